@@ -124,27 +124,27 @@ def laid_out(chart: Chart) -> Layout:
     x = Scale(chart.x, xs + [guide.value for guide in chart.guides if guide.axis == "x"], 0.0 if bars else 0.04)
     y = Scale(chart.y, ys + [guide.value for guide in chart.guides if guide.axis == "y"])
     plan = _Plan(x, y, chart.height)
-    found = Layout(
+    result = Layout(
         _ticks(x),
         [Tick(_rounded(chart.height * (1 - at)), words, False) for at, words in y.ticks()],
     )
     if chart.diagonal:
-        found.strokes.append(Stroke(plan.line(x.ends, x.ends), "line soft"))
+        result.strokes.append(Stroke(plan.line(x.ends, x.ends), "line soft"))
     for series in chart.series:
-        plan.draw(series, found)
+        plan.draw(series, result)
     for guide in chart.guides:
-        plan.guide(guide, found)
-    marks = [(point.x, point.y) for point in found.points]
+        plan.guide(guide, result)
+    marks = [(point.x, point.y) for point in result.points]
     lines = [(guide.axis, plan.at(guide)) for guide in chart.guides]
-    found.labels = labels_of(plan.named(chart.series), marks, found.guides, lines, chart.height)
-    return found
+    result.labels = labels_of(plan.named(chart.series), marks, result.guides, lines, chart.height)
+    return result
 
 
 def _ticks(x: Scale) -> list[Tick]:
     """Those below; of many letters every second is minor."""
-    found = x.ticks()
-    many = sum(len(words) for _, words in found) > _LETTERS
-    return [Tick(_rounded(WIDE * at), words, many and place % 2 == 1) for place, (at, words) in enumerate(found)]
+    result = x.ticks()
+    many = sum(len(words) for _, words in result) > _LETTERS
+    return [Tick(_rounded(WIDE * at), words, many and index % 2 == 1) for index, (at, words) in enumerate(result)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,30 +163,30 @@ class _Plan:
 
     def line(self, xs: Sequence[float], ys: Sequence[float]) -> str:
         """A path through points."""
-        places = [f"{self.across(x):g} {self.down(y):g}" for x, y in zip(xs, ys, strict=True)]
-        return f"M{'L'.join(places)}" if places else ""
+        indices = [f"{self.across(x):g} {self.down(y):g}" for x, y in zip(xs, ys, strict=True)]
+        return f"M{'L'.join(indices)}" if indices else ""
 
     def holds(self, x: float, y: float) -> bool:
         return self.x.axis.holds(x) and self.y.axis.holds(y)
 
     def draw(self, series: Series, into: Layout) -> None:
         """The strokes and the marks of one series."""
-        kept = [place for place, at in enumerate(zip(series.x, series.y, strict=True)) if self.holds(*at)]
+        kept = [index for index, at in enumerate(zip(series.x, series.y, strict=True)) if self.holds(*at)]
         into.lost += len(series.x) - len(kept)
-        xs, ys = [series.x[place] for place in kept], [series.y[place] for place in kept]
+        xs, ys = [series.x[index] for index in kept], [series.y[index] for index in kept]
         if series.mark == "bar":
             into.strokes.append(Stroke(self._bars(_edges(xs), ys), f"area {series.tone}"))
             return
         if series.low:
-            low, high = [series.low[place] for place in kept], [series.high[place] for place in kept]
+            low, high = [series.low[index] for index in kept], [series.high[index] for index in kept]
             into.strokes.append(self._intervals(series, xs, low, high))
         if series.line and len(kept) > 1:
             into.strokes.append(Stroke(self.line(xs, ys), f"line {series.line} {series.tone}"))
         if series.mark:
             classes = f"mark {series.mark} {series.tone}"
-            for place in kept:
-                at = self.across(series.x[place]), self.down(series.y[place])
-                into.points.append(Point(*at, MARKS[series.mark], classes, series.words[place]))
+            for index in kept:
+                at = self.across(series.x[index]), self.down(series.y[index])
+                into.points.append(Point(*at, MARKS[series.mark], classes, series.words[index]))
 
     def _intervals(self, series: Series, xs: Sequence[float], low: Sequence[float], high: Sequence[float]) -> Stroke:
         if series.band:

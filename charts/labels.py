@@ -29,7 +29,7 @@ def labels_of(
 ) -> list[Label]:
     """A label for each of ``named`` (x, y, words, tone) that has room right of it, left, above or below: beside
     ``marks``, the labels ``others`` and those before it, and ``lines`` across at a place of the axis "x" or "y"."""
-    found: list[Label] = []
+    results: list[Label] = []
     taken = [(x - _MARK, y - _MARK, x + _MARK, y + _MARK) for x, y in marks] + [_box(label) for label in others]
     taken += [(at - 1, 0.0, at + 1, height) if axis == "x" else (0.0, at - 1, 1000.0, at + 1) for axis, at in lines]
     for x, y, words, tone in named:
@@ -44,9 +44,9 @@ def labels_of(
             inside = box[0] >= 0 and box[2] <= 1000 and box[1] >= 0 and box[3] <= height
             if inside and not any(_overlap(box, other) for other in taken):
                 taken.append(box)
-                found.append(label)
+                results.append(label)
                 break
-    return found
+    return results
 
 
 def _box(label: Label) -> tuple[float, float, float, float]:

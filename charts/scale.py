@@ -67,8 +67,8 @@ class Scale:
         first, last = math.floor(self._low), math.ceil(self._high)
         step = math.ceil((self._high - self._low) / _TICKS)
         digits = (1, 2, 5) if self._high - self._low < _FEW else (1,)
-        found = [digit * 10.0**power for power in range(first, last + 1, step) for digit in digits]
-        return [value for value in found if self._low <= math.log10(value) <= self._high]
+        results = [digit * 10.0**power for power in range(first, last + 1, step) for digit in digits]
+        return [value for value in results if self._low <= math.log10(value) <= self._high]
 
     @staticmethod
     def _along(axis: Axis, value: float) -> float:
@@ -81,7 +81,7 @@ def _round_numbers(low: float, high: float) -> list[float]:
     power = 10.0 ** math.floor(math.log10(least))
     step = next(digit * power for digit in (1, 2, 5, 10) if digit * power >= least)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [place * step for place in range(first, last + 1)]
+    return [index * step for index in range(first, last + 1)]
 
 
 def _labels(values: Sequence[float]) -> list[str]:

@@ -161,7 +161,7 @@ def audit(
         print(f"assay: {kept.folder} is of {words}: nothing is taken from it", file=sys.stderr)
     shape = replace(Shape.of(loaded.model), context=context or CONTEXT)
     with _stoppable(kept), Stages() as stages:
-        found = examine(
+        result = examine(
             loaded.model,
             batches,
             metric,
@@ -177,47 +177,47 @@ def audit(
             exact=exact,
         )
         if seconds is not None:
-            pace = pace.confirmed(found)
+            pace = pace.confirmed(result)
             effort = pace.within(left := seconds - (time.monotonic() - began))
             if pace.left(effort) > left:
                 print(f"assay: the least takes {span(pace.left(effort))} from here on", file=sys.stderr)
-        found.calibrate(effort.count)
+        result.calibrate(effort.count)
         if assignments:
-            return _compare(found, [str(path) for path in compare or ()], assignments, out, decodes)
-        found.limit(menu)
+            return _compare(result, [str(path) for path in compare or ()], assignments, out, decodes)
+        result.limit(menu)
         limits = {"error": max_kl, "bytes": size, "time": None if max_time is None else max_time / 1e3}
         assumed = all(limit is None for limit in limits.values())
         if assumed:
-            limits["bytes"] = found.cost({}).bytes / 2
+            limits["bytes"] = result.cost({}).bytes / 2
         began = time.monotonic()
-        sites = {str(site): site for site in found.sites}
-        fixed = unexportable(found.model, sites, wanted, checkpoint, target or None)  # what none of these can hold
+        sites = {str(site): site for site in result.sites}
+        fixed = unexportable(result.model, sites, wanted, checkpoint, target or None)  # what none of these can hold
         time_of = "max_time" if decodes else "max_prefill"
-        chosen = found.recommend(limits["error"], limits["bytes"], fixed=fixed, **{time_of: limits["time"]})
+        chosen = result.recommend(limits["error"], limits["bytes"], fixed=fixed, **{time_of: limits["time"]})
         most = math.inf if max_kl is None else max_kl
-        simple = baselines(found, chosen, fixed=fixed, max_error=most, caches=decodes)
-        front = found.pareto(effort.points)
-        found.seconds["choosing"] = time.monotonic() - began
+        simple = baselines(result, chosen, fixed=fixed, max_error=most, caches=decodes)
+        front = result.pareto(effort.points)
+        result.seconds["choosing"] = time.monotonic() - began
         began = time.monotonic()
         stages("measuring the front", 0, 1)
-        for (*_, assignment), error in zip(front, found.measure_together([each[-1] for each in front]), strict=True):
+        for (*_, assignment), error in zip(front, result.measure_together([each[-1] for each in front]), strict=True):
             assignment.measured = error
         stages("measuring the front", 1, 1)
-        found.seconds["measuring"] += time.monotonic() - began
-        curve = over_positions(found, chosen, loaded, check or text, context)
+        result.seconds["measuring"] += time.monotonic() - began
+        curve = over_positions(result, chosen, loaded, check or text, context)
     if kept.reused:
         print(f"assay: {kept.reused} of the errors were measured before, in {kept.folder}", file=sys.stderr)
     stored = str(loaded.stored).removeprefix("torch.")
     about = {
-        "model": record.Model(loaded.name, loaded.kind, stored, sum(p.numel() for p in found.model.parameters())),
+        "model": record.Model(loaded.name, loaded.kind, stored, sum(p.numel() for p in result.model.parameters())),
         "data": _data(text, batches),
         "held_out": None if held_out is None else _data(check or text, held_out),
         "baselines": simple,
         "positions": curve,
         "settings": record.Settings(
-            metric=found.metric.name,
-            unit=found.metric.unit,
-            target=found.target,
+            metric=result.metric.name,
+            unit=result.metric.unit,
+            target=result.target,
             formats=names or [],
             context=shape.context,
             budgets=record.Budgets(**{name: limit for name, limit in limits.items() if limit is not None}),
@@ -228,12 +228,12 @@ def audit(
         "command": shlex.join(["assay", *sys.argv[1:]]),
     }
     try:
-        exported = exported_of(found, loaded, chosen, out / "export", wanted, checkpoint)
+        exported = exported_of(result, loaded, chosen, out / "export", wanted, checkpoint)
     except AssayError:  # what has been computed is told in any case
-        _report(found, chosen, front, about, exported_of(found, loaded, chosen, out / "export", [], False), out)
+        _report(result, chosen, front, about, exported_of(result, loaded, chosen, out / "export", [], False), out)
         raise
-    _report(found, chosen, front, about, exported, out)
-    short = lacking(exported, bound, size, lambda held: found.cost(held).bytes)
+    _report(result, chosen, front, about, exported, out)
+    short = lacking(exported, bound, size, lambda held: result.cost(held).bytes)
     return int(not chosen.met or bool(short) or bool(exported and exported.refused))
 
 
@@ -286,7 +286,7 @@ def _foreign(kept: Cache) -> bool:
 
 
 def _report(
-    found: Audit,
+    result: Audit,
     chosen: Assignment,
     front: Sequence[Any],
     about: Mapping[str, Any],
@@ -298,7 +298,7 @@ def _report(
     from assay.precision.report import content_of, page, summary
 
     parts = exported.parts if exported else ()
-    content = content_of(found, chosen, front, advise(found), parts, **about)
+    content = content_of(result, chosen, front, advise(result), parts, **about)
     paths = [
         write_text_atomically(out / "audit.json", json.dumps(content, indent=1, allow_nan=False) + "\n"),
         write_text_atomically(out / "report.html", page(content)),
@@ -310,17 +310,17 @@ def _report(
 
 
 def _compare(
-    found: Audit, names: Sequence[str], assignments: Sequence[Mapping[str, str]], out: Path, decodes: bool
+    result: Audit, names: Sequence[str], assignments: Sequence[Mapping[str, str]], out: Path, decodes: bool
 ) -> int:
     """Two assignments predicted and measured, and which is better; written to compare.json too."""
     from assay.precision.report.comparison import compared, in_lines
 
     for name, assignment in zip(names, assignments, strict=True):
         try:
-            found.checked(assignment)
+            result.checked(assignment)
         except AssayError as error:
             raise BadAssignment(f"{name}: {error}") from None
-    content = compared(found, names, assignments, decodes=decodes)
+    content = compared(result, names, assignments, decodes=decodes)
     path = write_text_atomically(out / "compare.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
     print(in_lines(content))
     print(f"  wrote       {path}")

@@ -69,12 +69,12 @@ class Pace:
             (each for each in efforts if self.left(each) <= seconds), key=lambda each: each.count, default=efforts[0]
         )
 
-    def confirmed(self, found: Audit) -> Pace:
+    def confirmed(self, result: Audit) -> Pace:
         """The pace as the first measurement shows it, where that is slower: what no cache had was run just now."""
         began = time.monotonic()
-        sequences = len(found.noise_floor.weights)
+        sequences = len(result.noise_floor.weights)
         each = (time.monotonic() - began) / sequences
-        choice, held_out = (each * count for count in (found.observed.sequences, sequences))
+        choice, held_out = (each * count for count in (result.observed.sequences, sequences))
         return replace(self, choice=max(self.choice, choice), held_out=max(self.held_out, held_out))
 
 

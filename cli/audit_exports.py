@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def exported_of(
-    found: Audit, loaded: Loaded, chosen: Mapping[str, str], folder: Path, formats: Sequence[str], checkpoint: bool
+    result: Audit, loaded: Loaded, chosen: Mapping[str, str], folder: Path, formats: Sequence[str], checkpoint: bool
 ) -> Exported | None:
     """Write what serving stacks load into a folder, instead of what an earlier audit exported there. What is read by
     something here is loaded again; where it gives another error than its simulation, that goes to standard error."""
@@ -26,22 +26,22 @@ def exported_of(
             print(f"assay: removed from {folder} what an earlier audit exported", file=sys.stderr)
         return None
     exported = export(
-        found.model,
+        result.model,
         chosen,
         folder,
         formats,
-        sites={str(site): site for site in found.sites},
-        fits=found.fits,
+        sites={str(site): site for site in result.sites},
+        fits=result.fits,
         source=loaded.path,
         dtype=loaded.stored,
-        target=found.target,
+        target=result.target,
         checkpoint=checkpoint,
         overwrite=True,
         partial=True,
     )
     parts = []
     for part in exported.parts:
-        again = reloaded(found, part)
+        again = reloaded(result, part)
         if again is not None and not again.agrees:
             print(f"assay: {part.format}: {again.words}", file=sys.stderr)
         parts.append(replace(part, loaded=again))

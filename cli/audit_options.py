@@ -156,12 +156,12 @@ def verified(folder: Path | None) -> None:
         return
     from assay.precision.export import verify_export
 
-    found = verify_export(folder)
-    for each in found:
+    result = verify_export(folder)
+    for each in result:
         print(each)
         for line in each.wrong:
             print(f"  {line}")
-    raise typer.Exit(int(any(each.wrong for each in found) or not any(each.reader for each in found)))
+    raise typer.Exit(int(any(each.wrong for each in result) or not any(each.reader for each in result)))
 
 
 def lacking(
@@ -176,30 +176,30 @@ def lacking(
 
     written = {part.format: part for part in exported.parts} if exported is not None else {}
     missing = [name for name in asked if name not in written]
-    found = [f"--export {name} wrote nothing: it can express nothing of this assignment" for name in missing]
+    results = [f"--export {name} wrote nothing: it can express nothing of this assignment" for name in missing]
     for name, part in written.items():
         size = bytes_of_held(part.held) if part.bytes is None else float(part.bytes)
         if most is not None and size > most:
-            found.append(f"{name}: weights of {format_bytes(size)} exceed --max-bytes of {format_bytes(most)}")
-    for line in found:
+            results.append(f"{name}: weights of {format_bytes(size)} exceed --max-bytes of {format_bytes(most)}")
+    for line in results:
         print(f"assay: {line}", file=sys.stderr)
-    return found
+    return results
 
 
 def bytes_of(flag: str, text: str) -> float | None:
     """``800MB``, ``3.2GB`` (10^9), ``1.5GiB`` (2^30), or a number of bytes."""
     if not text:
         return None
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
         raise UnknownOption(f"{flag} {text!r}; expected a number of bytes, or 800MB, 3.2GB, 1.5GiB")
-    number, power, prefix, binary = found.groups()
+    number, power, prefix, binary = match.groups()
     base = 1024 if binary else 1000
     return float(number) * 10 ** int(power or 0) * base ** _PREFIXES[prefix.lower()]
 
 
 def over_positions(
-    found: Audit, chosen: Mapping[str, str], loaded: Loaded, text: Path, context: int | None
+    result: Audit, chosen: Mapping[str, str], loaded: Loaded, text: Path, context: int | None
 ) -> Curve | None:
     """The error of what was chosen over positions, where a context is asked for; None, and a line why, where the model
     has no positions or the text is too short."""
@@ -209,7 +209,7 @@ def over_positions(
         return None
     try:
         rows = loaded.batches(text, sequence=context, sequences=_LONG, batch=1)
-        return found.positions(chosen, [row for row in rows if row["input_ids"].shape[1] == context])
+        return result.positions(chosen, [row for row in rows if row["input_ids"].shape[1] == context])
     except (BadText, NoData, WrongShape) as error:
         print(f"assay: no error over positions: {error}", file=sys.stderr)
         return None

@@ -164,20 +164,20 @@ def _chosen(
 
     if not targets:
         groups = ("assay", "cuda") if device.startswith("cuda") else ("torch", "torch-composed")
-        found = [
+        results = [
             replace(entry, dtypes=entry.survey_dtypes or entry.dtypes[:1])
             for entry in entries()
             if entry.group in groups and not entry.absence(device)
         ]
     else:
-        found = [entry for target in targets for entry in entries_of(target, spec)]
+        results = [entry for target in targets for entry in entries_of(target, spec)]
     return [
         replace(
             entry,
             dtypes=settings.dtypes(dtype or ()) or entry.dtypes,
             settings=settings.adapted(entry.settings, option, None, contract),
         )
-        for entry in found
+        for entry in results
     ]
 
 

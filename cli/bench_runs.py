@@ -77,16 +77,16 @@ def _judged(item: tuple[str, tuple[str, ...], dict[str, Any]], heartbeat: Heartb
     from assay.judge.procedure import judge
 
     problem, solutions, asked = item
-    found = []
+    results = []
     for solution in solutions:
         heartbeat(solution, _SILENT)
-        found.append(judge(problem, solution, timed="all", **asked))
-    return found
+        results.append(judge(problem, solution, timed="all", **asked))
+    return results
 
 
 def _in_processes(function: Callable[[Any, Heartbeat], Any], item: Any, count: int, preload: str) -> list[Any]:
     """What so many processes, one after another, give. Raises `BenchError`."""
-    found = []
+    results = []
     with ProgressBar("run", count, float(count)) as bar:
         for _ in range(count):
             with Pool(1, preload=preload, timeout=_SILENT) as pool:
@@ -95,6 +95,6 @@ def _in_processes(function: Callable[[Any, Heartbeat], Any], item: Any, count: i
                 print(answer.trace, file=sys.stderr)
             if isinstance(answer, Raised | Lost):
                 raise BenchError(f"bench: {answer.message}")
-            found.append(answer)
+            results.append(answer)
             bar.advance(1.0)
-    return found
+    return results

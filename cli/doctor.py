@@ -105,7 +105,7 @@ def _kernels() -> Iterator[Row]:
 
 def _faults_of_plain_interpreter() -> Iterator[Row]:
     """What the installed Triton's own interpreter gets wrong, tried in a process of its own."""
-    command = [sys.executable, "-W", "ignore", "-P", "-m", "assay.interpreter.checks"]
+    command = [sys.executable, "-W", "ignore", "-P", "-m", "assay.interpreter.self_test"]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
@@ -121,7 +121,7 @@ def _faults_of_plain_interpreter() -> Iterator[Row]:
 def _faithful_interpreter() -> str:
     """The interpreter's self-tests under `faithful`: what is wrong, or nothing."""
     from assay.interpreter import faithful
-    from assay.interpreter.checks import self_test
+    from assay.interpreter.self_test import self_test
 
     with faithful():
         return "; ".join(f"{claim}: {reason}" for claim, reason in self_test().items() if reason)
@@ -151,9 +151,9 @@ def _rounding_against_fractions() -> str:
 
     target = "float8_e4m3fn"
     values = sorted({value for value in all_values(target).tolist() if value >= 0})
-    for place, (low, high) in enumerate(pairwise(values)):
+    for index, (low, high) in enumerate(pairwise(values)):
         middle = (Fraction(low) + Fraction(high)) / 2
-        even = low if place % 2 == 0 else high
+        even = low if index % 2 == 0 else high
         for point, expected in (
             (float(middle), even),
             (float(middle) * (1 - 2**-40), low),

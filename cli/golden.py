@@ -21,9 +21,8 @@ from assay.golden.errors import CampaignError, StoreError
 from assay.runtime.engines import engine_named, part_of
 
 if TYPE_CHECKING:
-    from assay.golden.jobs.build import Part
+    from assay.golden.jobs.build import Outcome, Part
     from assay.golden.jobs.campaign import Campaign
-    from assay.golden.jobs.tasks import Outcome
     from assay.golden.store import Store
 
 app = typer.Typer(
@@ -62,24 +61,24 @@ def build(
         raise StoreError(
             "--store memory://: each worker has a memory of its own; expected a path, s3://bucket/folder, ..."
         )
-    with engine_named(engine, workers, preload="assay.golden.jobs.tasks", timeout=timeout) as running:
+    with engine_named(engine, workers, preload="assay.golden.jobs.build", timeout=timeout) as running:
+        from assay.golden.jobs.build import PRESENT, Job
         from assay.golden.jobs.build import build as make
-        from assay.golden.jobs.tasks import PRESENT, Job
 
-        found = _campaign(campaign)
-        chosen = _part(part, found)
-        job = Job(found.name, found.text, _address(store), tuple(ops or ()), recheck=recheck)
-        places, counts = chosen.places(found), Counter[str]()
-        with ProgressBar("golden", len(places), found.whole_effort(places), rate=True) as bar:
+        result = _campaign(campaign)
+        chosen = _part(part, result)
+        job = Job(result.name, result.text, _address(store), tuple(ops or ()), recheck=recheck)
+        numbers, counts = chosen.task_numbers(result), Counter[str]()
+        with ProgressBar("golden", len(numbers), result.total_milliseconds(numbers), rate=True) as bar:
 
             def watch(outcome: Outcome) -> None:
                 counts[outcome.status] += 1
-                (bar.skip if outcome.status == PRESENT else bar.advance)(found.effort(outcome.place))
+                (bar.skip if outcome.status == PRESENT else bar.advance)(result.milliseconds(outcome.task))
 
             try:
-                report = make(found, job, running, part=chosen, retries=retries, watch=watch)
+                report = make(result, job, running, part=chosen, retries=retries, watch=watch)
             except KeyboardInterrupt:
-                done = f"{counts.total()} of {len(places)} tasks of {found.name} are done"
+                done = f"{counts.total()} of {len(numbers)} tasks of {result.name} are done"
                 print(f"assay: interrupted; {done}; the same command goes on from there", file=sys.stderr)
                 return 130
     for failure in report.failures[:_LISTED]:
@@ -87,7 +86,7 @@ def build(
         print(f"assay: task {failure.task} ({failure.recipe}) failed {tries}: {failure.message}", file=sys.stderr)
     _more(report.failures)
     print(
-        f"{found.name}: {report.made} records made, {report.present} were there, {len(report.failures)} failed; "
+        f"{result.name}: {report.made} records made, {report.present} were there, {len(report.failures)} failed; "
         f"{report.seconds:.1f} s, {report.made / max(report.seconds, 1e-3):.3g} made a second; {store}"
     )
     return int(bool(report.failures))
@@ -111,15 +110,15 @@ def check(
     keys = opened.keys()
     count = sum(1 for _ in keys) if sys.stderr.isatty() else 0
     with ProgressBar("read", count, float(count), rate=True) as bar:
-        found = examine(opened, sample=sample, digits=digits, watch=lambda done: bar.advance(1.0))
-    for problem in found.problems[:_LISTED]:
+        result = examine(opened, sample=sample, digits=digits, watch=lambda done: bar.advance(1.0))
+    for problem in result.problems[:_LISTED]:
         print(f"FAIL  {problem}")
-    _more(found.problems)
-    notes = [f"{found.derived} derived again by mpmath ({found.elements} elements)"]
-    notes += [f"{found.too_large} of the sample too large to be"] if found.too_large else []
-    notes += [f"{found.outdated} of earlier definitions or inputs"] if found.outdated else []
-    print(f"{found.records} records read, {', '.join(notes)}; {len(found.problems) or 'no'} problems; {opened.url}")
-    return int(bool(found.problems))
+    _more(result.problems)
+    notes = [f"{result.derived} derived again by mpmath ({result.elements} elements)"]
+    notes += [f"{result.too_large} of the sample too large to be"] if result.too_large else []
+    notes += [f"{result.outdated} of earlier definitions or inputs"] if result.outdated else []
+    print(f"{result.records} records read, {', '.join(notes)}; {len(result.problems) or 'no'} problems; {opened.url}")
+    return int(bool(result.problems))
 
 
 @app.command()
@@ -215,8 +214,12 @@ def _address(url: str) -> str:
 
 def _whole_key(store: Store, prefix: str) -> str:
     keys = store.keys()
-    found = [key for key in keys if key.startswith(prefix.lower())]
-    if len(found) != 1:
-        what = f"{len(found)} records, {found[0][:16]}... and {found[1][:16]}... among them" if found else "no record"
+    results = [key for key in keys if key.startswith(prefix.lower())]
+    if len(results) != 1:
+        what = (
+            f"{len(results)} records, {results[0][:16]}... and {results[1][:16]}... among them"
+            if results
+            else "no record"
+        )
         raise StoreError(f"key {prefix!r}: {what}; expected what one record's key begins with")
-    return found[0]
+    return results[0]

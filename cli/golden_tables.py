@@ -67,7 +67,7 @@ def _manifest(store: Store, name: str) -> str:
     except (DamagedRecord, CampaignError) as error:
         return f"campaign {name}: {error}"
     state = f"built, {len(plan.failed)} failed" if plan.finished else "not finished"
-    return f"campaign {name}: {len(plan.part.places(plan.campaign))} tasks, {state}"
+    return f"campaign {name}: {len(plan.part.task_numbers(plan.campaign))} tasks, {state}"
 
 
 def _row(record: Record) -> tuple[str, ...]:

@@ -102,8 +102,8 @@ def inspect(
         _write(out, every, device)
     if said:
         return max(report_error(message) for message in said)
-    found = [finding for one in every for _, finding in one.findings(device)]
-    return int(any(finding.fatal or strict for finding in found) or any(one.problem for one in every))
+    results = [finding for one in every for _, finding in one.findings(device)]
+    return int(any(finding.fatal or strict for finding in results) or any(one.problem for one in every))
 
 
 @contextlib.contextmanager
@@ -123,12 +123,12 @@ def _answers(jobs: Sequence[Job], pool: Pool) -> list[Any]:
 
     shares = max(worker_count() // len(jobs), 1)
     split = [replace(job, share=share, shares=shares) for job in jobs for share in range(shares)]
-    found: list[Any] = [None] * len(split)
+    results: list[Any] = [None] * len(split)
     with ProgressBar("inspected", len(split), float(len(split))) as bar:
-        for place, answer in pool.run(inspect_job, split):
-            found[place] = answer
+        for index, answer in pool.run(inspect_job, split):
+            results[index] = answer
             bar.advance(1.0)
-    parts = [found[place : place + shares] for place in range(0, len(split), shares)]
+    parts = [results[index : index + shares] for index in range(0, len(split), shares)]
     return [
         next((part for part in of_one if isinstance(part, (Raised, Lost))), None) or merged(of_one) for of_one in parts
     ]
@@ -179,7 +179,7 @@ def _entries(targets: Sequence[str], op: str) -> list[Entry]:
         if op:
             raise SettingError(f"--spec {op}: of what? e.g. assay inspect my.kernels:{op} --spec {op}")
         return [entry for entry in entries() if entry.group == _BUNDLED]
-    found: list[Entry] = []
+    results: list[Entry] = []
     known = [*entries(), *entries("others")]
     for target in targets:
         named = [entry for entry in known if entry.name == target] or [
@@ -187,9 +187,9 @@ def _entries(targets: Sequence[str], op: str) -> list[Entry]:
         ]
         if ":" in target or target.endswith(".toml") or not named:
             named = entries_of(target, op)
-        found += named
+        results += named
     once: dict[str, Entry] = {}
-    for entry in found:
+    for entry in results:
         if not replace(entry, devices=()).absence("cuda"):  # where it may run is a matter of its numbers
             once.setdefault(f"{entry.target} {entry.dtypes} {entry.settings.options}", entry)
     return list(once.values())

@@ -74,9 +74,9 @@ def _campaign(target: str, op: str) -> Settings:
         if not op:
             raise SettingError("power: expected --spec NAME, or a kernel of `assay survey`")
         return Settings(op, **spec(op).default_settings)
-    found = entries_of(target, op)
-    if len(found) > 1:
-        names = ", ".join(entry.name for entry in found[:4])
-        raise TargetError(f"target {target!r} names {len(found)} kernels ({names}, ...); expected one")
-    (entry,) = found
+    result = entries_of(target, op)
+    if len(result) > 1:
+        names = ", ".join(entry.name for entry in result[:4])
+        raise TargetError(f"target {target!r} names {len(result)} kernels ({names}, ...); expected one")
+    (entry,) = result
     return replace(entry.settings, dtype=entry.dtypes[0])

@@ -54,10 +54,10 @@ def examined(jobs: Sequence[Job], rows: Iterable[tuple[int, Row]], show: Callabl
     """Hand every row to ``show(place, row)`` under a bar; how many there were until the end, or an interruption."""
     done = 0
     with ProgressBar("examined", len(jobs), sum(job.cost for job in jobs)) as bar, suppress(KeyboardInterrupt):
-        for place, row in rows:
-            show(place, row)
+        for index, row in rows:
+            show(index, row)
             done += 1
-            bar.advance(jobs[place].cost)
+            bar.advance(jobs[index].cost)
     return done
 
 

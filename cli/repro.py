@@ -83,7 +83,7 @@ def repeat(item: tuple[str, str], heartbeat: Heartbeat) -> Verdict:
     )
 
 
-def _verdict(line: str, target: str, failure: Failure | None = None, **found: Any) -> Verdict:
+def _verdict(line: str, target: str, failure: Failure | None = None, **result: Any) -> Verdict:
     from assay.verify.examination.repro import parse_line, repro_line
     from assay.verify.findings import broken_by
     from assay.verify.verdict import Verdict
@@ -98,5 +98,5 @@ def _verdict(line: str, target: str, failure: Failure | None = None, **found: An
         contract=str(settings.contract),
         cases=1,
         aspects=broken_by(failure, again) if failure is not None else {},
-        **found,
+        **result,
     )

@@ -118,11 +118,11 @@ def dtypes(texts: Sequence[str]) -> tuple[Any, ...]:
 
 def options(definition: Spec, texts: Sequence[str]) -> dict[str, list[Any]]:
     """``causal=none,bottom_right``: an option and the values to vary over; tuples stand in parentheses."""
-    found: dict[str, list[Any]] = {}
+    results: dict[str, list[Any]] = {}
     for text in texts:
         name, values = _split("--option", text, "name=value,value")
-        found[name] = [_option_value(definition, name, value) for value in _parts(values)]
-    return found
+        results[name] = [_option_value(definition, name, value) for value in _parts(values)]
+    return results
 
 
 def _option_value(definition: Spec, name: str, text: str) -> Any:
@@ -140,18 +140,18 @@ def shapes(texts: Sequence[str]) -> dict[str, Sequence[int] | str]:
 
     ``Sk=Sq``: as large as another.
     """
-    found: dict[str, Sequence[int] | str] = {}
+    results: dict[str, Sequence[int] | str] = {}
     for text in texts:
         symbol, sizes = _split("--shape", text, "D=64,128, D=1:300 or Sk=Sq")
         if sizes.isidentifier():
-            found[symbol] = sizes
+            results[symbol] = sizes
             continue
         try:
             numbers = [int(part) for part in sizes.split(":" if ":" in sizes else ",")]
-            found[symbol] = range(*numbers) if ":" in sizes else numbers
+            results[symbol] = range(*numbers) if ":" in sizes else numbers
         except (TypeError, ValueError):
             raise SettingError(f"--shape {text!r}; expected D=64,128, D=1:300 or Sk=Sq") from None
-    return found
+    return results
 
 
 def tensor_layouts(texts: Sequence[str] | None) -> dict[str, str]:

@@ -76,20 +76,20 @@ def survey(
         names = [name_of(job) for job in jobs]  # of the sources as they are now
         before = {} if anew else known(out / _KEPT, jobs)
         report_known(before, jobs, out / _KEPT)
-        rows = [before.get(place) or not_run(job, "not yet") for place, job in enumerate(jobs)]
+        rows = [before.get(index) or not_run(job, "not yet") for index, job in enumerate(jobs)]
         number, of = part_of(part, len(jobs))
-        left = [place for place in range(number - 1, len(jobs), of) if place not in before]
+        left = [index for index in range(number - 1, len(jobs), of) if index not in before]
         until = float("inf") if seconds is None else started + seconds
         _write(out, rows, asked, 0.0)  # where that can't be done, nobody waits to learn it
 
         def show(position: int, row: Row) -> None:
-            place = left[position]
-            rows[place] = row
+            index = left[position]
+            rows[index] = row
             if row.verdict is not None:
-                keep(out / _KEPT, jobs[place], row.verdict, names[place])
+                keep(out / _KEPT, jobs[index], row.verdict, names[index])
             _write(out, rows, asked, time.monotonic() - started)
 
-        todo = [jobs[place] for place in left]
+        todo = [jobs[index] for index in left]
         interrupted = examined(todo, run(todo, workers, until=until), show) < len(todo)
     taken = time.monotonic() - started
     page, data = _write(out, rows, asked, taken)
@@ -134,8 +134,8 @@ def _write(out: Path, rows: Sequence[Row], asked: dict[str, Any], taken: float) 
         "machine": _machine(asked["device"]),
         "made": datetime.now().astimezone().isoformat(" ", timespec="minutes"),
     }
-    found = {"seconds": round(taken, 1), "counts": tally(rows), "rows": [row.as_dict() for row in rows]}
-    content = shown | asked | found
+    results = {"seconds": round(taken, 1), "counts": tally(rows), "rows": [row.as_dict() for row in rows]}
+    content = shown | asked | results
     fuzzed = "" if asked["examples"] is None else f", {asked['examples']} fuzzed"
     shown |= {"effort": f"{asked['effort']}{fuzzed}, seed {asked['seed']}", "took": f"{taken:.0f} s"}
     page = write_text_atomically(out / "index.html", survey_page(rows, shown))

@@ -126,22 +126,22 @@ def verify(
         names = [name_of(job) for job in jobs] if out is not None else []  # of the sources as they are now
         rows = known(out, jobs) if out is not None else {}
         report_known(rows, jobs, out)
-        left = [place for place in range(len(jobs)) if place not in rows]
+        left = [index for index in range(len(jobs)) if index not in rows]
         count = min(at_once or worker_count(), len(left))
         if isinstance(running, Pool):
             running.resize(count)
         if count > 1 or not isinstance(running, Pool):
             jobs = [replace(job, threads=1) for job in jobs]
-        asked = [jobs[place] for place in left]
+        asked = [jobs[index] for index in left]
 
         def show(position: int, row: Row) -> None:
-            place = left[position]
-            rows[place] = row
+            index = left[position]
+            rows[index] = row
             if out is not None and row.verdict is not None:
-                print(f"assay: wrote {keep(out, jobs[place], row.verdict, names[place])}", file=sys.stderr)
+                print(f"assay: wrote {keep(out, jobs[index], row.verdict, names[index])}", file=sys.stderr)
 
         interrupted = examined(asked, run(asked, running), show) < len(asked)  # what is known is told
-    ordered = [rows[place] for place in sorted(rows)]
+    ordered = [rows[index] for index in sorted(rows)]
     status = _report(ordered, as_json, named=bool(targets)) if ordered or not interrupted else 130
     if summary is not None:
         _summarize(summary, ordered)
@@ -222,21 +222,21 @@ def entries_of(target: str, op: str) -> list[Entry]:
                 f"verify: {target} needs --spec, the op that it computes; of {len(specs())} ops e.g. {near}"
             )
         return listed or [Entry(target, target, Settings(spec(op, target).qualified_name))]
-    found = [entry for entry in table if entry.name == target] or [
+    result = [entry for entry in table if entry.name == target] or [
         entry for entry in table if target.lower() in entry.name.lower()
     ]
-    if is_module(target) and target not in (entry.name for entry in found):
-        beside = f"; or a longer part of a name of the survey, e.g. {found[0].name!r}" if found else ""
+    if is_module(target) and target not in (entry.name for entry in result):
+        beside = f"; or a longer part of a name of the survey, e.g. {result[0].name!r}" if result else ""
         raise TargetError(
             f"target {target!r} is a module; which function of it? expected {target}:function --spec NAME{beside}"
         )
-    if not found:
+    if not result:
         close = difflib.get_close_matches(target, [entry.name.rpartition(".")[2] for entry in table], n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise TargetError(f"target {target!r}; expected package.module:function, or a kernel of `assay survey`{hint}")
     if op:
-        raise SettingError(f"--spec {op}: the survey's table says what {found[0].name} implements; leave --spec out")
-    return found
+        raise SettingError(f"--spec {op}: the survey's table says what {result[0].name} implements; leave --spec out")
+    return result
 
 
 def _report(rows: Sequence[Row], as_json: bool, *, named: bool) -> int:

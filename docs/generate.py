@@ -147,14 +147,14 @@ _WRITTEN_IN = {"assay": "Triton", "pallas": "Pallas", "cuda": "CUDA C++"}
 
 def _compiled() -> dict[str, list[str]]:
     """Of each kernel what docs/inspect.md says of its launches: registers, spills where there are any, products."""
-    found: dict[str, list[str]] = {}
+    results: dict[str, list[str]] = {}
     for line in PAGE.with_name("inspect.md").read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("| ") and len(cells) > 8 and cells[0] not in ("kernel", "---"):
             name, _, launched, _, registers, spilled, _, _, products, copies, *_ = cells
             parts = [f"{registers} registers", "" if spilled == "0" else f"{spilled} bytes spilled", products, copies]
-            found.setdefault(name, []).append(f"`{launched}`: {', '.join(filter(None, parts))}")
-    return found
+            results.setdefault(name, []).append(f"`{launched}`: {', '.join(filter(None, parts))}")
+    return results
 
 
 PARTS: dict[str, Callable[[], str]] = {

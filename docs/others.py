@@ -1,8 +1,8 @@
-"""Writes docs/others.md, what was found of other people's kernels, from docs/others.json and configs/others.toml.
+"""Write docs/results/others.md, the findings in other people's kernels.
 
-``assay survey --table others``, then ``python -P docs/others.py report/survey.json``: takes the verdicts of that report
-over into docs/others.json (those of kernels that weren't there stay as they were), and writes the page. Without a file
-it writes the page alone.
+``assay survey --table others``, then ``python -P docs/others.py report/survey.json``: copies the verdicts of that
+report into docs/results/others.json (rows of kernels that were not installed stay as they were), and writes the page.
+Without a file it writes the page alone.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from assay.verify.campaign.table import Entry, entries
 from assay.verify.findings import OUTCOMES
 from assay.verify.named_contracts import fields_of_base
 
-DATA = Path(__file__).with_suffix(".json")
-PAGE = Path(__file__).with_suffix(".md")
+DATA = Path(__file__).parent / "results" / "others.json"
+PAGE = Path(__file__).parent / "results" / "others.md"
 _EXAMINED = (*OUTCOMES, "ERROR")
 _KEPT = ("PASS", "WARN")
 _HEAD = """# Other people's kernels
@@ -44,11 +44,11 @@ This page is made by `python -P docs/others.py`.
 
 def taken_over(report: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
     """The data with the verdicts of a report: by kernel, and by dtype."""
-    found: dict[str, Any] = {name: dict(rows) for name, rows in known.items()}
+    results: dict[str, Any] = {name: dict(rows) for name, rows in known.items()}
     for row in report["rows"]:
         if row["outcome"] in _EXAMINED:
-            found.setdefault(row["name"], {})[row["dtype"]] = _compact(row, report["made"])
-    return found
+            results.setdefault(row["name"], {})[row["dtype"]] = _compact(row, report["made"])
+    return results
 
 
 def page(data: Mapping[str, Any], table: Sequence[Entry]) -> str:
@@ -93,8 +93,8 @@ def _of(entry: Entry, data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _compact(row: Mapping[str, Any], made: str) -> dict[str, Any]:
     verdict = row["verdict"] or {"aspects": {}, "worst": None, "cases": 0}
-    broken = {name: found for name, found in verdict["aspects"].items() if found["status"] == "broken"}
-    said = [found["explanations"][0]["description"] for found in broken.values() if found["explanations"]]
+    broken = {name: result for name, result in verdict["aspects"].items() if result["status"] == "broken"}
+    said = [result["explanations"][0]["description"] for result in broken.values() if result["explanations"]]
     return {
         "version": row["version"],
         "date": made[:10],
@@ -117,10 +117,12 @@ def _counted(group: str, rows: Iterable[tuple[Entry, str, Mapping[str, Any]]], t
 
 
 def _kept(rows: Iterable[tuple[Entry, str, Mapping[str, Any]]]) -> list[str]:
-    found: dict[str, tuple[Entry, list[str]]] = {}
+    results: dict[str, tuple[Entry, list[str]]] = {}
     for entry, dtype, row in rows:
         if row["outcome"] in _KEPT:
-            found.setdefault(entry.name, (entry, []))[1].append(dtype + (" (WARN)" if row["outcome"] == "WARN" else ""))
+            results.setdefault(entry.name, (entry, []))[1].append(
+                dtype + (" (WARN)" if row["outcome"] == "WARN" else "")
+            )
     return [
         " | ".join(
             (
@@ -131,7 +133,7 @@ def _kept(rows: Iterable[tuple[Entry, str, Mapping[str, Any]]]) -> list[str]:
                 f"{_cell(entry.promised)} |",
             )
         )
-        for name, (entry, dtypes) in found.items()
+        for name, (entry, dtypes) in results.items()
     ]
 
 

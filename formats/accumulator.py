@@ -28,6 +28,8 @@ class Accumulator:
     moved into ``format`` every so many terms. With ``ranks``, that many sums in float32, each of a part of the terms,
     are rounded to ``format`` and added in it, as an all-reduce of partial sums does. ``inputs`` are the formats that
     the unit takes (any where left out); ``operands`` is the one that it cuts those of more bits to, toward zero.
+    In the alignment a zero has the exponent ``zero`` (float32 output), and with ``group`` so many products are added
+    exactly first, at the exponent of their scales.
     """
 
     format: Format
@@ -38,6 +40,8 @@ class Accumulator:
     ranks: int = 0
     inputs: tuple[str, ...] = ()
     operands: str = ""
+    zero: int = -126
+    group: int = 0
 
     @property
     def cut(self) -> float:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from assay.golden.evaluation import evaluate
     from assay.golden.evaluation.choices import admissible
     from assay.golden.evaluation.golden import Golden
-    from assay.golden.lowering.own import define_torch
+    from assay.golden.lowering.spec import define_torch
     from assay.golden.options import Option, choice, flag, number
     from assay.golden.registry import Fault, Reduction, Spec, define, spec, specs
 

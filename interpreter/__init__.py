@@ -5,9 +5,9 @@ gives, and a `SanitizerError` at the first access that isn't right. Called by us
 by `assay.verify.harness`; usable alone.
 """
 
-from assay.interpreter.emission import NVIDIA, Emission
-from assay.interpreter.faults import NotInterpreted, SanitizerError
-from assay.interpreter.pretence import pretend_cuda, pretended, put_on_device, suspended
+from assay.interpreter.errors import NotInterpreted, SanitizerError
+from assay.interpreter.fake_cuda.world import pretend_cuda, pretended, put_on_device, suspended
+from assay.interpreter.numerics.emission import NVIDIA, Emission
 from assay.interpreter.replacing import lasting
 from assay.interpreter.session import (
     KNOWN_VERSIONS,

@@ -1,8 +1,8 @@
 """The operations of Triton's interpreter with the numbers that a GPU gives.
 
 Triton's `InterpreterBuilder` evaluates each operation of a kernel on NumPy arrays. `FaithfulBuilder` replaces those
-whose numbers are wrong there: conversions, arithmetic and comparison of bfloat16 and 8-bit floats (which are kept as
-bit patterns), dots, elementary functions, and minimum and maximum of NaN.
+with wrong numbers (Triton 3.6 to 3.9): conversions, arithmetic and comparison of bfloat16 and 8-bit floats (stored as
+bit patterns), dots, elementary functions, minimum and maximum of NaN, atomics of 16-bit floats.
 """
 
 from __future__ import annotations
@@ -20,17 +20,29 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDAOptions, min_dot_size
 from triton.runtime import interpreter as plain
 
-from assay.interpreter import functions, products
-from assay.interpreter.arithmetic import Arithmetic
-from assay.interpreter.atomics import as_bits, read_modify_write
-from assay.interpreter.cached_constructors import np_dtype
-from assay.interpreter.devices import Device
-from assay.interpreter.emission import Emission
-from assay.interpreter.handles import TensorHandle, handle_of, numbers
-from assay.interpreter.inline_asm import run_inline
-from assay.interpreter.sanitizer import Launch, Sanitizer
-from assay.interpreter.small_floats import NARROW, encode
+from assay.formats.devices import TensorCores
+from assay.interpreter.numerics import dots
+from assay.interpreter.numerics.emission import (
+    DIGITS,
+    ROUNDED,
+    Emission,
+    coarsened,
+    factors_of,
+    flushed,
+    reshaped,
+)
+from assay.interpreter.numerics.floats import NARROW, encode, erf, fma, rsqrt, to_float, to_integer
+from assay.interpreter.numerics.libdevice import libdevice
+from assay.interpreter.numerics.ptx_floats import run_inline
+from assay.interpreter.operators import TensorHandle, handle_of, np_dtype, numbers
+from assay.interpreter.sanitizer import MEMORY, Launch, Sanitizer
 
+TARGET = GPUTarget("cuda", 90, 32)
+"""The device whose numbers these are."""
+
+_COMPARISONS = (np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal)
+_EXACT = (np.negative, np.abs, np.floor, np.ceil)
+_LOG2_E = np.float32(1.4426950408889634)
 _REDUCTIONS = {
     "ADD": np.add,
     "MIN": np.fmin,
@@ -39,8 +51,123 @@ _REDUCTIONS = {
     "OR": np.bitwise_or,
     "XOR": np.bitwise_xor,
 }
-TARGET = GPUTarget("cuda", 90, 32)
-"""The device whose numbers these are."""
+
+
+class Arithmetic(plain.InterpreterBuilder):  # type: ignore[misc]
+    """`InterpreterBuilder` whose elementwise operations are rounded once, or as ``emission`` says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emission = ROUNDED
+
+    def binary_op(self, lhs: Any, rhs: Any, op: Callable[..., Any]) -> Any:
+        dtype = lhs.dtype.scalar
+        if op in _COMPARISONS:
+            return TensorHandle(op(numbers(lhs), numbers(rhs)), tl.int1)
+        if dtype.name in NARROW:  # in float64: the one rounding is that of the result
+            values = op(numbers(lhs).astype(np.float64), numbers(rhs).astype(np.float64))
+            return handle_of(values, dtype)
+        if lhs.data.dtype == np.bool_ and rhs.data.dtype == np.bool_:
+            return TensorHandle((op(lhs.data.astype(np.int8), rhs.data.astype(np.int8)) & 1).astype(np.bool_), dtype)
+        values = op(lhs.data, rhs.data)
+        stored = np_dtype(dtype)
+        return TensorHandle(values if values.dtype == stored else values.astype(stored), dtype)
+
+    def unary_op(self, arg: Any, op: Callable[..., Any]) -> Any:
+        dtype = arg.dtype.scalar
+        if op in _EXACT and dtype.name not in NARROW:
+            return TensorHandle(op(arg.data), dtype)
+        return handle_of(op(numbers(arg).astype(np.float64)), dtype)
+
+    def create_fmul(self, lhs: Any, rhs: Any) -> Any:
+        product = self.binary_op(lhs, rhs, np.multiply)
+        if self.emission.contraction:
+            product.attr["factors"] = lhs, rhs
+        return product
+
+    def create_fadd(self, lhs: Any, rhs: Any) -> Any:
+        if factors := factors_of(lhs):
+            return self.create_fma(*factors, rhs)
+        if factors := factors_of(rhs):
+            return self.create_fma(*factors, lhs)
+        return self.binary_op(lhs, rhs, np.add)
+
+    def create_fsub(self, lhs: Any, rhs: Any) -> Any:
+        if factors := factors_of(lhs):
+            return self.create_fma(*factors, self.create_fneg(rhs))
+        if factors := factors_of(rhs):
+            return self.create_fma(self.create_fneg(factors[0]), factors[1], lhs)
+        return self.binary_op(lhs, rhs, np.subtract)
+
+    def create_fneg(self, arg: Any) -> Any:
+        result = self.unary_op(arg, np.negative)
+        if factors := factors_of(arg):
+            result.attr["factors"] = self.create_fneg(factors[0]), factors[1]
+        return result
+
+    def _reshape(self, arg: Any, *rest: Any, name: str) -> Any:
+        """Triton's operation ``name``, which changes a block's shape; a product stays contractible."""
+        reshape = getattr(super(), name)
+        return reshaped(reshape(arg, *rest), arg, lambda factor: reshape(factor, *rest))
+
+    create_expand_dims = partialmethod(_reshape, name="create_expand_dims")
+    create_broadcast = partialmethod(_reshape, name="create_broadcast")
+    create_reshape = partialmethod(_reshape, name="create_reshape")
+    create_trans = partialmethod(_reshape, name="create_trans")
+
+    create_minnumf = partialmethod(binary_op, op=np.fmin)
+    create_maxnumf = partialmethod(binary_op, op=np.fmax)
+
+    def create_clampf(self, arg: Any, low: Any, high: Any, propagate_nans: Any) -> Any:
+        propagate = propagate_nans == ir.PROPAGATE_NAN.ALL
+        larger, smaller = (np.maximum, np.minimum) if propagate else (np.fmax, np.fmin)
+        return self.binary_op(self.binary_op(arg, low, larger), high, smaller)
+
+    def create_fma(self, x: Any, y: Any, z: Any) -> Any:
+        return handle_of(fma(numbers(x), numbers(y), numbers(z)), z.dtype)
+
+    def create_fdiv(self, lhs: Any, rhs: Any) -> Any:
+        """div.full of float32; `tl.div_rn` is correctly rounded."""
+        if not self.emission.approximate or lhs.dtype.scalar != tl.float32:
+            return self.binary_op(lhs, rhs, np.divide)
+        return handle_of(coarsened(lhs.data.astype(np.float64) / rhs.data, "div"), tl.float32)
+
+    def create_exp(self, arg: Any) -> Any:
+        """ex2.approx of the rounded product with log2 e; float64 calls libdevice."""
+        if not self.emission.approximate or arg.dtype.scalar != tl.float32:
+            return self.unary_op(arg, np.exp)
+        return handle_of(coarsened(np.exp2((arg.data * _LOG2_E).astype(np.float64)), "exp2"), tl.float32)
+
+    def _function(self, arg: Any, name: str, op: Callable[..., Any], *, flush: bool = True) -> Any:
+        return self.unary_op(arg, op if arg.dtype.scalar != tl.float32 else partial(self._emitted, name, op, flush))
+
+    def _emitted(self, name: str, op: Callable[..., Any], flush: bool, *operands: Any) -> Any:
+        """Evaluate a float32 function as the compiler emits it."""
+        if flush := flush and self.emission.flush:
+            operands = tuple(flushed(values) if values.dtype.kind == "f" else values for values in operands)
+        result = op(*operands)
+        if self.emission.approximate and name in DIGITS:
+            result = coarsened(result, name)
+        return flushed(result) if flush else result
+
+    create_exp2 = partialmethod(_function, name="exp2", op=np.exp2)
+    create_log = partialmethod(_function, name="log", op=np.log, flush=False)
+    create_log2 = partialmethod(_function, name="log2", op=np.log2, flush=False)
+    create_sqrt = partialmethod(_function, name="sqrt", op=np.sqrt)
+    create_rsqrt = partialmethod(_function, name="rsqrt", op=rsqrt)
+    create_sin = partialmethod(_function, name="sin", op=np.sin)
+    create_cos = partialmethod(_function, name="cos", op=np.cos)
+    create_erf = partialmethod(_function, name="erf", op=erf)
+
+    def create_extern_elementwise(
+        self, lib_name: str, lib_path: str, symbol: str, arguments: list[Any], ret_type: Any, is_pure: bool
+    ) -> Any:
+        values = np.broadcast_arrays(*map(numbers, arguments))
+        op, name = libdevice(symbol), symbol.removeprefix("__nv_").removeprefix("fast_").removesuffix("f")
+        if ret_type.scalar == tl.float32 and name in DIGITS:
+            widened = [value.astype(np.float64) if value.dtype.kind == "f" else value for value in values]
+            return handle_of(self._emitted(name, op, not name.startswith("log"), *widened), ret_type)
+        return handle_of(np.asarray(op(*values)), ret_type)
 
 
 class FaithfulBuilder(Arithmetic):
@@ -50,21 +177,20 @@ class FaithfulBuilder(Arithmetic):
         super().__init__()
         self.options: Any = replace(
             plain.InterpreterOptions(),
-            sanitize_overflow=False,  # a launch checks for it in debug mode only
+            sanitize_overflow=False,  # compiled kernels check for overflow in debug mode only
             supported_fp8_dtypes=NARROW,
             allowed_dot_input_precisions=CUDAOptions.allowed_dot_input_precisions,
         )
         self.codegen_fns["min_dot_size"] = min_dot_size(TARGET)
-        self.device: Device | None = None
-        self.warps = 4  # of the kernel that runs
+        self.device: TensorCores | None = None
+        self.warps = 4  # of the running kernel
         self.sanitizer: Sanitizer | None = None
 
     @contextlib.contextmanager
     def settings(
-        self, device: Device | None, sanitizer: Sanitizer | None, emission: Emission | None = None
+        self, device: TensorCores | None, sanitizer: Sanitizer | None, emission: Emission | None = None
     ) -> Iterator[None]:
-        """Inside it, dots are formed as by the tensor cores of ``device``, accesses checked, and arithmetic is what the
-        compiler makes of it; None: as before."""
+        """Set the device of emulated tensor cores, the sanitizer and the emission inside; None changes nothing."""
         before = self.device, self.options, self.sanitizer, self.emission
         self.emission = emission or self.emission
         if device is not None:
@@ -75,8 +201,6 @@ class FaithfulBuilder(Arithmetic):
             yield
         finally:
             self.device, self.options, self.sanitizer, self.emission = before
-
-    # conversions
 
     def create_fp_to_fp(self, src: Any, dst_type: Any, rounding_mode: Any = None) -> Any:
         return _convert(src, dst_type, toward_zero=rounding_mode == ir.ROUNDING_MODE.RTZ)
@@ -93,11 +217,10 @@ class FaithfulBuilder(Arithmetic):
     create_ui_to_fp = create_si_to_fp
 
     def create_fp_to_si(self, src: Any, dst_type: Any) -> Any:
-        """Toward zero and saturated, as cvt.rzi does."""
         target = np_dtype(dst_type)
         if target == np.bool_:
             return TensorHandle(numbers(src) != 0, dst_type.scalar)
-        return TensorHandle(functions.to_integer(numbers(src), target), dst_type.scalar)
+        return TensorHandle(to_integer(numbers(src), target), dst_type.scalar)
 
     create_fp_to_ui = create_fp_to_si
 
@@ -120,26 +243,22 @@ class FaithfulBuilder(Arithmetic):
         return run_inline(text, constraints, values, types, pack)
 
     def create_histogram(self, data: Any, bins: int, mask: Any) -> Any:
-        counted = data.data[mask.data] if mask is not None else data.data.reshape(-1)
-        inside = counted[(counted >= 0) & (counted < bins)]
+        values = data.data[mask.data] if mask is not None else data.data.reshape(-1)
+        inside = values[(values >= 0) & (values < bins)]
         return TensorHandle(np.bincount(inside.astype(np.int64), minlength=bins).astype(np.int32), tl.int32)
-
-    # loads of padded blocks
 
     def create_descriptor_load(self, desc: Any, indices: Any, *policies: Any) -> Any:
         loaded = super().create_descriptor_load(desc, indices, *policies)
-        return _padded(loaded, lambda: desc.materialize_pointers(indices), desc.padding)
+        return _pad_with_nan(loaded, lambda: desc.materialize_pointers(indices), desc.padding)
 
     def create_tensor_pointer_load(self, ptr: Any, boundary_check: Any, padding_option: Any, *rest: Any) -> Any:
-        """Of block pointers, which Triton had up to 3.8."""
+        """Load a block pointer (up to Triton 3.8)."""
         loaded = super().create_tensor_pointer_load(ptr, boundary_check, padding_option, *rest)
-        return _padded(loaded, lambda: ptr.materialize_pointers(boundary_check), padding_option)
-
-    # products
+        return _pad_with_nan(loaded, lambda: ptr.materialize_pointers(boundary_check), padding_option)
 
     def create_dot(self, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: int) -> Any:
         tf32 = input_precision == ir.INPUT_PRECISION.TF32 and a.dtype.scalar == tl.float32
-        return products.dot(a, b, d, self.device, tf32=tf32, promotion=max_num_imprecise_acc or 0, warps=self.warps)
+        return dots.dot(a, b, d, self.device, tf32=tf32, promotion=max_num_imprecise_acc or 0, warps=self.warps)
 
     def create_dot_scaled(
         self,
@@ -154,58 +273,79 @@ class FaithfulBuilder(Arithmetic):
         rhs_k_pack: bool,
         acc: Any,
     ) -> Any:
-        left = products.Scaled.made(lhs, lhs_scale, lhs_format, lhs_k_pack, is_rhs=False)
-        right = products.Scaled.made(rhs, rhs_scale, rhs_format, rhs_k_pack, is_rhs=True)
-        return products.dot_scaled(left, right, acc, self.device, warps=self.warps)
-
-    # atomics
+        a = dots.ScaledOperand.from_handle(lhs, lhs_scale, lhs_format, lhs_k_pack, is_rhs=False)
+        b = dots.ScaledOperand.from_handle(rhs, rhs_scale, rhs_format, rhs_k_pack, is_rhs=True)
+        return dots.dot_scaled(a, b, acc, self.device, warps=self.warps)
 
     def create_atomic_rmw(self, rmw: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
-        """As Triton's, which adds the patterns of 16-bit floats and exchanges no floats."""
+        """Triton's up to 3.9 adds the bit patterns of 16-bit floats and cannot exchange floats."""
         if rmw == ir.ATOMIC_OP.XCHG and val.data.dtype.kind == "f":
-            before = super().create_atomic_rmw(rmw, ptr, as_bits(val), mask, sem, scope)
+            bits = TensorHandle(np.ascontiguousarray(val.data).view(f"u{val.data.itemsize}"), val.dtype)
+            before = super().create_atomic_rmw(rmw, ptr, bits, mask, sem, scope)
             return TensorHandle(before.data.view(val.data.dtype), val.dtype.scalar)
         if rmw != ir.ATOMIC_OP.FADD or val.dtype.scalar.name not in ("bf16", "fp16"):
             return super().create_atomic_rmw(rmw, ptr, val, mask, sem, scope)
         add = partial(self.binary_op, op=np.add)
-        return read_modify_write(add, ptr, val, mask, self.ir_sem_to_interpreter_sem[sem])
+        return _read_modify_write(add, ptr, val, mask, self.ir_sem_to_interpreter_sem[sem])
 
     def create_descriptor_reduce(self, kind: Any, desc: Any, value: Any, indices: Any) -> None:
-        """Into memory, element by element; what lies outside of the tensor is left out."""
+        """Reduce into memory element by element; elements outside of the tensor are left out."""
         pointers, mask = desc.materialize_pointers(indices)
         combine = partial(self.binary_op, op=_REDUCTIONS[kind.name])
         relaxed = self.ir_sem_to_interpreter_sem[ir.MEM_SEMANTIC.RELAXED]
-        read_modify_write(combine, pointers, value, mask, relaxed)
+        _read_modify_write(combine, pointers, value, mask, relaxed)
 
-    def _atomically(self, *given: Any, name: str) -> Any:
-        """Triton's operation ``name``, its last arguments semantics and scope, of atomic loads and stores."""
+    def _atomically(self, *arguments: Any, name: str) -> Any:
+        """Triton's atomic load or store ``name``; its last two arguments are semantics and scope."""
         memory, operation = plain._interpreter, getattr(super(), name)
-        semantic = self.ir_sem_to_interpreter_sem[given[-2]]
+        semantic = self.ir_sem_to_interpreter_sem[arguments[-2]]
         with memory.atomically(semantic) if isinstance(memory, Launch) else contextlib.nullcontext():
-            return operation(*given)
+            return operation(*arguments)
 
-    # of Triton 3.9
+    # New in Triton 3.9.
     create_atomic_load = partialmethod(_atomically, name="create_atomic_load")
     create_atomic_store = partialmethod(_atomically, name="create_atomic_store")
     create_atomic_poll = partialmethod(_atomically, name="create_atomic_poll")
 
 
 def _convert(src: Any, dst_type: Any, *, toward_zero: bool = False) -> Any:
-    """Between floating formats, rounded once."""
+    """Convert between floating formats, rounded once."""
     target, values = dst_type.scalar, numbers(src)
     for dtype in (target, src.dtype.scalar):
         if dtype.is_fp8() and dtype.name not in NARROW:
             raise NotImplementedError(f"{dtype.name} is not interpreted; of 8 bits are {', '.join(NARROW[1:])}")
     if target.name in NARROW:
         return TensorHandle(encode(values, target.name, toward_zero=toward_zero), target)
-    return TensorHandle(functions.to_float(values, np_dtype(target), toward_zero=toward_zero), target)
+    return TensorHandle(to_float(values, np_dtype(target), toward_zero=toward_zero), target)
 
 
-def _padded(loaded: Any, pointers: Callable[[], Any], padding: Any) -> Any:
-    """A loaded block with NaN outside where that is the padding: of bit patterns Triton's makes zeros."""
+def _pad_with_nan(loaded: Any, pointers: Callable[[], Any], padding: Any) -> Any:
+    """Fill a loaded block with NaN out of bounds; Triton's interpreter (3.6 to 3.9) fills bit patterns with zeros."""
     if padding != ir.PADDING_OPTION.PAD_NAN or loaded.dtype.scalar.name not in NARROW:
         return loaded
     mask = pointers()[1]
     inside = mask.data if isinstance(mask, TensorHandle) else mask
     nan = encode(np.array([np.nan], np.float32), loaded.dtype.scalar.name)
     return TensorHandle(np.where(inside, loaded.data, nan), loaded.dtype)
+
+
+def _read_modify_write(combine: Callable[[Any, Any], Any], ptr: Any, val: Any, mask: Any, semantic: Any) -> Any:
+    """Store ``combine(old, val)`` at each address and return the old values; all are handles of one block shape.
+
+    Lanes with equal addresses follow each other in order.
+    """
+    pointers, memory = ptr.data, plain._interpreter
+    if isinstance(memory, Launch):
+        pointers = memory.enter_atomic(pointers, mask.data, val.data.itemsize, semantic)
+    passes = [np.asarray(mask.data)]
+    if np.unique(pointers[mask.data]).size < np.count_nonzero(mask.data):  # shared addresses: one lane a pass
+        passes = []
+        for index in zip(*np.nonzero(mask.data), strict=True):
+            passes.append(np.zeros(mask.data.shape, bool))
+            passes[-1][index] = True
+    before = np.zeros_like(val.data)
+    for active in passes:
+        old = MEMORY.load(pointers, active, np.zeros_like(val.data), val.data.dtype)
+        MEMORY.store(pointers, combine(TensorHandle(old, val.dtype), val).data, active)
+        before = np.where(active, old, before)
+    return TensorHandle(before, val.dtype.scalar)

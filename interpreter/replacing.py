@@ -1,4 +1,4 @@
-"""Attributes that are replaced for a while, and put back."""
+"""Attributes that are replaced inside a context and restored afterwards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Change = tuple[Any, str, Any]
 
 @contextlib.contextmanager
 def replaced(changes: list[Change]) -> Iterator[None]:
-    """Inside it, each (object, name, value) of ``changes`` holds."""
+    """Set each (object, name, value) of ``changes`` inside."""
     before = [(owner, name, vars(owner).get(name, _MISSING)) for owner, name, _ in changes]
     try:
         for owner, name, value in changes:
@@ -29,9 +29,9 @@ def replaced(changes: list[Change]) -> Iterator[None]:
 
 
 class Shared:
-    """Inside it, the changes that ``find`` gives hold; may be nested, in any thread. They are looked for once.
+    """A context in which the changes that ``find`` returns hold; may be nested, in any thread. ``find`` is called once.
 
-    ``lasting`` ones are put back as the outermost `lasting` ends, where one is under way.
+    With ``lasting``, changes made inside of `lasting` hold until the outermost `lasting` ends.
     """
 
     def __init__(self, find: Callable[[], list[Change]], *, lasting: bool = False) -> None:
@@ -44,7 +44,7 @@ class Shared:
             if self._depth == 0:
                 self._outermost = replaced(self._find())
                 self._outermost.__enter__()
-                if self._lasting and lasting.begun(self):
+                if self._lasting and lasting.defers(self):
                     self._depth += 1
             self._depth += 1
 
@@ -56,7 +56,7 @@ class Shared:
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
-        """Inside it, the changes don't hold; whoever enters meanwhile waits."""
+        """Restore the originals inside; other threads that enter meanwhile wait."""
         with self._lock:
             if self._depth == 0:
                 yield
@@ -70,22 +70,21 @@ class Shared:
 
 
 class _Lasting:
-    """How many `lasting` are under way, and what their end puts back."""
+    """A context that keeps lasting changes from their first use to its end, instead of replacing hundreds each time."""
 
     def __init__(self) -> None:
         self._depth, self._lock = 0, threading.Lock()
-        self._kept: list[Shared] = []
+        self._deferred: list[Shared] = []
 
-    def begun(self, changes: Shared) -> bool:
-        """Whether changes that hold from now on are put back by the end."""
+    def defers(self, changes: Shared) -> bool:
+        """Take over the restoring of ``changes`` if the context is active; return whether it is."""
         with self._lock:
             if self._depth:
-                self._kept.append(changes)
+                self._deferred.append(changes)
             return bool(self._depth)
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
-        """Inside it, lasting changes hold from their first use on: hundreds of attributes aren't replaced each time."""
         with self._lock:
             self._depth += 1
         try:
@@ -93,8 +92,8 @@ class _Lasting:
         finally:
             with self._lock:
                 self._depth -= 1
-                over, self._kept = (self._kept, []) if not self._depth else ([], self._kept)
-            for changes in over:
+                ended, self._deferred = (self._deferred, []) if not self._depth else ([], self._deferred)
+            for changes in ended:
                 changes.__exit__()
 
 

@@ -1,4 +1,4 @@
-"""`faithful`: inside it, launching a Triton kernel interprets it. Triton is imported only then."""
+"""`faithful`: inside it, every launch of a Triton kernel is interpreted. Triton is imported only then."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING
 
-from assay.interpreter.cuda_devices import USUAL, cuda_device_named
-from assay.interpreter.emission import Emission, emission_named, name_of
-from assay.interpreter.pretence import pretend_cuda
+from assay.interpreter.fake_cuda.world import pretend_cuda
+from assay.interpreter.numerics.emission import Emission, emission_named, name_of
 from assay.runtime.errors import SettingError
 
 if TYPE_CHECKING:
@@ -21,32 +20,33 @@ if TYPE_CHECKING:
     from assay.interpreter.sanitizer import Sanitizer
 
 KNOWN_VERSIONS = ("3.6", "3.7", "3.8", "3.9")
-"""The versions of Triton in which every self-test has been seen to hold."""
+"""Versions of Triton in which all self-tests pass."""
 
 
 class UnknownTriton(UserWarning):
-    """This version of Triton has not been tried; the message says which self-tests hold in it and which don't."""
+    """The installed version of Triton has not been tested; the message lists the self-tests that fail in it."""
 
 
 @contextlib.contextmanager
 def faithful(
     device: str | None = None, *, sanitize: bool = False, pretend: str = "", emission: Emission | str | None = None
 ) -> Iterator[None]:
-    """Inside it, every Triton kernel that is launched runs in the interpreter, with the right numbers.
+    """Interpret every Triton kernel that is launched inside, with the numbers of an NVIDIA GPU.
 
-    No environment variable is needed, and no GPU; an autotuned kernel runs in one of its configurations, chosen by its
-    key. With ``device``, one of ``configs/tensor_cores.toml`` such as "h200", dots lose what that device's tensor cores
-    lose; without, they are summed in float32. ``sanitize`` is `sanitized`. ``pretend="cuda"`` is `pretend_cuda`: "cuda"
-    answers, as ``device`` or "h200", and is the CPU; the name of a device makes that one answer. With ``emission``,
-    such as `NVIDIA` or "nvidia", products and sums are contracted, subnormals flushed and functions approximate, as a
-    compiler has them. May be nested; what an inner one leaves out stays as it is outside. Warns of `UnknownTriton` in a
-    version other than `KNOWN_VERSIONS`. Raises `SettingError` for an unknown device or emission and ImportError where
-    Triton is not installed.
+    Needs no environment variable and no GPU. An autotuned kernel runs in one configuration, chosen by its tuning key.
+
+    device: a device of ``configs/devices.toml`` such as "h200", whose tensor cores dots then emulate; by default dots
+    are summed in float32. sanitize: check memory accesses, as `sanitized`. pretend: "cuda" emulates a CUDA device on
+    the CPU (`pretend_cuda`), ``device`` or "h200"; the name of a device emulates that one. emission: a compiler's
+    arithmetic choices, such as `NVIDIA` or "nvidia": contraction, flushed subnormals, approximate functions.
+
+    May be nested; options left out keep their outer values. Warns of `UnknownTriton` for a version other than
+    `KNOWN_VERSIONS`. Raises `SettingError` for an unknown device or emission, ImportError if Triton is not installed.
     """
-    world = pretend_cuda(device_to_pretend(pretend, device)) if pretend else contextlib.nullcontext()
+    emulated = pretend_cuda(device_to_pretend(pretend, device)) if pretend else contextlib.nullcontext()
     emission = emission_named(emission) if isinstance(emission, str) else emission
-    inner = sanitized(device=device, emission=emission) if sanitize else _interpreting(device, None, emission)
-    with world, inner:
+    interpreted = sanitized(device=device, emission=emission) if sanitize else _interpreting(device, None, emission)
+    with emulated, interpreted:
         yield
 
 
@@ -58,12 +58,12 @@ def sanitized(
     allocations: bool = True,
     emission: Emission | None = None,
 ) -> Iterator[Sanitizer]:
-    """`faithful`, with every access of a kernel to memory checked; a finding is raised as `SanitizerError`.
+    """`faithful`, with every memory access of a kernel checked; a finding is raised as `SanitizerError`.
 
-    Loads and stores must stay within the storage of the argument that their pointer comes from, or, of ``tensors``,
-    within the tensor; what is loaded must have been written, if a tensor came about inside (by torch.empty and the
-    like, which ``allocations`` watches for); and no two programs of a launch may access one element, one of them to
-    change it, unless atomics order or make these accesses. What is given has the attributes ``finding`` (the first
+    Loads and stores must stay within the storage of the argument that their pointer was derived from, and for
+    ``tensors`` within the tensor. Elements of tensors allocated inside (torch.empty and the like; with ``allocations``)
+    must be written before they are loaded. Two programs of a launch may access one element, with at least one changing
+    it, only if atomics order or perform these accesses. The context's value has the attributes ``finding`` (the first
     `SanitizerError`, or None) and ``launches``.
     """
     from assay.interpreter.sanitizer import Sanitizer
@@ -74,10 +74,10 @@ def sanitized(
 
 
 class Watch:
-    """Sanitizes the calls of one kernel, whatever it is.
+    """Sanitizes the calls of one kernel of any kind.
 
-    Allocations are watched by a dispatch mode of torch, which keeps compilers of torch's operators from their work: so
-    only from the call on that follows the first launch of a Triton kernel; ``launches`` says whether there was one.
+    Allocations are watched by a dispatch mode of torch, which disables `torch.compile`. So they are watched only after
+    the first call that has launched a Triton kernel; ``launches`` says whether one has.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Watch:
 
     @contextlib.contextmanager
     def interpreting(self, tensors: Iterable[torch.Tensor], emission: Emission | None = None) -> Iterator[Sanitizer]:
-        """One call, in the interpreter; ``tensors`` are what is given to the kernel."""
+        """Interpret and sanitize one call inside; ``tensors`` are the kernel's arguments."""
         with sanitized(tensors, allocations=False, emission=emission) as sanitizer:
             try:
                 yield sanitizer
@@ -94,34 +94,33 @@ class Watch:
                 self.launches |= sanitizer.launches > 0
 
     def allocating(self, sanitizer: Sanitizer | None) -> contextlib.AbstractContextManager[object]:
-        """The part of a call in which allocations are watched, if they are."""
+        """Return a context that watches allocations, if they are watched."""
         return sanitizer.allocations if sanitizer and self.allocates else contextlib.nullcontext()
 
     @property
     def allocates(self) -> bool:
-        """Whether allocations are watched."""
         return self.launches and self._can_allocate
 
     def give_up_allocations(self) -> None:
-        """The kernel can't run under a dispatch mode."""
+        """Watch no allocations: the kernel can't run under a dispatch mode."""
         self._can_allocate = False
 
 
 @contextlib.contextmanager
 def _interpreting(device: str | None, sanitizer: Sanitizer | None, emission: Emission | None = None) -> Iterator[None]:
-    from assay.interpreter.devices import device_named
+    from assay.formats.devices import tensor_cores_named
     from assay.interpreter.kernels import builder
     from assay.interpreter.launch import launches
 
-    emulated = None if device is None else device_named(device)
+    emulated = None if device is None else tensor_cores_named(device)
     with launches, builder.settings(emulated, sanitizer, emission):
-        _vouch()
+        _check_version()
         yield
 
 
 @contextlib.contextmanager
 def emulating(device: str, pretend: str = "", emission: str = "") -> Iterator[None]:
-    """`faithful(device, emission=...)` and `pretend_cuda`, where they are named. Raises as `check_emulated` does."""
+    """`faithful(device, emission=...)` and `pretend_cuda`, each if named. Raises as `check_emulated` does."""
     check_emulated(device, pretend, emission)
     with (
         pretend_cuda(device_to_pretend(pretend, device)) if pretend else contextlib.nullcontext(),
@@ -131,18 +130,20 @@ def emulating(device: str, pretend: str = "", emission: str = "") -> Iterator[No
 
 
 def device_to_pretend(pretend: str, device: str | None = None) -> str:
-    """The device that ``pretend`` means, in lower case: "cuda" is the emulated ``device``, or "h200"."""
-    return (device or USUAL if pretend == "cuda" else pretend).lower()
+    """Return the device that ``pretend`` means, in lower case: "cuda" is ``device``, or "h200"."""
+    from assay.formats.devices import DEFAULT_CUDA_DEVICE  # loads torch
+
+    return (device or DEFAULT_CUDA_DEVICE if pretend == "cuda" else pretend).lower()
 
 
 def check_emulated(device: str, pretend: str = "", emission: str = "") -> None:
-    """Raise `SettingError` where the interpreter can't emulate ``device`` or ``emission``, pretend a device, or run."""
-    from assay.interpreter.devices import device_named
+    """Raise `SettingError` if ``device``, ``pretend`` or ``emission`` is unknown, or Triton is needed and missing."""
+    from assay.formats.devices import cuda_device_named, tensor_cores_named
 
     if pretend:
         cuda_device_named(device_to_pretend(pretend, device))
     if device:
-        device_named(device)
+        tensor_cores_named(device)
     emission_named(emission)
     if (device or emission) and importlib.util.find_spec("triton") is None:
         what = f"faithful={device!r}" if device else f"emission={emission!r}"
@@ -150,30 +151,30 @@ def check_emulated(device: str, pretend: str = "", emission: str = "") -> None:
 
 
 def emulated_device() -> str:
-    """The device whose tensor cores are emulated here and now; empty where none is."""
-    kernels = sys.modules.get("assay.interpreter.kernels")  # unless Triton kernels were interpreted, there is none
+    """Return the device whose tensor cores are emulated now, or ""."""
+    kernels = sys.modules.get("assay.interpreter.kernels")  # absent until a Triton kernel is interpreted
     device = kernels.builder.device if kernels else None
     return device.name if device else ""
 
 
 def emulated_emission() -> str:
-    """The name of what a compiler makes of kernels' arithmetic here and now; empty where nothing."""
+    """Return the name of the emission in force, or ""."""
     kernels = sys.modules.get("assay.interpreter.kernels")
     return name_of(kernels.builder.emission) if kernels else ""
 
 
 def triton_is_loaded() -> bool:
-    """Whether anything has imported Triton, as a kernel that is built with it has."""
+    """Return whether Triton has been imported."""
     return "triton.runtime" in sys.modules
 
 
 @cache
-def _vouch() -> None:
-    """Warn, once, where nobody has tried this version of Triton."""
+def _check_version() -> None:
+    """Warn once of a version of Triton that has not been tested."""
     import triton
 
     if not triton.__version__.startswith(tuple(f"{known}." for known in KNOWN_VERSIONS)):
-        from assay.interpreter.checks import self_test
+        from assay.interpreter.self_test import self_test
 
         results = self_test()
         failed = [f"{claim} ({reason})" for claim, reason in results.items() if reason]

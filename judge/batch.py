@@ -62,7 +62,7 @@ def items(path: Path, settings: Mapping[str, Any]) -> list[Item]:
     """The lines of a list. Raises `ProblemError`."""
     if not path.is_file():
         raise ProblemError(f"{path}: expected a list of problems and solutions there, got no such file")
-    found = []
+    results = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if not line.strip():
             continue
@@ -72,8 +72,8 @@ def items(path: Path, settings: Mapping[str, Any]) -> list[Item]:
         except (ValueError, KeyError, TypeError, AttributeError):
             expected = '{"problem": PATH, "solution": PATH}'
             raise ProblemError(f"{path}:{number}: expected {expected}, got {line[:80]}") from None
-        found.append(Item(problem, solution, content, settings))
-    return found
+        results.append(Item(problem, solution, content, settings))
+    return results
 
 
 def stored(path: Path) -> set[str]:
@@ -89,8 +89,8 @@ def stored(path: Path) -> set[str]:
     keys = set()
     for line in whole.splitlines():
         try:
-            found = json.loads(line)
-            keys |= set() if found.get("lost") else {str(found["key"])}
+            result = json.loads(line)
+            keys |= set() if result.get("lost") else {str(result["key"])}
         except (ValueError, KeyError, TypeError, AttributeError):
             continue
     return keys
@@ -99,24 +99,24 @@ def stored(path: Path) -> set[str]:
 def run(list_: list[Item], engine: Engine) -> Iterator[tuple[Item, dict[str, Any]]]:
     """Each item with its line, as they come; an item that can't be judged costs itself alone. One whose process was
     lost, as on a machine that went, is judged once more."""
-    places = list(range(len(list_)))
+    indices = list(range(len(list_)))
     for last in (False, True):
         again = []
-        for position, answer in engine.run(one, [list_[place] for place in places]):
-            item = list_[places[position]]
+        for position, answer in engine.run(one, [list_[index] for index in indices]):
+            item = list_[indices[position]]
             if isinstance(answer, Lost) and not last:
-                again.append(places[position])
+                again.append(indices[position])
                 continue
-            found: dict[str, Any]
+            results: dict[str, Any]
             if isinstance(answer, Raised):
-                found = {"outcome": "ERROR", "error": answer.message}
+                results = {"outcome": "ERROR", "error": answer.message}
             elif isinstance(answer, Lost):
                 words = f"the process that judged was lost: {answer.message}"
-                found = {"outcome": "ERROR", "error": words, "lost": True}
+                results = {"outcome": "ERROR", "error": words, "lost": True}
             else:
-                found = answer
-            yield item, {"key": item.key, "problem": item.problem, "solution": item.solution, **item.beside, **found}
-        places = again
+                results = answer
+            yield item, {"key": item.key, "problem": item.problem, "solution": item.solution, **item.beside, **results}
+        indices = again
 
 
 def one(item: Item, heartbeat: Heartbeat) -> dict[str, Any]:

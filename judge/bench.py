@@ -93,9 +93,9 @@ class Bench:
         where it does."""
         drawn = self.meaning.instance.draw(trial.seed)
         for signs in (True, False):
-            found = redrawn(drawn, self.kinds, trial.inputs, trial.seed, signs=signs)
-            if trial.inputs == "given" or self.meaning.is_finite(found):
-                drawn = found
+            result = redrawn(drawn, self.kinds, trial.inputs, trial.seed, signs=signs)
+            if trial.inputs == "given" or self.meaning.is_finite(result):
+                drawn = result
                 break
         if trial.factor != 1.0:
             drawn = scaled(drawn, self.kinds, trial.factor)
@@ -152,16 +152,16 @@ class Bench:
         """Places among the arguments' leaves that are tensors of floating-point numbers which may change."""
         leaves = tree_leaves(self.meaning.instance.draw(self.seed))
         return [
-            place
-            for place, (leaf, kind) in enumerate(zip(leaves, self.kinds, strict=True))
+            index
+            for index, (leaf, kind) in enumerate(zip(leaves, self.kinds, strict=True))
             if isinstance(leaf, Tensor) and leaf.is_floating_point() and kind.name != "fixed" and leaf.numel() > 1
         ]
 
 
 def _nesting(seen: Mapping[str, Any]) -> str:
     """How results stood in lists and tuples; empty where that is no matter, as results were handed in."""
-    found = seen.get("nesting")
-    return found if isinstance(found, str) else ""
+    result = seen.get("nesting")
+    return result if isinstance(result, str) else ""
 
 
 def same_outputs(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:

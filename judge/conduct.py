@@ -59,10 +59,10 @@ class Cheat:
         return f"{self.name}: {CHEATS[self.name]} ({self.words})"
 
 
-def each_once(found: Iterable[Cheat]) -> tuple[Cheat, ...]:
+def each_once(result: Iterable[Cheat]) -> tuple[Cheat, ...]:
     """The first of each name, in the order of `CHEATS`."""
     first: dict[str, Cheat] = {}
-    for cheat in found:
+    for cheat in result:
         first.setdefault(cheat.name, cheat)
     return tuple(first[name] for name in CHEATS if name in first)
 
@@ -70,27 +70,27 @@ def each_once(found: Iterable[Cheat]) -> tuple[Cheat, ...]:
 def noticed(seen: Mapping[str, Any], aliased: set[int], building: bool = False) -> list[Cheat]:
     """What the solution's process noticed of one call, or of building it; ``aliased`` are inputs that the reference's
     results lie in."""
-    found = []
+    results = []
     changed = [entry for entry in _rows(seen, "settings") if any(part in entry[0] for part in _NUMERIC)]
     if changed:
-        found.append(Cheat("global-state", "; ".join(f"{name}: {old} -> {new}" for name, old, new in changed[:3])))
+        results.append(Cheat("global-state", "; ".join(f"{name}: {old} -> {new}" for name, old, new in changed[:3])))
     if replaced := [str(name) for name in seen.get("replaced") or ()]:
         clocks = [name for name in replaced if name in _TIMERS]
-        found += [Cheat("patched-timer", ", ".join(clocks))] if clocks else []
-        found += [Cheat("patched-library", ", ".join(replaced[:4]))] if len(clocks) < len(replaced) else []
+        results += [Cheat("patched-timer", ", ".join(clocks))] if clocks else []
+        results += [Cheat("patched-library", ", ".join(replaced[:4]))] if len(clocks) < len(replaced) else []
     for event, what, line in _rows(seen, "events"):
-        found += _of_event(event, what, line, building=building)
+        results += _of_event(event, what, line, building=building)
     if odd := [str(name) for _, name in _pairs(seen, "odd") if name not in _CLASSES]:
-        found.append(Cheat("other-class", ", ".join(odd)))
+        results.append(Cheat("other-class", ", ".join(odd)))
     if late := seen.get("late"):
-        found.append(Cheat("late-results", f"result {late[0]} changed after the call"))
+        results.append(Cheat("late-results", f"result {late[0]} changed after the call"))
     if seen.get("threads") and float(seen.get("busy") or 0) > _BUSY:
-        found.append(Cheat("late-results", f"threads at work after the call: {', '.join(seen['threads'])[:80]}"))
+        results.append(Cheat("late-results", f"threads at work after the call: {', '.join(seen['threads'])[:80]}"))
     if seen.get("stale") and not aliased:
-        found.append(Cheat("stale-buffer", f"result {seen['stale'][0]}"))
+        results.append(Cheat("stale-buffer", f"result {seen['stale'][0]}"))
     if alias := [(k, j) for k, j in _pairs(seen, "aliases") if j not in aliased]:
-        found.append(Cheat("output-is-input", f"result {alias[0][0]} lies in argument {alias[0][1]}"))
-    return found
+        results.append(Cheat("output-is-input", f"result {alias[0][0]} lies in argument {alias[0][1]}"))
+    return results
 
 
 _BUSY = 0.015  # seconds of processor time in half a pause

@@ -64,7 +64,7 @@ class Course:
         """Count what was seen for these aspects; the first failure is put down to the first of them."""
         self.seen.append(seen)
         self.cheats += [self._with_trial(cheat, seen) for cheat in noticed(seen.noticed, self.aliased)]
-        mutated = [place for place in seen.noticed.get("mutated") or () if place not in self.writes]
+        mutated = [index for index in seen.noticed.get("mutated") or () if index not in self.writes]
         if mutated:
             words = f"the solution changed its argument {mutated[0]}"
             self.fail("memory", Failure("input_mutated", seen.result.case, words), seen.trial)
@@ -186,14 +186,14 @@ class Course:
 
     def one_element(self, bench: Bench, base: Seen) -> None:
         """Calls in which a single element is another, in the memory of a call whose results were right."""
-        for place in bench.tensors[:3]:
+        for index in bench.tensors[:3]:
             again = bench.called(replace(base.trial, memory="new"), base.arguments, name="e")
-            changed = replace(base.trial, memory="quiet", change=place)
+            changed = replace(base.trial, memory="quiet", change=index)
             seen = bench.tried(changed, name="e")
             if again.failed or not seen.outputs:
                 continue
             if seen.failed and same_outputs(again.outputs, seen.outputs):
-                words = f"one element of argument {place}"
+                words = f"one element of argument {index}"
                 self.cheats.append(Cheat("memoised-by-sample", words, changed.as_line()))
             self.take(seen, ["conduct" if seen.failed else "numbers"])
 

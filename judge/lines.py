@@ -16,19 +16,19 @@ def lines_of(runs: Sequence[Sequence[SolutionVerdict]]) -> list[Line]:
     """The lines of several runs of the same solutions of one problem: of each run a verdict for each solution. Of one
     that didn't pass in a run no time is told. The reference, and what `torch.compile` makes of it, have lines too; they
     are what a solution's times are compared with, by turns."""
-    found: dict[str, list[Line]] = {}
+    results: dict[str, list[Line]] = {}
     for solution in zip(*runs, strict=True):
         bad = next((verdict for verdict in solution if not verdict.passed), None)
         stated = [{workload.sizes: workload for workload in verdict.workloads} for verdict in solution]
         for sizes in dict.fromkeys(size for one in stated for size in one):
-            found.setdefault(sizes, []).append(_line(solution[0], sizes, [one.get(sizes) for one in stated], bad))
+            results.setdefault(sizes, []).append(_line(solution[0], sizes, [one.get(sizes) for one in stated], bad))
         for words in solution[0].not_judged:
-            found.setdefault(words, []).append(replace(_empty(solution[0], words), outcome="NOT JUDGED"))
+            results.setdefault(words, []).append(replace(_empty(solution[0], words), outcome="NOT JUDGED"))
         if not stated[0] and not solution[0].not_judged:
-            found.setdefault("", []).append(_empty(solution[0], "", bad or solution[0]))
-    for sizes, lines in found.items():
+            results.setdefault("", []).append(_empty(solution[0], "", bad or solution[0]))
+    for sizes, lines in results.items():
         lines += _references([verdict for run in runs for verdict in run], sizes)
-    return [line for lines in found.values() for line in lines]
+    return [line for lines in results.values() for line in lines]
 
 
 def _empty(verdict: SolutionVerdict, sizes: str, bad: SolutionVerdict | None = None) -> Line:

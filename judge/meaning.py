@@ -49,17 +49,17 @@ class Meaning:
     def of(instance: Instance, contract: Contract, name: str) -> Meaning:
         """The reference as its constructor made it. Raises `ProblemError` where it draws random numbers."""
         state = instance.module.state_dict() if instance.module is not None else {}
-        found = Meaning(instance, contract, name, {key: value.detach().clone() for key, value in state.items()})
+        result = Meaning(instance, contract, name, {key: value.detach().clone() for key, value in state.items()})
         arguments = instance.draw(1)
         for evaluating in (False, True):
-            found = replace(found, evaluating=evaluating)
+            result = replace(result, evaluating=evaluating)
             with generators_kept():
                 seed_generators(11)
-                first = found.eager(arguments)
+                first = result.eager(arguments)
                 seed_generators(12)
-                second = found.eager(arguments)
+                second = result.eager(arguments)
             if all(torch.equal(a, b) or bool(a.isnan().any()) for a, b in zip(first, second, strict=True)):
-                return replace(found, nesting=parts(found._result(arguments))[1])
+                return replace(result, nesting=parts(result._result(arguments))[1])
         raise ProblemError(f"{name}: the reference draws random numbers, so that no result is the right one")
 
     def with_state(self, state: Mapping[str, Tensor]) -> Meaning:
@@ -99,9 +99,9 @@ class Meaning:
         with torch.no_grad():
             results = tensors_of(self.call(tree_unflatten(copies, structure)))
         tensors = [(a, b) for a, b in zip(leaves, copies, strict=True) if isinstance(a, Tensor)]
-        changed = {place for place, (a, b) in enumerate(tensors) if not torch.equal(a.double(), b.double())}
+        changed = {index for index, (a, b) in enumerate(tensors) if not torch.equal(a.double(), b.double())}
         own = {part.untyped_storage().data_ptr() for part in results if part.numel()}
-        aliased = {place for place, (_, b) in enumerate(tensors) if b.numel() and b.untyped_storage().data_ptr() in own}
+        aliased = {index for index, (_, b) in enumerate(tensors) if b.numel() and b.untyped_storage().data_ptr() in own}
         return changed, aliased
 
     @standard_environment()
@@ -117,19 +117,19 @@ class Meaning:
         if nesting and nesting != self.nesting:
             words = f"expected results that stand in tuples as {self.nesting}, got {nesting}"
             return Result(case, Failure("shape", case, words))
-        places = [place for place, part in enumerate(expected) if part.dtype not in _INTEGERS]
+        indices = [index for index, part in enumerate(expected) if part.dtype not in _INTEGERS]
         wrong, left_out = self._wrong_integers(case, arguments, expected, outputs)
         unjudged = left_out.total()
-        if wrong is not None or not places:
+        if wrong is not None or not indices:
             nonzero = sum(int(part.count_nonzero()) for part in expected)
             judged = sum(part.numel() for part in expected) - unjudged
             return Result(case, wrong, judged=judged, nonzero=nonzero, unjudged=unjudged, left_out=left_out)
-        plain = [outputs[place] for place in places]
+        plain = [outputs[index] for index in indices]
         try:
-            found = Oracle(self.contract.of(case.definition)).judge(case, values, tuple(plain))
+            result = Oracle(self.contract.of(case.definition)).judge(case, values, tuple(plain))
         except Exception as error:
             raise ProblemError(f"{self.name}: the golden can't be evaluated ({one_line(error)})") from error
-        return replace(found, unjudged=found.unjudged + unjudged, left_out=found.left_out + left_out)
+        return replace(result, unjudged=result.unjudged + unjudged, left_out=result.left_out + left_out)
 
     def _wrong_integers(
         self, case: Case, arguments: Sequence[Any], expected: Sequence[Tensor], outputs: Sequence[Tensor]
@@ -141,16 +141,16 @@ class Meaning:
             return None, left_out
         with generators_kept():
             open_ = left_open(lambda: self.eager(arguments), expected)
-        for place, (right, got) in pairs:
-            within = got >= right.min().clamp(max=0) if got.numel() else open_[place]  # no index is negative
-            is_wrong = (right != got) & ~(open_[place] & within)
+        for position, (right, got) in pairs:
+            within = got >= right.min().clamp(max=0) if got.numel() else open_[position]  # no index is negative
+            is_wrong = (right != got) & ~(open_[position] & within)
             wrong = is_wrong.nonzero()
             if len(wrong):
                 index = tuple(int(part) for part in wrong[0])
                 words = f"{len(wrong)} of {right.numel()} elements differ"
-                found = (float(got[index]), float(right[index]), 0.0, float("inf"), len(wrong), right.numel())
-                return Failure("exact", case, words, f"y{place}", index, *found), left_out
-            left_out[f"y{place}", _OPEN] += int((right != got).sum())
+                result = (float(got[index]), float(right[index]), 0.0, float("inf"), len(wrong), right.numel())
+                return Failure("exact", case, words, f"y{position}", index, *result), left_out
+            left_out[f"y{position}", _OPEN] += int((right != got).sum())
         return None, +left_out
 
     def case(self, arguments: Sequence[Any]) -> Case:
@@ -160,7 +160,7 @@ class Meaning:
     def _case(self, arguments: Sequence[Any], expected: Sequence[Tensor]) -> tuple[Case, dict[str, Tensor]]:
         leaves, structure = tree_flatten(tuple(arguments))
         floating = {
-            place: leaf for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()
+            index: leaf for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()
         }
         names = self._names(arguments, floating)
         parameters = {} if floating else {name: v for name, v in self.state.items() if v.is_floating_point()}
@@ -173,15 +173,15 @@ class Meaning:
             own = list(leaves)
             meaning = self
             if floating:
-                for place, tensor in zip(floating, tensors, strict=True):
-                    own[place] = tensor
+                for index, tensor in zip(floating, tensors, strict=True):
+                    own[index] = tensor
             else:
                 state = {**self.state, **dict(zip(parameters, tensors, strict=True))}
                 meaning = self.with_state(state)
             results = tensors_of(meaning.call(tree_unflatten(own, structure)))
-            return tuple(results[place] for place in kept)
+            return tuple(results[index] for index in kept)
 
-        kept = [place for place, part in enumerate(expected) if part.dtype not in _INTEGERS] or [0]
+        kept = [index for index, part in enumerate(expected) if part.dtype not in _INTEGERS] or [0]
         takes = ", ".join(f"{name}:{_dtype(value)}[{_dims(value)}]" for name, value in values.items())
         gives = ", ".join(f"y{k}:{_dtype(expected[k])}[{_dims(expected[k])}]" for k in kept)
         definition = reference_spec(reference, f"{takes} -> {gives}", name=self.name)
@@ -196,8 +196,8 @@ class Meaning:
             function: Callable[..., Any] = module.forward if module is not None else self.instance.reference
             known = list(inspect.signature(function).parameters)
             if len(known) >= len(arguments) and all(re.fullmatch(r"[A-Za-z]\w*", name) for name in known):
-                return [known[place] for place in floating]
-        return [f"x{place}" for place in floating]
+                return [known[index] for index in floating]
+        return [f"x{index}" for index in floating]
 
 
 def tensors_of(results: Any) -> list[Tensor]:
@@ -223,10 +223,10 @@ def _form(case: Case, expected: Sequence[Tensor], outputs: Sequence[Tensor]) -> 
     """What is wrong with the outputs' number, shapes or dtypes."""
     if len(outputs) != len(expected):
         return Failure("shape", case, f"expected {len(expected)} result(s), got {len(outputs)}")
-    for place, (right, got) in enumerate(zip(expected, outputs, strict=True)):
+    for index, (right, got) in enumerate(zip(expected, outputs, strict=True)):
         if tuple(got.shape) != tuple(right.shape):
             words = f"expected shape {tuple(right.shape)}, got {tuple(got.shape)}"
-            return Failure("shape", case, words, f"y{place}")
+            return Failure("shape", case, words, f"y{index}")
         if got.dtype != right.dtype:
-            return Failure("dtype", case, f"expected {_dtype(right)}, got {_dtype(got)}", f"y{place}")
+            return Failure("dtype", case, f"expected {_dtype(right)}, got {_dtype(got)}", f"y{index}")
     return None

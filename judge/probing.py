@@ -47,24 +47,24 @@ def constant(seen: Sequence[Seen]) -> list[Cheat]:
 def ignored(bench: Bench, base: Seen) -> list[Cheat]:
     """Arguments that may be others without a change of the results, where the reference's change."""
     others = bench.meaning.instance.draw(base.trial.seed + 77)
-    found = []
-    for place in bench.tensors[:_MOST_TENSORS]:
-        after = all_changed(base.arguments, others, place)
+    results = []
+    for index in bench.tensors[:_MOST_TENSORS]:
+        after = all_changed(base.arguments, others, index)
         if bench.eager_change(base.arguments, after) > _MOVED and _unmoved(bench, base, after):
-            found.append(Cheat("ignored-argument", f"argument {place}", base.trial.as_line()))
-    return found
+            results.append(Cheat("ignored-argument", f"argument {index}", base.trial.as_line()))
+    return results
 
 
 def unread(bench: Bench, base: Seen) -> list[Cheat]:
     """Halves of inputs that the results don't hang on, where the reference's do."""
     leaves = tree_leaves(base.arguments)
-    for place in bench.tensors[:_MOST_TENSORS]:
-        for axis in range(leaves[place].ndim):
-            if leaves[place].shape[axis] < 4:
+    for index in bench.tensors[:_MOST_TENSORS]:
+        for axis in range(leaves[index].ndim):
+            if leaves[index].shape[axis] < 4:
                 continue
-            after = half_changed(base.arguments, place, axis)
+            after = half_changed(base.arguments, index, axis)
             if bench.eager_change(base.arguments, after) > _MOVED / 10 and _unmoved(bench, base, after):
-                words = f"argument {place}, the last half along axis {axis}"
+                words = f"argument {index}, the last half along axis {axis}"
                 return [Cheat("unread-input", words, base.trial.as_line())]
     return []
 

@@ -68,9 +68,9 @@ def judge(
     """
     promised = contract_from_table(contract) if isinstance(contract, str) else contract or Contract()
     ways = Ways(effort, seed, str(device), promised, timeout, memory, timed, compiled, seconds)
-    found, answer = read(problem, solution)
+    result, answer = read(problem, solution)
     only = Trial.of_line(trial) if trial else None
-    return judged(Account(found, answer, ways, str(solution)), only)
+    return judged(Account(result, answer, ways, str(solution)), only)
 
 
 def judged(account: Account, only: Trial | None = None) -> SolutionVerdict:
@@ -109,14 +109,14 @@ def _verdict(account: Account, only: Trial | None) -> SolutionVerdict:
 def _in_the_text(problem: Problem, answer: Answer) -> list[Cheat]:
     """What the solution's text shows."""
     files = {name: text for name, text in answer.files.items() if name not in problem.companions}
-    found = []
+    results = []
     if source.is_pasted(problem.source, own_answer(problem).entry.name, files, answer.entry.name):
-        found.append(Cheat("reference-pasted", answer.main))
+        results.append(Cheat("reference-pasted", answer.main))
     if imported := source.imported_graders(files, problem.path.stem):
-        found.append(Cheat("reference-imported", imported[0]))
+        results.append(Cheat("reference-imported", imported[0]))
     if patched := source.patches(files):
-        found.append(Cheat("patched-library", patched[0]))
-    return found
+        results.append(Cheat("patched-library", patched[0]))
+    return results
 
 
 def _all(account: Account, course: Course) -> None:

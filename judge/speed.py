@@ -118,10 +118,10 @@ class Stopwatch:
     def picked(self, count: int) -> list[tuple[int, int, Called]]:
         """The results of some of the last calls, chosen now: which data each had, and by how much it was rolled."""
         numbers = sorted({secrets.randbelow(len(self.shifts)) for _ in range(count)})
-        found = self.process.fetch(numbers)
+        result = self.process.fetch(numbers)
         return [
             (number % len(self.names), self.shifts[number], called)
-            for number, called in zip(numbers, found, strict=True)
+            for number, called in zip(numbers, result, strict=True)
         ]
 
 

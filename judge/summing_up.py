@@ -82,28 +82,28 @@ def _outcome(course: Course, cheats: Sequence[Cheat], results: Sequence[Result])
 
 def _aspects(account: Account, course: Course, cheats: Sequence[Cheat]) -> dict[str, Aspect]:
     """Each aspect: what is broken with its failure, what is kept, what wasn't tried."""
-    found = {}
+    results = {}
     for name in ASPECTS:
         cases, worst = course.kept.get(name, 0), course.worst.get(name, 0.0)
         if name in course.failures:
             failure, trial = course.failures[name]
             ratio = float(failure.ratio or math.inf)
-            found[name] = Aspect("broken", cases + 1, max(worst, ratio), failure, repro=account.repro(trial))
+            results[name] = Aspect("broken", cases + 1, max(worst, ratio), failure, repro=account.repro(trial))
         elif cases:
-            found[name] = Aspect("kept", cases, worst)
+            results[name] = Aspect("kept", cases, worst)
         else:
-            found[name] = Aspect(note=course.refusal if name == "shapes" else "")
+            results[name] = Aspect(note=course.refusal if name == "shapes" else "")
     certain = [cheat for cheat in cheats if cheat.name not in SUSPECT]
     if certain:
         words = "; ".join(map(str, certain))
         failure = Failure("conduct", account.some_case(course), words, aspect="conduct")
         line = next((cheat.trial for cheat in certain if cheat.trial), "")
         trial = Trial.of_line(line) if line else Trial()
-        found["conduct"] = Aspect("broken", len(certain), math.inf, failure, repro=account.repro(trial))
+        results["conduct"] = Aspect("broken", len(certain), math.inf, failure, repro=account.repro(trial))
     elif "conduct" not in course.failures and course.seen:
         status = "suspect" if cheats else "kept"
-        found["conduct"] = Aspect(status, len(course.seen), note="; ".join(map(str, cheats)))
-    return found
+        results["conduct"] = Aspect(status, len(course.seen), note="; ".join(map(str, cheats)))
+    return results
 
 
 def workload_of(account: Account, sizes: str, given: Any, seen: Seen) -> Workload:

@@ -34,17 +34,17 @@ def timed(account: Account, course: Course, bench: Bench, first: Seen) -> Speed:
     `SolutionError`.
     """
     ways = account.ways
-    places = may_roll(first.arguments, bench.kinds)
-    seeds = [secrets.randbelow(2**31) for _ in range(_DRAWS if places else _FIXED_DRAWS)]
+    indices = may_roll(first.arguments, bench.kinds)
+    seeds = [secrets.randbelow(2**31) for _ in range(_DRAWS if indices else _FIXED_DRAWS)]
     data = [bench.trial("given", seed) for seed in seeds]
     arguments = [bench.arguments(trial) for trial in data]
-    names = [f"t{place}" for place in range(len(data))]
+    names = [f"t{index}" for index in range(len(data))]
     size = sum(part.numel() * part.element_size() for part in first.outputs)
-    most = max(2, _BYTES // max(2 * size, 1)) if places else len(data)
+    most = max(2, _BYTES // max(2 * size, 1)) if indices else len(data)
     with ExitStack() as stack:
         for name, values in zip(names, arguments, strict=True):
             course.process.place(name, values)
-        own, notes, others = Stopwatch(course.process, names, seeds, places), [], {}
+        own, notes, others = Stopwatch(course.process, names, seeds, indices), [], {}
         compiles = ways.effort != "quick" if ways.compiled is None else ways.compiled
         for title in ("reference", *(["compiled"] if compiles else [])):
             try:
@@ -55,7 +55,7 @@ def timed(account: Account, course: Course, bench: Bench, first: Seen) -> Speed:
                 if title == "compiled":
                     process.compile()
                     process.time(names[:1], seeds[:1], [], [0, 0])
-                others[title] = Stopwatch(process, names, seeds, places)
+                others[title] = Stopwatch(process, names, seeds, indices)
             except SolutionError as error:
                 notes.append(f"the {title} can't be timed here ({one_line(error)[:_LONGEST_NOTE]})")
         for _ in range(_TRIES):
@@ -69,8 +69,8 @@ def timed(account: Account, course: Course, bench: Bench, first: Seen) -> Speed:
             sizes, ways.device, Time.of(own.seconds), times.get("reference"), times.get("compiled"), "; ".join(notes)
         )
         course.cheats += own.cheats
-        for place, shift, called in own.picked(_PICKED[ways.effort]):
-            trial = replace(data[place], shift=shift)
+        for index, shift, called in own.picked(_PICKED[ways.effort]):
+            trial = replace(data[index], shift=shift)
             course.take(bench.judged(trial, bench.arguments(trial), called, timed=True), ["conduct"])
     return speed
 

@@ -35,21 +35,21 @@ def traces(verdict: SolutionVerdict) -> list[dict[str, Any]]:
     return [
         {
             "definition": verdict.spec,
-            "workload": stated.get(found.uuid, {"uuid": found.uuid or "none", "axes": {}, "inputs": {}}),
+            "workload": stated.get(result.uuid, {"uuid": result.uuid or "none", "axes": {}, "inputs": {}}),
             "solution": verdict.kernel,
-            "evaluation": evaluation(verdict, found),
+            "evaluation": evaluation(verdict, result),
         }
-        for found in verdict.workloads
+        for result in verdict.workloads
     ]
 
 
-def evaluation(verdict: SolutionVerdict, found: Workload) -> dict[str, Any]:
+def evaluation(verdict: SolutionVerdict, result: Workload) -> dict[str, Any]:
     """The evaluation of one workload."""
-    status = "INCORRECT_NUMERICAL" if found.status == "PASSED" and not verdict.passed else found.status
-    speed = found.speed
+    status = "INCORRECT_NUMERICAL" if result.status == "PASSED" and not verdict.passed else result.status
+    speed = result.speed
     if status == "PASSED" and (speed is None or speed.reference is None):
         speed = None
-    why = found.message or "; ".join(map(str, verdict.cheats)) or verdict.note
+    why = result.message or "; ".join(map(str, verdict.cheats)) or verdict.note
     made: dict[str, Any] = {
         "status": status,
         "environment": environment(verdict),
@@ -60,13 +60,13 @@ def evaluation(verdict: SolutionVerdict, found: Workload) -> dict[str, Any]:
     }
     if status in _WITH_CORRECTNESS:
         extra = {
-            "ratio": _number(found.worst),
-            "radius": _number(found.radius),
+            "ratio": _number(result.worst),
+            "radius": _number(result.radius),
             "outcome": verdict.outcome,
             "cheats": [cheat.name for cheat in verdict.cheats],
-            "repro": found.repro,
+            "repro": result.repro,
         }
-        relative, absolute = _number(found.relative), _number(found.absolute)
+        relative, absolute = _number(result.relative), _number(result.absolute)
         made["correctness"] = {"max_relative_error": relative, "max_absolute_error": absolute, "extra": extra}
     if status == "PASSED":  # where it has to stand, zeros of what wasn't timed
         reference = speed.reference.median if speed is not None and speed.reference is not None else 0.0

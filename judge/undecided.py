@@ -28,14 +28,14 @@ _SUMS = (
 
 def left_open(results: Callable[[], Sequence[Tensor]], expected: Sequence[Tensor], seed: int = 0) -> list[Tensor]:
     """For each result, where it is other than ``expected`` when the reference rounds otherwise: bool, its shape."""
-    found = [torch.zeros(part.shape, dtype=torch.bool) for part in expected]
+    entries = [torch.zeros(part.shape, dtype=torch.bool) for part in expected]
     for draw in range(_DRAWS):
         with torch.no_grad(), _Disturbed(seed + draw):
             parts = results()
-        for mask, part, right in zip(found, parts, expected, strict=True):
+        for mask, part, right in zip(entries, parts, expected, strict=True):
             if part.shape == right.shape:
                 mask |= part != right
-    return found
+    return entries
 
 
 class _Disturbed(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -55,8 +55,8 @@ class _Disturbed(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in _TIED and _is_rounded(args[0]) and not kwargs.get("stable") and len(args) + len(kwargs) > 1:
             x = args[0].double()
             apart = self._noise(x, x.abs().clamp(min=_LEAST) * 2.0**20)  # little beside what the dtype tells apart
-            found = func(x + apart, *args[1:], **kwargs)
-            return tree_map(lambda part: part.to(args[0].dtype) if _is_rounded(part) else part, found)
+            results = func(x + apart, *args[1:], **kwargs)
+            return tree_map(lambda part: part.to(args[0].dtype) if _is_rounded(part) else part, results)
         if not any(_is_rounded(part) for part in args) or _is_view(func):
             return func(*args, **kwargs)
         exact, size = _wide(func, args, kwargs, name in _SUMS)

@@ -61,12 +61,12 @@ class SolutionVerdict(Verdict):
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, as `Verdict.as_dict` gives it, with each cheat's description and the factor of speed."""
-        found = super().as_dict()
-        found["cheats"] = [{**plain(cheat), "description": CHEATS[cheat.name]} for cheat in self.cheats]
-        found["speed"] = _speed(self.speed)
-        for workload, told in zip(self.workloads, found["workloads"], strict=True):
+        result = super().as_dict()
+        result["cheats"] = [{**plain(cheat), "description": CHEATS[cheat.name]} for cheat in self.cheats]
+        result["speed"] = _speed(self.speed)
+        for workload, told in zip(self.workloads, result["workloads"], strict=True):
             told["speed"] = _speed(workload.speed)
-        return found
+        return result
 
     def to_line(self) -> str:
         """The verdict as one line of JSON."""

@@ -1,8 +1,6 @@
-"""Kernels under test, one op a file, by what they are written in; of ours they import nothing outside of this room.
+"""Kernels: bundled ones in Triton, Pallas and CUDA C++, layers for groups of ranks, and adapters of other libraries'.
 
-In: tensors and options of an op. Out: tensors. Called by `configs/survey.toml`, by tests and by users directly.
-triton · pallas · cuda (ours) · parallel (ours, for every rank of a group) · libraries (adapters of other
-libraries' kernels) · models (`replace` puts ours in).
+`configs/survey.toml` names each by its import path. ``replace`` puts the Triton kernels into a model of transformers.
 """
 
 from assay.kernels.models import Replacement, replace

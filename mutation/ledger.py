@@ -127,11 +127,11 @@ class Ledger:
     missing: list[str] = field(default_factory=list)
     """Functions that were named to the audit, and never imported."""
 
-    def site(self, place: Place, call: str) -> Site:
+    def site(self, index: Place, call: str) -> Site:
         """The record of a line."""
-        key = (place.file, place.line, call)
+        key = (index.file, index.line, call)
         if key not in self.sites:
-            self.sites[key] = Site(place.file, place.line, place.text, call)
+            self.sites[key] = Site(index.file, index.line, index.text, call)
         return self.sites[key]
 
     @property

@@ -75,10 +75,10 @@ def is_test_code(frame: FrameType) -> bool:
 
 def reduced_by_all(frame: FrameType) -> bool:
     """Whether the elements that a comparison answered are looked at through ``all``, directly or by a name."""
-    found = _node(frame)
-    if found is None:
+    result = _node(frame)
+    if result is None:
         return False
-    source, node = found
+    source, node = result
     if _goes_into_all(source, node):
         return True
     name = _assigned(source.parents.get(node))
@@ -91,10 +91,10 @@ def unused(frame: FrameType | None, test: CodeType | None, depth: int = _CALLERS
 
     ``test`` is the code of the running test: what it returns is thrown away. ``depth``: how many callers are asked.
     """
-    found = _node(frame) if frame is not None and depth else None
-    if frame is None or found is None:
+    result = _node(frame) if frame is not None and depth else None
+    if frame is None or result is None:
         return None
-    source, node = found
+    source, node = result
     reason = _fate(source, node)
     if reason not in ("returned", None):
         return reason

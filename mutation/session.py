@@ -204,12 +204,12 @@ class Audit:
         from assay.mutation.replay import replay
 
         start = time.thread_time()
-        found = replay(kept)
+        result = replay(kept)
         site.seconds += time.thread_time() - start
-        if found is None:
+        if result is None:
             site.flags[words.NOT_AGAIN] += 1
         else:
-            site.add(found.passed, found.gain)
+            site.add(result.passed, result.gain)
 
     def _silent(self, item: pytest.Item) -> None:
         self.ledger.silent.append(item.nodeid)

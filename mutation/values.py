@@ -92,7 +92,7 @@ def with_leaf(value: Any, path: tuple[Any, ...], leaf: Any) -> Any:
     first, rest = path[0], path[1:]
     if isinstance(value, Mapping):
         return {**value, first: with_leaf(value[first], rest, leaf)}
-    items = [with_leaf(item, rest, leaf) if place == first else item for place, item in enumerate(value)]
+    items = [with_leaf(item, rest, leaf) if index == first else item for index, item in enumerate(value)]
     return items if isinstance(value, list) else tuple(items)
 
 

@@ -182,8 +182,8 @@ class Assay:
         from assay.verify.cases.at_shape import read_sizes
 
         symbols = {symbol for signature in spec(op).signatures for symbol in signature.symbols}
-        found = [sizes for sizes in (read_sizes(text, "--assay-at") for text in texts) if symbols.issuperset(sizes)]
-        return {"at": found} if found else {}
+        results = [sizes for sizes in (read_sizes(text, "--assay-at") for text in texts) if symbols.issuperset(sizes)]
+        return {"at": results} if results else {}
 
     def check(
         self, kernel: Callable[..., Any], op: str | Callable[..., Any] | Sequence[Any], **settings: Any
@@ -216,8 +216,8 @@ class Assay:
             "survivors": [trial.name for trial in measured.survivors] if measured else [],
         }
         node.stash.setdefault(_ROWS, []).append(row)
-        place = "assay" if self._count == 1 else f"assay.{self._count}"
-        node.user_properties.extend((f"{place}.{name}", str(row[name])) for name in _PROPERTIES if row[name] != "")
+        index = "assay" if self._count == 1 else f"assay.{self._count}"
+        node.user_properties.extend((f"{index}.{name}", str(row[name])) for name in _PROPERTIES if row[name] != "")
         if directory is not None:
             verdict.to_html(directory / f"{name}.html", measured)
             verdict.to_json(directory / f"{name}.json")

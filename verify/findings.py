@@ -163,14 +163,14 @@ class Comparison:
         """What came, what is right and the ratio of each element."""
         return list(zip(self.got, self.golden, self.ratio, strict=True))
 
-    def index(self, place: int) -> tuple[int, ...]:
-        """The coordinates of the element that stands at ``place`` of the lists."""
-        return coordinates(self.first + place, self.shape)
+    def index(self, position: int) -> tuple[int, ...]:
+        """The coordinates of the element that stands at ``position`` of the lists."""
+        return coordinates(self.first + position, self.shape)
 
 
 def coordinates(flat: int, shape: Shape) -> tuple[int, ...]:
     """Where the element of this number in row-major order stands."""
-    return tuple(int(place) for place in np.unravel_index(flat, shape))  # torch's imports sympy, for half a second
+    return tuple(int(index) for index in np.unravel_index(flat, shape))  # torch's imports sympy, for half a second
 
 
 @dataclass(frozen=True)
@@ -281,8 +281,8 @@ class Findings:
     @property
     def broken(self) -> dict[str, Aspect]:
         """The broken aspects, the gravest first."""
-        found = {name: self.aspects[name] for name in GRAVITY if name in self.aspects}
-        return {name: aspect for name, aspect in found.items() if aspect.status == "broken"}
+        results = {name: self.aspects[name] for name in GRAVITY if name in self.aspects}
+        return {name: aspect for name, aspect in results.items() if aspect.status == "broken"}
 
     @property
     def violated(self) -> dict[str, Aspect]:

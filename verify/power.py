@@ -78,9 +78,9 @@ def measured(
     faults = [fault for fault in _admitted(question, op) if fault.family in (families or FAMILIES)]
     _require_a_pass(question, op, against, tolerances)
     trials = []
-    for place, fault in enumerate(faults):
+    for index, fault in enumerate(faults):
         if progress is not None:
-            progress(fault.name, place, len(faults))
+            progress(fault.name, index, len(faults))
         verdict = examination(kernel_of(fault, op, out_dtype), settings)
         trials.append(
             Tried(
@@ -134,10 +134,10 @@ def _admitted(question: Question, op: str) -> list[FaultModel]:
 def _tolerances(text: str) -> tuple[str, tuple[float, float] | None]:
     """The check that ``text`` names, and its tolerances."""
     expected = f"against={text!r}; expected allclose(1e-2,1e-2) or assert_close(1e-2,1e-2): rtol and atol"
-    found = _CHECK.fullmatch(text)
-    if found is None:
+    match = _CHECK.fullmatch(text)
+    if match is None:
         raise SettingError(expected)
-    name, rtol, atol = found.groups()
+    name, rtol, atol = match.groups()
     try:
         return name, None if rtol is None else (float(rtol), float(atol))
     except ValueError:

@@ -101,9 +101,9 @@ class PowerReport:
 
 
 def _by_family(trials: Sequence[Tried], hit: Callable[[Tried], bool]) -> dict[str, tuple[int, int]]:
-    found = {}
+    results = {}
     for family in FAMILIES:
         here = [trial for trial in trials if trial.family == family]
         if here:
-            found[family] = (sum(map(hit, here)), len(here))
-    return found
+            results[family] = (sum(map(hit, here)), len(here))
+    return results

@@ -47,6 +47,6 @@ def question_by_example(
     limits: dict[str, Any] = {"multiples": example.multiples, "sizes": example.allowed}
     if example.plain and not isinstance(kernel, torch.nn.Module):
         return kernel, reference_spec(forms, example.text, **limits).qualified_name, example.dtype
-    called = [example.called.of(form) for form in forms]
-    made = reference_spec(called, example.text, name=name, **limits)
-    return example.called.of(kernel), made.qualified_name, example.dtype
+    calls = [example.call.with_target(form) for form in forms]
+    made = reference_spec(calls, example.text, name=name, **limits)
+    return example.call.with_target(kernel), made.qualified_name, example.dtype

@@ -71,7 +71,7 @@ class Settings:
     Once it is made, ``spec`` is the op's reference, sequences are tuples, or ranges, and one size stands for a list of
     it. ``faithful`` names the device whose tensor cores the interpreter emulates, ``pretend`` the one as which "cuda"
     answers in a call of the kernel (`assay.interpreter.pretend_cuda`; ``device`` is then the CPU), ``emission`` what a
-    compiler makes of the kernel's arithmetic (`assay.interpreter.emission.emission_named`), ``environment`` what is not
+    compiler makes of the kernel's arithmetic (`emission_named`), ``environment`` what is not
     standard in the numeric environment that the kernel is called in (`assay.runtime.environment.changes`).
     Raises `UnknownSpec`, `OptionError`, `UnknownFormat` or `SettingError` on what no examination can have; what this
     machine lacks is told when the question is asked.

@@ -57,11 +57,11 @@ def amounts(ttir: str, grid: Sequence[int], numbers: Mapping[str, int]) -> Amoun
     """What a launch of ``grid`` programs does; ``numbers`` are its scalar arguments by the names of the IR."""
     body = _parsed(ttir)
     total, count = Amounts(), math.prod(grid)
-    places = range(count) if count <= _PROGRAMS else [count * step // _PROGRAMS for step in range(_PROGRAMS)]
-    for place in places:
-        x, rest = place % grid[0], place // grid[0]
+    indices = range(count) if count <= _PROGRAMS else [count * step // _PROGRAMS for step in range(_PROGRAMS)]
+    for index in indices:
+        x, rest = index % grid[0], index // grid[0]
         program = _Program((x, rest % grid[1], rest // grid[1]), tuple(grid))
-        total.add(program.walk(body, dict(numbers)), count / len(places))
+        total.add(program.walk(body, dict(numbers)), count / len(indices))
     return total
 
 
@@ -71,19 +71,19 @@ class _Program:
     def __init__(self, place: tuple[int, ...], grid: tuple[int, ...]) -> None:
         self._place, self._grid = place, grid
 
-    def walk(self, ops: Sequence[_Op], values: dict[str, Any], place: int = 0) -> Amounts:
-        """What ``ops`` do from a ``place`` on, given the numbers that are known so far; what they compute is added."""
+    def walk(self, ops: Sequence[_Op], values: dict[str, Any], index: int = 0) -> Amounts:
+        """What ``ops`` do from a ``index`` on, given the numbers that are known so far; what they compute is added."""
         total = Amounts()
-        while place < len(ops):
-            op = ops[place]
-            place += 1
+        while index < len(ops):
+            op = ops[index]
+            index += 1
             if op.name in ("cf.br", "cf.cond_br"):
                 ways = self._ways(op, ops, values)
                 if len(ways) > 1:  # nobody knows which: the longer one
                     total.add(max((self.walk(ops, dict(values), way) for way in ways), key=_size))
                     total.complete = False
                     break
-                place = ways[0]
+                index = ways[0]
             elif op.name == "tt.return":
                 break
             elif op.name == "scf.for":
@@ -105,11 +105,11 @@ class _Program:
     def _ways(self, op: _Op, ops: Sequence[_Op], values: Mapping[str, Any]) -> list[int]:
         """Where a branch goes on; both places where its condition is unknown."""
         labels = re.findall(r"\^(\w+)", op.text)
-        places = [next((at for at, other in enumerate(ops) if other.name == f"^{name}"), len(ops)) for name in labels]
+        indices = [next((at for at, other in enumerate(ops) if other.name == f"^{name}"), len(ops)) for name in labels]
         if op.name == "cf.br":
-            return places[:1]
+            return indices[:1]
         condition = values.get(_names(op.text)[0])
-        return places if condition is None else [places[0 if condition else 1]]
+        return indices if condition is None else [indices[0 if condition else 1]]
 
     def _loop(self, op: _Op, values: dict[str, Any], total: Amounts) -> None:
         matched = re.match(r"(?:unsigned )?%([\w.$-]+) = %([\w.$-]+) to %([\w.$-]+) step %([\w.$-]+)", op.text)
@@ -149,8 +149,8 @@ class _Program:
 
     def _value(self, op: _Op, values: Mapping[str, Any]) -> Any:
         if op.name == "arith.constant":
-            found = re.match(r"(-?\d+|true|false)\b(?!\.)", op.text)
-            return int(_TRUTH.get(found[1], found[1])) if found else None
+            match = re.match(r"(-?\d+|true|false)\b(?!\.)", op.text)
+            return int(_TRUTH.get(match[1], match[1])) if match else None
         if op.name in ("tt.get_program_id", "tt.get_num_programs"):
             axis = "xyz".index(op.text[0])
             return self._place[axis] if op.name == "tt.get_program_id" else self._grid[axis]
@@ -244,12 +244,12 @@ def _lines(ttir: str) -> Iterator[str]:
 
 def _region(lines: Iterator[str]) -> tuple[tuple[_Op, ...], str]:
     """The operations up to the brace that closes a region, and what follows that brace."""
-    found: list[_Op] = []
+    entries: list[_Op] = []
     for line in lines:
         if line.startswith("}"):
-            return tuple(found), line[1:].strip()
+            return tuple(entries), line[1:].strip()
         if line.startswith("^"):
-            found.append(_Op((), line.partition("(")[0].partition(":")[0], line))
+            entries.append(_Op((), line.partition("(")[0].partition(":")[0], line))
             continue
         results, _, rest = line.partition(" = ") if line.startswith("%") else ("", "", line)
         name, _, text = rest.partition(" ")
@@ -263,15 +263,15 @@ def _region(lines: Iterator[str]) -> tuple[tuple[_Op, ...], str]:
                 inner, after = _region(lines)
                 regions.append(inner)
             text += " " + after
-        found.append(_Op(tuple(_results(results)), name, text, tuple(regions)))
-    return tuple(found), ""
+        entries.append(_Op(tuple(_results(results)), name, text, tuple(regions)))
+    return tuple(entries), ""
 
 
 def _results(text: str) -> Iterator[str]:
     """``%a`` or ``%a:2``, whose parts are called ``a#0`` and ``a#1``."""
     for name in filter(None, (part.strip().lstrip("%") for part in text.split(","))):
         own, colon, count = name.partition(":")
-        yield from (f"{own}#{place}" for place in range(int(count))) if colon else (own,)
+        yield from (f"{own}#{index}" for index in range(int(count))) if colon else (own,)
 
 
 def _quotient(a: int, b: int) -> int:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from assay.configs import table
-from assay.interpreter.cuda_devices import USUAL, CudaDevice, cuda_device_named
+from assay.formats.devices import DEFAULT_CUDA_DEVICE, CudaProperties, cuda_device_named, devices
 from assay.verify.errors import SettingError
 
 MOST_REGISTERS = 255  # of a thread: CUDA C++ Programming Guide, technical specifications
@@ -20,7 +19,7 @@ class Arch:
     """An architecture by the name that ptxas gives it, and the device that answers for it."""
 
     name: str
-    device: CudaDevice
+    device: CudaProperties
 
     @property
     def capability(self) -> int:
@@ -47,16 +46,14 @@ class Arch:
             most // warps,
             device.regs_per_multiprocessor // of_a_warp // warps,
             device.shared_memory_per_multiprocessor // taken if taken else most,
-            table("cuda_devices")["limits"][f"{device.major}.{device.minor}"]["blocks"],
+            device.max_blocks_per_multi_processor,
         )
         return blocks * warps / most if shared <= self.shared and threads <= device.max_threads_per_block else 0.0
 
 
 def arch_named(text: str) -> Arch:
     """``sm_90a``, ``sm_90``, or a device such as ``h200``; `SettingError` for one that no known device has."""
-    rows = table("cuda_devices")
-    capabilities = {name: major * 10 + minor for name, row in rows.items() if name != "limits"
-                    for major, minor in [row["capability"]]}  # fmt: skip
+    capabilities = {name: device.capability for name, device in devices().items() if device.cuda is not None}
     matched = re.fullmatch(r"sm_(\d+)[af]?", text.lower())
     if text.lower() in capabilities:
         device = text.lower()
@@ -68,11 +65,11 @@ def arch_named(text: str) -> Arch:
         raise SettingError(
             f"--arch {text}: unknown; expected one of {', '.join(known)}, or a device: {', '.join(capabilities)}"
         )
-    found = cuda_device_named(device)
-    return Arch(_name(found.major * 10 + found.minor), found)
+    result = cuda_device_named(device)
+    return Arch(_name(result.major * 10 + result.minor), result)
 
 
-_USUAL = (USUAL, "l40s")  # where a capability has several
+_USUAL = (DEFAULT_CUDA_DEVICE, "l40s")  # where a capability has several
 
 
 def _name(capability: int) -> str:

@@ -76,9 +76,9 @@ def own_bytes(case: Case) -> float:
 def _option_sets(settings: Settings) -> list[dict[str, Any]]:
     """The first value of each listed option, and each other value in its place."""
     first = {name: values[0] for name, values in settings.options.items()}
-    found = [first]
-    found += [{**first, name: value} for name, values in settings.options.items() for value in values[1:]]
-    return [settings.definition.complete(options) for options in found]
+    results = [first]
+    results += [{**first, name: value} for name, values in settings.options.items() for value in values[1:]]
+    return [settings.definition.complete(options) for options in results]
 
 
 def _sizes(
@@ -112,13 +112,13 @@ def _is_free(given: Sequence[int]) -> bool:
 
 
 def _largest(signature: Signature, sizes: Mapping[str, int]) -> int:
-    found = 0
+    result = 0
     for tensor in (*signature.tensors, *signature.returns):
         count = 1
         for size in tensor.shape(sizes):
             count *= size
-        found = max(found, count)
-    return found
+        result = max(result, count)
+    return result
 
 
 def check_asked(settings: Settings, asked: Asked) -> None:

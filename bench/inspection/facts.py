@@ -70,11 +70,11 @@ class Facts:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""
-        found = asdict(replace(self, tf32=(), transposed=(), scalar={}))
+        result = asdict(replace(self, tf32=(), transposed=(), scalar={}))
         for name in ("tf32", "transposed", "scalar", "narrow"):
-            del found[name]
-        found["widths"] = {kind: {str(width): n for width, n in of.items()} for kind, of in self.widths.items()}
-        return found
+            del result[name]
+        result["widths"] = {kind: {str(width): n for width, n in of.items()} for kind, of in self.widths.items()}
+        return result
 
 
 def facts(launch: Launch, arch: Arch, known: dict[str, Facts]) -> Facts:
@@ -121,7 +121,7 @@ def _looked_at(own: Facts, launch: Launch, arch: Arch) -> Facts:
         moves=code.moves,
         widths=code.widths,
         tf32=tuple(tf32_products(asm["ttir"])),
-        transposed=tuple(dict.fromkeys(found.line for found in transposed_operands(asm["ttgir"]))),
+        transposed=tuple(dict.fromkeys(result.line for result in transposed_operands(asm["ttgir"]))),
         scalar=scalar_tiles(asm["ttgir"], asm["ptx"], code.threads),
         narrow=narrow_products(asm["ttir"]),
         remedy=_remedy(launch, arch) if code.spilled and not launch.pruned else "",
@@ -129,7 +129,7 @@ def _looked_at(own: Facts, launch: Launch, arch: Arch) -> Facts:
 
 
 def _products(code: MachineCode) -> dict[str, int]:
-    found: dict[str, int] = {}
+    results: dict[str, int] = {}
     for name, count in code.products.items():
         base, *parts = name.split(".")
         unit = next((unit for start, unit in _UNITS if base.startswith(start)), "mma")
@@ -138,8 +138,8 @@ def _products(code: MachineCode) -> dict[str, int]:
             base[:4], "fp16"
         )
         words = f"{unit} {kind}"
-        found[words] = found.get(words, 0) + count
-    return found
+        results[words] = results.get(words, 0) + count
+    return results
 
 
 def _remedy(launch: Launch, arch: Arch) -> str:

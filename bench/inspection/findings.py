@@ -51,10 +51,10 @@ def findings(seen: Sequence[Facts], arch: Arch, own_products: float | None = Non
     for facts in seen:
         if not facts.pruned:
             by_kernel[facts.kernel].append(facts)
-    found: list[Finding] = []
+    results: list[Finding] = []
     for kernel, launches in by_kernel.items():
-        found += _of_kernel(kernel, launches, arch)
-    return found + list(_idle(by_kernel, own_products))
+        results += _of_kernel(kernel, launches, arch)
+    return results + list(_idle(by_kernel, own_products))
 
 
 def _of_kernel(kernel: str, launches: Sequence[Facts], arch: Arch) -> Iterator[Finding]:

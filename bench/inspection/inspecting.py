@@ -61,9 +61,9 @@ class Call:
 
     def as_dict(self, arch: Arch) -> dict[str, Any]:
         """Plain data."""
-        found = [finding.as_dict() for finding in self.findings(arch)]
+        results = [finding.as_dict() for finding in self.findings(arch)]
         launches = [launch.as_dict() for launch in self.launches]
-        return asdict(replace(self, launches=())) | {"launches": launches, "findings": found}
+        return asdict(replace(self, launches=())) | {"launches": launches, "findings": results}
 
 
 def inspect_job(job: Job, heartbeat: Heartbeat) -> list[Call]:
@@ -155,12 +155,12 @@ def in_words(case: Case, settings: Settings) -> str:
 
 def merged(shares: Sequence[Sequence[Call]]) -> list[Call]:
     """The calls of a job whose launches were compiled in several processes."""
-    found = []
+    results = []
     for same in zip(*shares, strict=True):
         every = [facts for call in same for facts in call.launches]
-        once = [facts for place, facts in enumerate(every) if not facts.error or facts not in every[:place]]
-        found.append(replace(same[0], launches=tuple(once)))
-    return found
+        once = [facts for index, facts in enumerate(every) if not facts.error or facts not in every[:index]]
+        results.append(replace(same[0], launches=tuple(once)))
+    return results
 
 
 __all__ = ["Call", "Job", "inspect_job", "inspected", "merged"]

@@ -51,9 +51,9 @@ def machine_code(compiled: Any) -> MachineCode:
     path = manager.get_file(_FILE)
     if path is not None:
         return msgspec.json.decode(Path(path).read_bytes(), type=MachineCode)
-    found = _read(compiled.asm)
-    manager.put(msgspec.json.encode(found), _FILE)
-    return found
+    result = _read(compiled.asm)
+    manager.put(msgspec.json.encode(result), _FILE)
+    return result
 
 
 def resources(cubin: bytes) -> tuple[int, int]:
@@ -85,7 +85,7 @@ def _read(asm: Mapping[str, Any]) -> MachineCode:
         threads=int(threads[1]) if threads else 0,
         products=dict(products),
         moves=dict(moves),
-        widths={kind: dict(sorted(found.items())) for kind, found in widths.items()},
+        widths={kind: dict(sorted(result.items())) for kind, result in widths.items()},
     )
 
 

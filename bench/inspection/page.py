@@ -34,11 +34,11 @@ class Inspected:
 
     def findings(self, arch: Arch) -> list[tuple[str, Finding]]:
         """What is wrong, the worst of a kind for each kernel, with the call that shows it and how many others do."""
-        found: dict[tuple[str, str], list[tuple[str, Finding]]] = defaultdict(list)
+        results: dict[tuple[str, str], list[tuple[str, Finding]]] = defaultdict(list)
         for call in self.calls:
             for finding in call.findings(arch):
-                found[finding.kernel, finding.kind].append((call.words, finding))
-        return [_worst(same, len(self.calls)) for same in found.values()]
+                results[finding.kernel, finding.kind].append((call.words, finding))
+        return [_worst(same, len(self.calls)) for same in results.values()]
 
     @property
     def problems(self) -> list[str]:
@@ -105,15 +105,15 @@ def _products(facts: Facts) -> Iterable[str]:
 
 def _widths(launches: Sequence[Facts]) -> str:
     """The bytes of most of what is loaded at once, over the configurations."""
-    found = set()
+    results = set()
     for facts in launches:
         loads: dict[int, int] = defaultdict(int)
         for kind in ("load", "async copy"):
             for width, count in facts.widths.get(kind, {}).items():
                 loads[width] += width * count
         if loads:
-            found.add(max(loads, key=lambda width: loads[width]))
-    return _range(found) if found else ""
+            results.add(max(loads, key=lambda width: loads[width]))
+    return _range(results) if results else ""
 
 
 def _times_own(pairs: Sequence[tuple[Call, Facts]]) -> tuple[str, str]:
@@ -132,8 +132,8 @@ def _times_own(pairs: Sequence[tuple[Call, Facts]]) -> tuple[str, str]:
 
 
 def _range(numbers: Iterable[float]) -> str:
-    found = sorted(set(numbers))
-    low, high = f"{found[0]:.3g}", f"{found[-1]:.3g}"
+    results = sorted(set(numbers))
+    low, high = f"{results[0]:.3g}", f"{results[-1]:.3g}"
     return low if low == high else f"{low} to {high}"
 
 
@@ -161,8 +161,8 @@ def markdown(every: Sequence[Inspected], arch: Arch, versions: str, command: str
         "## Findings",
         "",
     ]
-    found = [f"- {one.title}, {words}" for one in every for words in finding_lines(one, arch)]
-    lines += [*(found or ["None."]), "", "## Kernels", ""]
+    results = [f"- {one.title}, {words}" for one in every for words in finding_lines(one, arch)]
+    lines += [*(results or ["None."]), "", "## Kernels", ""]
     lines += [f"| {' | '.join(HEAD)} |", f"|{'---|' * len(HEAD)}"]
     lines += [f"| {' | '.join(row)} |" for one in every for row in rows(one)]
     return "\n".join(lines) + "\n"

@@ -266,7 +266,7 @@ def _numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
         if isinstance(value, (bool, int)):
             yield prefix + name, int(value)
         elif isinstance(value, tuple):
-            yield from _numbers({str(place): part for place, part in enumerate(value)}, f"{prefix}{name}.")
+            yield from _numbers({str(index): part for index, part in enumerate(value)}, f"{prefix}{name}.")
 
 
 def _plain(value: Any) -> Any:

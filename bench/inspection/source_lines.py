@@ -29,8 +29,8 @@ class Locations:
 
     def line(self, text: str) -> Line:
         """Of an operation's whole line of the IR; within a call the place in what is called, unless it is Triton's."""
-        found = re.findall(r"loc\((.*)\)\s*$", text)
-        return self._resolved(found[-1]) if found else _NOWHERE
+        result = re.findall(r"loc\((.*)\)\s*$", text)
+        return self._resolved(result[-1]) if result else _NOWHERE
 
     @cache  # noqa: B019  (lives as long as one kernel is looked at)
     def _resolved(self, text: str) -> Line:
@@ -48,9 +48,9 @@ class Locations:
 
 def tf32_products(ttir: str) -> list[Line]:
     """Where products of float32 numbers are asked for in TF32."""
-    places = Locations(ttir)
+    indices = Locations(ttir)
     rows = (row for row in ttir.splitlines() if "tt.dot " in row and re.search(r"inputPrecision = tf32(?!x)", row))
-    return _once(places.line(row) for row in rows if re.match(r"tensor<[\dx]+xf32", row.partition(" : ")[2]))
+    return _once(indices.line(row) for row in rows if re.match(r"tensor<[\dx]+xf32", row.partition(" : ")[2]))
 
 
 def narrow_products(ttir: str) -> bool:
@@ -63,7 +63,7 @@ def transposed_operands(ttgir: str) -> list[Transposed]:
     """Where a tile goes from registers into shared memory with its axes the other way round, byte by byte."""
     orders = dict(re.findall(r"^(#\w+) = #ttg\.blocked<.*?order = \[([\d, ]+)\]", ttgir, re.MULTILINE))
     shared = dict(re.findall(r"^(#\w+) = #ttg\.nvmma_shared<.*?transposed = (true|false)", ttgir, re.MULTILINE))
-    places, found = Locations(ttgir), []
+    indices, result = Locations(ttgir), []
     for row in ttgir.splitlines():
         matched = re.search(
             r"ttg\.local_(?:alloc|store) %.*?tensor<[\dx]+x([a-z]+)(\d+)\w*, (#\w+)>.*?memdesc<[^#]*(#\w+),", row
@@ -71,14 +71,14 @@ def transposed_operands(ttgir: str) -> list[Transposed]:
         if matched and matched[3] in orders and matched[4] in shared and int(matched[2]) == 8:
             rows_first = orders[matched[3]].split(", ")[:1] != ["0"]
             if rows_first == (shared[matched[4]] == "true"):
-                found.append(Transposed(places.line(row), int(matched[2])))
-    return found
+                result.append(Transposed(indices.line(row), int(matched[2])))
+    return result
 
 
 def scalar_tiles(ttgir: str, ptx: str, threads: int) -> dict[Line, tuple[int, int]]:
     """Tiles of which each thread loads 16 bytes or more in pieces of at most 4: bytes of a piece, and of a thread."""
-    widths, places = load_widths(ptx), Locations(ttgir)
-    found: dict[Line, tuple[int, int]] = {}
+    widths, indices = load_widths(ptx), Locations(ttgir)
+    results: dict[Line, tuple[int, int]] = {}
     for row in ttgir.splitlines():
         matched = re.search(
             r"(?:tt\.load|ttg\.async_copy_global_to_local) .*?: tensor<((?:\d+x)+)!tt\.ptr<[a-z]+(\d+)", row
@@ -86,25 +86,25 @@ def scalar_tiles(ttgir: str, ptx: str, threads: int) -> dict[Line, tuple[int, in
         if not matched:
             continue
         held = math.prod(map(int, matched[1].rstrip("x").split("x"))) * int(matched[2]) // 8 // max(threads, 1)
-        line = places.line(row)
+        line = indices.line(row)
         width = widths.get(line)
         if held >= 16 and width is not None and width <= 4:
-            found[line] = (width, held)
-    return found
+            results[line] = (width, held)
+    return results
 
 
 def load_widths(ptx: str) -> Mapping[Line, int]:
     """The most bytes that an instruction loads from global memory at once, by line."""
-    found: dict[Line, int] = {}
+    results: dict[Line, int] = {}
     line = _NOWHERE
     for row in ptx.splitlines():
         if matched := re.search(r"^\s*\.loc\s.*// (\S+?):(\d+):\d+", row):
             line = matched[1], int(matched[2])
         elif matched := re.search(r"\bld\.global[\w.:]*?(?:\.v(\d+))?\.[bufs](\d+)\b", row):
-            found[line] = max(found.get(line, 0), int(matched[1] or 1) * int(matched[2]) // 8)
+            results[line] = max(results.get(line, 0), int(matched[1] or 1) * int(matched[2]) // 8)
         elif matched := re.search(r"\bcp\.async\.c[ag]\.shared\.global.*?\], (0x[0-9a-f]+|\d+)", row):
-            found[line] = max(found.get(line, 0), int(matched[1], 0))
-    return found
+            results[line] = max(results.get(line, 0), int(matched[1], 0))
+    return results
 
 
 def _once(lines: Iterator[Line]) -> list[Line]:

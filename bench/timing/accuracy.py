@@ -23,15 +23,15 @@ class Measuring(Oracle):
         self, case: Case, values: Values, outputs: tuple[torch.Tensor, ...], besides: Container[str] = ()
     ) -> Result:
         """As `Oracle` judges."""
-        found = super().judge(case, values, outputs, besides)
+        result = super().judge(case, values, outputs, besides)
         pairs = zip(case.signature.returns, outputs, strict=True)
         told = [output for tensor, output in pairs if not tensor.is_integer and tensor.name not in besides]
-        for limits, got in zip(found.tolerances, told, strict=False):
+        for limits, got in zip(result.tolerances, told, strict=False):
             x = got.detach().cpu().double()
             known = limits.judged & limits.golden.isfinite() & x.isfinite()
             self.squares[0] += float((x - limits.golden)[known].square().sum())
             self.squares[1] += float(limits.golden[known].square().sum())
-        return found
+        return result
 
     @property
     def bits(self) -> float:

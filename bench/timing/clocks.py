@@ -52,15 +52,15 @@ class CpuClock:
         self, count: int, prepare: Callable[[int], None], call: Callable[[], Any], take: Callable[[int, Any], None]
     ) -> list[float]:
         """As `Clock` says."""
-        found = []
+        results = []
         for number in range(count):
             prepare(number)
             self._evict()
             began = time.perf_counter()
             result = call()
-            found.append(time.perf_counter() - began)
+            results.append(time.perf_counter() - began)
             take(number, result)
-        return found
+        return results
 
     def _evict(self) -> None:
         if self.cold:

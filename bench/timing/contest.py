@@ -140,7 +140,7 @@ class Run:
 
 def run(job: Run, heartbeat: Heartbeat) -> list[Found]:
     """Every contest in turn, in a worker."""
-    found = []
+    results = []
     for contest in job.contests:
         heartbeat(str(contest.case), SILENT)
         clock = clock_for(job.ways.device, cold=job.ways.cold, graph=job.ways.graph)
@@ -153,21 +153,21 @@ def run(job: Run, heartbeat: Heartbeat) -> list[Found]:
             rounds=job.ways.rounds,
             clock=clock,
         )
-        found.append(Found(timings, clock.words, peak, least_of(contest.case, peak)))
-    return found
+        results.append(Found(timings, clock.words, peak, least_of(contest.case, peak)))
+    return results
 
 
 def versions() -> dict[str, str]:
     """Of Python and of what computes, as far as it is here."""
-    found = {"python": platform.python_version()}
+    results = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
-            found[name] = version(name)
+            results[name] = version(name)
         except PackageNotFoundError:
             continue
     if torch.cuda.is_available():
-        found["cuda"] = str(torch.version.cuda)
-    return found
+        results["cuda"] = str(torch.version.cuda)
+    return results
 
 
 def machine(device: str) -> str:

@@ -49,12 +49,12 @@ def compared(before: Record, after: Record, past: Sequence[Record] = (), *, reso
     ``past`` are further records of the same machine, of which those of one commit tell noise.
     """
     old = {line.key: line for line in before.lines}
-    found = []
+    results = []
     for line in after.lines:
         if line.key in old and line.outcome != REFERENCE:
             noise = max((abs(shift) for shift in _shifts(line.key, past)), default=0.0)
-            found.append(_compared(old[line.key], line, noise, resolution))
-    return found
+            results.append(_compared(old[line.key], line, noise, resolution))
+    return results
 
 
 def _compared(old: Line, new: Line, noise: float, resolution: float) -> Change:

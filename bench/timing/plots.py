@@ -28,7 +28,7 @@ def plots(records: Sequence[Record]) -> str:
     newest = records[-1]
     timed = [line for line in newest.lines if line.seconds]
     how = _looks(line.kernel for record in records for line in record.lines if line.seconds)
-    histories = [drawn(chart, f"history{place}") for place, chart in enumerate(_histories(records, how))]
+    histories = [drawn(chart, f"history{index}") for index, chart in enumerate(_histories(records, how))]
     tables = [(case, [row(line, same[0].seconds) for line in same]) for case, same in by_case(newest.lines)]
     return (
         environment()
@@ -51,8 +51,8 @@ def _looks(kernels: Iterable[str]) -> dict[str, dict[str, Any]]:
     """A colour and a mark for each kernel, the same in all charts."""
     names = dict.fromkeys(kernels)
     return {
-        name: {"tone": f"c{place % _TONES}", "mark": _MARKS[(place + place // _TONES) % len(_MARKS)]}
-        for place, name in enumerate(names)
+        name: {"tone": f"c{index % _TONES}", "mark": _MARKS[(index + index // _TONES) % len(_MARKS)]}
+        for index, name in enumerate(names)
     }
 
 
@@ -158,25 +158,25 @@ def _dates(records: Sequence[Record]) -> list[tuple[float, str]]:
     first, last = times[0][0], times[-1][0]
     form = "%Y-%m-%d" if last - first > 3 * 86400 else "%m-%d %H:%M" if last - first > 3600 else "%H:%M:%S"
     step = (last - first) / (_DATES - 1)
-    found: list[tuple[float, str]] = []
+    results: list[tuple[float, str]] = []
     for at, time in times:
-        if not found or at - found[-1][0] >= step:
-            found.append((at, time.strftime(form)))
-    return found
+        if not results or at - results[-1][0] >= step:
+            results.append((at, time.strftime(form)))
+    return results
 
 
 def _told(lines: Sequence[Line]) -> list[str]:
     """What a reader is told of each timing, with units."""
-    found = []
+    results = []
     for line in lines:
         share = f", {100 * line.share:.3g} % of the roofline" if line.share else ""
         bits = f"{line.bits:.1f} bits" if line.bits is not None else ""
-        found.append("\n".join(filter(None, [line.kernel, line.case, f"{duration(line.seconds)}{share}", bits])))
-    return found
+        results.append("\n".join(filter(None, [line.kernel, line.case, f"{duration(line.seconds)}{share}", bits])))
+    return results
 
 
 def _by_kernel(lines: Iterable[Line]) -> dict[str, list[Line]]:
-    found: dict[str, list[Line]] = defaultdict(list)
+    results: dict[str, list[Line]] = defaultdict(list)
     for line in lines:
-        found[line.kernel].append(line)
-    return found
+        results[line.kernel].append(line)
+    return results

@@ -43,7 +43,7 @@ def counters(path: Path) -> list[str]:
     if text.lstrip().startswith(("[", "{")):
         return list(_of_proton(path, text))
     lines = text.splitlines()
-    head = next((place for place, line in enumerate(lines) if '"Metric Name"' in line), None)
+    head = next((index for index, line in enumerate(lines) if '"Metric Name"' in line), None)
     if head is None:
         raise BenchError(
             f"--profile {path}: expected Nsight Compute's table (ncu --csv --page details), or Proton's .hatchet"
@@ -56,20 +56,20 @@ def counters(path: Path) -> list[str]:
                 value,
                 row.get("Metric Unit") or "",
             )
-    return [f"{name}: {', '.join(_words(found))}" for name, found in kernels.items()]
+    return [f"{name}: {', '.join(_words(result))}" for name, result in kernels.items()]
 
 
-def _words(found: Mapping[str, tuple[float, str]]) -> Iterator[str]:
-    if _DURATION in found:
-        yield "{:g} {}".format(*found[_DURATION])
-    memory, compute, tensor = (_first(found, names) for names in (_MEMORY, _COMPUTE, _TENSOR))
-    occupancy = _first(found, _OCCUPANCY)
+def _words(result: Mapping[str, tuple[float, str]]) -> Iterator[str]:
+    if _DURATION in result:
+        yield "{:g} {}".format(*result[_DURATION])
+    memory, compute, tensor = (_first(result, names) for names in (_MEMORY, _COMPUTE, _TENSOR))
+    occupancy = _first(result, _OCCUPANCY)
     shares = (("memory", memory), ("compute", compute), ("tensor pipe", tensor), ("occupancy", occupancy))
     for name, share in shares:
         if share is not None:
             yield f"{name} {share:.3g} %"
     yield _bound(memory, compute, tensor, occupancy)
-    conflicts, wavefronts = (found.get(name, (0.0, ""))[0] for name in _BANKS)
+    conflicts, wavefronts = (result.get(name, (0.0, ""))[0] for name in _BANKS)
     if wavefronts and conflicts > _CONFLICTS * wavefronts:
         yield f"bank conflicts: {conflicts / wavefronts:.2g} for each access of shared memory"
 
@@ -87,8 +87,8 @@ def _bound(memory: float | None, compute: float | None, tensor: float | None, oc
     return "neither memory nor arithmetic is busy: it waits for answers (latency)"
 
 
-def _first(found: Mapping[str, tuple[float, str]], names: tuple[str, ...]) -> float | None:
-    return next((found[name][0] for name in names if name in found and found[name][1] == "%"), None)
+def _first(result: Mapping[str, tuple[float, str]], names: tuple[str, ...]) -> float | None:
+    return next((result[name][0] for name in names if name in result and result[name][1] == "%"), None)
 
 
 def _number(text: str | None) -> float | None:
@@ -107,9 +107,9 @@ def _of_proton(path: Path, text: str) -> Iterator[str]:
     for frame in _leaves(content):
         metrics = frame.get("metrics", {})
         if "time (ns)" in metrics:
-            found = kernels[str(frame.get("frame", {}).get("name"))]
-            found[0] += float(metrics["time (ns)"])
-            found[1] += float(metrics.get("count", 1))
+            result = kernels[str(frame.get("frame", {}).get("name"))]
+            result[0] += float(metrics["time (ns)"])
+            result[1] += float(metrics.get("count", 1))
     if not kernels:
         raise BenchError(f'--profile {path}: expected the tree of triton.profiler, with "time (ns)" in its frames')
     for name, (nanoseconds, count) in kernels.items():

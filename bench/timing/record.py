@@ -95,8 +95,8 @@ class Record:
 
 def read(path: Path) -> Record:
     """The record of a file; raises `BenchError`."""
-    found: Record = read_record(path, "bench", Record, BenchError)
-    return found
+    result: Record = read_record(path, "bench", Record, BenchError)
+    return result
 
 
 def history(path: Path) -> list[Record]:
@@ -109,17 +109,17 @@ def history(path: Path) -> list[Record]:
 
 def lines_of(contests: Sequence[Contest], runs: Sequence[Sequence[Found]]) -> list[Line]:
     """A line for each kernel of each contest, of all runs together: wrong in one is wrong."""
-    found = []
-    for place, contest in enumerate(contests):
-        least = runs[0][place].least
+    results = []
+    for index, contest in enumerate(contests):
+        least = runs[0][index].least
         for number, runner in enumerate(contest.runners):
-            timings = [run[place].timings[number] for run in runs]
+            timings = [run[index].timings[number] for run in runs]
             bad = next((each for each in timings if each.why), None)
             rounds = [] if bad else [each.medians for each in timings]
             every = [value for one in rounds for value in one]
             seconds = statistics.median(every) if every else None
             launch = _known(statistics.median(each.launch for each in timings))
-            found.append(
+            results.append(
                 Line(
                     kernel=runner.name,
                     op=contest.case.definition.name,
@@ -143,7 +143,7 @@ def lines_of(contests: Sequence[Contest], runs: Sequence[Sequence[Found]]) -> li
                     gap=gap_in_words(seconds, least, launch or 0.0) if seconds else "",
                 )
             )
-    return found
+    return results
 
 
 def _dtype(contest: Contest) -> str:

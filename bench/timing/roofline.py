@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from assay.bench.inspection.calls import own_bytes, own_products
-from assay.configs import table
+from assay.formats.devices import devices
 from assay.verify.cases.case import Case
 
 _COPIED = 1 << 27  # bytes
@@ -68,13 +68,9 @@ def peak_of(device: str, case: Case) -> Peak | None:
     if not device.startswith("cuda"):
         return _measured(case)
     title = torch.cuda.get_device_name(device)
-    rows = table("devices")
-    name = next((name for name in rows if name in title.lower().replace(" ", "").replace("-", "")), None)
-    if name is None:
-        return None
-    row = rows[name]
-    rates = {kind: 1e12 * rate for kind, rate in row["rates"].items()}
-    return Peak(row["title"], 1e9 * row["bandwidth"], rates, row["source"])
+    words = title.lower().replace(" ", "").replace("-", "")
+    found = next((each for each in devices().values() if each.rates and each.name in words), None)
+    return None if found is None else Peak(found.title, found.bandwidth, found.rates, found.source)
 
 
 def _measured(case: Case) -> Peak:
@@ -94,12 +90,12 @@ def _measured(case: Case) -> Peak:
 
 
 def _shortest(call: Callable[[], object]) -> float:
-    found = []
+    results = []
     for _ in range(_TIMES + 1):  # the first touches fresh memory
         began = time.perf_counter()
         call()
-        found.append(time.perf_counter() - began)
-    return min(found[1:])
+        results.append(time.perf_counter() - began)
+    return min(results[1:])
 
 
 def gap_in_words(seconds: float, least: Least | None, launch: float) -> str:

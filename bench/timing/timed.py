@@ -194,8 +194,8 @@ class _Side:
 
         def take(number: int, result: Any) -> None:
             if number in picked:
-                found = self._bench.call.form(self._draws[self._at], self._inputs, result)
-                kept.append((self._at, found if isinstance(found, Finding) else tuple(x.clone() for x in found)))
+                results = self._bench.call.form(self._draws[self._at], self._inputs, result)
+                kept.append((self._at, results if isinstance(results, Finding) else tuple(x.clone() for x in results)))
 
         before, spent = len(getattr(clock, "launches", ())), list[float]()
         with self._calling() as call:
@@ -236,11 +236,11 @@ class _Side:
 
     def _poisoned(self, case: Case) -> None:
         """One call that isn't timed, in memory that holds NaN, judged."""
-        found = self._bench.try_case(replace(case, protocol="at", memory="nan"))
+        result = self._bench.try_case(replace(case, protocol="at", memory="nan"))
         self.timing.judged += 1
-        self.timing.worst = max(self.timing.worst, found.worst)
-        if found.failure is not None:
-            self._fails(found.failure, "")
+        self.timing.worst = max(self.timing.worst, result.worst)
+        if result.failure is not None:
+            self._fails(result.failure, "")
 
     def _check_memory(self) -> None:
         """The inputs hold what was put there last, and the zones around them what they always do."""
@@ -261,14 +261,14 @@ class _Side:
         values = {name: tensor.cpu() for name, tensor in self._numbers[at].items()}
         try:
             with standard_environment():
-                found = judge_samples(self._oracle, case, values, outputs)
+                result = judge_samples(self._oracle, case, values, outputs)
         except Undecided:
             return
         self.timing.judged += 1
-        self.timing.worst = max(self.timing.worst, found.worst)
+        self.timing.worst = max(self.timing.worst, result.worst)
         self.timing.bits = self._oracle.bits
-        if found.failure is not None:
-            self._fails(found.failure, "in a timed call: ")
+        if result.failure is not None:
+            self._fails(result.failure, "in a timed call: ")
 
     def _fails(self, failure: Failure, where: str) -> None:
         refused = failure.kind in ("refused", "not_interpreted")

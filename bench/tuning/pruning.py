@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from assay.bench.inspection.facts import Facts
 from assay.bench.inspection.inspecting import Call
 from assay.bench.tuning.choice import Choice
 from assay.bench.tuning.record import Candidate
-from assay.configs import table
+from assay.formats.devices import devices
 
 _KINDS = {"bf16": "bf16", "fp16": "fp16", "tf32": "tf32", "int8": "int8", "e4m3": "fp8", "e5m2": "fp8"}
 
@@ -34,14 +34,14 @@ def config(facts: Facts) -> dict[str, Any]:
 
 def configs_of(calls: Iterable[Call]) -> dict[str, list[dict[str, Any]]]:
     """Of every tuned kernel all configurations, those that its own pruning leaves out too."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    results: dict[str, list[dict[str, Any]]] = {}
     for call in calls:
         for facts in call.launches:
             if facts.tuned:
-                every = found.setdefault(facts.kernel, [])
+                every = results.setdefault(facts.kernel, [])
                 if config(facts) not in every:
                     every.append(config(facts))
-    return found
+    return results
 
 
 def described(candidate: Candidate, seen: Sequence[Facts], arch: Arch) -> Candidate:
@@ -87,25 +87,25 @@ def without_spills(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 def modelled(launches: Sequence[Facts], arch: Arch) -> float | None:
     """Seconds that the launches need at least on the architecture's device, by the roofline; None where not all of
-    their work could be counted, or the device has no row in configs/devices.toml.
+    their work could be counted, or configs/devices.toml has no rates of the device.
 
     Of each launch the longer of its products (at the peak rate of the instructions that it was compiled to) and its
     bytes (those asked for, at the peak bandwidth), times ceil(w)/w for w waves of blocks: the last wave takes as long
     as a full one. No cache, latency or conflict counts, so it orders candidates and is no time.
     """
-    row: Mapping[str, Any] | None = table("devices").get(arch.device.key)
-    if row is None or any(facts.amounts is None for facts in launches):
+    device = devices()[arch.device.key]
+    if not device.rates or any(facts.amounts is None for facts in launches):
         return None
     total = 0.0
     for facts in launches:
         assert facts.amounts is not None
         kind = next((_KINDS[word] for name in facts.products for word in name.split() if word in _KINDS), "fp32")
-        rate = 1e12 * row["rates"].get(kind, row["rates"]["fp32"])
+        rate = device.rates.get(kind, device.rates["fp32"])
         moved = facts.amounts.loaded + facts.amounts.stored
         seconds = max(
             facts.amounts.products / rate,
-            facts.amounts.others / (1e12 * row["rates"]["fp32"]),
-            moved / (1e9 * row["bandwidth"]),
+            facts.amounts.others / device.rates["fp32"],
+            moved / device.bandwidth,
         )
         total += seconds * _tail(facts, arch)
     return total

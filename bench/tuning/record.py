@@ -67,8 +67,8 @@ class Candidate:
     @property
     def time(self) -> float:
         """What candidates are ordered by: the measured time, or else the modelled one; infinite where neither is."""
-        found = self.seconds if self.seconds is not None else self.modelled
-        return math.inf if found is None else found
+        result = self.seconds if self.seconds is not None else self.modelled
+        return math.inf if result is None else result
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,8 @@ class Record:
 
 def read(path: Path) -> Record:
     """The record of a file; raises `TuneError`."""
-    found: Record = read_record(path, "tune", Record, TuneError)
-    return found
+    result: Record = read_record(path, "tune", Record, TuneError)
+    return result
 
 
 def bucket(sizes: Mapping[str, int]) -> dict[str, int]:
@@ -136,7 +136,7 @@ def tuned(path: str | Path, **sizes: int) -> dict[str, Any]:
         winners,
         key=lambda winner: sum(abs(math.log2(winner.sizes[name] / size)) for name, size in asked.items()),
     )
-    found = dict(nearest.choice.keywords)
+    results = dict(nearest.choice.keywords)
     for config in nearest.choice.configs.values():
-        found |= config
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+        results |= config
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in results.items()}

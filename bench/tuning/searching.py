@@ -110,26 +110,26 @@ class Search:
             raise TuneError("every combination of the space is left out; expected at least one")
         arch = self.arch
         compiled = self._inspect(space, cases) if arch else {}
-        configs = configs_of(call for found in compiled.values() for call in found)
+        configs = configs_of(call for results in compiled.values() for call in results)
         if len(space) == 1 and not any(len(every) > 1 for every in configs.values()):
             raise TuneError(
                 f"{self.question.target} leaves nothing to choose: it has no autotuner of two configurations or more; "
                 "name choices by --choice or --space"
             )
         choices = combined(self.question.space, configs)
-        found = []
-        for place, case in enumerate(cases):
+        results = []
+        for index, case in enumerate(cases):
             own = [Candidate(str(case), choice, "PASS") for choice in choices]
             if arch and any(call.launches for each in compiled.values() for call in each):
                 own = [
-                    described(one, of_choice(compiled[Choice(one.choice.keywords).key][place], one.choice), arch)
+                    described(one, of_choice(compiled[Choice(one.choice.keywords).key][index], one.choice), arch)
                     for one in own
                 ]
                 own = without_spills(own)
-            found += own
-        pruned = sum(one.outcome == "PRUNED" for one in found)
-        self.tell(f"{len(found)} candidates, {pruned} pruned by the compiler")
-        return found
+            results += own
+        pruned = sum(one.outcome == "PRUNED" for one in results)
+        self.tell(f"{len(results)} candidates, {pruned} pruned by the compiler")
+        return results
 
     def _inspect(self, space: Sequence[Choice], cases: Sequence[Case]) -> dict[str, list[inspecting.Call]]:
         """What each choice of keywords, by its key, is compiled to at each case."""
@@ -141,15 +141,15 @@ class Search:
             inspecting.Job(str(choice), choice.target(self.question.target), arch.name, settings, asked, pruned=True)
             for choice in space
         ]
-        found: dict[str, list[inspecting.Call]] = {}
+        results: dict[str, list[inspecting.Call]] = {}
         with Pool(min(worker_count(), len(jobs)), preload="assay.bench.inspection.inspecting") as pool:
-            for place, answer in pool.run(inspecting.inspect_job, jobs):
+            for index, answer in pool.run(inspecting.inspect_job, jobs):
                 if isinstance(answer, Raised) and answer.user_error:
                     raise TuneError(answer.message)
                 if isinstance(answer, Raised | Lost):
                     answer = [inspecting.Call("", (), problem=answer.message) for _ in cases]
-                found[space[place].key] = answer
-        return found
+                results[space[index].key] = answer
+        return results
 
     def _examined(self, candidates: Sequence[Candidate], effort: str) -> list[Candidate]:
         """Each choice that is left somewhere, examined once: what fails is out at every case."""
@@ -161,9 +161,9 @@ class Search:
             threads=1,
         )
         said: dict[str, dict[str, Any]] = {}
-        for place, row in run(jobs, self.engine):
+        for index, row in run(jobs, self.engine):
             kept = row.outcome in ("PASS", "WARN")
-            said[list(left)[place]] = {
+            said[list(left)[index]] = {
                 "outcome": "PASS" if kept else row.outcome,
                 "why": "" if kept else f"examined: {row.words}",
                 "worst": _known(row.verdict.worst) if row.verdict else None,
@@ -174,41 +174,43 @@ class Search:
 
     def _timed(self, cases: Sequence[Case], candidates: Sequence[Candidate]) -> list[Candidate]:
         """Those left, timed by turns in calls that are judged."""
-        found = list(candidates)
+        results = list(candidates)
         ways = contest.Ways(self.question.device, self.question.seconds, self.question.rounds, cold=self._on_gpu)
-        contests, places = [], []
+        contests, indices = [], []
         for case in cases:
-            own = [place for place, one in enumerate(found) if one.case == str(case) and one.outcome == "PASS"]
+            own = [index for index, one in enumerate(results) if one.case == str(case) and one.outcome == "PASS"]
             if own:
-                entries = [self._entry(found[place].choice) for place in own]
+                entries = [self._entry(results[index].choice) for index in own]
                 contests.append(
                     contest.Contest(tuple(contest.Runner(e.name, e.target, e.settings) for e in entries), case)
                 )
-                places.append(own)
-        if not contests or (not self._on_gpu and any(one.registers for one in found)):  # an interpreter would run them
-            return found
+                indices.append(own)
+        if not contests or (
+            not self._on_gpu and any(one.registers for one in results)
+        ):  # an interpreter would run them
+            return results
         with Pool(1, preload="assay.bench.timing.contest", timeout=contest.SILENT) as pool:
             ((_, answer),) = pool.run(contest.run, [contest.Run(tuple(contests), ways)])
         if isinstance(answer, Raised | Lost):
             raise TuneError(f"timing: {answer.message}")
-        for own, of_case in zip(places, answer, strict=True):
-            for place, timing in zip(own, of_case.timings, strict=True):
-                one = replace(found[place], worst=_known(timing.worst), bits=_known(timing.bits))
+        for own, of_case in zip(indices, answer, strict=True):
+            for index, timing in zip(own, of_case.timings, strict=True):
+                one = replace(results[index], worst=_known(timing.worst), bits=_known(timing.bits))
                 if timing.outcome == "PASS":
                     one = replace(one, seconds=timing.seconds, spread=_known(timing.spread))
                 elif timing.outcome != "NOT TIMED":
                     one = replace(one, outcome=timing.outcome, why=f"timed: {timing.why}")
-                found[place] = one
-        self.tell(f"{sum(map(len, places))} timed, {sum(one.why.startswith('timed') for one in found)} are out")
-        return found
+                results[index] = one
+        self.tell(f"{sum(map(len, indices))} timed, {sum(one.why.startswith('timed') for one in results)} are out")
+        return results
 
     def _won(self, cases: Sequence[Case], candidates: Sequence[Candidate]) -> tuple[list[Candidate], list[Winner]]:
         """The front of each case; its fastest that passes a usual examination wins."""
-        found, winners = list(candidates), []
+        result, winners = list(candidates), []
         confirmed: dict[str, tuple[str, str]] = {}
         for case in cases:
             while True:
-                own = [one for one in found if one.case == str(case) and one.outcome == "PASS"]
+                own = [one for one in result if one.case == str(case) and one.outcome == "PASS"]
                 ahead = front(own)
                 best = min((one for one in ahead if (one.worst or 0.0) <= self.question.most_error),
                            key=lambda one: one.time, default=None)  # fmt: skip
@@ -221,15 +223,15 @@ class Search:
                 if outcome == "PASS":
                     winners.append(Winner(bucket(case.sizes), best.choice, best.seconds is not None))
                     chosen = {one.choice.key for one in ahead}
-                    found = [_placed(one, best, chosen) if one in own else one for one in found]
+                    result = [_placed(one, best, chosen) if one in own else one for one in result]
                     break
-                found = [
+                result = [
                     replace(one, outcome=outcome, why=why)
                     if one.choice.key == best.choice.key and one.outcome == "PASS"
                     else one
-                    for one in found
+                    for one in result
                 ]
-        return found, winners
+        return result, winners
 
     @property
     def _on_gpu(self) -> bool:
@@ -276,21 +278,21 @@ def _known(value: float) -> float | None:
 def changed(before: Record, after: Record) -> list[str]:
     """Where a search that was run again differs from what its record says, in words; what is but slower isn't told."""
     old = {(one.case, one.choice.key): one for one in before.candidates}
-    found = []
+    results = []
     for one in after.candidates:
         known: Any = old.pop((one.case, one.choice.key), None)
         if known is None:
-            found.append(f"{one.choice}: a new candidate")
+            results.append(f"{one.choice}: a new candidate")
         elif _kept(known) != _kept(one):
-            found.append(f"{one.choice}: {known.outcome} then, now {one.outcome}{f', {one.why}' if one.why else ''}")
-    found += [f"{one.choice}: no candidate any more" for one in old.values()]
+            results.append(f"{one.choice}: {known.outcome} then, now {one.outcome}{f', {one.why}' if one.why else ''}")
+    results += [f"{one.choice}: no candidate any more" for one in old.values()]
     now = {json.dumps(winner.sizes, sort_keys=True): winner for winner in after.winners}
     for winner in before.winners:
         new = now.get(json.dumps(winner.sizes, sort_keys=True))
         if new is None or (new.choice.key != winner.choice.key and not _as_fast(winner.choice, new.choice, after)):
             sizes = ", ".join(f"{name}={size}" for name, size in winner.sizes.items())
-            found.append(f"at {sizes} {winner.choice} won, now {new.choice if new else 'none'}")
-    return found
+            results.append(f"at {sizes} {winner.choice} won, now {new.choice if new else 'none'}")
+    return results
 
 
 def _as_fast(choice: Choice, other: Choice, record: Record) -> bool:

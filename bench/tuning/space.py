@@ -46,9 +46,9 @@ class Space:
 
     def __iter__(self) -> Iterator[Choice]:
         for values in itertools.product(*self.choices.values()):
-            found = dict(zip(self.choices, values, strict=True))
-            if not any(all(found[name] == value for name, value in each.items()) for each in self.without):
-                yield Choice(found)
+            results = dict(zip(self.choices, values, strict=True))
+            if not any(all(results[name] == value for name, value in each.items()) for each in self.without):
+                yield Choice(results)
 
 
 def read_space(path: Path) -> Space:
@@ -67,10 +67,10 @@ def read_space(path: Path) -> Space:
 
 def combined(space: Space, configs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Choice]:
     """Every choice of keywords with every choice of a configuration of each autotuned kernel. Raises `TuneError`."""
-    found = []
+    results = []
     for choice in space:
         for values in itertools.product(*configs.values()):
-            found.append(Choice(choice.keywords, dict(zip(configs, values, strict=True))))
-            if len(found) > MOST:
+            results.append(Choice(choice.keywords, dict(zip(configs, values, strict=True))))
+            if len(results) > MOST:
                 raise TuneError(f"more than {MOST} candidates; list fewer values, or tune one kernel at a time")
-    return found
+    return results

@@ -40,12 +40,12 @@ class _Experts(torch.nn.ModuleList):
     """What transformers' experts in two parameters do, of experts that are modules."""
 
     def forward(self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        found = torch.zeros_like(x)
+        result = torch.zeros_like(x)
         for number, expert in enumerate(self):
-            token, place = (index == number).nonzero(as_tuple=True)
+            token, position = (index == number).nonzero(as_tuple=True)
             if len(token):
-                found = found.index_add(0, token, expert(x[token]) * weights[token, place, None])
-        return found
+                result = result.index_add(0, token, expert(x[token]) * weights[token, position, None])
+        return result
 
 
 def _linear(weight: torch.Tensor) -> torch.nn.Linear:
@@ -90,7 +90,7 @@ def from_modelopt(model: Any, batches: list[Any], groups: Groups, formats: Mappi
 
     def choose(bits: float) -> dict[str, str]:
         gradient = method == "gradient"
-        found, _ = quantization.auto_quantize(
+        result, _ = quantization.auto_quantize(
             copy.deepcopy(model),
             constraints={"effective_bits": bits},
             quantization_formats=configs,
@@ -101,7 +101,7 @@ def from_modelopt(model: Any, batches: list[Any], groups: Groups, formats: Mappi
             num_score_steps=len(batches),
             method=method,
         )
-        chosen = {name: getattr(module, "weight_quantizer", None) for name, module in found.named_modules()}
+        chosen = {name: getattr(module, "weight_quantizer", None) for name, module in result.named_modules()}
         return {name: formats[each.num_bits] for name, each in chosen.items() if each is not None and each.is_enabled}
 
     return choose
@@ -137,10 +137,10 @@ def from_autoround(model: Any, batches: list[Any], groups: Groups, formats: Mapp
         for name, module in own.named_modules():
             module.global_name = module.tmp_name = name
         with mock.patch("auto_round.auto_scheme.delta_loss.get_dataloader", return_value=batches):
-            found = GenScheme(
+            result = GenScheme(
                 asked, own, names, {}, "text", device_map="cpu", tokenizer=object(), enable_torch_compile=False
             ).get_layer_config()
-        return {name: formats[each["bits"]] for name, each in found.items() if each["bits"] in formats}
+        return {name: formats[each["bits"]] for name, each in result.items() if each["bits"] in formats}
 
     return choose
 
@@ -155,21 +155,21 @@ def by_weight_error(model: Any, groups: Groups, formats: Mapping[int, str]) -> C
         assert quantizer is not None, f"{formats[bits]} stores no weights"
         return float((fit_weight(quantizer, weights[name], None)(weights[name]) - weights[name]).square().sum())
 
-    options = [(place, bits) for place in range(len(groups)) for bits in formats]
-    errors = np.array([sum(error(name, bits) for name in groups[place]) for place, bits in options])
-    sizes = np.array([bits * sum(weights[name].numel() for name in groups[place]) for place, bits in options])
+    options = [(index, bits) for index in range(len(groups)) for bits in formats]
+    errors = np.array([sum(error(name, bits) for name in groups[index]) for index, bits in options])
+    sizes = np.array([bits * sum(weights[name].numel() for name in groups[index]) for index, bits in options])
     whole = sum(weight.numel() for weight in weights.values())
-    single = np.array([[float(place == group) for place, _ in options] for group in range(len(groups))])
+    single = np.array([[float(index == group) for index, _ in options] for group in range(len(groups))])
 
     def choose(bits: float) -> dict[str, str]:
-        found = milp(
+        result = milp(
             errors / errors.max(),
             integrality=np.ones(len(options)),
             bounds=Bounds(0, 1),
             constraints=[LinearConstraint(single, 1, 1), LinearConstraint(sizes[None] / whole, -np.inf, bits)],
         )
-        taken = [option for option, share in zip(options, found.x, strict=True) if share > 0.5]
-        return {name: formats[bits] for place, bits in taken for name in groups[place]}
+        taken = [option for option, share in zip(options, result.x, strict=True) if share > 0.5]
+        return {name: formats[bits] for index, bits in taken for name in groups[index]}
 
     return choose
 

@@ -112,15 +112,17 @@ class _Finder(MetaPathFinder, Loader):
 
 def sites() -> dict[str, Site]:
     """Two layers of a Llama and its head."""
-    found = {}
+    results = {}
     for layer in (0, 1):
         for block, unit, parts in (("self_attn", "qkv", "qkv"), ("mlp", "gate_up", ("gate", "up"))):
             for part in parts:
                 name = f"model.layers.{layer}.{block}.{part}_proj"
-                found[name] = Site(name, "linear", "linear", (256, 256), f"model.layers.{layer}.{block}.{unit}")
+                results[name] = Site(name, "linear", "linear", (256, 256), f"model.layers.{layer}.{block}.{unit}")
         for last in ("self_attn.o_proj", "mlp.down_proj"):
-            found[f"model.layers.{layer}.{last}"] = Site(f"model.layers.{layer}.{last}", "linear", "linear", (256, 256))
-    return {**found, "lm_head": Site("lm_head", "linear", "linear", (512, 256))}
+            results[f"model.layers.{layer}.{last}"] = Site(
+                f"model.layers.{layer}.{last}", "linear", "linear", (256, 256)
+            )
+    return {**results, "lm_head": Site("lm_head", "linear", "linear", (512, 256))}
 
 
 def given(parser: Any, scheme: str, products: dict[str, list[str]]) -> tuple[set[str], set[str]]:
@@ -136,10 +138,10 @@ def given(parser: Any, scheme: str, products: dict[str, list[str]]) -> tuple[set
 
     def of(name: str) -> str:
         try:
-            found = read(torch.nn.Linear(1, 1), name)
+            result = read(torch.nn.Linear(1, 1), name)
         except (NotImplementedError, ValueError, ImportError, RuntimeError) as error:
             return type(error).__name__
-        return "none" if found is None else type(found).__name__
+        return "none" if result is None else type(result).__name__
 
     asked = [f"model.layers.{layer}.{name}" for layer in (0, 1) for name in _ASKED]
     return {of(name) for name in asked}, {of(name) for name in ("lm_head", "model.layers.1.mlp.down_proj")}
@@ -179,10 +181,10 @@ def table_given(parser: Any, scheme: str) -> bool:
     for assignment in ({linear: scheme, name: scheme}, {linear: scheme}):
         config = parser.from_config(quantization_config(assignment, model, kind="llama").content)
         for called in ("", name):
-            found = config.get_scheme_dict(table, called)
-            if (found is None) == (name in assignment):
+            result = config.get_scheme_dict(table, called)
+            if (result is None) == (name in assignment):
                 return False
-            if found is not None and not config._is_wNa16_group_channel(found["weights"], None):
+            if result is not None and not config._is_wNa16_group_channel(result["weights"], None):
                 return False
     return True
 

@@ -44,7 +44,7 @@ def audited(given: argparse.Namespace, seed: int = 0) -> tuple[Loaded, Audit, fl
     batches = loaded.batches(given.text, sequence=given.tokens, sequences=given.sequences, batch=given.batch)
     metric = given.metric or ("relative" if loaded.kind == "encoder" else "kl")
     began = time.process_time()
-    found = audit(loaded.model, batches, metric, bits=loaded.stored.itemsize * 8, seed=seed)
+    result = audit(loaded.model, batches, metric, bits=loaded.stored.itemsize * 8, seed=seed)
     spent = time.process_time() - began
-    found.calibrate()
-    return loaded, found, spent
+    result.calibrate()
+    return loaded, result, spent

@@ -34,37 +34,37 @@ HEAD = (
 )
 
 
-def assignments(found: Audit, draw: random.Random, each: int) -> dict[str, list[dict[str, str]]]:
+def assignments(result: Audit, draw: random.Random, each: int) -> dict[str, list[dict[str, str]]]:
     """Fresh assignments by their kind, of sites drawn at random."""
-    free = [site for site in found.sites if not site.tied]
+    free = [site for site in result.sites if not site.tied]
     values = [site for site in free if site.type in ("activation", "kv_cache")]
     caches = [site for site in free if site.type == "kv_cache"]
     stages = [site for site in free if site.in_attention and site.type == "activation"]
     weights = {
-        str(site): [name for name in found.menu(site) if SCHEMES[name].weight and not SCHEMES[name].activation]
+        str(site): [name for name in result.menu(site) if SCHEMES[name].weight and not SCHEMES[name].activation]
         for site in free
     }
-    places: dict[str, list[Site]] = {}
+    indices: dict[str, list[Site]] = {}
     for site in free:
-        places.setdefault(str(site).rpartition(".")[2], []).append(site)
+        indices.setdefault(str(site).rpartition(".")[2], []).append(site)
 
     def some(sites: Sequence[Site], share: float) -> dict[str, str]:
         taken = [site for site in sites if draw.random() < share] or [draw.choice(sites)]
-        return {str(site): draw.choice(found.menu(site)) for site in taken}
+        return {str(site): draw.choice(result.menu(site)) for site in taken}
 
     def at_one_place() -> dict[str, str]:
-        sites = places[draw.choice(sorted(places))]
-        scheme = draw.choice(sorted({name for site in sites for name in found.menu(site)}))
-        return {str(site): scheme for site in sites if scheme in found.menu(site)}
+        sites = indices[draw.choice(sorted(indices))]
+        scheme = draw.choice(sorted({name for site in sites for name in result.menu(site)}))
+        return {str(site): scheme for site in sites if scheme in result.menu(site)}
 
     def of_weights() -> dict[str, str]:
         share = draw.choice((1.0, 0.5, 0.2))
         return {site: draw.choice(menu) for site, menu in weights.items() if menu and draw.random() < share}
 
     kinds: dict[str, Callable[[], dict[str, str]]] = {
-        "random, all sites": lambda: found.random_assignment(draw),
-        "random, 30 % of sites": lambda: found.random_assignment(draw, 0.3),
-        "sparse, 5 % of sites": lambda: found.random_assignment(draw, 0.05),
+        "random, all sites": lambda: result.random_assignment(draw),
+        "random, 30 % of sites": lambda: result.random_assignment(draw, 0.3),
+        "sparse, 5 % of sites": lambda: result.random_assignment(draw, 0.05),
         "70 % of activations and KV caches": lambda: some(values, 0.7),
         "70 % of KV caches": lambda: some(caches, 0.7),
         "70 % of attention's stages": lambda: some(stages, 0.7),
@@ -77,22 +77,22 @@ def assignments(found: Audit, draw: random.Random, each: int) -> dict[str, list[
     return {name: [make() for _ in range(each)] for name, make in kinds.items() if present.get(name, True)}
 
 
-def judged(found: Audit, longer: Evaluator, there: Predictor, draw: random.Random, each: int) -> tuple[Pairs, Pairs]:
+def judged(result: Audit, longer: Evaluator, there: Predictor, draw: random.Random, each: int) -> tuple[Pairs, Pairs]:
     """Predictions and measurements on held-out sequences, and on longer ones, as calibrated there and as it is;
     optimised: recommended under random budgets of bytes."""
-    whole, passes = found.cost({}).bytes, found.choice_evaluator.passes
-    kinds: dict[str, list[dict[str, str]]] = assignments(found, draw, each)
+    whole, passes = result.cost({}).bytes, result.choice_evaluator.passes
+    kinds: dict[str, list[dict[str, str]]] = assignments(result, draw, each)
     limits = [whole * draw.uniform(0.28, 0.9) for _ in range(-(-each // 3))]
-    kinds["optimised"] = [found.recommend(max_bytes=limit) for limit in limits]
-    print(f"{len(limits)} recommendations took {found.choice_evaluator.passes - passes:.1f} passes", flush=True)
+    kinds["optimised"] = [result.recommend(max_bytes=limit) for limit in limits]
+    print(f"{len(limits)} recommendations took {result.choice_evaluator.passes - passes:.1f} passes", flush=True)
     seen, far = Pairs(), Pairs()
     for kind, some in kinds.items():
         longer.measure_all(some[::2])
         seen[kind] = [
-            (found.predict(one), float(error)) for one, error in zip(some, found.measure_together(some), strict=True)
+            (result.predict(one), float(error)) for one, error in zip(some, result.measure_together(some), strict=True)
         ]
-        for name, predict in (("", found.predict), (", calibrated there", there.predict)):
-            pairs = [(predict(found.checked(one)), float(longer.error(one))) for one in some[::2]]
+        for name, predict in (("", result.predict), (", calibrated there", there.predict)):
+            pairs = [(predict(result.checked(one)), float(longer.error(one))) for one in some[::2]]
             far[f"{kind}, twice the length{name}"] = pairs
     return seen, far
 
@@ -140,22 +140,22 @@ def main() -> None:
             for part in (mixed[:held], mixed[held:], *doubled.chunk(2))
         )
         began = time.process_time()
-        found = audit(loaded.model, choice, given.metric or "kl", check=check, bits=16, seed=split)
+        result = audit(loaded.model, choice, given.metric or "kl", check=check, bits=16, seed=split)
         predicted = time.process_time() - began
-        found.calibrate()
+        result.calibrate()
         spent.append(time.process_time() - began)
-        level = found.predict(found.random_assignment(random.Random(0))).level
+        level = result.predict(result.random_assignment(random.Random(0))).level
         print(
             f"split {split}: {spent[-1]:.1f} s, {predicted:.1f} s of it before anything is measured; "
-            f"{len(found.measured)} measurements, {found.choice_evaluator.passes:.1f} passes; "
-            f"intervals promise {level:.1%}; {found.predictor.calibration}",
+            f"{len(result.measured)} measurements, {result.choice_evaluator.passes:.1f} passes; "
+            f"intervals promise {level:.1%}; {result.predictor.calibration}",
             flush=True,
         )
         longer = Evaluator(
-            found.model, evaluation_data(found.model, long, found.metric, "long"), found.metric, found.observed
+            result.model, evaluation_data(result.model, long, result.metric, "long"), result.metric, result.observed
         )
-        there = found.predictor_over(near, sum(len(batch["input_ids"]) for batch in long))
-        seen, far = judged(found, longer, there, random.Random(100 + split), given.each)
+        there = result.predictor_over(near, sum(len(batch["input_ids"]) for batch in long))
+        seen, far = judged(result, longer, there, random.Random(100 + split), given.each)
         for kind, some in seen.items():
             pairs.setdefault(kind, []).extend(some)
         for kind, some in far.items():

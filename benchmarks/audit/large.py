@@ -38,9 +38,9 @@ def make(folder: Path, given: argparse.Namespace) -> None:
 
 def peak() -> float:
     """MiB, of this program so far."""
-    found = re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) / 1024
+    match = re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())
+    assert match is not None
+    return int(match[1]) / 1024
 
 
 def plain(folder: Path, ids: torch.Tensor) -> tuple[float, float]:
@@ -81,7 +81,7 @@ def examine(folder: Path, given: argparse.Namespace, ids: torch.Tensor) -> None:
         profile.enable()
     formats = given.formats.split(",") if given.formats else None
     batches = [{"input_ids": some} for some in ids.split(given.batch)]
-    found = audit(loaded.model, batches, formats=formats, bits=16, progress=told, exact=given.exact)
+    result = audit(loaded.model, batches, formats=formats, bits=16, progress=told, exact=given.exact)
     spent, whole = time.process_time() - began, peak() - before
     profile.disable()
     if given.profile:
@@ -91,7 +91,7 @@ def examine(folder: Path, given: argparse.Namespace, ids: torch.Tensor) -> None:
     draw = random.Random(0)
     for _ in range(2):
         began = time.process_time()
-        found.measure(found.random_assignment(draw))
+        result.measure(result.random_assignment(draw))
         print(f"a measurement: {time.process_time() - began:.1f} s, peak {(peak() - before) / weights:.2f}", flush=True)
 
 

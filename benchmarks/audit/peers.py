@@ -81,10 +81,10 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def choices(model: Any, batches: list[dict[str, Any]], found: Audit, apart: bool, logits: bool) -> dict[str, Choice]:
+def choices(model: Any, batches: list[dict[str, Any]], result: Audit, apart: bool, logits: bool) -> dict[str, Choice]:
     """All peers, by name, that choose under one rule of what goes together; ``logits``: the model gives them."""
     groups: dict[str, list[str]] = {}
-    for site in _linears(found):
+    for site in _linears(result):
         groups.setdefault(site.unit, []).append(str(site))
     some: dict[str, Choice] = {}
     if logits and importlib.util.find_spec("auto_round"):
@@ -98,15 +98,15 @@ def choices(model: Any, batches: list[dict[str, Any]], found: Audit, apart: bool
     return {**some, "first and last": first_and_last(model, groups, TWO), "one format": uniform(groups, TWO)}
 
 
-def _linears(found: Audit) -> list[Site]:
+def _linears(result: Audit) -> list[Site]:
     """What all choose for: the linears, each weight once, but routers."""
-    return [site for site in found.sites if site.type == "linear" and site.role != "router" and not site.tied]
+    return [site for site in result.sites if site.type == "linear" and site.role != "router" and not site.tied]
 
 
-def compared(found: Audit, peers: Mapping[str, Choice], budgets: list[float]) -> Iterator[Row]:
+def compared(result: Audit, peers: Mapping[str, Choice], budgets: list[float]) -> Iterator[Row]:
     """A row for each budget and peer; a choice that a peer makes twice is told once, one that it has none for not."""
-    linears = set(map(str, _linears(found)))
-    fixed = tuple(str(site) for site in found.sites if str(site) not in linears)
+    linears = set(map(str, _linears(result)))
+    fixed = tuple(str(site) for site in result.sites if str(site) not in linears)
     for name, choose in peers.items():
         seen: list[dict[str, str]] = []
         for bits in budgets:
@@ -117,9 +117,9 @@ def compared(found: Audit, peers: Mapping[str, Choice], budgets: list[float]) ->
             if not assignment or assignment in seen:
                 continue
             seen.append(assignment)
-            cost = found.cost(assignment).bytes
-            ours = found.recommend(max_bytes=cost, fixed=fixed)
-            measured = found.measure(assignment), found.measure(ours)
+            cost = result.cost(assignment).bytes
+            ours = result.recommend(max_bytes=cost, fixed=fixed)
+            measured = result.measure(assignment), result.measure(ours)
             yield Row(bits, name, spent, cost, measured[0], ours.cost.bytes, measured[1])
 
 
@@ -153,20 +153,20 @@ def main() -> None:
     def audited(formats: list[str], target: str | None = None) -> Audit:
         began = time.process_time()
         bits = loaded.stored.itemsize * 8
-        found = audit(model, batches, metric, formats, target, check=check, bits=bits, seed=given.seed)
-        found.calibrate()
+        result = audit(model, batches, metric, formats, target, check=check, bits=bits, seed=given.seed)
+        result.calibrate()
         console.print(f"{len(formats)} formats: {time.process_time() - began:.1f} s of processor time to audit")
-        return found
+        return result
 
     rules = {
         "q, k, v and gate, up together": (audited(list(TWO.values())), False),
         "each linear apart": (audited(list(TWO.values()), APART), True),
     }
     every: list[Row] = []
-    for rule, (found, apart) in rules.items():
-        rows = list(compared(found, choices(model, batches, found, apart, logits), given.bits))
+    for rule, (result, apart) in rules.items():
+        rows = list(compared(result, choices(model, batches, result, apart, logits), given.bits))
         every += rows
-        console.print(shown(rows, f"{loaded.name}, {rule}; {found.metric.name} over {held} sequences held out"))
+        console.print(shown(rows, f"{loaded.name}, {rule}; {result.metric.name} over {held} sequences held out"))
     told = [row.verdict for row in every]
     console.print(f"ours is better {told.count('better')}, the same {told.count('same')}, worse {told.count('worse')}")
 

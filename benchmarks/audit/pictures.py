@@ -20,25 +20,25 @@ from tests.precision.recurrent_models import trained
 from tests.precision.test_grouped import FORMATS, MODELS, loss, pictures
 
 
-def assignments(found: Audit, draw: random.Random, each: int) -> dict[str, list[dict[str, str]]]:
+def assignments(result: Audit, draw: random.Random, each: int) -> dict[str, list[dict[str, str]]]:
     """By their kind: at random, of the coarser half of each menu, the coarsest, one scheme everywhere, one alone."""
-    sites = [site for site in found.sites if not site.tied]
+    sites = [site for site in result.sites if not site.tied]
     coarser = {}
     for site in sites:
-        menu = sorted(found.menu(site), key=lambda scheme, site=site: found.contribution(site, scheme))
+        menu = sorted(result.menu(site), key=lambda scheme, site=site: result.contribution(site, scheme))
         coarser[str(site)] = menu[len(menu) // 2 :]
-    schemes = sorted({scheme for site in sites for scheme in found.menu(site)})
+    schemes = sorted({scheme for site in sites for scheme in result.menu(site)})
     return {
-        "random, all sites": [found.random_assignment(draw) for _ in range(each)],
-        "random, 30 % of sites": [found.random_assignment(draw, 0.3) for _ in range(each)],
-        "random, 10 % of sites": [found.random_assignment(draw, 0.1) for _ in range(each)],
+        "random, all sites": [result.random_assignment(draw) for _ in range(each)],
+        "random, 30 % of sites": [result.random_assignment(draw, 0.3) for _ in range(each)],
+        "random, 10 % of sites": [result.random_assignment(draw, 0.1) for _ in range(each)],
         "of the coarser half": [{site: draw.choice(menu) for site, menu in coarser.items()} for _ in range(each)],
         "the coarsest": [{site: menu[-1] for site, menu in coarser.items()}],
         "one scheme everywhere": [
-            {str(site): scheme for site in sites if scheme in found.menu(site)} for scheme in schemes
+            {str(site): scheme for site in sites if scheme in result.menu(site)} for scheme in schemes
         ],
         "static scales at one site": [
-            {str(site): scheme} for site in sites for scheme in found.menu(site) if scheme.endswith("-static")
+            {str(site): scheme} for site in sites for scheme in result.menu(site) if scheme.endswith("-static")
         ],
     }
 
@@ -55,12 +55,12 @@ def main() -> None:
         pairs: Pairs = {}
         for number in range(given.draws):
             choice, check = ([pictures(5 + 4 * number + part) for part in parts] for parts in ((0, 1), (2, 3)))
-            found = audit(model, choice, "kl", FORMATS, check=check, seed=number)
-            found.calibrate(24)
-            for kind, some in assignments(found, random.Random(number), given.each).items():
-                measured = found.measure_together(some)
+            result = audit(model, choice, "kl", FORMATS, check=check, seed=number)
+            result.calibrate(24)
+            for kind, some in assignments(result, random.Random(number), given.each).items():
+                measured = result.measure_together(some)
                 pairs.setdefault(kind, []).extend(
-                    (found.predict(one), float(error)) for one, error in zip(some, measured, strict=True)
+                    (result.predict(one), float(error)) for one, error in zip(some, measured, strict=True)
                 )
         print(f"\n{name}: {given.draws} draws, 24 assignments calibrated in each")
         print(HEAD)

@@ -63,19 +63,19 @@ def sources() -> tuple[list[str], list[str]]:
     40 kB, that together reach 200 kB.
     """
     folder = Path(sysconfig.get_path("stdlib"))
-    found = sorted(
+    results = sorted(
         path.relative_to(folder).as_posix()
         for path in folder.rglob("*.py")
         if not NO_SOURCE & set(path.relative_to(folder).parts[:-1]) and not path.name.startswith("_sysconfigdata")
     )
     held_out: list[str] = []
     total = 0
-    for name in sorted(found, key=lambda name: hashlib.sha256(name.encode()).digest()):
+    for name in sorted(results, key=lambda name: hashlib.sha256(name.encode()).digest()):
         size = (folder / name).stat().st_size
         if total < HELD_OUT_BYTES and 0 < size <= LONGEST_HELD_OUT:
             held_out.append(name)
             total += size
-    return [name for name in found if name not in held_out], sorted(held_out)
+    return [name for name in results if name not in held_out], sorted(held_out)
 
 
 def text_of(names: list[str]) -> bytes:

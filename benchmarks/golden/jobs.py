@@ -23,9 +23,8 @@ from typing import Any
 import torch
 
 from assay.golden.inputs.recipe import recipe
-from assay.golden.jobs.build import build
+from assay.golden.jobs.build import Job, Outcome, build
 from assay.golden.jobs.campaign import parse_campaign
-from assay.golden.jobs.tasks import Job, Outcome
 from assay.golden.store import Store, make_record, record_key
 
 
@@ -48,7 +47,7 @@ def main() -> None:
         print(f"{'spec':24}{'sizes':52}{'draw':>8}{'golden':>9}{'store':>8}{'(wall)':>8} ms{'bytes':>10}{'tasks/s':>9}")
         for entry in campaign.entries:
             step = max(1, entry.count // arguments.tasks)
-            tasks = [entry.task(place) for place in range(0, entry.count, step)][: arguments.tasks]
+            tasks = [entry.task(index) for index in range(0, entry.count, step)][: arguments.tasks]
             make_record(tasks[0].recipe, tasks[0].digits)  # what is loaded on first use
             drawn = both = stored = waited = size = 0.0
             for task in tasks:
@@ -92,7 +91,7 @@ def _fill(address: str, first: int, count: int) -> tuple[float, float]:
 
 def _bookkeeping(campaign: Any, store: Store) -> None:
     """What a task costs that needn't be done, and a record that is read."""
-    tasks = [campaign.task(place) for place in range(min(campaign.count, 200))]
+    tasks = [campaign.task(index) for index in range(min(campaign.count, 200))]
     keys = list(store.keys())
     for name, each, items in (
         ("a task found by its number", campaign.task, range(len(tasks))),
@@ -113,8 +112,8 @@ def _per_outcome(campaign: Any) -> float:
         """An engine that has done everything already."""
 
         def run(self, task: Any, items: Iterable[Any], *, until: float = 0.0) -> Iterator[tuple[int, list[Outcome]]]:
-            for number, (_, places) in enumerate(items):
-                yield number, [Outcome(place, "made") for place in places]
+            for number, (_, indices) in enumerate(items):
+                yield number, [Outcome(index, "made") for index in indices]
 
         def __enter__(self) -> Done:
             return self

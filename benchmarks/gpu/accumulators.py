@@ -9,7 +9,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from assay.configs import table
 from assay.formats.accumulator import accumulator_named
-from assay.interpreter.tensor_cores import matmul, operand
+from assay.interpreter.numerics.dots import matmul, operand
 from benchmarks.gpu import probes
 from benchmarks.gpu.part import Part, main, same_bits
 
@@ -24,8 +24,7 @@ _LOW = -(2**13)  # a mask of the bits of a float32 that a tensor core reads as T
 
 def body(part: Part) -> None:
     """For each dtype: the share of elements that each model gives to the last bit; that of the device must give all."""
-    tables = table("tensor_cores")
-    row = tables[tables["devices"][part.key]]
+    row = table("tensor_cores")[table("devices")[part.key]["tensor_cores"]]
     rows = 64 if part.rehearsal else 128
     for kind, (dtype, format, name) in OPERANDS.items():
         if kind not in row:

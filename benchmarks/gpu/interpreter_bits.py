@@ -66,9 +66,9 @@ def _exactly(
 ) -> None:
     got, wanted = _both(part, kernel, inputs, dtype, **to)
     wrong = (~same_bits(got, wanted)).nonzero().flatten()
-    for place in wrong[:_SHOWN].tolist():
-        values = ", ".join(f"{x[place].item():.9g}" for x in inputs)
-        part.say(f"  {what} of {values}: GPU {got[place].item():.9g}, interpreter {wanted[place].item():.9g}")
+    for index in wrong[:_SHOWN].tolist():
+        values = ", ".join(f"{x[index].item():.9g}" for x in inputs)
+        part.say(f"  {what} of {values}: GPU {got[index].item():.9g}, interpreter {wanted[index].item():.9g}")
     detail = f"{len(wrong):,} of {got.numel():,} differ"
     if known:
         part.say(f"known  {what}: {detail}")
@@ -80,8 +80,8 @@ def _nearly(part: Part, what: str, kernel: object, inputs: tuple[Tensor, ...], u
     """Functions are right to half an ulp here; a GPU's within ``ulps``, subnormal results left out."""
     got, wanted = _both(part, kernel, inputs, F32, **to)
     normal = (wanted.abs() >= torch.finfo(F32).tiny) & wanted.isfinite() & got.isfinite()
-    places = (got.view(torch.int32).long() - wanted.view(torch.int32).long()).abs()[normal]
-    worst, equal = int(places.max()), float((places == 0).double().mean())
+    indices = (got.view(torch.int32).long() - wanted.view(torch.int32).long()).abs()[normal]
+    worst, equal = int(indices.max()), float((indices == 0).double().mean())
     part.claim(f"{what}: within {ulps} ulps", worst <= ulps, f"worst {worst}, {equal:.1%} the same bits")
     rest = int((~same_bits(got, wanted))[~normal].sum())
     part.say(f"  {what}: {rest:,} of {int((~normal).sum()):,} subnormal or infinite results differ")
@@ -107,13 +107,13 @@ def _atomics(part: Part, count: int) -> None:
     drawn = torch.randint(-4, 5, (count,), generator=_generator(5))
     for dtype in (torch.int32, F32, F16, BF16):
         x = drawn.to(dtype) if dtype in (torch.int32, F32) else (drawn[: 2**9] > 0).to(dtype)
-        found = []
+        results = []
         for device in (part.device, "cpu"):
             total = torch.zeros(16, dtype=dtype, device=device)
             with part.running() if device == part.device and not part.rehearsal else faithful():
                 probes.add_atomically[(x.numel() // 256,)](x.to(device), total, PLACES=16, N=256)
-            found.append(total.cpu())
-        part.claim(f"atomic_add of {_name(dtype)}, exact sums: bit for bit", bool(same_bits(*found).all()))
+            results.append(total.cpu())
+        part.claim(f"atomic_add of {_name(dtype)}, exact sums: bit for bit", bool(same_bits(*results).all()))
 
 
 def _numbers(dtype: torch.dtype, count: int, seed: int = 0) -> Tensor:

@@ -20,8 +20,8 @@ _CLOSE = 0.02  # of an error measured on another machine: sums are taken in anot
 def body(part: Part) -> None:
     """The small model first, whose measured errors must be the CPU's; then the large one."""
     if part.rehearsal:
-        found = _audited("cpu", 32, 64, 2, tokens=8)
-        measured = float(found.measure(found.random_assignment(random.Random(0))))
+        result = _audited("cpu", 32, 64, 2, tokens=8)
+        measured = float(result.measure(result.random_assignment(random.Random(0))))
         part.claim("the audit of a tiny model measures a finite error", 0 <= measured < float("inf"), f"{measured:.3g}")
         return
     here, there = (_audited(device, 256, 704, 4, tokens=64) for device in ("cuda", "cpu"))
@@ -32,11 +32,11 @@ def body(part: Part) -> None:
         part.claim(f"measured error of assignment {seed}, small model", abs(ours - theirs) <= _CLOSE * theirs, detail)
     del here, there
     torch.cuda.reset_peak_memory_stats()
-    found = _audited("cuda", 2048, 5632, 22, tokens=128, vocabulary=32000)
-    count = sum(parameter.numel() for parameter in found.model.parameters())
-    part.say(f"  {count / 1e9:.2f} B parameters; seconds: { ({k: round(v, 1) for k, v in found.seconds.items()}) }")
+    result = _audited("cuda", 2048, 5632, 22, tokens=128, vocabulary=32000)
+    count = sum(parameter.numel() for parameter in result.model.parameters())
+    part.say(f"  {count / 1e9:.2f} B parameters; seconds: { ({k: round(v, 1) for k, v in result.seconds.items()}) }")
     for seed in range(3):
-        measured = float(found.measure(found.random_assignment(random.Random(seed))))
+        measured = float(result.measure(result.random_assignment(random.Random(seed))))
         part.claim(f"measured error of assignment {seed}, large model, is finite", 0 <= measured < float("inf"))
     part.say(f"  peak of the device's memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB; {part.seconds:.0f} s")
 

@@ -38,18 +38,18 @@ class Part:
 
     @property
     def key(self) -> str:
-        """The row of configs/cuda_devices.toml that the GPU is: by its name, else by capability and multiprocessors."""
-        from assay.configs import table
+        """The row of configs/devices.toml that the GPU is: by its name, else by capability and multiprocessors."""
+        from assay.formats.devices import devices
 
         if self.rehearsal:
             return REHEARSED
-        found = torch.cuda.get_device_properties(0)
-        rows = {key: row for key, row in table("cuda_devices").items() if key != "limits"}
-        like = ((found.major, found.minor), found.multi_processor_count)
-        named = [key for key, row in rows.items() if row["name"] == found.name]
-        alike = [key for key, row in rows.items() if (tuple(row["capability"]), row["multiprocessors"]) == like]
+        result = torch.cuda.get_device_properties(0)
+        known = [each.cuda for each in devices().values() if each.cuda is not None]
+        like = (result.major, result.minor, result.multi_processor_count)
+        named = [each.key for each in known if each.name == result.name]
+        alike = [each.key for each in known if (each.major, each.minor, each.multi_processor_count) == like]
         if not named and not alike:
-            sys.exit(f"{found.name}: expected a device of configs/cuda_devices.toml; add its row")
+            sys.exit(f"{result.name}: expected a device of configs/devices.toml; add its row")
         return (named or alike)[0]
 
     @property

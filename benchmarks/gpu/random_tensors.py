@@ -1,4 +1,4 @@
-"""PyTorch's random tensors of the GPU against `assay.interpreter.cuda_random`: bits of all but randn's, its radius."""
+"""PyTorch's random tensors of the GPU against `fake_cuda.random`: equal bits, for randn within its radius."""
 
 import sys
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from assay.interpreter.cuda_random import CudaGenerator
+from assay.interpreter.fake_cuda.random import CudaGenerator
 from benchmarks.gpu.part import Part, main, same_bits
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -63,15 +63,15 @@ def _compare(part: Part, what: str, ours: Callable[..., Tensor], theirs: Callabl
 
 
 def _normal(part: Part, size: int, dtype: torch.dtype, seed: int) -> None:
-    found = CudaGenerator(seed, part.key).randn(size, dtype=dtype)
+    result = CudaGenerator(seed, part.key).randn(size, dtype=dtype)
     if part.rehearsal:
-        wanted = found.values
+        wanted = result.values
     else:
         torch.manual_seed(seed)
         wanted = torch.randn(size, dtype=dtype, device="cuda").cpu()
-    off = (wanted.double() - found.values.double()).abs()
-    equal = float(same_bits(wanted, found.values).double().mean())
-    worst = float((off / found.radius).max())
+    off = (wanted.double() - result.values.double()).abs()
+    equal = float(same_bits(wanted, result.values).double().mean())
+    worst = float((off / result.radius).max())
     part.claim(
         f"randn of {size:,} {str(dtype).removeprefix('torch.')}, seed {seed}: within the radius",
         worst <= 1,

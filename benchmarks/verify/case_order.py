@@ -86,8 +86,8 @@ def greedy(kinds: Mapping[str, Kind], faults: set[str]) -> tuple[list[str], int]
     rest = set(kinds)
 
     def worth(kind: str) -> tuple[float, float, str]:
-        found = kinds[kind].found & faults
-        return sum(left[fault] > 0 for fault in found) / kinds[kind].cost, len(found) / kinds[kind].cost, kind
+        result = kinds[kind].found & faults
+        return sum(left[fault] > 0 for fault in result) / kinds[kind].cost, len(result) / kinds[kind].cost, kind
 
     quick = 0
     while rest:

@@ -42,10 +42,10 @@ def main(folder: str = "report/demo") -> int:
         from assay.verify.campaign.survey import row_of
 
         todo = parts.parts(out)
-        order = sorted(range(len(todo)), key=lambda place: -todo[place].effort)
+        order = sorted(range(len(todo)), key=lambda index: -todo[index].effort)
         answers: list[Any] = [None] * len(todo)
         with ProgressBar("part", len(todo), sum(part.effort for part in todo)) as bar:
-            for position, answer in pool.run(parts.do, [todo[place] for place in order]):
+            for position, answer in pool.run(parts.do, [todo[index] for index in order]):
                 answers[order[position]] = answer
                 bar.advance(todo[order[position]].effort)
     audit, goldens, allclose, *kernels = [answer[0] if isinstance(answer, tuple) else answer for answer in answers]

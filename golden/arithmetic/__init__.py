@@ -14,12 +14,12 @@ of `assay.verify`, which derive arithmetics with a fault in them.
 | `Multiprecision` | an mpmath number                | the independent second witness                           |
 """
 
+from assay.golden.arithmetic.arbitrary_precision import Arb, Multiprecision
 from assay.golden.arithmetic.ball import Ball
-from assay.golden.arithmetic.ball_composite import BallArithmetic
+from assay.golden.arithmetic.ball_attention import BallArithmetic
 from assay.golden.arithmetic.base import Arithmetic, Idx, Indices, N, Number
 from assay.golden.arithmetic.exact import Exact
 from assay.golden.arithmetic.model import EVALUATION, RoundingModel
-from assay.golden.arithmetic.objects import Arb, Multiprecision
 from assay.golden.arithmetic.real import Real
 
 __all__ = [

@@ -7,18 +7,28 @@ exact result is a number of the format loses nothing; that is decided by error-f
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 
+from assay.formats.format import format_named
+from assay.formats.rounding import round_to
+from assay.golden.arithmetic.arbitrary_precision import working_precision
+from assay.golden.arithmetic.base import Arithmetic, Formula
 from assay.golden.arithmetic.double_double import add_radii, two_sum
-from assay.golden.arithmetic.model import RoundingModel, all_finite, outward
+from assay.golden.arithmetic.model import EVALUATION, RoundingModel, all_finite, outward
+from assay.golden.arithmetic.real import torch_function
 
 Tensor = torch.Tensor
+
+
+_FEW = 8  # terms of a sum that tell whether it may be exact
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,3 +173,533 @@ def lowest_bit(x: Tensor) -> Tensor:
     mantissa = (bits & ((1 << 52) - 1)) != 0
     cleared = torch.where(mantissa, bits & (bits - 1), 0).view(torch.float64)
     return torch.where(x == 0, math.inf, (x - cleared).abs())
+
+
+class ElementaryBalls(Arithmetic[Ball, Tensor]):
+    """Ball arithmetic under a rounding model; the default model certifies the float64 evaluation itself."""
+
+    def __init__(self, model: RoundingModel = EVALUATION) -> None:
+        self.model = model
+        self.u = model.unit_roundoff
+
+    def exact(self, values: object) -> Ball:
+        mid = torch.as_tensor(values).to(torch.float64)
+        if not self.model.flush:
+            return Ball(mid, None, self.model)
+        flushed = torch.where(mid.abs() < self.model.compute.smallest_normal, mid.abs(), 0.0)
+        return Ball(mid, flushed if bool(flushed.any()) else None, self.model)
+
+    def constant(self, formula: Formula) -> Ball:
+        """Enclosed by Arb; a kernel holds it rounded to its compute format."""
+        from flint import arb  # loaded on first use
+
+        scalar: Any = arb  # a formula is written for floats
+        with working_precision(53):
+            enclosure = arb(formula(lambda value: scalar(value).sqrt(), scalar.pi()))
+            value = float(enclosure.mid())
+            off = float((enclosure - value).abs_upper())
+        mid = torch.tensor(value, dtype=torch.float64)
+        if off == 0 and bool(self.model.represents(mid)):
+            return Ball(mid, None, self.model)
+        return Ball(mid, torch.tensor(off * (1 + 1e-15) + self.u * abs(value)), self.model)
+
+    def in_blocks(self, function: Callable[..., Any], *numbers: Any, whole: int = 0) -> Any:
+        return in_blocks(function, numbers, whole)
+
+    def ball(self, mid: Tensor, rad: Tensor) -> Ball:
+        """A ball whose radius is infinite where a kernel may overflow."""
+        made = Ball(mid, rad, self.model)
+        return Ball(mid, made.bounded(mid, rad), self.model)
+
+    def _function(self, mid: Tensor, spread: Tensor, name: str, scale: float | None = None) -> Ball:
+        """A function's value: the spread of its argument, and its own error relative to ``scale`` (itself)."""
+        size = mid.abs() + spread if scale is None else scale
+        return self.ball(mid, spread + self.model.function_error(name) * size + self.model.function_underflow(name))
+
+    def exp(self, x: Ball) -> Ball:
+        return self._exp(x.mid, x.radius)
+
+    def _exp(self, argument: Tensor, error: Tensor) -> Ball:
+        """exp; its argument may be rounded once more, by 2 u |argument| (kernels fold log2 e into it)."""
+        mid = torch.exp(argument)
+        error = error + 2 * self.u * argument.abs()
+        spread = mid * expm1_upper(error)
+        if not all_finite(spread):
+            spread = torch.where(mid == 0, torch.exp(argument + error), spread)
+            spread = torch.where(argument == -math.inf, 0.0, spread)
+        return self._function(mid, spread, "exp")
+
+    def exp_shifted(self, x: Ball, shift: Ball) -> Ball:
+        """exp(x - shift); x log2 e and shift log2 e may each be rounded before they are subtracted."""
+        argument = x.mid - shift.mid
+        folded = 2 * self.u * (x.mid.abs() + shift.mid.abs() + argument.abs())
+        return self._exp(argument, x.radius + shift.radius + folded)
+
+    def log(self, x: Ball) -> Ball:
+        mid = torch.log(x.mid)
+        return self._function(mid, torch.where(x.radius == 0, 0.0, spread_of_log(x.mid, x.radius)), "log")
+
+    def erf(self, x: Ball, *, absolute: float = False) -> Ball:
+        mid = torch.erf(x.mid)
+        return self._function(mid, spread_of_erf(x.mid, x.radius), "erf", float(absolute) or None)
+
+    def tanh(self, x: Ball, *, absolute: bool = False) -> Ball:
+        """``absolute``: its error is relative to two, for a kernel may compute 2 sigmoid(2x) - 1."""
+        mid = torch.tanh(x.mid)
+        return self._function(mid, spread_of_tanh(x.mid, x.radius), "tanh", 2.0 if absolute else None)
+
+    def sigmoid(self, x: Ball) -> Ball:
+        """s(x + e) - s(x) <= s (1 - s) (exp(e) - 1); where exp(-x) overflows a kernel gives zero, and s(x) < exp(x)."""
+        mid = torch.sigmoid(x.mid)
+        own = self.model.function_error("exp") + self.u + self.model.function_error("div")  # 1 / (1 + exp(-x))
+        own = max(0.0, own - self.model.function_error("sigmoid"))
+        error = x.radius + 2 * self.u * x.mid.abs()
+        largest = float(error.max()) if error.numel() else math.inf
+        if largest < 0.5 and largest - float(x.mid.min()) < math.log(self.model.largest):
+            # Nothing vanishes, expm1(e) <= e (1 + e), and the other bound is no less.
+            spread = mid * ((1.0 - mid) + 2.0**-52) * error * (1.0 + largest)
+            return self._function(mid, spread + own * (mid + spread) if own else spread, "sigmoid")
+        error = torch.where(torch.isinf(x.mid), 0.0, error)
+        spread = torch.fmin(mid * torch.sigmoid(-x.mid) * expm1_upper(error), torch.sigmoid(error - x.mid.abs()))
+        spread = torch.where(torch.isinf(x.radius), math.inf, spread)  # the argument may have overflowed, into NaN
+        may_vanish = -x.mid + error > math.log(self.model.largest)
+        most = torch.maximum(mid, torch.exp(x.mid + error))
+        return self._function(mid, torch.where(may_vanish, most, spread + own * (mid + spread)), "sigmoid")
+
+    def rsqrt(self, x: Ball) -> Ball:
+        mid = 1 / torch.sqrt(x.mid)
+        least = (x.mid - outward(x.radius)).clamp(min=0)
+        spread = torch.where(x.radius == 0, 0.0, 0.5 * x.radius / (least * torch.sqrt(least)))
+        return self._function(mid, spread, "rsqrt")
+
+    def minimum(self, x: Ball, bound: float) -> Ball:
+        limit = x.as_ball(bound)
+        return Ball(x.mid.clamp(max=bound), _max_radius(x.rad, limit.rad), self.model)
+
+    def maximum(self, x: Ball, y: Ball) -> Ball:
+        return Ball(torch.maximum(x.mid, y.mid), _max_radius(x.rad, y.rad), self.model)
+
+    def where(self, mask: Tensor, x: Ball, y: Ball | float) -> Ball:
+        other = x.as_ball(y)
+        rad = None if x.rad is None and other.rad is None else torch.where(mask, x.radius, other.radius)
+        return Ball(torch.where(mask, x.mid, other.mid), rad, self.model)
+
+    def above(self, x: Ball, bound: float) -> Tensor:
+        return x.mid > bound
+
+    def sum(self, x: Ball, axis: int = -1, *, rescaled: bool = False) -> Ball:
+        """gamma_(n-1) of the sum of magnitudes, in any order; nothing where every partial sum is exact.
+
+        gamma_n where entering the accumulator is a rounding of its own.
+        """
+        terms = max(x.shape[axis] - (self.model.accumulate.format.unit_roundoff <= self.u), 0)
+        mid = x.mid.sum(axis, keepdim=True)
+        magnitude = x.magnitude.sum(axis, keepdim=True)
+        lost = self.model.gamma(terms) + (self.rescaling(x.shape[axis]) if rescaled else 0.0)
+        rounding = self.model.sum_rounding(x.shape[axis])
+        rad = lost * rounding * magnitude
+        if self.model.flush:  # otherwise subnormal partial sums are exact
+            rad = rad + terms * self.model.underflow(self.model.accumulate.format)
+        if x.rad is None:
+            if terms == 0:
+                return Ball(mid, None, self.model)
+            few = lowest_bit(x.mid.narrow(axis, 0, min(_FEW, x.shape[axis]))).amin(axis, keepdim=True)
+            if bool((magnitude <= few * 2.0**self.model.accumulate.exact_bits).any()):  # the unit of all is no larger
+                return self._summed(mid, rad, magnitude, lowest_bit(x.mid).amin(axis, keepdim=True))
+        else:
+            rad = rad + rounding * x.rad.sum(axis, keepdim=True)
+        return self._partly_overflowing(mid, rad, magnitude)
+
+    def _partly_overflowing(self, mid: Tensor, rad: Tensor, magnitude: Tensor) -> Ball:
+        """A sum whose partial sums, in some order, reach as far as its positive terms, or as its negative ones.
+
+        Where overflow is followed (`RoundingModel.beyond`), the sum is infinite if those of one sign overflow, and
+        anything if both do.
+        """
+        if self.model.beyond == "infinity":
+            above, below = ((magnitude + side * mid) / 2 > self.model.range for side in (1, -1))
+            followed = torch.where(above, math.inf, torch.where(below, -math.inf, mid))
+            both = above & below & mid.isfinite()
+            rad = torch.where(both, math.inf, torch.where(above | below, 0.0, rad))
+            return Ball(torch.where(both, 0.0, torch.where(mid.isfinite(), followed, mid)), rad, self.model)
+        overflow = (magnitude > self.model.largest) & torch.isfinite(mid)
+        return self.ball(mid, torch.where(overflow, math.inf, rad))
+
+    def rescaling(self, terms: int) -> float:
+        """Error of a running sum of ``terms`` that is multiplied by exp(old - new) once a block (`RoundingModel`)."""
+        if self.model.certifies:
+            return 0.0  # the evaluation itself makes two passes
+        return self.model.compounded(self.model.rescalings(terms), self.model.function_error("exp") + 2 * self.u)
+
+    def _summed(self, mid: Tensor, rad: Tensor, magnitude: Tensor, unit: Tensor) -> Ball:
+        """A sum of multiples of ``unit``: exact, in every order, while magnitudes stay below 2^bits units.
+
+        A unit below the format's least number is lost to underflow.
+        """
+        exact = outward(magnitude) <= unit * 2.0**self.model.accumulate.exact_bits
+        exact &= (magnitude <= self.model.range) & (unit > self.model.underflow(self.model.accumulate.format))
+        if bool(exact.all()):
+            return Ball(mid, None, self.model)
+        return self._partly_overflowing(mid, torch.where(exact, 0.0, rad), magnitude)
+
+    def max(self, x: Ball) -> Ball:
+        if x.shape[-1] == 0:
+            return Ball(x.mid.new_full((*x.shape[:-1], 1), -math.inf), None, self.model)
+        return Ball(x.mid.amax(-1, keepdim=True), None if x.rad is None else x.rad.amax(-1, keepdim=True), self.model)
+
+    def matmul(self, a: Ball, b: Ball, plus: Ball | None = None, *, terms: int | None = None) -> Ball:
+        """gamma_n |a| |b| for products rounded or fused, in any order, ``plus`` being one more term of the sum.
+
+        Where all products are multiples of one unit and their magnitudes add up to at most 2^bits units, every
+        partial sum is exact in any order, and nothing is lost. ``terms``: how many of the products may be nonzero.
+        """
+        terms = (a.shape[-1] if terms is None else terms) + (plus is not None)
+        a, b = self.operand(a), self.operand(b)
+        mid = a.mid @ b.mid
+        if plus is not None:
+            mid = mid + plus.mid
+        rounding = self.model.sum_rounding(terms)
+        gamma = self.model.gamma(terms) * rounding
+        tiny = terms * self.model.underflow(self.model.accumulate.format)
+        if self.model.certifies and a.rad is not None and b.rad is None and plus is None:
+            # One product for the spread and for what is lost: float64 has no range that the mid lacks.
+            rad = (gamma * a.magnitude + a.rad) @ b.mid.abs() * rounding + tiny
+            return Ball(mid, rad, self.model)
+        magnitude = a.magnitude @ b.magnitude
+        if plus is not None:
+            magnitude = magnitude + plus.magnitude
+        rad = gamma * magnitude + tiny
+        if a.rad is None and b.rad is None and (plus is None or plus.rad is None):
+            if 0 in (*mid.shape, a.shape[-1]):
+                return Ball(mid, None, self.model)
+            if self.model.certifies and not self._may_be_exact(a.mid, b.mid, magnitude):
+                return Ball(mid, rad, self.model)
+            unit = lowest_bit(a.mid).amin(-1, keepdim=True) * lowest_bit(b.mid).amin(-2, keepdim=True)
+            if plus is not None:
+                unit = torch.minimum(unit, lowest_bit(plus.mid))
+            return self._summed(mid, rad, magnitude, unit)
+        for spread in (
+            None if a.rad is None else a.rad @ b.magnitude,
+            None if b.rad is None else a.mid.abs() @ b.rad,
+            None if plus is None else plus.rad,
+        ):
+            rad = rad if spread is None else rad + spread * rounding
+        return self._partly_overflowing(mid, rad, magnitude)
+
+    def operand(self, x: Ball) -> Ball:
+        """``x`` as a unit reads it that cuts operands toward zero, or as code that rounds them before: no farther off.
+
+        Numbers of its format are read as they are.
+        """
+        name = self.model.accumulate.operands
+        if not name:
+            return x
+        if x.rad is not None:
+            tiny = format_named(name).smallest_subnormal
+            return Ball(x.mid, x.rad + self.model.accumulate.cut * x.magnitude + tiny, self.model)
+        finite = torch.where(x.mid.isfinite(), x.mid, 0.0)
+        lost = (finite - round_to(finite, name, "toward_zero")).abs()
+        return Ball(x.mid, lost, self.model) if bool(lost.any()) else x
+
+    def _may_be_exact(self, a: Tensor, b: Tensor, magnitude: Tensor) -> bool:
+        """Whether a few terms of each sum leave it possible that some sum is exact: their unit is no smaller."""
+        units = lowest_bit(a[..., :_FEW]).amin(-1).amax() * lowest_bit(b[..., :_FEW, :]).amin(-2).amax()
+        return not bool(magnitude.amin() > units * 2.0**self.model.accumulate.exact_bits)
+
+    def unspecified(self, rows: Tensor | Callable[[], Tensor], x: Ball) -> Ball:
+        """``x``, where a contract says nothing of ``rows``: a kernel may give anything there."""
+        if self.model.certifies:
+            return x
+        rows = rows() if callable(rows) else rows
+        if not bool(rows.any()):
+            return x
+        return Ball(torch.where(rows, 0.0, x.mid), torch.where(rows, math.inf, x.radius), self.model)
+
+    def spilled(self, places: Callable[[], Tensor], x: Ball) -> Ball:
+        return self.unspecified(places, x) if self.model.spills else x
+
+    def no_number(self, places: Tensor, x: Ball) -> Ball:
+        """``x``, where a kernel may give NaN or either infinity in ``places``: NaN with an infinite radius."""
+        if self.model.certifies or not bool(places.any()):
+            return x
+        return Ball(torch.where(places, math.nan, x.mid), torch.where(places, math.inf, x.radius), self.model)
+
+    def topk_index(self, x: Ball, k: int) -> Tensor:
+        return torch.argsort(x.mid, dim=-1, descending=True, stable=True)[..., :k]
+
+    def rearranged(self, change: Callable[[Sequence[Tensor]], Tensor], parts: Sequence[Ball]) -> Ball:
+        rad = None
+        if any(part.rad is not None for part in parts):
+            rad = change([torch.broadcast_to(part.radius, part.mid.shape) for part in parts])
+        return Ball(change([part.mid for part in parts]), rad, self.model)
+
+    def stores(self, stage: str) -> bool:
+        """Whether a kernel may round what is marked so."""
+        return stage in self.model.stages
+
+    def round(self, x: Ball, stage: str) -> Ball:
+        format = self.model.stages.get(stage)
+        if format is None:
+            return x
+        size = x.magnitude
+        lost = format.unit_roundoff * size + self.model.underflow(format)
+        if x.rad is None:  # what the format holds already isn't rounded, but may be flushed
+            flushed = torch.where(size < format.smallest_normal, size, 0.0) if self.model.flush else 0.0
+            lost = torch.where(round_to(x.mid, format) == x.mid, flushed, lost)
+        rad = torch.where(size > format.largest, math.inf, x.radius + lost)
+        return Ball(x.mid, rad, self.model)
+
+    def stored(self, x: Ball, stage: str, factor: Tensor | float = 1.0) -> Ball:
+        """``x`` times a factor, rounded as ``stage`` and divided by it again, whether or not the format holds x itself.
+
+        Of a factor that is no power of two x may be a number of the format, and its product none.
+        """
+        format = self.model.stages.get(stage)
+        if format is None:
+            return x
+        size = x.magnitude
+        rad = x.radius + format.unit_roundoff * size + self.model.underflow(format) / factor
+        return Ball(x.mid, torch.where(size * factor > format.largest, math.inf, rad), self.model)
+
+    def function(self, name: str, x: Ball) -> Ball:
+        mid = torch_function(name, x.mid)
+        if name in _EXPONENTIAL:
+            spread = _EXPONENTIAL[name](self, x, mid)
+        elif x.rad is None:
+            spread = x.radius
+        else:
+            spread = torch.where(x.radius == 0, 0.0, _SPREADS[name](x.mid, mid, x.radius))
+            mid, spread = self._at_the_edge(name, x, mid, spread)
+        size = mid.abs() + spread
+        if name in _RELATIVE_TO_ONE:
+            size = (_RELATIVE_TO_ONE[name] if self.model.certifies else 1.0) * (size + 1)
+        elif name == "erfc" and self.model.certifies:
+            size = 4.0 * size  # PyTorch's own keeps two ulps, in the tail too
+        own = self.model.function_error(name) * size + self.model.function_underflow(name)
+        rad = spread + own
+        if not all_finite(mid):
+            rad = torch.where(mid.isfinite(), torch.where(spread.isinf(), math.inf, rad), 0.0)
+        return Ball(mid, rad, self.model)
+
+    def _at_the_edge(self, name: str, x: Ball, mid: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
+        """Anything where the ball holds a pole or the end of the domain."""
+        if name == "reciprocal":
+            unsure = x.mid.abs() <= x.radius
+        elif name in _LEAST:
+            unsure = (x.mid - _LEAST[name]).abs() <= x.radius
+        else:
+            return mid, spread
+        unsure &= (x.radius > 0) & x.mid.isfinite()  # of infinity the function is known, however it came about
+        return torch.where(unsure, 0.0, mid), torch.where(unsure, math.inf, spread)
+
+    def _argument_error(self, x: Ball) -> Tensor:
+        """An exponential's argument may be rounded once more: kernels fold log2 e into it."""
+        return torch.where(x.mid.isinf(), 0.0, x.radius + 2 * self.u * x.mid.abs())
+
+    def _of_exponential(self, x: Ball, mid: Tensor) -> Tensor:
+        """exp(x) (exp(e) - 1); the derivative of expm1 is the same."""
+        value, error = torch.exp(x.mid), self._argument_error(x)
+        return torch.where(value == 0, torch.exp(x.mid + error), value * expm1_upper(error))
+
+    def _of_exp2(self, x: Ball, mid: Tensor) -> Tensor:
+        error = self._argument_error(x)
+        return torch.where(mid == 0, torch.exp2(x.mid + error), mid * expm1_upper(error))
+
+    def _of_sigmoid(self, x: Ball, mid: Tensor) -> Tensor:
+        return self.sigmoid(x).radius
+
+    def _of_softplus(self, x: Ball, mid: Tensor) -> Tensor:
+        """softplus' = sigmoid <= min(1, exp); max(x, 0) + log1p(exp(-|x|)) has the errors of three functions."""
+        error = self._argument_error(x)
+        spread = torch.minimum(error, torch.sigmoid(x.mid) * expm1_upper(error))
+        spread = torch.where(mid == 0, torch.exp(x.mid + error), spread)
+        own = self.model.function_error("exp") + self.model.function_error("log1p") + self.u
+        own = max(0.0, own - self.model.function_error("softplus"))
+        absolute = self.model.function_underflow("exp")
+        return torch.where(x.mid.isinf(), 0.0, spread + own * (mid + spread) + absolute)
+
+
+Spread = Callable[[Tensor, Tensor, Tensor], Tensor]
+_LEAST = {"log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0, "sqrt": 0.0, "rsqrt": 0.0, "acosh": 1.0}
+"""Where a function's domain begins."""
+
+
+def _half_power(least: Tensor, radius: Tensor) -> Tensor:
+    """r / 2 x^(-3/2) at the least x of the ball."""
+    return 0.5 * radius / (least * torch.sqrt(least))
+
+
+def _beyond_pole(spread: Tensor) -> Tensor:
+    return spread.nan_to_num(nan=math.inf, posinf=math.inf)
+
+
+def _inverse_sine(x: Tensor, r: Tensor) -> Tensor:
+    """r / sqrt(1 - (|x| + r)^2), for arcsine and arccosine; infinite where the ball leaves the domain."""
+    most = x.abs() + outward(r)
+    return torch.where(most < 1, r / torch.sqrt((1 - most) * (1 + most)), math.inf)
+
+
+def _inverse_error_function(x: Tensor, r: Tensor) -> Tensor:
+    """sqrt(pi) / 2 exp(erfinv(z)^2) r, at the largest |z| of the ball."""
+    most = x.abs() + outward(r)
+    return torch.where(most < 1, r * (0.5 * math.sqrt(math.pi)) * torch.exp(torch.erfinv(most) ** 2 * 1.01), math.inf)
+
+
+def _of_gamma(x: Tensor, r: Tensor) -> Tensor:
+    """|digamma| r; digamma rises for positive numbers, so at the ball's ends. Nothing is said of others."""
+    least, most = x - outward(r), x + outward(r)
+    slope = torch.maximum(torch.digamma(least).abs(), torch.digamma(most).abs())
+    return torch.where(least > 0, r * slope * (1 + 1e-9), math.inf)
+
+
+def _of_digamma(x: Tensor, r: Tensor) -> Tensor:
+    """trigamma r at the least number of the ball, 1/z^2 + 1/z at most; nothing is said of negative ones."""
+    least = x - outward(r)
+    return torch.where(least > 0, r * (1 / (least * least) + 1 / least), math.inf)
+
+
+_RELATIVE_TO_ONE = {"lgamma": 16.0, "digamma": 16.0, "erfinv": 8.0}
+"""Functions whose errors count relative to 1 + |f|, since their value vanishes where none of their parts does, or since
+they are evaluated by such parts; and to how many ulps of the usual ones PyTorch's float64 versions keep."""
+_SPREADS: dict[str, Spread] = {
+    "log": lambda x, y, r: spread_of_log(x, r),
+    "log2": lambda x, y, r: spread_of_log(x, r) / math.log(2),
+    "log1p": lambda x, y, r: spread_of_log(1 + x, r),
+    "tanh": lambda x, y, r: spread_of_tanh(x, r),
+    "erf": lambda x, y, r: spread_of_erf(x, r),
+    "sqrt": lambda x, y, r: r / y,
+    "rsqrt": lambda x, y, r: _half_power(x - outward(r), r),
+    "reciprocal": lambda x, y, r: y.abs() * r / (x.abs() - outward(r)),
+    "sin": lambda x, y, r: r.clamp(max=2.0),
+    "cos": lambda x, y, r: r.clamp(max=2.0),
+    "log10": lambda x, y, r: spread_of_log(x, r) / math.log(10),
+    "tan": lambda x, y, r: _beyond_pole(r / (x.cos().abs() - outward(r)).clamp(min=0) ** 2),
+    "atan": lambda x, y, r: r / (1 + (x.abs() - outward(r)).clamp(min=0) ** 2),
+    "asinh": lambda x, y, r: r / torch.sqrt(1 + (x.abs() - outward(r)).clamp(min=0) ** 2),
+    "sinh": lambda x, y, r: r * torch.cosh(x.abs() + r),
+    "cosh": lambda x, y, r: r * torch.sinh(x.abs() + r),
+    "asin": lambda x, y, r: _inverse_sine(x, r),
+    "acos": lambda x, y, r: _inverse_sine(x, r),
+    "acosh": lambda x, y, r: r / torch.sqrt((x - outward(r)).clamp(min=1) ** 2 - 1),
+    "atanh": lambda x, y, r: r / (1 - (x.abs() + outward(r)).clamp(max=1) ** 2),
+    "erfc": lambda x, y, r: spread_of_erf(x, r),
+    "erfinv": lambda x, y, r: _inverse_error_function(x, r),
+    "lgamma": lambda x, y, r: _of_gamma(x, r),
+    "digamma": lambda x, y, r: _of_digamma(x, r),
+}
+"""Bounds on |f(z) - f(x)| for |z - x| <= r: of x, y = f(x) and r > 0.
+
+|sqrt z - sqrt x| <= |z - x| / sqrt x.
+"""
+_EXPONENTIAL: dict[str, Callable[[ElementaryBalls, Ball, Tensor], Tensor]] = {
+    "exp": ElementaryBalls._of_exponential,
+    "expm1": ElementaryBalls._of_exponential,
+    "exp2": ElementaryBalls._of_exp2,
+    "sigmoid": ElementaryBalls._of_sigmoid,
+    "softplus": ElementaryBalls._of_softplus,
+}
+
+
+def expm1_upper(error: Tensor) -> Tensor:
+    """exp(error) - 1, bounded above; cheap where the error is small: e^t - 1 <= t + t^2 for t <= 1.79."""
+    small = error + error * error
+    return small if bool((error < 1).all()) else torch.where(error < 1, small, torch.expm1(error))
+
+
+def spread_of_log(x: Tensor, radius: Tensor) -> Tensor:
+    """log x - log(x - radius), infinite where x - radius <= 0."""
+    return -torch.log1p(-(outward(radius) / x).clamp(max=1.0))
+
+
+def spread_of_erf(x: Tensor, radius: Tensor) -> Tensor:
+    """erf' = 2/sqrt(pi) exp(-z^2), taken at the ball's least magnitude."""
+    least = (x.abs() - outward(radius)).clamp(min=0)
+    return _at_most_two(radius * (2 / math.sqrt(math.pi)) * torch.exp(-least * least), radius)
+
+
+def spread_of_tanh(x: Tensor, radius: Tensor) -> Tensor:
+    """tanh' = 1 - tanh^2 <= 4 exp(-2 |z|), taken at the ball's least magnitude."""
+    slope = 4 * torch.exp(-2 * (x.abs() - outward(radius)).clamp(min=0))
+    return _at_most_two(radius * slope.clamp(max=1.0), radius)
+
+
+def _at_most_two(spread: Tensor, radius: Tensor) -> Tensor:
+    """The spread of a function between -1 and 1, infinite where the argument may have overflowed (into NaN)."""
+    return torch.where(torch.isinf(radius), math.inf, spread.clamp(max=2.0))
+
+
+def _max_radius(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return torch.maximum(a, b)
+
+
+_BLOCK = 2**15
+"""Numbers in a block: some ten arrays of float64 of that many fit a second-level cache."""
+_WORTHWHILE = 4 * _BLOCK
+
+
+def in_blocks(function: Callable[..., Any], numbers: Sequence[Any], whole: int = 0) -> Any:
+    """``function(*numbers)``, which is independent along all axes but the last ``whole``, evaluated a block at a time.
+
+    ``numbers`` are balls, broadcast against one another, and anything else, which is passed as it is. The result is a
+    ball, or a tuple of them, of their common shape but for the last ``whole`` axes.
+    """
+    balls = [number for number in numbers if isinstance(number, Ball)]
+    shape = np.broadcast_shapes(*(ball.shape for ball in balls))  # torch's takes ten times as long
+    if math.prod(shape) < _WORTHWHILE:
+        return function(*numbers)
+    made: list[_Joined] = []
+    for place in _places(shape[: len(shape) - whole], math.prod(shape[len(shape) - whole :])):
+        parts = [_part(number, place, len(shape)) if isinstance(number, Ball) else number for number in numbers]
+        found = function(*parts)
+        results = found if isinstance(found, tuple) else (found,)
+        made = made or [_Joined(result, shape, len(place)) for result in results]
+        for joined, result in zip(made, results, strict=True):
+            joined.put(place, result)
+    balls = [joined.ball() for joined in made]
+    return tuple(balls) if isinstance(found, tuple) else balls[0]
+
+
+def _places(shape: Sequence[int], width: int) -> list[tuple[slice, ...]]:
+    """Slices of the leading axes, each of about as many numbers as a block has; ``width`` numbers stay together."""
+    axes: list[list[slice]] = []
+    inner = math.prod(shape) * width
+    for size in shape:
+        inner //= size
+        step = max(_BLOCK // inner, 1)
+        axes.append([slice(first, min(first + step, size)) for first in range(0, size, step)])
+        if step > 1:
+            break
+    return list(itertools.product(*axes))
+
+
+def _part(number: Ball, place: tuple[slice, ...], axes: int) -> Ball:
+    """What of a ball belongs to a block; an axis of one is shared by all."""
+    missing = axes - len(number.shape)
+
+    def cut(part: torch.Tensor) -> torch.Tensor:
+        key = [slice(None) if size == 1 else along for size, along in zip(number.shape, place[missing:], strict=False)]
+        return part[tuple(key)]
+
+    rad = None if number.rad is None else cut(torch.broadcast_to(number.rad, number.shape))
+    return Ball(cut(number.mid), rad, number.model)
+
+
+class _Joined:
+    """The blocks of a result, in one ball."""
+
+    def __init__(self, first: Ball, shape: Sequence[int], cut: int) -> None:
+        self.model = first.model
+        self.mid = torch.empty((*shape[:cut], *first.shape[cut:]), dtype=torch.float64)
+        self.rad: torch.Tensor | None = None
+
+    def put(self, place: tuple[slice, ...], part: Ball) -> None:
+        self.mid[place] = part.mid
+        if part.rad is not None:
+            if self.rad is None:
+                self.rad = torch.zeros_like(self.mid)
+            self.rad[place] = part.rad
+
+    def ball(self) -> Ball:
+        return Ball(self.mid, self.rad, self.model)

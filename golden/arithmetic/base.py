@@ -14,15 +14,207 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, Generic, Protocol, Self, SupportsInt, overload
 
 import torch
+from typing_extensions import TypeVar
 
-from assay.golden.arithmetic.decisions import Decisions
-from assay.golden.arithmetic.number import Formula, Idx, Indices, N, Number
 
-__all__ = ["Arithmetic", "Formula", "Idx", "Indices", "N", "Number"]
+class Number(Protocol):
+    """A tensor of numbers in any arithmetic, with the operators that definitions may use."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @overload
+    def reshape(self, shape: tuple[int, ...], /) -> Self: ...
+    @overload
+    def reshape(self, *shape: int) -> Self: ...
+    def __getitem__(self, key: Any, /) -> Self: ...  # whatever torch and numpy take
+    def __neg__(self) -> Self: ...
+    def __add__(self, other: Self | float, /) -> Self: ...
+    def __radd__(self, other: float, /) -> Self: ...
+    def __sub__(self, other: Self | float, /) -> Self: ...
+    def __rsub__(self, other: float, /) -> Self: ...
+    def __mul__(self, other: Self | float, /) -> Self: ...
+    def __rmul__(self, other: float, /) -> Self: ...
+    def __truediv__(self, other: Self | float, /) -> Self: ...
+    def __rtruediv__(self, other: float, /) -> Self: ...
+
+
+class Indices(Protocol):
+    """A native array of whole numbers or a mask, torch's or numpy's, with the operators that both have."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def reshape(self, *shape: int) -> Self: ...
+    def swapaxes(self, first: int, second: int, /) -> Self: ...
+    def any(self, axis: int, /) -> Self: ...
+    def all(self, axis: int, /) -> Self: ...
+    def sum(self) -> SupportsInt: ...
+    def __len__(self) -> int: ...
+    def __int__(self) -> int: ...
+    def __abs__(self) -> Self: ...
+    def __invert__(self) -> Self: ...
+    def __getitem__(self, key: Any, /) -> Self: ...  # whatever torch and numpy take
+    def __eq__(self, other: Self | int, /) -> Self: ...  # type: ignore[override]  # element for element
+    def __ne__(self, other: Self | int, /) -> Self: ...  # type: ignore[override]  # element for element
+    def __le__(self, other: Self | int, /) -> Self: ...
+    def __lt__(self, other: Self | int, /) -> Self: ...
+    def __ge__(self, other: Self | int, /) -> Self: ...
+    def __and__(self, other: Self | int, /) -> Self: ...
+    def __or__(self, other: Self, /) -> Self: ...
+    def __add__(self, other: Self | int, /) -> Self: ...
+    def __sub__(self, other: Self | int, /) -> Self: ...
+    def __mul__(self, other: Self | int, /) -> Self: ...
+    def __floordiv__(self, other: int, /) -> Self: ...
+    def __mod__(self, other: int, /) -> Self: ...
+    def __rshift__(self, other: int, /) -> Self: ...
+
+
+N = TypeVar("N", bound=Number, default=Any)
+"""The numbers of an arithmetic."""
+Idx = TypeVar("Idx", bound=Indices, default=Any)
+"""Its whole numbers and masks."""
+Formula = Callable[[Callable[[float], float], float], float]
+"""Of a square root and of pi; written for floats, and evaluated in each arithmetic's own scalars."""
+
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Order:
+    """Where x is certainly less than y, more, the same, or unordered (one is NaN)."""
+
+    less: Tensor
+    more: Tensor
+    same: Tensor
+    unordered: Tensor
+
+    @property
+    def open(self) -> Tensor:
+        """Where it is none of these for certain."""
+        return ~(self.less | self.more | self.same | self.unordered)
+
+
+class Decisions(Generic[N, Idx]):
+    """Ends and order of numbers; an arithmetic has at least `enclosure`, `interval` and `hull` of its own."""
+
+    def enclosure(self, x: N) -> tuple[Tensor, Tensor]:
+        """The least and the largest float64 that numbers may be, equal where they are known; NaN is its own end."""
+        raise NotImplementedError
+
+    def interval(self, least: Tensor, most: Tensor) -> N:
+        """Numbers between ends."""
+        raise NotImplementedError
+
+    def hull(self, x: N, y: N) -> N:
+        """Numbers that may be those of x or those of y."""
+        raise NotImplementedError
+
+    def compare(self, x: N, y: N) -> Order:
+        """The order of two numbers, element by element; by default that of their difference and zero."""
+        apart: Any = x - y
+        (low, high), (least, most) = self.enclosure(apart), self.enclosure(x)
+        below, above = self.enclosure(y)
+        less, more = (most < below) | (high < 0), (least > above) | (low > 0)
+        same = ((low == 0) & (high == 0)) | ((least == most) & (below == above) & (least == below))
+        unordered = (least.isnan() & most.isnan()) | (below.isnan() & above.isnan())
+        return Order(less, more, same, unordered)
+
+    def held(self, y: N, x: N) -> tuple[N, bool]:
+        """y, which a function without poles gives of x, as a kernel holds it; whether here it overflows."""
+        return y, False
+
+    def open_beyond(self, x: N) -> N:
+        """x, of which nothing is known where it is infinite or NaN: an overflow that is none in truth led to it."""
+        return x
+
+    def select(self, certain: Tensor, possible: Tensor, x: N, y: N) -> N:
+        """x where ``certain``, y where not ``possible``, either between."""
+        chosen = self.chosen(certain, x, y)
+        unsure = possible & ~certain
+        return self.chosen(unsure, self.hull(x, y), chosen) if bool(unsure.any()) else chosen
+
+    def chosen(self: Any, mask: Tensor, x: N, y: N) -> N:
+        """x where a mask of torch's holds, else y."""
+        found: N = self.where(self.integers(mask).astype(bool) if self.native is not torch else mask, x, y)
+        return found
+
+    def larger_of(self: Any, x: N, y: N) -> N:
+        """The larger of two numbers, no farther off than the one that it is; NaN where either is."""
+        found: N = self.maximum(x, y)
+        return found
+
+    def smaller_of(self, x: N, y: N) -> N:
+        return -self.larger_of(-x, -y)
+
+    def step(self, function: Callable[[Tensor], Tensor], x: N) -> N:
+        """A function that rises in steps (floor, ceil, trunc, round): where x lies about a step, what is between."""
+        return self.interval(*map(function, self.enclosure(x)))
+
+    def power(self: Any, x: N, y: N | float) -> N:
+        """x^y; of whole small y by products."""
+        if isinstance(y, (int, float)) and float(y).is_integer() and abs(y) <= 64:
+            count = int(abs(y))
+            product: Any = self.exact(torch.ones(tuple(map(int, x.shape)), dtype=torch.float64))
+            for _ in range(count):
+                product = product * x
+            return 1.0 / product if y < 0 else product
+        zero = self.compare(x, x * 0.0)
+        safe = self.chosen(zero.same, x * 0.0 + 1.0, x)
+        found: N = self.exp(self.apply("log", safe) * y)
+        if not bool(zero.same.any()):
+            return found
+        rises = isinstance(y, (int, float)) and y > 0
+        return self.chosen(zero.same, x if rises else 1.0 / x, found)
+
+    def root(self: Any, x: N) -> N:
+        """The square root of a sum of squares, which is zero at least, whatever its radius says."""
+        found: N = self.function("sqrt", x)
+        return found
+
+    def special(self, function: Callable[..., Any], *numbers: N) -> N:
+        """A function of Arb's numbers, element by element, that only Arb encloses."""
+        raise NotImplementedError
+
+    def settled(self: Any, x: N) -> N:
+        """The number, of which nothing is open where it is infinite."""
+        return x
+
+    def prod(self: Any, x: N) -> N:
+        """The product along the last axis, which is kept; in any order."""
+        total: Any = self.exact(torch.ones((*map(int, x.shape[:-1]), 1), dtype=torch.float64))
+        for place in range(x.shape[-1]):
+            total = total * x[..., place : place + 1]
+        found: N = total
+        return found
+
+    def largest_of(self: Any, x: N) -> N:
+        """The largest along the last axis, which is kept; off by no more than may become the largest."""
+        found: N = self.max(x)
+        return found
+
+    def variance(self: Any, x: N, correction: float = 0.0) -> N:
+        """sum (x - mean)^2 / (n - correction) along the last axis, which is kept."""
+        centred = x - self.mean(x)
+        found: N = self.sum(centred * centred) / float(x.shape[-1] - correction)
+        return found
+
+    def ordered(self, x: N) -> N:
+        """The numbers of the last axis in ascending order: the k-th smallest of the ends holds the k-th smallest."""
+        least, most = self.enclosure(x)
+        return self.interval(least.sort(-1).values, most.sort(-1).values)
+
+    def cummax(self: Any, x: N) -> N:
+        """The largest so far along the last axis."""
+        parts = [x[..., :1]]
+        for place in range(1, x.shape[-1]):
+            parts.append(self.larger_of(parts[-1], x[..., place : place + 1]))
+        found: N = self.concatenate(parts, -1)
+        return found
 
 
 class Arithmetic(Decisions[N, Idx], ABC):

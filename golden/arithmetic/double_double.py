@@ -6,7 +6,7 @@ the available precision*, Numer. Math. 18 (1971); D. E. Knuth, TAOCP 2, 4.2.2; M
 *Tight and rigorous error bounds for basic building blocks of double-word arithmetic*, ACM TOMS 44 (2017); T. Ogita,
 S. M. Rump, S. Oishi, *Accurate sum and dot product*, SISC 26 (2005), for underflow.
 
-torch's operations round once each; those that may be fused (addcmul) stand only where both ways are covered.
+torch's operations round once each; those that may be fused (addcmul) are used only where the bound covers both.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _PRODUCT = 8.01 * U2
 _QUOTIENT = 12.1 * U2
 _ROOT = 4.5 * U2
 TINY = 2.0**-1000
-"""More than underflow may cost one operation: TwoProduct loses at most 5 times 2^-1074 (Ogita, Rump & Oishi).
+"""A bound on one operation's error by underflow: TwoProduct loses at most 5 * 2^-1074 (Ogita, Rump & Oishi).
 
-A normal number, since processors add subnormal ones ten times slower.
+It is a normal number, since processors add subnormal ones ten times slower.
 """
-_PRODUCT_SAFE = 2.0**-900  # products from here on are split without underflow
-_QUOTIENT_SAFE = 2.0**-400  # quotients and divisors from here on leave it far away
+_PRODUCT_SAFE = 2.0**-900  # products at or above are split without underflow
+_QUOTIENT_SAFE = 2.0**-400  # quotients and divisors at or above are far from underflow
 _SPLITTER = 2.0**27 + 1
 
 
 def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """a + b as its float64 neighbour and what that lacks, exactly (Knuth)."""
+    """Return a + b rounded to float64, and its error, exactly (Knuth)."""
     total = a + b
     part = total - a
     rest = a - (total - part)
@@ -43,50 +43,51 @@ def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fast_two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """The same where |a| >= |b| or a = 0 (Dekker)."""
+    """Return the same as `two_sum`, for |a| >= |b| or a = 0 (Dekker)."""
     total = a + b
     return total, b - (total - a)
 
 
 def split(a: Tensor) -> tuple[Tensor, Tensor]:
-    """Halves of at most 26 bits (Veltkamp); NaN beyond 2^996."""
+    """Return halves of at most 26 bits (Veltkamp); NaN beyond 2^996."""
     big = a * _SPLITTER
     high = big - (big - a)
     return high, a - high
 
 
 def two_product(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """a b as its float64 neighbour and what that lacks (Dekker): exact, but for at most `TINY` where it underflows."""
+    """Return a b rounded to float64, and its error (Dekker): exact, except for at most `TINY` in case of underflow."""
     product, excess = product_and_excess(a, b)
     return product, excess.neg_()
 
 
 def product_and_excess(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """a b rounded, and by what it exceeds the product."""
+    """Return a b rounded to float64, and by how much that exceeds the product."""
     product = a * b
     a_high, a_low = split(a)
     b_high, b_low = split(b)
-    # Products of halves, and these differences, are exact: fused or not, the same comes out.
+    # Products of halves, and these differences, are exact, so that fused and separate operations agree.
     excess = torch.addcmul(product, a_high, b_high, value=-1)
     excess = excess.addcmul_(a_high, b_low, value=-1).addcmul_(a_low, b_high, value=-1)
     return product, excess.addcmul_(a_low, b_low, value=-1)
 
 
 def full_where(mask: Tensor, value: float) -> Tensor:
-    """float64: ``value`` where the mask holds, else zero."""
+    """Return a float64 tensor with ``value`` where the mask holds, else zero."""
     return torch.zeros(mask.shape, dtype=torch.float64).masked_fill_(mask, value)
 
 
 def power_of_two(exponent: Tensor) -> Tensor:
-    """2^exponent for whole numbers, held within float64's normal range."""
+    """Return 2^exponent for integers, clamped to float64's normal range."""
     return ((exponent.to(torch.int64).clamp(-1022, 1023) + 1023) << 52).view(torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
 class DoubleDouble:
-    """|high + low - exact| <= rad, element for element; ``low`` and ``rad`` None: zero (else broadcastable to high).
+    """Numbers with |high + low - exact| <= rad for each element; ``low`` and ``rad``: None for zero, else
+    broadcastable.
 
-    Where ``high`` is not finite, the class of the number is all that is known; ``rad`` is infinite there.
+    Where ``high`` is not finite only the class of the number is known, and ``rad`` is infinite.
     """
 
     high: Tensor
@@ -108,7 +109,7 @@ class DoubleDouble:
         return torch.zeros_like(self.high) if self.rad is None else torch.broadcast_to(self.rad, self.high.shape)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> DoubleDouble:
-        """The same rearrangement of all parts."""
+        """Apply the same rearrangement to all parts."""
         low = None if self.low is None else change(self.rest)
         return DoubleDouble(change(self.high), low, None if self.rad is None else change(self.radius))
 
@@ -122,7 +123,8 @@ class DoubleDouble:
         return DoubleDouble(-self.high, None if self.low is None else -self.low, self.rad)
 
     def __add__(self, other: DoubleDouble | float) -> DoubleDouble:
-        """Exact on float64 operands, else Joldes, Muller & Popescu's algorithm 6: relative error 3 u^2 / (1 - 4u)."""
+        """Add: exact on float64 operands, else Joldes, Muller & Popescu's algorithm 6, relative error 3 u^2 / (1 -
+        4u)."""
         x, y = self, as_pair(other)
         rad = add_radii(x.rad, y.rad)
         high, rest = two_sum(x.high, y.high)
@@ -141,8 +143,8 @@ class DoubleDouble:
         return self + (-as_pair(other))
 
     def __mul__(self, other: DoubleDouble | float) -> DoubleDouble:
-        """With P = |x.high y.high|: the products of a high with a low lose u^2 P each, their sum 2 u^2 P, adding the
-        rest of the main product 3 u^2 P, leaving out the product of the lows u^2 P: together 8 u^2 P.
+        """Multiply. With P = |x.high y.high|: the products of a high and a low word lose u^2 P each, their sum 2 u^2 P,
+        adding the rest of the main product 3 u^2 P, omitting the product of the low words u^2 P: together 8 u^2 P.
         """
         x, y = self, as_pair(other)
         high, rest = two_product(x.high, y.high)
@@ -153,7 +155,7 @@ class DoubleDouble:
             rad = add_radii(rad, y.rad * x.high.abs())
             rad = rad if x.rad is None else add_radii(rad, x.rad * y.rad)
         if rad is not None:
-            rad = guard_underflow(rad * (1 + 2.0**-50), x, y)  # highs stand for the whole numbers
+            rad = guard_underflow(rad * (1 + 2.0**-50), x, y)  # only high words were multiplied
         if x.low is None and y.low is None:
             vanishing = (high.abs() < _PRODUCT_SAFE) & (x.high != 0) & (y.high != 0)
             if rad is not None or bool(vanishing.any()):
@@ -171,10 +173,10 @@ class DoubleDouble:
         return normalised(*fast_two_sum(high, rest), add_radii(add_radii(rad, size.mul_(_PRODUCT)), underflow))
 
     def __truediv__(self, other: DoubleDouble | float) -> DoubleDouble:
-        """With X = |x.high|, q = x.high / y.high rounded: x.high - q y.high, at most u X, is a float64, found exactly.
+        """Divide. With X = |x.high|, q = x.high / y.high rounded: x.high - q y.high, at most u X, is computed exactly.
 
-        The whole remainder x - q y, of at most 3 u X, is off by (1 + 2 + 3) u^2 X; dividing it by y.high in place of y
-        costs another 3 u^2 X, rounding 3 u^2 X: together 12 u^2 |q|.
+        The remainder x - q y, of at most 3 u X, has an error of (1 + 2 + 3) u^2 X; dividing it by y.high instead of y
+        adds 3 u^2 X, rounding 3 u^2 X: together 12 u^2 |q|.
         """
         x, y = self, as_pair(other)
         quotient = x.high / y.high
@@ -219,52 +221,52 @@ class DoubleDouble:
 
 
 def as_pair(value: DoubleDouble | float) -> DoubleDouble:
-    """A number as it is, or one for a Python float, exactly."""
+    """Return a number as it is, or convert a Python float exactly."""
     return value if isinstance(value, DoubleDouble) else DoubleDouble(torch.tensor(float(value), dtype=torch.float64))
 
 
 def where(mask: Tensor, x: DoubleDouble, y: DoubleDouble) -> DoubleDouble:
-    """x where the mask holds, else y."""
+    """Return x where the mask holds, else y."""
     low = None if x.low is None and y.low is None else torch.where(mask, x.rest, y.rest)
     rad = None if x.rad is None and y.rad is None else torch.where(mask, x.radius, y.radius)
     return DoubleDouble(torch.where(mask, x.high, y.high), low, rad)
 
 
 def scattered(x: DoubleDouble, mask: Tensor, y: DoubleDouble) -> DoubleDouble:
-    """x with the numbers of y in the places where the mask holds."""
+    """Return x with its masked elements replaced by the numbers of y, in order."""
     high, low, rad = x.high.clone(), x.rest.clone(), x.radius.clone()
     high[mask], low[mask], rad[mask] = y.high, y.rest, y.radius
     return DoubleDouble(high, low, rad)
 
 
 def add_radii(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    """The sum of radii, None being zero."""
+    """Return the sum of radii; None is zero."""
     if a is None or b is None:
         return b if a is None else a
     return a + b
 
 
 def guard_underflow(rad: Tensor, x: DoubleDouble, y: DoubleDouble) -> Tensor:
-    """``rad``, of products with the radii of x and y, no longer zero where it was rounded down to it."""
+    """Return ``rad``, products with the radii of x and y, made positive where they underflowed to zero."""
     if not rad.numel() or rad.amin().item() > TINY:
         return rad
     for one, other in ((x, y), (y, x)):
         if one.rad is not None:
-            somewhat = (other.high != 0) if other.rad is None else (other.high != 0) | (other.rad > 0)
-            rad = rad + full_where((one.rad > 0) & somewhat, 2.0**-1072)
+            nonzero = (other.high != 0) if other.rad is None else (other.high != 0) | (other.rad > 0)
+            rad = rad + full_where((one.rad > 0) & nonzero, 2.0**-1072)
     return rad
 
 
 def relative(rad: Tensor | None, size: Tensor, factor: float) -> Tensor:
-    """``rad`` + ``factor`` |size|."""
+    """Return ``rad`` + ``factor`` |size|."""
     own = size.abs().mul_(factor)
     return own if rad is None else own + rad
 
 
 def normalised(high: Tensor, low: Tensor, rad: Tensor | None) -> DoubleDouble:
-    """A number from its parts; where an operation overflowed or was undefined its radius is infinite.
+    """Return a number from its parts, with an infinite radius where an operation overflowed or was undefined.
 
-    In all of the operations a ``high`` that is not finite leaves a ``low`` that isn't either.
+    In every operation of this module ``low`` is not finite where ``high`` is not.
     """
     if math.isfinite(low.sum().item()):
         return DoubleDouble(high, low, rad)
@@ -274,15 +276,15 @@ def normalised(high: Tensor, low: Tensor, rad: Tensor | None) -> DoubleDouble:
 
 
 def _exact(high: Tensor, rest: Tensor, rad: Tensor | None) -> DoubleDouble:
-    """The result of an error-free transform; where nothing is lacking, it is a float64 again."""
+    """Return the result of an error-free transform; without a low word if all errors are zero."""
     return normalised(high, rest, rad) if bool(rest.any()) else DoubleDouble(high, None, rad)
 
 
 def square_root(x: DoubleDouble) -> DoubleDouble:
-    """With s = sqrt(x.high) rounded: x.high - s^2 is a float64, found exactly; (x - s^2) / 2s is off by 4.2 u^2 s.
+    """Return sqrt x. With s = sqrt(x.high) rounded, x.high - s^2 is exact; (x - s^2) / 2s has an error of 4.2 u^2 s.
 
     The remainder, at most 3 u x, is rounded (3 u^2 x, divided by 2s), divided by 2s instead of s + sqrt(x) (1.2 u^2 s)
-    and rounded again (1.5 u^2 s). An inherited radius r gives r / s; infinite where x may be negative.
+    and rounded again (1.5 u^2 s). A radius r of x adds r / s; infinite where x may be negative.
     """
     root = torch.sqrt(x.high)
     product, lost = two_product(root, root)

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
+from assay.golden.arithmetic.arbitrary_precision import Arb
 from assay.golden.arithmetic.base import Arithmetic, Formula
 from assay.golden.arithmetic.double_double import DoubleDouble, as_pair, full_where, scattered, where
-from assay.golden.arithmetic.exact_arb import through_arb
-from assay.golden.arithmetic.exact_exponential import exp
-from assay.golden.arithmetic.exact_functions import FUNCTIONS
+from assay.golden.arithmetic.double_double_functions import FUNCTIONS, exp
 from assay.golden.arithmetic.ozaki import exact_matmul, exact_sum
 from assay.golden.arithmetic.real import Real, torch_function, weighted_values
 
 Tensor = torch.Tensor
 
+
 _REAL = Real()
 
 
 class Exact(Arithmetic[DoubleDouble, Tensor]):
-    """Numbers are pairs of float64 with a radius; an operation without a fast way goes through Arb, element by element.
+    """Pairs of float64 with a radius; operations without a fast algorithm go through Arb, element by element.
 
-    Numbers beyond float64's comfort (products below 2^-900, factors above 2^996) get a wide or infinite radius.
+    Numbers near the ends of float64's range (products below 2^-900, factors above 2^996) get a large or infinite
+    radius.
     """
 
     def exact(self, values: object) -> DoubleDouble:
@@ -37,9 +40,9 @@ class Exact(Arithmetic[DoubleDouble, Tensor]):
         return FUNCTIONS[name](x) if name in FUNCTIONS else through_arb("apply", name, x)
 
     def function(self, name: str, x: DoubleDouble) -> DoubleDouble:
-        """Limits at the infinities as Arb's arithmetic states them, poles and undefined values as IEEE 754 does.
+        """Return the function, with limits at the infinities as in `Arb`, poles and undefined values as in IEEE 754.
 
-        Of an exact number such a value is known: its radius is zero.
+        Such a value of an exact number has radius zero.
         """
         special = ~torch.isfinite(x.high)
         if not x.high.numel():
@@ -54,7 +57,7 @@ class Exact(Arithmetic[DoubleDouble, Tensor]):
         return scattered(y, special, DoubleDouble(high, exceptions.low, exceptions.radius.masked_fill(known, 0.0)))
 
     def maximum(self, x: DoubleDouble, y: DoubleDouble) -> DoubleDouble:
-        """The larger; where the balls overlap it may be the other one, which is no farther off than their radii."""
+        """Return the larger; if the balls overlap the other may be larger, but no farther away than their radii."""
         larger = (x.high > y.high) | ((x.high == y.high) & (x.rest >= y.rest)) | x.high.isnan()
         chosen = self.where(larger, x, y)
         if x.rad is None and y.rad is None:
@@ -68,7 +71,6 @@ class Exact(Arithmetic[DoubleDouble, Tensor]):
         return (x.high > bound) | ((x.high == bound) & (x.rest > 0))
 
     def power_of_two(self, x: DoubleDouble, *, above: bool) -> DoubleDouble:
-        """Exact fractions of Arb's balls."""
         return through_arb("power_of_two", x, above=above)
 
     def quantize(
@@ -79,7 +81,6 @@ class Exact(Arithmetic[DoubleDouble, Tensor]):
         zero: DoubleDouble | Tensor | None = None,
         stored: DoubleDouble | None = None,
     ) -> DoubleDouble:
-        """Exact fractions of Arb's balls, which tell a tie."""
         return through_arb("quantize", x, scale, format, zero, stored)
 
     def sum(self, x: DoubleDouble, axis: int = -1, *, rescaled: bool = False) -> DoubleDouble:
@@ -140,13 +141,13 @@ class Exact(Arithmetic[DoubleDouble, Tensor]):
         return self.interval(torch.minimum(a, c), torch.maximum(b, d))
 
     def special(self, function: Callable[..., Any], *numbers: DoubleDouble) -> DoubleDouble:
-        found: DoubleDouble = through_arb("special", function, *numbers)
-        return found
+        result: DoubleDouble = through_arb("special", function, *numbers)
+        return result
 
     def topk_index(self, x: DoubleDouble, k: int) -> Tensor:
         order = torch.argsort(x.rest, dim=-1, descending=True, stable=True)
-        places = torch.argsort(torch.gather(x.high, -1, order), dim=-1, descending=True, stable=True)
-        return torch.gather(order, -1, places)[..., :k]
+        by_high = torch.argsort(torch.gather(x.high, -1, order), dim=-1, descending=True, stable=True)
+        return torch.gather(order, -1, by_high)[..., :k]
 
     def exp_shifted(self, x: DoubleDouble, shift: DoubleDouble) -> DoubleDouble:
         if not x.high.numel() or x.high.amin().item() > -math.inf:
@@ -170,7 +171,7 @@ class Exact(Arithmetic[DoubleDouble, Tensor]):
     def attend(
         self, scores: DoubleDouble, visible: Tensor, values: DoubleDouble, sinks: DoubleDouble | None
     ) -> tuple[DoubleDouble, DoubleDouble]:
-        """The sum of weights divides once, after the product with the values."""
+        """Divide by the sum of weights once, after the product with the values."""
         visible = torch.broadcast_to(torch.as_tensor(visible), scores.shape)
         largest = self.max(self.where(visible, scores, -math.inf))
         if sinks is not None:
@@ -192,7 +193,7 @@ class Exact(Arithmetic[DoubleDouble, Tensor]):
 
 
 def _finite(x: DoubleDouble) -> tuple[DoubleDouble, Tensor | None]:
-    """x with zeros in place of infinities and NaN, and where those are (None: nowhere)."""
+    """Return x with zeros in place of infinities and NaN, and a mask of those (None: there are none)."""
     if math.isfinite(x.high.sum().item()):
         return x, None
     special = ~torch.isfinite(x.high)
@@ -200,8 +201,97 @@ def _finite(x: DoubleDouble) -> tuple[DoubleDouble, Tensor | None]:
 
 
 def _propagate_nonfinite(x: DoubleDouble, high: Tensor, lost: Tensor) -> DoubleDouble:
-    """x, but float64's own infinity or NaN, of which nothing is claimed, where an operand was one."""
+    """Return x, with float64's ``high`` and an infinite radius where ``lost``: an operand was infinite or NaN."""
     lost = torch.broadcast_to(lost, x.high.shape)
     return DoubleDouble(
         torch.where(lost, high, x.high), torch.where(lost, 0.0, x.rest), x.radius + full_where(lost, math.inf)
     )
+
+
+_DIGITS = 80  # holds a pair of float64 with room for a function's error; Arb's radius covers wider gaps
+
+
+def through_arb(method: str, *arguments: Any, **keywords: Any) -> Any:
+    """Return the results of a method of `Arb` as double-double numbers with proven radii."""
+    arithmetic = Arb(_DIGITS)
+    with arithmetic.precision():
+        result = getattr(arithmetic, method)(
+            *(_to_arb(arithmetic, value) for value in arguments),
+            **{name: _to_arb(arithmetic, value) for name, value in keywords.items()},
+        )
+        return _from_arb(result)
+
+
+def enclosures(arithmetic: Arb, x: DoubleDouble) -> Any:
+    """Return an object array of Arb balls that enclose the numbers."""
+    ball = arithmetic.flint.arb
+    balls = np.empty(x.shape, dtype=object)
+    parts = (part.contiguous().numpy().ravel() for part in (x.high, x.rest, x.radius))
+    flat = balls.reshape(-1)
+    for index, (high, low, radius) in enumerate(zip(*(part.tolist() for part in parts), strict=True)):
+        number = ball(high) + low if low else ball(high)
+        if radius:
+            number = number + ball(0, radius if radius == radius else math.inf)
+        flat[index] = number
+    return balls
+
+
+def parts_of(result: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the high and low words and the radii of an object array of balls.
+
+    A ball that is infinite, or beyond float64's range, has radius zero; one that is NaN, or contains an end of that
+    range, an infinite one.
+    """
+    value, low, radius = (np.zeros(result.shape) for _ in range(3))
+    for index in np.ndindex(result.shape):
+        number = result[index]
+        high = float(number.mid())
+        value[index] = high
+        if math.isfinite(high):
+            rest = number - high
+            low[index] = float(rest.mid())
+            radius[index] = _largest_magnitude(rest - float(low[index]))
+        elif number.is_finite():
+            if not math.isinf(float(number.abs_lower())):
+                value[index], radius[index] = math.copysign(sys.float_info.max, high), math.inf
+        elif high != high or number.rad() != 0:
+            radius[index] = math.inf
+    return torch.from_numpy(value), torch.from_numpy(low), torch.from_numpy(radius)
+
+
+def nearest_to(result: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the float64 nearest to each ball of an object array, and the radius about it that encloses the ball.
+
+    The radius is infinite unless all of the ball rounds to that float64, and zero if that is an infinity.
+    """
+    value, radius = (np.zeros(result.shape) for _ in range(2))
+    for index in np.ndindex(result.shape):
+        number = result[index]
+        value[index] = high = float(number.mid())
+        if not (float(number.lower()) == high == float(number.upper())):
+            value[index], radius[index] = np.clip(high, -sys.float_info.max, sys.float_info.max), math.inf
+        elif math.isfinite(high):
+            radius[index] = _largest_magnitude(number - high)
+    return torch.from_numpy(value), torch.from_numpy(radius)
+
+
+def _largest_magnitude(number: Any) -> float:
+    """Return a float64 at or above all magnitudes in a ball; zero only for zero."""
+    bound = number.abs_upper()
+    return math.nextafter(float(bound) * (1 + 2.0**-50), math.inf) if bound > 0 else 0.0
+
+
+def _to_arb(arithmetic: Arb, value: Any) -> Any:
+    if isinstance(value, DoubleDouble):
+        return enclosures(arithmetic, value)
+    if isinstance(value, torch.Tensor):
+        return value.numpy()
+    return [_to_arb(arithmetic, part) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+def _from_arb(result: Any) -> Any:
+    if isinstance(result, tuple):
+        return tuple(map(_from_arb, result))
+    if not isinstance(result, np.ndarray) or result.dtype != object:
+        return torch.as_tensor(result)
+    return DoubleDouble(*parts_of(result))

@@ -1,12 +1,12 @@
-"""Sums and products of matrices without loss: numbers are cut into slices whose sums of products float64 holds exactly.
+"""Error-free sums and matrix products: numbers are cut into slices whose sums of products are exact in float64.
 
 K. Ozaki, T. Ogita, S. Oishi, S. M. Rump, *Error-free transformations of matrix multiplication by using fast routines of
-matrix multiplication and its applications*, Numer. Algorithms 59 (2012); the cut is that of S. M. Rump, T. Ogita,
-S. Oishi, *Accurate floating-point summation I*, SISC 31 (2008).
+matrix multiplication and its applications*, Numer. Algorithms 59 (2012); the slices are cut as in S. M. Rump,
+T. Ogita, S. Oishi, *Accurate floating-point summation I*, SISC 31 (2008).
 
-With 2^e at or above all of a row, slice s = 1, 2, ... holds multiples of g_s = 2^(e - b s), the first of at most 2^b of
-them, the others of at most 2^(b-1); after it at most g_s / 2 is left of each number. Sums of n slices are whole
-multiples of g_s, and exact in any order and with any fused operation as long as they stay below 2^53 of them.
+With 2^e at or above all magnitudes of a row, slice s = 1, 2, ... consists of multiples of g_s = 2^(e - b s), at most
+2^b of them in the first slice and 2^(b-1) in the others; at most g_s / 2 remains of each number after it. Sums of n
+slices are multiples of g_s, and exact in any order, fused or not, as long as they stay below 2^53 g_s.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from assay.golden.arithmetic.double_double import (
 Tensor = torch.Tensor
 
 _BITS = 106  # of a result, relative to its largest possible term
-_HIGHEST, _LOWEST = 900, -800  # exponents within which neither cutting nor multiplying leaves float64
+_HIGHEST, _LOWEST = 900, -800  # exponents for which neither cutting nor multiplying overflows or underflows
 
 
 def exact_matmul(a: DoubleDouble, b: DoubleDouble, plus: DoubleDouble | None = None) -> DoubleDouble:
-    """a @ b + plus for finite operands [..., M, K] and [..., K, N]; every float64 product below is exact.
+    """Return a @ b + plus for finite operands [..., M, K] and [..., K, N]; every float64 product below is exact.
 
-    Pairs of slices below 2^-(106 + log2 K) of the largest conceivable sum are left out, and counted in the radius.
+    Pairs of slices below 2^-(106 + log2 K) of the largest possible sum are omitted, and added to the radius.
     """
     terms = a.shape[-1]
     bits, depth = _product_slices(terms)
@@ -43,8 +43,8 @@ def exact_matmul(a: DoubleDouble, b: DoubleDouble, plus: DoubleDouble | None = N
     left, left_over = _slices(a, e, bits, depth)
     right, right_over = _slices(b, f, bits, depth)
     groups = [
-        [(s, place - s) for s in range(place + 1) if s < len(left) and place - s < len(right)]
-        for place in range(len(left) + len(right) - 1)
+        [(s, level - s) for s in range(level + 1) if s < len(left) and level - s < len(right)]
+        for level in range(len(left) + len(right) - 1)
     ]
     parts = []
     for group in groups[:depth]:
@@ -52,7 +52,7 @@ def exact_matmul(a: DoubleDouble, b: DoubleDouble, plus: DoubleDouble | None = N
         for s, t in group[1:]:
             part = part.add_(left[s] @ right[t])
         parts.append(part)
-    lost = math.fsum(2.0 ** (-bits * place) * len(group) for place, group in enumerate(groups) if place >= depth)
+    lost = math.fsum(2.0 ** (-bits * level) * len(group) for level, group in enumerate(groups) if level >= depth)
     lost += (2.0 ** (-bits * len(left)) if left_over else 0.0) + (2.0 ** (-bits * len(right)) if right_over else 0.0)
     rad = terms * lost * _largest(a.high, e, -1) * _largest(b.high, f, -2) if lost else None
     if a.rad is not None or b.rad is not None:
@@ -69,10 +69,10 @@ def exact_matmul(a: DoubleDouble, b: DoubleDouble, plus: DoubleDouble | None = N
 
 
 def exact_sum(x: DoubleDouble, axis: int) -> DoubleDouble:
-    """The sum of finite numbers along ``axis``, which is kept.
+    """Return the sum of finite numbers along ``axis``, which keeps size one.
 
-    Highs and lows are cut alike, n of them at a time, and what is left of both, at most g each, is added up plainly, at
-    a loss of at most (n + 1) u n g. Slices are as many as make that 2^-112 of the largest term.
+    High and low words are cut into the same slices; the n remainders of both, at most g each, are added in float64,
+    with an error of at most (n + 1) u n g. There are enough slices for this to be 2^-112 of the largest term.
     """
     terms = max(x.shape[axis], 1)
     carry_bits = math.ceil(math.log2(terms))
@@ -80,11 +80,11 @@ def exact_sum(x: DoubleDouble, axis: int) -> DoubleDouble:
     e = _exponent(x.high, axis)
     high, low = x.high, x.low
     sums: list[Tensor] = []
-    for place in range(1, math.ceil((59 + 2 * carry_bits) / bits) + 1):
-        rounder = _rounder(e, bits * place)
+    for level in range(1, math.ceil((59 + 2 * carry_bits) / bits) + 1):
+        rounder = _rounder(e, bits * level)
         part = (high + rounder).sub_(rounder)
         high = high - part
-        if low is not None and bits * place >= 52:  # before, lows are less than half a unit
+        if low is not None and bits * level >= 52:  # low words are less than half a unit of earlier slices
             fine = (low + rounder).sub_(rounder)
             low = low - fine
             part = part.add_(fine)
@@ -99,17 +99,17 @@ def exact_sum(x: DoubleDouble, axis: int) -> DoubleDouble:
 
 
 def total(parts: Sequence[Tensor], rad: Tensor | None) -> DoubleDouble:
-    """The sum of a few tensors in two words; what a third word and its own rounding hold goes into the radius.
+    """Return the sum of a few tensors as a double-double number; its radius includes the omitted third word.
 
-    First sums and their errors are added up by error-free transforms; the errors of the errors are added plainly,
-    each addition losing at most u of what has come together.
+    The sums and their errors are added by error-free transforms; the errors of the errors are added in float64, each
+    addition with a relative error of at most u.
     """
     first, second = parts[0], torch.zeros(())
     third: Tensor | None = None
     size: Tensor | None = None
-    for place, part in enumerate(parts[1:]):
+    for number, part in enumerate(parts[1:]):
         first, error = two_sum(first, part)
-        if place == 0:
+        if number == 0:
             second = error
             continue
         second, error = two_sum(second, error)
@@ -127,10 +127,10 @@ def total(parts: Sequence[Tensor], rad: Tensor | None) -> DoubleDouble:
 
 
 def _product_slices(terms: int) -> tuple[int, int]:
-    """Bits of a slice, and how many there are to be, so that the sums of a group of products are exact.
+    """Return the bits and the number of slices for which sums of a group of products are exact.
 
-    Slices s + t = d + 1 make d pairs of at most K 2^2b units (2^-1 of it where a slice is not the first, 2^-2 where
-    neither is), so together at most K 2^2b max(1, (d + 2) / 4).
+    Slices s + t = d + 1 make d pairs of at most K 2^2b units (half of that if one slice is not the first, a quarter if
+    neither is), so at most K 2^2b max(1, (d + 2) / 4) together.
     """
     carry_bits = math.ceil(math.log2(max(terms, 1)))
     for bits in range(26, 0, -1):
@@ -141,7 +141,7 @@ def _product_slices(terms: int) -> tuple[int, int]:
 
 
 def _exponent(high: Tensor, axis: int) -> Tensor:
-    """The least e with |x| <= 2^e along the axis (0 where all are zero)."""
+    """Return the least e with |x| <= 2^e along the axis (0 if all are zero)."""
     if high.shape[axis] == 0:
         return high.sum(axis, keepdim=True).to(torch.int32)
     largest = high.abs().amax(axis, keepdim=True)
@@ -149,24 +149,24 @@ def _exponent(high: Tensor, axis: int) -> Tensor:
 
 
 def _largest(high: Tensor, e: Tensor, axis: int) -> Tensor:
-    """2^e, at or above all numbers along the axis, and zero where all of them are."""
+    """Return 2^e, which is at or above all magnitudes along the axis; zero if all are zero."""
     return power_of_two(e).masked_fill_(~high.any(axis, keepdim=True), 0.0)
 
 
 def _rounder(e: Tensor, bits: int) -> Tensor:
-    """What is added and subtracted to round numbers below 2^e to multiples of 2^(e - bits)."""
+    """Return the number to add and subtract to round numbers below 2^e to multiples of 2^(e - bits)."""
     return power_of_two(e.clamp(_LOWEST, _HIGHEST) - bits + 52) * 1.5
 
 
 def _underflow(x: DoubleDouble, axis: int) -> Tensor:
-    """One where there are other numbers than zero along the axis, whose radii's products may underflow."""
+    """Return one where some number along the axis is not zero, so that products of radii may underflow; else zero."""
     if x.shape[axis] == 0:
         return x.high.sum(axis, keepdim=True)
     return ((x.high != 0) | (x.radius > 0)).any(axis, keepdim=True).to(torch.float64)
 
 
 def _unknown_outside(rad: Tensor | None, *exponents: Tensor) -> Tensor | None:
-    """``rad``, infinite where one of the exponents, which are broadcast to it, lies outside of the bounds."""
+    """Return ``rad``, infinite where one of the exponents, broadcast to it, is out of bounds."""
     for e in exponents:
         if e.numel() and not (int(e.min()) >= _LOWEST and int(e.max()) <= _HIGHEST):
             outside = (e < _LOWEST) | (e > _HIGHEST)
@@ -175,16 +175,16 @@ def _unknown_outside(rad: Tensor | None, *exponents: Tensor) -> Tensor | None:
 
 
 def _slices(x: DoubleDouble, e: Tensor, bits: int, most: int) -> tuple[list[Tensor], bool]:
-    """At most ``most`` slices of x, and whether anything is left beyond them."""
+    """Return at most ``most`` slices of x, and whether a remainder is left."""
     high, low = x.high, x.low
-    found: list[Tensor] = []
-    while len(found) < most:
-        rounder = _rounder(e, bits * (len(found) + 1))
+    slices: list[Tensor] = []
+    while len(slices) < most:
+        rounder = _rounder(e, bits * (len(slices) + 1))
         part = (high + rounder).sub_(rounder)
         high = high - part
-        found.append(part)
+        slices.append(part)
         if low is not None:
             high, low = two_sum(high, low)
         if not bool(high.any()):
-            return found, False
-    return found, True
+            return slices, False
+    return slices, True

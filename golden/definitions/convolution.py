@@ -1,4 +1,4 @@
-"""Depthwise causal convolution along a sequence, as Mamba and gated linear attention have it before their scans."""
+"""Depthwise causal convolution along a sequence, as in Mamba and gated linear attention, and its gradient."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _HUGE = 2.0**126  # half the largest float32: beyond it a sum may overflow
 
 
 def _shifted(xp: Arithmetic[N], x: N, taps: N, back: int) -> N:
-    """The products of each place ``back`` before, zero where there is none."""
+    """Return the products with the position ``back`` before, zero if there is none."""
     length = x.shape[2]
     products = x[:, :, : max(length - back, 0)] * taps
     nothing = xp.exact(xp.native.zeros((*x.shape[:2], min(back, length))))
@@ -32,7 +32,7 @@ def _flipped(xp: Any, x: Any, weight: Any, bias: Any, *, activation: str) -> Any
 
 
 def _ahead(xp: Any, x: Any, weight: Any, bias: Any, *, activation: str) -> Any:
-    """The window ends a place later."""
+    """End the window one position later."""
     length = x.shape[2]
     later = xp.concatenate([x[:, :, 1:], x[:, :, :1] * 0.0], -1) if length else x
     return causal_conv1d(xp, later, weight, bias, activation=activation)
@@ -56,20 +56,20 @@ def _other(xp: Any, x: Any, weight: Any, bias: Any, *, activation: str) -> Any:
     grid=("B", "D"),
     faults=(
         Fault("taps_flipped", "the taps are read from the last to the first, as a convolution has them", _flipped),
-        Fault("window_a_place_later", "the window ends at the next place: the future is seen", _ahead, "mask",
-              needs="more than one place"),
-        Fault("convolution_bias_dropped", "the bias is left out",
+        Fault("window_a_place_later", "the window ends at the next position: the future is seen", _ahead, "mask",
+              needs="more than one position"),
+        Fault("convolution_bias_dropped", "the bias is missing",
               lambda xp, x, weight, bias, *, activation: causal_conv1d(
                xp, x, weight, bias * 0.0, activation=activation)),
-        Fault("convolution_activation", "silu is left out, or applied where there is none", _other),
-        Fault("first_tap_dropped", "the tap of the earliest place is left out",
+        Fault("convolution_activation", "silu is missing, or applied where there is none", _other),
+        Fault("first_tap_dropped", "the tap of the earliest position is missing",
               lambda xp, x, weight, bias, *, activation: causal_conv1d(
                xp, x, weight[:, 1:], bias, activation=activation), "tail"),
     ),
     exempt=("tail_of_sum_dropped",),
 )  # fmt: skip
 def causal_conv1d(xp: Arithmetic[N], x: N, weight: N, bias: N, *, activation: str) -> N:
-    """y[b,d,l] = bias[d] + sum_w weight[d,w] x[b,d,l-W+1+w], x zero before its beginning; silu of it where asked.
+    """y[b,d,l] = bias[d] + sum_w weight[d,w] x[b,d,l-W+1+w], x zero before its beginning; silu of it if asked for.
 
     Stage "convolved": the sum, before the activation.
     """
@@ -116,11 +116,11 @@ def _before_activation(xp: Arithmetic[N], x: N, weight: N, bias: N, dy: N, activ
         Fault("convolution_gradient_of_last_batch", "the gradients of weight and bias are the last batch's alone",
               _last_batch, "state", needs="more than one batch"),
         Fault("convolution_gradient_unflipped", "dx is convolved as the forward pass is, not the other way", _unflipped,
-              needs="more than one place"),
-        Fault("convolution_gradient_slope", "the slope of silu is left out, or taken where there is none",
+              needs="more than one position"),
+        Fault("convolution_gradient_slope", "the slope of silu is missing, or taken where there is none",
               lambda xp, *tensors, activation: causal_conv1d_backward(
                xp, *tensors, activation="silu" if activation == "none" else "none")),
-        Fault("convolution_gradient_bias_mean", "dbias is a mean over the places, not their sum",
+        Fault("convolution_gradient_bias_mean", "dbias is a mean over the positions, not their sum",
               lambda xp, x, weight, bias, dy, *, activation: (
                *(all_ := causal_conv1d_backward(xp, x, weight, bias, dy, activation=activation))[:2],
                all_[2] / max(x.shape[2], 1))),
@@ -129,28 +129,28 @@ def _before_activation(xp: Arithmetic[N], x: N, weight: N, bias: N, dy: N, activ
 )  # fmt: skip
 def causal_conv1d_backward(xp: Arithmetic[N], x: N, weight: N, bias: N, dy: N, *, activation: str) -> tuple[N, N, N]:
     """With g the gradient before the activation: dx[b,d,l] = sum_w weight[d,w] g[b,d,l+W-1-w], zero behind the end;
-    dweight[d,w] = sum g[b,d,l] x[b,d,l-W+1+w] and dbias[d] = sum g[b,d,l] over batches and places.
+    dweight[d,w] = sum g[b,d,l] x[b,d,l-W+1+w] and dbias[d] = sum g[b,d,l] over batches and positions.
 
     Stage "convolved": the sum that the slope of silu is taken of. Of channels with an infinity nothing is said.
     """
     batch, width = x.shape[0], weight.shape[1]
     g = _before_activation(xp, x, weight, bias, dy, activation)
     backward = xp.integers(range(x.shape[2] - 1, -1, -1))
-    turned = g[:, :, backward]
-    terms = [_shifted(xp, turned, weight[:, tap, None], width - 1 - tap) for tap in range(width)]
+    reversed_g = g[:, :, backward]
+    terms = [_shifted(xp, reversed_g, weight[:, tap, None], width - 1 - tap) for tap in range(width)]
     dx = xp.sum(xp.stack(terms, -1))[..., 0][:, :, backward]
 
     def over_all(part: N) -> N:
-        return xp.sum(xp.concatenate([part[place] for place in range(batch)], -1))[:, 0]
+        return xp.sum(xp.concatenate([part[b] for b in range(batch)], -1))[:, 0]
 
     dweight = xp.stack([over_all(_shifted(xp, x, g[:, :, back:], back)) for back in range(width - 1, -1, -1)], -1)
 
     def touched() -> Any:
-        found = (~xp.is_finite(x)).any(-1) | (~xp.is_finite(dy)).any(-1)
+        mask = (~xp.is_finite(x)).any(-1) | (~xp.is_finite(dy)).any(-1)
         if activation == "silu":  # of a sum that overflows, whose slope meets the zeros before the beginning
             size = xp.sum(xp.abs(x)) * xp.sum(xp.abs(weight)) + xp.abs(bias)[:, None]
-            found = found | xp.above(size, _HUGE)[..., 0]
-        return found | (~xp.is_finite(weight)).any(-1) | ~xp.is_finite(bias)
+            mask = mask | xp.above(size, _HUGE)[..., 0]
+        return mask | (~xp.is_finite(weight)).any(-1) | ~xp.is_finite(bias)
 
     dx = xp.unspecified(lambda: touched()[:, :, None], dx)
     dweight = xp.unspecified(lambda: touched().any(0)[:, None], dweight)

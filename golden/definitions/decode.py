@@ -1,7 +1,8 @@
-"""Attention of one new token per sequence over a paged cache of keys and values."""
+"""Attention of one new token per sequence over a paged KV cache, and multi-head latent attention (MLA)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -9,12 +10,12 @@ import torch
 
 from assay.golden.arithmetic.base import Arithmetic, Idx, N
 from assay.golden.definitions.attention import heads_per_group, score_scale
-from assay.golden.options import number
-from assay.golden.registry import Reduction, define
+from assay.golden.options import flag, number
+from assay.golden.registry import Fault, Reduction, define
 
 
 def slots_of(native: ModuleType, block_table: Idx, seq_lens: Idx, page: int) -> tuple[Idx, Idx]:
-    """Where each position of each sequence lies among all slots of the cache, and whether it is one at all, [B,L]."""
+    """Return the cache slot of each position of each sequence, and whether there is such a position, [B,L]."""
     position = native.arange(block_table.shape[1] * page)
     seen = position[None, :] < seq_lens[:, None]
     slots = block_table[:, position // max(page, 1)] * page + position[None, :] % max(page, 1)
@@ -84,9 +85,9 @@ def attention_decode(
     k_scale: float,
     v_scale: float,
 ) -> N:
-    """softmax(q k^T scale) v over the first seq_lens[b] positions; p lies in page block_table[b, p // page].
+    """softmax(q k^T scale) v over the first seq_lens[b] positions; position p is in page block_table[b, p // page].
 
-    A slot of the cache stands for its number times k_scale or v_scale.
+    A slot of the cache represents its number times k_scale or v_scale.
     """
     (batch, heads, width), (pages, page, groups, _) = q.shape, k_cache.shape
     shared = heads_per_group("attention_decode", heads, groups)
@@ -104,10 +105,120 @@ def attention_decode(
     out, _ = xp.attend(scores, seen[:, None, None, :], xp.dequantize(v, v_scale), None)
 
     def unread() -> Idx:
-        """Where a slot of no sequence is NaN or infinite: of a head's keys all its results, of its values their own."""
+        """Mask what an unused slot that is NaN or infinite may reach: its key all results of the head, its value a
+        column."""
         free = _free(slots, seen, pages * page)[:, None, None]
         keys, values = (~xp.is_finite(x.reshape(pages * page, groups, width)) & free for x in (k_cache, v_cache))
-        places: Idx = (keys.any(-1)[..., None] | values).any(0).repeat_interleave(shared, 0)[None]
-        return places
+        mask: Idx = (keys.any(-1)[..., None] | values).any(0).repeat_interleave(shared, 0)[None]
+        return mask
 
     return xp.spilled(unread, out.reshape(batch, heads, width))
+
+
+def _unused_latent(
+    q: torch.Tensor,
+    q_rope: torch.Tensor,
+    cache: torch.Tensor,
+    rope_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+) -> dict[str, torch.Tensor]:
+    return unused_slots(block_table, seq_lens, cache=cache, rope_cache=rope_cache)
+
+
+def _signature(options: Mapping[str, Any]) -> str:
+    lse = ", lse:float32[B,H]" if options["return_lse"] else ""
+    return (
+        "q[B,H,D], q_rope[B,H,Dr], cache[P,page,D], rope_cache[P,page,Dr], block_table:int32[B,max_pages]=index(P), "
+        f"seq_lens:int32[B]=length(max_pages*page) -> out[B,H,D]{lse}"
+    )
+
+
+def _scaled(factor: Any) -> Any:
+    """Scores of another scale: ``factor(latent columns, rope columns)``."""
+
+    def definition(xp: Any, q: Any, q_rope: Any, *tensors: Any, scale: float | None, **options: Any) -> Any:
+        other = factor(q.shape[-1], q_rope.shape[-1]) if scale is None else 1.0
+        return mla_decode(xp, q, q_rope, *tensors, scale=other, **options)
+
+    return definition
+
+
+def _last_left_out(
+    xp: Any, q: Any, q_rope: Any, cache: Any, rope: Any, table: Any, lengths: Any, **options: Any
+) -> Any:
+    shorter = lengths - xp.integers(lengths > 1)
+    return mla_decode(xp, q, q_rope, cache, rope, table, shorter, **options)
+
+
+@define(
+    "mla_decode",
+    _signature,
+    options={"scale": number(None, usual=(None, 0.3)), "return_lse": flag()},
+    stages={"probabilities": "input", "query": None, "scores": None},
+    rows="B",
+    work="16*B*H*max_pages*page*(D+Dr)",
+    sizes={
+        "B": (1, 2, 3),
+        "H": (1, 2, 3, 8, 16),
+        "D": (16, 32, 64, 128, 512),
+        "Dr": (8, 16, 64),
+        "page": (1, 2, 5, 8, 16, 32, 64),
+        "max_pages": (1, 2, 3, 4, 6, 9, 13),
+    },
+    independent=("H",),
+    gathered=("P",),
+    grid=("B", "P"),
+    unused=_unused_latent,
+    reduction=Reduction("max_pages*page"),
+    faults=(
+        "inputs_in_tf32",
+        Fault("rope_part_left_out", "the scores leave out the part with positions",
+              lambda xp, q, q_rope, *tensors, scale, **options: mla_decode(
+               xp, q, q_rope * 0.0, *tensors, scale=scale_of(xp, q, q_rope, scale), **options)),
+        Fault("latent_part_left_out", "the scores are of the part with positions alone",
+              lambda xp, q, q_rope, *tensors, scale, **options: mla_decode(
+               xp, q * 0.0, q_rope, *tensors, scale=scale_of(xp, q, q_rope, scale), **options)),
+        Fault("scale_of_latent_alone", "the scale is 1 / sqrt of the latent columns alone",
+              _scaled(lambda latent, rope: latent**-0.5), "scale"),
+        Fault("last_position_left_out", "the last position of each sequence is not seen", _last_left_out, "mask",
+              needs="sequences of two or more"),
+    ),
+    exempt=("columns_beyond_tile_zero",),
+)  # fmt: skip
+def mla_decode(
+    xp: Arithmetic[N, Idx],
+    q: N,
+    q_rope: N,
+    cache: N,
+    rope_cache: N,
+    block_table: Idx,
+    seq_lens: Idx,
+    *,
+    scale: float | N | None,
+    return_lse: bool,
+) -> N | tuple[N, N]:
+    """softmax((q c^T + q_rope r^T) scale) c over the first seq_lens[b] positions, and its log-sum-exp.
+
+    c and r are the rows of the two caches. Absorbed form (DeepSeek-V2, 2024): the latent vectors are keys and values
+    of every head, and ``scale`` is 1 / sqrt(D + Dr) where left out. Position p is in page
+    block_table[b, p // page].
+    """
+    pages, page = cache.shape[:2]
+    slots, seen = slots_of(xp.native, block_table, seq_lens, page)
+    if pages * page == 0:  # then all sequences are empty
+        slots, seen = slots[:, :0], seen[:, :0]
+    latent, rope = (
+        xp.where(seen[..., None], part.reshape(pages * page, part.shape[2])[slots], 0.0) for part in (cache, rope_cache)
+    )
+    keys, queries = xp.concatenate([latent, rope], -1), xp.concatenate([q, q_rope], -1)
+    scores = xp.scores(queries, keys, scale_of(xp, q, q_rope, scale))
+    out, lse = xp.attend(scores, seen[:, None, :], latent, None)
+    return (out, lse[..., 0]) if return_lse else out
+
+
+def scale_of(xp: Arithmetic[N], q: N, q_rope: N, scale: float | N | None) -> N | float:
+    """The factor of scores: 1 / sqrt of all columns where left out."""
+    if scale is not None and not isinstance(scale, float):
+        return scale
+    return score_scale(xp, q.shape[-1] + q_rope.shape[-1], scale)

@@ -1,10 +1,11 @@
-"""Rows of a table by their number, and the gradient of the table."""
+"""Embedding lookup and its gradient, and rotary position embedding (RoPE)."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from assay.golden.arithmetic.base import Arithmetic, Idx, N
+from assay.golden.options import flag
 from assay.golden.registry import Fault, define
 
 
@@ -15,11 +16,11 @@ from assay.golden.registry import Fault, define
     columns="D",
     gathered=("V",),
     faults=(
-        Fault("embedding_row_after", "the row after the one that is asked for is read",
+        Fault("embedding_row_after", "the next row is read",
               lambda xp, table, ids: table[(ids + 1) % max(table.shape[0], 1)], "routing"),
         Fault("embedding_of_first_token", "every token gets the row of the first",
               lambda xp, table, ids: table[ids * 0 + ids[:1]], "routing", needs="more than one token"),
-        Fault("embedding_of_place", "the token's place stands for its number",
+        Fault("embedding_of_place", "the token's position is used instead of its number",
               lambda xp, table, ids: table[xp.integers(range(len(ids))) % max(table.shape[0], 1)], "routing"),
         Fault("embedding_scaled", "rows are multiplied by sqrt(D), as some models do behind it",
               lambda xp, table, ids: table[ids] * xp.constant(lambda sqrt, pi: sqrt(table.shape[1] or 1))),
@@ -33,7 +34,7 @@ def embedding(xp: Arithmetic[N, Idx], table: N, ids: Idx) -> N:
 
 def _last_only(xp: Any, table: Any, ids: Any, dy: Any) -> Any:
     """Of the tokens with one number the last one alone."""
-    last = {int(token): place for place, token in enumerate(ids)}
+    last = {int(token): position for position, token in enumerate(ids)}
     kept = sorted(last.values())
     return embedding_backward(xp, table, ids[xp.integers(kept)], dy[xp.integers(kept)])
 
@@ -59,7 +60,7 @@ def _mean(xp: Any, table: Any, ids: Any, dy: Any) -> Any:
         Fault("embedding_gradient_row_after", "the gradient goes to the row after",
               lambda xp, table, ids, dy: embedding_backward(xp, table, (ids + 1) % max(table.shape[0], 1), dy),
               "routing", needs="a table of two rows or more"),
-        Fault("embedding_gradient_last_token_left_out", "the last token is left out",
+        Fault("embedding_gradient_last_token_left_out", "the last token is missing",
               lambda xp, table, ids, dy: embedding_backward(xp, table, ids[:-1], dy[: max(len(ids) - 1, 0)]), "tail"),
     ),
     exempt=("computed_in_bfloat16", "computed_in_float16"),
@@ -69,9 +70,71 @@ def embedding_backward(xp: Arithmetic[N, Idx], table: N, ids: Idx, dy: N) -> N:
 
     Of the table only the number of rows counts.
     """
-    rows, place, sums = [0] * table.shape[0], 1, [xp.exact(xp.native.zeros((1, dy.shape[1])))]
+    rows, count, sums = [0] * table.shape[0], 1, [xp.exact(xp.native.zeros((1, dy.shape[1])))]
     for row in sorted({int(ids[token]) for token in range(len(ids))}):
         tokens = xp.native.argwhere(ids == row)[:, 0]
         sums.append(xp.sum(dy[tokens], axis=0))
-        rows[row], place = place, place + 1
+        rows[row], count = count, count + 1
     return xp.concatenate(sums)[xp.integers(rows)]
+
+
+@define(
+    "rope",
+    "x[B,S,H,D], cos[S,D/2]=angle, sin[S,D/2]=angle -> y[B,S,H,D]",
+    options={"interleaved": flag()},
+    stages={"products": None},
+    rows="B",
+    independent=("S", "H"),
+    may_be_zero=("B", "S"),
+    faults=("saturating_store", "store_rounds_ties_away"),
+)
+def rope(xp: Arithmetic[N], x: N, cos: N, sin: N, *, interleaved: bool) -> N:
+    """Rotate the pairs (i, i + D/2), or the neighbours (2i, 2i + 1) where interleaved.
+
+    Stage "products": each product, before two of them are added.
+    """
+    half = x.shape[-1] // 2
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    first, second = (x[..., 0::2], x[..., 1::2]) if interleaved else (x[..., :half], x[..., half:])
+
+    def product(a: N, b: N) -> N:
+        return xp.round(a * b, "products")
+
+    rotated = product(first, cos) - product(second, sin), product(second, cos) + product(first, sin)
+    if interleaved:
+        return xp.stack(rotated, -1).reshape(*x.shape)
+    return xp.concatenate(rotated, -1)
+
+
+def _turned_on(xp: Arithmetic[N], cos: N, sin: N, dy: N, *, interleaved: bool) -> N:
+    return rope(xp, dy, cos, sin, interleaved=interleaved)
+
+
+@define(
+    "rope_backward",
+    "cos[S,D/2]=angle, sin[S,D/2]=angle, dy[B,S,H,D] -> dx[B,S,H,D]",
+    options={"interleaved": flag()},
+    stages={"products": None},
+    rows="B",
+    independent=("S", "H"),
+    may_be_zero=("B", "S"),
+    grid=("B", "S"),
+    gradient_of="rope",
+    faults=(
+        "saturating_store",
+        "store_rounds_ties_away",
+        Fault("rope_gradient_turned_on", "the gradient is turned the way that x was, not back", _turned_on),
+        Fault("rope_gradient_pairing", "pairs (i, i + D/2) are taken for neighbours, or vice versa",
+              lambda xp, cos, sin, dy, *, interleaved: rope_backward(xp, cos, sin, dy, interleaved=not interleaved),
+              "layout", needs="D of at least 4"),
+        Fault("rope_gradient_without_sine", "the gradient is multiplied by the cosine alone",
+              lambda xp, cos, sin, dy, *, interleaved: rope_backward(xp, cos, sin * 0.0, dy, interleaved=interleaved)),
+        Fault("rope_gradient_position_before", "each position takes the angle of the one before",
+              lambda xp, cos, sin, dy, *, interleaved: rope_backward(
+               xp, *(x[xp.integers([max(p - 1, 0) for p in range(x.shape[0])])] for x in (cos, sin)), dy,
+               interleaved=interleaved), "layout", needs="more than one position"),
+    ),
+)  # fmt: skip
+def rope_backward(xp: Arithmetic[N], cos: N, sin: N, dy: N, *, interleaved: bool) -> N:
+    """The pairs of dy turned back: rope by the opposite angle."""
+    return rope(xp, dy, cos, -sin, interleaved=interleaved)

@@ -1,15 +1,17 @@
-"""Mixture of experts: routing, and the experts themselves."""
+"""Mixture of experts: routing, the experts, and their gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic
 
 from assay.golden.arithmetic.base import Arithmetic, Idx, N
-from assay.golden.definitions.activation import swiglu
+from assay.golden.definitions.activations import swiglu, swiglu_backward
+from assay.golden.definitions.softmax import infinite
 from assay.golden.errors import ShapeError
 from assay.golden.options import Option, choice, flag
-from assay.golden.registry import Reduction, define
+from assay.golden.registry import Fault, Reduction, define
 
 ROUTING = {
     "top_k": Option(2, lambda value: type(value) is int and value > 0, "a positive whole number", usual=(2, 1)),
@@ -47,7 +49,7 @@ def check_choices(op: str, experts: int, top_k: int) -> None:
 def moe_route(
     xp: Arithmetic[N, Idx], logits: N, *, top_k: int, renormalize: bool, scoring: str, ids: Idx | None = None
 ) -> tuple[N, Idx]:
-    """The scores of the top k experts, the largest first, normalised to one where asked; ``ids`` given: of those."""
+    """Return the scores of the top k experts (or of ``ids``), largest first, normalised to sum one if asked for."""
     check_choices("moe_route", logits.shape[-1], top_k)
     scores = routing_scores(xp, logits, scoring)
     if ids is None:
@@ -82,8 +84,8 @@ def moe(xp: Arithmetic[N, Idx], x: N, w_gate_up: N, w_down: N, weights: N, ids: 
         others: Any = (ids[..., None] != xp.integers(range(experts))).all(1)
         first: Any = ~xp.is_finite(w_gate_up).all(-1).all(-1)
         last: Any = ~xp.is_finite(w_down).all(-1)
-        found: Idx = (others[..., None] & (first[:, None] | last)).any(1)
-        return found
+        mask: Idx = (others[..., None] & (first[:, None] | last)).any(1)
+        return mask
 
     return xp.spilled(unchosen, y)
 
@@ -97,7 +99,7 @@ def mixture(
     gate_up: Callable[[int, N], N],
     down: Callable[[int, N], N],
 ) -> N:
-    """The mixture [T,D] of so many experts, whose two products of rows these are."""
+    """Return the mixture [T,D] of ``experts`` experts, with these two products of rows."""
     tokens, choices = ids.shape
     flat = ids.reshape(tokens * choices)
     order, outputs = [], []
@@ -111,3 +113,280 @@ def mixture(
     back = xp.native.argsort(xp.native.concatenate(order))
     mixed = xp.concatenate(outputs)[back].reshape(tokens, choices, x.shape[-1])
     return xp.sum(xp.round(mixed * weights[:, :, None], "weighted"), axis=1)[:, 0]
+
+
+@dataclass(frozen=True)
+class Expert(Generic[N]):
+    """An expert's products of rows: with gate and up, with down, and with the transposes of both.
+
+    ``gate_up_back`` rounds the gradients of gate and up itself, as "gate_up_gradient".
+    """
+
+    gate_up: Callable[[N], N]
+    down: Callable[[N], N]
+    gate_up_back: Callable[[N], N]
+    down_back: Callable[[N], N]
+
+
+@dataclass(frozen=True)
+class PairGradients(Generic[N]):
+    """Of an expert's n pairs: shares of dx [n,D], the gradients of gate and up [n,2F], silu(gate) * up [n,F], and what
+    their weights' gradients are [n,1]."""
+
+    share: N
+    dgate_up: N
+    hidden: N
+    dweight: N
+
+
+def _weights_left_out(xp: Any, x: Any, w_gate_up: Any, w_down: Any, weights: Any, ids: Any, dy: Any) -> Any:
+    """Of all but the routing weights themselves."""
+    ones = xp.exact(xp.native.full(ids.shape, 1))
+    *others, _ = moe_backward(xp, x, w_gate_up, w_down, ones, ids, dy)
+    return *others, moe_backward(xp, x, w_gate_up, w_down, weights, ids, dy)[3]
+
+
+def _slope_flat(xp: Any, *tensors: Any) -> Any:
+    """dgate is dhidden up sigmoid(gate)."""
+
+    def slope(gate: Any, up: Any, dhidden: Any) -> Any:
+        return xp.product(dhidden, up, xp.sigmoid(gate)), swiglu_backward(xp, gate, up, dhidden)[1]
+
+    return _gradients(xp, slope, *tensors)
+
+
+def _halves_swapped(xp: Any, *tensors: Any) -> Any:
+    return _gradients(xp, lambda *each: swiglu_backward(xp, *each)[::-1], *tensors)
+
+
+def _last_token_left_out(xp: Any, x: Any, w_gate_up: Any, w_down: Any, weights: Any, ids: Any, dy: Any) -> Any:
+    """Of the gradients of the experts' weights."""
+    dx, _, _, dweights = moe_backward(xp, x, w_gate_up, w_down, weights, ids, dy)
+    kept = slice(0, max(len(ids) - 1, 0))
+    _, *experts, _ = moe_backward(xp, x[kept], w_gate_up, w_down, weights[kept], ids[kept], dy[kept])
+    return dx, *experts, dweights
+
+
+def _first_choice(xp: Any, x: Any, w_gate_up: Any, w_down: Any, weights: Any, ids: Any, dy: Any) -> Any:
+    """dx is that of a token's first choice alone."""
+    first = moe_backward(xp, x, w_gate_up, w_down, weights[:, :1], ids[:, :1], dy)[0]
+    return first, *moe_backward(xp, x, w_gate_up, w_down, weights, ids, dy)[1:]
+
+
+def _weights_of_outputs(xp: Any, *tensors: Any) -> Any:
+    *rest, dweights = moe_backward(xp, *tensors)
+    return *rest, dweights * tensors[3]
+
+
+@define(
+    "moe_backward",
+    "x[T,D], w_gate_up[E,2*F,D], w_down[E,D,F], weights:float32[T,k]=weight, ids:int32[T,k]=index(E), dy[T,D] "
+    "-> dx[T,D], dw_gate_up[E,2*F,D], dw_down[E,D,F], dweights:float32[T,k]",
+    stages={
+        "gate_up": None, "activated": None, "hidden": "input", "expert": None, "weighted_gradient": None,
+        "hidden_gradient": None, "activated_gradient": None, "gate_up_gradient": "input",
+        "weighted_hidden": "input", "share": None,
+    },
+    reduced=("T",),
+    may_be_zero=("T",),
+    work="3*(T*k*D*F+E*D*F)",
+    sequential_steps="E+ceil(T*k/16)",
+    sizes={"k": (1, 2, 3, 6, 8), "E": (1, 2, 3, 4, 8, 17, 64)},
+    gradient_of="moe",
+    reduction=Reduction("D+F"),
+    faults=(
+        "inputs_in_tf32",
+        Fault("moe_gradient_without_weights", "the gradient of an expert's output is not multiplied by its weight",
+              _weights_left_out, "routing"),
+        Fault("moe_slope_flat", "of the gate's slope only the first term is taken: sigmoid(gate)", _slope_flat),
+        Fault("moe_gradient_halves_swapped", "the gradients of gate and up are swapped", _halves_swapped, "layout"),
+        Fault("moe_gradient_of_first_choice", "dx is that of a token's first choice alone", _first_choice, "routing",
+              needs="k of two or more"),
+        Fault("moe_last_token_left_out", "the last token adds nothing to the gradients of experts",
+              _last_token_left_out, "tail"),
+        Fault("moe_weight_gradient_weighted", "dweights are multiplied by the weights", _weights_of_outputs, "routing"),
+    ),
+)  # fmt: skip
+def moe_backward(
+    xp: Arithmetic[N, Idx], x: N, w_gate_up: N, w_down: N, weights: N, ids: Idx, dy: N
+) -> tuple[N, N, N, N]:
+    """With h = silu(gate) * up of a pair of token and expert, and g = down^T dy: weight g goes back through h.
+
+    dw_down is the sum over an expert's pairs of dy (weight h)^T, or (weight dy) h^T; a weight's gradient is h . g, or
+    dy . (down h). Stages: those of `moe`; "weighted_gradient", weight dy; "hidden_gradient", what comes back to h;
+    "weighted_hidden", weight h; "gate_up_gradient", the gradients of gate and up as products take them; "share", a
+    choice's part of dx. Nothing is said of what an infinity reaches.
+    """
+    return _gradients(xp, lambda *each: swiglu_backward(xp, *each), x, w_gate_up, w_down, weights, ids, dy)
+
+
+def _gradients(
+    xp: Arithmetic[N, Idx], slope: Any, x: N, w_gate_up: N, w_down: N, weights: N, ids: Idx, dy: N
+) -> tuple[N, N, N, N]:
+    """``slope``: dgate and dup of gate, up and the gradient of silu(gate) * up."""
+    experts = w_gate_up.shape[0]
+    of_gate_up, of_down = [], []
+
+    def of_expert(expert: int, x: N, weight: N, dy: N) -> PairGradients[N]:
+        up, down = w_gate_up[expert], w_down[expert]
+        pairs = of_pairs(
+            *(xp, slope, x, weight, dy),
+            Expert(
+                gate_up=lambda rows: xp.matmul(rows, xp.swap(up)),
+                down=lambda rows: xp.matmul(rows, xp.swap(down)),
+                gate_up_back=lambda rows: xp.matmul(xp.round(rows, "gate_up_gradient"), up),
+                down_back=lambda rows: xp.matmul(rows, down),
+            ),
+        )
+        of_gate_up.append(xp.matmul(xp.swap(xp.round(pairs.dgate_up, "gate_up_gradient")), x))
+        of_down.append(
+            xp.any_formula(
+                lambda: xp.matmul(xp.swap(dy), xp.round(pairs.hidden * weight, "weighted_hidden")),
+                lambda: xp.matmul(xp.swap(xp.round(dy * weight, "weighted_gradient")), pairs.hidden),
+            )
+        )
+        return pairs
+
+    dx, dweights = of_tokens(xp, of_expert, x, weights, ids, dy, experts)
+
+    def touched() -> Idx:
+        return infinite_pairs(xp, x, weights, ids, dy, w_gate_up, w_down)
+
+    def experts_touched() -> Idx:
+        named: Any = ids[..., None] == xp.integers(range(experts))
+        mask: Idx = (named & touched()[..., None]).any(0).any(0)[:, None, None]
+        return mask
+
+    dx = xp.unspecified(lambda: touched().any(-1)[:, None], dx)
+    dw_gate_up = xp.unspecified(experts_touched, xp.stack(of_gate_up, 0))
+    dw_down = xp.unspecified(experts_touched, xp.stack(of_down, 0))
+    return dx, dw_gate_up, dw_down, xp.unspecified(touched, dweights)
+
+
+def infinite_pairs(xp: Arithmetic[N, Idx], x: N, weights: N, ids: Idx, dy: N, *tables: N) -> Idx:
+    """Which pairs [T,k] have an infinity in their token, weight, gradient or in what ``tables`` [E,.,.] say of their
+    expert."""
+    broken: Any = infinite(xp, tables[0]).any(-1).any(-1)
+    for table in tables[1:]:
+        broken = broken | infinite(xp, table).any(-1).any(-1)
+    mask: Idx = infinite(xp, x, dy).any(-1)[:, None] | infinite(xp, weights) | broken[ids]
+    return mask
+
+
+def of_tokens(
+    xp: Arithmetic[N, Idx],
+    of_expert: Callable[[int, N, N, N], PairGradients[N]],
+    x: N,
+    weights: N,
+    ids: Idx,
+    dy: N,
+    experts: int,
+) -> tuple[N, N]:
+    """dx[T,D] and dweights[T,k], from what each expert's pairs make of their tokens, weights [n,1] and dy."""
+    tokens, choices = ids.shape
+    flat, each = ids.reshape(tokens * choices), weights.reshape(tokens * choices, 1)
+    order, of_experts = [], []
+    for expert in range(experts):
+        pairs = xp.native.argwhere(flat == expert)[:, 0]
+        token = pairs // max(choices, 1)
+        of_experts.append(of_expert(expert, x[token], each[pairs], dy[token]))
+        order.append(pairs)
+    back = xp.native.argsort(xp.native.concatenate(order))
+    shares = xp.concatenate([pairs.share for pairs in of_experts])[back].reshape(tokens, choices, x.shape[-1])
+    dweights = xp.concatenate([pairs.dweight for pairs in of_experts])[back].reshape(tokens, choices)
+    return xp.sum(shares, axis=1)[:, 0], dweights
+
+
+def of_pairs(xp: Arithmetic[N, Idx], slope: Any, x: N, weight: N, dy: N, expert: Expert[N]) -> PairGradients[N]:
+    """What comes back of dy[n,D] to an expert's tokens x[n,D] and their weights [n,1]."""
+    projected = xp.round(expert.gate_up(x), "gate_up")
+    inner = projected.shape[-1] // 2
+    gate, up = projected[:, :inner], projected[:, inner:]
+    hidden = xp.round(swiglu(xp, gate, up, limit=None), "hidden")
+    back = expert.down_back(dy)
+    dhidden = xp.any_formula(
+        lambda: back * weight, lambda: expert.down_back(xp.round(dy * weight, "weighted_gradient"))
+    )
+    dgate_up = xp.concatenate(slope(gate, up, xp.round(dhidden, "hidden_gradient")), -1)
+    dweight = xp.any_formula(
+        lambda: xp.sum(xp.round(back, "hidden_gradient") * hidden),
+        lambda: xp.sum(dy * xp.round(expert.down(hidden), "expert")),
+    )
+    return PairGradients(xp.round(expert.gate_up_back(dgate_up), "share"), dgate_up, hidden, dweight)
+
+
+def _without_mean(xp: Any, logits: Any, dweights: Any, *, top_k: int, renormalize: bool, scoring: str) -> Any:
+    """What the weights have in common is not subtracted."""
+    weights, ids = _chosen(xp, logits, top_k, renormalize, scoring)
+    dscores = weights * dweights
+    return _to_experts(
+        xp, dscores * _slope(xp, logits, ids) if scoring == "sigmoid" else dscores, ids, logits.shape[-1]
+    )
+
+
+@define(
+    "moe_route_backward",
+    lambda options: f"logits[T,E], dweights:float32[T,{options['top_k']}] -> dlogits[T,E]",
+    options=ROUTING,
+    rows="T",
+    min_sizes={"E": "top_k"},
+    default_sizes={"E": (2, 4, 8, 17, 60, 64)},
+    gradient_of="moe_route",
+    faults=(
+        Fault("route_gradient_without_mean", "the weights' common mean is not subtracted", _without_mean,
+              "routing", needs="scores that are normalised"),
+        Fault("route_gradient_other_scoring", "the gradient is that of the other scoring",
+              lambda xp, *tensors, scoring, **options: moe_route_backward(
+               xp, *tensors, scoring="softmax" if scoring == "sigmoid" else "sigmoid", **options), "routing"),
+        Fault("route_gradient_renormalised", "weights count as renormalised, or vice versa",
+              lambda xp, *tensors, renormalize, **options: moe_route_backward(
+               xp, *tensors, renormalize=not renormalize, **options), "routing"),
+        Fault("route_gradient_order", "the gradients of a token's weights are taken in the reverse order",
+              lambda xp, logits, dweights, **options: moe_route_backward(
+               xp, logits, dweights[:, list(range(dweights.shape[1]))[::-1]], **options), "routing",
+              needs="top_k of two or more"),
+    ),
+)  # fmt: skip
+def moe_route_backward(
+    xp: Arithmetic[N, Idx], logits: N, dweights: N, *, top_k: int, renormalize: bool, scoring: str
+) -> N:
+    """With weights w of the chosen experts, in falling order, and scores s of all: w (dw - sum w dw) where softmax
+    scores are renormalised, and s dw - s sum w dw where they aren't; of sigmoids w (dw - sum w dw) (1 - s), or
+    w dw (1 - s). An expert that is not chosen counts with dw = 0. Nothing is said of rows in which a number isn't
+    finite: zero times it stands at experts that aren't chosen, or nothing at all.
+    """
+    check_choices("moe_route_backward", logits.shape[-1], top_k)
+    weights, ids = _chosen(xp, logits, top_k, renormalize, scoring)
+    dscores = weights * dweights
+    if renormalize:
+        dscores = weights * (dweights - xp.sum(dscores))
+    if scoring == "sigmoid":
+        dscores = dscores * _slope(xp, logits, ids)
+    dlogits = _to_experts(xp, dscores, ids, logits.shape[-1])
+    if scoring == "softmax" and not renormalize:
+        dlogits = dlogits - xp.softmax(logits) * xp.sum(dscores)
+
+    def touched() -> Idx:
+        mask: Idx = ((~xp.is_finite(logits)).any(-1) | (~xp.is_finite(dweights)).any(-1))[:, None]
+        return mask
+
+    return xp.unspecified(touched, dlogits)
+
+
+def _chosen(xp: Arithmetic[N, Idx], logits: N, top_k: int, renormalize: bool, scoring: str) -> tuple[N, Idx]:
+    """Weights and ids [T,k], as `moe_route` gives them."""
+    ids = xp.topk_index(logits, top_k)
+    weights = xp.gather(routing_scores(xp, logits, scoring), ids)
+    return (weights / xp.sum(weights) if renormalize else weights), ids
+
+
+def _slope(xp: Arithmetic[N, Idx], logits: N, ids: Idx) -> N:
+    """1 - s of the chosen experts' sigmoids."""
+    chosen = xp.gather(logits, ids)
+    return xp.any_formula(lambda: xp.sigmoid(-chosen), lambda: 1.0 - xp.sigmoid(chosen))
+
+
+def _to_experts(xp: Arithmetic[N, Idx], dscores: N, ids: Idx, experts: int) -> N:
+    """[T,E] of [T,k], zero at experts that are not chosen."""
+    named: Any = ids[:, None, :] == xp.integers(range(experts))[None, :, None]
+    return xp.sum(xp.where(named, dscores[:, None, :], 0.0))[..., 0]

@@ -1,4 +1,4 @@
-"""What is done to logits before a token is drawn: all but the most likely ones are left out."""
+"""Filters of logits before sampling: top-k and top-p."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def _is_count(value: Any) -> bool:
 
 
 def _running_most(native: Any, x: Idx) -> Idx:
-    """The largest up to each place along the last axis."""
-    found = native.cummax(x, -1).values if hasattr(native, "cummax") else native.maximum.accumulate(x, -1)
-    return cast("Idx", found)
+    """Return the running maximum along the last axis."""
+    running = native.cummax(x, -1).values if hasattr(native, "cummax") else native.maximum.accumulate(x, -1)
+    return cast("Idx", running)
 
 
 def _differs(xp: Arithmetic[N, Idx], ranked: N) -> Idx:
@@ -28,14 +28,14 @@ def _differs(xp: Arithmetic[N, Idx], ranked: N) -> Idx:
 
 
 def _ends_of_ties(xp: Arithmetic[N, Idx], ranked: N) -> tuple[Idx, Idx]:
-    """Of sorted numbers the places of the first and of the last that is equal, for each."""
+    """Return for each of sorted numbers the indices of the first and the last that are equal to it."""
     rows, columns = ranked.shape
     differs = _differs(xp, ranked)
-    place, edge = xp.integers(range(columns))[None, :], xp.integers([[1]] * rows) == 1
-    first = _running_most(xp.native, xp.native.where(xp.native.concatenate([edge, differs], 1), place, 0))
-    turned = xp.integers(range(columns - 1, -1, -1))
-    ends = xp.native.concatenate([differs, edge], 1)[:, turned]
-    last = columns - 1 - _running_most(xp.native, xp.native.where(ends, place, 0))[:, turned]
+    position, edge = xp.integers(range(columns))[None, :], xp.integers([[1]] * rows) == 1
+    first = _running_most(xp.native, xp.native.where(xp.native.concatenate([edge, differs], 1), position, 0))
+    backward = xp.integers(range(columns - 1, -1, -1))
+    ends = xp.native.concatenate([differs, edge], 1)[:, backward]
+    last = columns - 1 - _running_most(xp.native, xp.native.where(ends, position, 0))[:, backward]
     return first, last
 
 
@@ -50,25 +50,25 @@ def _filtered(
     of_all: bool = False,
     order: Idx | None = None,
 ) -> N:
-    """The logits that are kept, -inf elsewhere.
+    """Return the logits that pass the filter, -inf elsewhere.
 
     ``ties``: of equal ones the first come first, or "all" stay, or "none", where not all do. ``from_least``: shares are
     added from the least likely one on, and taken from one. ``of_all``: they are those among all tokens.
     """
     columns = x.shape[1]
     order = xp.topk_index(x, columns) if order is None else order
-    ranked, place = xp.gather(x, order), xp.integers(range(columns))[None, :]
-    judged = place if ties == "first" else _ends_of_ties(xp, ranked)[0 if ties == "all" else 1]
+    ranked, position = xp.gather(x, order), xp.integers(range(columns))[None, :]
+    judged = position if ties == "first" else _ends_of_ties(xp, ranked)[0 if ties == "all" else 1]
     if top_k is not None:
         kept = xp.where(judged < top_k, ranked, _NOTHING)
-        among = xp.where(place < top_k, ranked, _NOTHING) if ties == "none" else kept
+        among = xp.where(position < top_k, ranked, _NOTHING) if ties == "none" else kept
     else:
         kept = among = ranked
     if top_p is not None:
         share = xp.softmax(ranked if of_all else among)
         if from_least:
-            turned = xp.integers(range(columns - 1, -1, -1))
-            before = 1.0 - xp.cumsum(share[:, turned])[:, turned]
+            backward = xp.integers(range(columns - 1, -1, -1))
+            before = 1.0 - xp.cumsum(share[:, backward])[:, backward]
         else:
             nothing = xp.exact(xp.native.zeros((x.shape[0], 1)))
             before = xp.cumsum(xp.concatenate([nothing, share[:, : columns - 1]], -1))
@@ -81,10 +81,12 @@ def _filtered(
 def _in_any_order(xp: Arithmetic[N, Idx], x: N, top_k: int | None, top_p: float | None, *, of_all: bool = False) -> N:
     """`_filtered` with every freedom of ties, where there are any, and of the order of sums."""
     order = xp.topk_index(x, x.shape[1])
-    ways: list[dict[str, Any]] = [{}, {"from_least": True}]
+    variants: list[dict[str, Any]] = [{}, {"from_least": True}]
     if x.shape[1] > 1 and bool((~_differs(xp, xp.gather(x, order))).any(-1).any(-1)):
-        ways += [{"ties": "all"}, {"ties": "none"}]
-    return xp.any_formula(*(partial(_filtered, xp, x, top_k, top_p, of_all=of_all, order=order, **way) for way in ways))
+        variants += [{"ties": "all"}, {"ties": "none"}]
+    return xp.any_formula(
+        *(partial(_filtered, xp, x, top_k, top_p, of_all=of_all, order=order, **variant) for variant in variants)
+    )
 
 
 def _one_more(xp: Any, x: Any, *, top_k: int | None, top_p: float | None) -> Any:
@@ -92,7 +94,7 @@ def _one_more(xp: Any, x: Any, *, top_k: int | None, top_p: float | None) -> Any
 
 
 def _crossing_dropped(xp: Any, x: Any, *, top_k: int | None, top_p: float | None) -> Any:
-    """The token with which the sum of shares reaches p is left out."""
+    """The token with which the sum of shares reaches p is missing."""
     if top_p is None or x.shape[1] < 2:
         return top_filter(xp, x, top_k=top_k, top_p=top_p)
     order = xp.topk_index(x, x.shape[1])
@@ -124,11 +126,11 @@ def _zeroed(xp: Any, x: Any, *, top_k: int | None, top_p: float | None) -> Any:
     reduction=Reduction("V"),
     faults=(
         Fault("top_k_one_more", "one token more than k is kept", _one_more, "mask", needs="more than k tokens"),
-        Fault("crossing_token_dropped", "the token with which the shares reach p is left out", _crossing_dropped,
+        Fault("crossing_token_dropped", "the token with which the shares reach p is missing", _crossing_dropped,
               "mask"),
         Fault("top_p_before_top_k", "p counts shares among all tokens, not among the top k", _shares_of_all, "mask",
               needs="both k and p"),
-        Fault("filtered_to_zero", "what is left out becomes zero, not minus infinity", _zeroed),
+        Fault("filtered_to_zero", "filtered logits become zero, not minus infinity", _zeroed),
         Fault("top_p_ignored", "p is ignored",
               lambda xp, x, *, top_k, top_p: top_filter(xp, x, top_k=top_k, top_p=None), "mask"),
     ),

@@ -20,7 +20,7 @@ from assay.formats.format import Format
 from assay.formats.rounding import round_to
 from assay.golden.arithmetic import Arithmetic
 from assay.golden.arithmetic.double_double import two_sum
-from assay.golden.arithmetic.exact_arb import nearest_to
+from assay.golden.arithmetic.exact import nearest_to
 from assay.golden.evaluation.call import Call
 from assay.golden.evaluation.golden import Golden, golden_of
 from assay.golden.evaluation.tiers import FLOAT64_DIGITS, improved, refined, tiers_from

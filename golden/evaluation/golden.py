@@ -11,7 +11,7 @@ import torch
 
 from assay.golden.arithmetic import Ball
 from assay.golden.arithmetic.double_double import DoubleDouble
-from assay.golden.arithmetic.exact_arb import parts_of
+from assay.golden.arithmetic.exact import parts_of
 from assay.golden.arithmetic.model import RADIUS_ROUNDING
 
 

@@ -1,4 +1,4 @@
-"""Checking a store: every bit of every record, that none is missing, and a sample derived again by mpmath."""
+"""Checking a store: every bit of every record, missing records, and a sample derived again by mpmath."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import chain, islice, zip_longest
 
 from assay.golden.errors import CampaignError, DamagedRecord, DefinitionError, MissingRecord, StoreError, UnknownSpec
 from assay.golden.jobs.build import read_plan
-from assay.golden.jobs.witness import DIGITS, derive
+from assay.golden.jobs.oracle import DIGITS, derive
 from assay.golden.store import Store, record_key
 from assay.golden.store.record import fingerprint, is_outdated
 
@@ -19,7 +19,7 @@ SAMPLE = 20
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong: with the record of a key, or with a manifest by its name."""
+    """What is wrong with a record, by its key, or with a manifest, by its name."""
 
     where: str
     recipe: str
@@ -31,7 +31,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a check looked at and found.
+    """The counts of a check, and the problems.
 
     ``outdated`` records were made by an earlier definition or of other inputs and can't be derived again;
     ``too_large`` ones of the sample would take too long.
@@ -48,13 +48,13 @@ class Findings:
 def check(
     store: Store, *, sample: int = SAMPLE, digits: int = DIGITS, watch: Callable[[int], None] = lambda done: None
 ) -> Findings:
-    """Check every record of ``store``, and derive ``sample`` of them again; ``watch`` is told how many are read.
+    """Check every record of ``store``, and derive ``sample`` of them again; call ``watch`` with the number read.
 
     Raises `StoreError` where there is no store.
     """
     store.require()
     problems: list[Problem] = []
-    lots: dict[str, list[tuple[str, str]]] = {}  # of each spec the records that chance has put first, in its order
+    samples: dict[str, list[tuple[str, str]]] = {}  # by spec: digests, which make the choice random, and keys
     findings = Findings()
     for done, key in enumerate(store.keys(), 1):
         record = store.read(key)
@@ -66,25 +66,25 @@ def check(
             elif is_outdated(record):
                 findings = replace(findings, outdated=findings.outdated + 1)
             else:
-                lot = lots.setdefault(record.recipe.spec, [])
-                insort(lot, (hashlib.blake2b(key.encode(), digest_size=8).hexdigest(), key))
-                del lot[sample:]
+                of_spec = samples.setdefault(record.recipe.spec, [])
+                insort(of_spec, (hashlib.blake2b(key.encode(), digest_size=8).hexdigest(), key))
+                del of_spec[sample:]
         except (DefinitionError, UnknownSpec) as error:
             problems.append(Problem(key, "", f"{error}; a spec of your own needs --ops MODULE"))
         findings = replace(findings, records=done)
         watch(done)
-    in_turn = chain.from_iterable(zip_longest(*(lot for _, lot in sorted(lots.items()))))  # one of each spec
-    for _, key in islice(filter(None, in_turn), sample):
+    round_robin = chain.from_iterable(zip_longest(*(of_spec for _, of_spec in sorted(samples.items()))))
+    for _, key in islice(filter(None, round_robin), sample):
         findings = _derived(store, key, digits, findings, problems)
     problems += _missing(store, {problem.where for problem in problems})
     return replace(findings, problems=tuple(problems))
 
 
 def _derived(store: Store, key: str, digits: int, findings: Findings, problems: list[Problem]) -> Findings:
-    """One record derived again; whatever is odd about it is a problem of its own."""
+    """Derive one record again; add to the problems and return the new counts."""
     record = store.read(key)
     if isinstance(record, StoreError):
-        if not isinstance(record, MissingRecord):  # one removed since it was listed is no problem
+        if not isinstance(record, MissingRecord):  # removed since it was listed
             problems.append(Problem(key, "", str(record)))
         return findings
     recipe = record.recipe
@@ -94,7 +94,7 @@ def _derived(store: Store, key: str, digits: int, findings: Findings, problems: 
             problems.append(Problem(key, str(recipe), message))
             return findings
         derived = derive(record, digits)
-    except Exception as error:  # mpmath has no infinity to divide by, and a spec of a user's own may raise anything
+    except Exception as error:  # mpmath raises on division by zero, and a user's spec may raise anything
         message = f"could not be derived again: {type(error).__name__}: {error}"
         problems.append(Problem(key, str(recipe), message))
         return findings
@@ -106,8 +106,8 @@ def _derived(store: Store, key: str, digits: int, findings: Findings, problems: 
     return replace(findings, derived=findings.derived + 1, elements=findings.elements + derived.elements)
 
 
-def _missing(store: Store, known: set[str]) -> Iterator[Problem]:
-    """Records that a manifest speaks of and that aren't there, and builds that didn't come to their end."""
+def _missing(store: Store, reported: set[str]) -> Iterator[Problem]:
+    """Yield records of manifests that aren't there, and builds that didn't finish."""
     for name in store.manifests():
         try:
             plan = read_plan(store, name)
@@ -117,17 +117,16 @@ def _missing(store: Store, known: set[str]) -> Iterator[Problem]:
             yield Problem(f"manifest {name}", "", str(error))
             continue
         missing = 0
-        for place in plan.part.places(plan.campaign):
-            task = plan.campaign.task(place)
+        for number in plan.part.task_numbers(plan.campaign):
+            task = plan.campaign.task(number)
             key = record_key(task.recipe, task.digits)
-            if key in known or key in store:
+            if key in reported or key in store:
                 continue
             missing += 1
             if plan.finished:
                 why = plan.failed.get(key)
-                yield Problem(
-                    key, str(task), f"failed when it was built: {why}" if why else "is missing; build it again"
-                )
+                message = f"failed when it was built: {why}" if why else "is missing; build it again"
+                yield Problem(key, str(task), message)
         if missing and not plan.finished:
             message = f"its build was interrupted, and {missing} records are missing; run it again"
             yield Problem(f"campaign {name}", "", message)

@@ -1,11 +1,12 @@
-"""From example inputs to a signature: which sizes are free, which hang together, and what the numbers mean.
+"""From example inputs to a signature: which sizes are free, which are tied, and what the elements mean.
 
-Equal sizes are one symbol, if the reference still runs where they change together. What runs is tried on tensors
-without numbers (PyTorch's fake ones), or else on real ones. The shapes of the results are fitted to the symbols.
+Equal sizes become one symbol if the reference still runs where they change together. That is tried on fake tensors,
+which have no elements, or else on real ones. The shapes of the results are fitted to the symbols.
 """
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import logging
 import math
@@ -16,22 +17,100 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_flatten, tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from assay.golden.errors import DefinitionError
-from assay.golden.lowering.called import Called, title_of
 from assay.runtime.warned import silent
 
 _SYMBOLS = "BCDEFGHIJKLMNPQRSTUVWXYZ"
-_USUAL = (*range(2, 10), 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 192, 255, 256, 257)
-_LARGE = 2**22  # elements: above it shapes are tried on tensors without numbers only
+_TYPICAL_SIZES = (*range(2, 10), 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 192, 255, 256, 257)
+_MAX_REAL = 2**22  # elements above which shapes are tried on fake tensors only
+
+
+@dataclass(frozen=True, eq=False)
+class TensorCall:
+    """A reference or a kernel as a function of tensors alone; its other arguments are those of the example.
+
+    ``positions`` are the tensors' indices among the flattened arguments. ``state`` names the parameters and buffers of
+    a module that are tensors too, after those of the arguments. Whatever else a module holds, and what the call changes
+    in it, is restored afterwards.
+    """
+
+    target: Callable[..., Any]
+    leaves: tuple[Any, ...]
+    tree: Any
+    positions: tuple[int, ...]
+    state: tuple[str, ...] = ()
+    keywords: tuple[str, ...] = ()
+    __name__: str = ""
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both are the same call; fixed tensors are compared by value."""
+        if not isinstance(other, TensorCall) or len(self.leaves) != len(other.leaves):
+            return False
+        facts = (self.target, self.tree, self.positions, self.state, self.keywords)
+        if facts != (other.target, other.tree, other.positions, other.state, other.keywords):
+            return False
+        fixed = set(range(len(self.leaves))) - set(self.positions)
+        return all(_equal(self.leaves[position], other.leaves[position]) for position in fixed)
+
+    def __hash__(self) -> int:
+        return hash((self.target, self.positions, self.state))
+
+    def __call__(self, *tensors: Any, **options: Any) -> Any:
+        leaves = list(self.leaves)
+        for position, tensor in zip(self.positions, tensors, strict=False):
+            leaves[position] = tensor
+        args = tree_unflatten(leaves, self.tree)
+        if not isinstance(self.target, torch.nn.Module):
+            return self.target(*args, **options)
+        buffers = {name: buffer.clone() for name, buffer in self.target.named_buffers() if name not in self.state}
+        state = zip(self.state, tensors[len(self.positions) :], strict=True)
+        overrides = {**buffers, **{name: tensor.clone() for name, tensor in state}}
+        return torch.func.functional_call(self.target, overrides, tuple(args), options)
+
+    def with_target(self, target: Callable[..., Any]) -> TensorCall:
+        """Return the same call of another function or module. Raise `DefinitionError` if that lacks a parameter."""
+        if isinstance(self.target, torch.nn.Module) and not isinstance(target, torch.nn.Module) and self.state:
+            raise DefinitionError(f"kernel: expected a module with the reference's parameters {', '.join(self.state)}")
+        if isinstance(target, torch.nn.Module):
+            shapes = {name: tuple(tensor.shape) for name, tensor in _state(target)}
+            expected = _state(self.target) if isinstance(self.target, torch.nn.Module) else ()
+            expected_shapes = {name: tuple(tensor.shape) for name, tensor in expected}
+            for name in self.state:
+                if shapes.get(name) != expected_shapes[name]:
+                    has = shapes.get(name, "none")
+                    raise DefinitionError(
+                        f"kernel: the reference's parameter {name} is {expected_shapes[name]}, the kernel has {has}"
+                    )
+            for name, _ in target.named_parameters():
+                if name not in expected_shapes and isinstance(self.target, torch.nn.Module):
+                    raise DefinitionError(f"kernel: it has a parameter {name} that the reference lacks")
+        return TensorCall(target, self.leaves, self.tree, self.positions, self.state, self.keywords, title_of(target))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        both = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.dtype == other.dtype
+        return both and torch.equal(one, other)
+    return bool(one == other)
+
+
+def title_of(target: Any) -> str:
+    """Return the name of a function or a module for reports."""
+    return getattr(target, "__name__", None) or type(target).__name__
 
 
 @dataclass(frozen=True)
 class Example:
-    """What example inputs say: the call, its ``tensors`` as a signature's text, sizes that fit, and the first dtype."""
+    """What example inputs say of a reference.
 
-    called: Called
+    ``text`` is the signature of the tensors, ``sizes`` those of the example, ``multiples`` and ``allowed`` limit the
+    sizes of a symbol, and ``dtype`` is that of the first floating-point tensor. ``plain``: all arguments are tensors,
+    and there is no state.
+    """
+
+    call: TensorCall
     text: str
     sizes: Mapping[str, int]
     multiples: Mapping[str, str]
@@ -47,40 +126,45 @@ class _Tensor:
     dims: list[str | int] = field(default_factory=list)
     role: str = ""
 
-    def text(self, usual: torch.dtype) -> str:
+    def text(self, default: torch.dtype) -> str:
         dims = ",".join(str(dim) for dim in self.dims)
-        kind = "" if self.value.dtype == usual else f":{str(self.value.dtype).removeprefix('torch.')}"
+        kind = "" if self.value.dtype == default else f":{str(self.value.dtype).removeprefix('torch.')}"
         return f"{self.name}{kind}[{dims}]{self.role}"
+
+    def shape(self, sizes: Mapping[str, int]) -> list[int]:
+        return [sizes[dim] if isinstance(dim, str) else dim for dim in self.dims]
 
 
 def example_of(reference: Callable[..., Any], inputs: Callable[[], Any]) -> Example:
-    """The example that ``inputs()`` makes: a tuple or list of arguments, or one tensor. Raises `DefinitionError`.
+    """Return the example that ``inputs()`` makes: a tuple or list of arguments, or one tensor.
 
-    What the reference prints or warns while sizes are tried is dropped.
+    Output and warnings of the reference while sizes are tried are dropped. Raises `DefinitionError`.
     """
-    given = inputs()
-    args = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+    example = inputs()
+    args = tuple(example) if isinstance(example, (tuple, list)) else (example,)
     leaves, tree = tree_flatten(args)
-    varied = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and _can_vary(leaf)]
+    varied = [position for position, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and _can_vary(leaf)]
     module = reference if isinstance(reference, torch.nn.Module) else None
     state = {} if module is None else {n: t for n, t in _state(module) if t.is_floating_point()}
-    called = Called(reference, tuple(leaves), tree, tuple(varied), tuple(state), (), title_of(reference))
-    names = _names(reference, args, leaves, varied)
-    tensors = [_Tensor(name, leaves[place]) for name, place in zip(names, varied, strict=True)]
+    call = TensorCall(reference, tuple(leaves), tree, tuple(varied), tuple(state), (), title_of(reference))
+    names = _names(reference, args, varied)
+    tensors = [_Tensor(name, leaves[position]) for name, position in zip(names, varied, strict=True)]
     tensors += [_Tensor(_identifier(name, [t.name for t in tensors]), t.detach()) for name, t in state.items()]
     if not tensors:
         raise DefinitionError("inputs: expected at least one tensor of numbers among the arguments that it gives")
-    usual = next((t.value.dtype for t in tensors if t.value.is_floating_point()), torch.float32)
+    default = next((t.value.dtype for t in tensors if t.value.is_floating_point()), torch.float32)
     with silent():
-        shapes, sizes, multiples = _symbolic(called, tensors)
+        shapes, sizes, multiples = _symbolic(call, tensors)
         for tensor in tensors:
             tensor.role = _role(tensor)
-        _positive(called, tensors, sizes)
-        allowed = _allowed(called, tensors, sizes, multiples)
-    results = ", ".join(f"out{place or ''}{_kind(leaf, usual)}[{dims}]" for place, (leaf, dims) in enumerate(shapes))
-    text = f"{', '.join(tensor.text(usual) for tensor in tensors)} -> {results}"
+        _restrict_signs(call, tensors, sizes)
+        allowed = _allowed(call, tensors, sizes, multiples)
+    results = ", ".join(
+        f"out{number or ''}{_kind(leaf, default)}[{dims}]" for number, (leaf, dims) in enumerate(shapes)
+    )
+    text = f"{', '.join(tensor.text(default) for tensor in tensors)} -> {results}"
     plain = not state and len(varied) == len(leaves) == len(args)
-    return Example(called, text, sizes, multiples, allowed, str(usual).removeprefix("torch."), plain)
+    return Example(call, text, sizes, multiples, allowed, str(default).removeprefix("torch."), plain)
 
 
 def _state(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -92,42 +176,41 @@ def _can_vary(tensor: torch.Tensor) -> bool:
     return tensor.dtype not in (torch.bool, torch.uint8) and not tensor.is_complex()
 
 
-def _kind(leaf: torch.Tensor, usual: torch.dtype) -> str:
-    if leaf.dtype == usual:
+def _kind(leaf: torch.Tensor, default: torch.dtype) -> str:
+    if leaf.dtype == default:
         return ""
     return f":{str(leaf.dtype if leaf.is_floating_point() else torch.int64).removeprefix('torch.')}"
 
 
 def _identifier(name: str, taken: Sequence[str]) -> str:
-    made = "".join(char if char.isalnum() else "_" for char in name)
-    made = made if made[:1].isalpha() else f"p{made}"
-    return made if made not in taken else f"{made}_"
+    identifier = "".join(char if char.isalnum() else "_" for char in name)
+    identifier = identifier if identifier[:1].isalpha() else f"p{identifier}"
+    return identifier if identifier not in taken else f"{identifier}_"
 
 
-def _names(reference: Any, args: Sequence[Any], leaves: Sequence[Any], varied: Sequence[int]) -> list[str]:
-    """Names of the tensors: those of the reference's parameters, numbered where one holds several."""
-    import inspect
-
+def _names(reference: Any, args: Sequence[Any], varied: Sequence[int]) -> list[str]:
+    """Name the tensors after the reference's parameters, numbered where one holds several."""
     function = reference.forward if isinstance(reference, torch.nn.Module) else reference
     try:
-        own = [p.name for p in inspect.signature(function).parameters.values() if p.kind <= p.POSITIONAL_OR_KEYWORD]
+        signature = inspect.signature(function)
+        parameters = [p.name for p in signature.parameters.values() if p.kind <= p.POSITIONAL_OR_KEYWORD]
     except (TypeError, ValueError):
-        own = []
+        parameters = []
     names: list[str] = []
-    place = 0
+    position = 0
     for order, arg in enumerate(args):
         count = len(tree_leaves(arg))
-        title = own[order] if order < len(own) else f"x{order}"
-        for inner in range(count):
-            if place in varied:
-                names.append(_identifier(title if count == 1 else f"{title}{inner}", names))
-            place += 1
+        title = parameters[order] if order < len(parameters) else f"x{order}"
+        for number in range(count):
+            if position in varied:
+                names.append(_identifier(title if count == 1 else f"{title}{number}", names))
+            position += 1
     return names
 
 
 @contextmanager
 def _fake() -> Iterator[FakeTensorMode]:
-    """A mode in which tensors have shapes alone; what PyTorch logs of those that a reference refuses is not shown."""
+    """Make fake tensors, without PyTorch's log lines about those that a reference refuses."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     was, log.disabled = log.disabled, True
     try:
@@ -137,65 +220,70 @@ def _fake() -> Iterator[FakeTensorMode]:
         log.disabled = was
 
 
-def _shapes(called: Called, tensors: Sequence[_Tensor], shapes: Sequence[Sequence[int]]) -> list[torch.Tensor] | None:
-    """The results for tensors of these shapes, without numbers if that can be; None where the reference refuses."""
+def _tensors_in(results: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor)]
+
+
+def _run(call: TensorCall, tensors: Sequence[_Tensor], shapes: Sequence[Sequence[int]]) -> list[torch.Tensor] | None:
+    """Return the results for tensors of these shapes, fake ones if possible; None if the reference refuses."""
     try:
         with _fake() as mode, mode:
-            made = [torch.empty(tuple(s), dtype=t.value.dtype) for t, s in zip(tensors, shapes, strict=True)]
-            return [leaf for leaf in tree_leaves(called(*made)) if isinstance(leaf, torch.Tensor)]
-    except Exception:  # whatever PyTorch or the reference says of these sizes
-        if sum(math.prod(shape) for shape in shapes) > _LARGE:
+            fakes = [torch.empty(tuple(s), dtype=t.value.dtype) for t, s in zip(tensors, shapes, strict=True)]
+            return _tensors_in(call(*fakes))
+    except Exception:  # PyTorch and the reference may raise anything for these sizes
+        if sum(math.prod(shape) for shape in shapes) > _MAX_REAL:
             return None
     try:
-        real = [_filled(tensor, shape) for tensor, shape in zip(tensors, shapes, strict=True)]
+        reals = [_tiled(tensor.value, shape) for tensor, shape in zip(tensors, shapes, strict=True)]
         with torch.no_grad():
-            return [leaf for leaf in tree_leaves(called(*real)) if isinstance(leaf, torch.Tensor)]
+            return _tensors_in(call(*reals))
     except Exception:
         return None
 
 
-def _filled(tensor: _Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """Numbers of the example, again and again, in another shape."""
-    flat = tensor.value.detach().reshape(-1)
-    count = math.prod(shape)
-    return (
-        flat.repeat(-(-count // max(flat.numel(), 1)))[:count].reshape(tuple(shape))
-        if count
-        else flat[:0].reshape(shape)
-    )
+def _tiled(value: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Repeat the elements of the example to fill another shape."""
+    flat, count = value.detach().reshape(-1), math.prod(shape)
+    if not count:
+        return flat[:0].reshape(shape)
+    return flat.repeat(-(-count // max(flat.numel(), 1)))[:count].reshape(tuple(shape))
+
+
+_Samples = Mapping[str, list[tuple[int, list[torch.Tensor]]]]  # of each symbol: other sizes, and the results there
 
 
 def _symbolic(
-    called: Called, tensors: Sequence[_Tensor]
+    call: TensorCall, tensors: Sequence[_Tensor]
 ) -> tuple[list[tuple[torch.Tensor, str]], dict[str, int], dict[str, str]]:
-    """Dimensions of tensors as symbols where they may change; the results with theirs, sizes, and steps of symbols."""
-    given = [list(tensor.value.shape) for tensor in tensors]
-    base = _shapes(called, tensors, given)
+    """Make dimensions of ``tensors`` symbols where they may change.
+
+    Return the results with their dimensions, the size of each symbol, and of what it must be a multiple.
+    """
+    shapes = [list(tensor.value.shape) for tensor in tensors]
+    base = _run(call, tensors, shapes)
     if base is None:
-        made = called(*[tensor.value for tensor in tensors])  # its own error says why
-        base = [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
+        base = _tensors_in(call(*[tensor.value for tensor in tensors]))  # raises the reference's own error
     symbols: dict[int, str] = {}
     sizes: dict[str, int] = {}
     multiples: dict[str, str] = {}
     samples: dict[str, list[tuple[int, list[torch.Tensor]]]] = {}
-    for size in dict.fromkeys(n for shape in given for n in shape):
+    for size in dict.fromkeys(n for shape in shapes for n in shape):
         if size <= 1 or len(symbols) == len(_SYMBOLS):
             continue
         for step in (1, _even_step(size), size):
-            tried = [max(step, size - step), size + step, size + 2 * step]
-            found = [(n, _shapes(called, tensors, _changed(given, size, n))) for n in dict.fromkeys(tried) if n != size]
-            known = [(n, results) for n, results in found if results is not None]
-            if len(known) == len(found) and all(_fits(base, results) for _, results in known):
+            others = [n for n in dict.fromkeys((max(step, size - step), size + step, size + 2 * step)) if n != size]
+            runs = [(n, _run(call, tensors, [[n if m == size else m for m in s] for s in shapes])) for n in others]
+            done = [(n, results) for n, results in runs if results is not None]
+            if len(done) == len(runs) and all(_same_ranks(base, results) for _, results in done):
                 name = _SYMBOLS[len(symbols)]
-                symbols[size], sizes[name] = name, size
-                samples[name] = [(n, results) for n, results in known]
+                symbols[size], sizes[name], samples[name] = name, size, done
                 if step > 1:
                     multiples[name] = str(step)
                 break
-    for tensor, shape in zip(tensors, given, strict=True):
+    for tensor, shape in zip(tensors, shapes, strict=True):
         tensor.dims = [symbols.get(n, n) for n in shape]
     results, lost = _results(base, sizes, samples)
-    while lost:  # a result's size that no expression gives: what it hangs on stays as it is
+    while lost:  # no expression gives the size of a result: the symbols that it depends on become fixed sizes
         for tensor in tensors:
             tensor.dims = [sizes[d] if isinstance(d, str) and d in lost else d for d in tensor.dims]
         sizes = {name: size for name, size in sizes.items() if name not in lost}
@@ -204,89 +292,81 @@ def _symbolic(
 
 
 def _allowed(
-    called: Called, tensors: Sequence[_Tensor], sizes: Mapping[str, int], multiples: Mapping[str, str]
+    call: TensorCall, tensors: Sequence[_Tensor], sizes: Mapping[str, int], multiples: Mapping[str, str]
 ) -> dict[str, Sequence[int]]:
-    """Of symbols that may not be as small as one step, sizes that the reference runs with."""
-    found: dict[str, Sequence[int]] = {}
+    """Return sizes that the reference runs with, of symbols that may not be as small as one step."""
+
+    def runs(symbol: str, size: int) -> bool:
+        return _run(call, tensors, [tensor.shape({**sizes, symbol: size}) for tensor in tensors]) is not None
+
+    allowed: dict[str, Sequence[int]] = {}
     for symbol in sizes:
         step = int(multiples.get(symbol, "1"))
-
-        def runs(size: int, symbol: str = symbol) -> bool:
-            shapes = [
-                [size if d == symbol else sizes[d] if isinstance(d, str) else d for d in tensor.dims]
-                for tensor in tensors
-            ]
-            return _shapes(called, tensors, shapes) is not None
-
-        if not runs(step):
-            found[symbol] = tuple(size for size in _USUAL if size % step == 0 and runs(size)) or (sizes[symbol],)
-    return found
+        if not runs(symbol, step):
+            typical = tuple(size for size in _TYPICAL_SIZES if size % step == 0 and runs(symbol, size))
+            allowed[symbol] = typical or (sizes[symbol],)
+    return allowed
 
 
 def _even_step(size: int) -> int:
-    """The largest power of two that divides a size, a half of it at most."""
+    """Return the largest power of two that divides a size, at most half of it."""
     step = size & -size
     return step if step < size else max(size // 2, 1)
 
 
-def _changed(given: Sequence[Sequence[int]], size: int, to: int) -> list[list[int]]:
-    return [[to if n == size else n for n in shape] for shape in given]
-
-
-def _fits(base: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> bool:
+def _same_ranks(base: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> bool:
     return len(base) == len(results) and all(a.ndim == b.ndim for a, b in zip(base, results, strict=True))
 
 
 def _results(
-    base: Sequence[torch.Tensor],
-    sizes: Mapping[str, int],
-    samples: Mapping[str, list[tuple[int, list[torch.Tensor]]]],
+    base: Sequence[torch.Tensor], sizes: Mapping[str, int], samples: _Samples
 ) -> tuple[list[tuple[torch.Tensor, str]], set[str]]:
-    """The results with their dimensions as expressions, and the symbols of those that none fits."""
-    found, lost = [], set()
-    for place, result in enumerate(base):
+    """Return the results with their dimensions as expressions, and the symbols of those that no expression fits."""
+    results, lost = [], set()
+    for number, result in enumerate(base):
         dims = []
         for axis, size in enumerate(result.shape):
-            moved = {name: [(n, int(results[place].shape[axis])) for n, results in samples[name]] for name in sizes}
-            text, open_symbols = _expression(int(size), moved, sizes)
+            pairs = {name: [(n, int(other[number].shape[axis])) for n, other in samples[name]] for name in sizes}
+            text, unfitted = _expression(int(size), pairs, sizes)
             dims.append(text)
-            lost |= open_symbols
-        found.append((result, ",".join(dims)))
-    return found, lost
+            lost |= unfitted
+        results.append((result, ",".join(dims)))
+    return results, lost
 
 
 def _expression(
-    size: int, moved: Mapping[str, list[tuple[int, int]]], sizes: Mapping[str, int]
+    size: int, pairs: Mapping[str, list[tuple[int, int]]], sizes: Mapping[str, int]
 ) -> tuple[str, set[str]]:
-    """A dimension in terms of the one symbol, or the product of two, that it changes with."""
-    on = [name for name, pairs in moved.items() if any(value != size for _, value in pairs)]
-    if not on:
+    """Express a dimension by the one symbol, or the product or sum of two, that it changes with."""
+    varying = [name for name, points in pairs.items() if any(value != size for _, value in points)]
+    if not varying:
         return str(size), set()
-    for name in on[:1] if len(on) == 1 else []:
-        pairs = [(sizes[name], size), *moved[name]]
-        for text, function in _forms(name, pairs[0]):
-            if all(function(n) == value for n, value in pairs):
+    if len(varying) == 1:
+        (name,) = varying
+        points = [(sizes[name], size), *pairs[name]]
+        for text, function in _forms(name, points[0]):
+            if all(function(n) == value for n, value in points):
                 return text, set()
-    if len(on) == 2:
-        one, two = on
-        whole = sizes[one] * sizes[two]
-        factor = size // whole if whole and size % whole == 0 else 0
+    if len(varying) == 2:
+        a, b = varying
+        product = sizes[a] * sizes[b]
+        factor = size // product if product and size % product == 0 else 0
         if (
             factor
-            and all(v == factor * n * sizes[two] for n, v in moved[one])
-            and all(v == factor * n * sizes[one] for n, v in moved[two])
+            and all(v == factor * n * sizes[b] for n, v in pairs[a])
+            and all(v == factor * n * sizes[a] for n, v in pairs[b])
         ):
-            return f"{one}*{two}" if factor == 1 else f"{factor}*{one}*{two}", set()
-        if size == sizes[one] + sizes[two] and all(v == n + sizes[two] for n, v in moved[one]):
-            return f"{one}+{two}", set()
-    if len(on) > 1:
-        return str(size), {min(on, key=lambda name: sizes[name])}
-    return str(size), set(on)
+            return f"{a}*{b}" if factor == 1 else f"{factor}*{a}*{b}", set()
+        if size == sizes[a] + sizes[b] and all(v == n + sizes[b] for n, v in pairs[a]):
+            return f"{a}+{b}", set()
+    if len(varying) > 1:
+        return str(size), {min(varying, key=lambda name: sizes[name])}
+    return str(size), set(varying)
 
 
-def _forms(name: str, at: tuple[int, int]) -> Iterator[tuple[str, Callable[[int], int | None]]]:
-    """Expressions in one symbol that pass through a point: n, n + c, k n, k n + c, n / k, ceil of quotients."""
-    n, value = at
+def _forms(name: str, point: tuple[int, int]) -> Iterator[tuple[str, Callable[[int], int | None]]]:
+    """Yield expressions in one symbol that pass through a point: n, n + c, k n, k n + c, n / k, ceil of quotients."""
+    n, value = point
     yield name, lambda x: x
     shift = value - n
     yield f"{name}{shift:+d}", lambda x: x + shift
@@ -296,49 +376,45 @@ def _forms(name: str, at: tuple[int, int]) -> Iterator[tuple[str, Callable[[int]
     for factor in range(2, 5):
         rest = value - factor * n
         yield f"{factor}*{name}{rest:+d}", lambda x, factor=factor, rest=rest: factor * x + rest  # type: ignore[misc]
-    for below in range(2, 17):
-        if n % below == 0 and value == n // below:
-            yield f"{name}/{below}", lambda x, below=below: x // below if x % below == 0 else None  # type: ignore[misc]
-        for add in range(-below, below + 1):
-            if value == -(-(n + add) // below):
-                yield (
-                    f"ceil(({name}{add:+d})/{below})",
-                    lambda x, below=below, add=add: -(-(x + add) // below),  # type: ignore[misc]
-                )
+    for divisor in range(2, 17):
+        if n % divisor == 0 and value == n // divisor:
+            yield f"{name}/{divisor}", lambda x, d=divisor: x // d if x % d == 0 else None  # type: ignore[misc]
+        for add in range(-divisor, divisor + 1):
+            if value == -(-(n + add) // divisor):
+                yield f"ceil(({name}{add:+d})/{divisor})", lambda x, d=divisor, add=add: -(-(x + add) // d)  # type: ignore[misc]
 
 
 def _role(tensor: _Tensor) -> str:
-    """What integers are: below one more than the largest that was seen. Variances are positive."""
+    """Return the role of a tensor: integers are codes below one more than their maximum, variances are positive."""
     value = tensor.value
     if value.is_floating_point():
         return "=slope" if tensor.name.endswith("var") and bool((value >= 0).all()) else ""
-    most = int(value.max()) + 1 if value.numel() else 1
-    return f"=code({max(most, 1)})"
+    return f"=code({max(int(value.max()) + 1 if value.numel() else 1, 1)})"
 
 
-def _positive(called: Called, tensors: Sequence[_Tensor], sizes: Mapping[str, int]) -> None:
-    """Tensors without negative numbers stay so where the reference refuses such, or makes NaN of them."""
+def _restrict_signs(call: TensorCall, tensors: Sequence[_Tensor], sizes: Mapping[str, int]) -> None:
+    """Keep tensors without negative elements so if the reference refuses negative ones or returns NaN for them."""
     shapes = [
         [min(n, sizes.get(d, n)) if isinstance(d, str) else d for n, d in zip(t.value.shape, t.dims, strict=True)]
         for t in tensors
     ]
-    if sum(math.prod(shape) for shape in shapes) > _LARGE:
+    if sum(math.prod(shape) for shape in shapes) > _MAX_REAL:
         return
     candidates = [t for t in tensors if t.value.is_floating_point() and not t.role and bool((t.value >= 0).all())]
-    for some in itertools.chain([()], ((t,) for t in candidates), [tuple(candidates)]):
+    for restricted in itertools.chain([()], ((t,) for t in candidates), [tuple(candidates)]):
         generator = torch.Generator().manual_seed(0)
-        made = []
+        args = []
         for tensor in tensors:
             x = tensor.value.detach()
-            if x.is_floating_point() and not tensor.role and not any(tensor is t for t in some):
+            if x.is_floating_point() and not tensor.role and not any(tensor is t for t in restricted):
                 x = torch.randn(x.shape, generator=generator).to(x.dtype)
-            made.append(x)
+            args.append(x)
         try:
             with torch.no_grad():
-                found = [leaf for leaf in tree_leaves(called(*made)) if isinstance(leaf, torch.Tensor)]
+                results = _tensors_in(call(*args))
         except Exception:
             continue
-        if not any(bool(leaf.isnan().any()) for leaf in found if leaf.is_floating_point()):
-            for tensor in some:
+        if not any(bool(leaf.isnan().any()) for leaf in results if leaf.is_floating_point()):
+            for tensor in restricted:
                 tensor.role = "=weight" if bool((tensor.value <= 1).all()) else "=slope"
             return

@@ -1,7 +1,7 @@
-"""`reference_spec`: a PyTorch function, a module, or several forms of one function, as a `Spec`.
+"""`reference_spec` and `define_torch`: a PyTorch function, a module, or several forms of one function, as a `Spec`.
 
 A reference that can be imported names its spec: ``module:function(tensors)``, or ``module:one|module:other(tensors)``
-of several forms. Any process makes the spec anew from that name, so repro lines, stores and campaigns need no more.
+of several forms. Any process makes the spec again from that name, so repro lines, stores and campaigns need no more.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from torch.utils._pytree import tree_leaves
 from assay.golden.arithmetic import Arithmetic, BallArithmetic
 from assay.golden.errors import DefinitionError, Undecided, UnknownSpec
 from assay.golden.inputs.values import INTEGERS
-from assay.golden.lowering.called import Called
-from assay.golden.lowering.conditioning import Watched, remarks
-from assay.golden.lowering.evaluation import Evaluation, branches
+from assay.golden.lowering.conditioning import ConditioningLowering, remarks
+from assay.golden.lowering.dispatch import Lowering, run_branches
+from assay.golden.lowering.examples import TensorCall, title_of
 from assay.golden.lowering.frameworks import in_torch
-from assay.golden.lowering.tensor import NumberTensor, read
+from assay.golden.lowering.tensor import TracedTensor, read
 from assay.golden.options import Option
-from assay.golden.registry import Sizes, Spec, register
+from assay.golden.registry import Sizes, Spec, define, register
 from assay.golden.signature import parse
 from assay.runtime.errors import AssayError
 from assay.runtime.own_modules import import_own
@@ -44,27 +44,27 @@ STAGES: Mapping[str, str | None] = {
     "scores": None,
     "probabilities": "input",
 }
-"""Roundings that a kernel may make: casts of the reference by their formats, what enters products in the inputs' 16-bit
-dtype, the weights of attention; and, under the contract "torch", what eager mode rounds between operations."""
+"""Roundings that a kernel may make: casts of the reference by their formats, operands of products in the inputs' 16-bit
+dtype, the probabilities of attention; and, under the contract "torch", what eager mode rounds between operations."""
 
 Reference = Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class Definition:
-    """The definition that a reference is, over any arithmetic: of numbers, their dtypes, and options."""
+    """A reference as an op's definition over any arithmetic: a function of numbers, their dtypes, and options."""
 
     name: str
     forms: tuple[Reference, ...]
-    evaluation: Callable[..., Evaluation] = Evaluation
+    lowering: Callable[..., Lowering] = Lowering
 
     def __post_init__(self) -> None:
-        own = getattr(self.forms[0], "__module__", None) or "__main__"
-        object.__setattr__(self, "__module__", own)  # as of a function, which a definition usually is
+        module = getattr(self.forms[0], "__module__", None) or "__main__"
+        object.__setattr__(self, "__module__", module)  # as a function, which a definition usually is, has it
 
     def __call__(self, xp: Arithmetic, *numbers: Any, dtypes: Sequence[torch.dtype], **options: Any) -> Any:
         try:
-            return self._evaluated(xp, numbers, dtypes, options)
+            return self._evaluate(xp, numbers, dtypes, options)
         except (AssayError, MemoryError):
             raise
         except Exception as error:
@@ -77,46 +77,59 @@ class Definition:
     def remarks(
         self, xp: BallArithmetic, numbers: Sequence[Any], dtypes: Sequence[torch.dtype], options: Mapping[str, Any]
     ) -> list[str]:
-        """Where the first form is ill-conditioned on these numbers, and what that costs, in words."""
-        evaluation = Watched(xp, _operands(dtypes))
-        results = _run(self.forms[0], evaluation, numbers, dtypes, options)
-        return remarks(evaluation.losses, results, xp.u)
+        """Describe where the first form is ill-conditioned on these numbers, and what that costs."""
+        ctx = ConditioningLowering(xp, _operand_dtype(dtypes))
+        results = _run(self.forms[0], ctx, numbers, dtypes, options)
+        return remarks(ctx.losses, results, xp.u)
 
-    def _evaluated(
-        self, xp: Arithmetic, numbers: Sequence[Any], dtypes: Sequence[torch.dtype], options: Mapping[str, Any]
+    def _evaluate(
+        self, xp: Any, numbers: Sequence[Any], dtypes: Sequence[torch.dtype], options: Mapping[str, Any]
     ) -> Any:
-        operands = _operands(dtypes)
-        first, *others = (
-            _results(form, xp, numbers, dtypes, operands, options, self.evaluation) for form in self.forms
-        )
+        first, *others = (self._results(form, xp, numbers, dtypes, options) for form in self.forms)
         for form, other in zip(self.forms[1:], others, strict=True):
-            self._compare(xp, first, other, form)
+            self._check_equal(xp, first, other, form)
         if not others:
             return first
         return tuple(
-            xp.any_formula(*(lambda number=number: number for number in numbers))
-            if not _is_plain(numbers[0])
-            else numbers[0]
-            for numbers in zip(first, *others, strict=True)
+            results[0]
+            if _is_plain(results[0])
+            else xp.any_formula(*(lambda result=result: result for result in results))
+            for results in zip(first, *others, strict=True)
         )
 
-    def _compare(self, xp: Arithmetic, first: Sequence[Any], other: Sequence[Any], form: Reference) -> None:
-        """`DefinitionError` where a form is certainly another function than the first."""
+    def _results(
+        self,
+        form: Reference,
+        xp: Any,
+        numbers: Sequence[Any],
+        dtypes: Sequence[torch.dtype],
+        options: Mapping[str, Any],
+    ) -> tuple[Any, ...]:
+        """Return the results of one form, the hull over all admissible answers to open decisions."""
+        runs = run_branches(
+            lambda ctx: _run(form, ctx, numbers, dtypes, options), xp, _operand_dtype(dtypes), self.lowering
+        )
+        return runs[0] if len(runs) == 1 else tuple(_hull(xp, parts) for parts in zip(*runs, strict=True))
+
+    def _check_equal(self, xp: Arithmetic, first: Sequence[Any], other: Sequence[Any], form: Reference) -> None:
+        """Raise `DefinitionError` if a form is certainly another function than the first."""
         if len(first) != len(other):
-            raise DefinitionError(f"{self.name}: {_name(form)} gives {len(other)} results, the first form {len(first)}")
+            raise DefinitionError(
+                f"{self.name}: {title_of(form)} gives {len(other)} results, the first form {len(first)}"
+            )
         for one, two in zip(first, other, strict=True):
             if tuple(one.shape) != tuple(two.shape):
                 shapes = f"{tuple(two.shape)}, the first form {tuple(one.shape)}"
-                raise DefinitionError(f"{self.name}: {_name(form)} gives a result of shape {shapes}")
+                raise DefinitionError(f"{self.name}: {title_of(form)} gives a result of shape {shapes}")
             if _is_plain(one) or _is_plain(two):
                 continue
             order = xp.compare(one, two)
-            apart = order.less | order.more
-            if bool(apart.any()):
-                place = tuple(int(i) for i in apart.nonzero()[0])
+            differs = order.less | order.more
+            if bool(differs.any()):
+                index = tuple(int(i) for i in differs.nonzero()[0])
                 raise DefinitionError(
-                    f"{self.name}: {_name(form)} is another function than the first form: results differ at "
-                    f"{list(place)}, {int(apart.sum())} of {apart.numel()} elements"
+                    f"{self.name}: {title_of(form)} is another function than the first form: results differ at "
+                    f"{list(index)}, {int(differs.sum())} of {differs.numel()} elements"
                 )
 
 
@@ -124,43 +137,27 @@ def _is_plain(result: Any) -> bool:
     return isinstance(result, torch.Tensor) or getattr(result, "dtype", object) not in (object, None)
 
 
-def _operands(dtypes: Sequence[torch.dtype]) -> torch.dtype | None:
-    """The 16-bit dtype of the inputs, to which kernels round what enters products; None where there is none."""
+def _operand_dtype(dtypes: Sequence[torch.dtype]) -> torch.dtype | None:
+    """Return the 16-bit dtype of the inputs, to which kernels round operands of products; None if there is none."""
     return next((dtype for dtype in dtypes if dtype in (torch.bfloat16, torch.float16)), None)
 
 
 def _run(
-    form: Reference,
-    evaluation: Evaluation,
-    numbers: Sequence[Any],
-    dtypes: Sequence[torch.dtype],
-    options: Mapping[str, Any],
+    form: Reference, ctx: Lowering, numbers: Sequence[Any], dtypes: Sequence[torch.dtype], options: Mapping[str, Any]
 ) -> tuple[Any, ...]:
-    """The results of one run, in the arithmetic's numbers."""
-    tensors = [_tensor(evaluation, number, dtype) for number, dtype in zip(numbers, dtypes, strict=True)]
-    with _plain_kernels(), evaluation:
-        found = form(*tensors, **options)
-    return tuple(_number(evaluation, leaf) for leaf in tree_leaves(found) if leaf is not None)
-
-
-def _results(
-    form: Reference,
-    xp: Any,
-    numbers: Sequence[Any],
-    dtypes: Sequence[torch.dtype],
-    operands: torch.dtype | None,
-    options: Mapping[str, Any],
-    make: Callable[..., Evaluation],
-) -> tuple[Any, ...]:
-    """The results of a reference in the arithmetic's numbers, under all admissible answers to what it asks."""
-
-    found = branches(lambda evaluation: _run(form, evaluation, numbers, dtypes, options), xp, operands, make)
-    return found[0] if len(found) == 1 else tuple(_hull(xp, parts) for parts in zip(*found, strict=True))
+    """Return the results of one run, in the arithmetic's numbers."""
+    tensors = [
+        ctx.wrap(number, dtype, "") if dtype.is_floating_point else torch.as_tensor(number).to(dtype)
+        for number, dtype in zip(numbers, dtypes, strict=True)
+    ]
+    with _without_onednn(), ctx:
+        results = form(*tensors, **options)
+    return tuple(_result_number(ctx, leaf) for leaf in tree_leaves(results) if leaf is not None)
 
 
 @contextmanager
-def _plain_kernels() -> Iterator[None]:
-    """Without oneDNN, whose fused layers have no lowering rule."""
+def _without_onednn() -> Iterator[None]:
+    """Turn oneDNN off: its fused layers have no lowering rules."""
     enabled = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:
@@ -169,31 +166,24 @@ def _plain_kernels() -> Iterator[None]:
         torch._C._set_mkldnn_enabled(enabled)
 
 
-def _tensor(evaluation: Evaluation, number: Any, dtype: torch.dtype) -> torch.Tensor:
-    if dtype.is_floating_point:
-        return evaluation.made(number, dtype, "")
-    return torch.as_tensor(number).to(dtype)
-
-
-def _number(evaluation: Evaluation, leaf: Any) -> Any:
-    """A result as the arithmetic has it: numbers before their last rounding, which is the kernel's own."""
-    if isinstance(leaf, NumberTensor):
+def _result_number(ctx: Lowering, leaf: Any) -> Any:
+    """Return a result's number before its last rounding, which is the kernel's own."""
+    if isinstance(leaf, TracedTensor):
         number = read(leaf, unrounded=True)
-        return evaluation.xp.open_beyond(number) if evaluation.overflowed and not leaf.box.as_operand else number
+        return ctx.xp.open_beyond(number) if ctx.overflowed and not leaf.memory.as_operand else number
     if isinstance(leaf, torch.Tensor) and not leaf.is_floating_point():
-        return evaluation.xp.integers(leaf)
-    return evaluation.xp.exact(leaf if not isinstance(leaf, torch.Tensor) else leaf.detach().double())
+        return ctx.xp.integers(leaf)
+    return ctx.xp.exact(leaf if not isinstance(leaf, torch.Tensor) else leaf.detach().double())
 
 
 def _hull(xp: Any, parts: Sequence[Any]) -> Any:
-    """One number that may be any of several."""
     if any(tuple(part.shape) != tuple(parts[0].shape) for part in parts):
         raise Undecided("the shapes of the reference's results hang on a choice that rounding leaves open")
     parts = [xp.exact(part) if _is_plain(part) else part for part in parts]
-    found = parts[0]
+    hull = parts[0]
     for part in parts[1:]:
-        found = xp.hull(found, part)
-    return found
+        hull = xp.hull(hull, part)
+    return hull
 
 
 def reference_spec(
@@ -205,12 +195,12 @@ def reference_spec(
     options: Mapping[str, Any] | None = None,
     name: str | None = None,
 ) -> Spec:
-    """The spec of a reference: a function, a module, or a list of such, forms of one function.
+    """Return the spec of a reference: a function, a module, or a list of forms of one function.
 
-    ``tensors`` are what it takes by position and gives, in the grammar of `define`
-    (``"x[T,D], weight[D] -> y[T,D]"``), ``multiples`` what sizes must be multiples of, ``sizes`` those that
-    a symbol may have; ``options`` are defaults of keywords beyond those of its own signature, and
-    ``name`` is what reports call it. The same reference and text give the same spec. Raises `DefinitionError`.
+    ``tensors`` are its positional arguments and results, in the grammar of `define`
+    (``"x[T,D], weight[D] -> y[T,D]"``); sizes must be multiples of ``multiples`` and, where given, among ``sizes`` of
+    their symbol. ``options`` are defaults of keywords beyond those of its own signature; reports call it ``name``.
+    The same reference and text give the same spec. Raises `DefinitionError`.
     """
     forms = tuple(reference) if isinstance(reference, (list, tuple)) else (reference,)
     for form in forms:
@@ -229,35 +219,55 @@ def reference_spec(
             )
     if not signature.returns:
         raise DefinitionError(f"tensors={tensors!r}: expected what the reference gives too, e.g. 'x[T,D] -> y[T,D]'")
-    title = name or _name(forms[0])
+    title = name or title_of(forms[0])
     addresses = [_address(form) for form in forms]
-    called = f"{'|'.join(addresses)}({text})" if all(addresses) else f"{title}({text})"
-    own = options_of(forms[0], len([t for t in signature.tensors if not t.keyword]))
+    address = f"{'|'.join(addresses)}({text})" if all(addresses) else f"{title}({text})"
+    defaults = options_of(forms[0], len([t for t in signature.tensors if not t.keyword]))
     return register(
         Spec(
             title,
             Definition(title, tuple(map(in_torch, forms))),
             with_roles(text),
-            options={**own, **{key: _option(value) for key, value in (options or {}).items()}},
+            options={**defaults, **{key: _option(value) for key, value in (options or {}).items()}},
             stages=STAGES,
             version=version_of(forms),
             public=False,
             sizes=Sizes({symbol: tuple(allowed) for symbol, allowed in (sizes or {}).items()}, multiples or {}),
-            import_name=called,
+            import_name=address,
             needs_dtypes=True,
         )
     )
 
 
+def define_torch(name: str, signature: str, **fields: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a PyTorch function to register it as the op ``name``; the function itself is unchanged.
+
+    It takes the tensors of ``signature`` (``"x[R,N], gate[R,1] -> y[R,N]"``) by position, and its keywords with
+    defaults are the op's options. ``fields`` are those of `Spec`, which say more of the op than a reference does:
+    independent ``rows``, sizes, inputs, options with usual values, the op that it is ``gradient_of``. Golden and
+    tolerance are those of the function as a reference (docs/references.md). Raises `DefinitionError` as `define` does.
+    """
+
+    def register_function(function: Callable[..., Any]) -> Callable[..., Any]:
+        text = with_roles(" ".join(signature.split()))
+        options = options_of(function, len([tensor for tensor in parse(text).tensors if not tensor.keyword]))
+        facts = {"stages": STAGES, "version": version_of((function,)), **fields}
+        facts["options"] = {**options, **fields.get("options", {})}
+        define(name, text, needs_dtypes=True, **facts)(Definition(name, (in_torch(function),)))
+        return function
+
+    return register_function
+
+
 def with_roles(text: str) -> str:
-    """``text`` where a mask among the inputs is ``code(2)``, and integers among the results are numbers like others."""
-    given, arrow, results = text.partition("->")
-    given = re.sub(r"(:bool\[[^\]]*\])(?!=)", r"\1=code(2)", given)
-    return given + arrow + re.sub(r"(:(?:bool|int\d+)\[[^\]]*\])=\w+(\([^)]*\))?", r"\1", results)
+    """Give masks among the inputs the role ``code(2)``, and take the roles of integer results away."""
+    inputs, arrow, results = text.partition("->")
+    inputs = re.sub(r"(:bool\[[^\]]*\])(?!=)", r"\1=code(2)", inputs)
+    return inputs + arrow + re.sub(r"(:(?:bool|int\d+)\[[^\]]*\])=\w+(\([^)]*\))?", r"\1", results)
 
 
 def named(name: str) -> Spec:
-    """The spec that a name made by `reference_spec` says, in any process; `UnknownSpec` or `DefinitionError`."""
+    """Return the spec of a name that `reference_spec` made, in any process; raise `UnknownSpec`, `DefinitionError`."""
     target, _, text = name.partition("(")
     if ":" not in target or not text.endswith(")"):
         raise UnknownSpec(f"reference {name!r}; expected module:function(tensors), as an importable reference has it")
@@ -267,36 +277,33 @@ def named(name: str) -> Spec:
 def _imported(address: str) -> Reference:
     module, _, path = address.partition(":")
     import_own(module, f"reference {address!r}", DefinitionError)
-    found: Any = import_module(module)
     try:
-        for part in path.split("."):
-            found = getattr(found, part)
+        return _attribute(module, path)
     except AttributeError:
         raise DefinitionError(f"reference {address!r}: {module} has no {path}") from None
-    return found
 
 
-def _name(form: Reference) -> str:
-    return getattr(form, "__name__", None) or type(form).__name__
+def _attribute(module: str, path: str) -> Any:
+    result: Any = import_module(module)
+    for name in path.split("."):
+        result = getattr(result, name)
+    return result
 
 
 def _address(form: Reference) -> str:
-    """``module:name`` of a function that can be imported by it; else nothing."""
+    """Return ``module:name`` of a function that can be imported by it; else an empty text."""
     module, path = getattr(form, "__module__", None), getattr(form, "__qualname__", None)
     if not module or not path or module == "__main__" or "<" in path:
         return ""
     try:
-        found: Any = import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
+        return f"{module}:{path}" if _attribute(module, path) is form else ""
     except (ImportError, AttributeError):
         return ""
-    return f"{module}:{path}" if found is form else ""
 
 
 def options_of(form: Reference, tensors: int) -> dict[str, Option]:
-    """The keywords that a reference has beyond its tensors, with their defaults."""
-    if isinstance(form, Called):
+    """Return the keywords of a reference beyond its first ``tensors`` parameters, with their defaults."""
+    if isinstance(form, TensorCall):
         return {}
     function = form.forward if isinstance(form, torch.nn.Module) else form
     try:
@@ -316,6 +323,6 @@ def _option(default: Any) -> Option:
 
 
 def version_of(forms: Sequence[Reference]) -> int:
-    """A number of the references' source: goldens of another text don't count."""
-    targets = [form.target if isinstance(form, Called) else form for form in forms]
+    """Return a checksum of the references' source, so that goldens of another text don't count."""
+    targets = [form.target if isinstance(form, TensorCall) else form for form in forms]
     return zlib.crc32("".join(source_of(target) for target in targets).encode())

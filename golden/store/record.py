@@ -1,9 +1,8 @@
-"""A record: one certified golden with the recipe of its inputs, as a safetensors file that proves itself undamaged.
+"""A record: one certified golden with the recipe of its inputs, as a safetensors file with a checksum.
 
-The file's metadata has one entry, ``assay``: a JSON object with the recipe, the digits asked for, the versions that
-made it, a fingerprint of the inputs, and the SHA-256 of the whole file (taken with the digest's own 64 places zero), so
-that no bit can change unseen. A tensor whose elements all are the same bits, such as the radius of an exact product, is
-stored as one element.
+The file's metadata has one entry, ``assay``: a JSON object with the recipe, the requested digits, the versions that
+made it, a fingerprint of the inputs, and the SHA-256 of the whole file (taken with the digest's own 64 digits zero). A
+tensor whose elements all are the same bits, such as the radius of an exact product, is stored as one element.
 """
 
 from __future__ import annotations
@@ -41,15 +40,14 @@ _FIELDS = ("digits", "format", "inputs", "recipe", "sha256", "shapes", "versions
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """What `make_record` evaluated: the goldens, one for each result of the op.
+    """The goldens that `make_record` evaluated, one for each result of the op.
 
-    - ``recipe``: what its inputs are drawn from;
-    - ``digits``: how many decimal digits were asked for; None: as many as float64 certifies (about 13);
+    - ``recipe``: the recipe of the inputs;
+    - ``digits``: the requested decimal digits; None: as many as float64 certifies (about 13);
     - ``goldens``: one `Golden` for each result, in the order of the op's signature, on the CPU;
     - ``versions``: of the libraries, and two that enter the key: ``definition`` of the op's mathematics
-      (`Spec.version`), ``inputs`` of the numbers that a seed stands for (`assay.golden.inputs.values`);
-    - ``inputs``: the SHA-256 of the input tensors' bytes, by which a platform on which the recipe gives other numbers
-      is found out.
+      (`Spec.version`), ``inputs`` of the numbers that a seed gives (`assay.golden.inputs.values`);
+    - ``inputs``: the SHA-256 of the input tensors' bytes: on some platform the recipe might give other numbers.
     """
 
     recipe: Recipe
@@ -60,11 +58,11 @@ class Record:
 
     @cached_property
     def key(self) -> str:
-        """The content address: SHA-256 of what determines the exact answer and the digits asked for."""
+        """The content address: SHA-256 of all that determines the exact result, and the digits."""
         return _key(self.recipe, self.digits, self.versions["definition"], self.versions["inputs"])
 
     def to_bytes(self) -> bytes:
-        """The record as a safetensors file; equal records give equal bytes."""
+        """Return the record as a safetensors file; equal records give equal bytes."""
         tensors, shapes = {}, {}
         for order, golden in enumerate(self.goldens):
             for part in fields(Golden):
@@ -83,28 +81,28 @@ class Record:
             "versions": dict(self.versions),
         }
         data = save(tensors, {_ENTRY: json.dumps(content, sort_keys=True, separators=(",", ":"))})
-        place = _digest_place(data)
-        return data[: place.start] + hashlib.sha256(data).hexdigest().encode() + data[place.stop :]
+        span = _digest_span(data)
+        return data[: span.start] + hashlib.sha256(data).hexdigest().encode() + data[span.stop :]
 
     @staticmethod
     def from_bytes(data: bytes, where: str) -> Record:
-        """The record in ``data``; `DamagedRecord`, which names ``where``, if one bit isn't as it was written.
+        """Return the record in ``data``; errors call it ``where``.
 
-        Raises `OtherFormat` where it is a record, but of another format.
+        Raises `DamagedRecord` if one bit isn't as it was written, `OtherFormat` for a record of another format.
         """
         try:
-            place = _digest_place(data)
-            found = data[place].decode()
-            expected = hashlib.sha256(data[: place.start] + _PENDING.encode() + data[place.stop :]).hexdigest()
-            if found != expected:
-                raise ValueError(f"its SHA-256 is {expected[:16]}..., but {found[:16]}... was written down")
+            span = _digest_span(data)
+            written = data[span].decode()
+            actual = hashlib.sha256(data[: span.start] + _PENDING.encode() + data[span.stop :]).hexdigest()
+            if written != actual:
+                raise ValueError(f"its SHA-256 is {actual[:16]}..., but {written[:16]}... was written down")
             return _parsed(data, where)
         except (ValueError, KeyError, TypeError, SafetensorError, RecipeError) as error:
             raise DamagedRecord(f"{where} is damaged: {error}; {REMAKE}") from None
 
 
 def make_record(recipe: Recipe, digits: int | None = None) -> Record:
-    """The record of ``recipe``: its inputs are drawn, and the op's golden evaluated to ``digits`` decimal digits."""
+    """Draw the inputs of ``recipe`` and evaluate the op's golden to ``digits`` decimal digits."""
     tensors, keywords = recipe.tensors(), recipe.keywords()
     result = evaluate(recipe.spec, *tensors, digits=digits, **{**recipe.options, **keywords})
     goldens = result if isinstance(result, tuple) else (result,)
@@ -112,19 +110,19 @@ def make_record(recipe: Recipe, digits: int | None = None) -> Record:
 
 
 def record_key(recipe: Recipe, digits: int | None = None) -> str:
-    """The key that `make_record` will give its record."""
+    """Return the key that `make_record` gives its record."""
     return _key(recipe, digits, str(recipe.definition.version), str(values.VERSION))
 
 
 def is_outdated(record: Record) -> bool:
-    """Whether today's definition, its options or the inputs are others than those of the record.
+    """Whether the current definition, its options or the inputs differ from those of the record.
 
     Raises `UnknownSpec`.
     """
     definition = record.recipe.definition
-    now = {"definition": str(definition.version), "inputs": str(values.VERSION)}
+    current = {"definition": str(definition.version), "inputs": str(values.VERSION)}
     return record.recipe.options.keys() != definition.options.keys() or any(
-        record.versions.get(name) != version for name, version in now.items()
+        record.versions.get(name) != version for name, version in current.items()
     )
 
 
@@ -134,7 +132,7 @@ def _key(recipe: Recipe, digits: int | None, definition: str, inputs: str) -> st
 
 
 def versions(recipe: Recipe) -> dict[str, str]:
-    """What made a record: libraries, the definition's version, and that of the inputs."""
+    """Return the versions of libraries, definition and inputs that make a record."""
     return _libraries() | {"definition": str(recipe.definition.version), "inputs": str(values.VERSION)}
 
 
@@ -145,7 +143,7 @@ def _libraries() -> dict[str, str]:
 
 
 def fingerprint(tensors: tuple[torch.Tensor, ...], keywords: Mapping[str, torch.Tensor]) -> str:
-    """SHA-256 over dtype, shape and bytes of each tensor."""
+    """Return the SHA-256 over dtype, shape and bytes of each tensor."""
     digest = hashlib.sha256()
     for tensor in (*tensors, *(keywords[name] for name in sorted(keywords))):
         digest.update(f"{tensor.dtype}{list(tensor.shape)}".encode())
@@ -153,23 +151,22 @@ def fingerprint(tensors: tuple[torch.Tensor, ...], keywords: Mapping[str, torch.
     return digest.hexdigest()
 
 
-def _digest_place(data: bytes) -> slice:
-    """Where in the file the digest stands."""
+def _digest_span(data: bytes) -> slice:
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > len(data) - 8:
         raise ValueError(f"it has {len(data)} bytes, too few for a record")
-    places = list(_DIGEST.finditer(data, 8, 8 + length))
-    if len(places) != 1:
+    matches = list(_DIGEST.finditer(data, 8, 8 + length))
+    if len(matches) != 1:
         raise ValueError("its header holds no SHA-256")
-    return slice(*places[0].span(1))
+    return slice(*matches[0].span(1))
 
 
 def _parsed(data: bytes, where: str) -> Record:
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     content: dict[str, Any] = json.loads(header["__metadata__"][_ENTRY])
     if content.get("format") != FORMAT:
-        found = content.get("format")
-        raise OtherFormat(f"{where}: it has format {found!r}, and this version of assay reads format {FORMAT}")
+        written = content.get("format")
+        raise OtherFormat(f"{where}: it has format {written!r}, and this version of assay reads format {FORMAT}")
     if tuple(sorted(content)) != _FIELDS:
         raise ValueError(f"its metadata has the fields {', '.join(sorted(content))}")
     tensors = load(data)
@@ -188,6 +185,6 @@ def _parsed(data: bytes, where: str) -> Record:
 
 
 def _folded(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """One element where all are the same bits, NaN and signed zeros told apart."""
+    """Return one element if all have the same bits; NaN payloads and signed zeros differ."""
     raw = array.reshape(-1).view(np.dtype(f"u{array.itemsize}"))
     return array.reshape(-1)[:1] if len(raw) > 1 and (raw == raw[0]).all() else array

@@ -73,9 +73,9 @@ class Axes:
         known = {*constant, *variable, *expressions}
         between, last = [], {}
         for constraint in content.get("constraints") or ():
-            found = _LAST.fullmatch(constraint.strip())
-            if found is not None and found[1] in known:
-                last[found[2]] = found[1]
+            match = _LAST.fullmatch(constraint.strip())
+            if match is not None and match[1] in known:
+                last[match[2]] = match[1]
             elif _names(constraint) <= known:
                 between.append(constraint)
         return Axes(constant, tuple(variable), expressions, tuple(between), last, where)
@@ -87,18 +87,18 @@ class Axes:
 
     def resolved(self, sizes: Sizes) -> dict[str, int]:
         """The size of every axis. Raises `ProblemError` where one is missing."""
-        found = {**self.constant, **{name: int(sizes[name]) for name in self.variable if name in sizes}}
+        results = {**self.constant, **{name: int(sizes[name]) for name in self.variable if name in sizes}}
         open_ = dict(self.expressions)
         while open_:
-            ready = [name for name, text in open_.items() if _names(text) <= found.keys()]
+            ready = [name for name, text in open_.items() if _names(text) <= results.keys()]
             if not ready:
                 raise ProblemError(f"{self.where}: axes: {', '.join(open_)} can't be evaluated")
             for name in ready:
-                found[name] = int(value_of(open_.pop(name), found))
-        missing = [name for name in self.variable if name not in found]
+                results[name] = int(value_of(open_.pop(name), results))
+        missing = [name for name in self.variable if name not in results]
         if missing:
             raise ProblemError(f"{self.where}: a workload states no size of {', '.join(missing)}")
-        return found
+        return results
 
     def length(self, name: Any, sizes: Mapping[str, int]) -> int:
         """A dimension: an axis, an expression over axes, or a number."""
@@ -107,8 +107,8 @@ class Axes:
     def allows(self, sizes: Sizes) -> bool:
         """Whether the constraints between axes hold."""
         try:
-            found = self.resolved(sizes)
-            return all(bool(value_of(text, found)) for text in self.constraints)
+            result = self.resolved(sizes)
+            return all(bool(value_of(text, result)) for text in self.constraints)
         except (ProblemError, ZeroDivisionError):
             return False
 

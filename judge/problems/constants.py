@@ -15,10 +15,10 @@ _MOST = 2**40
 
 def constants(source: str) -> dict[str, int]:
     """The whole numbers that a module's text sets by literals, by name. Raises `SyntaxError`."""
-    found: dict[str, int] = {}
+    results: dict[str, int] = {}
     for name, _, value in _places(source):
-        found[name] = value if found.get(name, value) == value else -1  # set twice: which one counts isn't known
-    return {name: value for name, value in found.items() if value >= 0}
+        results[name] = value if results.get(name, value) == value else -1  # set twice: which one counts isn't known
+    return {name: value for name, value in results.items() if value >= 0}
 
 
 def rewritten(source: str, values: Mapping[str, int], instead_of: Mapping[str, int] | None = None) -> str:
@@ -58,10 +58,10 @@ def _of_target(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.exp
         for part, of in zip(target.elts, value.elts, strict=True):
             yield from _of_target(part, of)
     elif isinstance(target, ast.Name) and isinstance(value, ast.Tuple | ast.List):
-        for place, part in enumerate(value.elts):
+        for index, part in enumerate(value.elts):
             number = _number(part)
             if number is not None:
-                yield f"{target.id}[{place}]", part, number
+                yield f"{target.id}[{index}]", part, number
     elif isinstance(target, ast.Name):
         number = _number(value)
         if number is not None:

@@ -53,17 +53,19 @@ def problem(path: Path) -> Problem:
     results = content["outputs"]
 
     def make(sizes: Sizes, seed: int) -> Instance:
-        found = axes.resolved(sizes)
+        result = axes.resolved(sizes)
 
         def draw(seed: int) -> tuple[Any, ...]:
             try:
-                return seeded(lambda: drawn(content, sizes, found, namespace, root_of(file)), seed, source)
+                return seeded(lambda: drawn(content, sizes, result, namespace, root_of(file)), seed, source)
             except ProblemError:
                 raise
             except Exception as error:
-                raise explained(error, file, f"inputs at {found}") from None
+                raise explained(error, file, f"inputs at {result}") from None
 
-        made = tuple((name, _shape(axes, part, found), dtype_of(part["dtype"], file)) for name, part in results.items())
+        made = tuple(
+            (name, _shape(axes, part, result), dtype_of(part["dtype"], file)) for name, part in results.items()
+        )
         return Instance(sizes, _by_position(run, tuple(results)), draw, results=made)
 
     entry = Entry("run", "function", "destination")
@@ -103,10 +105,10 @@ def _shape(axes: Axes, part: Mapping[str, Any], sizes: Mapping[str, int]) -> tup
 
 def dtype_of(name: str, where: Path) -> torch.dtype:
     """The torch dtype of a definition's."""
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
+    result = getattr(torch, name, None)
+    if not isinstance(result, torch.dtype):
         raise ProblemError(f"{where}: torch has no dtype {name!r}")
-    return found
+    return result
 
 
 def root_of(file: Path) -> Path:
@@ -117,18 +119,18 @@ def root_of(file: Path) -> Path:
 def workloads(file: Path, name: str) -> list[dict[str, Any]]:
     """The workloads of a definition: beside it, or in the folder of a whole data set. Raises `ProblemError`."""
     root = root_of(file)
-    places = [file.parent / "workload.jsonl", file.parent / f"{name}.jsonl", *root.glob(f"workloads/**/{name}.jsonl")]
-    found = []
-    for place in dict.fromkeys(place for place in places if place.is_file()):
-        for number, line in enumerate(place.read_text(encoding="utf-8").splitlines(), 1):
+    indices = [file.parent / "workload.jsonl", file.parent / f"{name}.jsonl", *root.glob(f"workloads/**/{name}.jsonl")]
+    results = []
+    for index in dict.fromkeys(index for index in indices if index.is_file()):
+        for number, line in enumerate(index.read_text(encoding="utf-8").splitlines(), 1):
             if not line.strip():
                 continue
             try:
                 content = json.loads(line)
             except ValueError as error:
-                raise ProblemError(f"{place}:{number}: expected JSON, got {error}") from None
-            found.append(content.get("workload", content))
-    return found
+                raise ProblemError(f"{index}:{number}: expected JSON, got {error}") from None
+            results.append(content.get("workload", content))
+    return results
 
 
 def _sizes(workload: Mapping[str, Any], axes: Axes) -> dict[str, Any]:

@@ -21,15 +21,15 @@ def read(problem: str | Path, solution: str | Path) -> tuple[Problem, Answer]:
     format = format_of(path)
     if not of.exists():
         raise ProblemError(f"{of}: expected a solution there, got no such file")
-    found: Problem = format.problem(path)
-    answer: Answer = format.solution(of, found)
-    return found, answer
+    result: Problem = format.problem(path)
+    answer: Answer = format.solution(of, result)
+    return result, answer
 
 
 def read_problem(path: str | Path) -> Problem:
     """A problem. Raises `ProblemError`."""
-    found: Problem = format_of(Path(path)).problem(Path(path))
-    return found
+    result: Problem = format_of(Path(path)).problem(Path(path))
+    return result
 
 
 def format_of(path: Path) -> ModuleType:

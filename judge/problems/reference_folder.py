@@ -67,21 +67,21 @@ def problem(path: Path) -> Problem:
 
 def _found(folder: Path, name: str) -> Path | None:
     """A file that a task's list takes from its folder or from the one above."""
-    return next((place / name for place in (folder, folder.parent) if (place / name).is_file()), None)
+    return next((index / name for index in (folder, folder.parent) if (index / name).is_file()), None)
 
 
 def stated(path: Path) -> list[dict[str, Any]]:
     """The tests of a task.yml, those of its benchmarks first, since these are timed. Raises `ProblemError`."""
     if not path.is_file():
         raise ProblemError(f"{path}: expected the sizes of tests and benchmarks there, got no such file")
-    found: dict[str, list[dict[str, Any]]] = {"benchmarks": [], "tests": []}
+    results: dict[str, list[dict[str, Any]]] = {"benchmarks": [], "tests": []}
     section = ""
     for line in path.read_text(encoding="utf-8").splitlines():
         if (header := _SECTION.match(line)) is not None:
             section = header[1]
-        elif section in found and (item := _ITEM.match(line)) is not None:
-            found[section].append(_item(item[1], path))
-    return found["benchmarks"][::-1] + found["tests"]
+        elif section in results and (item := _ITEM.match(line)) is not None:
+            results[section].append(_item(item[1], path))
+    return results["benchmarks"][::-1] + results["tests"]
 
 
 def _item(text: str, path: Path) -> dict[str, Any]:

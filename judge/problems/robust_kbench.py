@@ -102,14 +102,14 @@ def _given(path: Path, namespace: Mapping[str, Any]) -> tuple[Sizes, ...]:
     for function in (namespace["Model"].__init__, namespace["get_inputs"]):
         parameters = inspect.signature(function).parameters.items()
         defaults |= {name: part.default for name, part in parameters if part.default is not inspect.Parameter.empty}
-    found: list[Sizes] = []
+    results: list[Sizes] = []
     for kind in ("single", "multi"):
         lists = [config.get(f"{kind}_{part}_configs") or [{}] for part in ("shared", "init", "input")]
         for parts in product(*lists):
             sizes = {**defaults, **{name: value for part in parts for name, value in part.items()}}
-            if sizes not in found and (kind == "single" or any(parts)):
-                found.append(sizes)
-    return tuple(found)
+            if sizes not in results and (kind == "single" or any(parts)):
+                results.append(sizes)
+    return tuple(results)
 
 
 def solution(path: Path, of: Problem) -> Answer:

@@ -160,9 +160,9 @@ def small(problem: Problem, given: Sizes, limit: Extent) -> Choice | None:
         sizes = {**given, **{name: _halved(given[name], most) for name in names}}
         if sizes == dict(given) and best is not None:
             break
-        found = known_extent(problem, sizes)
-        if found is not None and (best is None or found.elements < best.extent.elements):
-            best = Choice("small", sizes, found)
+        result = known_extent(problem, sizes)
+        if result is not None and (best is None or result.elements < best.extent.elements):
+            best = Choice("small", sizes, result)
         if best is not None and (best.extent.within(limit) or most >= 32):
             break
     if best is None:
@@ -185,17 +185,19 @@ def _lessened(problem: Problem, choice: Choice, names: Iterable[str], limit: Ext
             break
         name = max(open_, key=lambda name: choice.sizes[name])
         sizes = {**choice.sizes, name: (choice.sizes[name] + 1) // 2}
-        found = known_extent(problem, sizes)
-        if found is None or (found.elements >= choice.extent.elements and found.operations >= choice.extent.operations):
+        result = known_extent(problem, sizes)
+        if result is None or (
+            result.elements >= choice.extent.elements and result.operations >= choice.extent.operations
+        ):
             stuck.add(name)
         else:
-            choice = replace(choice, sizes=sizes, extent=found)
+            choice = replace(choice, sizes=sizes, extent=result)
     return choice
 
 
 def odd(problem: Problem, base: Choice, limit: Extent) -> Choice | None:
     """The small sizes, each that may be so one larger."""
-    sizes, found = dict(base.sizes), base.extent
+    sizes, result = dict(base.sizes), base.extent
     names = [name for name in problem.changeable if int(sizes.get(name, 0)) >= _LEAST]
     together = {**sizes, **{name: sizes[name] + 1 for name in names}}
     whole = known_extent(problem, together)
@@ -205,8 +207,8 @@ def odd(problem: Problem, base: Choice, limit: Extent) -> Choice | None:
         tried = {**sizes, name: sizes[name] + 1}
         now = known_extent(problem, tried)
         if now is not None and now.within(limit):
-            sizes, found = tried, now
-    return Choice("odd", sizes, found) if sizes != dict(base.sizes) else None
+            sizes, result = tried, now
+    return Choice("odd", sizes, result) if sizes != dict(base.sizes) else None
 
 
 def edge(problem: Problem, base: Choice, given: Sizes, limit: Extent) -> Choice | None:
@@ -217,15 +219,15 @@ def edge(problem: Problem, base: Choice, given: Sizes, limit: Extent) -> Choice 
     long = {name: _EDGES[1] for name in names[-1:] if known[name] >= _EDGES[1]}
     for edges in ({**short, **long}, short):
         sizes = {**base.sizes, **edges}
-        found = known_extent(problem, sizes) if names else None
-        if found is not None and found.within(limit):
-            return Choice("edge", sizes, found)
+        result = known_extent(problem, sizes) if names else None
+        if result is not None and result.within(limit):
+            return Choice("edge", sizes, result)
     choice = replace(base, kind="edge")
     for name in reversed(names):
         sizes = {**choice.sizes, name: _EDGES[0]}
-        found = known_extent(problem, sizes)
-        if found is not None and found.within(limit):
-            choice = replace(choice, sizes=sizes, extent=found)
+        result = known_extent(problem, sizes)
+        if result is not None and result.within(limit):
+            choice = replace(choice, sizes=sizes, extent=result)
     return choice if choice.sizes != base.sizes else None
 
 
@@ -240,10 +242,10 @@ def wide(problem: Problem, base: Choice, given: Sizes, limit: Extent) -> Choice 
             if size <= value:
                 break
             sizes = {**base.sizes, name: size}
-            found = known_extent(problem, sizes)
-            if found is not None and found.within(limit):
-                if best is None or found.elements > best.extent.elements:
-                    best = Choice("wide", sizes, found)
+            result = known_extent(problem, sizes)
+            if result is not None and result.within(limit):
+                if best is None or result.elements > best.extent.elements:
+                    best = Choice("wide", sizes, result)
                 break
     return best
 
@@ -260,10 +262,10 @@ def near(problem: Problem, given: Sizes, limit: Extent) -> Choice | None:
     for name in order:
         while choice.sizes[name] >= 2 and not choice.extent.within(limit):
             sizes = {**choice.sizes, name: (choice.sizes[name] + 1) // 2}
-            found = known_extent(problem, sizes)
-            if found is None or found.elements >= choice.extent.elements:
+            result = known_extent(problem, sizes)
+            if result is None or result.elements >= choice.extent.elements:
                 break
-            choice = replace(choice, sizes=sizes, extent=found)
+            choice = replace(choice, sizes=sizes, extent=result)
         if choice.extent.within(limit):
             return choice
     return None
@@ -279,11 +281,11 @@ def outermost(problem: Problem, given: Sizes) -> list[str]:
     shapes = [tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor)]
     names = [name for name in problem.changeable if isinstance(given.get(name), int) and given[name] >= _LEAST]
 
-    def place(name: str) -> tuple[int, str]:
-        found = [shape.index(given[name]) for shape in shapes if given[name] in shape]
-        return (min(found, default=9), name)
+    def outermost_axis(name: str) -> tuple[int, str]:
+        results = [shape.index(given[name]) for shape in shapes if given[name] in shape]
+        return (min(results, default=9), name)
 
-    return [name for name in sorted(names, key=place) if place(name)[0] < 9]
+    return [name for name in sorted(names, key=outermost_axis) if outermost_axis(name)[0] < 9]
 
 
 def described(choice: Choice, given: Sizes) -> str:

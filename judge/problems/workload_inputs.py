@@ -32,22 +32,22 @@ def drawn(
     function = content.get("custom_inputs_entrypoint")
     if function and any(part.get("type") == "custom" for part in stated.values()):
         made = namespace[function]({**axes, **scalars}, torch.device("cpu"))
-    found = []
+    results = []
     for name, part in content["inputs"].items():
         how = stated.get(name, {}).get("type", "random")
         shape = None if part["shape"] is None else tuple(_length(axis, axes) for axis in part["shape"])
         dtype = getattr(torch, part["dtype"])
         if how == "scalar":
-            found.append(scalars[name])
+            results.append(scalars[name])
         elif how == "custom":
             if name not in made:
                 raise ProblemError(f"{function} makes no {name}, which the workload takes from it")
-            found.append(made[name])
+            results.append(made[name])
         elif how == "safetensors" and (value := _of_file(stated[name], root, shape)) is not None:
-            found.append(value.to(dtype))
+            results.append(value.to(dtype))
         else:
-            found.append(_random(name, shape, dtype, axes, content))
-    return tuple(found)
+            results.append(_random(name, shape, dtype, axes, content))
+    return tuple(results)
 
 
 def _length(axis: Any, axes: Mapping[str, int]) -> int:

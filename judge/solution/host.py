@@ -94,17 +94,17 @@ class _Host:
         np.random.seed(ask["seed"])
         _seed(ask["seed"])
         with self._watching():
-            found = getattr(importlib.import_module(ask["module"]), ask["entry"])
+            result = getattr(importlib.import_module(ask["module"]), ask["entry"])
             if ask["kind"] == "class":
                 _seed(ask["seed"])
-                found = found(*ask["init"], **ask["init_named"])
-                found = found.to(self.device) if hasattr(found, "to") else found
-                if ask["evaluating"] and hasattr(found, "eval"):
-                    found.eval()
-        self.callable = found
+                result = result(*ask["init"], **ask["init_named"])
+                result = result.to(self.device) if hasattr(result, "to") else result
+                if ask["evaluating"] and hasattr(result, "eval"):
+                    result.eval()
+        self.callable = result
         answer, seen = Answer(), self._seen()
-        state = found.state_dict() if isinstance(found, _module) else {}
-        self.loose = loose(found, state) if isinstance(found, _module) else {}
+        state = result.state_dict() if isinstance(result, _module) else {}
+        self.loose = loose(result, state) if isinstance(result, _module) else {}
         told = {"state": state, "loose": self.loose}
         made = {key: {"dict": {name: answer.tensor(part) for name, part in of.items()}} for key, of in told.items()}
         return answer, {**made, "seen": {"dict": seen}}
@@ -199,13 +199,13 @@ class _Host:
 
     def fetch(self, ask: dict[str, Any]) -> Any:
         """What the timed calls of these numbers gave, and which of it has become other since."""
-        answer, found = Answer(), []
+        answer, result = Answer(), []
         for number in ask["numbers"]:
             copies, plain, odd, own = self.timed[number]
             late = [k for k in own if not same_bits(plain[k], copies[k])]
             seen = {"dict": {"odd": odd, "late": late}}
-            found.append({"dict": {"outputs": [answer.tensor(value) for value in copies], "seen": seen}})
-        return answer, {"timed": found}
+            result.append({"dict": {"outputs": [answer.tensor(value) for value in copies], "seen": seen}})
+        return answer, {"timed": result}
 
     def compiled(self, ask: dict[str, Any]) -> Any:
         """From now on what torch's compiler makes of it."""
@@ -240,11 +240,11 @@ class _Host:
     def _checked(outputs: list[Any]) -> tuple[list[torch.Tensor], list[list[Any]]]:
         """The outputs that are tensors of torch's own; of the others, place and class."""
         plain, odd = [], []
-        for place, value in enumerate(outputs):
+        for index, value in enumerate(outputs):
             if type(value) in (int, float, bool):
                 value = torch.tensor(value)
             if type(value) not in (TENSOR, torch.nn.Parameter) or value.layout != torch.strided or value.is_meta:
-                odd.append([place, type(value).__name__])
+                odd.append([index, type(value).__name__])
                 value = SUBCLASS(DETACH(value), TENSOR) if is_wrapped(value) else NEW(0)
             plain.append(value)
         return plain, odd
@@ -289,5 +289,5 @@ def _told(error: BaseException) -> str:
     words = " ".join(str(error).split()) or "no message"
     words = words if len(words) <= 600 else f"{words[:300]} ... {words[-300:]}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(watched.folder)]
-    place = f" (at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {words}{place}"
+    index = f" (at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {words}{index}"

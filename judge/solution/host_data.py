@@ -30,16 +30,16 @@ def parts(result: Any, names: tuple[str, ...] = ()) -> tuple[list[Any], str]:
     if not isinstance(result, list | tuple):
         return ([], "") if result is None else ([result], "*")
     inner = [parts(part) for part in result]
-    flat = [leaf for found, _ in inner for leaf in found]
+    flat = [leaf for results, _ in inner for leaf in results]
     nested = [words for _, words in inner if words]
     return flat, nested[0] if len(nested) == 1 else f"({','.join(nested)})" if nested else ""
 
 
-def roll_into(target: Any, base: Any, places: list[int], shift: int) -> None:
+def roll_into(target: Any, base: Any, indices: list[int], shift: int) -> None:
     """Put the numbers of ``base`` into the memory of ``target``, behind torch's counters; the tensors at these places
     are rolled by ``shift`` in the order of their memory."""
-    for place, (now, old) in enumerate(zip(leaves(target), leaves(base), strict=True)):
-        by = shift % old.numel() if place in places and old.numel() else 0
+    for index, (now, old) in enumerate(zip(leaves(target), leaves(base), strict=True)):
+        by = shift % old.numel() if index in indices and old.numel() else 0
         if now.device.type != "cpu":
             with _inference():
                 COPY(now, _as(_roll(_flat(old), by), old) if by else old)
@@ -80,7 +80,7 @@ class Filled(TorchDispatchMode):  # type: ignore[no-untyped-call]
 _not_compiled = torch._disable_dynamo(Filled.__torch_dispatch__)  # type: ignore[attr-defined]
 
 
-def loose(found: Any, registered: dict[str, Any]) -> dict[str, Any]:
+def loose(results: Any, registered: dict[str, Any]) -> dict[str, Any]:
     """The plain tensors of floating-point numbers that a module, and what it holds, has as attributes, by path."""
     known = {ADDRESS(value) for value in registered.values()}
     result: dict[str, Any] = {}
@@ -97,7 +97,7 @@ def loose(found: Any, registered: dict[str, Any]) -> dict[str, Any]:
             for number, part in enumerate(value):
                 walk(part, f"{path}.{number}", depth - 1)
 
-    for prefix, module in found.named_modules():
+    for prefix, module in results.named_modules():
         for name, value in vars(module).items():
             if name not in ("_parameters", "_buffers", "_modules"):
                 walk(value, f"{prefix}.{name}".lstrip("."), 2)

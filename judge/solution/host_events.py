@@ -41,10 +41,10 @@ def _roots() -> tuple[str, ...]:
     """Where Python, its libraries and the caches of compilers lie."""
     home = os.path.expanduser("~")
     cache = os.path.join(tempfile.gettempdir(), "torchinductor_")
-    found = [*sysconfig.get_paths().values(), sys.prefix, sys.base_prefix, site.getusersitepackages(), *_MACHINE]
-    found += [path for path in sys.path if path.endswith("-packages")]
-    found += [os.path.join(home, ".triton"), os.path.join(home, ".cache"), cache, "/dev/nvidia"]
-    return tuple({_real(path) for path in found if path} - {"/"})
+    results = [*sysconfig.get_paths().values(), sys.prefix, sys.base_prefix, site.getusersitepackages(), *_MACHINE]
+    results += [path for path in sys.path if path.endswith("-packages")]
+    results += [os.path.join(home, ".triton"), os.path.join(home, ".cache"), cache, "/dev/nvidia"]
+    return tuple({_real(path) for path in results if path} - {"/"})
 
 
 class _Watched:
@@ -83,9 +83,9 @@ class _Watched:
             if not what:
                 return
         line = self._line(_frame(2), by_libraries=event in _FILES)
-        found = [event, what, line]
-        if line and found not in self.found and sum(old[0] == event for old in self.found) < _MOST_EVENTS:
-            self.found.append(found)
+        results = [event, what, line]
+        if line and results not in self.found and sum(old[0] == event for old in self.found) < _MOST_EVENTS:
+            self.found.append(results)
 
     def _foreign(self, event: str, arguments: tuple[Any, ...]) -> str:
         """The path that is read or listed, where that is none of the solution's affair."""

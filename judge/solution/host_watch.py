@@ -72,7 +72,7 @@ def _spaces() -> tuple[Any, ...]:
 
 def replaced(before: list[dict[str, Any]]) -> list[str]:
     """The public functions of torch, numpy and time, and any of this text, that are others now; they are put back."""
-    found = []
+    results = []
     for space, old in zip(_spaces(), before, strict=True):
         now = dict(vars(space))
         for name, value in old.items():
@@ -82,13 +82,13 @@ def replaced(before: list[dict[str, Any]]) -> list[str]:
             code = getattr(other, "__code__", None)
             if code is not None and code.co_filename.startswith(_LIBRARY):
                 continue  # torch wraps some of its own when its compiler is loaded
-            found.append(f"{'__main__.' * (own and isinstance(space, type))}{space.__name__}.{name}")
+            results.append(f"{'__main__.' * (own and isinstance(space, type))}{space.__name__}.{name}")
             with contextlib.suppress(Exception):
                 setattr(space, name, value)
         if isinstance(space, type):
             for name in now.keys() - old.keys():
                 if _public(name) and any(name in vars(base) for base in space.__mro__[1:]):
-                    found.append(f"{space.__name__}.{name}")
+                    results.append(f"{space.__name__}.{name}")
                     with contextlib.suppress(Exception):
                         delattr(space, name)
-    return found
+    return results

@@ -76,35 +76,35 @@ def redrawn(arguments: tuple[Any, ...], of: Sequence[Kind], scheme: str, seed: i
     leaves, structure = tree_flatten(arguments)
     chance = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
-    found = [
+    results = [
         _redrawn(leaf, kind, scheme, chance, generator, signs) if isinstance(leaf, Tensor) else leaf
         for leaf, kind in zip(leaves, of, strict=True)
     ]
-    return tuple(tree_unflatten(found, structure))
+    return tuple(tree_unflatten(results, structure))
 
 
 def scaled(arguments: tuple[Any, ...], of: Sequence[Kind], factor: float) -> tuple[Any, ...]:
     """All that may be scaled, by one factor."""
     leaves, structure = tree_flatten(arguments)
-    found = [
+    results = [
         (leaf.double() * factor).to(leaf.dtype) if isinstance(leaf, Tensor) and kind.name != "fixed" else leaf
         for leaf, kind in zip(leaves, of, strict=True)
     ]
-    return tuple(tree_unflatten(found, structure))
+    return tuple(tree_unflatten(results, structure))
 
 
 def may_roll(arguments: tuple[Any, ...], of: Sequence[Kind]) -> list[int]:
     """Which of the tensors, counted among themselves, may have their numbers in another order."""
     leaves = [(leaf, kind) for leaf, kind in zip(tree_flatten(arguments)[0], of, strict=True) if _is_tensor(leaf)]
-    return [place for place, (leaf, kind) in enumerate(leaves) if kind.name == "free" and leaf.is_contiguous()]
+    return [index for index, (leaf, kind) in enumerate(leaves) if kind.name == "free" and leaf.is_contiguous()]
 
 
-def rolled(arguments: tuple[Any, ...], places: Sequence[int], shift: int) -> tuple[Any, ...]:
+def rolled(arguments: tuple[Any, ...], indices: Sequence[int], shift: int) -> tuple[Any, ...]:
     """The tensors at these places, as `may_roll` counts them, rolled in the order of their memory."""
     leaves, structure = tree_flatten(arguments)
-    tensors = [place for place, leaf in enumerate(leaves) if _is_tensor(leaf)]
-    for place in (tensors[number] for number in places):
-        leaves[place] = torch.roll(leaves[place].flatten(), shift).reshape(leaves[place].shape)
+    tensors = [index for index, leaf in enumerate(leaves) if _is_tensor(leaf)]
+    for index in (tensors[number] for number in indices):
+        leaves[index] = torch.roll(leaves[index].flatten(), shift).reshape(leaves[index].shape)
     return tuple(tree_unflatten(leaves, structure))
 
 
@@ -138,30 +138,30 @@ def _stored(values: Tensor, dtype: torch.dtype) -> Tensor:
     return values.clamp(-most, most).to(dtype)
 
 
-def one_changed(arguments: tuple[Any, ...], place: int, seed: int) -> tuple[Any, ...]:
+def one_changed(arguments: tuple[Any, ...], index: int, seed: int) -> tuple[Any, ...]:
     """One element of the tensor at a place among the leaves is another number of about the same size."""
     leaves, structure = tree_flatten(arguments)
-    tensor = leaves[place].clone().contiguous()
+    tensor = leaves[index].clone().contiguous()
     at = random.Random(seed).randrange(tensor.numel())
     flat = tensor.view(-1)
     flat[at] = -flat[at] + (1 if float(flat[at].abs()) < 0.5 else 0)
-    leaves[place] = tensor
+    leaves[index] = tensor
     return tuple(tree_unflatten(leaves, structure))
 
 
-def half_changed(arguments: tuple[Any, ...], place: int, axis: int) -> tuple[Any, ...]:
+def half_changed(arguments: tuple[Any, ...], index: int, axis: int) -> tuple[Any, ...]:
     """The last half along an axis of one tensor in reverse order of all its elements, and a little larger."""
     leaves, structure = tree_flatten(arguments)
-    tensor = leaves[place].clone()
+    tensor = leaves[index].clone()
     size = tensor.shape[axis]
     part = tensor.narrow(axis, size - size // 2, size // 2)
     part.copy_((part.double().flatten().flip(0).reshape(part.shape) * 1.25).to(part.dtype))
-    leaves[place] = tensor
+    leaves[index] = tensor
     return tuple(tree_unflatten(leaves, structure))
 
 
-def all_changed(arguments: tuple[Any, ...], others: tuple[Any, ...], place: int) -> tuple[Any, ...]:
+def all_changed(arguments: tuple[Any, ...], others: tuple[Any, ...], index: int) -> tuple[Any, ...]:
     """One tensor as another draw has it."""
     leaves, structure = tree_flatten(arguments)
-    leaves[place] = tree_flatten(others)[0][place]
+    leaves[index] = tree_flatten(others)[0][index]
     return tuple(tree_unflatten(leaves, structure))

@@ -90,11 +90,11 @@ class SolutionProcess:
     def ask(self, do: str, timeout: float | None = None, **question: Any) -> dict[str, Any]:
         """The answer to one question. Raises `SolutionError`."""
         self._process.submit(pickle.dumps({"do": do, **question}), timeout or self._timeout)
-        found = self._process.result()
-        if isinstance(found, Lost):
-            raise SolutionError(found.message, found.kind, lost=True)
+        result = self._process.result()
+        if isinstance(result, Lost):
+            raise SolutionError(result.message, result.kind, lost=True)
         try:
-            answer = unpack(found)
+            answer = unpack(result)
         except Exception as error:
             raise SolutionError(f"{_NO_ANSWER} ({type(error).__name__})") from None
         if not isinstance(answer, dict):
@@ -193,10 +193,10 @@ class SolutionProcess:
         how: dict[str, Any] = {"names": list(names), "seeds": list(seeds), "rolled": list(rolled)}
         answer = self.ask("time", shifts=list(shifts), results=self._results, into=self._names, **how)
         with _answering():
-            found = [float(value) for value in answer["seconds"]]
-            if len(found) != len(shifts):
+            results = [float(value) for value in answer["seconds"]]
+            if len(results) != len(shifts):
                 raise ValueError
-            return found, _mapping(answer["seen"])
+            return results, _mapping(answer["seen"])
 
     def fetch(self, numbers: Sequence[int]) -> list[Called]:
         """What the timed calls of these numbers gave. Raises `SolutionError`."""
@@ -237,12 +237,12 @@ _stems: dict[int, Stem] = {}
 
 def _stem() -> Stem:
     """What solutions' processes are forked of: torch, the text of `host`, and nothing else."""
-    found = _stems.get(os.getpid())
-    if found is None or not found.alive:
+    result = _stems.get(os.getpid())
+    if result is None or not result.alive:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_TELLTALE)}
-        found = _stems[os.getpid()] = Stem(_text(), "_serve", {**environment, "PYTHONDONTWRITEBYTECODE": "1"})
-        atexit.register(found.end)
-    return found
+        result = _stems[os.getpid()] = Stem(_text(), "_serve", {**environment, "PYTHONDONTWRITEBYTECODE": "1"})
+        atexit.register(result.end)
+    return result
 
 
 def _resized(name: str, text: str, sizes: Sizes, given: Mapping[str, int]) -> str:

@@ -20,7 +20,7 @@ def patches(files: Mapping[str, str]) -> list[str]:
     What libraries offer to be set (``torch.backends``, a compiler's ``config``) is none of it, nor what has a library's
     name without having been imported.
     """
-    found = []
+    results = []
     for name, tree in _trees(files):
         modules = _imported(tree)
         for node in ast.walk(tree):
@@ -30,29 +30,29 @@ def patches(files: Mapping[str, str]) -> list[str]:
                 root, *rest = _dotted(target).split(".")
                 parts = [*modules.get(root, "").split("."), *rest]
                 if parts[0] in _PATCHED and not set(parts) & set(_SETTINGS):
-                    found.append(f"{_dotted(target)} ({name}:{target.lineno})")
-    return found
+                    results.append(f"{_dotted(target)} ({name}:{target.lineno})")
+    return results
 
 
 def _imported(tree: ast.Module) -> dict[str, str]:
     """What names stand for that are imported, and never assigned to: ``{"F": "torch.nn.functional"}``."""
-    found: dict[str, str] = {}
+    results: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 first = alias.name.partition(".")[0]
-                found[alias.asname or first] = alias.name if alias.asname else first
+                results[alias.asname or first] = alias.name if alias.asname else first
         elif isinstance(node, ast.ImportFrom):
-            found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            results |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
     assigned = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    return {name: module for name, module in found.items() if name not in assigned}
+    return {name: module for name, module in results.items() if name not in assigned}
 
 
 def imported_graders(files: Mapping[str, str], reference: str) -> list[str]:
     """Imports of what has a reference's or a grader's name, and is none of the solution's own files."""
     own = {name.rpartition("/")[2].removesuffix(".py") for name in files}
     wanted = {*_GRADERS, reference.lower()} - own
-    found = []
+    results = []
     for name, tree in _trees(files):
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
@@ -63,8 +63,8 @@ def imported_graders(files: Mapping[str, str], reference: str) -> list[str]:
                 continue
             for module in modules:
                 if module.partition(".")[0].lower() in wanted:
-                    found.append(f"{module} ({name}:{node.lineno})")
-    return found
+                    results.append(f"{module} ({name}:{node.lineno})")
+    return results
 
 
 def is_pasted(source: str, entry: str, files: Mapping[str, str], name: str) -> bool:

@@ -55,11 +55,11 @@ class Trial:
             content = json.loads(text)
         except ValueError:
             raise ReproError(f"--trial: expected what a verdict prints behind it, got {text[:60]!r}") from None
-        found: Trial = structured(content, Trial, "--trial", ReproError)
+        result: Trial = structured(content, Trial, "--trial", ReproError)
         for name, known in (("inputs", SCHEMES), ("weights", WEIGHTS), ("memory", MEMORY)):
-            if getattr(found, name) not in known:
-                raise ReproError(f"--trial: {name}: expected one of {', '.join(known)}, got {getattr(found, name)!r}")
-        return found
+            if getattr(result, name) not in known:
+                raise ReproError(f"--trial: {name}: expected one of {', '.join(known)}, got {getattr(result, name)!r}")
+        return result
 
     def __str__(self) -> str:
         sizes = ", ".join(f"{name}={size}" for name, size in self.sizes.items())
@@ -89,5 +89,5 @@ class Seen:
 
 def sizes_of(choice: Choice, given: Sizes) -> dict[str, int]:
     """The whole numbers in which a choice differs from the given sizes."""
-    found = {name: value for name, value in choice.sizes.items() if type(value) is int}
-    return {name: value for name, value in found.items() if value != given.get(name)}
+    results = {name: value for name, value in choice.sizes.items() if type(value) is int}
+    return {name: value for name, value in results.items() if value != given.get(name)}

@@ -17,16 +17,16 @@ def redrawn(state: State, seed: int) -> dict[str, torch.Tensor]:
     stays one that no sum runs away with, and a running variance positive.
     """
     generator = torch.Generator().manual_seed(seed)
-    found = {}
+    results = {}
     for name, value in state.items():
         constant = value.dtype.is_floating_point and value.numel() > 0 and bool((value == value.flatten()[0]).all())
         if not constant or not bool(value.isfinite().all()):
-            found[name] = value.clone()
+            results[name] = value.clone()
             continue
         middle = float(value.flatten()[0])
         spread = torch.rand(value.shape, generator=generator, dtype=torch.float64) * 2 - 1
-        found[name] = (middle + spread * _ONE * (abs(middle) or 1.0)).to(value.dtype)
-    return found
+        results[name] = (middle + spread * _ONE * (abs(middle) or 1.0)).to(value.dtype)
+    return results
 
 
 def shared(reference: State, solution: State, loose: Collection[str] = ()) -> dict[str, str] | None:
@@ -36,17 +36,17 @@ def shared(reference: State, solution: State, loose: Collection[str] = ()) -> di
     the constructor made; others stay out. None where it can't be told.
     """
     registered = {name: value for name, value in solution.items() if name not in loose}
-    found = _by_name_or_order(reference, registered)
-    if found is None:
+    result = _by_name_or_order(reference, registered)
+    if result is None:
         return None
-    left = {name: value for name, value in reference.items() if name not in found.values()}
+    left = {name: value for name, value in reference.items() if name not in result.values()}
     for name in (name for name in solution if name in loose):
         same = [other for other, value in left.items() if value.shape == solution[name].shape]
         other = name if name in same else next((o for o in same if torch.equal(left[o], solution[name].cpu())), None)
         if other is not None:
-            found[name] = other
+            result[name] = other
             del left[other]
-    return found
+    return result
 
 
 def _by_name_or_order(reference: State, solution: State) -> dict[str, str] | None:

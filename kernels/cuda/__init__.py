@@ -1,5 +1,5 @@
-"""Kernels in CUDA C++, one op a file: sources, compiled when first needed, and a wrapper that checks its arguments.
+"""Kernels in CUDA C++, one op a file: a source in `sources/`, compiled in the first call, and a Python wrapper.
 
-On a GPU NVRTC compiles them (`pip install kernel-assay[cuda]`). For tensors on a CPU the same source goes to the
-system's C++ compiler, with `sources/host.cuh` for CUDA's built-in names: that is for examinations, not for speed.
+For tensors on a GPU NVRTC compiles them (`pip install kernel-assay[cuda]`), for tensors on a CPU the system's C++
+compiler, with `sources/host.cuh` for CUDA's built-in names: that is for verification, not for speed.
 """

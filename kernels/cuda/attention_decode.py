@@ -1,4 +1,4 @@
-"""Attention of one new token per sequence over a paged cache, in CUDA C++."""
+"""Decode attention over a paged KV cache, in CUDA C++, with split-KV."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from assay.kernels.triton.arguments import check_decode, check_numbers, check_sm
 from assay.kernels.triton.operators import custom_op
 
 _LOG2_E = math.log2(math.e)
-_WIDEST = 256
-_THREADS, _MERGING = 128, 128
-_BLOCKS = 528  # four for each of the 132 multiprocessors of an H100 or H200
-_LEAST_KEYS = 128  # of a block: fewer are read sooner than merged
-_MOST_SPLITS = 128
+_MAX_HEAD_DIM = 256
+_THREADS, _MERGE_THREADS = 128, 128
+_TARGET_BLOCKS = 528  # four for each of the 132 multiprocessors of an H100 or H200
+_MIN_KEYS_PER_SPLIT = 128  # merging costs more than reading fewer keys
+_MAX_SPLITS = 128
 
 
 @custom_op("assay::cuda_attention_decode", lambda q, *rest: q.new_empty(q.shape))
@@ -31,47 +31,47 @@ def _attention_decode(
     k_scale: float,
     v_scale: float,
 ) -> Tensor:
-    (batch, heads, width), (_, page, key_heads, _) = q.shape, k_cache.shape
+    (batch, heads, head_dim), (_, page, key_heads, _) = q.shape, k_cache.shape
     out = q.new_empty(q.shape)
     if not out.numel():
         return out
-    heads_each, keys = heads // key_heads, block_table.shape[1] * page
-    group = next((size for size in (1, 4) if heads_each <= size), 8)
-    blocks = batch * key_heads * -(-heads_each // group)
-    splits = max(1, min(-(-_BLOCKS // blocks), _MOST_SPLITS, -(-keys // _LEAST_KEYS)))
-    parts = lse = None
+    heads_per_key_head, keys = heads // key_heads, block_table.shape[1] * page
+    group = next((size for size in (1, 4) if heads_per_key_head <= size), 8)
+    blocks = batch * key_heads * -(-heads_per_key_head // group)
+    splits = max(1, min(-(-_TARGET_BLOCKS // blocks), _MAX_SPLITS, -(-keys // _MIN_KEYS_PER_SPLIT)))
+    partials = lse = None
     if splits > 1:
-        parts = torch.empty((batch, heads, splits, width), dtype=torch.float32, device=q.device)
+        partials = torch.empty((batch, heads, splits, head_dim), dtype=torch.float32, device=q.device)
         lse = torch.empty((batch, heads, splits), dtype=torch.float32, device=q.device)
-    each = next(each for each in (2, 4, 8) if width <= 32 * each)
-    packed = width % each == 0 and _is_packed(k_cache, each) and _is_packed(v_cache, each)
+    vector = next(size for size in (2, 4, 8) if head_dim <= 32 * size)
+    packed = head_dim % vector == 0 and _is_packed(k_cache, vector) and _is_packed(v_cache, vector)
     strides = (*q.stride(), *k_cache.stride(), *v_cache.stride(), *block_table.stride(), *seq_lens.stride())
     launch(
         "attention_decode",
         (blocks, splits),
         _THREADS,
         [
-            *(q, k_cache, v_cache, block_table, seq_lens, out, parts, lse),
+            *(q, k_cache, v_cache, block_table, seq_lens, out, partials, lse),
             *map(c_longlong, strides),
-            *map(c_int, (width, key_heads, heads_each, max(page, 1), keys, splits, packed)),
+            *map(c_int, (head_dim, key_heads, heads_per_key_head, max(page, 1), keys, splits, packed)),
             *map(c_float, (scale * k_scale * _LOG2_E, v_scale if splits == 1 else 1.0)),
         ],
         ELEMENT=q.dtype,
         CACHE=k_cache.dtype,
         GROUP=group,
-        EACH=each,
+        VECTOR=vector,
     )
-    if parts is not None:
-        tail = [c_int(splits), c_int(width), c_float(v_scale)]
-        launch("merge", (batch * heads, 1), _MERGING, [parts, lse, out, *tail], ELEMENT=q.dtype)
+    if partials is not None:
+        sizes = [c_int(splits), c_int(head_dim), c_float(v_scale)]
+        launch("merge", (batch * heads, 1), _MERGE_THREADS, [partials, lse, out, *sizes], ELEMENT=q.dtype)
     return out
 
 
-def _is_packed(cache: Tensor, each: int) -> bool:
-    """Whether so many neighbours of a row lie so that one instruction reads them."""
-    size = each * cache.element_size()
-    places = (cache.data_ptr(), *(stride * cache.element_size() for stride in cache.stride()[:3]))
-    return cache.stride(3) == 1 and all(place % size == 0 for place in places)
+def _is_packed(cache: Tensor, vector: int) -> bool:
+    """Return whether one instruction can load ``vector`` elements of a row: contiguous and aligned."""
+    size = vector * cache.element_size()
+    offsets = (cache.data_ptr(), *(stride * cache.element_size() for stride in cache.stride()[:3]))
+    return cache.stride(3) == 1 and all(offset % size == 0 for offset in offsets)
 
 
 def attention_decode(
@@ -85,12 +85,12 @@ def attention_decode(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> Tensor:
-    """softmax(q k^T scale) v for q[B,H,D] over the first seq_lens[b] positions of sequence b; H a multiple of Hkv.
+    """Return softmax(q k^T scale) v for q[B,H,D] over the first seq_lens[b] keys of sequence b; H a multiple of Hkv.
 
-    As `assay.kernels.triton.attention_decode`, with the same arguments and errors; weights aren't rounded. There
-    is no gradient.
+    As `assay.kernels.triton.attention_decode`, with the same arguments and errors; softmax weights aren't
+    rounded. There is no gradient.
     """
-    check_decode(q, k_cache, v_cache, block_table, seq_lens, _WIDEST)
+    check_decode(q, k_cache, v_cache, block_table, seq_lens, _MAX_HEAD_DIM)
     check_numbers(k_scale=k_scale, v_scale=v_scale)
     scale = check_sm_scale(scale, q.shape[2])
     return _attention_decode(q, k_cache, v_cache, block_table, seq_lens, scale, k_scale, v_scale)

@@ -1,4 +1,4 @@
-"""Compiles a source of `sources/` for a GPU or for the CPU, and launches it."""
+"""Compiles a source of `sources/` for a GPU or the CPU, and launches it."""
 
 from __future__ import annotations
 
@@ -21,32 +21,31 @@ Defines = tuple[tuple[str, str], ...]
 
 
 def launch(name: str, grid: tuple[int, int], threads: int, arguments: Sequence[Any], **defines: object) -> None:
-    """Run the kernel ``name`` of ``sources/name.cu`` on the device where its tensors lie.
+    """Run the kernel ``name`` of ``sources/name.cu`` on the device of its tensors.
 
-    arguments: tensors go as their pointers, None as a null one, numbers as those of ctypes. defines: macros of the
-    source; a dtype as its name.
-    Raises ImportError where the tensors are on a GPU and cuda.core isn't installed, RuntimeError where no compiler is
-    found, or not all threads of a block reach a barrier.
+    arguments: tensors are passed as pointers, None as a null pointer, numbers as ctypes. defines: macros of the source,
+    a dtype by its name. Raises ImportError if the tensors are on a GPU and cuda.core isn't installed, RuntimeError if
+    there is no compiler or, on a CPU, not all threads of a block reach a barrier.
     """
     device = next(argument.device for argument in arguments if isinstance(argument, Tensor))
     macros = tuple((key, str(value).removeprefix("torch.")) for key, value in sorted(defines.items()))
-    given = [
-        ctypes.c_uint64(0 if each is None else each.data_ptr()) if each is None or isinstance(each, Tensor) else each
-        for each in arguments
+    values = [
+        ctypes.c_uint64(0 if arg is None else arg.data_ptr()) if arg is None or isinstance(arg, Tensor) else arg
+        for arg in arguments
     ]
     if device.type == "cuda":
-        _on_gpu(name, grid, threads, given, macros, device)
+        _on_gpu(name, grid, threads, values, macros, device)
         return
-    pointers = (ctypes.c_void_p * len(given))(*(ctypes.addressof(each) for each in given))
+    pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
     if _on_host(name, macros)(*grid, threads, pointers):
         raise RuntimeError(f"{name}.cu: expected every thread of a block at its barriers, some never came")
 
 
 @cache
 def compiled(name: str, arch: str, defines: Defines) -> Any:
-    """The cubin of ``sources/name.cu`` for ``sm_90a`` or another architecture, by NVRTC; no GPU is needed.
+    """Return the cubin of ``sources/name.cu`` for an architecture such as "sm_90a", by NVRTC; needs no GPU.
 
-    Raises ImportError where cuda.core isn't installed.
+    Raises ImportError if cuda.core isn't installed.
     """
     try:
         from cuda.core import Program, ProgramOptions
@@ -58,21 +57,21 @@ def compiled(name: str, arch: str, defines: Defines) -> Any:
 
 
 def _on_gpu(
-    name: str, grid: tuple[int, int], threads: int, given: Sequence[Any], defines: Defines, device: torch.device
+    name: str, grid: tuple[int, int], threads: int, values: Sequence[Any], defines: Defines, device: torch.device
 ) -> None:
     from cuda.core import Device, LaunchConfig
-    from cuda.core import launch as launched
+    from cuda.core import launch as launch_on_gpu
 
     major, minor = torch.cuda.get_device_capability(device)
     kernel = compiled(name, f"sm_{major}{minor}{'a' * (major >= 9)}", defines).get_kernel(name)
-    there = Device(device.index)
-    there.set_current()
-    stream = there.create_stream(_Stream(torch.cuda.current_stream(device).cuda_stream))
-    launched(stream, LaunchConfig(grid=grid, block=threads), kernel, *given)
+    gpu = Device(device.index)
+    gpu.set_current()
+    stream = gpu.create_stream(_Stream(torch.cuda.current_stream(device).cuda_stream))
+    launch_on_gpu(stream, LaunchConfig(grid=grid, block=threads), kernel, *values)
 
 
 class _Stream:
-    """A stream of torch by the protocol that cuda.core knows."""
+    """A stream of torch, by cuda.core's protocol."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
@@ -83,7 +82,7 @@ class _Stream:
 
 @cache
 def _on_host(name: str, defines: Defines) -> Any:
-    """The launch of a source compiled for the CPU, kept in the user's cache: grid, threads, pointers to arguments."""
+    """Return launch(x, y, threads, pointers) of a source compiled for the CPU; the user's cache keeps the library."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise RuntimeError("CUDA C++ on a CPU needs a C++ compiler: install g++, or set CXX")
@@ -100,12 +99,12 @@ def _on_host(name: str, defines: Defines) -> Any:
     library = folder / f"{name}-{key}.so"
     if not library.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as fresh:
-            made = Path(fresh, "made.so")
-            run = subprocess.run([*command, "-o", str(made)], input=text, capture_output=True, text=True, check=False)
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:
+            output = Path(temporary, "kernel.so")
+            run = subprocess.run([*command, "-o", str(output)], input=text, capture_output=True, text=True, check=False)
             if run.returncode:
                 raise RuntimeError(f"{name}.cu: {compiler} failed:\n{run.stderr}")
-            made.replace(library)
+            output.replace(library)
     function = ctypes.CDLL(str(library)).assay_launch
     function.argtypes = [ctypes.c_uint, ctypes.c_uint, ctypes.c_uint, ctypes.c_void_p]
     return function

@@ -1,4 +1,4 @@
-"""Matrix product of few rows with a matrix of 4-bit codes, in CUDA C++."""
+"""GEMM of few rows with 4-bit weights, in CUDA C++, with split-K."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from assay.kernels.cuda.compiler import launch
 from assay.kernels.triton.arguments import check_int4
 from assay.kernels.triton.operators import custom_op
 
-_MOST_ROWS = 8
-_SIDE, _TURNS = 32, 8  # threads of a block along N, 8 columns each, and along K
-_SUMMING = 256
-_BLOCKS = 264  # two for each of the 132 multiprocessors of an H100 or H200
-_LEAST_TURNS = 4  # steps of a thread: fewer are done sooner than summed
-_PACKINGS = {"plain": (0, 2), "awq": (1, 1), "gptq": (2, 8)}  # as the source calls it, and rows of K in a step
+_MAX_ROWS = 8
+_THREADS_N, _THREADS_K = 32, 8  # of a block; each has 8 columns
+_SUM_THREADS = 256
+_TARGET_BLOCKS = 264  # two for each of the 132 multiprocessors of an H100 or H200
+_MIN_STEPS = 4  # of a thread: adding up the splits costs more than doing fewer
+_PACKINGS = {"plain": (0, 2), "awq": (1, 1), "gptq": (2, 8)}  # PACKING of the source, and rows of K in a step
 
 
 @custom_op("assay::cuda_gemm_int4", lambda x, qweight, scales, *rest: x.new_empty((x.shape[0], scales.shape[1])))
@@ -25,40 +25,41 @@ def _gemm_int4(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, packin
     y = x.new_empty((m, n))
     if not y.numel():
         return y
-    number, each = _PACKINGS[packing]
-    blocks, steps = -(-n // (8 * _SIDE)), k // each
-    splits = max(1, min(_BLOCKS // blocks, steps // (_TURNS * _LEAST_TURNS)))
-    parts = torch.empty((splits, m, n), dtype=torch.float32, device=x.device) if splits > 1 else None
-    at_once = 8 if packing == "plain" else 16  # bytes
-    aligned = all(each % at_once == 0 for each in (qweight.data_ptr(), qweight.stride(0) * qweight.element_size()))
+    packing_id, pack_factor = _PACKINGS[packing]
+    blocks, steps = -(-n // (8 * _THREADS_N)), k // pack_factor
+    splits = max(1, min(_TARGET_BLOCKS // blocks, steps // (_THREADS_K * _MIN_STEPS)))
+    partials = torch.empty((splits, m, n), dtype=torch.float32, device=x.device) if splits > 1 else None
+    load_bytes = 8 if packing == "plain" else 16
+    offsets = (qweight.data_ptr(), qweight.stride(0) * qweight.element_size())
+    aligned = all(offset % load_bytes == 0 for offset in offsets)
     packed = packing != "awq" and qweight.stride(1) == 1 and n % 8 == 0 and aligned
     strides = (*x.stride(), *qweight.stride(), *scales.stride(), *zeros.stride())
     launch(
         "gemm_int4",
         (blocks, splits),
-        _SIDE * _TURNS,
+        _THREADS_N * _THREADS_K,
         [
-            *(x, qweight, scales, zeros, y, parts),
+            *(x, qweight, scales, zeros, y, partials),
             *map(c_int, (m, k, n, max(k // max(groups, 1), 1), splits, packed)),
             *map(c_longlong, strides),
         ],
         ELEMENT=x.dtype,
         ROWS=next(rows for rows in (1, 2, 4, 8) if m <= rows),
-        PACKING=number,
+        PACKING=packing_id,
     )
-    if parts is not None:
-        tail = [c_int(splits), c_longlong(m * n)]
-        launch("sum", (-(-(m * n) // _SUMMING), 1), _SUMMING, [parts, y, *tail], ELEMENT=x.dtype)
+    if partials is not None:
+        sizes = [c_int(splits), c_longlong(m * n)]
+        launch("sum", (-(-(m * n) // _SUM_THREADS), 1), _SUM_THREADS, [partials, y, *sizes], ELEMENT=x.dtype)
     return y
 
 
 def gemm_int4(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, *, packing: str = "plain") -> Tensor:
-    """x ((q - zero) scale) [M,N] of x[M,K] with M <= 8, 4-bit codes q[K,N], a scale and a zero-point for g along K.
+    """Return x ((q - zero) scale) [M,N] of x[M,K], M <= 8, 4-bit codes q[K,N], a scale and zero-point for g along K.
 
     As `assay.kernels.triton.gemm_int4`, with the same arguments and errors, and ValueError for more rows; a weight
     isn't rounded. There is no gradient.
     """
     check_int4(x, qweight, scales, zeros, packing)
-    if (m := len(x)) > _MOST_ROWS:
-        raise ValueError(f"x: expected at most {_MOST_ROWS} rows, got M={m}; assay.kernels.triton.gemm_int4 takes more")
+    if (m := len(x)) > _MAX_ROWS:
+        raise ValueError(f"x: expected at most {_MAX_ROWS} rows, got M={m}; assay.kernels.triton.gemm_int4 takes more")
     return _gemm_int4(x, qweight, scales, zeros, packing)

@@ -10,8 +10,8 @@ from assay.kernels.cuda.compiler import launch
 from assay.kernels.triton.arguments import FLOATING, check, check_numbers
 from assay.kernels.triton.operators import custom_op
 
-_WARP, _MOST = 32, 256
-_BYTES = 16
+_WARP, _MAX_THREADS = 32, 256
+_LOAD_BYTES = 16
 
 
 @custom_op("assay::cuda_rmsnorm", lambda x, *rest: x.new_empty(x.shape))
@@ -21,13 +21,13 @@ def _rmsnorm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
     if not x.numel():
         return y
     size = x.element_size()
-    whole = columns * size % _BYTES == 0 and x.stride(0) * size % _BYTES == 0
-    packed = x.stride(1) == 1 and whole and x.data_ptr() % _BYTES == 0 and y.data_ptr() % _BYTES == 0
-    loads = -(-columns * size // _BYTES) if packed else columns
+    offsets = (columns * size, x.stride(0) * size, x.data_ptr(), y.data_ptr())
+    packed = x.stride(1) == 1 and all(offset % _LOAD_BYTES == 0 for offset in offsets)
+    loads = -(-columns * size // _LOAD_BYTES) if packed else columns
     launch(
         "rmsnorm",
         (rows, 1),
-        min(-(-loads // _WARP) * _WARP, _MOST),
+        min(-(-loads // _WARP) * _WARP, _MAX_THREADS),
         [
             *(x, weight, y),
             *map(c_longlong, (columns, *x.stride(), *weight.stride())),
@@ -41,7 +41,7 @@ def _rmsnorm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
 
 
 def rmsnorm(x: Tensor, weight: Tensor, *, eps: float = 1e-6, offset: float = 0.0) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * (weight + offset) of each row of x[R,N], computed in float32; weight[N].
+    """Return x / sqrt(mean(x^2) + eps) * (weight + offset) of each row of x[R,N], in float32; weight[N].
 
     Both are float32, bfloat16 or float16, not necessarily the same; the result has x's dtype and no
     gradient. Raises TypeError or ValueError, naming the argument, for another dtype, shape or device.

@@ -1,7 +1,7 @@
-"""Liger-Kernel's operators under the specs' signatures, as `assay survey` calls them.
+"""Liger-Kernel's operators with the signatures of the specs, forward only, for `assay survey`.
 
-Each function calls what Liger's users call, forward only. On a GPU its Triton kernels run as they are, elsewhere in the
-faithful interpreter. Where an operator does more than a spec, the rest is made idle (a factor of one) and said so.
+Its Triton kernels run on a GPU, or elsewhere in the faithful interpreter. Where an operator does more than a spec, the
+function neutralises the rest (a factor of one) and says so.
 """
 
 import torch
@@ -59,12 +59,12 @@ def swiglu_fused_gate_up(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The queries, a copy of `x`, as Transformers has them: heads before the sequence, angles twice side by side."""
+    """Rotate queries, a copy of `x`, in Transformers' layout: heads before the sequence, angles repeated twice."""
     return rope_in_place(x.clone(), cos, sin)
 
 
 def rope_in_place(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """As `rope`, on `x` itself."""
+    """`rope` on `x` itself."""
     cos, sin = (torch.cat((part, part), dim=-1)[None] for part in (cos, sin))
     q, _ = liger_rotary_pos_emb(x.transpose(1, 2), x.clone().transpose(1, 2), cos, sin)
     return q.transpose(1, 2)
@@ -83,5 +83,5 @@ def moe(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tens
 def neighborhood_attention(
     q: Tensor, k: Tensor, v: Tensor, *, window: tuple[int, int], scale: float | None = None
 ) -> Tensor:
-    """Self-attention with as many heads for keys as for queries, in a window as far to the left as to the right."""
+    """Self-attention with as many key heads as query heads and a symmetric window."""
     return liger.liger_fused_neighborhood_attention(q, k, v, kernel_size=2 * window[0] + 1, scale=scale)

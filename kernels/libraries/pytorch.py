@@ -1,9 +1,9 @@
-"""PyTorch's kernels under the specs' signatures, as `assay survey` calls them.
+"""PyTorch's kernels with the signatures of the specs, for `assay survey`.
 
-Each function takes a spec's tensors in the order of the spec's table and that spec's options as keywords, and calls one
-PyTorch kernel. What a kernel can't take as it comes (a stride, a head size) is mended here and said so; nothing is
-computed here that the kernel should compute. A PyTorch function that already has the spec's signature (`torch.mm`,
-`torch.nn.functional.gelu`) needs no line here: `configs/survey.toml` names it directly.
+Each function takes a spec's tensors in order and its options as keywords, and calls one PyTorch kernel. Where the
+kernel can't take an argument (its strides, a head size), the function converts it and says so, but computes nothing
+that the kernel should. A PyTorch function that has the spec's signature (`torch.mm`, `torch.nn.functional.gelu`) needs
+no adapter: `configs/survey.toml` names it.
 """
 
 import torch
@@ -36,7 +36,7 @@ def addmm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def bmm(a: Tensor, b: Tensor) -> Tensor:
-    """A batch of one: small products take a kernel of their own there."""
+    """A batch of one: PyTorch has another kernel for small batched products."""
     return torch.bmm(a.unsqueeze(0), b.unsqueeze(0)).squeeze(0)
 
 
@@ -46,14 +46,14 @@ def mv(a: Tensor, b: Tensor) -> Tensor:
 
 
 def scaled_mm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, granularity: str = "tensor") -> Tensor:
-    """`granularity` is read off the scales' shapes. The kernel wants `b` column-major and row scales contiguous."""
+    """The kernel infers `granularity` from the scales' shapes; it needs `b` column-major and row scales contiguous."""
     return torch._scaled_mm(a, _column_major(b), _packed(scale_a), _packed(scale_b), out_dtype=torch.bfloat16)
 
 
 def functional_scaled_mm(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, granularity: str = "tensor"
 ) -> Tensor:
-    """The public twin of `scaled_mm`, which is told the granularity."""
+    """The public function, which takes the granularity."""
     recipe = F.ScalingType.TensorWise if granularity == "tensor" else F.ScalingType.RowWise
     return F.scaled_mm(
         a, _column_major(b), _packed(scale_a), recipe, _packed(scale_b), recipe, output_dtype=torch.bfloat16
@@ -65,5 +65,5 @@ def _column_major(x: Tensor) -> Tensor:
 
 
 def _packed(x: Tensor) -> Tensor:
-    """A copy with a new tensor's strides: `contiguous` would leave those of dimensions of one, which are checked."""
+    """Copy, with standard strides for dimensions of size one too, which `contiguous` keeps and the kernel checks."""
     return x.clone(memory_format=torch.contiguous_format)

@@ -1,8 +1,7 @@
-"""PyTorch's attention kernels under the specs' signatures, as `assay survey` calls them.
+"""PyTorch's attention kernels with the signatures of the specs, for `assay survey`.
 
-`is_causal` aligns the diagonal at the top left; the bottom right and windows are passed as masks, which the CPU's flash
-kernel and the math path both take, and ALiBi as a float32 bias. The flash kernel wants a last stride of one: tensors
-that have another are copied for it.
+`is_causal` is the top-left mask; "bottom_right" and windows are passed as masks, which the CPU's flash kernel and the
+math backend both take, and ALiBi as a float32 bias. Tensors whose last stride isn't 1 are copied for the flash kernel.
 """
 
 import warnings
@@ -17,12 +16,11 @@ Window = tuple[int, int] | None
 
 
 def sdpa_math(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """Options: those of `_sdpa`."""
     return _sdpa(SDPBackend.MATH, q, k, v, **options)
 
 
 def sdpa_flash(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, **options: Any) -> Tensor:
-    """Heads of `v` that are wider or narrower than `k`'s are padded with zeros: the kernel takes one head size."""
+    """The kernel takes one head size: the narrower of `k` and `v` is padded with zeros."""
     q, k, v, scale, width = _one_head_size(q, k, v, scale)
     q, k, v = (_unit_last_stride(t) for t in (q, k, v))
     return _sdpa(SDPBackend.FLASH_ATTENTION, q, k, v, scale=scale, **options)[..., :width]
@@ -38,9 +36,9 @@ def sdpa_flash_lse(
     window: Window = None,
     return_lse: bool = True,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """The operator behind the CPU's flash backend: only it gives the log-sum-exp.
+    """The operator behind the CPU's flash backend, the only one that returns the log-sum-exp.
 
-    It takes masks in the query's dtype, and lengths of at least one: with none it divides by zero and ends the process.
+    It takes masks in the query's dtype, and lengths of at least 1: with 0 it divides by zero and kills the process.
     """
     q, k, v, scale, width = _one_head_size(q, k, v, scale)
     q, k, v = (_unit_last_stride(t) for t in (q, k, v))
@@ -66,12 +64,12 @@ def flex_attention(
     slopes: Tensor | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Uncompiled, which materialises the scores. The score function holds softcap, bias and mask.
+    """Uncompiled flex_attention, which materialises the scores; softcap, bias and mask are in its score function.
 
-    Uncompiled it is traced all the same. The tracer gives up after eight shapes, so it is let trace on; and it can't
-    work inside a dispatch mode, so whoever watches the memory that is allocated doesn't see this kernel's.
+    It is traced even so. The tracer gives up after eight shapes, hence the raised limits; and it can't run inside a
+    dispatch mode, so a mode that tracks allocations doesn't see this kernel's.
     """
-    import torch._dynamo  # takes seconds to load: only for whoever calls this
+    import torch._dynamo  # slow to import: seconds
     from torch.nn.attention import flex_attention as flex
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -127,7 +125,7 @@ def _sdpa(
 
 
 def _mask(q: Tensor, k: Tensor, causal: str, window: Window, slopes: Tensor | None) -> tuple[Tensor | None, bool]:
-    """What to pass as `attn_mask` and as `is_causal`."""
+    """Return the arguments `attn_mask` and `is_causal`."""
     if slopes is None and window is None:
         if causal == "none":
             return None, False
@@ -142,7 +140,7 @@ def _mask(q: Tensor, k: Tensor, causal: str, window: Window, slopes: Tensor | No
 
 
 def _visible(q: Tensor, k: Tensor, causal: str, window: Window) -> Tensor:
-    """Which keys each query sees, bool[Sq, Sk]."""
+    """Return which keys each query sees, bool[Sq, Sk]."""
     ahead = -_distance(q, k, 0 if causal == "top_left" else k.shape[2] - q.shape[2])
     visible = torch.ones_like(ahead, dtype=torch.bool)
     if window is not None:
@@ -153,7 +151,7 @@ def _visible(q: Tensor, k: Tensor, causal: str, window: Window) -> Tensor:
 
 
 def _distance(q: Tensor, k: Tensor, offset: int) -> Tensor:
-    """i + offset - j, int64[Sq, Sk]."""
+    """Return i + offset - j, int64[Sq, Sk]."""
     rows = torch.arange(q.shape[2], device=q.device)[:, None]
     return rows + offset - torch.arange(k.shape[2], device=q.device)
 
@@ -161,7 +159,7 @@ def _distance(q: Tensor, k: Tensor, offset: int) -> Tensor:
 def _one_head_size(
     q: Tensor, k: Tensor, v: Tensor, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor, float | None, int]:
-    """All heads padded to one size, the scale that their own size gives, and the width of `v`."""
+    """Return q, k and v padded to one head size, the scale for the size before, and the width of `v`."""
     size, width = q.shape[-1], v.shape[-1]
     if size != width:
         wide = max(size, width)
@@ -171,5 +169,5 @@ def _one_head_size(
 
 
 def _unit_last_stride(x: Tensor) -> Tensor:
-    """`contiguous` would leave the stride of a dimension of one as it is, and that is checked."""
+    """Copy if the last stride isn't 1; `contiguous` would keep that of a dimension of size one, which is checked."""
     return x if x.stride(-1) == 1 else x.clone(memory_format=torch.contiguous_format)

@@ -1,7 +1,7 @@
-"""What model code writes in eager PyTorch, under the specs' signatures, with the roundings that it has there.
+"""Ops as model code writes them in eager PyTorch, with the signatures of the specs.
 
-None of these is one kernel. Most round on the way in places that a fused kernel doesn't, and `assay survey` tells what
-that costs. Each says in a line where it rounds.
+None is one kernel. Most round intermediate results that a fused kernel doesn't, and `assay survey` shows the cost. Each
+docstring says where it rounds.
 """
 
 import torch
@@ -43,7 +43,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: str = "none", scale: float | None = None) -> Tensor:
-    """Transformers' eager attention: scores rounded twice, softmax in float32; what is masked gets the dtype's minimum.
+    """Transformers' eager attention: scores rounded twice, softmax in float32; masked scores get the dtype's minimum.
 
     `causal` is "none" or "bottom_right".
     """
@@ -76,22 +76,22 @@ def moe_route(
 
 
 def moe_expert_loop(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
-    """Every product is rounded, and the experts' shares are added up in the output's dtype."""
+    """Every product is rounded, and the experts' outputs are added in the output's dtype."""
     y = torch.zeros_like(x)
     for expert in range(w_down.shape[0]):
         token, slot = torch.where(ids == expert)
         gate, up = F.linear(x[token], w_gate_up[expert]).chunk(2, dim=-1)
-        share = F.linear(F.silu(gate) * up, w_down[expert]) * weights[token, slot, None]
-        y.index_add_(0, token, share.to(x.dtype))
+        output = F.linear(F.silu(gate) * up, w_down[expert]) * weights[token, slot, None]
+        y.index_add_(0, token, output.to(x.dtype))
     return y
 
 
 def moe_grouped_mm(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
-    """Tokens sorted by expert: both grouped products are rounded, the shares added up in float32."""
+    """Tokens sorted by expert: both grouped products are rounded, the experts' outputs added in float32."""
     order = torch.argsort(ids.flatten(), stable=True)
     token = order // max(ids.shape[1], 1)
     ends = torch.bincount(ids.flatten(), minlength=w_down.shape[0]).cumsum(0).to(torch.int32)
     gate, up = F.grouped_mm(x[token], w_gate_up.contiguous().transpose(1, 2), offs=ends).chunk(2, dim=-1)
-    share = F.grouped_mm(F.silu(gate) * up, w_down.contiguous().transpose(1, 2), offs=ends)
+    output = F.grouped_mm(F.silu(gate) * up, w_down.contiguous().transpose(1, 2), offs=ends)
     y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    return y.index_add_(0, token, share.float() * weights.flatten()[order, None]).to(x.dtype)
+    return y.index_add_(0, token, output.float() * weights.flatten()[order, None]).to(x.dtype)

@@ -1,4 +1,4 @@
-"""Other people's kernels under the specs' signatures, where that takes more than a line of `configs/others.toml`.
+"""Adapters of other projects' kernels to the signatures of the specs, if a line of `configs/others.toml` is too short.
 
-Nothing here is imported before the package that it adapts is known to be installed. None of their code is here.
+A module is imported only if the package that it adapts is installed.
 """

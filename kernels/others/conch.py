@@ -1,4 +1,4 @@
-"""conch's rotary embedding, which turns queries and keys where they lie, by a table of both angles."""
+"""conch's rotary embedding, which rotates queries and keys in place, by a table of cosines and sines."""
 
 import torch
 from conch.ops.embedding.rotary_embedding import rotary_embedding
@@ -6,9 +6,9 @@ from torch import Tensor
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Of a batch of one: tokens are rows there, and heads lie side by side."""
+    """For a batch of one; conch takes [tokens, heads * width]."""
     tokens, heads, width = x.shape[1:]
     q = x.reshape(tokens, heads * width).clone()
-    places = torch.arange(tokens, device=x.device)
-    rotary_embedding(places, q, q.clone(), width, torch.cat((cos, sin), -1))
+    positions = torch.arange(tokens, device=x.device)
+    rotary_embedding(positions, q, q.clone(), width, torch.cat((cos, sin), -1))
     return q.reshape(x.shape)

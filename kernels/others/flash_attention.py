@@ -1,13 +1,13 @@
-"""The Triton files of flash-attention, whose package begins with its CUDA extension: that is stepped over here."""
+"""flash-attention's Triton kernels, imported without its package's __init__, which needs the CUDA extension."""
 
 import sys
 from importlib.util import find_spec
 from types import ModuleType
 
 if "flash_attn" not in sys.modules:
-    _found = find_spec("flash_attn")
+    _spec = find_spec("flash_attn")
     _package = ModuleType("flash_attn")
-    _package.__path__ = list(_found.submodule_search_locations or ()) if _found else []
+    _package.__path__ = list(_spec.submodule_search_locations or ()) if _spec else []
     sys.modules["flash_attn"] = _package
 
 from flash_attn.ops.triton.cross_entropy import cross_entropy_loss

@@ -1,4 +1,4 @@
-"""FlagGems, which keeps what its tuning found on disk: of an interpreter, that is worth nothing."""
+"""FlagGems, with its tuning cache in memory: results tuned in an interpreter must not reach the disk."""
 
 import os
 

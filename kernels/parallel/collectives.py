@@ -1,8 +1,8 @@
-"""What ranks exchange, with gradients: a collective's gradient is another collective.
+"""Collectives with gradients, which are collectives too. All ranks must call each, in the same order.
 
-M. Shoeybi et al., *Megatron-LM*, arXiv 1909.08053, section 3 (f and g: `copied` and `reduced`); V. Korthikanti et al.,
-*Reducing Activation Recomputation in Large Transformer Models*, arXiv 2205.05198, section 4.2.2 (`gathered` and
-`scattered`, for parts of a sequence). All ranks must call each, in the same order.
+M. Shoeybi et al., *Megatron-LM*, arXiv 1909.08053, section 3 (f and g: `copy_to_ranks` and `sum_over_ranks`);
+V. Korthikanti et al., *Reducing Activation Recomputation in Large Transformer Models*, arXiv 2205.05198, section 4.2.2
+(`all_gather` and `reduce_scatter`, for sequence parallelism).
 """
 
 from __future__ import annotations
@@ -15,49 +15,59 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from assay.kernels.triton.arguments import FLOATING, check
+
 WIRES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def shard(tensor: Tensor, dim: int, group: ProcessGroup | None = None) -> Tensor:
-    """This rank's part of a whole tensor along ``dim``, in the order of the ranks.
-
-    Raises ValueError unless the ranks divide it evenly.
-    """
+    """Return this rank's part of a tensor along ``dim``. Raise ValueError unless the ranks divide it evenly."""
     check_divides("tensor", tensor.shape[dim], group)
     return tensor.chunk(dist.get_world_size(group), dim)[dist.get_rank(group)] if tensor.shape[dim] else tensor
 
 
-def copied(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """x, which is the same on every rank; its gradient is the sum of all ranks' gradients."""
-    return _Copied.apply(x, group)  # type: ignore[no-untyped-call]
+def copy_to_ranks(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
+    """Return x, which is the same on every rank; its gradient is the sum of all ranks' gradients."""
+    return _CopyToRanks.apply(x, group)  # type: ignore[no-untyped-call]
 
 
-def reduced(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """The sum of all ranks' x, in its dtype, on every rank; the gradient of the sum is that of each rank's x."""
-    return _Reduced.apply(x, group)  # type: ignore[no-untyped-call]
+def sum_over_ranks(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
+    """Return the sum of all ranks' x, in its dtype, on every rank; each x has the gradient of the sum."""
+    return _SumOverRanks.apply(x, group)  # type: ignore[no-untyped-call]
 
 
-def gathered(x: Tensor, dim: int, group: ProcessGroup | None = None, *, summed: bool) -> Tensor:
-    """All ranks' x one after the other along ``dim``; all must have one shape.
+def all_gather(x: Tensor, dim: int, group: ProcessGroup | None = None, *, summed: bool) -> Tensor:
+    """Return all ranks' x, of one shape, concatenated along ``dim``.
 
-    ``summed``: each rank uses the whole for itself, and its gradients are added over ranks; otherwise all ranks use it
-    for the same, and each keeps its part of the one gradient that they have.
+    ``summed``: ranks compute different things from the result, and its gradients are added over ranks. Otherwise all
+    compute the same and have the same gradient, of which each keeps its part.
     """
-    return _Gathered.apply(x, dim, group, summed)  # type: ignore[no-untyped-call]
+    return _AllGather.apply(x, dim, group, summed)  # type: ignore[no-untyped-call]
 
 
-def scattered(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """This rank's rows of the sum of all ranks' x, in its dtype; the gradient of x is gathered from all ranks.
+def reduce_scatter(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
+    """Return this rank's rows of the sum of all ranks' x, in its dtype; x's gradient is gathered from all ranks.
 
     Raises ValueError unless the ranks divide x's rows evenly.
     """
     check_divides("x", len(x), group)
-    return _Scattered.apply(x, group)  # type: ignore[no-untyped-call]
+    return _ReduceScatter.apply(x, group)  # type: ignore[no-untyped-call]
 
 
-def exchanged(x: Tensor, sent: Sequence[int], received: Sequence[int], group: ProcessGroup | None = None) -> Tensor:
-    """The rows that each rank has sent here, by rank: the first ``sent[0]`` of x go to rank 0, and so on."""
-    return _Exchanged.apply(x, list(sent), list(received), group)  # type: ignore[no-untyped-call]
+def all_to_all(x: Tensor, sent: Sequence[int], received: Sequence[int], group: ProcessGroup | None = None) -> Tensor:
+    """Send ``sent[i]`` rows of x, in order, to each rank i; return the ``received[i]`` rows from each, in order."""
+    return _AllToAll.apply(x, list(sent), list(received), group)  # type: ignore[no-untyped-call]
+
+
+def all_reduce(shards: Tensor, *, wire: torch.dtype = torch.float32, group: ProcessGroup | None = None) -> Tensor:
+    """Return the sum y[N] of all rows of all ranks, of shards[R/ranks,N] on each; R may differ between ranks.
+
+    A rank's rows are added in float32 and rounded to ``wire``, in which ranks add; the result has the shards' dtype,
+    float32, bfloat16 or float16. Raises TypeError or ValueError, naming the argument.
+    """
+    check(shards=(shards, FLOATING, "R N"))
+    check_wire(wire)
+    return sum_over_ranks(shards.float().sum(0).to(wire), group).to(shards.dtype)
 
 
 def check_divides(name: str, size: int, group: ProcessGroup | None) -> None:
@@ -67,12 +77,12 @@ def check_divides(name: str, size: int, group: ProcessGroup | None) -> None:
 
 
 def check_even(name: str, part: Tensor, group: ProcessGroup | None) -> None:
-    """Raise ValueError on every rank unless ``part`` is as long on all: the ranks tell each other their lengths."""
+    """Raise ValueError on every rank unless ``part`` has the same length on all, which they exchange."""
     lengths = [torch.empty(1, dtype=torch.int64, device=part.device) for _ in range(dist.get_world_size(group))]
     dist.all_gather(lengths, torch.tensor([len(part)], device=part.device), group=group)
-    found = [int(length) for length in lengths]
-    if min(found) < max(found):
-        raise ValueError(f"{name}: expected the same length on each of {len(found)} ranks, got {found}")
+    sizes = [int(length) for length in lengths]
+    if min(sizes) < max(sizes):
+        raise ValueError(f"{name}: expected the same length on each of {len(sizes)} ranks, got {sizes}")
 
 
 def check_wire(wire: torch.dtype) -> None:
@@ -87,28 +97,28 @@ def _sum(x: Tensor, group: ProcessGroup | None) -> Tensor:
     return total
 
 
-def _all(x: Tensor, dim: int, group: ProcessGroup | None) -> Tensor:
+def _concatenate(x: Tensor, dim: int, group: ProcessGroup | None) -> Tensor:
     parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, x.contiguous(), group=group)
     return torch.cat(parts, dim)
 
 
-def _rows_of_sum(x: Tensor, dim: int, group: ProcessGroup | None) -> Tensor:
+def _sum_and_split(x: Tensor, dim: int, group: ProcessGroup | None) -> Tensor:
     parts = [part.contiguous() for part in x.chunk(dist.get_world_size(group), dim)] if x.shape[dim] else []
     if not parts:
         return x
-    own = torch.empty_like(parts[0])
-    dist.reduce_scatter(own, parts, group=group)
-    return own
+    result = torch.empty_like(parts[0])
+    dist.reduce_scatter(result, parts, group=group)
+    return result
 
 
 def _exchange(x: Tensor, sent: list[int], received: list[int], group: ProcessGroup | None) -> Tensor:
-    found = x.new_empty(sum(received), *x.shape[1:])
-    dist.all_to_all_single(found, x.contiguous(), received, sent, group=group)
-    return found
+    result = x.new_empty(sum(received), *x.shape[1:])
+    dist.all_to_all_single(result, x.contiguous(), received, sent, group=group)
+    return result
 
 
-class _Copied(torch.autograd.Function):
+class _CopyToRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: ProcessGroup | None) -> Tensor:
         ctx.group = group
@@ -119,7 +129,7 @@ class _Copied(torch.autograd.Function):
         return _sum(gradients[0], ctx.group), None
 
 
-class _Reduced(torch.autograd.Function):
+class _SumOverRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: ProcessGroup | None) -> Tensor:
         return _sum(x, group)
@@ -129,30 +139,30 @@ class _Reduced(torch.autograd.Function):
         return gradients[0], None
 
 
-class _Gathered(torch.autograd.Function):
+class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, group: ProcessGroup | None, summed: bool) -> Tensor:
         ctx.dim, ctx.group, ctx.summed = dim, group, summed
-        return _all(x, dim, group)
+        return _concatenate(x, dim, group)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        part = _rows_of_sum if ctx.summed else shard
+        part = _sum_and_split if ctx.summed else shard
         return part(gradients[0], ctx.dim, ctx.group), None, None, None
 
 
-class _Scattered(torch.autograd.Function):
+class _ReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: ProcessGroup | None) -> Tensor:
         ctx.group = group
-        return _rows_of_sum(x, 0, group)
+        return _sum_and_split(x, 0, group)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return _all(gradients[0], 0, ctx.group), None
+        return _concatenate(gradients[0], 0, ctx.group), None
 
 
-class _Exchanged(torch.autograd.Function):
+class _AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, sent: list[int], received: list[int], group: ProcessGroup | None) -> Tensor:
         ctx.sent, ctx.received, ctx.group = sent, received, group

@@ -12,10 +12,9 @@ FLOATING = (torch.float32, torch.bfloat16, torch.float16)
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 FLOAT32 = (torch.float32,)
 INT32 = (torch.int32,)
-REDUCTIONS = ("mean", "sum", "none")
 _SCALE_BLOCK = 128  # rows and columns of a block of FP8 weights with one scale
-_INTEGERS = (int, torch.SymInt)
-_NUMBERS = (*_INTEGERS, float, torch.SymFloat)
+INTEGERS = (int, torch.SymInt)
+_NUMBERS = (*INTEGERS, float, torch.SymFloat)
 
 
 def check(**arguments: tuple[Tensor, Sequence[torch.dtype | str], str]) -> None:
@@ -81,26 +80,6 @@ def check_sm_scale(scale: float | None, head_dim: int) -> float:
         return 1.0 / math.sqrt(max(head_dim, 1))
     check_numbers(scale=scale)
     return scale
-
-
-def check_loss_options(
-    classes: int,
-    name: str,
-    ignore_index: int,
-    label_smoothing: float,
-    reduction: str,
-    softcap: float | None,
-    z_loss: float,
-) -> None:
-    """Raise TypeError or ValueError unless there are classes and the options suit `cross_entropy`."""
-    if classes == 0:
-        raise ValueError(f"{name}: expected one class or more, got 0")
-    if not isinstance(ignore_index, _INTEGERS):
-        raise TypeError(f"ignore_index: expected a whole number, got {ignore_index!r}")
-    check_numbers(label_smoothing=label_smoothing, minimum=0.0, maximum=1.0)
-    check_choice("reduction", reduction, REDUCTIONS)
-    check_positive("softcap", softcap)
-    check_numbers(z_loss=z_loss)
 
 
 def check_heads(heads: int, keys: str, key_heads: int, max_head_dim: int, **head_dims: int) -> None:

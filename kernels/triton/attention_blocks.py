@@ -1,163 +1,224 @@
-"""What attention and its gradients share: tiles of rows, which blocks of them a mask leaves, and the weights again.
+"""Building blocks of the attention kernels, forward and backward: loads, Q K^T, masks, and autotuning configurations.
 
-Tiles are of dense sequences, or of sequences of several lengths that are laid end to end.
+Causal masks and windows are one band of relative positions: query i attends to the keys j with
+``min_offset <= j - i <= max_offset``, either bound None where that side is open.
+
+A kernel takes dense sequences, or sequences of different lengths packed end to end (varlen), which ``cu_seqlens``
+delimits as in FlashAttention.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
-LOG2_E = tl.constexpr(math.log2(math.e))  # scores are multiplied by it, so that an exponential is one exp2
-_PART = tl.constexpr(32)  # columns of float32 that a thread holds at once
-_STARTS = tl.constexpr(128)  # of sequences, looked through at once
+LOG2_E = tl.constexpr(math.log2(math.e))  # folded into the scale of scores, so that exp is a single exp2
+_BLOCK_K = tl.constexpr(32)  # columns of float32 operands that fit a thread's registers at once
+_BLOCK_SEQUENCES = tl.constexpr(128)  # entries of cu_seqlens that a step of the search reads
+_MAX_REGISTERS = 255  # of a thread
+
+
+class AttentionOptions(NamedTuple):
+    """What attention computes, beside q, k and v: ALiBi slopes and sinks float32[H], scale, softcap, and the band."""
+
+    slopes: Tensor | None
+    sinks: Tensor | None
+    scale: float
+    softcap: float | None
+    min_offset: int | None
+    max_offset: int | None
+
+    def without_open_bounds(self, queries: int, keys: int) -> AttentionOptions:
+        """Replace a bound of the band by None if it masks no pair of ``queries`` and ``keys``."""
+        lo, hi = self.min_offset, self.max_offset
+        return self._replace(
+            min_offset=None if lo is None or lo <= 1 - queries else lo,
+            max_offset=None if hi is None or hi >= keys - 1 else hi,
+        )
 
 
 @triton.jit
-def load_rows(source, start, in_rows, in_columns, CUT: tl.constexpr, COLUMNS_CUT: tl.constexpr):
-    """A tile of rows from ``start`` on, zero outside. A source is a descriptor, its batch and head; or pointers."""
-    DESCRIBED: tl.constexpr = len(source) == 3
-    if DESCRIBED:
+def load_tile(source, start, mask_n, mask_d, MASKED: tl.constexpr, EVEN_D: tl.constexpr):
+    """Load rows ``start`` onwards, zero outside. source: a TMA descriptor, batch and head; or pointers, row stride."""
+    USE_TMA: tl.constexpr = len(source) == 3
+    if USE_TMA:
         tile = source[0].load([source[1], source[2], start, 0])
         tile = tl.reshape(tile, [tile.shape[2], tile.shape[3]])
     else:
         ptrs = source[0] + start.to(tl.int64) * source[1]
-        if CUT:
-            tile = tl.load(ptrs, mask=in_rows[:, None] & in_columns, other=0.0)
-        elif COLUMNS_CUT:
-            tile = tl.load(ptrs, mask=in_columns, other=0.0)
+        if MASKED:
+            tile = tl.load(ptrs, mask=mask_n[:, None] & mask_d, other=0.0)
+        elif not EVEN_D:
+            tile = tl.load(ptrs, mask=mask_d, other=0.0)
         else:
             tile = tl.load(ptrs)
     return tile
 
 
 @triton.jit
-def dot_rows(a, b, again, start, in_rows, CUT: tl.constexpr):
-    """a b^T of rows a[M,D] and b[N,D], summed in float32; ``again`` is None but for float32.
+def dot_nt(a, b, fp32_source, start, mask_n, MASKED: tl.constexpr):
+    """Return a b^T in float32, for a[M,D] and b[N,D].
 
-    Threads form float32's products themselves, and would hold more of whole rows than they have registers. So the rows
-    come from memory again, a part of their columns at a time: ``again`` is pointers [M,1] to those of a, the stride of
-    their columns, which there are, and what they are multiplied by, or None; pointers [N,1] to the first tile of b's,
-    and the strides of rows and columns; and D.
+    fp32_source is None for 16-bit inputs. float32 inputs are multiplied by FMAs, whose operands are in registers, and
+    whole rows do not fit there. They are loaded again instead, _BLOCK_K columns at a time: fp32_source is (pointers
+    [M,1] to the rows of a, their column stride, their mask, a factor of a or None, pointers [N,1] to the first block of
+    b, its row stride, its column stride, D).
     """
-    if again is None:
-        s = tl.dot(a, tl.trans(b), input_precision="ieee")
+    if fp32_source is None:
+        qk = tl.dot(a, tl.trans(b), input_precision="ieee")
     else:
-        a_ptrs, a_stride, in_a, sign, b_ptrs, b_row_stride, b_stride, WIDTH = again
-        PART: tl.constexpr = min(a.shape[1], _PART)
+        a_ptrs, a_stride, mask_m, a_sign, b_ptrs, b_row_stride, b_stride, D = fp32_source
+        BLOCK_K: tl.constexpr = min(a.shape[1], _BLOCK_K)
         b_ptrs += start.to(tl.int64) * b_row_stride
-        s = tl.zeros([a.shape[0], b.shape[0]], tl.float32)
-        for first in tl.range(0, WIDTH, PART, num_stages=1):
-            column = first + tl.arange(0, PART).to(tl.int64)[None, :]
-            inside = column < WIDTH
-            part = tl.load(a_ptrs + column * a_stride, mask=in_a & inside, other=0.0)
-            if sign is not None:
-                part = part * sign
-            of_b = (in_rows[:, None] & inside) if CUT else inside
-            other = tl.load(b_ptrs + column * b_stride, mask=of_b, other=0.0)
-            s = tl.dot(part, tl.trans(other), s, input_precision="ieee")
-    return s
+        qk = tl.zeros([a.shape[0], b.shape[0]], tl.float32)
+        for k in tl.range(0, D, BLOCK_K, num_stages=1):
+            offs_k = k + tl.arange(0, BLOCK_K).to(tl.int64)[None, :]
+            mask_k = offs_k < D
+            a_block = tl.load(a_ptrs + offs_k * a_stride, mask=mask_m & mask_k, other=0.0)
+            if a_sign is not None:
+                a_block = a_block * a_sign
+            mask_b = (mask_n[:, None] & mask_k) if MASKED else mask_k
+            b_block = tl.load(b_ptrs + offs_k * b_stride, mask=mask_b, other=0.0)
+            qk = tl.dot(a_block, tl.trans(b_block), qk, input_precision="ieee")
+    return qk
 
 
 @triton.jit
-def tiles_in_all(places, starts, BLOCK: tl.constexpr):
-    """How many tiles there are of all places; of sequences end to end there may be some too many, see `of_sequence`."""
-    if starts[0] is None:
-        tiles = tl.cdiv(places, BLOCK)
+def count_tiles(rows, cu_seqlens, BLOCK: tl.constexpr):
+    """Return the number of tiles of ``rows`` rows; for varlen an upper bound, see `sequence_of_tile`."""
+    if cu_seqlens[0] is None:
+        num_tiles = tl.cdiv(rows, BLOCK)
     else:
-        tiles = places // BLOCK + starts[2]
-    return tiles
+        num_tiles = rows // BLOCK + cu_seqlens[2]
+    return num_tiles
 
 
 @triton.jit
-def of_sequence(tile, places, others, starts, GROUP, BLOCK: tl.constexpr):
-    """The sequence that a tile is of: its first place and its length among the places that tiles are made of, the same
-    among the others, and the tile's number within it. ``places`` and ``others`` are how many a dense sequence has.
+def sequence_of_tile(tile, size, other_size, cu_seqlens, GROUP_SIZE, BLOCK: tl.constexpr):
+    """Find the sequence that a tile belongs to.
 
-    ``starts``: those of sequences end to end among the places and among the others, which lie on the device, how many
-    sequences there are, and both strides; or None first. The tiles of a sequence of GROUP rows a place begin at number
-    start * GROUP // BLOCK + its own number: there are always enough, and one too many at most.
+    cu_seqlens: pointers to the offsets of the tiled side (queries or keys) and of the other side, the number of
+    sequences, and both strides; dense inputs have None for the pointers. Every position of the tiled side has
+    GROUP_SIZE rows. Returns start and length on the tiled side, start and length on the other, and the tile's index
+    within its sequence.
+
+    The tiles of sequence b are numbered from start_b * GROUP_SIZE // BLOCK + b on. That leaves room for all its tiles,
+    and for at most one more, which is empty.
     """
-    first, other_first = 0, 0
-    starts_ptr, others_ptr, SEQUENCES, stride, other_stride = starts
+    start, other_start = 0, 0
+    starts_ptr, other_starts_ptr, B, stride, other_stride = cu_seqlens
     if starts_ptr is not None:
-        sequence = tl.full([], -1, tl.int32)
-        for begin in tl.range(0, SEQUENCES, _STARTS):
-            number = begin + tl.arange(0, _STARTS)
-            start = tl.load(starts_ptr + number * stride, mask=number < SEQUENCES, other=0).to(tl.int64)
-            begun = (start * GROUP // BLOCK + number <= tile) & (number < SEQUENCES)
-            sequence += tl.sum(begun.to(tl.int32))
-        first = tl.load(starts_ptr + sequence * stride)
-        other_first = tl.load(others_ptr + sequence * other_stride)
-        places = tl.load(starts_ptr + (sequence + 1) * stride) - first
-        others = tl.load(others_ptr + (sequence + 1) * other_stride) - other_first
-        tile -= first.to(tl.int64) * GROUP // BLOCK + sequence
-    return first, places, other_first, others, tile
+        sequence = tl.full([], -1, tl.int32)  # the last one whose first tile is not after this one
+        for first in tl.range(0, B, _BLOCK_SEQUENCES):
+            offs_b = first + tl.arange(0, _BLOCK_SEQUENCES)
+            starts = tl.load(starts_ptr + offs_b * stride, mask=offs_b < B, other=0).to(tl.int64)
+            started = (starts * GROUP_SIZE // BLOCK + offs_b <= tile) & (offs_b < B)
+            sequence += tl.sum(started.to(tl.int32))
+        start = tl.load(starts_ptr + sequence * stride)
+        other_start = tl.load(other_starts_ptr + sequence * other_stride)
+        size = tl.load(starts_ptr + (sequence + 1) * stride) - start
+        other_size = tl.load(other_starts_ptr + (sequence + 1) * other_stride) - other_start
+        tile -= start.to(tl.int64) * GROUP_SIZE // BLOCK + sequence
+    return start, size, other_start, other_size, tile
 
 
 @triton.jit
-def visible(place, lowest, highest):
-    """Which of the places [N] each row of a tile sees; bounds are a number or [M,1], and there may be no lower one."""
-    seen = place[None, :] <= highest
-    if lowest is not None:
-        seen = seen & (place[None, :] >= lowest)
-    return seen
+def band_mask(offs_n, lo, hi):
+    """Return lo <= offs_n <= hi, [M,N]; bounds are scalars or [M,1], and lo may be None."""
+    mask = offs_n[None, :] <= hi
+    if lo is not None:
+        mask = mask & (offs_n[None, :] >= lo)
+    return mask
 
 
 @triton.jit
-def span_seen(earliest, latest, first_seen, last_seen, size, BLOCK: tl.constexpr):
-    """Which blocks of ``size`` places the rows ``earliest`` to ``latest`` see: row i those from i + first_seen to
-    i + last_seen, each bound None where there is none.
+def block_range(first_row, last_row, min_offset, max_offset, size, BLOCK: tl.constexpr):
+    """Return the blocks of ``size`` positions that the band leaves to rows first_row..last_row.
 
-    Returns the first block, how many the mask's left side cuts through, how many it cuts through on both sides (or the
-    end of the places does), and how many every row sees entirely. `block_after` counts in that order.
+    Four numbers: the first block; how many masked blocks come before the full ones; how many masked blocks there are,
+    before and after, the block that ``size`` cuts included; how many full blocks, which every row attends to.
+    `nth_block` goes through the masked ones first.
     """
-    some_from, all_from, some_to, all_to = 0, 0, size, size  # places that some row sees, or that all rows see
-    if first_seen is not None:
-        some_from = tl.maximum(earliest + first_seen, 0)
-        all_from = tl.maximum(latest + first_seen, 0)
-    if last_seen is not None:
-        some_to = tl.maximum(tl.minimum(latest + last_seen + 1, size), 0)
-        all_to = tl.maximum(tl.minimum(earliest + last_seen + 1, size), 0)
-    begin = some_from // BLOCK
-    end = tl.maximum(tl.cdiv(some_to, BLOCK), begin)
-    whole_begin = tl.minimum(tl.cdiv(all_from, BLOCK), end)
-    whole = tl.maximum(all_to // BLOCK - whole_begin, 0)
-    return begin, whole_begin - begin, end - begin - whole, whole
+    some_start, all_start, some_end, all_end = 0, 0, size, size  # attended to by some row, or by all rows
+    if min_offset is not None:
+        some_start = tl.maximum(first_row + min_offset, 0)
+        all_start = tl.maximum(last_row + min_offset, 0)
+    if max_offset is not None:
+        some_end = tl.maximum(tl.minimum(last_row + max_offset + 1, size), 0)
+        all_end = tl.maximum(tl.minimum(first_row + max_offset + 1, size), 0)
+    begin = some_start // BLOCK
+    end = tl.maximum(tl.cdiv(some_end, BLOCK), begin)
+    full_begin = tl.minimum(tl.cdiv(all_start, BLOCK), end)
+    num_full = tl.maximum(all_end // BLOCK - full_begin, 0)
+    return begin, full_begin - begin, end - begin - num_full, num_full
 
 
 @triton.jit
-def block_after(count, span):
-    """The block that is added after ``count`` others: first those that the mask cuts through, on both sides."""
-    begin, before, cuts, whole = span
-    block = begin + count + tl.where(count >= before, whole, 0)
-    return tl.where(count >= cuts, begin + before + count - cuts, block)
+def nth_block(n, blocks):
+    """Return the n-th block of a `block_range`: the masked ones on both sides, then the full ones."""
+    begin, num_before, num_masked, num_full = blocks
+    block = begin + n + tl.where(n >= num_before, num_full, 0)
+    return tl.where(n >= num_masked, begin + num_before + n - num_masked, block)
 
 
 @triton.jit
-def weights_again(s, lse, slope, distance, scales):
-    """The softmax's weights from products s and the log-sum-exps of their rows, as they were in the forward pass.
+def recompute_p(qk, lse, slope, distance, scales):
+    """Return the probabilities of the forward pass from qk and the log-sum-exps.
 
-    ``scales`` are the scale, 2 log2(e) scale / softcap, and the softcap; all but the second, slopes and log-sum-exps
-    are in units of log2(e).
+    scales: (scale, 2 log2(e) scale / softcap, softcap). Scale, softcap, slope and lse are multiplied by log2(e).
     """
-    scale, tanh_scale, cap = scales
-    if cap is not None:
-        s = cap - 2.0 * cap / (tl.exp2(s * tanh_scale) + 1.0)
+    scale, tanh_scale, softcap = scales
+    if softcap is not None:
+        qk = softcap - 2.0 * softcap / (tl.exp2(qk * tanh_scale) + 1.0)  # softcap * tanh(scale * qk / softcap)
     else:
-        s = s * scale
+        qk = qk * scale
     if slope is not None:
-        s = s - slope * distance
-    return tl.exp2(s - lse)
+        qk = qk - slope * distance
+    return tl.exp2(qk - lse)
 
 
 @triton.jit
-def before_softcap(ds, s, scales):
-    """The gradient of a score before its softcap, from that after it: times 1 - tanh^2."""
-    _, tanh_scale, cap = scales
-    if cap is not None:
-        part = 1.0 / (tl.exp2(s * tanh_scale) + 1.0)
-        ds = ds * (4.0 * part * (1.0 - part))
+def softcap_backward(ds, qk, scales):
+    """Multiply ds by the derivative of the softcap, 1 - tanh^2."""
+    _, tanh_scale, softcap = scales
+    if softcap is not None:
+        sigmoid = 1.0 / (tl.exp2(qk * tanh_scale) + 1.0)
+        ds = ds * (4.0 * sigmoid * (1.0 - sigmoid))
     return ds
+
+
+def make_configs(
+    pre_hook: Callable[[Mapping[str, Any]], None], *tiles: tuple[int, int, int, int]
+) -> list[triton.Config]:
+    """Return configurations of (BLOCK_M, BLOCK_N, num_warps, num_stages); those of one stage are for float32.
+
+    They allow a thread every register that 8 warps leave it: ptxas would otherwise spill some for more occupancy.
+    """
+    return [
+        triton.Config(
+            {"BLOCK_M": block_m, "BLOCK_N": block_n},
+            num_warps=num_warps,
+            num_stages=num_stages,
+            maxnreg=_MAX_REGISTERS if num_stages == 1 else None,
+            pre_hook=pre_hook,
+        )
+        for block_m, block_n, num_warps, num_stages in tiles
+    ]
+
+
+def flatten_configs(table: Mapping[int, list[triton.Config]]) -> list[triton.Config]:
+    """Return the configurations of a table without duplicates."""
+    return list(dict.fromkeys(config for configs in table.values() for config in configs))
+
+
+def configs_for_head_dims(
+    table: Mapping[int, list[triton.Config]], arguments: Mapping[str, Any]
+) -> list[triton.Config]:
+    """Return the entry of the smallest limit on BLOCK_D + BLOCK_DV that the kernel's arguments respect."""
+    columns = arguments["BLOCK_D"] + arguments["BLOCK_DV"]
+    return table[min(limit for limit in table if columns <= limit)]

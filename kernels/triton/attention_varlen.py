@@ -1,4 +1,4 @@
-"""Attention of sequences of several lengths that are laid end to end, without padding."""
+"""Attention of sequences of different lengths, packed end to end without padding."""
 
 from __future__ import annotations
 
@@ -8,34 +8,42 @@ import torch
 from torch import Tensor
 
 from assay.kernels.triton.arguments import FLOATING, INT32, check, check_choice, check_heads, check_sm_scale
-from assay.kernels.triton.attention_backward import launch_gradients
-from assay.kernels.triton.attention_kernel import launch
-from assay.kernels.triton.attention_options import WIDEST
+from assay.kernels.triton.attention import MAX_HEAD_DIM, launch_attention
+from assay.kernels.triton.attention_backward import launch_attention_backward
+from assay.kernels.triton.attention_blocks import AttentionOptions
 from assay.kernels.triton.operators import custom_op, differentiate
 
 
-def _results(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+def _options(scale: float, causal: bool) -> AttentionOptions:
+    return AttentionOptions(None, None, scale, None, None, 0 if causal else None)
+
+
+def _heads_first(x: Tensor) -> Tensor:
+    """Return x[T,H,D] as [1,H,T,D]."""
+    return x.transpose(0, 1)[None]
+
+
+def _empty_results(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32)
 
 
-@custom_op("assay::attention_varlen", _results)
+@custom_op("assay::attention_varlen", _empty_results)
 def _attention_varlen(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, scale: float, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp [Tq,H]."""
-    out, lse = _results(q)
+    """Return out[Tq,H,D] and lse[Tq,H]."""
+    out, lse = _empty_results(q)
     if out.numel():
-        starts = cu_seqlens_q, cu_seqlens_k
         q, k, v = map(_heads_first, (q, k, v))
-        launch(q, k, v, out, lse, None, None, scale, None, None, 0 if causal else None, starts)
+        launch_attention(q, k, v, out, lse, _options(scale, causal), (cu_seqlens_q, cu_seqlens_k))
     return out, lse
 
 
-def _gradient_results(q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
+def _empty_gradients(q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-@custom_op("assay::attention_varlen_backward", _gradient_results)
+@custom_op("assay::attention_varlen_backward", _empty_gradients)
 def _attention_varlen_backward(
     q: Tensor,
     k: Tensor,
@@ -49,29 +57,25 @@ def _attention_varlen_backward(
     scale: float,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """From the results out and lse of `assay::attention_varlen` and their gradients; options are that operator's."""
-    results = _gradient_results(q, k, v)
+    gradients = _empty_gradients(q, k, v)
     if lse.numel() == 0:
-        for gradient in results:
+        for gradient in gradients:
             gradient.zero_()
-        return results
-    given = *map(_heads_first, (q, k, v, out)), lse.t()[None], _heads_first(dout), dlse.t()[None]
-    dq, dk, dv = map(_heads_first, results)
+        return gradients
+    inputs = *map(_heads_first, (q, k, v, out)), lse.t()[None], _heads_first(dout), dlse.t()[None]
+    dq, dk, dv = map(_heads_first, gradients)
     delta = torch.empty((1, *lse.t().shape), dtype=torch.float32, device=lse.device)
-    options = scale, None, None, 0 if causal else None
-    launch_gradients(given, (dq, dk, dv, delta, None), None, options, (cu_seqlens_q, cu_seqlens_k))
-    return results
-
-
-def _heads_first(x: Tensor) -> Tensor:
-    """x[T,H,D] as [1,H,T,D]."""
-    return x.transpose(0, 1)[None]
+    results = dq, dk, dv, delta, None
+    launch_attention_backward(inputs, results, _options(scale, causal), (cu_seqlens_q, cu_seqlens_k))
+    return gradients
 
 
 def _gradients(saved: SimpleNamespace, dout: Tensor, dlse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    given = saved.q, saved.k, saved.v, saved.cu_seqlens_q, saved.cu_seqlens_k, saved.result, saved.last_result
-    found: tuple[Tensor, Tensor, Tensor] = _attention_varlen_backward(*given, dout, dlse, saved.scale, saved.causal)
-    return found
+    tensors = saved.q, saved.k, saved.v, saved.cu_seqlens_q, saved.cu_seqlens_k, saved.result, saved.last_result
+    gradients: tuple[Tensor, Tensor, Tensor] = _attention_varlen_backward(
+        *tensors, dout, dlse, saved.scale, saved.causal
+    )
+    return gradients
 
 
 differentiate("assay::attention_varlen", _gradients, saves="q k v cu_seqlens_q cu_seqlens_k result last_result")
@@ -87,20 +91,23 @@ def attention_varlen(
     causal: str = "none",
     scale: float | None = None,
 ) -> Tensor:
-    """softmax(q k^T scale) v of each sequence b: queries cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1 of q[Tq,H,D], keys
-    cu_seqlens_k[b] to cu_seqlens_k[b + 1] - 1 of k and v[Tk,Hkv,D]; H a multiple of Hkv, D up to 256.
+    """Return softmax(q k^T scale) v for each sequence b, out[Tq,H,D] in q's dtype.
 
-    All three are float32, bfloat16 or float16; scores, exponentials and acc are float32, and the weights are rounded
-    to the inputs' dtype before they meet v. cu_seqlens_q and cu_seqlens_k are int32[B+1], and rise from 0 to Tq and Tk.
+    Its queries are q[cu_seqlens_q[b] : cu_seqlens_q[b + 1]] of q[Tq,H,D], its keys and values
+    [cu_seqlens_k[b] : cu_seqlens_k[b + 1]] of k and v[Tk,Hkv,D]; H is a multiple of Hkv, D at most 256. All three are
+    float32, bfloat16 or float16. Scores, exponentials and the accumulator are float32; probabilities are rounded to the
+    inputs' dtype before they are multiplied by v. cu_seqlens_q and cu_seqlens_k are int32[B+1] and rise from 0 to Tq
+    and Tk.
 
-    causal: "none", or the last query of a sequence sees its keys up to the last, each one before it one key less
-    ("bottom_right"). scale: 1 / sqrt(D) where left out.
+    causal: "none", or "bottom_right": the last query of a sequence attends to all its keys, each earlier one to one key
+    less. scale: 1 / sqrt(D) by default.
 
-    Returns out[Tq,H,D], zero in a row that sees nothing. Raises TypeError or ValueError, naming the argument, for
-    another dtype, shape, device or option. Offsets lie on the device and aren't checked.
+    A row that attends to nothing is zero. Raises TypeError or ValueError, naming the argument, for another dtype,
+    shape, device or option. Offsets are on the device and not checked.
     """
-    scale = _checked(q, k, v, cu_seqlens_q, cu_seqlens_k, causal, scale)
-    return _attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, causal != "none")[0]
+    scale = _check(q, k, v, cu_seqlens_q, cu_seqlens_k, causal, scale)
+    out: Tensor = _attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, causal != "none")[0]
+    return out
 
 
 def attention_varlen_backward(
@@ -114,23 +121,26 @@ def attention_varlen_backward(
     causal: str = "none",
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dq[Tq,H,D], dk and dv[Tk,Hkv,D] of `attention_varlen` where its result's gradient is dout[Tq,H,D].
+    """Return dq[Tq,H,D], dk and dv[Tk,Hkv,D] of `attention_varlen` for the gradient dout[Tq,H,D] of its output.
 
-    The forward pass runs first: autograd through `attention_varlen` has kept its results. Products are summed in
-    float32; weights and the gradients of scores are rounded to the inputs' dtype before they are multiplied. Options
-    and errors as in `attention_varlen`, but that dout has q's dtype and shape.
+    The forward pass runs first; autograd through `attention_varlen` has saved its results. Products are accumulated in
+    float32; p and ds are rounded to the inputs' dtype before they are multiplied. Options and errors are those of
+    `attention_varlen`; dout has q's dtype and shape.
     """
-    scale = _checked(q, k, v, cu_seqlens_q, cu_seqlens_k, causal, scale)
+    scale = _check(q, k, v, cu_seqlens_q, cu_seqlens_k, causal, scale)
     check(q=(q, FLOATING, "Tq H D"), dout=(dout, ("q",), "Tq H D"))
-    given = q, k, v, cu_seqlens_q, cu_seqlens_k
-    out, lse = _attention_varlen(*given, scale, causal != "none")
-    return _attention_varlen_backward(*given, out, lse, dout, torch.zeros_like(lse), scale, causal != "none")
+    inputs = q, k, v, cu_seqlens_q, cu_seqlens_k
+    out, lse = _attention_varlen(*inputs, scale, causal != "none")
+    gradients: tuple[Tensor, Tensor, Tensor] = _attention_varlen_backward(
+        *inputs, out, lse, dout, torch.zeros_like(lse), scale, causal != "none"
+    )
+    return gradients
 
 
-def _checked(
+def _check(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, causal: str, scale: float | None
 ) -> float:
-    """The scale; raises TypeError or ValueError unless all is as `attention_varlen` says."""
+    """Return the scale; raise TypeError or ValueError unless arguments are as in `attention_varlen`."""
     check(
         q=(q, FLOATING, "Tq H D"),
         k=(k, ("q",), "Tk Hkv D"),
@@ -138,7 +148,7 @@ def _checked(
         cu_seqlens_q=(cu_seqlens_q, INT32, "B+1"),
         cu_seqlens_k=(cu_seqlens_k, INT32, "B+1"),
     )
-    check_heads(q.shape[1], "k", k.shape[1], WIDEST, q=q.shape[2])
+    check_heads(q.shape[1], "k", k.shape[1], MAX_HEAD_DIM, q=q.shape[2])
     least = 2 if q.shape[0] else 1
     if cu_seqlens_q.shape[0] < least:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Matrix product of two 8-bit floating-point matrices with scales per tensor, per row and column, or per block.
+"""GEMM of FP8 matrices with scales per tensor, per row and column, or per 128 x 128 block.
 
 The accumulator of Hopper's FP8 tensor cores keeps 13 fraction bits, so it never holds more than BLOCK_K <= 128 terms:
 each block's sum moves into a float32 register (DeepSeek-V3 technical report, section 3.3), and takes its scales there.
@@ -17,7 +17,7 @@ from assay.kernels.triton.operators import custom_op
 from assay.kernels.triton.tiles import pid_to_mn, prune_configs, size_bucket, tile_configs, tile_grid, tile_offsets
 
 _GRANULARITIES = ("tensor", "row", "block")
-_SCALED = tl.constexpr(128)  # elements along K, and columns of b, that share a scale by block
+_SCALE_BLOCK = tl.constexpr(128)  # elements along K, and columns of b, that share a scale by block
 
 _CONFIGS = tile_configs(
     *((128, 128, 128, 8, 3), (128, 64, 128, 4, 3), (64, 128, 128, 4, 3), (128, 64, 64, 4, 4)),
@@ -26,7 +26,7 @@ _CONFIGS = tile_configs(
 
 
 @triton.autotune(
-    configs=_CONFIGS, key=["M_CLASS", "N", "K", "BY_BLOCK"], prune_configs_by={"early_config_prune": prune_configs}
+    configs=_CONFIGS, key=["M_BUCKET", "N", "K", "BY_BLOCK"], prune_configs_by={"early_config_prune": prune_configs}
 )
 @triton.jit(do_not_specialize=["M"])
 def _gemm_fp8_kernel(
@@ -38,7 +38,7 @@ def _gemm_fp8_kernel(
     M,
     N,
     K,
-    M_CLASS,
+    M_BUCKET,
     a_strides,
     b_strides,
     scale_a_strides,
@@ -50,27 +50,31 @@ def _gemm_fp8_kernel(
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
 ):
-    tl.static_assert(_SCALED % BLOCK_K == 0 and _SCALED % BLOCK_N == 0)  # a tile has one scale of b
-    tile_m, tile_n = pid_to_mn(M, N, BLOCK_M, BLOCK_N, GROUP_M)
-    rows, columns, in_rows, in_columns = tile_offsets(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N)
-    inner = tl.arange(0, BLOCK_K).to(tl.int64)
-    a_ptrs = a_ptr + rows * a_strides[0] + inner[None, :] * a_strides[1]
-    b_ptrs = b_ptr + inner[:, None] * b_strides[0] + columns * b_strides[1]
-    scale_a_ptrs = scale_a_ptr + rows * scale_a_strides[0]
+    """c[M,N] = (a[M,K] scale_a) (b[K,N] scale_b).
+
+    Scales are [M,K/128] and [K/128,N/128] where BY_BLOCK, else [M,1] and [1,N].
+    """
+    tl.static_assert(_SCALE_BLOCK % BLOCK_K == 0 and _SCALE_BLOCK % BLOCK_N == 0)  # a tile has one scale of b
+    pid_m, pid_n = pid_to_mn(M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    offs_m, offs_n, mask_m, mask_n = tile_offsets(pid_m, pid_n, M, N, BLOCK_M, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K).to(tl.int64)
+    a_ptrs = a_ptr + offs_m * a_strides[0] + offs_k[None, :] * a_strides[1]
+    b_ptrs = b_ptr + offs_k[:, None] * b_strides[0] + offs_n * b_strides[1]
+    scale_a_ptrs = scale_a_ptr + offs_m * scale_a_strides[0]
     step_a = tl.full([], BLOCK_K, tl.int64) * a_strides[1]
     step_b = tl.full([], BLOCK_K, tl.int64) * b_strides[0]
 
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for start in range(0, K, BLOCK_K):
-        left = inner < K - start
-        a = tl.load(a_ptrs, mask=in_rows & left[None, :], other=0.0)
-        b = tl.load(b_ptrs, mask=left[:, None] & in_columns, other=0.0)
-        partial = tl.dot(a, b)
+        mask_k = offs_k < K - start
+        a = tl.load(a_ptrs, mask=mask_m & mask_k[None, :], other=0.0)
+        b = tl.load(b_ptrs, mask=mask_k[:, None] & mask_n, other=0.0)
+        partial = tl.dot(a, b)  # no acc: added in float32 below, as the module says
         if BY_BLOCK:
-            block = tl.cast(start, tl.int64) // _SCALED
-            scale_a = tl.load(scale_a_ptrs + block * scale_a_strides[1], mask=in_rows, other=0.0)
-            column = tile_n * BLOCK_N // _SCALED * scale_b_strides[1]
-            scale_b = tl.load(scale_b_ptr + block * scale_b_strides[0] + column)
+            block_k = tl.cast(start, tl.int64) // _SCALE_BLOCK
+            scale_a = tl.load(scale_a_ptrs + block_k * scale_a_strides[1], mask=mask_m, other=0.0)
+            offset_n = pid_n * BLOCK_N // _SCALE_BLOCK * scale_b_strides[1]
+            scale_b = tl.load(scale_b_ptr + block_k * scale_b_strides[0] + offset_n)
             acc += partial * (scale_a * scale_b)
         else:
             acc += partial
@@ -78,11 +82,11 @@ def _gemm_fp8_kernel(
         b_ptrs += step_b
 
     if not BY_BLOCK:
-        scale_a = tl.load(scale_a_ptrs, mask=in_rows, other=0.0)
-        scale_b = tl.load(scale_b_ptr + columns * scale_b_strides[1], mask=in_columns, other=0.0)
+        scale_a = tl.load(scale_a_ptrs, mask=mask_m, other=0.0)
+        scale_b = tl.load(scale_b_ptr + offs_n * scale_b_strides[1], mask=mask_n, other=0.0)
         acc = acc * scale_a * scale_b
-    c_ptrs = c_ptr + rows * c_strides[0] + columns * c_strides[1]
-    tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=in_rows & in_columns)
+    c_ptrs = c_ptr + offs_m * c_strides[0] + offs_n * c_strides[1]
+    tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=mask_m & mask_n)
 
 
 @custom_op("assay::gemm_fp8", lambda a, b, *rest: a.new_empty((a.shape[0], b.shape[1]), dtype=torch.bfloat16))
@@ -91,7 +95,7 @@ def _gemm_fp8(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, granularit
     c = torch.empty((m, n), dtype=torch.bfloat16, device=a.device)
     if c.numel():
         a, b = k_major(a, b)
-        if granularity == "tensor":  # the one scale, at every row and column
+        if granularity == "tensor":  # the scale of every row and column
             scale_a, scale_b = scale_a.expand(m, 1), scale_b.expand(1, n)
         _gemm_fp8_kernel[tile_grid(m, n)](
             *(a, b, scale_a, scale_b, c),
@@ -103,17 +107,18 @@ def _gemm_fp8(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, granularit
 
 
 def gemm_fp8(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, granularity: str = "tensor") -> Tensor:
-    """(a scale_a) (b scale_b) as bfloat16 [M,N], of a[M,K] and b[K,N], each float8_e4m3fn or float8_e5m2.
+    """Return (a scale_a) (b scale_b) as bfloat16 [M,N], of a[M,K] and b[K,N], each float8_e4m3fn or float8_e5m2.
 
     Scales are float32: scale_a[] and scale_b[] by "tensor", [M,1] and [1,N] by "row", [M,ceil(K/128)] and
     [ceil(K/128),ceil(N/128)] by "block". Raises TypeError or ValueError, naming the argument, for another granularity,
     dtype, shape or device.
     """
     check_choice("granularity", granularity, _GRANULARITIES)
-    of_a, of_b = {"tensor": ("", ""), "row": ("M 1", "1 N"), "block": ("M blocks_a", "blocks_b N/128")}[granularity]
-    check(a=(a, FP8, "M K"), b=(b, FP8, "K N"), scale_a=(scale_a, FLOAT32, of_a), scale_b=(scale_b, FLOAT32, of_b))
+    shapes = {"tensor": ("", ""), "row": ("M 1", "1 N"), "block": ("M blocks_a", "blocks_b N/128")}[granularity]
+    scales = {"scale_a": (scale_a, FLOAT32, shapes[0]), "scale_b": (scale_b, FLOAT32, shapes[1])}
+    check(a=(a, FP8, "M K"), b=(b, FP8, "K N"), **scales)
     if granularity == "block":
-        blocks_k, blocks_n = (triton.cdiv(size, _SCALED.value) for size in b.shape)
+        blocks_k, blocks_n = (triton.cdiv(size, _SCALE_BLOCK.value) for size in b.shape)
         check_shape("scale_a", scale_a, (a.shape[0], blocks_k))
         check_shape("scale_b", scale_b, (blocks_k, blocks_n))
     return _gemm_fp8(a, b, scale_a, scale_b, granularity)

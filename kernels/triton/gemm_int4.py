@@ -1,4 +1,4 @@
-"""Matrix product with a matrix of 4-bit codes, which the kernel turns into numbers as it reads them."""
+"""GEMM with 4-bit weights, dequantised in registers as the kernel loads them."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ _CONFIGS = tile_configs(
 
 
 @triton.jit
-def _nibbles_of_columns(words, AWQ: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The nibbles [ROWS, COLUMNS] of words that each hold eight columns."""
+def _unpack_columns(words, AWQ: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return the nibbles [ROWS, COLUMNS] of words that each pack eight columns."""
     column = tl.arange(0, 8)
-    place = column % 2 * 4 + column // 2 if AWQ else column  # AWQ's nibbles hold the columns 0 2 4 6 1 3 5 7
-    return tl.reshape(words[:, :, None] >> (place * 4)[None, None, :] & 15, [ROWS, COLUMNS])
+    nibble = column % 2 * 4 + column // 2 if AWQ else column  # AWQ's nibbles hold the columns 0 2 4 6 1 3 5 7
+    return tl.reshape(words[:, :, None] >> (nibble * 4)[None, None, :] & 15, [ROWS, COLUMNS])
 
 
 @triton.jit
-def _nibbles_of_rows(words, EACH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The nibbles [ROWS, COLUMNS] of words that each hold EACH rows."""
-    return tl.reshape(words[:, None, :] >> (tl.arange(0, EACH) * 4)[None, :, None] & 15, [ROWS, COLUMNS])
+def _unpack_rows(words, PACK_FACTOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return the nibbles [ROWS, COLUMNS] of words that each pack PACK_FACTOR rows."""
+    return tl.reshape(words[:, None, :] >> (tl.arange(0, PACK_FACTOR) * 4)[None, :, None] & 15, [ROWS, COLUMNS])
 
 
 @triton.autotune(
     configs=_CONFIGS,
-    key=["M_CLASS", "N", "K", "GROUP", "PACKING"],
+    key=["M_BUCKET", "N", "K", "GROUP_SIZE", "PACKING"],
     prune_configs_by={"early_config_prune": prune_configs_by_dtype},
 )
 @triton.jit(do_not_specialize=["M"])
@@ -58,70 +58,75 @@ def _gemm_int4_kernel(
     M,
     N,
     K,
-    WORDS,
-    M_CLASS,
+    NUM_WORDS,
+    M_BUCKET,
     x_strides,
     q_strides,
     scales_strides,
     zeros_strides,
     y_strides,
-    GROUP: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
     PACKING: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
 ):
-    RUN: tl.constexpr = k_per_scale(GROUP, BLOCK_K)
-    RUNS: tl.constexpr = BLOCK_K // RUN
-    EACH: tl.constexpr = 2 if PACKING == _PLAIN else 8
+    """y[M,N] = x[M,K] ((q - zero) scale)[K,N]; GROUP_SIZE rows of q share a scale and a zero-point.
 
-    tile_m, tile_n = pid_to_mn(M, N, BLOCK_M, BLOCK_N, GROUP_M)
-    rows, columns, in_rows, in_columns = tile_offsets(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N)
-    words = tile_n * (BLOCK_N // 8) + tl.arange(0, BLOCK_N // 8)
-    inner = tl.arange(0, BLOCK_K).to(tl.int64)
-    in_words = words[None, :] < WORDS
-    x_ptrs = x_ptr + rows * x_strides[0] + inner[None, :] * x_strides[1]
+    NUM_WORDS = N / 8: the words of a row that packs eight columns, AWQ's codes and AWQ's and GPTQ's zero-points.
+    """
+    K_PER_SCALE: tl.constexpr = k_per_scale(GROUP_SIZE, BLOCK_K)
+    NUM_SCALES: tl.constexpr = BLOCK_K // K_PER_SCALE
+    PACK_FACTOR: tl.constexpr = 2 if PACKING == _PLAIN else 8
+
+    pid_m, pid_n = pid_to_mn(M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    offs_m, offs_n, mask_m, mask_n = tile_offsets(pid_m, pid_n, M, N, BLOCK_M, BLOCK_N)
+    offs_word = pid_n * (BLOCK_N // 8) + tl.arange(0, BLOCK_N // 8)
+    offs_k = tl.arange(0, BLOCK_K).to(tl.int64)
+    mask_word = offs_word[None, :] < NUM_WORDS
+    x_ptrs = x_ptr + offs_m * x_strides[0] + offs_k[None, :] * x_strides[1]
     step = tl.full([], BLOCK_K, tl.int64) * x_strides[1]
-    runs = tl.arange(0, RUNS).to(tl.int64) * RUN
+    offs_scale = tl.arange(0, NUM_SCALES).to(tl.int64) * K_PER_SCALE
 
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for start in range(0, K, BLOCK_K):
-        left = K - start
-        x = tl.load(x_ptrs, mask=in_rows & (inner < left)[None, :], other=0.0)
+        k_left = K - start
+        x = tl.load(x_ptrs, mask=mask_m & (offs_k < k_left)[None, :], other=0.0)
         x_ptrs += step
 
         if PACKING == _AWQ:
-            k = start + inner[:, None]
-            packed = tl.load(q_ptr + k * q_strides[0] + words[None, :] * q_strides[1], mask=(k < K) & in_words, other=0)
-            q = _nibbles_of_columns(packed, True, BLOCK_K, BLOCK_N)
+            k = start + offs_k[:, None]
+            q_ptrs = q_ptr + k * q_strides[0] + offs_word[None, :] * q_strides[1]
+            packed = tl.load(q_ptrs, mask=(k < K) & mask_word, other=0)
+            q = _unpack_columns(packed, True, BLOCK_K, BLOCK_N)
         else:
-            k = start // EACH + tl.arange(0, BLOCK_K // EACH).to(tl.int64)[:, None]
-            kept = (k * EACH < K) & in_columns
-            packed = tl.load(q_ptr + k * q_strides[0] + columns * q_strides[1], mask=kept, other=0)
-            q = _nibbles_of_rows(packed.to(tl.int32), EACH, BLOCK_K, BLOCK_N)
+            k = start // PACK_FACTOR + tl.arange(0, BLOCK_K // PACK_FACTOR).to(tl.int64)[:, None]
+            mask_q = (k * PACK_FACTOR < K) & mask_n
+            packed = tl.load(q_ptr + k * q_strides[0] + offs_n * q_strides[1], mask=mask_q, other=0)
+            q = _unpack_rows(packed.to(tl.int32), PACK_FACTOR, BLOCK_K, BLOCK_N)
 
-        group = ((start + runs) // GROUP)[:, None]
-        known = (runs < left)[:, None]
+        group = ((start + offs_scale) // GROUP_SIZE)[:, None]
+        mask_group = (offs_scale < k_left)[:, None]
         scale = tl.load(
-            scales_ptr + group * scales_strides[0] + columns * scales_strides[1], mask=known & in_columns, other=0.0
+            scales_ptr + group * scales_strides[0] + offs_n * scales_strides[1], mask=mask_group & mask_n, other=0.0
         )
         if PACKING == _PLAIN:
-            zero_ptrs = zeros_ptr + group * zeros_strides[0] + columns * zeros_strides[1]
-            zero = tl.load(zero_ptrs, mask=known & in_columns, other=0).to(tl.int32)
+            zero_ptrs = zeros_ptr + group * zeros_strides[0] + offs_n * zeros_strides[1]
+            zero = tl.load(zero_ptrs, mask=mask_group & mask_n, other=0).to(tl.int32)
         else:
-            zero_ptrs = zeros_ptr + group * zeros_strides[0] + words[None, :] * zeros_strides[1]
-            packed_zero = tl.load(zero_ptrs, mask=known & in_words, other=0)
-            zero = _nibbles_of_columns(packed_zero, PACKING == _AWQ, RUNS, BLOCK_N)
+            zero_ptrs = zeros_ptr + group * zeros_strides[0] + offs_word[None, :] * zeros_strides[1]
+            packed_zero = tl.load(zero_ptrs, mask=mask_group & mask_word, other=0)
+            zero = _unpack_columns(packed_zero, PACKING == _AWQ, NUM_SCALES, BLOCK_N)
             if PACKING == _GPTQ:
                 zero += 1  # zero-points are stored minus one: 15 means 16
 
-        shifted = (tl.reshape(q, [RUNS, RUN, BLOCK_N]) - zero[:, None, :]).to(tl.float32)
+        shifted = (tl.reshape(q, [NUM_SCALES, K_PER_SCALE, BLOCK_N]) - zero[:, None, :]).to(tl.float32)
         weights = tl.reshape(shifted * scale.to(tl.float32)[:, None, :], [BLOCK_K, BLOCK_N]).to(x.dtype)
         acc = tl.dot(x, weights, acc, input_precision="ieee")
 
-    y_ptrs = y_ptr + rows * y_strides[0] + columns * y_strides[1]
-    tl.store(y_ptrs, acc.to(y_ptr.dtype.element_ty), mask=in_rows & in_columns)
+    y_ptrs = y_ptr + offs_m * y_strides[0] + offs_n * y_strides[1]
+    tl.store(y_ptrs, acc.to(y_ptr.dtype.element_ty), mask=mask_m & mask_n)
 
 
 @custom_op("assay::gemm_int4", lambda x, qweight, scales, *rest: x.new_empty((x.shape[0], scales.shape[1])))
@@ -133,18 +138,18 @@ def _gemm_int4(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, packin
             *(x, qweight, scales, zeros, y),
             *(m, n, k, n // 8, size_bucket(m)),
             *(tensor.stride() for tensor in (x, qweight, scales, zeros, y)),
-            GROUP=max(k // max(groups, 1), 1),
+            GROUP_SIZE=max(k // max(groups, 1), 1),
             PACKING=_PACKINGS[packing].value,
         )
     return y
 
 
 def gemm_int4(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, *, packing: str = "plain") -> Tensor:
-    """x ((q - zero) scale) [M,N] of x[M,K], 4-bit codes q[K,N], and a scale and a zero-point for g codes along K.
+    """Return x ((q - zero) scale) [M,N] of x[M,K], 4-bit codes q[K,N], and a scale and zero-point for g codes along K.
 
-    x and scales[K/g,N] are both float32, bfloat16 or float16. The codes lie in
+    x and scales[K/g,N] are both float32, bfloat16 or float16. The codes are packed as
 
-    - "plain": qweight uint8[K/2,N] (low nibble = even k), zeros uint8[K/g,N];
+    - "plain": qweight uint8[K/2,N] (low nibble = even k), zeros uint8[K/g,N], not packed;
     - "awq": qweight int32[K,N/8] and zeros int32[K/g,N/8], nibbles in the order 0 2 4 6 1 3 5 7;
     - "gptq": qweight int32[K/8,N] and zeros int32[K/g,N/8], nibbles in order, zero-points stored minus one.
 

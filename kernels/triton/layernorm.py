@@ -1,17 +1,18 @@
-"""Layer norm over the rows of a matrix, in two passes: the mean, then the squares of what deviates from it.
+"""Layer norm over the rows of a matrix, and its gradients.
 
-E[x^2] - E[x]^2 would need one pass and lose every digit where the mean is large against the spread. Rows that fit into
-one block stay in registers between the passes; longer ones are read three times.
+The variance takes a second pass over the row: E[x^2] - E[x]^2 would need one, but cancels where the mean is large
+against the standard deviation. A row that fits into one block stays in registers; a longer one is read three times.
 """
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from assay.kernels.triton.arguments import FLOATING, check, check_numbers
-from assay.kernels.triton.layernorm_backward import norm_gradients
+from assay.kernels.triton.norm_backward import norm_backward
 from assay.kernels.triton.operators import custom_op, differentiate
 from assay.kernels.triton.rows import CONFIGS, HEURISTICS, grid
 
@@ -40,13 +41,13 @@ def _layernorm_kernel(
     x_rows = x_ptr + rows * x_strides[0]
     y_rows = y_ptr + rows * y_strides[0]
 
-    length = BLOCK_N if SINGLE_PASS else N  # loops of one turn, known to the compiler
+    length = BLOCK_N if SINGLE_PASS else N  # one iteration, known at compile time: x stays in registers
     x = tl.zeros([ROWS_PER_PROGRAM, BLOCK_N], tl.float32)
     total = tl.zeros([ROWS_PER_PROGRAM, BLOCK_N], tl.float32)
     for start in range(0, length, BLOCK_N):
         columns = start + block
-        kept = (rows < R) & (columns < N)
-        x = tl.load(x_rows + columns * x_strides[1], mask=kept, other=0.0).to(tl.float32)
+        mask = (rows < R) & (columns < N)
+        x = tl.load(x_rows + columns * x_strides[1], mask=mask, other=0.0).to(tl.float32)
         total += x
     mean = (tl.sum(total, axis=1) / N)[:, None]
 
@@ -54,21 +55,21 @@ def _layernorm_kernel(
     for start in range(0, length, BLOCK_N):
         columns = start + block
         if not SINGLE_PASS:
-            kept = (rows < R) & (columns < N)
-            x = tl.load(x_rows + columns * x_strides[1], mask=kept, other=0.0).to(tl.float32)
+            mask = (rows < R) & (columns < N)
+            x = tl.load(x_rows + columns * x_strides[1], mask=mask, other=0.0).to(tl.float32)
         centred = tl.where(columns < N, x - mean, 0.0)
         squares += centred * centred
-    root = tl.rsqrt(tl.sum(squares, axis=1) / N + eps)[:, None]
+    rstd = tl.rsqrt(tl.sum(squares, axis=1) / N + eps)[:, None]
 
     for start in range(0, length, BLOCK_N):
         columns = start + block
-        kept = (rows < R) & (columns < N)
+        mask = (rows < R) & (columns < N)
         if not SINGLE_PASS:
-            x = tl.load(x_rows + columns * x_strides[1], mask=kept, other=0.0).to(tl.float32)
+            x = tl.load(x_rows + columns * x_strides[1], mask=mask, other=0.0).to(tl.float32)
         weight = tl.load(weight_ptr + columns * stride_weight, mask=columns < N, other=0.0).to(tl.float32)
         bias = tl.load(bias_ptr + columns * stride_bias, mask=columns < N, other=0.0).to(tl.float32)
-        y = (x - mean) * root * weight + bias
-        tl.store(y_rows + columns * y_strides[1], y.to(y_ptr.dtype.element_ty), mask=kept)
+        y = (x - mean) * rstd * weight + bias
+        tl.store(y_rows + columns * y_strides[1], y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @custom_op("assay::layernorm", lambda x, *rest: x.new_empty(x.shape))
@@ -80,9 +81,25 @@ def _layernorm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     return y
 
 
+def _empty_gradients(
+    x: Tensor, weight: Tensor, dy: Tensor, eps: float, bias_dtype: torch.dtype, needs_weight: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    shape = weight.shape if needs_weight else (0,)
+    return x.new_empty(x.shape), weight.new_empty(shape), weight.new_empty(shape, dtype=bias_dtype)
+
+
+@custom_op("assay::layernorm_backward", _empty_gradients)
+def _layernorm_backward(
+    x: Tensor, weight: Tensor, dy: Tensor, eps: float, bias_dtype: torch.dtype, needs_weight: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    dx, dweight, dbias = _empty_gradients(x, weight, dy, eps, bias_dtype, needs_weight)
+    norm_backward(x, weight, dy, dx, (dweight, dbias) if needs_weight else (), eps=eps, has_mean=True)
+    return dx, dweight, dbias
+
+
 differentiate(
     "assay::layernorm",
-    lambda saved, dy: norm_gradients(
+    lambda saved, dy: _layernorm_backward(
         *(saved.x, saved.weight, dy, saved.eps, saved.bias.dtype), saved.needs.weight or saved.needs.bias
     ),
     saves="x weight bias",
@@ -90,11 +107,29 @@ differentiate(
 
 
 def layernorm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float = 1e-5) -> Tensor:
-    """(x - mean) / sqrt(variance + eps) * weight + bias of each row of x[R,N], computed in float32; weight[N], bias[N].
+    """Return (x - mean) / sqrt(variance + eps) * weight + bias of each row of x[R,N]; weight[N], bias[N].
 
-    The variance is the biased one. Each is float32, bfloat16 or float16, not necessarily the same; the result has x's
-    dtype. Raises TypeError or ValueError, naming the argument, for another dtype, shape or device.
+    Computed in float32, with the biased variance. The tensors are float32, bfloat16 or float16, not necessarily the
+    same; the result has x's dtype. Raises TypeError or ValueError, naming the argument, for another dtype, shape or
+    device.
     """
     check(x=(x, FLOATING, "R N"), weight=(weight, FLOATING, "N"), bias=(bias, FLOATING, "N"))
     check_numbers(eps=eps, minimum=0.0)
     return _layernorm(x, weight, bias, eps)
+
+
+def layernorm_backward(
+    x: Tensor, weight: Tensor, dy: Tensor, *, eps: float = 1e-5, bias_dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return dx[R,N], dweight[N] and dbias[N] of `layernorm`, from its x[R,N] and weight[N] and the gradient dy[R,N].
+
+    Computed in float32. The tensors are float32, bfloat16 or float16, not necessarily the same; dx has x's dtype,
+    dweight that of weight, dbias bias_dtype or that of weight too. Raises TypeError or ValueError, naming the argument,
+    for another dtype, shape or device.
+    """
+    check(x=(x, FLOATING, "R N"), weight=(weight, FLOATING, "N"), dy=(dy, FLOATING, "R N"))
+    check_numbers(eps=eps, minimum=0.0)
+    if bias_dtype is not None and bias_dtype not in FLOATING:
+        raise TypeError(f"bias_dtype: expected float32, bfloat16 or float16, got {bias_dtype}")
+    gradients: tuple[Tensor, Tensor, Tensor] = _layernorm_backward(x, weight, dy, eps, bias_dtype or weight.dtype, True)
+    return gradients

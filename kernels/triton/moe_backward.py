@@ -1,11 +1,19 @@
-"""The gradients of a mixture of experts, without atomics: everything is in the order of pairs sorted by expert.
+"""The gradients of a mixture of experts, by grouped GEMMs over token-expert pairs sorted by expert.
 
-A first kernel forms gate and up again and, beside them, what comes back through the second product: of each pair the
-gradients of gate and up, and the parts of its weight's. They go to the tokens as hidden activations do in the forward
-pass (`moe_shares`), and to the weights of each expert by one product over all its rows (`moe_weight_gradient`).
+    1. `_hidden_gradient_kernel` recomputes gate and up, and computes dhidden = w_down^T dy: three products in one loop.
+       It writes the gradients of gate and up, partial sums of the routing weights' gradients, and the weighted hidden
+       activations.
+    2. `gemm_and_combine` takes the gradients of gate and up back to the tokens, like the down projection.
+    3. `_weight_gradient_kernel`: for each expert one product over all of its rows.
+
+There are no atomics: the same call gives the same bits.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import triton
@@ -13,41 +21,43 @@ import triton.language as tl
 from torch import Tensor
 
 from assay.kernels.triton.arguments import check_moe, check_moe_fp8
-from assay.kernels.triton.moe_shares import mixed
-from assay.kernels.triton.moe_sort import Sorted, sort_by_expert
-from assay.kernels.triton.moe_tiles import (
-    add_product,
+from assay.kernels.triton.moe_gemm import (
+    gemm_and_combine,
     grouped_configs,
     grouped_grid,
-    rows_tile,
-    scaled_along,
-    scales_at,
+    load_block,
+    load_scales,
+    load_w,
+    load_x,
+    scale_k,
+    scaled_dot,
     strides_of,
-    tile_of_expert,
-    weights_as,
-    weights_from,
-    weights_tile,
+    w_operand,
+    w_source,
 )
-from assay.kernels.triton.moe_weight_gradient import weight_gradient
+from assay.kernels.triton.moe_sort import RoutingData, sort_by_expert
 from assay.kernels.triton.operators import custom_op
-from assay.kernels.triton.swiglu_backward import silu_and_slope
-from assay.kernels.triton.tiles import size_bucket
+from assay.kernels.triton.swiglu import silu_and_derivative
+from assay.kernels.triton.tiles import macs_per_thread, matches_dtype, size_bucket, tile_configs, tile_id_to_mn
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
-_TALLEST = {2: 128, 4: 64}  # rows of a block that a thread's registers have room for, by an element's bytes
-_TALLEST_OF_CODES = {2: 64, 4: 16}  # where registers hold the weights made of codes, too
-_NARROWEST = 64  # columns of a tile, in all configurations
-_TUNING = grouped_configs(
-    3,
-    "x_ptr",
-    {"w_up": True, "w_down": True},
-    *((64, 64, 4, 2), (64, 64, 8, 3), (64, 32, 8, 3), (64, 16, 8, 2), (64, 16, 16, 2)),
+# The most rows of a block that a thread's registers have room for, by the bytes of an element of x.
+_MAX_BLOCK_M = {2: 128, 4: 64}
+_MAX_BLOCK_M_FP8 = {2: 64, 4: 16}  # registers hold the weights in x's dtype, too
+_BLOCK_N = 64  # in all configurations: partial sums of dweights are allocated before one is chosen
+_MAX_FP32_MACS = 1024  # of a thread and tile: without tensor cores each becomes an instruction
+
+
+@triton.autotune(
+    key=["P_BUCKET", "E", "D", "F", "BLOCK_M"],
+    **grouped_configs(
+        *(3, "x_ptr", {"w_up": True, "w_down": True}),
+        *((_BLOCK_N, 64, 4, 2), (_BLOCK_N, 64, 8, 3), (_BLOCK_N, 32, 8, 3)),
+        *((_BLOCK_N, 16, 8, 2), (_BLOCK_N, 16, 16, 2)),
+    ),
 )
-
-
-@triton.autotune(key=["P_CLASS", "E", "D", "F", "BLOCK_M"], **_TUNING)
 @triton.jit
-def _pair_gradient_kernel(
+def _hidden_gradient_kernel(
     x_ptr,
     dy_ptr,
     w_up,
@@ -55,134 +65,232 @@ def _pair_gradient_kernel(
     up_scales_ptr,
     down_scales_ptr,
     weights_ptr,
-    order_ptr,
-    blocks_ptr,
-    grown_ptr,
+    sorted_pairs_ptr,
+    block_schedule_ptr,
+    dgate_up_ptr,
     hidden_ptr,
-    parts_ptr,
-    BLOCKS,
+    partials_ptr,
+    NUM_BLOCKS,
     E,
     D,
     F,
-    CHOICES,
-    PARTS,
-    P_CLASS,
+    TOP_K,
+    NUM_PARTIALS,
+    P_BUCKET,
     x_strides,
     dy_strides,
     w_up_strides,
     w_down_strides,
     up_scales_strides,
     down_scales_strides,
-    SIDE: tl.constexpr,
-    W_UP_DESCRIBED: tl.constexpr,
-    W_UP_ALONG_K: tl.constexpr,
-    W_DOWN_DESCRIBED: tl.constexpr,
-    W_DOWN_ALONG_K: tl.constexpr,
+    SCALE_BLOCK: tl.constexpr,
+    W_UP_TMA: tl.constexpr,
+    W_UP_K_CONTIGUOUS: tl.constexpr,
+    W_DOWN_TMA: tl.constexpr,
+    W_DOWN_K_CONTIGUOUS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
 ):
-    """Of each sorted row: the gradients of gate and up, its weight times silu(gate) * up, and a part of the weight's
-    gradient, the sum over a tile's columns, at the row's pair.
+    """dgate_up[row, 2F], hidden[row, F] = routing weight * silu(gate) * up, and partials[pair, pid_n], the tile's part
+    of the routing weight's gradient.
 
-    Scales of weights, if any, are as in `moe_shares`. Where each row has one (SIDE 1), the gradients of gate and up are
-    multiplied by theirs: the product with the transposed weights then needs none.
+    w_up is w_gate_up as [E,D,2F], w_down [E,D,F]. With scales of rows (SCALE_BLOCK 1), dgate and dup are multiplied by
+    theirs here: the product with the transposed weights, along whose K the scales then vary, needs none.
     """
-    expert, first, end, tile_n = tile_of_expert(blocks_ptr, BLOCKS, F, BLOCK_M, BLOCK_N, GROUP_M)
+    expert, row_start, row_end, pid_n = load_block(block_schedule_ptr, NUM_BLOCKS, F, BLOCK_M, BLOCK_N, GROUP_M)
     if expert >= E:
         return
-    column = tile_n * BLOCK_N
-    left = F - column
-    rows = first + tl.arange(0, BLOCK_M)
-    in_rows = rows < end
-    pairs = tl.load(order_ptr + rows, mask=in_rows, other=0)
-    tokens = (pairs // CHOICES)[:, None]
-    inner = tl.arange(0, BLOCK_K).to(tl.int64)[None, :]
-    x_ptrs = x_ptr + tokens * x_strides[0] + inner * x_strides[1]
-    dy_ptrs = dy_ptr + tokens * dy_strides[0] + inner * dy_strides[1]
-    gate_from = weights_from(w_up, expert, column, left, w_up_strides, W_UP_DESCRIBED, BLOCK_N, BLOCK_K)
-    up_from = weights_from(w_up, expert, column + F, left, w_up_strides, W_UP_DESCRIBED, BLOCK_N, BLOCK_K)
-    down_from = weights_from(w_down, expert, column, left, w_down_strides, W_DOWN_DESCRIBED, BLOCK_N, BLOCK_K)
-
+    rows = row_start + tl.arange(0, BLOCK_M)
+    mask_m = rows < row_end
+    pairs = tl.load(sorted_pairs_ptr + rows, mask=mask_m, other=0)
+    tokens = (pairs // TOP_K)[:, None]
+    offs_k = tl.arange(0, BLOCK_K).to(tl.int64)[None, :]
+    x_ptrs = x_ptr + tokens * x_strides[0] + offs_k * x_strides[1]
+    dy_ptrs = dy_ptr + tokens * dy_strides[0] + offs_k * dy_strides[1]
+    column = pid_n * BLOCK_N
+    gate_source = w_source(w_up, expert, column, F - column, w_up_strides, W_UP_TMA, 0, BLOCK_N, BLOCK_K)
+    up_source = w_source(w_up, expert, column + F, F - column, w_up_strides, W_UP_TMA, 0, BLOCK_N, BLOCK_K)
+    down_source = w_source(w_down, expert, column, F - column, w_down_strides, W_DOWN_TMA, 0, BLOCK_N, BLOCK_K)
     columns = column + tl.arange(0, BLOCK_N)
-    gate_scales = up_scales_ptr, up_scales_strides, expert, columns, columns < F
-    up_scales = up_scales_ptr, up_scales_strides, expert, columns + F, columns < F
-    down_scales = down_scales_ptr, down_scales_strides, expert, columns, columns < F
+    mask_n = columns < F
+    gate_scales = up_scales_ptr, up_scales_strides, expert, columns, mask_n
+    up_scales = up_scales_ptr, up_scales_strides, expert, columns + F, mask_n
+    down_scales = down_scales_ptr, down_scales_strides, expert, columns, mask_n
 
     gate = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     up = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    back = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    dhidden = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for start in tl.range(0, D, BLOCK_K):
-        x = rows_tile(x_ptrs, start, x_strides[1], in_rows, D, BLOCK_K)
-        own = weights_tile(gate_from, start, D, W_UP_DESCRIBED, W_UP_ALONG_K, BLOCK_K)
-        gate = add_product(gate, own, x, gate_scales, start, SIDE)
-        own = weights_tile(up_from, start, D, W_UP_DESCRIBED, W_UP_ALONG_K, BLOCK_K)
-        up = add_product(up, own, x, up_scales, start, SIDE)
-        dy = rows_tile(dy_ptrs, start, dy_strides[1], in_rows, D, BLOCK_K)
-        own = weights_tile(down_from, start, D, W_DOWN_DESCRIBED, W_DOWN_ALONG_K, BLOCK_K)
-        if SIDE == 1:
-            own = scaled_along(own, down_scales, start, D)
-        back = add_product(back, own, dy, down_scales, start, SIDE)
+        x = load_x(x_ptrs, start, x_strides[1], mask_m, D, BLOCK_K)
+        w = load_w(gate_source, None, None, start, D, W_UP_TMA, W_UP_K_CONTIGUOUS, 0, BLOCK_K)
+        gate = scaled_dot(gate, w, x, gate_scales, start, SCALE_BLOCK)
+        w = load_w(up_source, None, None, start, D, W_UP_TMA, W_UP_K_CONTIGUOUS, 0, BLOCK_K)
+        up = scaled_dot(up, w, x, up_scales, start, SCALE_BLOCK)
+        dy = load_x(dy_ptrs, start, dy_strides[1], mask_m, D, BLOCK_K)
+        w = load_w(down_source, None, None, start, D, W_DOWN_TMA, W_DOWN_K_CONTIGUOUS, 0, BLOCK_K)
+        if SCALE_BLOCK == 1:
+            w = scale_k(w, down_scales, start, D)
+        dhidden = scaled_dot(dhidden, w, dy, down_scales, start, SCALE_BLOCK)
 
-    if SIDE == 1:
-        gate *= scales_at(gate_scales, 0, SIDE)
-        up *= scales_at(up_scales, 0, SIDE)
-    opened, slope = silu_and_slope(gate)
-    weights = tl.load(weights_ptr + pairs, mask=in_rows, other=0.0)[None, :]
-    places = rows[None, :] * F + columns[:, None]
-    inside = in_rows[None, :] & (columns < F)[:, None]
-    hidden = opened * up
-    part = tl.sum(tl.where((columns < F)[:, None], hidden * back, 0.0), axis=0)
-    tl.store(parts_ptr + pairs * PARTS + tile_n, part, mask=in_rows)
+    if SCALE_BLOCK == 1:
+        gate *= load_scales(gate_scales, 0, SCALE_BLOCK)
+        up *= load_scales(up_scales, 0, SCALE_BLOCK)
+    activated, derivative = silu_and_derivative(gate)
+    weights = tl.load(weights_ptr + pairs, mask=mask_m, other=0.0)[None, :]
+    offsets = rows[None, :] * F + columns[:, None]
+    mask = mask_m[None, :] & mask_n[:, None]
+    hidden = activated * up
+    partial = tl.sum(tl.where(mask_n[:, None], hidden * dhidden, 0.0), axis=0)
+    tl.store(partials_ptr + pairs * NUM_PARTIALS + pid_n, partial, mask=mask_m)
     if hidden_ptr is not None:
-        tl.store(hidden_ptr + places, (hidden * weights).to(hidden_ptr.dtype.element_ty), mask=inside)
-    back *= weights
-    of_gate, of_up = back * up * slope, back * opened
-    if SIDE == 1:
-        of_gate *= scales_at(gate_scales, 0, SIDE)
-        of_up *= scales_at(up_scales, 0, SIDE)
-    grown_ptrs = grown_ptr + places + rows[None, :] * F
-    tl.store(grown_ptrs, of_gate.to(grown_ptr.dtype.element_ty), mask=inside)
-    tl.store(grown_ptrs + F, of_up.to(grown_ptr.dtype.element_ty), mask=inside)
+        tl.store(hidden_ptr + offsets, (hidden * weights).to(hidden_ptr.dtype.element_ty), mask=mask)
+    dhidden *= weights
+    dgate, dup = dhidden * up * derivative, dhidden * activated
+    if SCALE_BLOCK == 1:
+        dgate *= load_scales(gate_scales, 0, SCALE_BLOCK)
+        dup *= load_scales(up_scales, 0, SCALE_BLOCK)
+    dgate_ptrs = dgate_up_ptr + offsets + rows[None, :] * F
+    tl.store(dgate_ptrs, dgate.to(dgate_up_ptr.dtype.element_ty), mask=mask)
+    tl.store(dgate_ptrs + F, dup.to(dgate_up_ptr.dtype.element_ty), mask=mask)
 
 
-def _results(
-    x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tensor, dy: Tensor, of_up: bool, of_down: bool
-) -> Gradients:
-    return (
-        x.new_empty(x.shape),
-        w_gate_up.new_empty(w_gate_up.shape if of_up else 0),
-        w_down.new_empty(w_down.shape if of_down else 0),
-        weights.new_empty(weights.shape),
+def _hidden_gradient(
+    x: Tensor,
+    w_gate_up: Tensor,
+    w_down: Tensor,
+    weights: Tensor,
+    dy: Tensor,
+    routing: RoutingData,
+    hidden: Tensor | None,
+    scales: tuple[Tensor | None, Tensor | None] = (None, None),
+    scale_block: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of gate and up, [T*k,2F] of sorted rows, and dweights[T,k]; write hidden[T*k,F] if given.
+
+    ``scales`` are those of w_gate_up[E,2F,D] and w_down[E,F,D], as in `moe_gemm`.
+    """
+    (tokens, top_k), (experts, d, f) = weights.shape, w_down.shape
+    pairs, num_blocks = tokens * top_k, len(routing.block_schedule)
+    dgate_up = torch.empty((pairs, 2 * f), dtype=x.dtype, device=x.device)
+    partials = torch.zeros((pairs, triton.cdiv(f, _BLOCK_N)), dtype=torch.float32, device=x.device)
+    w_up, w_up_strides, *w_up_layout = w_operand(w_gate_up.transpose(1, 2), f)
+    down, w_down_strides, *w_down_layout = w_operand(w_down)
+    _hidden_gradient_kernel[grouped_grid(num_blocks, f)](
+        *(x, dy, w_up, down, *scales, weights.contiguous(), routing.sorted_pairs, routing.block_schedule),
+        *(dgate_up, hidden, partials),
+        *(num_blocks, experts, d, f, top_k, partials.shape[1], size_bucket(pairs), x.stride(), dy.stride()),
+        *(w_up_strides, w_down_strides, *map(strides_of, scales), scale_block, *w_up_layout, *w_down_layout),
+        BLOCK_M=routing.block_m,
+    )
+    return dgate_up, partials.sum(1).view(weights.shape)
+
+
+def _prune_weight_gradient(configs: list[triton.Config], arguments: Mapping[str, Any], **_: Any) -> list[triton.Config]:
+    dtype = arguments["rows_ptr"].dtype
+    max_macs = _MAX_FP32_MACS if dtype == torch.float32 else math.inf
+    return [config for config in configs if macs_per_thread(config) <= max_macs and matches_dtype(config, dtype)]
+
+
+@triton.autotune(
+    configs=tile_configs(
+        *((128, 128, 64, 8, 3), (64, 128, 64, 4, 3), (64, 64, 64, 4, 3), (64, 64, 16, 8, 2), (128, 64, 16, 8, 2))
+    ),
+    key=["P_BUCKET", "E", "M", "N"],
+    prune_configs_by={"early_config_prune": _prune_weight_gradient},
+)
+@triton.jit
+def _weight_gradient_kernel(
+    rows_ptr,
+    tokens_ptr,
+    sorted_pairs_ptr,
+    expert_ends_ptr,
+    dw_ptr,
+    E,
+    M,
+    N,
+    TOP_K,
+    P_BUCKET,
+    tokens_strides,
+    dw_strides,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    """dw[expert] = rows^T tokens over the expert's rows[P,M] and their tokens [T,N], gathered."""
+    num_tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
+    pid = tl.program_id(0).to(tl.int64)
+    expert = pid // num_tiles
+    pid_m, pid_n = tile_id_to_mn(pid % num_tiles, M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    offs_m, offs_n = pid_m * BLOCK_M + tl.arange(0, BLOCK_M), pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    row_start = tl.load(expert_ends_ptr + expert - 1, mask=expert > 0, other=0)
+    row_end = tl.load(expert_ends_ptr + expert)
+
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in tl.range(row_start, row_end, BLOCK_K):
+        offs_k = start + tl.arange(0, BLOCK_K)
+        mask_k = offs_k < row_end
+        tokens = tl.load(sorted_pairs_ptr + offs_k, mask=mask_k, other=0) // TOP_K
+        a_ptrs = rows_ptr + offs_k[:, None] * M + offs_m[None, :]
+        a = tl.load(a_ptrs, mask=mask_k[:, None] & (offs_m < M)[None, :], other=0.0)
+        b_ptrs = tokens_ptr + tokens[:, None] * tokens_strides[0] + offs_n[None, :] * tokens_strides[1]
+        b = tl.load(b_ptrs, mask=mask_k[:, None] & (offs_n < N)[None, :], other=0.0)
+        acc = tl.dot(a.T, b, acc, input_precision="ieee")
+
+    dw_ptrs = dw_ptr + expert * dw_strides[0] + offs_m[:, None] * dw_strides[1] + offs_n[None, :] * dw_strides[2]
+    tl.store(dw_ptrs, acc.to(dw_ptr.dtype.element_ty), mask=(offs_m < M)[:, None] & (offs_n < N)[None, :])
+
+
+def write_weight_gradient(rows: Tensor, tokens: Tensor, routing: RoutingData, top_k: int, dw: Tensor) -> None:
+    """Write dw[E,M,N]: for each expert, sorted rows[P,M]^T times their tokens[T,N]."""
+    experts, m, n = dw.shape
+    _weight_gradient_kernel[
+        lambda meta: (experts * triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]),)
+    ](
+        *(rows, tokens, routing.sorted_pairs, routing.expert_ends, dw),
+        *(experts, m, n, top_k, size_bucket(len(rows)), tokens.stride(), dw.stride()),
     )
 
 
-@custom_op("assay::moe_backward", _results)
-def expert_gradients(
-    x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tensor, dy: Tensor, of_up: bool, of_down: bool
+def _empty_gradients(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, *rest: Any) -> Gradients:
+    *_, needs_up, needs_down = rest
+    dw_gate_up = w_gate_up.new_empty(w_gate_up.shape if needs_up else 0)
+    dw_down = w_down.new_empty(w_down.shape if needs_down else 0)
+    return x.new_empty(x.shape), dw_gate_up, dw_down, weights.new_empty(weights.shape)
+
+
+@custom_op("assay::moe_backward", _empty_gradients)
+def moe_backward_op(
+    x: Tensor,
+    w_gate_up: Tensor,
+    w_down: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    dy: Tensor,
+    needs_up: bool,
+    needs_down: bool,
 ) -> Gradients:
-    """dx, dw_gate_up and dw_down, if they are asked for, and dweights of `assay::moe`, from the gradient of its
-    result."""
+    """Return dx, dw_gate_up and dw_down, if needed, and dweights of `moe`."""
+    dw_gate_up = w_gate_up.new_empty(w_gate_up.shape if needs_up else 0)
+    dw_down = w_down.new_empty(w_down.shape if needs_down else 0)
     if not (ids.numel() and w_down.numel()):
-        dx, dw_gate_up, dw_down, dweights = _results(x, w_gate_up, w_down, weights, ids, dy, of_up, of_down)
-        return dx.zero_(), dw_gate_up.zero_(), dw_down.zero_(), dweights.zero_()
-    choices = ids.shape[1]
-    pairs = sort_by_expert(ids.contiguous(), len(w_down), _TALLEST[x.element_size()])
-    hidden = torch.empty((ids.numel(), w_down.shape[2]), dtype=x.dtype, device=x.device) if of_down else None
-    grown, dweights = _pair_gradients(x, w_gate_up, w_down, weights, dy, pairs, hidden)
-    dx = mixed(grown, w_gate_up, pairs, ids.contiguous(), None)
-    dw_gate_up = w_gate_up.new_empty(w_gate_up.shape if of_up else 0)
-    dw_down = w_down.new_empty(w_down.shape if of_down else 0)
-    if of_up:
-        weight_gradient(grown, x, pairs, choices, dw_gate_up)
+        return x.new_zeros(x.shape), dw_gate_up.zero_(), dw_down.zero_(), weights.new_zeros(weights.shape)
+    ids, top_k = ids.contiguous(), ids.shape[1]
+    routing = sort_by_expert(ids, len(w_down), _MAX_BLOCK_M[x.element_size()])
+    hidden = torch.empty((ids.numel(), w_down.shape[2]), dtype=x.dtype, device=x.device) if needs_down else None
+    dgate_up, dweights = _hidden_gradient(x, w_gate_up, w_down, weights, dy, routing, hidden)
+    dx = gemm_and_combine(dgate_up, w_gate_up, routing, ids, None)
+    if needs_up:
+        write_weight_gradient(dgate_up, x, routing, top_k, dw_gate_up)
     if hidden is not None:
-        weight_gradient(hidden, dy, pairs, choices, dw_down.transpose(1, 2))
+        write_weight_gradient(hidden, dy, routing, top_k, dw_down.transpose(1, 2))
     return dx, dw_gate_up, dw_down, dweights
 
 
 @custom_op("assay::moe_fp8_backward", lambda x, *rest: (x.new_empty(x.shape), rest[4].new_empty(rest[4].shape)))
-def fp8_expert_gradients(
+def moe_fp8_backward_op(
     x: Tensor,
     w_gate_up: Tensor,
     w_down: Tensor,
@@ -191,58 +299,31 @@ def fp8_expert_gradients(
     weights: Tensor,
     ids: Tensor,
     dy: Tensor,
-    side: int,
+    scale_block: int,
 ) -> tuple[Tensor, Tensor]:
-    """dx and dweights of `assay::moe_fp8`, from the gradient of its result."""
+    """Return dx and dweights of `moe_fp8`."""
     if not (ids.numel() and w_down.numel()):
         return x.new_zeros(x.shape), weights.new_zeros(weights.shape)
-    pairs = sort_by_expert(ids.contiguous(), len(w_down), _TALLEST_OF_CODES[x.element_size()])
+    ids = ids.contiguous()
+    routing = sort_by_expert(ids, len(w_down), _MAX_BLOCK_M_FP8[x.element_size()])
     scales = scale_gate_up, scale_down.transpose(1, 2)
-    grown, dweights = _pair_gradients(x, w_gate_up, w_down, weights, dy, pairs, None, scales, side)
-    by_block = side > 1
-    given = scale_gate_up.transpose(1, 2) if by_block else None
-    return mixed(grown, w_gate_up, pairs, ids.contiguous(), None, given, side if by_block else 0), dweights
-
-
-def _pair_gradients(
-    x: Tensor,
-    w_gate_up: Tensor,
-    w_down: Tensor,
-    weights: Tensor,
-    dy: Tensor,
-    pairs: Sorted,
-    hidden: Tensor | None,
-    scales: tuple[Tensor | None, Tensor | None] = (None, None),
-    side: int = 0,
-) -> tuple[Tensor, Tensor]:
-    """The gradients of gate and up [T*k,2F] of sorted rows, and dweights[T,k]. Written is, where given, hidden[T*k,F],
-    weight * silu(gate) * up. ``scales``: of w_gate_up[E,2F,D] and w_down[E,F,D], for blocks of ``side`` as in `mixed`.
-    """
-    (tokens, choices), (experts, d, f) = weights.shape, w_down.shape
-    count, blocks = tokens * choices, len(pairs.blocks)
-    grown = torch.empty((count, 2 * f), dtype=x.dtype, device=x.device)
-    parts = torch.zeros((count, triton.cdiv(f, _NARROWEST)), dtype=torch.float32, device=x.device)
-    up, up_strides, *up_lies = weights_as(w_gate_up.transpose(1, 2), f)
-    down, down_strides, *down_lies = weights_as(w_down)
-    _pair_gradient_kernel[grouped_grid(blocks, f)](
-        *(x, dy, up, down, *scales, weights.contiguous(), pairs.order, pairs.blocks, grown, hidden, parts),
-        *(blocks, experts, d, f, choices, parts.shape[1], size_bucket(count), x.stride(), dy.stride()),
-        *(up_strides, down_strides, *map(strides_of, scales), side, *up_lies, *down_lies),
-        BLOCK_M=pairs.height,
-    )
-    return grown, parts.sum(1).view(weights.shape)
+    dgate_up, dweights = _hidden_gradient(x, w_gate_up, w_down, weights, dy, routing, None, scales, scale_block)
+    if scale_block == 1:  # the gradients are scaled already
+        return gemm_and_combine(dgate_up, w_gate_up, routing, ids, None), dweights
+    scales_t = scale_gate_up.transpose(1, 2)
+    return gemm_and_combine(dgate_up, w_gate_up, routing, ids, None, scales_t, scale_block), dweights
 
 
 def moe_backward(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tensor, dy: Tensor) -> Gradients:
-    """dx[T,D], dw_gate_up[E,2F,D], dw_down[E,D,F] and dweights[T,k] of `moe`, from the gradient dy[T,D] of its result.
+    """Return dx[T,D], dw_gate_up[E,2F,D], dw_down[E,D,F] and dweights[T,k] of `moe`, from the gradient dy[T,D].
 
     dy has x's dtype; the other arguments are those of `moe`, and each gradient has its argument's dtype. Sums are
-    float32; the gradients of gate and up, and weight * silu * up, are rounded to x's dtype before they are multiplied.
-    An id outside of 0 .. E-1 has a weight's gradient of zero. Raises TypeError or ValueError, naming the argument, for
-    another dtype, shape or device.
+    float32; the gradients of gate and up, and weight * silu(gate) * up, are rounded to x's dtype before they are
+    multiplied. An id outside of 0 .. E-1 has a weight's gradient of zero. Raises TypeError or ValueError, naming the
+    argument, for another dtype, shape or device.
     """
     check_moe(x, w_gate_up, w_down, weights, ids, dy=(dy, ("x",), "T D"))
-    return expert_gradients(x, w_gate_up, w_down, weights, ids, dy, True, True)
+    return moe_backward_op(x, w_gate_up, w_down, weights, ids, dy, True, True)
 
 
 def moe_fp8_backward(
@@ -257,18 +338,18 @@ def moe_fp8_backward(
     *,
     granularity: str = "channel",
 ) -> tuple[Tensor, Tensor]:
-    """dx[T,D] and dweights[T,k] of `moe_fp8`, from the gradient dy[T,D] of its result.
+    """Return dx[T,D] and dweights[T,k] of `moe_fp8`, from the gradient dy[T,D] of its result.
 
-    dy has x's dtype; the other arguments are those of `moe_fp8`. Codes and scales have no gradient: what quantised the
-    experts is passed straight through (arXiv:1308.3432, and section 3.3 of arXiv:2412.19437). Sums are float32, which
-    scales of blocks multiply. Scales of rows multiply w_down, which is then rounded to x's dtype, and the gradients of
-    gate and up before they are rounded. Raises TypeError or ValueError, naming the argument, for another dtype, shape,
+    dy has x's dtype; the other arguments are those of `moe_fp8`. Weights and scales have no gradient: quantisation is
+    a straight-through estimator (arXiv:1308.3432, and section 3.3 of arXiv:2412.19437). Sums are float32, which block
+    scales multiply. Scales of rows multiply w_down, which is then rounded to x's dtype, and the gradients of gate and
+    up before they are rounded. Raises TypeError or ValueError, naming the argument, for another dtype, shape,
     granularity or device.
     """
-    side = check_moe_fp8(
+    scale_block = check_moe_fp8(
         *(x, w_gate_up, w_down, scale_gate_up, scale_down, weights, ids, granularity), dy=(dy, ("x",), "T D")
     )
-    found: tuple[Tensor, Tensor] = fp8_expert_gradients(
-        *(x, w_gate_up, w_down, scale_gate_up, scale_down, weights, ids, dy, side)
+    gradients: tuple[Tensor, Tensor] = moe_fp8_backward_op(
+        *(x, w_gate_up, w_down, scale_gate_up, scale_down, weights, ids, dy, scale_block)
     )
-    return found
+    return gradients

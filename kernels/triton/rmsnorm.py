@@ -1,6 +1,6 @@
-"""RMS norm over the rows of a matrix, alone or of the sum of two matrices, which is returned as well.
+"""RMS norm over the rows of a matrix, alone or of the sum of two matrices, which is returned too; and its gradients.
 
-Rows that fit into one block are read once; longer ones twice, the first time for the sum of squares.
+A row that fits into one block is read once; a longer one twice, the first time for the sum of squares.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import triton.language as tl
 from torch import Tensor
 
 from assay.kernels.triton.arguments import FLOATING, check, check_numbers
+from assay.kernels.triton.norm_backward import norm_backward
 from assay.kernels.triton.operators import custom_op, differentiate
-from assay.kernels.triton.rmsnorm_backward import norm_gradients
 from assay.kernels.triton.rows import CONFIGS, HEURISTICS, grid
 
 
 @triton.jit
-def _sum_of(x_ptrs, residual_ptrs, kept, ADD: tl.constexpr):
-    total = tl.load(x_ptrs, mask=kept, other=0.0).to(tl.float32)
+def _load_sum(x_ptrs, residual_ptrs, mask, ADD: tl.constexpr):
+    total = tl.load(x_ptrs, mask=mask, other=0.0).to(tl.float32)
     if ADD:
-        total += tl.load(residual_ptrs, mask=kept, other=0.0).to(tl.float32)
+        total += tl.load(residual_ptrs, mask=mask, other=0.0).to(tl.float32)
     return total
 
 
@@ -54,26 +54,26 @@ def _rmsnorm_kernel(
     y_rows = y_ptr + rows * y_strides[0]
     total_rows = total_ptr + rows * y_strides[0]
 
-    length = BLOCK_N if SINGLE_PASS else N  # loops of one turn, known to the compiler
+    length = BLOCK_N if SINGLE_PASS else N  # one iteration, known at compile time: the sum stays in registers
     total = tl.zeros([ROWS_PER_PROGRAM, BLOCK_N], tl.float32)
     squares = tl.zeros([ROWS_PER_PROGRAM, BLOCK_N], tl.float32)
     for start in range(0, length, BLOCK_N):
         columns = start + block
-        kept = (rows < R) & (columns < N)
-        total = _sum_of(x_rows + columns * x_strides[1], residual_rows + columns * residual_strides[1], kept, ADD)
+        mask = (rows < R) & (columns < N)
+        total = _load_sum(x_rows + columns * x_strides[1], residual_rows + columns * residual_strides[1], mask, ADD)
         squares += total * total
         if ADD:
-            tl.store(total_rows + columns * y_strides[1], total.to(total_ptr.dtype.element_ty), mask=kept)
-    root = tl.rsqrt(tl.sum(squares, axis=1) / N + eps)[:, None]
+            tl.store(total_rows + columns * y_strides[1], total.to(total_ptr.dtype.element_ty), mask=mask)
+    rstd = tl.rsqrt(tl.sum(squares, axis=1) / N + eps)[:, None]
 
     for start in range(0, length, BLOCK_N):
         columns = start + block
-        kept = (rows < R) & (columns < N)
+        mask = (rows < R) & (columns < N)
         if not SINGLE_PASS:
-            total = _sum_of(x_rows + columns * x_strides[1], residual_rows + columns * residual_strides[1], kept, ADD)
+            total = _load_sum(x_rows + columns * x_strides[1], residual_rows + columns * residual_strides[1], mask, ADD)
         weight = tl.load(weight_ptr + columns * stride_weight, mask=columns < N, other=0.0).to(tl.float32) + offset
-        y = total * root * weight
-        tl.store(y_rows + columns * y_strides[1], y.to(y_ptr.dtype.element_ty), mask=kept)
+        y = total * rstd * weight
+        tl.store(y_rows + columns * y_strides[1], y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @custom_op("assay::rmsnorm", lambda x, *rest: x.new_empty(x.shape))
@@ -85,13 +85,6 @@ def _rmsnorm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
     return y
 
 
-differentiate(
-    "assay::rmsnorm",
-    lambda saved, dy: norm_gradients(saved.x, saved.weight, dy, saved.eps, saved.offset, saved.needs.weight),
-    saves="x weight",
-)
-
-
 @custom_op("assay::add_rmsnorm", lambda x, *rest: (x.new_empty(x.shape), x.new_empty(x.shape)))
 def _add_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     y, total = x.new_empty(x.shape), x.new_empty(x.shape)
@@ -101,17 +94,37 @@ def _add_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     return y, total
 
 
-def _added_gradients(saved: Any, dy: Tensor, dtotal: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    dx, dweight = norm_gradients(saved.last_result, saved.weight, dy, saved.eps, 0.0, saved.needs.weight)
+def _empty_gradients(
+    x: Tensor, weight: Tensor, dy: Tensor, eps: float, offset: float, needs_weight: bool
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), weight.new_empty(weight.shape if needs_weight else 0)
+
+
+@custom_op("assay::rmsnorm_backward", _empty_gradients)
+def _rmsnorm_backward(
+    x: Tensor, weight: Tensor, dy: Tensor, eps: float, offset: float, needs_weight: bool
+) -> tuple[Tensor, Tensor]:
+    dx, dweight = _empty_gradients(x, weight, dy, eps, offset, needs_weight)
+    norm_backward(x, weight, dy, dx, (dweight,) if needs_weight else (), eps=eps, offset=offset, has_mean=False)
+    return dx, dweight
+
+
+def _add_rmsnorm_backward(saved: Any, dy: Tensor, dtotal: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    dx, dweight = _rmsnorm_backward(saved.last_result, saved.weight, dy, saved.eps, 0.0, saved.needs.weight)
     dx = dx + dtotal
     return dx, dx.to(saved.residual.dtype), dweight
 
 
-differentiate("assay::add_rmsnorm", _added_gradients, saves="residual weight last_result")
+differentiate(
+    "assay::rmsnorm",
+    lambda saved, dy: _rmsnorm_backward(saved.x, saved.weight, dy, saved.eps, saved.offset, saved.needs.weight),
+    saves="x weight",
+)
+differentiate("assay::add_rmsnorm", _add_rmsnorm_backward, saves="residual weight last_result")
 
 
 def rmsnorm(x: Tensor, weight: Tensor, *, eps: float = 1e-6, offset: float = 0.0) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * (weight + offset) of each row of x[R,N], computed in float32; weight[N].
+    """Return x / sqrt(mean(x^2) + eps) * (weight + offset) of each row of x[R,N], computed in float32; weight[N].
 
     Both are float32, bfloat16 or float16, not necessarily the same; the result has x's dtype. Raises TypeError or
     ValueError, naming the argument, for another dtype, shape or device.
@@ -123,12 +136,27 @@ def rmsnorm(x: Tensor, weight: Tensor, *, eps: float = 1e-6, offset: float = 0.0
 
 
 def add_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
-    """The RMS norm of x + residual (both [R,N]) times weight[N], and x + residual itself; computed in float32.
+    """Return the RMS norm of x + residual (both [R,N]) times weight[N], and x + residual itself; computed in float32.
 
-    The norm is that of the sum in float32, before it is rounded; gradients are taken at the rounded sum. Each is
-    float32, bfloat16 or float16, not necessarily the same; the results have x's dtype. Raises TypeError or ValueError,
-    naming the argument, for another dtype, shape or device.
+    The sum is normalised before it is rounded; gradients are taken at the rounded sum. The tensors are float32,
+    bfloat16 or float16, not necessarily the same; the results have x's dtype. Raises TypeError or ValueError, naming
+    the argument, for another dtype, shape or device.
     """
     check(x=(x, FLOATING, "R N"), residual=(residual, FLOATING, "R N"), weight=(weight, FLOATING, "N"))
     check_numbers(eps=eps, minimum=0.0)
     return _add_rmsnorm(x, residual, weight, eps)
+
+
+def rmsnorm_backward(
+    x: Tensor, weight: Tensor, dy: Tensor, *, eps: float = 1e-6, offset: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Return dx[R,N] and dweight[N] of `rmsnorm`, from its x[R,N] and weight[N] and the gradient dy[R,N] of its result.
+
+    Computed in float32. The tensors are float32, bfloat16 or float16, not necessarily the same; dx has x's dtype,
+    dweight that of weight. Raises TypeError or ValueError, naming the argument, for another dtype, shape or device.
+    """
+    check(x=(x, FLOATING, "R N"), weight=(weight, FLOATING, "N"), dy=(dy, FLOATING, "R N"))
+    check_numbers(eps=eps, minimum=0.0)
+    check_numbers(offset=offset)
+    gradients: tuple[Tensor, Tensor] = _rmsnorm_backward(x, weight, dy, eps, offset, True)
+    return gradients

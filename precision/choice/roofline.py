@@ -15,33 +15,14 @@ from dataclasses import astuple, dataclass, replace
 
 import torch
 
-from assay.configs import architectures, table
+from assay.configs import architectures
+from assay.formats.devices import Device
+from assay.formats.devices import devices as all_devices
 from assay.precision.errors import UnknownDevice, WrongShape
 from assay.precision.observation.sites import Site, heads_among
 from assay.precision.observation.tracer import tensors_of
 from assay.precision.schemes import Quantizer, Scheme, scheme_named
 from assay.runtime.errors import unknown
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """A row of configs/devices.toml, in operations/s, bytes/s, bytes and seconds."""
-
-    name: str
-    title: str
-    rates: Mapping[str, float]
-    """Dense peak by arithmetic, of those that the hardware has."""
-    microscaling: bool
-    """Products take a scale with every 16 or 32 elements."""
-    bandwidth: float
-    memory: float
-    achievable: float
-    """Share of rates and bandwidth that programs reach: a parameter, 1.0 where no measurement is cited."""
-    launch: float
-    """What each op costs beside its work: a parameter, 0.0 where no measurement is cited."""
-    source: str
-    capability: int = 0
-    """NVIDIA's compute capability times ten; 0 of other vendors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,19 +98,15 @@ class Cost:
 
 
 def devices() -> tuple[str, ...]:
-    """The names that `device_named` takes."""
-    return tuple(table("devices"))
+    """Return the names that `device_named` takes: of devices with known peak rates."""
+    return tuple(name for name, device in all_devices().items() if device.rates)
 
 
 def device_named(name: str) -> Device:
-    """The device of this name, in any case. Raises UnknownDevice with the nearest names."""
-    rows = table("devices")
-    row = rows.get(name.lower())
-    if row is None:
-        raise UnknownDevice(unknown("device", name.lower(), rows))
-    rates = {arithmetic: rate * 1e12 for arithmetic, rate in row["rates"].items()}
-    scaled = {"rates": rates, "bandwidth": row["bandwidth"] * 1e9, "memory": row["memory"] * 1e9}
-    return Device(name=name.lower(), **{**row, **scaled})
+    """Return the device of this name, in any case. Raises UnknownDevice with the nearest names."""
+    if name.lower() not in devices():
+        raise UnknownDevice(unknown("device", name.lower(), devices()))
+    return all_devices()[name.lower()]
 
 
 def running(device: Device, scheme: Scheme) -> Running:

@@ -102,16 +102,16 @@ def export(
     manifest.check(folder, texts, overwrite)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as room:
-        place = Path(room) / "new"  # with the rights that a folder of the user has
-        place.mkdir()
+        index = Path(room) / "new"  # with the rights that a folder of the user has
+        index.mkdir()
         for file, text in texts.items():
-            (place / file).write_bytes(text if isinstance(text, bytes) else text.encode())
+            (index / file).write_bytes(text if isinstance(text, bytes) else text.encode())
         if checkpoint:
             try:
                 made = write_checkpoint(
                     model,
                     assignment,
-                    place / "checkpoint",
+                    index / "checkpoint",
                     sites=sites,
                     fits=fits,
                     source=origin,
@@ -127,7 +127,7 @@ def export(
                 paths = [folder / "checkpoint"]
                 if made.options:
                     command = shlex.join(["vllm", "serve", "checkpoint", *made.options])
-                    (place / OPTIONS).write_text(f"{command}\n", encoding="utf-8")
+                    (index / OPTIONS).write_text(f"{command}\n", encoding="utf-8")
                     paths.append(folder / OPTIONS)
                 parts.append(Part("checkpoint", tuple(paths), made.held, made.bytes))
                 _note(said, "checkpoint", [line for line in made.notes if said.get(line) != ["lint"]])
@@ -140,7 +140,7 @@ def export(
             "tied": [name for name, site in matrices.items() if site.tied],
             "tables": [name for name, site in matrices.items() if site.type == "embedding"],
         }
-        manifest.move(place, folder, assignment, notes, overwrite, about)
+        manifest.move(index, folder, assignment, notes, overwrite, about)
     return Exported(tuple(parts), notes, refused)
 
 
@@ -158,12 +158,12 @@ def unexportable(
     Raises CannotExport, NotInstalled, UnknownDevice.
     """
     own = [TARGETS[name].fixed for name in formats]
-    found = list(unstorable(model, sites)) if checkpoint or None in own else []
+    results = list(unstorable(model, sites)) if checkpoint or None in own else []
     plain = [TARGETS[name] for name in formats if TARGETS[name].fixed is None]
     if (checkpoint or plain) and not (target_named(target).engine and all(each.tables for each in plain)):
-        found += [name for name, site in sites.items() if site.type == "embedding"]
+        results += [name for name, site in sites.items() if site.type == "embedding"]
     request = _request(model, sites, assignment={})
-    return list(dict.fromkeys([*found, *(name for fixed in own if fixed is not None for name in fixed(request))]))
+    return list(dict.fromkeys([*results, *(name for fixed in own if fixed is not None for name in fixed(request))]))
 
 
 def clear(out: str | Path) -> bool:

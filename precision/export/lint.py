@@ -22,21 +22,21 @@ def lint(
     Linears that are fused and disagree, where what serves them fuses; weights that are tied; schemes that ``target``,
     an engine, a device or both as `audit` takes it, lacks. Raises UnknownDevice, UnknownScheme.
     """
-    found = []
+    results = []
     aimed = target_named(target)
     fused = units_of(sites) if fuses and (aimed.engine is None or aimed.engine.fused) else {}
     for unit, members in fused.items():
         names = {assignment.get(member) for member in members}
         if len(names) > 1:
             choices = ", ".join(f"{name.rpartition('.')[2]} {assignment.get(name, 'as it is')}" for name in members)
-            found.append(f"{unit}: serving engines run its linears as one product, which takes one scheme: {choices}")
-    found += _tied(assignment, sites)
+            results.append(f"{unit}: serving engines run its linears as one product, which takes one scheme: {choices}")
+    results += _tied(assignment, sites)
     fallen: dict[str, list[str]] = {}
     for name, scheme in assignment.items():
         if note := aimed.lacks(scheme_named(scheme)):
             fallen.setdefault(note, []).append(name)
-    found += [f"{note}, at {listed(names)}: not what was simulated" for note, names in fallen.items()]
-    return found
+    results += [f"{note}, at {listed(names)}: not what was simulated" for note, names in fallen.items()]
+    return results
 
 
 def lint_config(
@@ -54,38 +54,38 @@ def lint_config(
     others = asked_for({name for several in called.values() for name in several})
     groups: Mapping[str, Any] = config.get("config_groups") or {}
     ignored = config.get("ignore") or []
-    found = []
+    results = []
     if list(groups) != sorted(groups):
-        found.append(f"{', '.join(groups)}: groups are sorted by name when stored; number them with zeros in front")
+        results.append(f"{', '.join(groups)}: groups are sorted by name when stored; number them with zeros in front")
     for name, group in groups.items():
         for target in group["targets"]:
             if target.startswith("re:") and not target.endswith("$"):
-                found.append(f"{name}: {target!r} matches every name that begins so; end it with $")
+                results.append(f"{name}: {target!r} matches every name that begins so; end it with $")
             own = (matches(target, name, _classes(sites[site])) for site in sites for name in called[site])
             if not any(own) and not any(matches(target, name) for name in others):
-                found.append(f"{name}: {target!r} matches no linear of the model")
-    for site, place in sites.items():
-        if place.shape:
-            scheme = assignment.get(site, assignment.get(place.tied, ""))
-            found += [line for name in called[site] for line in _of_linear(name, place, scheme, groups, ignored)]
-    return found
+                results.append(f"{name}: {target!r} matches no linear of the model")
+    for site, index in sites.items():
+        if index.shape:
+            scheme = assignment.get(site, assignment.get(index.tied, ""))
+            results += [line for name in called[site] for line in _of_linear(name, index, scheme, groups, ignored)]
+    return results
 
 
 def lint_scales(tensors: Mapping[str, torch.Tensor], sites: Mapping[str, Site]) -> list[str]:
     """Warnings about a checkpoint's tensors: fused linears whose scales of the tensor differ; engines have one."""
-    found = []
+    results = []
     for unit, members in units_of(sites).items():
         if fused_name(unit) is None:
             continue
         for key, does in (("weight_global_scale", "takes the largest for all"), ("weight_scale", "rounds all to one")):
             scales = [tensors[f"{name}.{key}"].float() for name in members if f"{name}.{key}" in tensors]
             if all(scale.numel() == 1 for scale in scales) and len({float(scale) for scale in scales}) > 1:
-                found.append(f"{unit}: its {len(scales)} weights have a {key} each, of which vLLM {does}")
-    return found
+                results.append(f"{unit}: its {len(scales)} weights have a {key} each, of which vLLM {does}")
+    return results
 
 
-def _of_linear(name: str, place: Site, given: str, groups: Mapping[str, Any], ignored: list[str]) -> list[str]:
-    classes = _classes(place)
+def _of_linear(name: str, index: Site, given: str, groups: Mapping[str, Any], ignored: list[str]) -> list[str]:
+    classes = _classes(index)
     hits = [
         (group, target) for group in groups for target in groups[group]["targets"] if matches(target, name, classes)
     ]

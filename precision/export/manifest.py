@@ -48,7 +48,7 @@ def check(folder: Path, names: Iterable[str], overwrite: bool) -> None:
         )
     for name in {*names, RECORD} - {*earlier, RECORD if earlier else ""}:
         above = (folder / parent for parent in Path(name).parents)
-        other = next((place for place in above if place.exists() and not place.is_dir()), folder / name)
+        other = next((index for index in above if index.exists() and not index.is_dir()), folder / name)
         if other.exists():
             raise CannotExport(f"{other} exists and is of no export: move it away, or give another folder")
 
@@ -64,14 +64,14 @@ def remove(folder: Path) -> bool:
     names = written(folder)
     for name in (*names, RECORD) if names else ():
         (folder / name).unlink(missing_ok=True)
-    for place in sorted({folder / parent for name in names for parent in Path(name).parents}, reverse=True):
+    for index in sorted({folder / parent for name in names for parent in Path(name).parents}, reverse=True):
         with suppress(OSError):
-            place.rmdir()
+            index.rmdir()
     return bool(names)
 
 
 def move(
-    place: Path,
+    index: Path,
     folder: Path,
     assignment: Mapping[str, str],
     notes: Collection[str],
@@ -84,12 +84,12 @@ def move(
     export, and what there is has a record, with what ``about`` says; a checkpoint's config.json, without which nothing
     loads it, comes last.
     """
-    files = sorted(str(file.relative_to(place)) for file in place.rglob("*") if file.is_file())
+    files = sorted(str(file.relative_to(index)) for file in index.rglob("*") if file.is_file())
     check(folder, files, overwrite)
     remove(folder)
     if not files:
         return
-    digests = {name: digest_of(place / name) for name in files}
+    digests = {name: digest_of(index / name) for name in files}
     content = {
         "assignment": dict(assignment),
         "files": files,
@@ -100,7 +100,7 @@ def move(
     write_text_atomically(folder / RECORD, json.dumps(content, indent=1) + "\n")
     for name in sorted(files, key=lambda name: Path(name).name == "config.json"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        os.replace(place / name, folder / name)
+        os.replace(index / name, folder / name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,11 +27,11 @@ def offered(
         if engine is not None and export not in engine.exports:
             read = ", ".join(engine.exports)
             raise UnknownOption(f"{engine.name} reads no {export}: take its {read}, or leave the export away")
-    found = tuple(name for name in names if not any(TARGETS[export].lacks(SCHEMES[name]) for export in asked))
-    if not found:
+    results = tuple(name for name in names if not any(TARGETS[export].lacks(SCHEMES[name]) for export in asked))
+    if not results:
         what = "none of the formats" if formats is not None else "no format"
         raise UnknownOption(f"{what} is in all of {', '.join(asked)}: export them apart, or choose others")
-    return found
+    return results
 
 
 def apart(target: str | None, exports: Collection[str]) -> bool | None:

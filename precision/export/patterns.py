@@ -46,17 +46,19 @@ def _alike(names: Iterable[str]) -> list[str]:
 
 def _targets(words: tuple[str, ...], numbers: set[tuple[int, ...]]) -> list[str]:
     """Targets of names that are ``words`` with ``numbers`` in the places of "#"."""
-    places = [sorted(set(column)) for column in zip(*numbers, strict=True)]
+    indices = [sorted(set(column)) for column in zip(*numbers, strict=True)]
     if len(numbers) == 1:
-        given = (str(place[0]) for place in places)
+        given = (str(position[0]) for position in indices)
         return [".".join(next(given) if word == "#" else word for word in words)]
-    if math.prod(map(len, places)) == len(numbers):
-        choices = (str(place[0]) if len(place) == 1 else f"({'|'.join(map(str, place))})" for place in places)
+    if math.prod(map(len, indices)) == len(numbers):
+        choices = (
+            str(position[0]) if len(position) == 1 else f"({'|'.join(map(str, position))})" for position in indices
+        )
         return ["re:" + r"\.".join(next(choices) if word == "#" else re.escape(word) for word in words) + "$"]
     # Not every number goes with every other: those of the first place that has several stand apart.
-    place = next(index for index, values in enumerate(places) if len(values) > 1)
+    position = next(index for index, values in enumerate(indices) if len(values) > 1)
     return [
         target
-        for value in places[place]
-        for target in _targets(words, {some for some in numbers if some[place] == value})
+        for value in indices[position]
+        for target in _targets(words, {some for some in numbers if some[position] == value})
     ]

@@ -59,26 +59,26 @@ class Plan:
 
     def expressed(self, entry_of: Callable[[Scheme], tuple[T | None, str]]) -> dict[str, T]:
         """What a stack has for each linear; ``entry_of`` a scheme, or why it has nothing, which is noted."""
-        found = {}
+        results = {}
         for name, scheme in self.linears.items():
             entry, reason = entry_of(scheme)
             if entry is None:
                 self.note(name, scheme.name, reason)
             else:
-                found[name] = entry
-        return found
+                results[name] = entry
+        return results
 
     def fused(self, sites: Mapping[str, Site], entries: Mapping[str, T], what: str) -> dict[str, tuple[T | None, ...]]:
         """The entries, each once, of linears that vLLM runs as one, by its name for them; several are noted."""
-        found: dict[str, tuple[T | None, ...]] = {}
+        results: dict[str, tuple[T | None, ...]] = {}
         for unit, members in units_of(sites).items():
             if name := fused_name(unit):
                 several = [entries.get(member) for member in members]
-                found[name] = tuple(each for place, each in enumerate(several) if each not in several[:place])
-                if len(found[name]) > 1:
+                results[name] = tuple(each for index, each in enumerate(several) if each not in several[:index])
+                if len(results[name]) > 1:
                     words = f"vLLM runs {len(members)} linears as {name}, which has no {what}: they differ"
                     self.note(unit, "mixed", words)
-        return found
+        return results
 
     def fp8_caches(self, otherwise: str) -> dict[str, Scheme]:
         """All KV caches, where they are e4m3; of stacks that know nothing else. ``otherwise``: why others are noted."""

@@ -43,8 +43,8 @@ def reloaded(audit: Audit, part: Part) -> Reloaded | None:
         reader = ", ".join(f"{name} {version(name)}" for name in packages)
     except PackageNotFoundError:
         return None
-    places = {str(site): site.type for site in audit.all_sites}
-    simulated = audit.measure({name: scheme for name, scheme in part.held.items() if places.get(name) != "kv_cache"})
+    indices = {str(site): site.type for site in audit.all_sites}
+    simulated = audit.measure({name: scheme for name, scheme in part.held.items() if indices.get(name) != "kv_cache"})
     about = simulated, float(audit.noise_floor), audit.metric.power
     try:
         if streamed_parameters(audit.model):

@@ -69,10 +69,10 @@ def load(
     Raises `UnknownModel`, `UnknownOption`, `UntrustedModel`, `BadModel` (damaged, incomplete or non-finite weights, or
     no weights of products), and `NotInstalled` where a Hugging Face directory meets no ``transformers``.
     """
-    found = device_named(device)
-    if max_memory is not None and not isinstance(max_memory, Mapping) and found.type != "cpu":
-        max_memory = {found.index or 0: max_memory}
-    loaded = _load(target, trust, dtype, max_memory, as_stored, found)
+    result = device_named(device)
+    if max_memory is not None and not isinstance(max_memory, Mapping) and result.type != "cpu":
+        max_memory = {result.index or 0: max_memory}
+    loaded = _load(target, trust, dtype, max_memory, as_stored, result)
     _check_weights(loaded.model, loaded.name)
     _check_products(loaded.model, loaded.name)
     return loaded
@@ -129,13 +129,13 @@ def exceeds_limit(target: str | Path) -> bool:
 def device_named(device: str | torch.device) -> torch.device:
     """The device of torch. Raises `UnknownOption` for one that there is not on this machine."""
     try:
-        torch.empty(0, device=(found := torch.device(device)))
+        torch.empty(0, device=(result := torch.device(device)))
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         expected = f"expected a device that torch has here, such as cpu or cuda, got {device!s}"
         raise UnknownOption(f"{expected}: {one_line(error)}") from None
-    if found.type == "meta":
+    if result.type == "meta":
         raise UnknownOption("expected a device that holds values, such as cpu or cuda, got meta")
-    return found
+    return result
 
 
 def _from_file(path: Path, trust: bool, dtype: torch.dtype) -> Loaded:
@@ -183,12 +183,12 @@ def _check_products(model: torch.nn.Module, name: str) -> None:
     of parameters of its own does with them is seen when it runs."""
     if isinstance(model, torch.fx.GraphModule):
         calls = {str(node.target).split(".")[1] for node in model.graph.nodes if str(node.target).startswith("aten.")}
-        found = not calls.isdisjoint(_PRODUCTS)
+        result = not calls.isdisjoint(_PRODUCTS)
     else:
         tables = torch.nn.Embedding | torch.nn.EmbeddingBag
         owners = (module for module in model.modules() if not isinstance(module, tables))
-        found = any(values.dim() > 1 for module in owners for values in module.parameters(recurse=False))
-    if not found:
+        result = any(values.dim() > 1 for module in owners for values in module.parameters(recurse=False))
+    if not result:
         raise BadModel(
             f"{name}: a {type(model).__name__} without linear, convolutional or recurrent "
             "layers, so there is no format to choose in it"

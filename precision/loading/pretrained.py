@@ -219,21 +219,21 @@ def headers_of(path: Path, trust: bool) -> dict[str, tuple[torch.dtype | None, i
         return _header(single)
     if not index.is_file():
         return _without_safetensors(path, trust)
-    places = json_of(index).get("weight_map")
-    if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
+    indices = json_of(index).get("weight_map")
+    if not isinstance(indices, dict) or not all(isinstance(file, str) for file in indices.values()):
         raise BadModel(f"{index} has no weight_map of tensors to files; fetch it again")
-    found: dict[str, tuple[torch.dtype | None, int]] = {}
-    for file in sorted(set(places.values())):
+    results: dict[str, tuple[torch.dtype | None, int]] = {}
+    for file in sorted(set(indices.values())):
         if not (path / file).is_file():
             raise BadModel(f"{path} lacks {file}, which {index.name} names; fetch it again")
         header = _header(path / file)
-        lost = [name for name, place in places.items() if place == file and name not in header]
+        lost = [name for name, position in indices.items() if position == file and name not in header]
         if lost:
             raise BadModel(
                 f"{path / file} lacks {listed(lost, 'tensors')}, which {index.name} says it has; fetch both again"
             )
-        found |= header
-    return found
+        results |= header
+    return results
 
 
 def _without_safetensors(path: Path, trust: bool) -> dict[str, tuple[torch.dtype | None, int]]:

@@ -58,7 +58,7 @@ def parts_of(
     if not count:
         return _batched(rows, batch, padding), None
     held = {(2 * index + 1) * len(rows) // (2 * count) for index in range(count)}
-    parts = ([row for place, row in enumerate(rows) if (place in held) is taken] for taken in (False, True))
+    parts = ([row for position, row in enumerate(rows) if (position in held) is taken] for taken in (False, True))
     return tuple(_batched(part, batch, padding) for part in parts)  # type: ignore[return-value]
 
 

@@ -23,14 +23,14 @@ def from_factory(module: str, factory: str, dtype: torch.dtype) -> Loaded:
     """What ``module:factory`` makes when it is called without arguments: a module, an exported program, or a module and
     its tokenizer of transformers, with which a text can be cut. Raises `UnknownModel` and `BadModel`."""
     target = f"{module}:{factory}"
-    found: Any = import_own(module, f"model {target!r}", UnknownModel)
+    result: Any = import_own(module, f"model {target!r}", UnknownModel)
     for part in factory.split("."):
-        if not hasattr(found, part):
-            near = difflib.get_close_matches(part, dir(found), n=1)
+        if not hasattr(result, part):
+            near = difflib.get_close_matches(part, dir(result), n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise UnknownModel(f"model {target!r}: {module} has no {part!r}{hint}")
-        found = getattr(found, part)
-    made = _called(found, target)
+        result = getattr(result, part)
+    made = _called(result, target)
     if isinstance(made, torch.export.ExportedProgram):
         return from_exported(made, target, None)
     if isinstance(made, tuple) and len(made) == 2:

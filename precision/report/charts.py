@@ -30,14 +30,14 @@ _RECIPES = (
 
 def charts_of(content: Mapping[str, Any]) -> dict[str, Markup]:
     """Every chart by the name of its place on the page."""
-    found = {"pareto": drawn(_pareto(content), "pareto"), "measured": drawn(_measured(content), "measured")}
-    found |= {name: heated(_heat(content, places), name) for name, places in _PLACES.items()}
+    results = {"pareto": drawn(_pareto(content), "pareto"), "measured": drawn(_measured(content), "measured")}
+    results |= {name: heated(_heat(content, indices), name) for name, indices in _PLACES.items()}
     if content["positions"]:
-        found["positions"] = drawn(_positions(content), "positions")
-    found |= {
-        f"outlier{place}": drawn(_outlier(site), f"outlier{place}") for place, site in enumerate(content["outliers"])
+        results["positions"] = drawn(_positions(content), "positions")
+    results |= {
+        f"outlier{index}": drawn(_outlier(site), f"outlier{index}") for index, site in enumerate(content["outliers"])
     }
-    return found
+    return results
 
 
 def _pareto(content: Mapping[str, Any]) -> Chart:
@@ -131,20 +131,20 @@ def _measured(content: Mapping[str, Any]) -> Chart:
             high=[_number(guess["high"]) for guess in guesses],
         )
 
-    found = []
+    results = []
     for points, what, mark, tone in zip(
         usable, ("measured to calibrate", "front and recommended"), ("dot", "diamond"), ("front", "chosen"), strict=True
     ):
         inside = [point for point in points if _inside(point)]
         outside = [point for point in points if not _inside(point)]
-        found.append(series(f"{what}, inside its interval", inside, mark, tone))
+        results.append(series(f"{what}, inside its interval", inside, mark, tone))
         if outside:
-            found.append(series(f"{what}, outside of it", outside, mark, "bad"))
+            results.append(series(f"{what}, outside of it", outside, mark, "bad"))
     return Chart(
         f"Predicted against measured error of {len(usable[0])} assignments that calibrate and {len(usable[1])} others.",
         Axis(f"predicted error, {unit}, logarithmic", log=True),
         Axis(f"measured error, {unit}, logarithmic", log=True),
-        found,
+        results,
         diagonal="predicted = measured",
         height=400,
     )
@@ -158,15 +158,15 @@ def _inside(point: Mapping[str, Any]) -> bool:
 _PLACES = {"weights": ("linear", "embedding"), "values": ("kv_cache", "activation")}
 
 
-def _heat(content: Mapping[str, Any], places: Sequence[str]) -> HeatMap:
+def _heat(content: Mapping[str, Any], indices: Sequence[str]) -> HeatMap:
     """The predicted error of each site alone in each scheme of its menu."""
-    sites = [site for site in content["sites"] if site["place"] in places and site["alone"]]
+    sites = [site for site in content["sites"] if site["place"] in indices and site["alone"]]
     schemes = list(dict.fromkeys(scheme for site in sites for scheme in site["alone"]))
     values = [
         [_number(site["alone"][scheme]) if scheme in site["alone"] else None for scheme in schemes] for site in sites
     ]
     rows = [site["kind"] if site["layer"] is None else f"{site['layer']} {site['kind']}" for site in sites]
-    what = " and ".join(place.replace("_", " ") for place in places)
+    what = " and ".join(index.replace("_", " ") for index in indices)
     return HeatMap(
         f"Predicted error of each {what} alone in each scheme, {content['settings']['unit']}",
         rows,
@@ -182,12 +182,12 @@ def _outlier(site: Mapping[str, Any]) -> Chart:
     """The largest magnitude of each channel of a site, its largest ones marked."""
     values, channels = [float(value) for value in site["largest"]], site["channels"]
     size, more = divmod(channels, len(values))  # of the runs that torch.tensor_split makes
-    at = [place * size + min(place, more) for place in range(len(values) + 1)]
+    at = [index * size + min(index, more) for index in range(len(values) + 1)]
     runs = [f"channel {a}" if b - a == 1 else f"channels {a} to {b - 1}" for a, b in pairwise(at)]
     middle = statistics.median(values)
-    top = sorted(sorted(range(len(values)), key=lambda place: -values[place])[:_LARGEST])
-    over = [f", {values[place] / middle:.3g} times the median" if middle > 0 else "" for place in top]
-    words = [f"{runs[place]}: {values[place]:.3g}{times}" for place, times in zip(top, over, strict=True)]
+    top = sorted(sorted(range(len(values)), key=lambda index: -values[index])[:_LARGEST])
+    over = [f", {values[index] / middle:.3g} times the median" if middle > 0 else "" for index in top]
+    words = [f"{runs[index]}: {values[index]:.3g}{times}" for index, times in zip(top, over, strict=True)]
     return Chart(
         f"Largest magnitude of each of {channels} channels of {site['site']}; {words[0]}",
         Axis("channel"),

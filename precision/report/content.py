@@ -96,9 +96,9 @@ def content_of(
 
 
 def _unaudited(audit: Audit) -> record.Unaudited:
-    found = audit.observed.unaudited
-    largest = [record.UnauditedParameter(each.name, each.parameters, each.why) for each in found.shut[:_SHUT]]
-    return record.Unaudited(found.parameters, found.share, largest, str(found))
+    result = audit.observed.unaudited
+    largest = [record.UnauditedParameter(each.name, each.parameters, each.why) for each in result.shut[:_SHUT]]
+    return record.Unaudited(result.parameters, result.share, largest, str(result))
 
 
 def _site(audit: Audit, site: Site, chosen: Mapping[str, str]) -> record.Site:
@@ -128,15 +128,15 @@ def _ratio(largest: torch.Tensor) -> float:
 
 def _outliers(audit: Audit) -> list[record.Outlier]:
     """Channels of the sites whose largest is furthest from their median; of what several linears read, the first."""
-    found: dict[tuple[float, int], tuple[float, str, torch.Tensor]] = {}
+    results: dict[tuple[float, int], tuple[float, str, torch.Tensor]] = {}
     for site in audit.sites:
         largest = audit.observed.largest(site)
         if largest is None or not math.isfinite(ratio := _ratio(largest)):
             continue
         key = (float(largest.double().sum()), len(largest))
-        if key not in found or (site.type == "linear" and not found[key][1].startswith("linear ")):
-            found[key] = (ratio, f"{site.type} {site}", largest)
-    worst = sorted(found.values(), key=lambda entry: (-entry[0], entry[1]))[:_WORST]
+        if key not in results or (site.type == "linear" and not results[key][1].startswith("linear ")):
+            results[key] = (ratio, f"{site.type} {site}", largest)
+    worst = sorted(results.values(), key=lambda entry: (-entry[0], entry[1]))[:_WORST]
     return [
         record.Outlier(
             site=name.partition(" ")[2],
@@ -186,30 +186,30 @@ def _interval(measured: float) -> record.Interval | None:
     return record.Interval(measured.low, measured.high)
 
 
-def _baseline(found: Baseline, decodes: bool) -> record.Baseline:
-    apart = record.Interval(found.difference.low, found.difference.high)
+def _baseline(result: Baseline, decodes: bool) -> record.Baseline:
+    apart = record.Interval(result.difference.low, result.difference.high)
     return record.Baseline(
-        name=found.name,
-        assignment=dict(found.assignment),
-        measured=float(found.measured),
-        interval=_interval(found.measured),
-        difference=found.difference.error,
-        apart=apart if math.isfinite(found.difference.error) else None,
-        instead=found.instead,
-        words=found.words,
-        **_costs(found.cost, decodes),
+        name=result.name,
+        assignment=dict(result.assignment),
+        measured=float(result.measured),
+        interval=_interval(result.measured),
+        difference=result.difference.error,
+        apart=apart if math.isfinite(result.difference.error) else None,
+        instead=result.instead,
+        words=result.words,
+        **_costs(result.cost, decodes),
     )
 
 
-def _positions(found: Curve) -> record.Positions:
-    growth = found.growth
+def _positions(result: Curve) -> record.Positions:
+    growth = result.growth
     known = math.isfinite(growth.ratio) and math.isfinite(growth.high)
     return record.Positions(
         steps=[
             record.Step(end, float(error), _interval(error))
-            for end, error in zip(found.ends, found.errors, strict=True)
+            for end, error in zip(result.ends, result.errors, strict=True)
         ],
-        base=found.base,
+        base=result.base,
         growth=growth.ratio,
         apart=record.Interval(growth.low, growth.high) if known else None,
     )

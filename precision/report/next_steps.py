@@ -86,6 +86,6 @@ def _again(content: Mapping[str, Any], *more: str) -> str:
         if name.startswith("--") and name != "--export":  # which may be repeated
             given = [each for each in given if not each.startswith(f"{name}=")]
             while name in given:
-                place = given.index(name)
-                del given[place : place + (1 if after.startswith("--") else 2)]
+                index = given.index(name)
+                del given[index : index + (1 if after.startswith("--") else 2)]
     return shlex.join([*given, *more, *([] if "--resume" in given else ["--resume"])])

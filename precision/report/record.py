@@ -283,5 +283,5 @@ class Content(Record, frozen=True):
 
 def schema() -> str:
     """The JSON schema of `Content`, as text."""
-    found = msgspec.json.schema(Content)
-    return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **found}, indent=2) + "\n"
+    result = msgspec.json.schema(Content)
+    return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **result}, indent=2) + "\n"

@@ -145,8 +145,8 @@ def _baselines(content: Mapping[str, Any]) -> list[str]:
     near = sorted(simple, key=lambda each: abs(math.log(max(each["bytes"], 1) / max(size, 1))))[:_BESIDE]
     lines = [f"{each['name']}: {measured_words(each)}; {each['words']}" for each in (*near, unquantised)]
     head = ["beside", *[""] * len(near)]
-    found = [part for name, line in zip(head, lines, strict=True) for part in _folded(_line(name, ""), line)]
-    return [*found, *(part for line in advice_lines(content) for part in _folded(_line("instead", ""), line))]
+    results = [part for name, line in zip(head, lines, strict=True) for part in _folded(_line(name, ""), line)]
+    return [*results, *(part for line in advice_lines(content) for part in _folded(_line("instead", ""), line))]
 
 
 def budget_lines(content: Mapping[str, Any]) -> list[str]:
@@ -169,8 +169,8 @@ def budget_lines(content: Mapping[str, Any]) -> list[str]:
 def fixed_lines(content: Mapping[str, Any]) -> list[str]:
     """What no serving stack loads in another format, and so wasn't given one: a line, or none."""
     fixed = set(content["settings"]["fixed"])
-    places = [site["place"] for site in content["sites"] if site["name"] in fixed]
-    tables, linears = places.count("embedding"), places.count("linear")
+    indices = [site["place"] for site in content["sites"] if site["name"] in fixed]
+    tables, linears = indices.count("embedding"), indices.count("linear")
     names = ["embedding tables"] * bool(tables)
     names += [f"{counted(linears, 'linear')} that no checkpoint holds quantised"] * bool(linears)
     verb = "keeps its" if not tables and linears == 1 else "keep their"
@@ -239,8 +239,8 @@ def _table(content: Mapping[str, Any]) -> list[str]:
 
 
 def _positions(content: Mapping[str, Any]) -> list[str]:
-    found = content["positions"]
-    return [_line("positions", growth_words(found))] if found else []
+    result = content["positions"]
+    return [_line("positions", growth_words(result))] if result else []
 
 
 def _costs(content: Mapping[str, Any]) -> list[str]:

@@ -37,13 +37,13 @@ def grouped(sites: Iterable[Mapping[str, Any]]) -> list[Group]:
     for site in sites:
         if not site["tied"]:
             kinds.setdefault(layer_and_kind(site["unit"])[1], {}).setdefault(site["scheme"] or "", []).append(site)
-    found = []
+    results = []
     for kind, schemes in kinds.items():
         for scheme, members in schemes.items():
             layers = {layer for site in members if (layer := layer_and_kind(site["unit"])[0]) is not None}
             names = tuple(site["name"] for site in members)
-            found.append(Group(kind, scheme, tuple(sorted(layers)), names, members[0]["place"]))
-    return found
+            results.append(Group(kind, scheme, tuple(sorted(layers)), names, members[0]["place"]))
+    return results
 
 
 def layers_of(layers: Sequence[int]) -> str:
@@ -75,15 +75,15 @@ def plain(value: Any) -> Any:
     return float(f"{value:.6g}") if math.isfinite(value) else str(value)
 
 
-def growth_words(found: Mapping[str, Any]) -> str:
+def growth_words(result: Mapping[str, Any]) -> str:
     """How much larger the error is at the end of long sequences, with its interval where there is one, and which
     sequences predictions are calibrated for."""
     rests = "measured there; the intervals of predictions are for sequences as long as those chosen on"
-    if not isinstance(found["growth"], float):
-        last = f"the error at position {found['steps'][-1]['end']:,}"
-        return f"{last} can't be compared with that at {found['base']:,}; {rests}"
-    apart = found["apart"]
+    if not isinstance(result["growth"], float):
+        last = f"the error at position {result['steps'][-1]['end']:,}"
+        return f"{last} can't be compared with that at {result['base']:,}; {rests}"
+    apart = result["apart"]
     between = f" ({apart['low']:.2g} to {apart['high']:.2g})" if apart else ""
-    last = found["steps"][-1]["end"]
-    grown = f"the error at position {last:,} is {found['growth']:.2g} times that at {found['base']:,}{between}"
+    last = result["steps"][-1]["end"]
+    grown = f"the error at position {last:,} is {result['growth']:.2g} times that at {result['base']:,}{between}"
     return f"{grown}; {rests}"

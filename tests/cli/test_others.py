@@ -144,9 +144,9 @@ def test_an_adapter_s_repro_line_fails_again(capfd: pytest.CaptureFixture[str]) 
 
 
 def test_the_page_is_what_the_data_say() -> None:
-    """docs/others.md is made of docs/others.json and the table: `python -P docs/others.py`."""
-    data = json.loads((ROOT / "docs" / "others.json").read_text(encoding="utf-8"))
-    assert DOCS["page"](data, TABLE) == (ROOT / "docs" / "others.md").read_text(encoding="utf-8")
+    """docs/results/others.md is made of docs/results/others.json and the table: `python -P docs/others.py`."""
+    data = json.loads((ROOT / "docs" / "results" / "others.json").read_text(encoding="utf-8"))
+    assert DOCS["page"](data, TABLE) == (ROOT / "docs" / "results" / "others.md").read_text(encoding="utf-8")
     assert set(data) <= {entry.name for entry in TABLE}
 
 

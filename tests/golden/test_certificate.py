@@ -16,7 +16,7 @@ from assay.formats.format import format_named
 from assay.golden import Golden, evaluate, spec
 from assay.golden.arithmetic import BallArithmetic
 from assay.golden.arithmetic.ball import Ball, lowest_bit
-from assay.golden.arithmetic.ball_composite import _spread_about
+from assay.golden.arithmetic.ball_attention import _spread_about
 from assay.golden.evaluation.binding import run
 from assay.verify.contract import Contract
 

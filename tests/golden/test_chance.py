@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from assay.golden.arithmetic.chance import Chance
+from assay.golden.arithmetic.model import Chance
 
 Array = npt.NDArray[np.float32]
 U = 2.0**-24

@@ -15,7 +15,7 @@ from assay.formats.format import format_named
 from assay.formats.rounding import round_to
 from assay.golden import admissible, evaluate, spec
 from assay.golden.arithmetic import BallArithmetic
-from assay.golden.arithmetic.codes import nearest_code
+from assay.golden.arithmetic.arbitrary_precision import nearest_code
 from assay.golden.errors import InputError, OptionError
 from assay.golden.evaluation.binding import run
 from assay.golden.evaluation.golden import golden_of

@@ -17,7 +17,7 @@ import torch
 
 from assay.formats.rounding import round_to
 from assay.golden.arithmetic.real import torch_function
-from assay.golden.definitions.unary import FUNCTIONS
+from assay.golden.definitions.activations import FUNCTIONS
 from tests.golden import honest_gradients, honest_products, honest_rows
 from tests.golden.allowance import (
     KINDS,

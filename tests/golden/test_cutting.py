@@ -13,7 +13,7 @@ from assay.golden.evaluation.binding import run
 from assay.golden.evaluation.cutting import Axis, Cut, axes_of, cut
 from assay.golden.evaluation.golden import Golden, golden_of
 from assay.golden.inputs.recipe import Recipe, recipe
-from assay.golden.jobs.witness import drawn
+from assay.golden.jobs.oracle import inputs_of
 from assay.golden.registry import Spec, Tile, spec
 
 
@@ -63,7 +63,7 @@ def random_cut(call: Recipe, values: dict[str, torch.Tensor], chance: random.Ran
 
 def wrong_places(call: Recipe, chance: random.Random) -> tuple[int, int]:
     """Of one cut: how many elements were compared, and how many are not those of the whole."""
-    values = drawn(call)
+    values = inputs_of(call)
     made, options = random_cut(call, values, chance)
     parts, _ = made.inputs(call.definition, call.signature, values)
     compared = wrong = 0

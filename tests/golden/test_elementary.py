@@ -20,7 +20,7 @@ from flint import arb, ctx
 
 from assay.golden.arithmetic.model import EVALUATION, UNLISTED_ULPS
 from assay.golden.arithmetic.real import torch_function
-from assay.golden.definitions.unary import FUNCTIONS as NAMES
+from assay.golden.definitions.activations import FUNCTIONS as NAMES
 
 POINTS = 10_000
 Points = Callable[[np.random.Generator, int], Any]

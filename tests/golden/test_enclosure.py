@@ -11,10 +11,8 @@ import torch
 from assay.formats.accumulator import Accumulator
 from assay.golden import Golden
 from assay.golden.arithmetic import Arb, BallArithmetic, Multiprecision, Real
-from assay.golden.arithmetic.ball import Ball
-from assay.golden.arithmetic.ball_arithmetic import ElementaryBalls
-from assay.golden.arithmetic.ball_functions import FunctionBalls
-from assay.golden.arithmetic.ball_gradients import GradientBalls
+from assay.golden.arithmetic.ball import Ball, ElementaryBalls
+from assay.golden.arithmetic.ball_composites import CompositeBalls
 from tests.golden.drawing import Case
 from tests.golden.enclosure import escapes, outside
 
@@ -107,10 +105,10 @@ PLANTS: tuple[tuple[str, type, str, Change, str, int | None], ...] = (
     ("mpmath's mask is shifted", Multiprecision, "attend", shifted, "causal", None),
     ("mpmath's sum drops a term", Multiprecision, "sum", first_dropped, "rmsnorm", None),
     ("mpmath's erf is off by 1e-12", Multiprecision, "apply", nudged, "gelu", None),
-    ("Ball's functions are off by 1e-12", FunctionBalls, "function", nudged, "exp2", None),
-    ("Ball's functions have no radius", FunctionBalls, "function", shrunk, "sine", None),
-    ("Ball's slope of silu is off by 1e-12", GradientBalls, "silu_slope", nudged, "slope", None),
-    ("Ball's gradients of attention have no radius", GradientBalls, "attend_backward", shrunk, "gradient", None),
+    ("Ball's functions are off by 1e-12", ElementaryBalls, "function", nudged, "exp2", None),
+    ("Ball's functions have no radius", ElementaryBalls, "function", shrunk, "sine", None),
+    ("Ball's slope of silu is off by 1e-12", CompositeBalls, "silu_slope", nudged, "slope", None),
+    ("Ball's gradients of attention have no radius", BallArithmetic, "attend_backward", shrunk, "gradient", None),
     ("Arb's functions are off by 1e-12", Arb, "function", nudged, "sine", 30),
     ("mpmath's functions are off by 1e-12", Multiprecision, "function", nudged, "exp2", None),
 )

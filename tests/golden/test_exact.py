@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from assay.golden import Golden, specs
-from assay.golden.arithmetic import Exact, double_double, exact, exact_exponential, exact_functions, ozaki
+from assay.golden.arithmetic import Exact, double_double, double_double_functions, exact, ozaki
 from assay.golden.arithmetic.double_double import DoubleDouble
-from assay.golden.arithmetic.exact_functions import FUNCTIONS
+from assay.golden.arithmetic.double_double_functions import FUNCTIONS
 from assay.golden.evaluation.binding import bind
 from assay.golden.registry import spec
 from tests.golden.drawing import Case, cases
@@ -104,12 +104,12 @@ PLANTS: tuple[tuple[str, Any, str, Change, str], ...] = (
     ("exp is off by 2^-95", exact, "exp", off, "logsumexp"),
     ("the sum of weights is off by 2^-95", exact, "exact_sum", off, "softmax"),
     ("products of matrices are off by 2^-95", exact, "exact_matmul", off, "gemm"),
-    ("the root is off by 2^-95", exact_functions, "square_root", off, "rmsnorm"),
+    ("the root is off by 2^-95", double_double_functions, "square_root", off, "rmsnorm"),
     ("TwoSum forgets its error", double_double, "two_sum", without_error, "silu"),
     ("FastTwoSum forgets its error", double_double, "fast_two_sum", without_error, "softmax"),
     ("TwoProduct forgets its error", double_double, "product_and_excess", without_error, "rmsnorm"),
-    ("TwoSum forgets its error in a table's index", exact_exponential, "two_sum", without_error, "attention"),
-    ("TwoProduct forgets its error in exp", exact_exponential, "product_and_excess", without_error, "logsumexp"),
+    ("TwoSum forgets its error in a table's index", double_double_functions, "two_sum", without_error, "attention"),
+    ("TwoProduct forgets its error in exp", double_double_functions, "product_and_excess", without_error, "logsumexp"),
     ("sums of slices forget their error", ozaki, "two_sum", without_error, "gemm"),
     ("quotients have no radius", DoubleDouble, "__truediv__", without_radius, "softmax"),
 )

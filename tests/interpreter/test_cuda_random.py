@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from assay.interpreter.cuda_random import CudaGenerator, _angle, philox
+from assay.interpreter.fake_cuda.random import CudaGenerator, _angle, philox
 from assay.runtime.errors import SettingError
 from tests.interpreter.triton_kernels import run
 

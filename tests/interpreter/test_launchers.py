@@ -9,7 +9,7 @@ import triton.language as tl
 from triton.runtime.autotuner import Autotuner, Heuristics
 from triton.runtime.errors import InterpreterError
 
-from assay.interpreter import compiled_callers, faithful, tuning
+from assay.interpreter import compiler, faithful
 
 
 @triton.jit
@@ -166,8 +166,8 @@ def test_a_configuration_that_does_not_compile_is_not_taken(kind: Any) -> None:
 def test_the_compiler_is_asked_once_for_the_same_types_and_constants(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other numbers are no other question; other constants are."""
     own, asked = Autotuner(small_blocks_kernel, small_blocks_kernel.arg_names, CONFIGS, ["n"], None, None), []
-    monkeypatch.setattr(tuning, "_TAKEN", {})
-    monkeypatch.setattr(tuning, "compiles", lambda *question: asked.append(question) or True)
+    monkeypatch.setattr(compiler, "_accepted", {})
+    monkeypatch.setattr(compiler, "compiles", lambda *question: asked.append(question) or True)
     with faithful():
         for n in (2, 2, 2, 3, 3):
             own[(3,)](X, torch.zeros_like(X), n, 2.0, LIMIT=16)
@@ -224,7 +224,9 @@ def test_a_graph_without_a_launch_is_compiled() -> None:
     def graph_of(function: Any) -> torch.fx.GraphModule:
         return torch.fx.symbolic_trace(function, concrete_args={"factor": 2.0})
 
-    compile_or_not = compiled_callers._uncompiled(lambda self, graph, inputs: "compiled")
+    from assay.interpreter.launch import _eager_if_launching
+
+    compile_or_not = _eager_if_launching(lambda self, graph, inputs: "compiled")
     assert compile_or_not(None, graph_of(lambda x, factor: x.sin() * factor), []) == "compiled"
     op = torch.ops.assay_launchers.scaled.default
     assert compile_or_not(None, graph_of(lambda x, factor: op(x, factor)), []) != "compiled"

@@ -15,7 +15,7 @@ import triton.language as tl
 from triton.language.extra import libdevice as functions
 from triton.language.extra.cuda import libdevice as source
 
-from assay.interpreter.libdevice import libdevice
+from assay.interpreter.numerics.libdevice import libdevice
 from tests.interpreter.exact_floats import FLOATS
 from tests.interpreter.triton_kernels import run
 

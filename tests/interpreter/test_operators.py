@@ -10,8 +10,8 @@ import triton.language as tl
 from triton.runtime import interpreter as plain
 
 from assay.interpreter import kernels
-from assay.interpreter.cached_constructors import np_dtype
-from assay.interpreter.patches import language
+from assay.interpreter.language import language
+from assay.interpreter.operators import np_dtype
 from tests.interpreter.triton_kernels import run
 
 METHODS = {

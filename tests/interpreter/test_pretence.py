@@ -10,9 +10,9 @@ import pytest
 import torch
 import triton
 
+from assay.formats.devices import cuda_device_named
 from assay.interpreter import faithful, pretend_cuda, pretended, suspended
-from assay.interpreter.cuda_devices import cuda_device_named
-from assay.interpreter.pretence import _world
+from assay.interpreter.fake_cuda.world import _world
 from assay.runtime.errors import SettingError
 
 with pretend_cuda():

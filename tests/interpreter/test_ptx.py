@@ -11,7 +11,7 @@ import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
 from assay.interpreter import NotInterpreted
-from assay.interpreter.inline_asm import run_inline
+from assay.interpreter.numerics.ptx_floats import run_inline
 from tests.interpreter.exact_floats import FLOATS, Float
 
 UNSIGNED = {8: tl.uint8, 16: tl.uint16, 32: tl.uint32, 64: tl.uint64}

@@ -13,8 +13,7 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import InterpreterError
 from triton.runtime.jit import JITFunction
 
-from assay.interpreter import UnknownTriton, checks, faithful, session
-from assay.interpreter.checks import self_test
+from assay.interpreter import UnknownTriton, faithful, self_test, session
 from assay.verify import examine
 from tests.interpreter import triton_kernels as kernels
 
@@ -35,13 +34,13 @@ def normalised(x: torch.Tensor, eps: float) -> torch.Tensor:
 def test_all_self_tests_hold():
     """Every claim of the self-test is true inside `faithful`."""
     with faithful():
-        assert {claim: reason for claim, reason in self_test().items() if reason} == {}
+        assert {claim: reason for claim, reason in self_test.self_test().items() if reason} == {}
 
 
 def test_self_tests_find_the_faults_of_the_plain_interpreter():
     """The same self-test fails in Triton's own interpreter: it can."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "assay.interpreter.checks"],
+        [sys.executable, "-W", "ignore", "-m", "assay.interpreter.self_test"],
         env={"TRITON_INTERPRET": "1", "PATH": ""},
         capture_output=True,
         text=True,
@@ -131,18 +130,18 @@ def test_examine_interprets_by_itself():
 def test_an_unknown_version_is_not_vouched_for(monkeypatch):
     """In another version of Triton a warning says how many self-tests hold, and which don't."""
     monkeypatch.setattr(triton, "__version__", "99.0")
-    monkeypatch.setattr(checks, "CHECKS", (*checks.CHECKS[:2], checks.Check("pigs fly", lambda: "they don't")))
-    session._vouch.cache_clear()
+    monkeypatch.setattr(self_test, "CHECKS", (*self_test.CHECKS[:2], self_test.Check("pigs fly", lambda: "they don't")))
+    session._check_version.cache_clear()
     try:
         with pytest.warns(UnknownTriton, match=r"2 hold.*wrong: pigs fly \(they don't\)"), faithful():
             pass
     finally:
-        session._vouch.cache_clear()
+        session._check_version.cache_clear()
 
 
 def test_a_known_version_is_vouched_for_in_silence():
     """In the installed version, which is known, nothing is said."""
-    session._vouch.cache_clear()
+    session._check_version.cache_clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with faithful():

@@ -10,19 +10,18 @@ import triton
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.configs import table
 from assay.formats.accumulator import Accumulator, accumulator_named
+from assay.formats.devices import devices, tensor_cores_named
 from assay.interpreter import faithful
-from assay.interpreter.devices import device_named
-from assay.interpreter.small_floats import decode
-from assay.interpreter.tensor_cores import matmul, operand
+from assay.interpreter.numerics.dots import matmul, operand
+from assay.interpreter.numerics.floats import decode
 from assay.kernels.triton.gemm_fp8 import gemm_fp8
 from assay.verify import Contract, examine
 from assay.verify.errors import SettingError
 from tests.interpreter import triton_kernels as kernels
 
 SMALLEST = {"fp16": -14, "bf16": -126, "fp8e4nv": -6, "fp8e5": -14, "fp4": 0}
-DEVICES = table("tensor_cores")["devices"]
+DEVICES = [name for name, device in devices().items() if device.tensor_cores]
 
 
 def exponent(x: Fraction, smallest: int) -> int:
@@ -41,12 +40,11 @@ def one_element(a: list[float], b: list[float], c: float, smallest: tuple[int, i
     """One element of a product, with rational numbers: the model as MMA-Sim words it."""
     total = Fraction(c)
     for start in range(0, len(a), unit.block):
-        terms = [(total, exponent(total, -126))] if total else []
+        terms = [(total, exponent(total, -126) if total else unit.zero)]
         for x, y in zip(a[start : start + unit.block], b[start : start + unit.block], strict=True):
-            if x and y:
-                at = exponent(Fraction(x), smallest[0]) + exponent(Fraction(y), smallest[1])
-                terms.append((Fraction(x) * Fraction(y), at))
-        largest = max([at for _, at in terms] + [-126])
+            at = exponent(Fraction(x), smallest[0]) + exponent(Fraction(y), smallest[1]) if x and y else unit.zero
+            terms.append((Fraction(x) * Fraction(y), at))
+        largest = max(at for _, at in terms)
         total = sum((cut(x, Fraction(2) ** (largest - unit.fraction)) for x, _ in terms), Fraction(0))
         if total:
             total = cut(total, Fraction(2) ** (exponent(total, -126) - unit.output))
@@ -242,7 +240,7 @@ def test_every_device_of_the_table_can_be_emulated(name: str):
     a = torch.ones(16, 16, dtype=torch.float16)
     with faithful(device=name.upper()):
         assert bool((gemm(a, a, rows=16) == 16).all())
-    assert {unit.format.name for unit in device_named(name).units.values()} == {"float32"}
+    assert {unit.format.name for unit in tensor_cores_named(name).units.values()} == {"float32"}
 
 
 def test_an_unknown_device_is_named_with_those_there_are():

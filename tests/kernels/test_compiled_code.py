@@ -51,5 +51,7 @@ def test_attention_of_float32_keeps_all_in_registers(width: int) -> None:
     settings = Settings(entry.settings.spec, dtype="float32", options=first, shapes=entry.settings.shapes)
     asked = Asked(({"D": width, "Dv": width, "Sq": 512, "Sk": 512},))
     (call,) = inspected(Job(entry.name, entry.target, "sm_90a", settings, asked))
-    assert {facts.kernel for facts in call.launches} == {"_attention_kernel", "rows_kernel", "keys_kernel"}
+    assert {facts.kernel for facts in call.launches} == {
+        *("_attention_kernel", "_attention_dq_kernel", "_attention_dkdv_kernel"),
+    }
     assert [(facts.name, facts.spilled) for facts in call.launches if facts.spilled or facts.error] == []

@@ -29,7 +29,7 @@ PLANTED = [
 SOURCES = Path(compiler.__file__).with_name("sources")
 BUILDS = {
     "rmsnorm": {"ELEMENT": "bfloat16", "WEIGHT": "float32"},
-    "attention_decode": {"ELEMENT": "bfloat16", "CACHE": "float8_e4m3fn", "GROUP": "8", "EACH": "8"},
+    "attention_decode": {"ELEMENT": "bfloat16", "CACHE": "float8_e4m3fn", "GROUP": "8", "VECTOR": "8"},
     "merge": {"ELEMENT": "float16"},
     "gemm_int4": {"ELEMENT": "float16", "ROWS": "8", "PACKING": "2"},
     "sum": {"ELEMENT": "bfloat16"},

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from assay.golden.registry import spec
-from assay.kernels.parallel.all_reduce import all_reduce
+from assay.kernels.parallel.collectives import all_reduce
 from assay.kernels.parallel.linear import column_parallel_linear, row_parallel_linear
 from assay.kernels.parallel.moe import moe_dispatched, moe_reduced
 from assay.verify.cases.case import Case
@@ -91,41 +91,42 @@ def test_a_layer_passes_an_examination(name: str, group: Group) -> None:
 
 LINEAR, MOE = "linear", "moe"
 FAULTS: dict[str, tuple[str, str, str, str, str]] = {  # layer, file, name, old, new
-    "no all-reduce": ("row", LINEAR, "row_parallel_linear", "reduced(partial, group)", "partial"),
+    "no all-reduce": ("row", LINEAR, "row_parallel_linear", "sum_over_ranks(partial, group)", "partial"),
     "the bias on every rank": (
         "row", LINEAR, "row_parallel_linear", "weight.float().T).to(wire)", "weight.float().T + bias.float()).to(wire)",
     ),
-    "the bias left out": ("row", LINEAR, "row_parallel_linear", "torch.add(total.float(), whole)", "total.float()"),
+    "the bias left out": ("row", LINEAR, "row_parallel_linear", "torch.add(total.float(), bias_32)", "total.float()"),
     "partial sums in bfloat16": ("row", LINEAR, "row_parallel_linear", ".to(wire)", ".bfloat16()"),
     "all rows on every rank but the first": (
-        "row of a sequence", LINEAR, "row_parallel_linear", "scattered(partial, group)",
-        "reduced(partial, group)[: len(partial) // 2]",
+        "row of a sequence", LINEAR, "row_parallel_linear", "reduce_scatter(partial, group)",
+        "sum_over_ranks(partial, group)[: len(partial) // 2]",
     ),
     "columns in the order of the last rank": (
-        "column, gathered", LINEAR, "column_parallel_linear", "gathered(y, 1, group, summed=False)",
-        "gathered(y, 1, group, summed=False).roll(len(weight), 1)",
+        "column, gathered", LINEAR, "column_parallel_linear", "all_gather(y, 1, group, summed=False)",
+        "all_gather(y, 1, group, summed=False).roll(len(weight), 1)",
     ),
     "rows of this rank alone": (
-        "column of a sequence", LINEAR, "column_parallel_linear", "gathered(x.float(), 0, group, summed=True)",
+        "column of a sequence", LINEAR, "column_parallel_linear", "all_gather(x.float(), 0, group, summed=True)",
         "torch.cat([x.float()] * 2)",
     ),
     "experts counted from the first on every rank": (
-        "dispatched", MOE, "moe_dispatched", " - dist.get_rank(group) * own\n    mixed", " % 1\n    mixed",
+        "dispatched", MOE, "moe_dispatched", " - dist.get_rank(group) * local_experts\n    outputs",
+        " % 1\n    outputs",
     ),
-    "an expert too far": ("reduced", MOE, "moe_reduced", "dist.get_rank(group) * own\n    (here",
-                          "dist.get_rank(group) * own - 1\n    (here"),
+    "an expert too far": ("reduced", MOE, "moe_reduced", "dist.get_rank(group) * local_experts\n    (pairs",
+                          "dist.get_rank(group) * local_experts - 1\n    (pairs"),
     "tokens back in the order of experts": (
-        "dispatched", MOE, "moe_dispatched", "mixed.float()[torch.argsort(order)]", "mixed.float()",
+        "dispatched", MOE, "moe_dispatched", "outputs.float()[torch.argsort(order)]", "outputs.float()",
     ),
     "tokens beyond a capacity dropped": (
         "dispatched", MOE, "moe_dispatched", "weights[:, :, None]",
-        "(weights * (torch.arange(choices) < 2))[:, :, None]",
+        "(weights * (torch.arange(top_k) < 2))[:, :, None]",
     ),
     "shares of the first rank alone": (
-        "reduced", MOE, "moe_reduced", "reduced(partial.to(wire), group)", "partial.to(wire)",
+        "reduced", MOE, "moe_reduced", "sum_over_ranks(partial.to(wire), group)", "partial.to(wire)",
     ),
     "shares added in bfloat16": ("reduced", MOE, "moe_reduced", "partial.to(wire)", "partial.bfloat16()"),
-    "experts' results in bfloat16": ("dispatched", MOE, "moe_dispatched", ".to(wire), back", ".bfloat16(), back"),
+    "experts' results in bfloat16": ("dispatched", MOE, "moe_dispatched", ".to(wire)\n", ".bfloat16()\n"),
     "the weight left out": ("reduced", MOE, "moe_reduced", " * factors[:, None]", ""),
 }  # fmt: skip
 
@@ -163,8 +164,8 @@ def test_a_reduction_in_bfloat16_is_no_float32_one(group: Group) -> None:
 def test_ranks_that_differ_fail_though_each_is_right(group: Group) -> None:
     """A result within its tolerance on every rank, whose bits depend on the rank."""
     faulty = partial(
-        functions.with_fault, "linear", "row_parallel_linear", "total.float(), whole)",
-        "total.float(), whole) * (1 + x.new_tensor(2**-22) * __import__('torch').distributed.get_rank())",
+        functions.with_fault, "linear", "row_parallel_linear", "total.float(), bias_32)",
+        "total.float(), bias_32) * (1 + x.new_tensor(2**-22) * __import__('torch').distributed.get_rank())",
     )  # fmt: skip
     settings = {"effort": "quick", "examples": 0, "layouts": ["contiguous"], "shapes": SHAPES["linear"]}
     verdict = examine_ranks(faulty, "linear", group, dtype="float32", contract=Contract(ulps={}), **settings)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.kernels.triton import attention_kernel as module
+from assay.kernels.triton import attention as module
 from assay.kernels.triton.attention import attention
 from tests.reference import reference
 
@@ -129,12 +129,12 @@ def test_a_configuration_is_left(dtype: torch.dtype, width: int) -> None:
         arguments = {
             "q_ptr": torch.zeros(1, dtype=dtype),
             "Sq": rows,
-            "SEQUENCES": 1,
-            "GROUP": 1,
-            "MASKED": masked,
+            "B": 1,
+            "GROUP_SIZE": 1,
+            "HAS_MASK": masked,
             "slopes_ptr": None,
         }
-        left = module.fitting(module.CONFIGS, arguments | {"BLOCK_D": width, "BLOCK_DV": width})
+        left = module.prune_configs(module.CONFIGS, arguments | {"BLOCK_D": width, "BLOCK_DV": width})
         assert left
         assert {config.num_stages == 1 for config in left} == {dtype == torch.float32}
 

@@ -8,13 +8,19 @@ import torch
 from torch import Tensor
 
 from assay.kernels.triton import attention_decode as module
-from assay.kernels.triton.attention_decode import attention_decode
+from assay.kernels.triton.attention_decode import (
+    MAX_SPLITS,
+    attention_decode,
+    choose_num_splits,
+    empty_partials,
+    merge_splits,
+)
 from tests.reference import reference
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 Inputs = dict[str, Tensor]
-WIDE = module._fitting(module._CONFIGS, {"q_ptr": torch.zeros(1)}, AXIS=1)
+WIDE = module._prune_configs(module._CONFIGS, {"q_ptr": torch.zeros(1)}, KEY_AXIS=1)
 NARROW = [config for config in module._CONFIGS if config not in WIDE]
 
 
@@ -148,7 +154,7 @@ def test_keys_that_are_rows_fill_matrix_instructions_and_fit_shared_memory() -> 
     """They are 64 or 128, and 64 where heads are wide: two stages of 128 would take more than 227 KiB."""
     half = {"q_ptr": torch.zeros(1, dtype=torch.bfloat16)}
     for block_d, most in ((128, 128), (256, 64)):
-        kept = {c.kwargs["BLOCK_N"] for c in module._fitting(module._CONFIGS, half, AXIS=0, BLOCK_D=block_d)}
+        kept = {c.kwargs["BLOCK_N"] for c in module._prune_configs(module._CONFIGS, half, KEY_AXIS=0, BLOCK_D=block_d)}
         assert kept == {64, most}
 
 
@@ -222,3 +228,32 @@ def test_nothing_to_attend_to(batch: int, heads: int, width: int, pages: int, pa
     out = attention_decode(torch.ones(batch, heads, width, dtype=torch.float16), cache, cache, table, lengths)
     assert out.dtype == torch.float16
     assert torch.equal(out, torch.zeros(batch, heads, width, dtype=torch.float16))
+
+
+@pytest.mark.parametrize("splits", [1, 2, 3, 17, 33, MAX_SPLITS])
+@pytest.mark.parametrize("width", [5, 128, 512])
+def test_splits_are_weighted_by_their_sums(splits: int, width: int) -> None:
+    """However many there are: some without keys, and rows that have no key at all, which are zero."""
+    out, lse = torch.full((2, 3, width), math.nan), torch.full((2, 3), math.nan)
+    partial_out, partial_lse = empty_partials(out, splits)
+    partial_out.copy_(torch.randn(partial_out.shape))
+    partial_lse.copy_(8.0 * torch.randn(partial_lse.shape))
+    partial_lse[0, :, 1::2] = -math.inf
+    partial_lse[1, 1] = -math.inf
+    merge_splits(partial_out, partial_lse, out, lse, 0.5)
+    base_e = partial_lse.double() * math.log(2.0)
+    expected = (base_e.softmax(-1).nan_to_num()[..., None] * partial_out.double()).sum(2) * 0.5
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(lse.double(), base_e.logsumexp(-1), rtol=1e-5, atol=1e-5)
+
+
+def test_few_sequences_are_split_and_many_are_not() -> None:
+    """Programs fill a GPU as far as their parts stay worth it, and are never more than are asked for."""
+    splits = choose_num_splits
+    assert splits(1000, 10**6, 2) == 1
+    assert splits(8, 100, 2) == 1
+    assert splits(8, 4096, 2) == 16
+    assert splits(8, 10**6, 2) == 33
+    assert splits(8, 10**6, 1) == 17
+    assert splits(1, 10**6, 2) == MAX_SPLITS
+    assert splits(1, 0, 2) == 1

@@ -10,7 +10,12 @@ from torch import Tensor
 
 from assay.kernels.triton import attention_backward as module
 from assay.kernels.triton.attention import attention, attention_backward
-from assay.kernels.triton.attention_configs import KEYS_CONFIGS, ROWS_CONFIGS, fitting_keys, fitting_rows
+from assay.kernels.triton.attention_backward import (
+    DKDV_CONFIGS,
+    DQ_CONFIGS,
+    prune_dkdv_configs,
+    prune_dq_configs,
+)
 from assay.verify import examine_backward
 from tests.kernels.test_triton_attention import MASKS, inputs, per_head
 from tests.reference import reference
@@ -75,13 +80,13 @@ def _shape(config: Any) -> str:
     return f"{sides}, {config.num_warps} warps, {config.num_stages} stages"
 
 
-@pytest.mark.parametrize("config", [*ROWS_CONFIGS, *KEYS_CONFIGS], ids=_shape)
+@pytest.mark.parametrize("config", [*DQ_CONFIGS, *DKDV_CONFIGS], ids=_shape)
 @pytest.mark.parametrize(("causal", "window"), MASKS)
 def test_every_configuration(
     config: Any, causal: str, window: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever configuration tuning picks, blocks before, within and behind those without a mask are right."""
-    kernel = module.rows_kernel if config in ROWS_CONFIGS else module.keys_kernel
+    kernel = module._attention_dq_kernel if config in DQ_CONFIGS else module._attention_dkdv_kernel
     monkeypatch.setattr(kernel, "configs", [config])
     monkeypatch.setattr(kernel, "early_config_prune", None)
     assert_right(inputs(150, 300, batch=1, heads=2, groups=1), causal=causal, window=window)
@@ -93,9 +98,9 @@ def test_a_configuration_is_left(dtype: torch.dtype, width: int) -> None:
     """For each dtype and width of heads, in both kernels, for sequences end to end too; float32's have one stage."""
     gradient = torch.zeros(1, dtype=dtype)
     arguments = {"dq_ptr": gradient, "dk_ptr": gradient, "BLOCK_D": width, "BLOCK_DV": width}
-    packed = arguments | {"k_starts_ptr": torch.zeros(2, dtype=torch.int32)}
-    keys = (fitting_keys(KEYS_CONFIGS, given) for given in (arguments, packed))
-    for left in (fitting_rows(ROWS_CONFIGS, arguments), *keys):
+    packed = arguments | {"cu_seqlens_k_ptr": torch.zeros(2, dtype=torch.int32)}
+    keys = (prune_dkdv_configs(DKDV_CONFIGS, given) for given in (arguments, packed))
+    for left in (prune_dq_configs(DQ_CONFIGS, arguments), *keys):
         assert left
         assert {config.num_stages == 1 for config in left} == {dtype == torch.float32}
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.kernels.triton import attention_kernel as module
+from assay.kernels.triton import attention as module
 from assay.kernels.triton.attention import attention
 from assay.kernels.triton.attention_varlen import attention_varlen
 from tests.reference import reference

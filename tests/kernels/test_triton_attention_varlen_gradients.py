@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay.kernels.triton import attention as forward
 from assay.kernels.triton import attention_backward as module
-from assay.kernels.triton import attention_kernel as forward
 from assay.kernels.triton.attention import attention
-from assay.kernels.triton.attention_configs import KEYS_CONFIGS, ROWS_CONFIGS
+from assay.kernels.triton.attention_backward import DKDV_CONFIGS, DQ_CONFIGS
 from assay.kernels.triton.attention_varlen import attention_varlen, attention_varlen_backward
 from assay.verify import examine_backward
 from tests.kernels.test_triton_attention_varlen import MIXED, packed
@@ -43,11 +43,11 @@ def assert_right(tensors: list[Tensor], dout: Tensor | None = None, **options: A
         torch.testing.assert_close(own.double(), expected, rtol=0.0, atol=loose * max(1.0, float(expected.abs().max())))
 
 
-@pytest.mark.parametrize("config", [*ROWS_CONFIGS[:2], *KEYS_CONFIGS[:2], KEYS_CONFIGS[-1]], ids=str)
+@pytest.mark.parametrize("config", [*DQ_CONFIGS[:2], *DKDV_CONFIGS[:2], DKDV_CONFIGS[-1]], ids=str)
 @pytest.mark.parametrize("causal", ["none", "bottom_right"])
 def test_tiles_of_any_height(config: Any, causal: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sequences shorter and longer than a tile, empty ones, and ends within it and at its end."""
-    kernel = module.rows_kernel if config in ROWS_CONFIGS else module.keys_kernel
+    kernel = module._attention_dq_kernel if config in DQ_CONFIGS else module._attention_dkdv_kernel
     monkeypatch.setattr(kernel, "configs", [config])
     monkeypatch.setattr(kernel, "early_config_prune", None)
     for lengths in (MIXED, LONG):
@@ -70,7 +70,7 @@ def test_more_sequences_than_are_looked_through_at_once() -> None:
 
 def test_a_sequence_has_the_bits_that_attention_gives_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """What lies beside it in the batch changes nothing in the same configurations."""
-    for kernel in (forward._attention_kernel, module.rows_kernel, module.keys_kernel):
+    for kernel in (forward._attention_kernel, module._attention_dq_kernel, module._attention_dkdv_kernel):
         monkeypatch.setattr(kernel, "configs", kernel.configs[-1:])
         monkeypatch.setattr(kernel, "early_config_prune", None)
     tensors = packed([70, 65], [80, 75])

@@ -87,6 +87,14 @@ def test_there_are_faults_of_every_kind() -> None:
     }
 
 
+def test_every_fault_can_be_planted() -> None:
+    """Its line is in the source that it names."""
+    for table in TABLES:
+        for fault in table["fault"]:
+            source = FOLDER / f"{source_of(table, fault).rpartition('.')[2]}.py"
+            assert fault["old"] in source.read_text(), f"{table['function']}: {fault['name']}"
+
+
 def source_of(table: dict[str, Any], fault: dict[str, Any]) -> str:
     """The module that a fault is planted in."""
     *_, source = fault.get("module", table["module"]), *parts_of(fault)

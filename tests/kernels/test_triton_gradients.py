@@ -1,5 +1,6 @@
-"""Gradients of the bundled Triton kernels, by autograd: right, registered, compiled and exported."""
+"""Gradients of the bundled Triton kernels by autograd: right, registered, compiled, exported, skipped if not needed."""
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,7 @@ from assay.kernels.triton.selective_scan import selective_scan
 from assay.kernels.triton.softmax import log_softmax, softmax
 from assay.kernels.triton.swiglu import swiglu
 from assay.verify import examine_backward
+from tests.kernels.test_triton_scan_gradients import scanned
 from tests.kernels.triton_calls import check_operator
 
 CODED = ("codes_gate_up", "codes_down", "scale_gate_up", "scale_down")
@@ -34,18 +36,15 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 
 @dataclass(frozen=True)
 class Differentiable:
-    """A kernel, and what it computes in PyTorch's own words."""
+    """A kernel, the same function in PyTorch, and arguments."""
 
     kernel: Callable[..., Any]
     right: Callable[..., Tensor]
     tensors: Mapping[str, Tensor]
     options: Mapping[str, Any] = field(default_factory=dict)
-    operator: tuple[Any, ...] = ()
-    """What its operator takes behind the tensors."""
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    """Those of an examination of its gradient; none where no op defines that."""
-    listed: Mapping[str, Any] = field(default_factory=dict)
-    """The options that its examination lists."""
+    operator: tuple[Any, ...] = ()  # what the operator takes after the tensors
+    sizes: Mapping[str, int] = field(default_factory=dict)  # for an examination of the gradient, if an op defines it
+    listed: Mapping[str, Any] = field(default_factory=dict)  # options of that examination
 
     def __str__(self) -> str:
         return " ".join([self.kernel.__name__, *map(str, self.options.values())])
@@ -63,14 +62,14 @@ class Differentiable:
         return self.tensors[name].dtype if fixed else dtype
 
     def call(self, *tensors: Tensor) -> Tensor:
-        found = self.kernel(*tensors, **self.options)
-        found = found[0] if isinstance(found, tuple) else found
-        assert isinstance(found, Tensor)
-        return found
+        results = self.kernel(*tensors, **self.options)
+        result = results[0] if isinstance(results, tuple) else results
+        assert isinstance(result, Tensor)
+        return result
 
 
 def gradients(function: Callable[..., Tensor], leaves: list[Tensor]) -> list[Tensor]:
-    """Those of every floating leaf, from an upstream gradient that is another at each place and strided."""
+    """Those of every floating leaf, from an upstream gradient that varies and is strided."""
     out = function(*leaves)
     numbers = torch.arange(2.0 * out.numel(), dtype=torch.float64).sin()[::2].reshape(out.shape).to(out.dtype)
     return list(torch.autograd.grad(out, [leaf for leaf in leaves if leaf.requires_grad], numbers))
@@ -88,7 +87,7 @@ def clamped(gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(gate.clamp(max=0.5)) * up.clamp(-0.5, 0.5)
 
 
-def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     (a, b), cos, sin = x.unflatten(-1, (-1, 2)).unbind(-1), cos[:, None], sin[:, None]
     return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
 
@@ -98,18 +97,10 @@ def convolved(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.silu(F.conv1d(padded, weight[:, None], bias, groups=len(weight)))
 
 
-def scanned(u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, skip: Tensor) -> Tensor:
-    step, state, seen = F.softplus(delta), u.new_zeros((len(u), *a.shape)), []
-    for t in range(u.shape[2]):
-        state = torch.exp(step[:, :, t, None] * a) * state + (step * u)[:, :, t, None] * b[:, None, :, t]
-        seen.append((state * c[:, None, :, t]).sum(-1) + skip * u[:, :, t])
-    return torch.stack(seen, -1)
-
-
 def loss(logits: Tensor, target: Tensor) -> Tensor:
     capped = 4.0 * torch.tanh(logits / 4.0)
-    found = F.cross_entropy(capped, target, reduction="none", label_smoothing=0.1)
-    return (found + 0.01 * capped.logsumexp(-1) ** 2 * (target != -100)).float()
+    losses = F.cross_entropy(capped, target, reduction="none", label_smoothing=0.1)
+    return (losses + 0.01 * capped.logsumexp(-1) ** 2 * (target != -100)).float()
 
 
 def mixed(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
@@ -152,8 +143,6 @@ SCORES = torch.randn(9, 5).t()
 
 
 def routed(scoring: str, renormalize: bool) -> Differentiable:
-    """Routing to three of nine experts, which the logits decide."""
-
     def right(logits: Tensor) -> Tensor:
         scores = logits.sigmoid() if scoring == "sigmoid" else logits.softmax(-1)
         weights = scores.gather(1, logits.topk(3).indices)
@@ -178,7 +167,7 @@ KERNELS = [
     Differentiable(swiglu, lambda gate, up: F.silu(gate) * up, {"gate": X, "up": Y}, {}, (None,), ROWS),
     Differentiable(swiglu, clamped, {"gate": X, "up": Y}, {"limit": 0.5}, (0.5,)),
     Differentiable(
-        *(rope, turned, {"x": torch.randn(2, 3, 5, 8), **ANGLES}, {"interleaved": True}, (True,)),
+        *(rope, rotated, {"x": torch.randn(2, 3, 5, 8), **ANGLES}, {"interleaved": True}, (True,)),
         sizes={"B": 2, "S": 3, "H": 5, "D": 8},
     ),
     Differentiable(
@@ -188,7 +177,7 @@ KERNELS = [
         listed={"activation": ["silu"]},
     ),
     Differentiable(
-        *(selective_scan, scanned),
+        *(selective_scan, lambda *tensors: scanned(*tensors, softplus=True)),
         {
             **{name: torch.randn(2, 18, 3).mT for name in ("u", "delta")},
             "a": -torch.rand(4, 3).t(),
@@ -230,22 +219,21 @@ EVERY = pytest.mark.parametrize("kernel", KERNELS, ids=str)
 
 @EVERY
 def test_gradients_are_those_of_float64(kernel: Differentiable) -> None:
-    """Every gradient is that of PyTorch's own function in float64, to float32's precision."""
     right = gradients(kernel.right, kernel.leaves(torch.float64))
-    for found, expected in zip(gradients(kernel.call, kernel.leaves()), right, strict=True):
-        torch.testing.assert_close(found.double(), expected, rtol=2e-5, atol=2e-5)
+    for gradient, expected in zip(gradients(kernel.call, kernel.leaves()), right, strict=True):
+        torch.testing.assert_close(gradient.double(), expected, rtol=2e-5, atol=2e-5)
 
 
 @EVERY
 def test_a_gradient_has_its_inputs_dtype(kernel: Differentiable) -> None:
-    """In bfloat16 and float16 too, and float32 where weights stay in it beside narrow rows."""
+    """In bfloat16 and float16, and for float32 weights of 16-bit rows."""
     for dtype in (torch.bfloat16, torch.float16):
         leaves = kernel.leaves(dtype)
         expected = [leaf.dtype for leaf in leaves if leaf.requires_grad]
-        assert [found.dtype for found in gradients(kernel.call, leaves)] == expected
+        assert [gradient.dtype for gradient in gradients(kernel.call, leaves)] == expected
     if kernel.kernel in (rmsnorm, layernorm):
         mixed = [leaves[0], *kernel.leaves()[1:]]
-        assert [found.dtype for found in gradients(kernel.call, mixed)] == [leaf.dtype for leaf in mixed]
+        assert [gradient.dtype for gradient in gradients(kernel.call, mixed)] == [leaf.dtype for leaf in mixed]
 
 
 @EVERY
@@ -255,19 +243,18 @@ def test_the_operator_is_differentiable(kernel: Differentiable) -> None:
 
 
 def test_the_sum_of_an_added_norm_has_a_gradient_too() -> None:
-    """It is added to the norm's."""
     leaves = [tensor.clone().requires_grad_() for tensor in (X, Y, WEIGHT)]
-    found = torch.autograd.grad(sum(each.square().sum() for each in add_rmsnorm(*leaves)), leaves)
+    results = torch.autograd.grad(sum(each.square().sum() for each in add_rmsnorm(*leaves)), leaves)
     x, residual, weight = leaves
     total = x + residual
     right = F.rms_norm(total, X.shape[1:], weight, 1e-6).square().sum() + total.square().sum()
-    for each, expected in zip(found, torch.autograd.grad(right, leaves), strict=True):
-        torch.testing.assert_close(each, expected, rtol=2e-5, atol=2e-5)
+    for gradient, expected in zip(results, torch.autograd.grad(right, leaves), strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.filterwarnings("error")
-def test_what_has_no_gradient_says_so() -> None:
-    """A second derivative, and a product of integers: no gradient is left out in silence."""
+def test_a_missing_gradient_raises() -> None:
+    """A second derivative, and a product of integers."""
     x = X.clone().requires_grad_()
     (first,) = torch.autograd.grad(softmax(x).square().sum(), x, create_graph=True)
     with pytest.raises(NotImplementedError, match="assay::softmax_backward has no gradient"):
@@ -296,27 +283,25 @@ def test_gradients_keep_the_contract(kernel: Differentiable) -> None:
 
 @EVERY
 def test_compiled_gradients_have_the_same_bits(kernel: Differentiable) -> None:
-    """torch.compile keeps both passes whole, without a graph break."""
+    """Without a graph break in either pass."""
     torch.compiler.reset()
     compiled = torch.compile(kernel.call, backend="aot_eager", fullgraph=True)
-    for found, expected in zip(
-        gradients(compiled, kernel.leaves()), gradients(kernel.call, kernel.leaves()), strict=True
-    ):
-        assert torch.equal(found, expected)
+    expected = gradients(kernel.call, kernel.leaves())
+    assert all(map(torch.equal, gradients(compiled, kernel.leaves()), expected))
 
 
 @EVERY
 def test_an_exported_kernel_is_one_operator(kernel: Differentiable) -> None:
-    """torch.export keeps the operator by its name, with the same bits."""
+    """Of the same bits."""
 
     class Module(torch.nn.Module):
         def forward(self, *tensors: Tensor) -> Tensor:
             return kernel.call(*tensors)
 
-    given = tuple(kernel.tensors.values())
-    exported = torch.export.export(Module(), given)
+    tensors = tuple(kernel.tensors.values())
+    exported = torch.export.export(Module(), tensors)
     assert f"torch.ops.assay.{kernel.kernel.__name__}.default" in exported.module().code
-    assert torch.equal(exported.module()(*given), kernel.call(*given))
+    assert torch.equal(exported.module()(*tensors), kernel.call(*tensors))
 
 
 @pytest.mark.parametrize("columns", [37, 5000, 20000])
@@ -334,3 +319,65 @@ def test_a_loss_leaves_what_its_gradient_needs_of_each_row(columns: int) -> None
     )
     assert loss.isfinite()
     assert torch.equal(once[0, 4:], 2.0 * twice[0, 4:])
+
+
+# The module and name of the function that computes weights' gradients, its calls in a backward pass for all gradients,
+# and for that of x alone.
+WEIGHT_GRADIENTS = {
+    "gemm": ("gemm", "matmul", 2, 1),
+    "rmsnorm": ("norm_backward", "sum_partials", 1, 0),
+    "add_rmsnorm": ("norm_backward", "sum_partials", 1, 0),
+    "layernorm": ("norm_backward", "sum_partials", 2, 0),
+    "causal_conv1d": ("causal_conv1d", "sum_partials", 2, 0),
+    "linear_cross_entropy": ("linear_cross_entropy", "matmul_into", 2, 1),
+    "moe": ("moe_backward", "write_weight_gradient", 2, 0),
+}
+WITH_WEIGHTS = pytest.mark.parametrize(
+    "kernel", [kernel for kernel in KERNELS if kernel.kernel.__name__ in WEIGHT_GRADIENTS], ids=str
+)
+
+
+def x_gradient_and_calls(
+    kernel: Differentiable, frozen: bool, monkeypatch: pytest.MonkeyPatch
+) -> tuple[torch.Tensor, int]:
+    module_name, name, *_ = WEIGHT_GRADIENTS[kernel.kernel.__name__]
+    module = importlib.import_module(f"assay.kernels.triton.{module_name}")
+    function, calls = getattr(module, name), 0
+
+    def counted(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return function(*args, **options)
+
+    first, *others = kernel.leaves()
+    leaves = [first, *(other.detach() if frozen else other for other in others)]
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, counted)
+        kernel.call(*leaves)
+        forward, calls = calls, 0
+        results = gradients(kernel.call, leaves)
+    assert len(results) == sum(leaf.requires_grad for leaf in leaves)
+    return results[0], calls - forward
+
+
+@WITH_WEIGHTS
+def test_gradients_of_frozen_weights_are_not_computed(kernel: Differentiable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the gradient of x keeps its bits."""
+    *_, all_calls, x_calls = WEIGHT_GRADIENTS[kernel.kernel.__name__]
+    expected, count = x_gradient_and_calls(kernel, False, monkeypatch)
+    gradient, frozen_count = x_gradient_and_calls(kernel, True, monkeypatch)
+    assert torch.equal(gradient, expected)
+    assert (count, frozen_count) == (all_calls, x_calls)
+
+
+@WITH_WEIGHTS
+def test_a_gradient_alone_has_the_same_bits(kernel: Differentiable) -> None:
+    """Each tensor's with all others frozen, compiled or not."""
+    for index, expected in enumerate(gradients(kernel.call, kernel.leaves())):
+        leaves = kernel.leaves()
+        for other in (leaf for leaf in leaves[:index] + leaves[index + 1 :] if leaf.requires_grad):
+            other.requires_grad_(False)
+        torch.compiler.reset()
+        for call in (kernel.call, torch.compile(kernel.call, backend="aot_eager", fullgraph=True)):
+            (gradient,) = gradients(call, leaves)
+            assert torch.equal(gradient, expected)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.kernels.triton import decode_parts
 from assay.kernels.triton import mla_decode as module
 from assay.kernels.triton.mla_decode import mla_decode
 from tests.reference import reference
@@ -199,15 +198,3 @@ def test_nothing_to_attend_to(batch: int, heads: int, pages: int, page: int, mos
     out, lse = mla_decode(q, q_rope, cache, rope, table, lengths, return_lse=True)
     assert torch.equal(out, torch.zeros_like(q))
     assert torch.equal(lse, torch.full((batch, heads), -math.inf))
-
-
-def test_few_sequences_are_split_and_many_are_not() -> None:
-    """Programs fill a GPU as far as their parts stay worth it, and are never more than are asked for."""
-    splits = decode_parts.splits_for
-    assert splits(1000, 10**6, 2) == 1
-    assert splits(8, 100, 2) == 1
-    assert splits(8, 4096, 2) == 16
-    assert splits(8, 10**6, 2) == 33
-    assert splits(8, 10**6, 1) == 17
-    assert splits(1, 10**6, 2) == decode_parts.MOST_SPLITS
-    assert splits(1, 0, 2) == 1

@@ -7,21 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from assay.kernels.triton import moe as moe_module
 from assay.kernels.triton import moe_backward as module
-from assay.kernels.triton import moe_shares, moe_weight_gradient
+from assay.kernels.triton import moe_gemm
 from assay.kernels.triton.moe_backward import moe_backward, moe_fp8_backward
-from tests.kernels.test_triton_moe import Tensors, case, expanded, named, spread, transposed
+from tests.kernels.conftest import every_configuration
+from tests.kernels.test_triton_moe import Shape, Tensors, case, expanded, n_contiguous, spread, transposed
 from tests.reference import reference
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
-KERNELS = (module._pair_gradient_kernel, moe_weight_gradient._weight_gradient_kernel)
-GROUPED = (module._pair_gradient_kernel, moe_module._gate_up_kernel, moe_shares._share_kernel)
+GROUPED = (module._hidden_gradient_kernel, moe_module._gate_up_kernel, moe_gemm._grouped_gemm_kernel)
 
 
 def assert_right(tensors: Tensors, dy: Tensor | None = None) -> None:
@@ -29,55 +28,48 @@ def assert_right(tensors: Tensors, dy: Tensor | None = None) -> None:
     x = tensors[0]
     dy = torch.randn(x.shape, generator=torch.Generator().manual_seed(1)).to(x.dtype) if dy is None else dy
     loose = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}[x.dtype]
-    found = moe_backward(*tensors, dy)
-    assert [gradient.dtype for gradient in found] == [tensor.dtype for tensor in tensors[:4]]
-    for own, right in zip(found, reference("moe_backward")(*tensors, dy), strict=True):
+    gradients = moe_backward(*tensors, dy)
+    assert [gradient.dtype for gradient in gradients] == [tensor.dtype for tensor in tensors[:4]]
+    for gradient, right in zip(gradients, reference("moe_backward")(*tensors, dy), strict=True):
         largest = max(1.0, float(right.abs().max())) if right.numel() else 1.0
-        torch.testing.assert_close(own.double(), right, rtol=0.0, atol=loose * largest)
+        torch.testing.assert_close(gradient.double(), right, rtol=0.0, atol=loose * largest)
 
 
-@pytest.mark.parametrize(
-    ("kernel", "config"), [(kernel, config) for kernel in KERNELS for config in kernel.configs], ids=named
-)
+@every_configuration(module._hidden_gradient_kernel, module._weight_gradient_kernel)
 @pytest.mark.parametrize("shape", [(9, 72, 136, 3, 2), (300, 13, 3, 2, 1)], ids=str)
-def test_every_configuration(
-    kernel: Any, config: triton.Config, shape: tuple[int, int, int, int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whichever configuration tuning picks, with descriptors of the weights or without, the gradients are right."""
-    monkeypatch.setattr(kernel, "configs", [config])
-    monkeypatch.setattr(kernel, "early_config_prune", None)
+def test_every_configuration(configured: None, shape: Shape) -> None:
+    """With weights loaded by TMA or by pointers."""
     assert_right(case(*shape, torch.bfloat16))
 
 
-@pytest.mark.parametrize("kernel", GROUPED, ids=named)
+@pytest.mark.parametrize("kernel", GROUPED, ids=lambda kernel: kernel.base_fn.__name__)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_configuration_is_left(kernel: Any, dtype: torch.dtype) -> None:
-    """At every height of blocks that there is, with descriptors and without; short blocks along K are float32's."""
+    """At every BLOCK_M, with TMA and without; only float32 has a BLOCK_K of 16."""
     w = torch.zeros(1, 16, 16, dtype=dtype)
-    tallest = module._TALLEST[w.element_size()] if kernel is module._pair_gradient_kernel else 128
-    for given in (w, TensorDescriptor.from_tensor(w, [1, 16, 16])) if w.element_size() == 2 else (w,):
-        arguments = dict.fromkeys(kernel.arg_names, given) | {"SIDE": 0}
-        for height in (16, 32, 64, tallest):
-            left = kernel.early_config_prune(kernel.configs, arguments, BLOCK_M=height)
-            assert left, height
+    max_block_m = module._MAX_BLOCK_M[w.element_size()] if kernel is module._hidden_gradient_kernel else 128
+    for operand in (w, TensorDescriptor.from_tensor(w, [1, 16, 16])) if w.element_size() == 2 else (w,):
+        arguments = dict.fromkeys(kernel.arg_names, operand) | {"SCALE_BLOCK": 0}
+        for block_m in (16, 32, 64, max_block_m):
+            left = kernel.early_config_prune(kernel.configs, arguments, BLOCK_M=block_m)
+            assert left, block_m
             assert {config.kwargs["BLOCK_K"] == 16 for config in left} == {dtype == torch.float32}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("side", [1, 128])
-def test_a_configuration_is_left_for_codes(dtype: torch.dtype, side: int) -> None:
-    """At every height of blocks that experts in FP8 have, whether scales go with rows of them or with blocks."""
-    kernel, x = module._pair_gradient_kernel, torch.zeros(1, dtype=dtype)
+@pytest.mark.parametrize("scale_block", [1, 128])
+def test_a_configuration_is_left_for_fp8(dtype: torch.dtype, scale_block: int) -> None:
+    kernel, x = module._hidden_gradient_kernel, torch.zeros(1, dtype=dtype)
     codes = torch.zeros(1, 16, 16, dtype=torch.float8_e4m3fn)
-    for given in (codes, TensorDescriptor.from_tensor(codes, [1, 16, 16])):
-        arguments = {"x_ptr": x, "w_up": given, "w_down": given, "SIDE": side}
-        for height in (16, 32, 64):
-            if height <= module._TALLEST_OF_CODES[x.element_size()]:
-                assert kernel.early_config_prune(kernel.configs, arguments, BLOCK_M=height), height
+    for w in (codes, TensorDescriptor.from_tensor(codes, [1, 16, 16])):
+        arguments = {"x_ptr": x, "w_up": w, "w_down": w, "SCALE_BLOCK": scale_block}
+        for block_m in (16, 32, 64):
+            if block_m <= module._MAX_BLOCK_M_FP8[x.element_size()]:
+                assert kernel.early_config_prune(kernel.configs, arguments, BLOCK_M=block_m), block_m
 
 
-def fp8_case(shape: tuple[int, int, int, int, int], side: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Tokens, codes, scales of blocks or of rows (side 1), routing and an upstream gradient."""
+def fp8_case(shape: Shape, side: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """The tensors of `moe_fp8_backward` with scales of blocks, or of rows (side 1)."""
     x, w_gate_up, w_down, weights, ids = case(*shape, dtype)
     codes = [w.to(torch.float8_e4m3fn) for w in (w_gate_up, w_down)]
     random = torch.Generator().manual_seed(1)
@@ -86,11 +78,6 @@ def fp8_case(shape: tuple[int, int, int, int, int], side: int, dtype: torch.dtyp
         blocks = len(w), -(-w.shape[1] // side), -(-w.shape[2] // side) if side > 1 else 1
         scales.append(torch.rand(blocks, generator=random) + 0.5)
     return (x, *codes, *scales, weights, ids, torch.randn(x.shape, generator=random).to(dtype))
-
-
-def turned_round(tensor: Tensor) -> Tensor:
-    """The same numbers, the other way round of the last two dimensions."""
-    return tensor.mT.contiguous().mT if tensor.dim() == 3 else tensor
 
 
 @pytest.mark.parametrize(("granularity", "side"), [("channel", 1), ("block", 128)])
@@ -106,53 +93,44 @@ def turned_round(tensor: Tensor) -> Tensor:
     ],
     ids=str,
 )
-def test_fp8_experts(shape: tuple[int, int, int, int, int], dtype: torch.dtype, granularity: str, side: int) -> None:
-    """Scales by row and by blocks, which gate and up may share, of weights that lie along K or the other way."""
+def test_fp8_experts(shape: Shape, dtype: torch.dtype, granularity: str, side: int) -> None:
+    """Scales of rows and of blocks, which gate and up may share, of K-contiguous and N-contiguous weights."""
     tensors = fp8_case(shape, side, dtype)
     loose = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 1e-3}[dtype]
     right = reference("moe_fp8_backward")(*tensors, granularity=granularity)
-    for given in (tensors, [turned_round(tensor) for tensor in tensors], [spread(tensor) for tensor in tensors]):
-        found = moe_fp8_backward(*given, granularity=granularity)
-        assert [gradient.dtype for gradient in found] == [dtype, torch.float32]
-        for own, expected in zip(found, right, strict=True):
-            torch.testing.assert_close(own.double(), expected, rtol=0.0, atol=loose * float(expected.abs().max()))
-
-
-@pytest.mark.parametrize("shape", [(0, 4, 3, 2, 2), (5, 0, 3, 2, 2), (5, 4, 0, 2, 2), (5, 4, 3, 0, 2), (5, 4, 3, 2, 0)])
-def test_fp8_experts_of_nothing_have_gradients_of_zero(shape: tuple[int, int, int, int, int]) -> None:
-    """As those of floats."""
-    tensors = fp8_case(shape, 1, torch.bfloat16)
-    for gradient, tensor in zip(moe_fp8_backward(*tensors), (tensors[0], tensors[5]), strict=True):
-        assert torch.equal(gradient, torch.zeros_like(tensor))
+    for arguments in (tensors, [n_contiguous(x) if x.dim() == 3 else x for x in tensors], map(spread, tensors)):
+        gradients = moe_fp8_backward(*arguments, granularity=granularity)
+        assert [gradient.dtype for gradient in gradients] == [dtype, torch.float32]
+        for gradient, expected in zip(gradients, right, strict=True):
+            torch.testing.assert_close(gradient.double(), expected, rtol=0.0, atol=loose * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("view", [transposed, spread, expanded])
 def test_any_strides(view: Callable[[Tensor], Tensor]) -> None:
-    """Transposed, sliced and expanded tensors are read where they lie."""
-    x, w_gate_up, w_down, weights, ids = map(view, case(40, 9, 7, 6, 3))
-    assert_right((x, w_gate_up, w_down, weights, ids), view(torch.randn(40, 9)))
+    assert_right(tuple(map(view, case(40, 9, 7, 6, 3))), view(torch.randn(40, 9)))
 
 
-def test_weights_that_lie_the_other_way() -> None:
-    """Experts stored [E,D,2F] and [E,F,D] are copied by descriptors as well."""
+def test_tma_loads_weights_that_are_not_k_contiguous() -> None:
     x, w_gate_up, w_down, weights, ids = case(40, 64, 72, 6, 3, torch.bfloat16)
-    turned = [w.transpose(1, 2).contiguous().transpose(1, 2) for w in (w_gate_up, w_down)]
-    assert_right((x, turned[0], turned[1], weights, ids))
+    assert_right((x, n_contiguous(w_gate_up), n_contiguous(w_down), weights, ids))
 
 
 @pytest.mark.parametrize("chosen", [[0, 0, 0], [4, 2, 4], [-1, 5, 2]])
 def test_some_experts_without_tokens(chosen: list[int]) -> None:
     """An expert without tokens has gradients of zero, one that comes twice in a token the sum, and an id of no expert
     adds nothing and has none for its weight."""
-    tensors = (*case(70, 8, 6, 5, 3)[:4], torch.tensor([chosen], dtype=torch.int32).expand(70, 3))
-    assert_right((tensors[0], tensors[1], tensors[2], tensors[3], tensors[4]))
+    assert_right((*case(70, 8, 6, 5, 3)[:4], torch.tensor([chosen], dtype=torch.int32).expand(70, 3)))
 
 
-@pytest.mark.parametrize("shape", [(0, 4, 3, 2, 2), (5, 0, 3, 2, 2), (5, 4, 0, 2, 2), (5, 4, 3, 0, 2), (5, 4, 3, 2, 0)])
-def test_nothing_to_add_gives_zeros(shape: tuple[int, int, int, int, int]) -> None:
-    """Without tokens, columns, an inner size, experts or choices every gradient is zero."""
+@pytest.mark.parametrize("dimension", range(5))
+def test_an_empty_dimension_gives_zeros(dimension: int) -> None:
+    """No tokens, D, F, experts or choices."""
+    shape = [0 if i == dimension else size for i, size in enumerate((5, 4, 3, 2, 2))]
     tensors = case(*shape)
     for gradient, tensor in zip(moe_backward(*tensors, tensors[0]), tensors, strict=False):
+        assert torch.equal(gradient, torch.zeros_like(tensor))
+    tensors = fp8_case(tuple(shape), 1, torch.bfloat16)
+    for gradient, tensor in zip(moe_fp8_backward(*tensors), (tensors[0], tensors[5]), strict=True):
         assert torch.equal(gradient, torch.zeros_like(tensor))
 
 
@@ -172,7 +150,6 @@ def test_a_bad_token_stays_with_its_experts(bad: float) -> None:
 
 
 def test_the_same_call_gives_the_same_bits() -> None:
-    """However often an expert comes: there are no atomics."""
     tensors = case(150, 40, 24, 2, 3, torch.bfloat16)
     dy = torch.randn(150, 40).to(torch.bfloat16)
     for first, second in zip(moe_backward(*tensors, dy), moe_backward(*tensors, dy), strict=True):

@@ -1,6 +1,7 @@
-"""The Triton matrix products, plain and of codes, against float64."""
+"""The Triton GEMMs, of floating-point and quantised operands, against float64."""
 
 import importlib
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,10 +11,12 @@ import torch
 from torch import Tensor
 
 from assay.kernels.triton import gemm_int8 as int8_module
-from assay.kernels.triton.gemm import gemm
+from assay.kernels.triton.gemm import _gemm_kernel, _gemm_tma_kernel, gemm, matmul_into, uses_tma
 from assay.kernels.triton.gemm_fp8 import gemm_fp8
 from assay.kernels.triton.gemm_int4 import gemm_int4
 from assay.kernels.triton.gemm_int8 import gemm_int8
+from assay.kernels.triton.layouts import k_major
+from assay.kernels.triton.linear_cross_entropy import linear_cross_entropy_backward
 from tests.reference import reference
 from tests.reference.products import AWQ_ORDER, dequantized
 
@@ -54,7 +57,7 @@ def int8(m: int, k: int, n: int) -> Tensors:
 
 
 def words(k: int, n: int, group: int, packing: str, dtype: torch.dtype = torch.float32) -> Tensors:
-    """Packed weights [K,N] of any codes, their scales and their zero-points."""
+    """Packed weights [K,N], scales and zero-points."""
     per_k, per_n, per_zero = {"plain": (2, 1, 1), "awq": (1, 8, 8), "gptq": (8, 1, 8)}[packing]
     scales, points = (torch.rand(k // group, n) + 0.25).to(dtype), (k // group, n // per_zero)
     if packing == "plain":
@@ -67,7 +70,7 @@ def int4(packing: str) -> Draw:
 
 
 def within(y: Tensor, exact: Tensor, size: Tensor, terms: int) -> None:
-    """Within a rounding of the output, and of float32 for so many terms of the sum ``size`` of absolute products."""
+    """Within a rounding of the output, and one of float32 for each of ``terms``, relative to the sum of magnitudes."""
     unit = torch.finfo(y.dtype).eps
     assert y.shape == exact.shape
     assert bool(((y.double() - exact).abs() <= unit * exact.abs() + terms * 2**-24 * size).all())
@@ -88,33 +91,31 @@ def fp8_is_right(a: Tensor, b: Tensor, *scales: Tensor, granularity: str) -> Non
 
 
 def int8_is_right(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> None:
-    """In float64 the sums are exact; then the kernel's roundings."""
+    """Sums are exact in float64; the roundings after them are the kernel's."""
     expected = ((a.double() @ b.double()).float() * scale_a * scale_b).to(torch.bfloat16)
     assert torch.equal(gemm_int8(a, b, scale_a, scale_b), expected)
 
 
 def int4_is_right(x: Tensor, *weights: Tensor, packing: str) -> None:
-    """Of rounded weights."""
     y = gemm_int4(x, *weights, packing=packing)
     stored = dequantized(*weights, packing).to(x.dtype).double()
     assert y.dtype == x.dtype
     within(y, x.double() @ stored, x.double().abs() @ stored.abs(), x.shape[1])
 
 
-BANDS: tuple[Sizes, ...] = ((300, 130, 270), (1200, 5, 200), (3, 300, 5))
+SIZES: tuple[Sizes, ...] = ((300, 130, 270), (1200, 5, 200), (3, 300, 5))
 
 
 @dataclass(frozen=True)
 class Product:
-    """A kernel, arguments of it for M, K and N, what holds its results against float64, and sizes."""
+    """A kernel, its arguments for M, K and N, the check against float64, and sizes."""
 
     kernel: Callable[..., Tensor]
     draw: Draw
     assert_right: Callable[..., None]
     options: Mapping[str, str] = field(default_factory=dict)
-    sizes: tuple[Sizes, ...] = BANDS
-    least: int = 3
-    """A K that it takes."""
+    sizes: tuple[Sizes, ...] = SIZES
+    smallest_k: int = 3
 
     def __str__(self) -> str:
         return " ".join([self.kernel.__name__, *self.options.values()])
@@ -128,7 +129,7 @@ PRODUCTS = [
     Product(gemm, floats, gemm_is_right),
     Product(gemm_int8, int8, int8_is_right),
     *(
-        Product(gemm_fp8, fp8(granularity), fp8_is_right, {"granularity": granularity}, ((300, 300, 270), *BANDS[1:]))
+        Product(gemm_fp8, fp8(granularity), fp8_is_right, {"granularity": granularity}, ((300, 300, 270), *SIZES[1:]))
         for granularity in ("tensor", "row", "block")
     ),
     *(
@@ -141,8 +142,7 @@ GRANULARITY = pytest.mark.parametrize("granularity", ["tensor", "row", "block"])
 PACKING = pytest.mark.parametrize("packing", ["plain", "awq", "gptq"])
 
 
-def of_config(value: Any) -> str | None:
-    """The tile of a configuration."""
+def tile_id(value: Any) -> str | None:
     names = ("BLOCK_M", "BLOCK_N", "BLOCK_K")
     return "x".join(str(value.kwargs[name]) for name in names) if hasattr(value, "kwargs") else str(value)
 
@@ -150,34 +150,32 @@ def of_config(value: Any) -> str | None:
 @pytest.mark.parametrize(
     ("product", "config", "sizes"),
     [(each, config, sizes) for each in PRODUCTS for config in each.module._CONFIGS for sizes in each.sizes],
-    ids=of_config,
+    ids=tile_id,
 )
 def test_every_configuration(product: Product, config: Any, sizes: Sizes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever tile is picked, fitting or not, with several bands of tiles or one, the result is that of float64."""
-    tuned = getattr(product.module, f"_{product.kernel.__name__}_kernel")
-    monkeypatch.setattr(tuned, "configs", [config])
-    monkeypatch.setattr(tuned, "early_config_prune", None)
+    """Also those that pruning rules out, with one group of tiles and several."""
+    autotuner = getattr(product.module, f"_{product.kernel.__name__}_kernel")
+    monkeypatch.setattr(autotuner, "configs", [config])
+    monkeypatch.setattr(autotuner, "early_config_prune", None)
     product.assert_right(*product.draw(*sizes), **product.options)
 
 
 @EVERY
 @pytest.mark.parametrize(("m", "n"), [(0, 8), (8, 0), (0, 0)])
 def test_nothing_in_nothing_out(product: Product, m: int, n: int) -> None:
-    """Without rows or columns the result is empty, of the right shape and dtype."""
-    product.assert_right(*product.draw(m, product.least, n), **product.options)
-    assert product.kernel(*product.draw(m, product.least, n), **product.options).shape == (m, n)
+    product.assert_right(*product.draw(m, product.smallest_k, n), **product.options)
+    assert product.kernel(*product.draw(m, product.smallest_k, n), **product.options).shape == (m, n)
 
 
 @EVERY
-def test_a_sum_of_nothing_is_zero(product: Product) -> None:
-    """With K = 0 every element is zero, whatever the memory held."""
+def test_without_k_the_result_is_zero(product: Product) -> None:
     c = product.kernel(*product.draw(70, 0, 128), **product.options)
     assert torch.equal(c, torch.zeros(70, 128, dtype=c.dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_any_strides(dtype: torch.dtype) -> None:
-    """Transposed, sliced with a step, and expanded operands are read where they lie."""
+    """Transposed, sliced with a step, and expanded."""
     a, b = torch.randn(70, 90).to(dtype), torch.randn(90, 70).to(dtype)
     gemm_is_right(b.t(), a.t())
     gemm_is_right(a[3:, ::2], b[::2, 1::3])
@@ -195,15 +193,14 @@ def test_a_nonfinite_number_stays_in_its_row(value: float) -> None:
     assert bool((c[torch.arange(70) != 3] == 67).all())
 
 
-def test_float32_is_not_cut_to_tf32() -> None:
-    """A float32 product keeps all 24 bits of its operands."""
+def test_float32_is_not_rounded_to_tf32() -> None:
     a = torch.full((16, 1), 1 + 2**-23)
     assert torch.equal(gemm(a, torch.ones(1, 16)), a.expand(16, 16))
 
 
 @pytest.mark.parametrize("granularity", ["tensor", "row"])
 def test_scales_fit_the_granularity(granularity: str) -> None:
-    """Scales by block are refused where others are due."""
+    """Scales by block are refused for another granularity."""
     with pytest.raises(ValueError, match=r"^scale_a: expected shape "):
         gemm_fp8(*fp8("block")(2, 130, 4), granularity=granularity)
 
@@ -211,7 +208,7 @@ def test_scales_fit_the_granularity(granularity: str) -> None:
 @GRANULARITY
 @pytest.mark.parametrize("dtypes", [(E4M3, E4M3), (E5M2, E4M3), (E4M3, E5M2), (E5M2, E5M2)], ids=str)
 def test_any_strides_and_formats_of_fp8(granularity: str, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
-    """Operands of either format, transposed, sliced with a step, and expanded, and such scales are read as they are."""
+    """Transposed, sliced with a step, and expanded; scales too."""
     a, b = (x.to(dtype) for x, dtype in zip(floats(70, 290, 170), dtypes, strict=True))
     transposed = (x.t().contiguous().t() for x in (a, b))
     expanded = a[:1].expand(40, 290), b[:, 1:2].expand(290, 9)
@@ -227,7 +224,7 @@ def test_any_strides_and_formats_of_fp8(granularity: str, dtypes: tuple[torch.dt
 
 
 @GRANULARITY
-def test_nonfinite_numbers_of_fp8_come_through(granularity: str) -> None:
+def test_nonfinite_fp8_numbers_stay_in_their_row_or_column(granularity: str) -> None:
     """e4m3's NaN, and e5m2's infinities and NaN, reach the elements that are sums over them, and no other."""
     a, b = torch.ones(4, 150).to(E5M2), torch.ones(150, 3).to(E4M3)
     a[1, 149], a[2, 0], b[149, 2] = torch.inf, torch.nan, torch.nan
@@ -240,7 +237,7 @@ def test_nonfinite_numbers_of_fp8_come_through(granularity: str) -> None:
 
 
 def test_any_strides_of_int8() -> None:
-    """Transposed, sliced with a step, and expanded operands and scales are read where they lie."""
+    """Transposed, sliced with a step, and expanded; scales too."""
     a, b = codes(70, 90), codes(90, 70)
     for x, y in ((b.t(), a.t()), (a[3:, ::2], b[::2, 1::3]), (a[:1].expand(40, 90), b[:, 1:2].expand(90, 9))):
         m, n = x.shape[0], y.shape[1]
@@ -262,7 +259,7 @@ def test_sums_beyond_an_int32_are_exact(k: int) -> None:
 
 
 def test_offsets_beyond_an_int32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An element more than 2^31 bytes from the first is found along M, N and K, also in a second block of K."""
+    """Elements more than 2^31 bytes from the first, along M, N and K, and in a second block of K."""
     monkeypatch.setattr(int8_module._gemm_int8_kernel, "configs", int8_module._CONFIGS[:1])
     monkeypatch.setattr(int8_module._gemm_int8_kernel, "early_config_prune", None)
     count, far = 130, 2**24
@@ -277,15 +274,13 @@ def test_offsets_beyond_an_int32(monkeypatch: pytest.MonkeyPatch) -> None:
 @PACKING
 @pytest.mark.parametrize("groups", [0, 3, 5, 64])
 def test_a_group_that_does_not_divide_k(packing: str, groups: int) -> None:
-    """A number of scale rows that doesn't divide K is refused, naming the scales."""
     qweight = words(32, 8, 16, packing)[0]
     zeros = torch.zeros(groups, 8 if packing == "plain" else 1, dtype=qweight.dtype)
     with pytest.raises(ValueError, match=r"^scales: expected a number of rows that divides K=32, got "):
         gemm_int4(torch.zeros(2, 32), qweight, torch.ones(groups, 8), zeros, packing=packing)
 
 
-def test_sizes_that_fill_no_word() -> None:
-    """An odd K in "plain", a K in "gptq" and an N in "awq" that are no multiple of eight are refused."""
+def test_sizes_must_fill_the_packed_words() -> None:
     words, ones = torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, 8)
     with pytest.raises(ValueError, match=r"^x: expected K to be a multiple of 2"):
         gemm_int4(torch.zeros(2, 7), words.byte(), ones, words.byte())
@@ -307,10 +302,10 @@ def test_any_group_size(packing: str, dtype: torch.dtype, k: int, group: int) ->
 
 
 def pack(nibbles: Tensor, axis: int, order: tuple[int, ...] = tuple(range(8))) -> Tensor:
-    """int32 words of eight nibbles along ``axis``; nibble i of a word is number ``order[i]`` of its eight."""
+    """Return int32 words of eight nibbles along ``axis``; nibble i of a word is element ``order[i]`` of the eight."""
     before, size, after = nibbles.shape[:axis], nibbles.shape[axis], nibbles.shape[axis + 1 :]
     words = nibbles.long().reshape(*before, size // 8, 8, *after).movedim(axis + 1, 0)
-    packed = sum(words[number] << (4 * place) for place, number in enumerate(order))
+    packed = sum(words[number] << (4 * position) for position, number in enumerate(order))
     assert isinstance(packed, Tensor)
     return torch.where(packed >= 2**31, packed - 2**32, packed).int()
 
@@ -331,7 +326,7 @@ def test_every_code_and_zero_point(packing: str) -> None:
 
 @PACKING
 def test_any_strides_of_int4(packing: str) -> None:
-    """Transposed, sliced with a step, and expanded tensors are read where they lie."""
+    """Transposed, sliced with a step, and expanded; weights too."""
     arguments = words(96, 48, 32, packing)
     for x in (torch.randn(96, 5).t(), torch.randn(10, 200)[::2, 3:195:2], torch.randn(1, 96).expand(7, 96)):
         int4_is_right(x, *(part.t().contiguous().t() for part in arguments), packing=packing)
@@ -341,8 +336,95 @@ def test_any_strides_of_int4(packing: str) -> None:
 
 
 @PACKING
-def test_a_group_of_nothing_is_zero(packing: str) -> None:
-    """With K = 0 and a row of scales all the same."""
+def test_without_k_but_with_scales_the_int4_product_is_zero(packing: str) -> None:
     qweight, scales, zeros = words(32, 8, 32, packing)
     y = gemm_int4(torch.ones(70, 0), qweight[:0], scales, zeros, packing=packing)
     assert torch.equal(y, torch.zeros(70, 8))
+
+
+TRANSPOSED = pytest.mark.parametrize("transposed", list(itertools.product((False, True), repeat=2)), ids=str)
+
+
+def operand(rows: int, columns: int, dtype: torch.dtype, transposed: bool) -> Tensor:
+    return torch.randn(columns, rows).to(dtype).t() if transposed else torch.randn(rows, columns).to(dtype)
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "n"),
+    [
+        pytest.param(200, 72, 136, id="whole and partial blocks"),
+        pytest.param(40, 392, 136, id="split-K"),
+        pytest.param(72, 40, 16, id="few columns"),
+        pytest.param(72, 0, 40, id="K = 0"),
+    ],
+)
+@TRANSPOSED
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_c_is_written_or_accumulated(m: int, k: int, n: int, transposed: tuple[bool, bool], dtype: torch.dtype) -> None:
+    """c is a view of a wider matrix and has another dtype; elements around it don't change."""
+    a, b = operand(m, k, dtype, transposed[0]), operand(k, n, dtype, transposed[1])
+    exact, size = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+    wider = torch.full((m, n + 8), 7.0)
+    c = wider[:, 3 : n + 3]
+    c.copy_(torch.randn(m, n))
+    before = c.clone()
+    for accumulate in (True, False):
+        matmul_into(a, b, c, accumulate=accumulate)
+        expected = exact + before.double() if accumulate else exact
+        assert bool(((c.double() - expected).abs() <= (k + 2) * 2**-23 * (size + before.abs())).all())
+    assert bool((wider[:, :3] == 7.0).all() and (wider[:, n + 3 :] == 7.0).all())
+
+
+@TRANSPOSED
+def test_tma_loads_16_bit_operands_transposed_or_not(transposed: tuple[bool, bool]) -> None:
+    a, b = operand(80, 72, torch.bfloat16, transposed[0]), operand(72, 64, torch.bfloat16, transposed[1])
+    assert uses_tma(a, b)
+    assert not uses_tma(a.float(), b.float())
+
+
+@pytest.mark.parametrize("kernel", [_gemm_kernel, _gemm_tma_kernel], ids=lambda kernel: kernel.base_fn.__name__)
+def test_autotuning_restores_c(kernel: Any) -> None:
+    """After each timed launch that accumulates; where c is only written, it is not copied."""
+    c = torch.randn(4, 4)
+    before = c.clone()
+    for _ in range(2):
+        kernel.pre_hook({"c_ptr": c, "ACCUMULATE": True})
+        c += 1.0
+        kernel.post_hook({"c_ptr": c, "ACCUMULATE": True}, exception=None)
+        assert torch.equal(c, before)
+    kernel.pre_hook({"c_ptr": c, "ACCUMULATE": True}, reset_only=True)
+    kernel.pre_hook({"c_ptr": c, "ACCUMULATE": False})
+    c += 1.0
+    kernel.post_hook({"c_ptr": c, "ACCUMULATE": False}, exception=None)
+    assert torch.equal(c, before + 1.0)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 64, 130, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_weight_gradient_is_the_sum_over_chunks(tokens: int, dtype: torch.dtype) -> None:
+    """Of none, one and several chunks of tokens, and of a last chunk of one token."""
+    x, weight = torch.randn(tokens, 64).to(dtype), torch.randn(136, 64).to(dtype)
+    target = torch.arange(tokens) % 136
+    dx, dweight = linear_cross_entropy_backward(x, weight, target, reduction="sum")
+    logits = (x.double() @ weight.double().t()).to(dtype).double()
+    dlogits = (logits.softmax(-1) - torch.nn.functional.one_hot(target, 136)).to(dtype).double()
+    tolerance = {"rtol": 2e-5, "atol": 2e-4} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    torch.testing.assert_close(dweight.double(), dlogits.t() @ x.double(), **tolerance)
+    torch.testing.assert_close(dx.double(), dlogits @ weight.double(), **tolerance)
+
+
+@pytest.mark.parametrize(("k", "n"), [(1, 1), (64, 64), (63, 130), (200, 1), (1, 65)])
+@pytest.mark.parametrize("dtype", [torch.int8, E4M3])
+def test_k_major_copies_are_exact(k: int, n: int, dtype: torch.dtype) -> None:
+    """Of contiguous, transposed and strided operands."""
+    codes = torch.randint(-128, 128, (2 * max(k, 40), 2 * max(n, k)), dtype=torch.int8).view(dtype)
+    for a in (codes[:40, :k], codes[:k, :40].t(), codes[:80:2, : 2 * k : 2]):
+        for b in (codes[:k, :n], codes[:n, :k].t() if n <= codes.shape[0] else codes[:k, :n], codes[: 2 * k : 2, :n]):
+            for before, after, k_dim in zip((a, b), k_major(a, b), (1, 0), strict=True):
+                assert torch.equal(before.view(torch.int8), after.view(torch.int8))
+                assert after.stride(k_dim) == 1 or after.shape[k_dim] == 1
+
+
+def test_operands_of_few_rows_are_not_copied() -> None:
+    a, b = torch.zeros(32, 64, dtype=torch.int8), torch.zeros(64, 48, dtype=torch.int8)
+    assert k_major(a, b)[1] is b

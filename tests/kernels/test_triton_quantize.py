@@ -1,4 +1,4 @@
-"""The Triton quantisers against torch: divisions and roundings are exact, and so are the expected codes."""
+"""The Triton quantisers against torch, bit for bit: both divide and round as IEEE 754 does."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ LARGEST = {quantize_fp8: 448.0, quantize_int8: 127.0, quantize_int4: 7.0}
 
 @dataclass(frozen=True)
 class Quantizer:
-    """A kernel with options, and the columns of a group: None for a row, zero for the whole matrix."""
+    """A kernel with options, and the columns of a group: None for a row, 0 for the tensor."""
 
     kernel: Callable[..., tuple[Tensor, ...]]
     options: dict[str, Any] = field(default_factory=dict)
@@ -33,17 +33,16 @@ class Quantizer:
         return self.kernel(x, **self.options)
 
     def expected(self, x: Tensor) -> tuple[Tensor, ...]:
-        """In float32 of torch, whose division and rounding are IEEE's."""
         x = x.float()
         if self.group == 0:
             codes, scale, _ = self.of_group(x.reshape(1, -1))
             return codes.reshape(x.shape), scale.reshape(())
-        parts = [self.of_group(part) for part in x.split(self.group or max(x.shape[1], 1), dim=1)]
-        joined = tuple(torch.cat(results, dim=1) for results in zip(*parts, strict=True))
+        groups = [self.of_group(group) for group in x.split(self.group or max(x.shape[1], 1), dim=1)]
+        joined = tuple(torch.cat(results, dim=1) for results in zip(*groups, strict=True))
         return joined if self.kernel is quantize_int4 else joined[:2]
 
     def of_group(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Codes, scales and zero-points of rows that are one group each."""
+        """Return codes, scales and zero-points of rows that are one group each."""
         low, high = x.amin(1, keepdim=True).clamp(max=0), x.amax(1, keepdim=True).clamp(min=0)
         shifted = self.kernel is quantize_int4 and not self.options["symmetric"]
         scale = (high - low) / 15 if shifted else torch.maximum(high, -low) / LARGEST[self.kernel]
@@ -57,10 +56,10 @@ class Quantizer:
         return (codes + zero).clamp(0, 15).byte(), scale, zero.byte()
 
     def assert_right(self, x: Tensor) -> None:
-        for found, right in zip(self.run(x), self.expected(x), strict=True):
-            assert found.dtype == right.dtype
-            assert found.shape == right.shape
-            assert torch.equal(found.float(), right.float())
+        for result, expected in zip(self.run(x), self.expected(x), strict=True):
+            assert result.dtype == expected.dtype
+            assert result.shape == expected.shape
+            assert torch.equal(result.float(), expected.float())
 
 
 KERNELS = [
@@ -76,16 +75,16 @@ EVERY = pytest.mark.parametrize("kernel", KERNELS, ids=str)
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 @EVERY
 def test_every_configuration(kernel: Quantizer, config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever configuration tuning picks, groups in one block or in pieces, the codes are those of torch."""
-    for tuned in (module._quantize_kernel, module._span_kernel):
-        monkeypatch.setattr(tuned, "configs", [config])
+    """For groups in one block and in several."""
+    for autotuner in (module._quantize_kernel, module._amax_kernel):
+        monkeypatch.setattr(autotuner, "configs", [config])
     for shape in SHAPES:
         kernel.assert_right(3 * torch.randn(shape))
 
 
 @EVERY
 def test_any_strides(kernel: Quantizer) -> None:
-    """Transposed, sliced with a step, and expanded matrices of any dtype are read where they lie."""
+    """Transposed, sliced with a step, and expanded."""
     x = torch.randn(70, 290)
     for view in (x.t(), x[3:, ::2], x[:1].expand(40, 290), x[:, 1:2].expand(70, 9)):
         for dtype in (torch.float32, torch.bfloat16):
@@ -94,8 +93,8 @@ def test_any_strides(kernel: Quantizer) -> None:
 
 
 @EVERY
-def test_groups_without_numbers_have_scale_one(kernel: Quantizer) -> None:
-    """Zeros have the codes of zero, alone and beside other groups; one sign only, and nothing at all, do too."""
+def test_groups_of_zeros_have_scale_one(kernel: Quantizer) -> None:
+    """Alone and among other groups; so has an empty matrix. Groups of one sign include zero in their range."""
     x = torch.randn(5, 300)
     x[1] = 0
     x[2] = x[2].abs()
@@ -110,31 +109,29 @@ def test_groups_without_numbers_have_scale_one(kernel: Quantizer) -> None:
 
 @pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel.group != 0], ids=str)
 def test_a_row_is_the_same_in_any_batch(kernel: Quantizer) -> None:
-    """Rows have the same bits alone and in a batch."""
     x = torch.randn(7, 5003)
-    whole = kernel.run(x)
-    for part in (slice(2, 3), slice(2, 7)):
+    batch = kernel.run(x)
+    for rows in (slice(2, 3), slice(2, 7)):
         assert all(
-            torch.equal(some.float(), every[part].float())
-            for some, every in zip(kernel.run(x[part]), whole, strict=True)
+            torch.equal(result.float(), expected[rows].float())
+            for result, expected in zip(kernel.run(x[rows]), batch, strict=True)
         )
 
 
-def test_a_nan_stays_in_its_place_in_fp8() -> None:
-    """The other numbers of the row have the scale and codes that they would have beside a zero."""
+def test_fp8_keeps_nan() -> None:
+    """Scale and other codes of the row are as if it were zero."""
     x = torch.randn(4, 300)
     x[1, 7] = 0
     codes, scale = quantize_fp8(x)
     x[1, 7] = torch.nan
-    found, found_scale = quantize_fp8(x)
-    assert torch.equal(found_scale, scale)
-    assert bool(found.float()[1, 7].isnan())
-    codes, found = codes.float(), found.float()
-    codes[1, 7] = found[1, 7] = 0
-    assert torch.equal(found, codes)
+    codes_of_nan, scale_of_nan = quantize_fp8(x)
+    assert torch.equal(scale_of_nan, scale)
+    assert bool(codes_of_nan.float()[1, 7].isnan())
+    codes, codes_of_nan = codes.float(), codes_of_nan.float()
+    codes[1, 7] = codes_of_nan[1, 7] = 0
+    assert torch.equal(codes_of_nan, codes)
 
 
 def test_ties_go_to_the_even_code() -> None:
-    """With a scale of one, halves are rounded to even."""
     x = torch.tensor([[127.0, 0.5, 1.5, -2.5, 125.5]])
     assert quantize_int8(x)[0].tolist() == [[127, 0, 2, -2, 126]]

@@ -1,4 +1,4 @@
-"""The Triton kernels that work along the rows of a matrix, against torch in float64: softmaxes, norms, SwiGLU."""
+"""The row-wise Triton kernels, softmaxes, norms and SwiGLU, against torch in float64; and sums of their columns."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -6,12 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from assay.kernels.triton.layernorm import _layernorm_kernel, layernorm
-from assay.kernels.triton.rmsnorm import _rmsnorm_kernel, add_rmsnorm, rmsnorm
+from assay.kernels.triton.layernorm import _layernorm_kernel, layernorm, layernorm_backward
+from assay.kernels.triton.norm_backward import rows_per_partial
+from assay.kernels.triton.reduction import sum_partials
+from assay.kernels.triton.rmsnorm import _rmsnorm_kernel, add_rmsnorm, rmsnorm, rmsnorm_backward
 from assay.kernels.triton.softmax import _softmax_kernel, log_softmax, softmax
 from assay.kernels.triton.swiglu import _swiglu_kernel, swiglu
+from tests.kernels.conftest import distinct
 from tests.reference import reference
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -23,7 +27,7 @@ def tupled(results: Any) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True)
 class Rowwise:
-    """A kernel of some matrices [R, N] and vectors [N], and what is tuned of it."""
+    """A function of matrices [R, N] and vectors [N], and its autotuned kernel."""
 
     kernel: Callable[..., Any]
     tuned: Any
@@ -40,8 +44,8 @@ class Rowwise:
 
     def assert_right(self, *tensors: Tensor) -> None:
         expected = reference(self.kernel.__name__)(*tensors, **self.options)
-        for found, right in zip(self.run(*tensors), expected, strict=True):
-            torch.testing.assert_close(found.double(), right, rtol=1e-5, atol=self.atol, equal_nan=True)
+        for result, right in zip(self.run(*tensors), expected, strict=True):
+            torch.testing.assert_close(result.double(), right, rtol=1e-5, atol=self.atol, equal_nan=True)
 
 
 SOFTMAX = Rowwise(softmax, _softmax_kernel)
@@ -60,13 +64,14 @@ EVERY = pytest.mark.parametrize("kernel", KERNELS, ids=str)
 
 @pytest.mark.parametrize(
     ("kernel", "config"),
-    [pytest.param(kernel, config, id=f"{kernel} {config}") for kernel in KERNELS for config in kernel.tuned.configs],
+    [(kernel, config) for kernel in KERNELS for config in distinct(kernel.tuned.configs)],
+    ids=str,
 )
 @pytest.mark.parametrize("shape", [(300, 33), (3, 5000), (2, 20001)], ids=str)
 def test_every_configuration(
     kernel: Rowwise, config: Any, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever configuration tuning picks, in one block or in pieces, the result is that of float64."""
+    """In one block and in several."""
     monkeypatch.setattr(kernel.tuned, "configs", [config])
     matrices = [4 * torch.randn(shape) for _ in range(kernel.matrices)]
     kernel.assert_right(*matrices, *(torch.randn(shape[1]) for _ in range(kernel.vectors)))
@@ -74,7 +79,6 @@ def test_every_configuration(
 
 @EVERY
 def test_any_strides(kernel: Rowwise) -> None:
-    """Transposed, sliced with a step, and expanded inputs are read where they lie, also a half of a matrix."""
     x, long, weights, bias = torch.randn(70, 90), torch.randn(20001, 5), torch.randn(40002), torch.randn(1)
     slices = x[3:, ::2], x[:, 45:], x[:1].expand(40, 90), x[:, 1:2].expand(70, 9)
     for view in (x.t(), *slices, long.t(), long[:, ::2].t()):
@@ -85,19 +89,17 @@ def test_any_strides(kernel: Rowwise) -> None:
 
 @EVERY
 def test_a_row_is_the_same_in_any_batch(kernel: Rowwise) -> None:
-    """A long row alone, and in batches of several sizes, has the same bits."""
     matrices = [torch.randn(7, 5003) for _ in range(kernel.matrices)]
     vectors = [torch.randn(5003) for _ in range(kernel.vectors)]
     whole = kernel.run(*matrices, *vectors)
     for part in (slice(2, 3), slice(2, 4), slice(2, 7)):
-        found = kernel.run(*(matrix[part] for matrix in matrices), *vectors)
-        assert all(torch.equal(some, every[part]) for some, every in zip(found, whole, strict=True))
+        results = kernel.run(*(matrix[part] for matrix in matrices), *vectors)
+        assert all(torch.equal(some, every[part]) for some, every in zip(results, whole, strict=True))
 
 
 @EVERY
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0)], ids=str)
 def test_nothing_in_nothing_out(kernel: Rowwise, shape: tuple[int, int]) -> None:
-    """Empty inputs give empty results of their shape and dtype."""
     matrices = [torch.empty(shape, dtype=torch.float16)] * kernel.matrices
     for result in kernel.run(*matrices, *[torch.ones(shape[1])] * kernel.vectors):
         assert (result.shape, result.dtype) == (shape, torch.float16)
@@ -106,7 +108,7 @@ def test_nothing_in_nothing_out(kernel: Rowwise, shape: tuple[int, int]) -> None
 @pytest.mark.parametrize("kernel", [SOFTMAX, LOG_SOFTMAX], ids=str)
 @pytest.mark.parametrize("columns", [7, 20001])
 def test_infinities_in_a_softmax(kernel: Rowwise, columns: int) -> None:
-    """-inf has weight zero wherever a row has a number, also where a whole block has none; a NaN spoils its row."""
+    """-inf has probability zero beside a number, also in a block of -inf alone; a NaN makes its whole row NaN."""
     x = torch.randn(4, columns)
     x[0, :-1] = -torch.inf
     x[1, 1:] = -torch.inf
@@ -133,8 +135,7 @@ def test_the_norm_is_that_of_the_unrounded_sum() -> None:
     assert y[0, 0] != -y[0, 1]
 
 
-def test_the_sum_beside_the_norm_is_rounded_once() -> None:
-    """It has the bits of torch's own sum."""
+def test_the_sum_of_add_rmsnorm_has_the_bits_of_torch() -> None:
     x, residual = torch.randn(7, 5003), torch.randn(7, 5003)
     assert torch.equal(add_rmsnorm(x, residual, torch.ones(5003))[1], x + residual)
 
@@ -149,7 +150,43 @@ def test_swiglu_far_from_zero() -> None:
 
 
 def test_nan_survives_the_clamps() -> None:
-    """A NaN in gate or in up is a NaN in the result, with a limit and without."""
     gate, up = torch.tensor([[torch.nan, 1.0, 1.0]]), torch.tensor([[1.0, torch.nan, torch.inf]])
     assert swiglu(gate, up).isnan().tolist() == [[True, True, False]]
     assert swiglu(gate, up, limit=7.0).isnan().tolist() == [[True, True, False]]
+
+
+@pytest.mark.parametrize("count", [0, 1, 31, 33, 256, 257, 288, 300, 9000])
+@pytest.mark.parametrize("columns", [0, 1, 130])
+def test_every_partial_sum_is_added_once(count: int, columns: int) -> None:
+    """Of whole numbers, whose sums are exact."""
+    partials = torch.randint(-8, 9, (count, columns)).float()
+    y = torch.full((columns,), 7.0)
+    sum_partials(partials, y)
+    assert torch.equal(y, partials.sum(0))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(0, 5), (1, 1), (300, 64), (70, 600), (9, 4097), (3, 8192), (3, 8193)])
+def test_norm_gradients_of_rows_of_any_length(rows: int, columns: int) -> None:
+    x, dy = torch.randn(rows, columns) + 1.0, torch.randn(rows, columns)
+    weight, bias = (torch.randn(columns) for _ in range(2))
+    leaves = [tensor.double().requires_grad_() for tensor in (x, weight, bias)]
+    for y, gradients in (
+        (F.layer_norm(leaves[0], [columns], *leaves[1:], 1e-5), layernorm_backward(x, weight, dy)),
+        (F.rms_norm(leaves[0], [columns], leaves[1], 1e-6), rmsnorm_backward(x, weight, dy)),
+    ):
+        expected = torch.autograd.grad(y, leaves[: len(gradients)], dy.double())
+        for gradient, right in zip(gradients, expected, strict=True):
+            torch.testing.assert_close(gradient.double(), right, rtol=2e-5, atol=2e-5)
+
+
+def test_rows_beyond_the_last_add_nothing() -> None:
+    """With an eps of zero their rstd is infinite, and zero times that is NaN."""
+    x, dy = torch.randn(5, 37), torch.randn(5, 37)
+    _, dweight = rmsnorm_backward(x, torch.ones(37), dy, eps=0.0)
+    torch.testing.assert_close(dweight, (dy * F.rms_norm(x, [37], eps=0.0)).sum(0), rtol=2e-5, atol=2e-5)
+
+
+def test_the_shape_alone_decides_the_partial_sums() -> None:
+    """Whole tiles of short rows, at most 512 partial sums of many rows, and none of long rows."""
+    expected = {(5, 64): 128, (70000, 64): 256, (4096, 4096): 8, (8, 8192): 1, (8, 8193): 0, (8, 0): 8192}
+    assert {shape: rows_per_partial(torch.empty(shape)) for shape in expected} == expected

@@ -3,6 +3,7 @@
 Attention's, whose arguments depend on one another, stand in its own tests.
 """
 
+import importlib
 from inspect import signature
 from pathlib import Path
 
@@ -15,11 +16,10 @@ from assay.kernels.triton.attention import attention_backward
 from assay.kernels.triton.moe_route import moe_route_backward
 from tests.kernels.planting import public_functions
 from tests.kernels.triton_calls import CALLS, Call, check_operator
-from tests.kernels.triton_scan_calls import SCAN_CALLS
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
-EVERY = pytest.mark.parametrize("call", [*CALLS, *SCAN_CALLS], ids=str)
+EVERY = pytest.mark.parametrize("call", CALLS, ids=str)
 # Those that are no operators of their name.
 BACKWARD_CALLS = [
     Call(
@@ -54,19 +54,18 @@ ELSEWHERE = {
     "attention_varlen:attention_varlen_backward",
     "mla_decode:mla_decode",
 }
-NO_KERNELS = {"attention_options:attention_options"}
 
 
 def test_every_kernel_is_called_wrongly() -> None:
     """The calls here are of every public function, but those whose own tests refuse their wrong arguments."""
     package = assay.kernels.triton
-    called = {call.kernel for call in [*CALLS, *SCAN_CALLS, *BACKWARD_CALLS]}
-    others = {f"{package.__name__}.{name}" for name in ELSEWHERE | NO_KERNELS}
+    called = {call.kernel for call in [*CALLS, *BACKWARD_CALLS]}
+    others = {f"{package.__name__}.{name}" for name in ELSEWHERE}
     own = {f"{kernel.__module__}:{kernel.__name__}" for kernel in called}
     assert public_functions(Path(str(package.__file__)).parent) == own | others
 
 
-@pytest.mark.parametrize("call", [*CALLS, *SCAN_CALLS, *BACKWARD_CALLS], ids=str)
+@pytest.mark.parametrize("call", [*CALLS, *BACKWARD_CALLS], ids=str)
 def test_a_wrong_argument_is_named(call: Call) -> None:
     """No tensor, a wrong dtype, shape, device or option raises an error that begins with the argument's name."""
     wrong = list(call.refused)
@@ -99,3 +98,11 @@ def test_compiled_code_gives_the_same_bits(call: Call) -> None:
     compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
     for found, expected in zip(compiled(*call.tensors.values()), block(*call.tensors.values()), strict=True):
         assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("name", assay.kernels.triton._EARLIER_PATHS)
+def test_a_kernel_whose_file_was_merged_keeps_its_import_path(name: str) -> None:
+    """And `inspect`, which asks every module for its file, imports none of them."""
+    module = importlib.import_module(f"assay.kernels.triton.{name}")
+    assert not hasattr(module, "__file__")
+    assert getattr(module, name).__module__ == f"assay.kernels.triton.{assay.kernels.triton._EARLIER_PATHS[name]}"

@@ -1,4 +1,4 @@
-"""A right call of every Triton kernel but attention's, and arguments that each refuses."""
+"""A valid call of every Triton kernel except attention, and arguments that it refuses."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,44 +7,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from assay.kernels.triton.causal_conv1d import causal_conv1d, causal_conv1d_backward
 from assay.kernels.triton.cross_entropy import cross_entropy, cross_entropy_backward
 from assay.kernels.triton.gemm import gemm
 from assay.kernels.triton.gemm_2to4 import gemm_2to4
 from assay.kernels.triton.gemm_fp8 import gemm_fp8
 from assay.kernels.triton.gemm_int4 import gemm_int4
 from assay.kernels.triton.gemm_int8 import gemm_int8
-from assay.kernels.triton.gemm_mxfp8 import gemm_mxfp8
-from assay.kernels.triton.gemm_nvfp4 import gemm_nvfp4
-from assay.kernels.triton.layernorm import layernorm
-from assay.kernels.triton.layernorm_backward import layernorm_backward
+from assay.kernels.triton.gemm_scaled import gemm_mxfp8, gemm_nvfp4
+from assay.kernels.triton.layernorm import layernorm, layernorm_backward
 from assay.kernels.triton.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_backward
 from assay.kernels.triton.merge_states import merge_states
 from assay.kernels.triton.moe import moe, moe_fp8, moe_int4
 from assay.kernels.triton.moe_backward import moe_backward, moe_fp8_backward
 from assay.kernels.triton.moe_route import moe_route
 from assay.kernels.triton.quantize import quantize_fp8, quantize_int4, quantize_int8
-from assay.kernels.triton.rmsnorm import add_rmsnorm, rmsnorm
-from assay.kernels.triton.rmsnorm_backward import rmsnorm_backward
+from assay.kernels.triton.rmsnorm import add_rmsnorm, rmsnorm, rmsnorm_backward
 from assay.kernels.triton.rope import rope, rope_backward
-from assay.kernels.triton.softmax import log_softmax, softmax
-from assay.kernels.triton.softmax_backward import log_softmax_backward, softmax_backward
-from assay.kernels.triton.swiglu import swiglu
-from assay.kernels.triton.swiglu_backward import swiglu_backward
+from assay.kernels.triton.selective_scan import selective_scan, selective_scan_backward
+from assay.kernels.triton.softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
+from assay.kernels.triton.swiglu import swiglu, swiglu_backward
 
 E4M3, E8M0, BF16, INT32 = torch.float8_e4m3fn, torch.float8_e8m0fnu, torch.bfloat16, torch.int32
 
 
 @dataclass(frozen=True)
 class Call:
-    """A right call of a wrapper."""
+    """A valid call of a kernel's public function."""
 
     kernel: Callable[..., Any]
     tensors: Mapping[str, Tensor]
     options: Mapping[str, Any] = field(default_factory=dict)
-    operator: tuple[Any, ...] = ()
-    """What its operator takes behind the tensors."""
-    refused: tuple[tuple[str, Any], ...] = ()
-    """Wrong arguments of its own, beside those that are wrong for every kernel."""
+    operator: tuple[Any, ...] = ()  # what the operator takes after the tensors
+    refused: tuple[tuple[str, Any], ...] = ()  # wrong arguments, in addition to those that are wrong for every kernel
 
     def __str__(self) -> str:
         return " ".join([self.kernel.__name__, *map(str, self.options.values())])
@@ -108,10 +103,10 @@ def experts_in_fp8(
         *(("granularity", "tensor"), ("w_down", MIXTURE["w_down"]), ("w_gate_up", torch.zeros(3, 17, 17, dtype=E4M3))),
         *(("scale_gate_up", torch.ones(3, 9, 1)), ("scale_down", torch.ones(3, 17, 2)), ("ids", codes(5, 2))),
     )
-    side = 1 if granularity == "channel" else 128
+    scale_block = 1 if granularity == "channel" else 128
     wrong += tuple((name, torch.zeros(5, 16)) for name in others)
-    given = {name: tensors[name] for name in names} | others
-    return Call(kernel, given, {"granularity": granularity}, (side,), wrong)
+    tensors = {name: tensors[name] for name in names} | others
+    return Call(kernel, tensors, {"granularity": granularity}, (scale_block,), wrong)
 
 
 NIBBLES = {
@@ -126,7 +121,7 @@ NIBBLES = {
     "ids": MIXTURE["ids"],
 }
 ANGLES = {"cos": torch.randn(3, 4), "sin": torch.randn(4, 3).t()}
-TURNED = (*((name, torch.zeros(3, 5)) for name in ANGLES), *((name, torch.zeros(2, 4)) for name in ANGLES))
+ROPE_REFUSED = (*((name, torch.zeros(3, 5)) for name in ANGLES), *((name, torch.zeros(2, 4)) for name in ANGLES))
 LABELS = torch.tensor([3, -100, 0])
 LOSS = (
     *(("target", torch.zeros(4, dtype=torch.int64)), ("target", torch.zeros(3, dtype=torch.int32))),
@@ -189,14 +184,14 @@ CALLS = [
         rope,
         {"x": torch.randn(2, 3, 5, 8, dtype=BF16), **ANGLES},
         operator=(False,),
-        refused=(*TURNED, ("x", torch.randn(2, 3, 5, 7))),
+        refused=(*ROPE_REFUSED, ("x", torch.randn(2, 3, 5, 7))),
     ),
     Call(
         rope_backward,
         {**ANGLES, "dy": torch.randn(2, 3, 5, 8)},
         {"interleaved": True},
         (True,),
-        (*TURNED, ("dy", torch.randn(2, 3, 5, 7))),
+        (*ROPE_REFUSED, ("dy", torch.randn(2, 3, 5, 7))),
     ),
     *(
         Call(cross_entropy, {"logits": X, "target": LABELS}, {"reduction": kind}, (-100, 0.1, kind, 4.0, 0.01), LOSS)
@@ -341,5 +336,37 @@ CALLS = [
             (*(("top_k", value) for value in (0, 18, 2.0, True)), ("scoring", "tanh")),
         )
         for dtype, renormalize, scoring in ((torch.float32, True, "softmax"), (BF16, False, "sigmoid"))
+    ),
+]
+
+CONV = {"x": torch.randn(2, 7, 5, dtype=BF16).mT, "weight": torch.randn(5, 4), "bias": torch.randn(5)}
+CONV_REFUSED = (("weight", torch.zeros(4, 4)), ("bias", torch.zeros(6)), ("activation", "gelu"))
+SCAN = {
+    **{name: torch.randn(2, 7, 5, dtype=BF16).mT for name in ("u", "delta")},
+    "a": -torch.rand(3, 5).t(),
+    "b": torch.randn(2, 3, 7),
+    "c": torch.randn(2, 3, 7, dtype=BF16),
+    "skip": torch.randn(5),
+}
+SCAN_REFUSED = (
+    *(("delta", torch.zeros(2, 5, 8)), ("a", torch.zeros(5, 3, dtype=BF16)), ("a", torch.zeros(6, 3))),
+    *(("b", torch.zeros(2, 4, 7)), ("c", torch.zeros(2, 3, 8)), ("skip", torch.zeros(6))),
+)
+CALLS += [
+    Call(causal_conv1d, CONV, {"activation": "silu"}, (True,), CONV_REFUSED),
+    Call(
+        causal_conv1d_backward,
+        {**CONV, "dy": torch.randn(2, 5, 7)},
+        {"activation": "silu"},
+        (True, True),
+        (*CONV_REFUSED, ("dy", torch.zeros(2, 5, 8))),
+    ),
+    Call(selective_scan, SCAN, {"softplus": True}, (True,), SCAN_REFUSED),
+    Call(
+        selective_scan_backward,
+        {**SCAN, "dy": torch.randn(2, 5, 7)},
+        {"softplus": True},
+        (True,),
+        (*SCAN_REFUSED, ("dy", torch.zeros(2, 5, 8)), ("dy", torch.zeros(2, 5, 7, dtype=torch.float64))),
     ),
 ]

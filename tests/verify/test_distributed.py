@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from assay.golden.registry import spec
-from assay.kernels.parallel.all_reduce import all_reduce
+from assay.kernels.parallel.collectives import all_reduce
 from assay.kernels.parallel.linear import row_parallel_linear
 from assay.verify.cases.case import Case
 from assay.verify.contract import Contract

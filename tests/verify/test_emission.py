@@ -9,7 +9,7 @@ import pytest
 
 from assay.cli.main import main
 from assay.interpreter import NVIDIA, Emission, emulated_emission, faithful
-from assay.interpreter.emission import emission_named, name_of
+from assay.interpreter.numerics.emission import emission_named, name_of
 from assay.verify import examine
 from assay.verify.errors import SettingError
 from assay.verify.examination.repro import run_line

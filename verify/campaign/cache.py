@@ -3,7 +3,7 @@
 A verdict is kept under a digest of what it depends on: the question, the sources of the kernel's package, of the op's
 and of this one, the versions of torch, Triton and jax, and the device. Of a kernel that has changed since, nothing is
 kept.
-``docs/hygiene.md`` says what else a verdict may depend on.
+``docs/checks.md`` says what else a verdict may depend on.
 """
 
 import hashlib
@@ -69,8 +69,8 @@ def kept(folder: Path, job: Job) -> Verdict | None:
 
 def known(folder: Path, jobs: Sequence[Job]) -> dict[int, Row]:
     """The rows of jobs whose verdicts the folder holds already, by place."""
-    found = {place: kept(folder, job) for place, job in enumerate(jobs)}
-    return {place: row_of(jobs[place], verdict) for place, verdict in found.items() if verdict is not None}
+    results = {index: kept(folder, job) for index, job in enumerate(jobs)}
+    return {index: row_of(jobs[index], verdict) for index, verdict in results.items() if verdict is not None}
 
 
 def _sources(target: str) -> str:
@@ -80,11 +80,11 @@ def _sources(target: str) -> str:
         return ""  # by `_own_sources`, and by versions
     with suppress(ImportError, ValueError, AttributeError):
         # A worker looks in the current folder first; the command's own process may not look there at all.
-        found = PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) or importlib.util.find_spec(top)
-        if found is not None and found.submodule_search_locations is not None:
-            return _hashed(path for place in found.submodule_search_locations for path in Path(place).rglob("*"))
-        if found is not None and found.origin is not None:
-            return _hashed(Path(found.origin).parent.iterdir())
+        module_spec = PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) or importlib.util.find_spec(top)
+        if module_spec is not None and module_spec.submodule_search_locations is not None:
+            return _hashed(path for index in module_spec.submodule_search_locations for path in Path(index).rglob("*"))
+        if module_spec is not None and module_spec.origin is not None:
+            return _hashed(Path(module_spec.origin).parent.iterdir())
     return ""
 
 
@@ -99,12 +99,12 @@ def _hashed(paths: Iterable[Path], suffixes: Collection[str] = _SUFFIXES) -> str
     """The digest of files of source, by content."""
     files = sorted(path for path in paths if path.suffix in suffixes and path.is_file())
     read = sum(path.stat().st_size for path in files) <= _MOST_READ
-    found = hashlib.sha256()
+    result = hashlib.sha256()
     for path in files:
         state = path.stat()
         part = hashlib.sha256(path.read_bytes()).hexdigest() if read else f"{state.st_size} {state.st_mtime_ns}"
-        found.update(f"{path}\0{part}\0".encode())
-    return found.hexdigest()
+        result.update(f"{path}\0{part}\0".encode())
+    return result.hexdigest()
 
 
 def _machine(device: str) -> str:

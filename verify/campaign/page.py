@@ -15,6 +15,6 @@ def survey_page(rows: Sequence[Row], about: Mapping[str, str]) -> str:
 
 def tally(rows: Iterable[Row]) -> dict[str, int]:
     """How many rows have each outcome; those of verdicts first."""
-    found = [row.outcome for row in rows]
-    order = (*OUTCOMES, *sorted(set(found) - set(OUTCOMES)))
-    return {outcome: found.count(outcome) for outcome in order if outcome in found}
+    results = [row.outcome for row in rows]
+    order = (*OUTCOMES, *sorted(set(results) - set(OUTCOMES)))
+    return {outcome: results.count(outcome) for outcome in order if outcome in results}

@@ -98,24 +98,24 @@ def run(jobs: Sequence[Job], engine: Engine, *, until: float = math.inf) -> Iter
 
     What was lost with its worker and left no case to blame, as on a machine that went, is tried once more.
     """
-    absent = {place: job.entry.absence(job.settings.device) for place, job in enumerate(jobs)}
-    for place, reason in absent.items():
+    absent = {index: job.entry.absence(job.settings.device) for index, job in enumerate(jobs)}
+    for index, reason in absent.items():
         if reason:
-            yield place, _row(jobs[place], "NOT HERE", reason=reason)
-    order = sorted((place for place in absent if not absent[place]), key=lambda place: -jobs[place].cost)
+            yield index, _row(jobs[index], "NOT HERE", reason=reason)
+    order = sorted((index for index in absent if not absent[index]), key=lambda index: -jobs[index].cost)
     left = set(order)
     for last in (False, True):
         again = []
-        for position, answer in engine.run(examine_job, [jobs[place] for place in order], until=until):
-            place = order[position]
+        for position, answer in engine.run(examine_job, [jobs[index] for index in order], until=until):
+            index = order[position]
             if isinstance(answer, Lost) and not answer.note and not last:
-                again.append(place)
+                again.append(index)
                 continue
-            left.discard(place)
-            yield place, row_of(jobs[place], answer)
+            left.discard(index)
+            yield index, row_of(jobs[index], answer)
         order = again
-    for place in sorted(left):
-        yield place, not_run(jobs[place], "the time was up")
+    for index in sorted(left):
+        yield index, not_run(jobs[index], "the time was up")
 
 
 def examine_job(job: Job, heartbeat: Heartbeat) -> Verdict:

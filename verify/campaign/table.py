@@ -98,13 +98,13 @@ def entries(path: str | Path | None = None) -> tuple[Entry, ...]:
     rows, packages = content.get("kernel"), content.get("packages", {})
     if not isinstance(rows, list) or not rows:
         raise TableError(f"{label}: expected [[kernel]] entries, found none")
-    found = []
-    for place, row in enumerate(rows, 1):
+    results = []
+    for index, row in enumerate(rows, 1):
         try:
-            found.append(entry_from_table(packages.get(row.get("package"), {}) | row))
+            results.append(entry_from_table(packages.get(row.get("package"), {}) | row))
         except AssayError as error:
-            raise TableError(f"{label}: entry {place} ({row.get('name', 'no name')}): {error}") from None
-    return tuple(found)
+            raise TableError(f"{label}: entry {index} ({row.get('name', 'no name')}): {error}") from None
+    return tuple(results)
 
 
 def entry_from_table(row: Mapping[str, Any]) -> Entry:

@@ -39,7 +39,7 @@ def checked_shapes(
     sets = [definition.complete(options) for options in option_sets]
     symbols = list(dict.fromkeys(symbol for options in sets for symbol in definition.signature(options).symbols))
     known = {symbol: max(sizes) for symbol, sizes in shapes.items()}
-    found = []
+    results = []
     for sizes in several:
         for symbol in sizes:
             if symbol not in symbols:
@@ -54,8 +54,8 @@ def checked_shapes(
             )
         for options in sets:
             _check(definition, options, whole)
-        found.append(whole)
-    return tuple(found)
+        results.append(whole)
+    return tuple(results)
 
 
 def read_sizes(text: str, flag: str) -> dict[str, int]:

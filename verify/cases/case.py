@@ -53,7 +53,7 @@ class Case(Recipe):
         Raises `SettingError` where none of these says it.
         """
         wide = [name for name in self.dtypes.values() if _is_wide_float(name)]
-        found = []
+        results = []
         for order, tensor in enumerate(self.signature.returns):
             stated = self.out_dtype if order == 0 or tensor.dtype is None else None
             if tensor.role == "rounded" and stated not in (None, tensor.dtype):
@@ -61,8 +61,8 @@ class Case(Recipe):
             dtype = stated or tensor.dtype or next(iter(wide), None)
             if dtype is None:
                 raise SettingError(f"out_dtype: no input has 16 bits or more; state the dtype of {tensor.name}")
-            found.append(dtype)
-        return tuple(found)
+            results.append(dtype)
+        return tuple(results)
 
     @cached_property
     def result_formats(self) -> tuple[Format, ...]:
@@ -129,17 +129,17 @@ class Case(Recipe):
 
 def edits_in_words(edits: Sequence[Edit], most: int = 4) -> list[str]:
     """The elements that were set, neighbours along the last axis that are equal as one; at most so many."""
-    found: list[tuple[str, tuple[int, ...], int, float]] = []  # tensor, first place, how many, value
+    results: list[tuple[str, tuple[int, ...], int, float]] = []  # tensor, first place, how many, value
     for name, index, value in sorted(edits, key=lambda edit: edit[:2]):
-        if found and index:
-            last, first, count, before = found[-1]
+        if results and index:
+            last, first, count, before = results[-1]
             follows = (last, first[:-1], first[-1] + count) == (name, index[:-1], index[-1])
             if follows and repr(before) == repr(value):
-                found[-1] = (last, first, count + 1, before)
+                results[-1] = (last, first, count + 1, before)
                 continue
-        found.append((name, index, 1, value))
-    words = [f"{name}[{_place(index, count)}] = {value:g}" for name, index, count, value in found[:most]]
-    return [*words, f"{len(found) - most} more elements"] if len(found) > most else words
+        results.append((name, index, 1, value))
+    words = [f"{name}[{_place(index, count)}] = {value:g}" for name, index, count, value in results[:most]]
+    return [*words, f"{len(results) - most} more elements"] if len(results) > most else words
 
 
 def _place(index: tuple[int, ...], count: int) -> str:

@@ -209,11 +209,11 @@ class Sampler:
 
     def _divisors(self, symbol: str) -> Sequence[int]:
         """The sizes of the op for a symbol that divide one of the caller's, where another must be a multiple of it."""
-        found: Sequence[int] = self.definition.sizes.allowed[symbol]
+        result: Sequence[int] = self.definition.sizes.allowed[symbol]
         for name, partner in self.definition.sizes.multiples.items():
             if partner == symbol and name in self.shapes:
-                found = [size for size in found if any(given % size == 0 for given in self.shapes[name])] or found
-        return found
+                result = [size for size in result if any(given % size == 0 for given in self.shapes[name])] or result
+        return result
 
     def _dividing(self, symbol: str, pool: Sequence[int]) -> Sequence[int]:
         """Of the caller's sizes those of which one for another symbol is a multiple, where it must be."""

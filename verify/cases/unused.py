@@ -28,9 +28,9 @@ def spoiled(
         if not tensor.is_integer:
             result[name] = _with_nan(values[name], masks[name])
         elif tensor.role == "index":
-            places = _unused_places(tensor.bound, tensors, masks)
-            if len(places):
-                stale = places[values[name].to(torch.int64) % len(places)].to(values[name].dtype)
+            indices = _unused_places(tensor.bound, tensors, masks)
+            if len(indices):
+                stale = indices[values[name].to(torch.int64) % len(indices)].to(values[name].dtype)
                 result[name] = torch.where(masks[name], stale, values[name])
     return result
 

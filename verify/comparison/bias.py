@@ -34,7 +34,7 @@ import torch
 
 from assay.formats.rounding import round_to
 from assay.golden.arithmetic import BallArithmetic, RoundingModel
-from assay.golden.arithmetic.chance import Chance
+from assay.golden.arithmetic.model import Chance
 from assay.golden.evaluation.golden import Golden
 from assay.verify.cases.case import Case
 from assay.verify.comparison.honest_roundings import NearestBalls, Way, ways
@@ -98,7 +98,7 @@ def one_sided(model: RoundingModel, bits: int) -> RoundingModel:
     """The part of a contract's model that an honest kernel may spend on one side, of inputs of so many ``bits``.
 
     Roundings to nearest of stages are left out, and of sums in a format at least as fine as the arithmetic around them
-    all but the drift of terms that have few values (`assay.golden.arithmetic.chance`). A matrix unit truncates, and
+    all but the drift of terms that have few values (`assay.golden.arithmetic.model`). A matrix unit truncates, and
     coarse accumulators stagnate: their errors have a sign, and stay in; so do all rescalings.
     """
     return replace(model, stages={}, chance=Chance(0.0, bits))
@@ -130,12 +130,12 @@ def try_series(case: Case, attempt: Callable[[Case], Result], contract: Contract
             beside = scores(result, contract, evaluate, way)
             if beside is None:
                 continue
-            found = {(score.result, score.statistic): score for score in beside}
-            sides = {name: score.side for name, score in found.items() if score.side}
+            results = {(score.result, score.statistic): score for score in beside}
+            sides = {name: score.side for name, score in results.items() if score.side}
             leaning = sides if leaning is None else {n: side for n, side in leaning.items() if sides.get(n) == side}
             if not leaning:
                 return calls[0]
-            known = {name: found[name] for name in leaning}
+            known = {name: results[name] for name in leaning}
             nearest |= {n: s for n, s in known.items() if n not in nearest or s.beyond < nearest[n].beyond}
         seen.append(nearest)
     assert leaning is not None
@@ -151,7 +151,7 @@ def _not_crowded(leaning: Mapping[Name, int], calls: list[list[Score]]) -> dict[
     """The statistics that lean beyond what steps over crowded midpoints explain as well."""
     left = {}
     for name, side in leaning.items():
-        units = [score for found in calls for score in found if (score.result, score.statistic) == name]
+        units = [score for result in calls for score in result if (score.result, score.statistic) == name]
         steps = [score.steps[side > 0] for score in units]
         spread = sum(score.spread for score in units)
         is_crowded = sum(steps) > spread + _CROWDED * sum(score.variance for score in units) ** 0.5
@@ -170,10 +170,10 @@ def scores(
     nothing in this way. ``steps``: what the store may add too.
     """
     case = result.case
-    places = [place for place, tensor in enumerate(case.signature.returns) if not tensor.is_integer]
+    indices = [index for index, tensor in enumerate(case.signature.returns) if not tensor.is_integer]
     if all(
-        bool((_given(result, place) == _stored(limits.golden, limits, contract)).all())
-        for place, limits in zip(places, result.tolerances, strict=True)
+        bool((_given(result, index) == _stored(limits.golden, limits, contract)).all())
+        for index, limits in zip(indices, result.tolerances, strict=True)
     ):
         return []
     full = contract.model(case.definition, case.input_format)
@@ -187,17 +187,17 @@ def scores(
         if not around.rounds:
             return None
         free = evaluate(case, NearestBalls(likely, way, around.found))
-    found: list[Score] = []
-    for place, limits in zip(places, result.tolerances, strict=True):
-        tensor, y = case.signature.returns[place], _given(result, place)
-        exact = limits.golden if way is None else free[place].value
+    results: list[Score] = []
+    for index, limits in zip(indices, result.tolerances, strict=True):
+        tensor, y = case.signature.returns[index], _given(result, index)
+        exact = limits.golden if way is None else free[index].value
         right = _stored(exact, limits, contract)
         if tensor.role == "rounded" or bool((y == right).all()):
             continue
-        allowed, gap = free[place].radius, _gap(limits)
+        allowed, gap = free[index].radius, _gap(limits)
         radius = limits.inner + 0.5 * gap
         kept = _ordinary(limits) & y.isfinite() & exact.isfinite() & allowed.isfinite() & limits.inner.isfinite()
-        reach = torch.where(kept, wide[place].radius.nan_to_num(0.0, 0.0, 0.0), 0.0) * steps
+        reach = torch.where(kept, wide[index].radius.nan_to_num(0.0, 0.0, 0.0), 0.0) * steps
 
         def total(x: torch.Tensor, kept: torch.Tensor = kept, radius: torch.Tensor = radius) -> float:
             return float(torch.where(kept, x / radius, 0.0).sum())
@@ -211,12 +211,12 @@ def scores(
             share = total((y - right) * sign)
             count = int(kept.sum())
             more = ((ends[0], ends[1]), total(reach), variance) if steps else ()
-            found.append(Score(tensor.name, statistic, share, total(allowed), count, *more))
-    return found
+            results.append(Score(tensor.name, statistic, share, total(allowed), count, *more))
+    return results
 
 
-def _given(result: Result, place: int) -> torch.Tensor:
-    return result.outputs[place].detach().cpu().double()
+def _given(result: Result, index: int) -> torch.Tensor:
+    return result.outputs[index].detach().cpu().double()
 
 
 def _stored(exact: torch.Tensor, limits: Tolerance, contract: Contract) -> torch.Tensor:

@@ -44,8 +44,8 @@ def loudest(numbers: Numbers) -> tuple[np.intp, ...]:
     return np.unravel_index(int(sizes(numbers).argmax()), numbers.shape) if numbers.ndim else ()
 
 
-def with_element(right: Numbers, place: tuple[np.intp, ...], value: float | complex) -> Numbers:
+def with_element(right: Numbers, index: tuple[np.intp, ...], value: float | complex) -> Numbers:
     """The same numbers but for one."""
     wrong = right.copy()
-    wrong[place] = value
+    wrong[index] = value
     return wrong

@@ -41,8 +41,8 @@ def _name(axis: int, dims: Sequence[str]) -> tuple[str, str]:
 def _hit(broken: torch.Tensor, axis: int) -> list[bool]:
     """Whether anything is broken at each place along an axis."""
     others = tuple(other for other in range(broken.ndim) if other != axis)
-    found: list[bool] = (broken.any(dim=others) if others else broken).tolist()
-    return found
+    results: list[bool] = (broken.any(dim=others) if others else broken).tolist()
+    return results
 
 
 def _percent(count: int, total: int) -> str:
@@ -53,8 +53,8 @@ def _percent(count: int, total: int) -> str:
 def _phrase(hit: list[bool], name: tuple[str, str]) -> str:
     """Some but not all places along an axis."""
     one, many = name
-    size, places = len(hit), [place for place, found in enumerate(hit) if found]
-    first, last, count = places[0], places[-1], len(places)
+    size, indices = len(hit), [index for index, result in enumerate(hit) if result]
+    first, last, count = indices[0], indices[-1], len(indices)
     if count == 1:
         return f"{one} {first} (of {size})"
     if last - first + 1 == count:
@@ -62,23 +62,23 @@ def _phrase(hit: list[bool], name: tuple[str, str]) -> str:
         return f"{many} {first} to {last}{end}"
     period = period_of(hit)
     if period <= size // 2:
-        within = [place for place in places if place < period]
+        within = [index for index in indices if index < period]
         if len(within) == 1:
             return f"{many} {first}, {first + period}, ... (one in {period})"
         if within[-1] - within[0] + 1 == len(within):
             return f"{many} {within[0]} to {within[-1]} of each {period}"
     if count <= _FEW:
-        return f"{many} {', '.join(map(str, places))}"
+        return f"{many} {', '.join(map(str, indices))}"
     return f"{count} of {size} {many}, between {first} and {last}"
 
 
 def period_of(hit: list[bool]) -> int:
     """The smallest step after which all places repeat, their number at most: Knuth, Morris, Pratt's prefix function."""
     borders, length = [0], 0
-    for found in hit[1:]:
-        while length and hit[length] != found:
+    for result in hit[1:]:
+        while length and hit[length] != result:
             length = borders[length - 1]
-        length += hit[length] == found
+        length += hit[length] == result
         borders.append(length)
     return len(hit) - length
 

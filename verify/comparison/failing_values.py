@@ -26,8 +26,8 @@ def _comparison(result: Result) -> Comparison | None:
     failure, ratio = result.failure, result.ratio
     if failure is None or ratio is None or not result.tolerances or ratio.shape != result.tolerances[-1].golden.shape:
         return None
-    place = [tensor.name for tensor in result.case.signature.returns].index(failure.output)
-    got, golden = result.outputs[place].detach().cpu(), result.tolerances[-1].golden
+    index = [tensor.name for tensor in result.case.signature.returns].index(failure.output)
+    got, golden = result.outputs[index].detach().cpu(), result.tolerances[-1].golden
     flat = int(torch.arange(ratio.numel()).reshape(ratio.shape)[failure.index])
     length = ratio.numel() if ratio.numel() <= MOST else AROUND
     first = max(0, min(flat - length // 2, ratio.numel() - length))

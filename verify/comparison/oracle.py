@@ -14,8 +14,7 @@ import torch
 
 from assay.formats.rounding import ulp_towards
 from assay.golden.arithmetic import Arb, BallArithmetic, RoundingModel
-from assay.golden.arithmetic.chance import Chance
-from assay.golden.arithmetic.model import EVALUATION
+from assay.golden.arithmetic.model import EVALUATION, Chance
 from assay.golden.errors import StoreError
 from assay.golden.evaluation.binding import run
 from assay.golden.evaluation.golden import Golden, golden_of
@@ -70,7 +69,7 @@ class Oracle:
             return replace(result, failure=wrong[0], ratio=wrong[1])
         allowed = self.tolerances(case, values, chosen)
         finite = _is_finite(definition, values)
-        for place, (tensor, got, limits) in enumerate(zip(signature.returns, outputs, allowed, strict=True)):
+        for index, (tensor, got, limits) in enumerate(zip(signature.returns, outputs, allowed, strict=True)):
             if tensor.is_integer or tensor.name in besides:
                 continue
             if not finite and self.contract.nonfinite == "unspecified":  # then they may come out anywhere
@@ -79,7 +78,7 @@ class Oracle:
                 limits = replace(limits, judged=limits.judged & limits.golden.isfinite())
             judgement = judge(got, limits)
             if bool(judgement.unresolved.any()) and definition.cost(case.sizes) <= _ARB_WORK:
-                limits = self.tolerances(case, values, chosen, proven=True)[place]
+                limits = self.tolerances(case, values, chosen, proven=True)[index]
                 judgement = judge(got, limits)
             judged = int(limits.judged.count_nonzero())
             result = replace(
@@ -177,9 +176,9 @@ class Oracle:
         if right is None or bool(right.all()):
             return None
         name = case.definition.outputs.chosen[0]
-        index = tuple(int(place) for place in (~right).nonzero()[0])
-        place = [tensor.name for tensor in case.signature.returns].index(name)
-        best = self._evaluate(case, values, None, BallArithmetic())[place]
+        index = tuple(int(position) for position in (~right).nonzero()[0])
+        position = [tensor.name for tensor in case.signature.returns].index(name)
+        best = self._evaluate(case, values, None, BallArithmetic())[position]
         failure = Failure(
             "contract",
             case,
@@ -308,10 +307,10 @@ def _greatest(got: torch.Tensor, judgement: Judgement) -> tuple[Difference | Non
     """The greatest absolute and the greatest relative difference among the elements that break the contract."""
     golden = judgement.tolerance.golden
     absolute = torch.where(judgement.broken, (got.detach().cpu().double() - golden).abs(), torch.nan)
-    found = []
+    results = []
     for differences in (absolute, absolute / golden.abs()):
         known = torch.where(differences.isfinite(), differences, -1.0)
-        place = int(known.reshape(-1).argmax())
-        value = float(known.reshape(-1)[place])
-        found.append(Difference(value, coordinates(place, known.shape)) if value >= 0 else None)
-    return found[0], found[1]
+        index = int(known.reshape(-1).argmax())
+        value = float(known.reshape(-1)[index])
+        results.append(Difference(value, coordinates(index, known.shape)) if value >= 0 else None)
+    return results[0], results[1]

@@ -33,21 +33,21 @@ def judge_samples(oracle: Oracle, case: Case, values: Values, outputs: tuple[tor
     result = Result(case, outputs=outputs)
     taken: list[Cut] = []
     for cut, part in cuts_of(case, values, outputs, random.Random(case.seed)):
-        found = _judged(oracle, part, cut, values, outputs)
+        results = _judged(oracle, part, cut, values, outputs)
         taken.append(cut)
         result = replace(
             result,
-            worst=max(result.worst, found.worst),
-            judged=result.judged + found.judged,
-            nonzero=result.nonzero + found.nonzero,
-            unjudged=result.unjudged + found.unjudged,
-            judged_of=result.judged_of + found.judged_of,
-            left_out=result.left_out + found.left_out,
-            unresolved=result.unresolved + found.unresolved,
-            histogram=summed(result.histogram, found.histogram),
+            worst=max(result.worst, results.worst),
+            judged=result.judged + results.judged,
+            nonzero=result.nonzero + results.nonzero,
+            unjudged=result.unjudged + results.unjudged,
+            judged_of=result.judged_of + results.judged_of,
+            left_out=result.left_out + results.left_out,
+            unresolved=result.unresolved + results.unresolved,
+            histogram=summed(result.histogram, results.histogram),
         )
-        if found.failure is not None:
-            failure = _located(found, found.failure, oracle, case, part, cut, values, outputs)
+        if results.failure is not None:
+            failure = _located(results, results.failure, oracle, case, part, cut, values, outputs)
             return replace(result, failure=failure, sampled=f"{asked(case)}: {failure.message}")
     return replace(result, sampled=_in_words(case, taken))
 
@@ -62,7 +62,7 @@ def _judged(oracle: Oracle, case: Case, cut: Cut, values: Values, outputs: tuple
 
 
 def _located(
-    found: Result,
+    result: Result,
     failure: Failure,
     oracle: Oracle,
     case: Case,
@@ -75,11 +75,11 @@ def _located(
     returned = next(tensor for tensor in case.signature.returns if tensor.name == failure.output)
     words = [f"{failure.violations} of {failure.elements} sampled elements are outside of what the contract allows"]
     for axis, symbol in enumerate(returned.dims):
-        places = cut.index.get(symbol)
-        if places is None or found.ratio is None or len(places) < 2:
+        indices = cut.index.get(symbol)
+        if indices is None or result.ratio is None or len(indices) < 2:
             continue
-        wrong = (found.ratio > 1).transpose(0, axis).reshape(len(places), -1).any(1)
-        bad, good = places[wrong], places[~wrong]
+        wrong = (result.ratio > 1).transpose(0, axis).reshape(len(indices), -1).any(1)
+        bad, good = indices[wrong], indices[~wrong]
         if not len(bad) or not len(good):
             continue
         if int(good.max()) < int(bad.min()):
@@ -92,7 +92,7 @@ def _located(
                 f"right up to {symbol}={low}, wrong from {symbol}={high} on{_counted(case, returned, axis, high)}"
             )
         else:
-            shown = [int(place) for place in bad[:4]]
+            shown = [int(index) for index in bad[:4]]
             words.append(
                 f"wrong at {symbol}={', '.join(map(str, shown))}{', ...' if len(bad) > 4 else ''}, right beside"
             )
@@ -118,8 +118,8 @@ def _counted(case: Case, returned: TensorSpec, axis: int, first: int) -> str:
             return f": {words}"
     for tensor in (returned, *case.signature.tensors):
         if symbol in tensor.dims:
-            place = tensor.dims.index(symbol)
-            stride = math.prod(case.shape(tensor)[place + 1 :])
+            index = tensor.dims.index(symbol)
+            stride = math.prod(case.shape(tensor)[index + 1 :])
             for number, words in _COUNTS.items():
                 if stride > 1 and first * stride <= number < (first + 1) * stride:
                     return f": there offsets in {tensor.name} pass {number:,}, and {words.partition(', nor')[0]}"
@@ -152,5 +152,5 @@ def _count(indices: list[torch.Tensor | None], size: int) -> str:
     kept = [index for index in indices if index is not None]
     if len(kept) < len(indices) or not kept:
         return str(size)
-    found = len(torch.unique(torch.cat(kept)))
-    return f"{found} of {size}" if found < size else str(size)
+    result = len(torch.unique(torch.cat(kept)))
+    return f"{result} of {size}" if result < size else str(size)

@@ -36,13 +36,13 @@ def strange_places(output: Tensor) -> list[tuple[int, ...]]:
         return []
     if flat.is_floating_point() and flat.element_size() == 1:
         flat = flat.float()
-    found = {int(flat.argmax()), int(flat.argmin())}
+    results = {int(flat.argmax()), int(flat.argmin())}
     for mask in (~flat.isfinite(), flat == 0):
         if bool(mask.any()):
             mask = mask.to(torch.uint8)
-            found |= {int(mask.argmax()), flat.numel() - 1 - int(mask.flip(0).argmax())}
+            results |= {int(mask.argmax()), flat.numel() - 1 - int(mask.flip(0).argmax())}
     shape = tuple(output.shape)
-    return [tuple(int(place) for place in np.unravel_index(one, shape)) for one in sorted(found)]
+    return [tuple(int(index) for index in np.unravel_index(one, shape)) for one in sorted(results)]
 
 
 def cuts_of(
@@ -59,34 +59,34 @@ def cuts_of(
     axes = axes_of(case.definition, case.signature, case.sizes, case.definition.row_axis(case.options))
     blocks = {axis: _blocks(axis, strange.get(axis.symbol, []), case.sizes[axis.symbol], chance) for axis in axes}
     parts, left = _parts(case, values, blocks, strange, chance), 1.0
-    for place, (part, tile) in enumerate(parts):
-        share = left / (len(parts) - place)
-        found = _thinned(part, blocks, tile, share)
-        load = _load(part, found)
+    for index, (part, tile) in enumerate(parts):
+        share = left / (len(parts) - index)
+        result = _thinned(part, blocks, tile, share)
+        load = _load(part, result)
         if load <= (_PATIENCE if left == 1 else share):
             left -= load
-            yield found, part
+            yield result, part
 
 
 def _strange(case: Case, outputs: tuple[Tensor, ...]) -> dict[str, list[int]]:
     """The strange places of all results, by symbol; of heads the groups too."""
-    found: dict[str, list[int]] = {}
+    results: dict[str, list[int]] = {}
     for tensor, output in zip(case.signature.returns, outputs, strict=True):
         for index in strange_places(output):
-            for text, place in zip(tensor.dims, index, strict=True):
-                found.setdefault(text, []).append(place)
+            for text, position in zip(tensor.dims, index, strict=True):
+                results.setdefault(text, []).append(position)
     for symbol, groups in case.definition.axes.groups.items():
-        if symbol in found and groups in case.sizes:
+        if symbol in results and groups in case.sizes:
             shared = case.sizes[symbol] // max(case.sizes[groups], 1)
-            found.setdefault(groups, []).extend(place // shared for place in found[symbol])
-    return found
+            results.setdefault(groups, []).extend(position // shared for position in results[symbol])
+    return results
 
 
 def _blocks(axis: Axis, strange: list[int], size: int, chance: random.Random) -> list[int]:
     """Blocks of an axis in the order of what they are worth."""
     borders = [tile * times for tile in _TILES for times in (1, (size - 1) // tile)]
-    beside = [place for border in (*borders, *_COUNTED) for place in (border, border - 1) if 0 < place < size]
-    wanted = [axis.blocks - 1, 0, *(axis.block(place) for place in (*strange, *beside))]
+    beside = [index for border in (*borders, *_COUNTED) for index in (border, border - 1) if 0 < index < size]
+    wanted = [axis.blocks - 1, 0, *(axis.block(index) for index in (*strange, *beside))]
     others = [chance.randrange(axis.blocks) for _ in range(_MOST)] if axis.blocks > _MOST else range(axis.blocks)
     return list(dict.fromkeys([*wanted, *others]))[:_MOST]
 
@@ -100,7 +100,7 @@ def _parts(
 ) -> list[tuple[Case, Tile | None]]:
     """Return tiles along a symbol that has a tiling rule, each with the case under its options, the cheapest first, so
     that the work they leave goes to the others; without such a symbol, the case."""
-    found: list[tuple[Case, Tile]] = []
+    results: list[tuple[Case, Tile]] = []
     least: list[float] = []
     for symbol, part in case.definition.axes.tiling.items():
         size = case.sizes[symbol]
@@ -110,11 +110,11 @@ def _parts(
             firsts = dict.fromkeys(min(max(0, middle - count // 2), max(size - count, 0)) for middle in middles)
             alone = (part(first, min(count, size), case.sizes, case.options, values) for first in firsts)
             made = islice(filter(None, alone), _PARTS)
-            found = [(replace(case, options=dict(tile.options)), tile) for tile in made]
-            least = [_load(one, _thinned(one, blocks, tile, 0.0)) for one, tile in found]
-            if found and sum(least) <= 1:
+            results = [(replace(case, options=dict(tile.options)), tile) for tile in made]
+            least = [_load(one, _thinned(one, blocks, tile, 0.0)) for one, tile in results]
+            if results and sum(least) <= 1:
                 break
-    return [found[place] for place in sorted(range(len(found)), key=least.__getitem__)] or [(case, None)]
+    return [results[index] for index in sorted(range(len(results)), key=least.__getitem__)] or [(case, None)]
 
 
 def _thinned(case: Case, blocks: Blocks, tile: Tile | None, most: float) -> Cut:
@@ -124,17 +124,17 @@ def _thinned(case: Case, blocks: Blocks, tile: Tile | None, most: float) -> Cut:
         kept = {axis: torch.tensor(sorted(some)) for axis, some in chosen.items()}
         return cut(case.definition, case.signature, case.sizes, kept, tile)
 
-    while _load(case, found := made(blocks)) > most:
+    while _load(case, result := made(blocks)) > most:
         fewer = [{**blocks, axis: kept[: (len(kept) + 1) // 2]} for axis, kept in blocks.items() if len(kept) > 1]
         if not fewer:
             break
         blocks = min(fewer, key=lambda some: (_load(case, made(some)), max(map(len, some.values()))))
-    return found
+    return result
 
 
 def _load(case: Case, part: Cut) -> float:
     """The work of evaluating a part, in units of what a case may take."""
-    sizes = {**case.sizes, **{text: len(places) for text, places in part.index.items() if text in case.sizes}}
+    sizes = {**case.sizes, **{text: len(indices) for text, indices in part.index.items() if text in case.sizes}}
 
     def count(tensor: TensorSpec) -> int:
         return math.prod(

@@ -2,7 +2,7 @@
 
 A contract's tolerance holds whatever its roundings do, and grows with the length n of a sum as n u: at 16,384 columns
 a float32 softmax may be off by 1.4e-3. What honest kernels do grows as sqrt(n) u. An error beyond that
-(`assay.golden.arithmetic.chance`: the bound, its constant and the data that it takes) proves nothing, but is
+(`assay.golden.arithmetic.model`: the bound, its constant and the data that it takes) proves nothing, but is
 *suspect*: the same definition is evaluated again under the contract's model with ``chance``.
 
 It is asked of the lengths that an examination tries one after the other, on data drawn independently, as the bound

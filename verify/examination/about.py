@@ -37,10 +37,10 @@ def _device(name: str) -> str:
 
 
 def _versions() -> list[str]:
-    found = [f"Python {platform.python_version()}"]
+    results = [f"Python {platform.python_version()}"]
     for name, package in _PACKAGES.items():
         try:
-            found.append(f"{name} {version(package)}")
+            results.append(f"{name} {version(package)}")
         except PackageNotFoundError:  # Triton isn't everywhere
             continue
-    return found
+    return results

@@ -50,21 +50,21 @@ def aspects_of(case: Case) -> set[str]:
         return {_OF_PROTOCOLS[case.protocol]}
     if case.protocol == AT:
         return set(_WHOLE)
-    found = {_OF_PROTOCOLS[case.protocol]} if case.protocol != "once" else set[str]()
+    result = {_OF_PROTOCOLS[case.protocol]} if case.protocol != "once" else set[str]()
     if case.memory != "plain" or case.unused != "plain":
-        found.add("memory")
+        result.add("memory")
     if any(layout != LAYOUTS[0] for layout in case.layouts.values()):
-        found.add("layouts")
+        result.add("layouts")
     if any(not math.isfinite(value) or _is_minus_zero(value) for _, _, value in case.edits):
-        found.add("special")
+        result.add("special")
     kinds = set(case.values.values())
     if kinds & _SUBNORMAL:
-        found.add("subnormals")
+        result.add("subnormals")
     if kinds & (EXTREME - _SUBNORMAL):
-        found.add("range")
+        result.add("range")
     if any(size < 2 or size > _LONGEST or size % _PLAIN_SIZES[1] for size in case.sizes.values()):
-        found.add("shapes")
-    return found if found & _UNUSUAL else found | {"numbers"}
+        result.add("shapes")
+    return result if result & _UNUSUAL else result | {"numbers"}
 
 
 def _is_minus_zero(value: float) -> bool:
@@ -108,7 +108,7 @@ def _of_plain_sizes(case: Case, sampler: Sampler) -> Case:
 
 def _lies_in(name: str, index: Iterable[int], case: Case, sizes: dict[str, int]) -> bool:
     tensor = next(tensor for tensor in case.signature.tensors if tensor.name == name)
-    return all(place < size for place, size in zip(index, tensor.shape(sizes), strict=True))
+    return all(position < size for position, size in zip(index, tensor.shape(sizes), strict=True))
 
 
 def blamed(failure: Failure, attempt: Callable[[Case], Failure | None], sampler: Sampler) -> str:
@@ -127,8 +127,8 @@ def blamed(failure: Failure, attempt: Callable[[Case], Failure | None], sampler:
         return next((aspect for aspect in shown if aspect not in ("special", "subnormals")), "numbers")
 
     def fails(simpler: Case) -> bool:
-        found = attempt(simpler)
-        return found is not None and _group(found) == _group(failure)
+        result = attempt(simpler)
+        return result is not None and _group(result) == _group(failure)
 
     if failure.golden is not None and not fails(case):
         return "determinism"

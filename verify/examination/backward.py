@@ -182,13 +182,13 @@ def pair_of(op: str) -> Pair:
     """
     forward = spec(spec(op).outputs.gradient_of or op)
     names = {tensor.name for tensor in forward.tensors}
-    found = [
+    results = [
         Pair(forward, backward)
         for backward in gradients_of(forward.name)
         if names.issuperset(tensor.name for tensor in backward.tensors[:-1])
     ]
-    if found:
-        return max(found, key=lambda pair: pair.takes_upstream)
+    if results:
+        return max(results, key=lambda pair: pair.takes_upstream)
     known = sorted({spec(name).outputs.gradient_of or "" for name in specs()} - {""})
     raise SettingError(f"op={op!r} has no backward spec; those that have: {', '.join(known)}")
 
@@ -263,8 +263,8 @@ def _torch_gradients(
         raise GradientError(f"expected a result {expected}, got {got}")
     before = out.detach().clone()
     gradients = torch.autograd.grad(out, wanted, upstream, allow_unused=True)
-    for name, found in zip(pair.differentiable, gradients, strict=True):
-        if found is None:
+    for name, result in zip(pair.differentiable, gradients, strict=True):
+        if result is None:
             raise GradientError(f"no gradient of {name}: None came back")
     if not _same(before, out.detach()):
         raise GradientError("the backward pass changed the forward's result")
@@ -276,15 +276,15 @@ def _jax_gradients(
 ) -> tuple[Any, ...]:
     jax = importlib.import_module("jax")
     names = [tensor.name for tensor in pair.forward.tensors]
-    places = [place for place, name in enumerate(names) if name in pair.differentiable]
+    indices = [index for index, name in enumerate(names) if name in pair.differentiable]
 
     def of_floats(*floats: Any) -> Any:
         arguments = list(inputs)
-        for place, value in zip(places, floats, strict=True):
-            arguments[place] = value
+        for index, value in zip(indices, floats, strict=True):
+            arguments[index] = value
         return function(*arguments, **options)
 
-    out, pull = jax.vjp(of_floats, *(inputs[place] for place in places))
+    out, pull = jax.vjp(of_floats, *(inputs[index] for index in indices))
     return tuple(pull(jax.numpy.ones_like(out) if upstream is None else upstream))
 
 

@@ -35,4 +35,4 @@ def bases(
 
 def hash_of(purpose: str, seed: int) -> int:
     """A seed of its own for each purpose."""
-    return seed * 1_000_003 + sum((place + 1) * ord(letter) for place, letter in enumerate(purpose))
+    return seed * 1_000_003 + sum((index + 1) * ord(letter) for index, letter in enumerate(purpose))

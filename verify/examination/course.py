@@ -190,10 +190,10 @@ def _stored(course: Course, name: str) -> None:
     if question.settings.goldens is None:
         return
     course.tally += Tally(phases={name: 0})
-    found = list(stored_cases(question.settings.goldens, question.sampler))
-    for done, stored in enumerate(found, 1):
+    results = list(stored_cases(question.settings.goldens, question.sampler))
+    for done, stored in enumerate(results, 1):
         course.attempt(name, stored.case, stored.goldens)
-        course.progress(name, done, len(found))
+        course.progress(name, done, len(results))
 
 
 def _fuzz(course: Course, name: str) -> None:
@@ -248,8 +248,8 @@ def _lengths(course: Course, name: str) -> None:
             patience = Patience(min(_LONG_CASE, course.question.settings.timeout / 4) / growth, own_time)
             seen.append(course.look_twice(name, case))
             slow = slow and patience.is_over()  # one of them may compile
-        found = detectable(length, [pair for pair in seen if pair is not None])
-        course.detectable += [found] if found is not None else []
+        result = detectable(length, [pair for pair in seen if pair is not None])
+        course.detectable += [result] if result is not None else []
         course.progress(name, done, len(series))
         last[length > QUICKEST[-1]] = cases[-1]
         if course.ended or slow:

@@ -36,8 +36,8 @@ def diagnosed(aspects: Mapping[str, Aspect], question: Question, target: str) ->
     known = {name: aspects.get(name, Aspect()) for name in ASPECTS}
     promises = Promises(question, broken)
     for name in broken:
-        found = _explained(name, aspects[name], question, len(broken), promises)
-        failure = found.failure
+        result = _explained(name, aspects[name], question, len(broken), promises)
+        failure = result.failure
         assert failure is not None
         if failure.kind == "unwritten_output" and name != "memory":
             known[name] = Aspect(note="hidden by memory")
@@ -46,7 +46,7 @@ def diagnosed(aspects: Mapping[str, Aspect], question: Question, target: str) ->
             name = "memory"
         failure = replace(failure, aspect=name, message=failure.message + _admitting(name, failure, question))
         line = repro_line(question.settings, target, failure.case, name)
-        known[name] = replace(found, failure=failure, repro=line)
+        known[name] = replace(result, failure=failure, repro=line)
     for name in [name for name in ASPECTS if known[name].status == "suspect"]:
         failure = known[name].failure
         assert failure is not None
@@ -78,7 +78,7 @@ def _explained(name: str, aspect: Aspect, question: Question, broken: int, promi
     large = first if first.case.protocol == AT else None
     if large is not None:
         alike = (attempt(case) for case in smaller_cases(first.case, question.sampler))
-        small = next((found for found in alike if found is not None and is_alike(found, first)), None)
+        small = next((result for result in alike if result is not None and is_alike(result, first)), None)
         if small is None:
             return aspect
         first = small
@@ -108,13 +108,13 @@ def _known(name: str, failure: Failure, first: Case, question: Question, *, is_e
 
 def _told_once(known: Mapping[str, Aspect]) -> dict[str, Aspect]:
     """Of aspects whose failures the same fault explains, the graver one tells it, and the others name that."""
-    told, found = dict[str, str](), dict(known)
+    told, result = dict[str, str](), dict(known)
     for name in GRAVITY:
-        aspect = found.get(name, Aspect())
+        aspect = result.get(name, Aspect())
         if aspect.status == "broken" and aspect.explanations:
             first = told.setdefault(aspect.explanations[0].name, name)
-            found[name] = aspect if first == name else replace(aspect, note=f"by the same fault as {first}")
-    return found
+            result[name] = aspect if first == name else replace(aspect, note=f"by the same fault as {first}")
+    return result
 
 
 def _classified(failure: Failure, bench: Bench) -> Failure:
@@ -178,7 +178,7 @@ def _depends_on_memory(failure: Failure, bench: Bench) -> bool:
         outputs = bench.outputs(replace(failure.case, memory=memory))
         if outputs is None:
             return False
-        place = [tensor.name for tensor in failure.case.signature.returns].index(failure.output)
-        value = float(outputs[place][failure.index])
+        index = [tensor.name for tensor in failure.case.signature.returns].index(failure.output)
+        value = float(outputs[index][failure.index])
         seen.append("nan" if value != value else repr(value))
     return seen[0] == seen[1] != seen[2] == seen[3]

@@ -59,27 +59,27 @@ def _reduced(case: Case, tensor: TensorSpec, fails: Fails) -> Case:
             plain = replace(case, values={**case.values, tensor.name: kind}, edits=others)
             if fails(plain):
                 return plain
-    found = _Tensor(case, tensor.name, _elements(case, tensor))
-    fewest = _fewest(found, fails)
+    result = _Tensor(case, tensor.name, _elements(case, tensor))
+    fewest = _fewest(result, fails)
     if len(fewest) > READABLE:
         return case
-    return _of_few_bits(_with(found, fewest), fails)
+    return _of_few_bits(_with(result, fewest), fails)
 
 
-def _with(found: _Tensor, kept: dict[tuple[int, ...], float]) -> _Tensor:
+def _with(result: _Tensor, kept: dict[tuple[int, ...], float]) -> _Tensor:
     """The same tensor with other elements."""
-    return _Tensor(found.written(kept), found.name, kept)
+    return _Tensor(result.written(kept), result.name, kept)
 
 
 def _elements(case: Case, tensor: TensorSpec) -> dict[tuple[int, ...], float]:
     """The elements other than zero by their places, of those that a layout makes equal the first."""
     values, tied = contents(case, tensor).double(), _tied(case, tensor)
-    places = (values != 0) | values.signbit()
-    found = {}
-    for row in places.nonzero().tolist():
-        index = tuple(0 if axis in tied else place for axis, place in enumerate(row))
-        found[index] = float(values[index])
-    return found
+    indices = (values != 0) | values.signbit()
+    results = {}
+    for row in indices.nonzero().tolist():
+        index = tuple(0 if axis in tied else position for axis, position in enumerate(row))
+        results[index] = float(values[index])
+    return results
 
 
 def _tied(case: Case, tensor: TensorSpec) -> tuple[int, ...]:
@@ -94,8 +94,8 @@ def _fewest(tensor: _Tensor, fails: Fails) -> dict[tuple[int, ...], float]:
     while kept:
         step, gone = -(-len(kept) // pieces), False
         for first in range(0, len(kept), step):
-            places = list(kept)
-            fewer = {place: kept[place] for place in (*places[:first], *places[first + step :])}
+            indices = list(kept)
+            fewer = {index: kept[index] for index in (*indices[:first], *indices[first + step :])}
             if len(fewer) < len(kept) and fails(tensor.written(fewer)):
                 kept, gone, pieces = fewer, True, min(pieces, max(1, len(fewer)))
                 break
@@ -113,9 +113,9 @@ def _of_few_bits(tensor: _Tensor, fails: Fails) -> Case:
         return tensor.case
     if fails(tensor.written(ones)):
         return tensor.written(ones)
-    for place, value in list(tensor.kept.items()):
+    for index, value in list(tensor.kept.items()):
         for simple in _simpler(value):
-            other = {**tensor.kept, place: simple}
+            other = {**tensor.kept, index: simple}
             if fails(tensor.written(other)):
                 tensor = _with(tensor, other)
                 break
@@ -134,7 +134,7 @@ def _rounded(value: float, bits: int) -> float:
     return math.ldexp(math.trunc(significand * 2**bits), exponent - bits)  # never beyond the format's range
 
 
-def without_place(case: Case, symbol: str, place: int) -> Case | None:
+def without_place(case: Case, symbol: str, position: int) -> Case | None:
     """The case with one place along a symbol taken out; None where elements that count lie there.
 
     Of tensors that are zeros or ones but for single elements nothing else changes.
@@ -143,8 +143,10 @@ def without_place(case: Case, symbol: str, place: int) -> Case | None:
     edits = []
     for name, index, value in case.edits:
         at = [where for dim, where in zip(dims[name], index, strict=True) if dim == symbol]
-        if place in at:
+        if position in at:
             return None
-        moved = tuple(where - (dim == symbol and where > place) for dim, where in zip(dims[name], index, strict=True))
+        moved = tuple(
+            where - (dim == symbol and where > position) for dim, where in zip(dims[name], index, strict=True)
+        )
         edits.append((name, moved, value))
     return replace(case, sizes={**case.sizes, symbol: case.sizes[symbol] - 1}, edits=tuple(edits))

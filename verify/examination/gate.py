@@ -36,14 +36,14 @@ def corruptions(right: Tensor, limits: Tolerance, out: Format) -> Iterator[tuple
             yield "everything times 1.05", round_to(right * 1.05, out)
         if name != "two rows swapped" or _rows_differ(numbers):
             yield _WORDS.get(name, name), torch.from_numpy(wrong)
-    place = loudest(numbers)
-    yield "one NaN", torch.from_numpy(with_element(numbers, place, math.nan))
+    index = loudest(numbers)
+    yield "one NaN", torch.from_numpy(with_element(numbers, index, math.nan))
     for words, end, neighbour in zip(
         ("one ulp above what is allowed", "one ulp below what is allowed"), allowed, (next_up, next_down), strict=True
     ):
-        beyond = float(neighbour(torch.tensor(end[place]), out))
-        if beyond != end[place]:  # else the format has nothing beyond
-            yield words, torch.from_numpy(with_element(numbers, place, beyond))
+        beyond = float(neighbour(torch.tensor(end[index]), out))
+        if beyond != end[index]:  # else the format has nothing beyond
+            yield words, torch.from_numpy(with_element(numbers, index, beyond))
 
 
 def _rows_differ(numbers: Numbers) -> bool:
@@ -70,19 +70,19 @@ def outcomes(limits: Tolerance, out: Format) -> dict[str, bool]:
         return {NOTHING_JUDGED: False}
     if not bool((limits.judged & torch.isfinite(limits.golden)).any()):  # a logarithm of numbers below zero
         return {}
-    found = {NOTHING_JUDGED: True}
+    results = {NOTHING_JUDGED: True}
     for words, wrong in corruptions(right, limits, out):
         changed = ((wrong != right) & ~(wrong.isnan() & right.isnan()) & limits.judged).any()
         if bool(changed):
-            found[words] = bool(judge(wrong, limits).broken.any())
-    return found
+            results[words] = bool(judge(wrong, limits).broken.any())
+    return results
 
 
 def undetected_corruption(seen: Iterable[Mapping[str, bool]]) -> str | None:
     """The first corruption that some case of `outcomes` lets through and none rejects, or None."""
     together: dict[str, bool] = {}
-    for found in seen:
-        together |= {words: together.get(words, False) or rejected for words, rejected in found.items()}
+    for result in seen:
+        together |= {words: together.get(words, False) or rejected for words, rejected in result.items()}
     return next((words for words, rejected in together.items() if not rejected), None)
 
 
@@ -99,14 +99,14 @@ def gate(question: Question) -> str | None:
     through of one small size it may notice of others: few results of a wide tolerance hold one that is known well.
     """
     seen: dict[str, list[dict[str, bool]]] = {}
-    found = None
+    result = None
     for kind, draws in _TRIES:
         for case in gate_cases(question.sampler, "tile", kind, draws):  # smaller ones cancel some results altogether
             _add_outcomes(question, case, seen)
-        found = next(filter(None, map(undetected_corruption, seen.values())), None)
-        if found is None:
+        result = next(filter(None, map(undetected_corruption, seen.values())), None)
+        if result is None:
             break
-    return found
+    return result
 
 
 def _add_outcomes(question: Question, case: Case, seen: dict[str, list[dict[str, bool]]]) -> None:

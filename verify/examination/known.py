@@ -72,9 +72,9 @@ def sizes_in_words(failure: Failure, question: Question) -> str:
                 for name, value in sizes.items()
             ):
                 cases[str(size)] = replace(with_values(case, "normal"), sizes=sizes, edits=(), origin={})
-        found = tells.sorted(cases)
-        if all(found):
-            words.append(f"{symbol}: {_right_and_wrong(found, 'at')}")
+        result = tells.sorted(cases)
+        if all(result):
+            words.append(f"{symbol}: {_right_and_wrong(result, 'at')}")
     return "; ".join(words)
 
 
@@ -85,8 +85,8 @@ def data_in_words(failure: Failure, first: Case, question: Question) -> str:
     for kind in _KINDS:
         if numbers and kind in names_of(numbers[0]):
             cases[kind] = with_values(case, kind, edits=(), origin={}, seed=case.seed + 1)
-    found = Trials(question).sorted(cases)
-    return f"data: {_right_and_wrong(found, 'on')}" if any(found) else ""
+    result = Trials(question).sorted(cases)
+    return f"data: {_right_and_wrong(result, 'on')}" if any(result) else ""
 
 
 def _candidates(question: Question, case: Case, symbol: str) -> Sequence[int]:
@@ -97,8 +97,8 @@ def _candidates(question: Question, case: Case, symbol: str) -> Sequence[int]:
     return _SIZES if size <= _SIZES[-1] else (*_SIZES, *(longer for longer in _LONGER if longer < size), size)
 
 
-def _right_and_wrong(found: tuple[list[str], list[str]], word: str) -> str:
-    parts = zip(("right", "wrong"), found, strict=True)
+def _right_and_wrong(result: tuple[list[str], list[str]], word: str) -> str:
+    parts = zip(("right", "wrong"), result, strict=True)
     return ", ".join(f"{which} {word} {', '.join(names)}" for which, names in parts if names)
 
 
@@ -110,10 +110,10 @@ class Trials:
 
     def sorted(self, cases: dict[str, Case]) -> tuple[list[str], list[str]]:
         """The names of the cases that are right, and of those that are wrong."""
-        found: tuple[list[str], list[str]] = ([], [])
+        results: tuple[list[str], list[str]] = ([], [])
         for name, case in self._in_time(cases):
-            found[self._bench.try_case(case).failure is not None].append(name)
-        return found
+            results[self._bench.try_case(case).failure is not None].append(name)
+        return results
 
     def _in_time(self, cases: dict[str, Case]) -> Iterator[tuple[str, Case]]:
         for name, case in cases.items():

@@ -40,14 +40,14 @@ def length_cases(sampler: Sampler, *, quick: bool = False) -> list[tuple[int, tu
     choose = seeded(hash_of("lengths", sampler.seed))
     base = sampler.case(_few, style="small", options=sampler.option_sets()[0])
     over = over_of(base)
-    found: dict[int, tuple[Case, ...]] = {}
+    results: dict[int, tuple[Case, ...]] = {}
     for target in QUICKEST if quick else LENGTHS:
         sizes = _sizes(sampler, base, over, target)
         if sizes is not None:
             case = replace(base, sizes=sizes)
             made = tuple(_plain(case, data, choose(range(1 << 24))) for data in INDEPENDENT[1 if quick else 0 :])
-            found.setdefault(dimension(over, sizes), made)
-    return sorted(found.items())
+            results.setdefault(dimension(over, sizes), made)
+    return sorted(results.items())
 
 
 def over_of(case: Case) -> str:

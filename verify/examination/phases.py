@@ -55,8 +55,8 @@ _MANY = 2**21 + 2**17  # where it can't be less
 
 def gate_cases(sampler: Sampler, style: str, values: str = "normal", draws: int = 1) -> Iterator[Case]:
     """Ordinary cases on which the check itself is checked, so many of each set of options."""
-    for place, base in enumerate(bases(sampler, "gate", (style,) * draws)):
-        yield with_values(base, values, layouts={}, memory="plain", protocol="once", unused="plain", seed=place)
+    for index, base in enumerate(bases(sampler, "gate", (style,) * draws)):
+        yield with_values(base, values, layouts={}, memory="plain", protocol="once", unused="plain", seed=index)
 
 
 def exact_cases(sampler: Sampler) -> Iterator[Case]:
@@ -164,7 +164,7 @@ def _aligned(sampler: Sampler, case: Case, wanted: Mapping[str, int]) -> dict[st
     definition, sizes = case.definition, dict(case.sizes)
     known = {**definition.sizes.allowed, **sampler.shapes}
     counted = {*definition.axes.grid, *definition.sizes.multiples}
-    for *_, symbol in sorted((s in counted, s in known, -place, s) for place, s in enumerate(wanted)):
+    for *_, symbol in sorted((s in counted, s in known, -index, s) for index, s in enumerate(wanted)):
         if symbol in definition.sizes.multiples.values():  # groups divide others
             continue
         if symbol in known:
@@ -250,7 +250,9 @@ def special_cases(sampler: Sampler) -> Iterator[Case]:
                 zeros = with_values(plain, "ties", seed=plain.seed + 1)  # zero times infinity
                 yield replace(zeros, edits=((tensor.name, middle, math.inf),))
                 if tensor.name == plain.signature.tensors[0].name and len(shape) == 2 and shape[1] <= _SHORT:
-                    yield replace(plain, edits=tuple((tensor.name, (0, place), -math.inf) for place in range(shape[1])))
+                    yield replace(
+                        plain, edits=tuple((tensor.name, (0, position), -math.inf) for position in range(shape[1]))
+                    )
 
 
 def every_cases(sampler: Sampler) -> Iterator[Case]:

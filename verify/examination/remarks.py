@@ -20,7 +20,7 @@ def remarks(question: Question) -> tuple[str, ...]:
     definition: Any = question.definition.definition
     if not hasattr(definition, "remarks"):
         return ()
-    found: dict[str, str] = {}
+    results: dict[str, str] = {}
     first = question.sampler.case(seeded(0), style="tile", options=question.sampler.option_sets()[0])
     for kind, words in _DATA.items():
         case = with_values(first, kind)
@@ -37,5 +37,5 @@ def remarks(question: Question) -> tuple[str, ...]:
         except Undecided:
             continue
         for remark in said:
-            found.setdefault(remark.partition(": ")[0], words + remark)
-    return tuple(found.values())
+            results.setdefault(remark.partition(": ")[0], words + remark)
+    return tuple(results.values())

@@ -39,9 +39,9 @@ def shrink(
     return search.failure
 
 
-def is_alike(found: Failure, failure: Failure) -> bool:
+def is_alike(result: Failure, failure: Failure) -> bool:
     """Whether two failures are of one kind: all wrong numbers are."""
-    return found.kind == failure.kind or {found.kind, failure.kind} <= _NUMBERS
+    return result.kind == failure.kind or {result.kind, failure.kind} <= _NUMBERS
 
 
 @dataclass
@@ -59,10 +59,10 @@ class _Search:
         if self.trials == 0 or self.patience.is_over():
             return False
         self.trials -= 1
-        found = self.attempt(self.sampler.tied(case))
-        if found is None or not is_alike(found, self.failure):
+        result = self.attempt(self.sampler.tied(case))
+        if result is None or not is_alike(result, self.failure):
             return False
-        self.failure = found
+        self.failure = result
         return True
 
     def smaller_sizes(self) -> bool:
@@ -120,8 +120,8 @@ class _Search:
     def fewer_elements(self) -> bool:
         """Tensors of zeros or ones but for few elements."""
         before = self.failure.case
-        found = with_few_elements(before, self.fails)
-        if found != self.failure.case and not self.fails(found):  # the search may have ended on the way
+        result = with_few_elements(before, self.fails)
+        if result != self.failure.case and not self.fails(result):  # the search may have ended on the way
             return False
         return self.failure.case != before
 
@@ -129,10 +129,10 @@ class _Search:
         """Each place along a symbol taken out in which no element counts."""
         progress = False
         for symbol in self.failure.case.sizes:
-            for place in reversed(range(self.failure.case.sizes[symbol]) if self._may_lose_one(symbol) else ()):
+            for index in reversed(range(self.failure.case.sizes[symbol]) if self._may_lose_one(symbol) else ()):
                 if self.failure.case.sizes[symbol] - 1 not in self._allowed(symbol):
                     break
-                fewer = without_place(self.failure.case, symbol, place)
+                fewer = without_place(self.failure.case, symbol, index)
                 progress |= fewer is not None and self.fails(fewer)
         return progress
 
@@ -147,8 +147,8 @@ def _edits_within(case: Case, symbol: str, first: int, size: int) -> tuple[Edit,
     dims = {tensor.name: tensor.dims for tensor in case.signature.tensors}
     kept = []
     for name, index, value in case.edits:
-        moved = tuple(place - first * (dim == symbol) for dim, place in zip(dims[name], index, strict=True))
-        if all(0 <= place < size for dim, place in zip(dims[name], moved, strict=True) if dim == symbol):
+        moved = tuple(position - first * (dim == symbol) for dim, position in zip(dims[name], index, strict=True))
+        if all(0 <= position < size for dim, position in zip(dims[name], moved, strict=True) if dim == symbol):
             kept.append((name, moved, value))
     return tuple(kept)
 

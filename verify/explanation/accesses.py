@@ -62,15 +62,15 @@ def _by_tails(bench: Bench, failure: Failure, sampler: Sampler, inquiry: Inquiry
 
 def _by_labels(bench: Bench, failure: Failure) -> tuple[Explanation, ...]:
     """That an ignored token's label was loaded: one points there, and without one nothing is loaded out of bounds."""
-    found, case = _LOADED.search(failure.message), failure.case
+    result, case = _LOADED.search(failure.message), failure.case
     fault = next((fault for fault in fault_models_of(case.spec) if fault.name == _FAULT), None)
-    if found is None or fault is None or "target" not in {tensor.name for tensor in case.signature.tensors}:
+    if result is None or fault is None or "target" not in {tensor.name for tensor in case.signature.tensors}:
         return ()
     target = build(case).guarded["target"].tensor
     ignored = [row for row, label in enumerate(target.tolist()) if label == case.options["ignore_index"]]
     pointed = {row * case.sizes["V"] + case.options["ignore_index"] for row in ignored}
     labelled = replace(case, edits=(*case.edits, *(("target", (row,), 0.0) for row in ignored)))
     again = bench.try_case(labelled).failure
-    if int(found[1]) not in pointed or (again is not None and _LOADED.search(again.message)):
+    if int(result[1]) not in pointed or (again is not None and _LOADED.search(again.message)):
         return ()
     return (Explanation(fault.name, described(fault, Contract()), 0.0),)

@@ -39,7 +39,7 @@ def explained_by_side_effects(
     for _ in range(2):
         drawn = sampler.case(choose, style="small", options=failure.case.options)
         drawn = with_values(drawn, "normal", layouts={}, unused="plain", memory="plain")
-        cases += [replace(drawn, protocol=protocol, seed=drawn.seed + place) for place, protocol in enumerate(_SERIES)]
+        cases += [replace(drawn, protocol=protocol, seed=drawn.seed + index) for index, protocol in enumerate(_SERIES)]
 
     def results(kernel: Kernel | None, *, later: bool = False, like: list[Result] | None = None) -> list[Result]:
         """What each call of the series gives; ``later``: after one more call, for what changes by turns.
@@ -53,17 +53,17 @@ def explained_by_side_effects(
             tried.outputs(cases[-1])
         shown: list[Result] = []
         other = 0
-        for place, case in enumerate(cases):
+        for index, case in enumerate(cases):
             if inquiry.is_over():
                 break
             shown.append(tried.try_case(case))
             if like is not None:
-                other += kinds(shown[-1:]) != kinds(like[place : place + 1])
-                if other > (1 - _ALIKE) * len(cases) or not _give_alike(shown[-1], like[place]):
+                other += kinds(shown[-1:]) != kinds(like[index : index + 1])
+                if other > (1 - _ALIKE) * len(cases) or not _give_alike(shown[-1], like[index]):
                     break
         return shown
 
-    seen, found = results(None), []
+    seen, result = results(None), []
     wanted = kinds(seen)
     if len(wanted) < len(cases):
         return ()
@@ -85,10 +85,10 @@ def explained_by_side_effects(
                     continue
                 alike = sum(map(str.__eq__, given, wanted)) / len(wanted)
                 if alike >= _ALIKE and set(given) == set(wanted):
-                    found.append((-alike, order, fault))
+                    result.append((-alike, order, fault))
                     break
-    found.sort(key=lambda entry: entry[:2])
-    return tuple(Explanation(s.name, described(s, bench.contract), 0.0) for *_, s in found[:MOST])
+    result.sort(key=lambda entry: entry[:2])
+    return tuple(Explanation(s.name, described(s, bench.contract), 0.0) for *_, s in result[:MOST])
 
 
 def kinds(results: list[Result]) -> list[str]:
@@ -120,7 +120,7 @@ def _give_alike(known: Result, result: Result) -> bool:
 
 def explained_by_bias(bench: Bench, failure: Failure, inquiry: Inquiry) -> tuple[Explanation, ...]:
     """Fault models whose kernels' errors lean the same way in the same calls, though each lies within the contract."""
-    found = []
+    results = []
     for fault in fault_models_of(failure.case.spec):
         if fault.family not in ("store", "accumulator", "precision"):
             continue
@@ -133,5 +133,5 @@ def explained_by_bias(bench: Bench, failure: Failure, inquiry: Inquiry) -> tuple
             call = replace(bench.call, kernel=kernel, framework="torch")
             seen = replace(bench, call=call, isolation=None).try_case(failure.case).failure
             if seen is not None and seen.kind == "bias" and seen.side == failure.side:
-                found.append(Explanation(fault.name, described(fault, bench.contract), seen.ratio or 0.0))
-    return tuple(found[:MOST])
+                results.append(Explanation(fault.name, described(fault, bench.contract), seen.ratio or 0.0))
+    return tuple(results[:MOST])

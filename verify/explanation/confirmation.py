@@ -72,10 +72,10 @@ def is_confirmed(
 
 def _cases(failing: Case, first: Case, sampler: Sampler) -> Iterator[tuple[bool, Case]]:
     """The failing case with other data; ordinary calls of other sizes, which are told by a True."""
-    for place in range(_SEEDS):
+    for index in range(_SEEDS):
         for case in (failing, first) if first != failing else (failing,):
             if _is_quick(case):
-                yield False, replace(case, protocol="once", seed=case.seed + 31 * (place + 1))
+                yield False, replace(case, protocol="once", seed=case.seed + 31 * (index + 1))
     base = replace(first if _is_quick(first) else failing, layouts=failing.layouts)
     for pair in zip_longest(_of_one_size(base, sampler), _ordinary(failing, sampler)):
         yield from ((True, case) for case in pair if case is not None)

@@ -88,15 +88,15 @@ def explain(
         return Explained(explained_by_accesses(bench, failure, sampler, inquiry))
     if failure.kind not in (*NUMBERS, *_SIDE_EFFECTS, "bias"):
         return Explained()
-    found: tuple[Explanation, ...] = ()
+    results: tuple[Explanation, ...] = ()
     with one_thread():
         if failure.kind == "bias":
-            found = explained_by_bias(bench, failure, inquiry)
+            results = explained_by_bias(bench, failure, inquiry)
         elif failure.kind in NUMBERS and failure.case.protocol == "once" and not _varies(bench, failure.case, inquiry):
-            found = _explained_by_numbers(bench, failure, first, sampler, inquiry, keeps)
-        if not found and failure.kind != "bias":
-            found = explained_by_side_effects(bench, failure, sampler, inquiry)
-    return Explained(found, tuple(inquiry.failed.values()))
+            results = _explained_by_numbers(bench, failure, first, sampler, inquiry, keeps)
+        if not results and failure.kind != "bias":
+            results = explained_by_side_effects(bench, failure, sampler, inquiry)
+    return Explained(results, tuple(inquiry.failed.values()))
 
 
 def _varies(bench: Bench, case: Case, inquiry: Inquiry) -> bool:
@@ -124,18 +124,18 @@ def _explained_by_numbers(
     def ranked(fits: list[Fit], seen: list[Observation]) -> tuple[Explanation, ...]:
         """The likeliest altered definitions that are confirmed, and before them a looser contract that fits better."""
         altered = sorted((fit for fit in fits if fit.explained and not fit.fault.contract), key=lambda fit: fit.rank)
-        told = [found for fit in altered[:MOST] for found in confirmed(fit)]
+        told = [results for fit in altered[:MOST] for results in confirmed(fit)]
         looser = _looser(fits, told[0][0] if told else None, seen, inquiry)
-        found = [*(found for fit in looser for found in confirmed(fit)), *told]
-        return tuple(explanation for _, explanation in found[:MOST])
+        results = [*(results for fit in looser for results in confirmed(fit)), *told]
+        return tuple(explanation for _, explanation in results[:MOST])
 
     alive = [Fit(fault, order) for order, fault in enumerate(_candidates(failure))]
     observations: list[Observation] = []
-    for place, case in enumerate(_cases(failure, first, sampler)):
+    for index, case in enumerate(_cases(failure, first, sampler)):
         if inquiry.is_over():
             return ranked(alive, observations) if _has_ordinary(observations) else ()
         observation = observation_of(bench, case)
-        if place == 0 and (observation is None or not observation.breaks):
+        if index == 0 and (observation is None or not observation.breaks):
             return ()
         if observation is None:
             continue
@@ -144,7 +144,7 @@ def _explained_by_numbers(
         alive = [fit for fit in seen if fit.left == 0]
         if not alive:
             return ()
-        if place >= _ENOUGH and len(alive) == 1 and alive[0].explained:
+        if index >= _ENOUGH and len(alive) == 1 and alive[0].explained:
             return ranked(alive, observations)
     told_apart, more = _told_apart(bench, alive, first, sampler, inquiry)
     return ranked(told_apart, observations + more)
@@ -171,12 +171,12 @@ def _told_apart(
     """What is left of the faults after calls for which the likeliest two would give different outputs; the calls."""
     observations: list[Observation] = []
     choose = seeded(first.seed + 3)
-    for place in range(_MORE):
+    for index in range(_MORE):
         likeliest = _likeliest(alive)
         if len(likeliest) < 2 or inquiry.is_over():
             break
-        case = sampler.case(choose, style=("tile", "small", "any")[place % 3], options=first.options)
-        kinds = _TELLING[place // 3 % len(_TELLING)]
+        case = sampler.case(choose, style=("tile", "small", "any")[index % 3], options=first.options)
+        kinds = _TELLING[index // 3 % len(_TELLING)]
         case = with_values(case, kinds) if kinds else replace(case, values=first.values)
         case = replace(case, layouts=first.layouts, unused="plain", protocol="once", memory=first.memory)
         if first.definition.cost(case.sizes) > _MOST_WORK or not _differ(likeliest, case):
@@ -190,8 +190,8 @@ def _told_apart(
 
 def _likeliest(fits: list[Fit]) -> list[FaultModel]:
     """The two that are to be told apart; a looser contract behind an altered definition stays behind it."""
-    found = [fit.fault for fit in sorted(fits, key=lambda fit: fit.rank) if fit.explained]
-    first, others = found[:1], found[1:]
+    results = [fit.fault for fit in sorted(fits, key=lambda fit: fit.rank) if fit.explained]
+    first, others = results[:1], results[1:]
     return first + [fault for fault in others if not fault.contract or first[0].contract][:1]
 
 

@@ -48,44 +48,44 @@ def width(reduction: Reduction, *, is_steady: bool = True) -> Width:
     """The width of the accumulator, and where the order ``is_steady`` that of promotions; raises `Unseen`."""
     limit = min(_MOST_BITS, reduction.reach - 1)
     short, limit = _profile(reduction, _SHORT, range(1, _SHORT - 1), limit)
-    shown = {place: bits for place, bits in short.items() if bits < limit}
+    shown = {index: bits for index, bits in short.items() if bits < limit}
     if not shown:
         return Width(limit, limit, 0, True, 0, _SHORT)
     narrowest, widest = min(shown.values()), max(shown.values())
-    found = Width(narrowest, widest, min(p for p, bits in shown.items() if bits == narrowest), False, 0, _SHORT)
+    result = Width(narrowest, widest, min(p for p, bits in shown.items() if bits == narrowest), False, 0, _SHORT)
     with suppress(Unseen):  # no more than the short sum fits
         if is_steady:
             promotion, wider = _promotion(reduction, limit, narrowest)
-            return replace(found, widest=max(widest, wider), promotion=promotion, tried=_LONG)
-    return found
+            return replace(result, widest=max(widest, wider), promotion=promotion, tried=_LONG)
+    return result
 
 
 def _promotion(reduction: Reduction, limit: int, narrowest: int) -> tuple[int, int]:
     """After how many terms a wider sum takes over, and its width."""
     coarse, limit = _profile(reduction, _LONG, range(3, _LONG - 1, _STEP), limit, narrowest)
-    wide = [place for place, bits in coarse.items() if narrowest < bits < limit]
+    wide = [index for index, bits in coarse.items() if narrowest < bits < limit]
     if not wide:
         return 0, narrowest
     first = wide[0]
     fine, _ = _profile(reduction, _LONG, range(max(1, first - _STEP), first + 1), limit, narrowest)
-    start = min(place for place, bits in fine.items() if bits > narrowest)
-    return start, max(coarse[place] for place in wide)
+    start = min(index for index, bits in fine.items() if bits > narrowest)
+    return start, max(coarse[index] for index in wide)
 
 
 def _profile(
-    reduction: Reduction, terms: int, places: Sequence[int], limit: int, least: int = 1
+    reduction: Reduction, terms: int, indices: Sequence[int], limit: int, least: int = 1
 ) -> tuple[dict[int, int], int]:
     """How many bits, from ``least`` on, a sum keeps of a unit at each place beside a large first term.
 
     With them goes the most that could be seen: ``limit``, or less where a smaller unit is lost all by itself. Raises
     `Unseen` where no unit comes out.
     """
-    bits = torch.full((len(places),), least)
-    alive = torch.ones(len(places), dtype=torch.bool)
+    bits = torch.full((len(indices),), least)
+    alive = torch.ones(len(indices), dtype=torch.bool)
     for shift in range(least, limit):
         unit = 2.0 ** (_BINADE - shift)
-        rows = _rows(terms, places, unit)
-        if float(reduction.sums(_rows(terms, places[:1], unit, 0.0))[0]) != unit:
+        rows = _rows(terms, indices, unit)
+        if float(reduction.sums(_rows(terms, indices[:1], unit, 0.0))[0]) != unit:
             if shift == least:
                 raise Unseen(f"a term of {unit:g} is lost all by itself, or not stored as it is")
             limit = shift
@@ -94,13 +94,13 @@ def _profile(
         if not bool(alive.any()):
             break
         bits = torch.where(alive, shift + 1, bits)
-    return dict(zip(places, bits.tolist(), strict=True)), limit
+    return dict(zip(indices, bits.tolist(), strict=True)), limit
 
 
-def _rows(terms: int, places: Sequence[int], unit: float, large: float = _BIG) -> Tensor:
-    rows = torch.zeros(len(places), terms, dtype=torch.float64)
+def _rows(terms: int, indices: Sequence[int], unit: float, large: float = _BIG) -> Tensor:
+    rows = torch.zeros(len(indices), terms, dtype=torch.float64)
     rows[:, 0], rows[:, -1] = large, -large
-    rows[torch.arange(len(places)), torch.as_tensor(places)] = unit
+    rows[torch.arange(len(indices)), torch.as_tensor(indices)] = unit
     return rows
 
 
@@ -114,19 +114,19 @@ _PATTERNS = {
 """What +-3/4 and +-1/4 of an ulp do to a positive sum, and 3/4 of one to a negative sum, by rounding."""
 
 
-def rounding(reduction: Reduction, found: Width) -> str:
+def rounding(reduction: Reduction, result: Width) -> str:
     """How the running sum is rounded; raises `Unseen`."""
-    if found.is_limit:
+    if result.is_limit:
         raise Unseen("no sum within the probe's reach was rounded")
-    if found.narrowest < 3:
-        raise Unseen(f"{found.narrowest} bits are too few")
-    gap = 2.0 ** (_BINADE + 1 - found.narrowest)
+    if result.narrowest < 3:
+        raise Unseen(f"{result.narrowest} bits are too few")
+    gap = 2.0 ** (_BINADE + 1 - result.narrowest)
     signed = [(0.75, 1), (0.25, 1), (-0.75, 1), (-0.25, 1), (0.75, -1)]
-    rows = torch.cat([_rows(_SHORT, [found.place], part * gap, sign * _BIG) for part, sign in signed])
+    rows = torch.cat([_rows(_SHORT, [result.place], part * gap, sign * _BIG) for part, sign in signed])
     seen = [reduction.sums(rows) / gap for _ in range(_REPEATS)]
     if any(not torch.equal(seen[0], other) for other in seen):
         return "stochastic"
-    many = _rows(_SHORT, [found.place] * 64, 0.75 * gap)
+    many = _rows(_SHORT, [result.place] * 64, 0.75 * gap)
     if len(set(reduction.sums(many).tolist())) > 1:
         return "stochastic"
     pattern = tuple(int(part) if part == part.round() else 99 for part in seen[0])
@@ -134,11 +134,11 @@ def rounding(reduction: Reduction, found: Width) -> str:
         raise Unseen(f"the sums of parts of an ulp follow no known rounding ({', '.join(f'{p:g}' for p in seen[0])})")
     if pattern != (1, 0, -1, 0, 1):
         return _PATTERNS[pattern]
-    tie = float(reduction.sums(_rows(_SHORT, [found.place], 0.5 * gap))[0]) / gap
+    tie = float(reduction.sums(_rows(_SHORT, [result.place], 0.5 * gap))[0]) / gap
     return "to nearest, ties to even" if tie == 0 else "to nearest, ties away from zero"
 
 
-def operands(reduction: Reduction, found: Width) -> tuple[int, str]:
+def operands(reduction: Reduction, result: Width) -> tuple[int, str]:
     """Bits of the operands that enter the products, and how the rest is lost; raises `Unseen`."""
     if not isinstance(reduction, Product):
         raise Unseen("only one operand is the probe's own")
@@ -151,8 +151,8 @@ def operands(reduction: Reduction, found: Width) -> tuple[int, str]:
     bits = least + 1
     if bits == precision:
         return bits, "whole"
-    if bits >= found.narrowest:
-        raise Unseen(f"the accumulator keeps no more than {found.narrowest} bits itself")
+    if bits >= result.narrowest:
+        raise Unseen(f"the accumulator keeps no more than {result.narrowest} bits itself")
     gap = 2.0**-least
     return bits, "rounded" if _beyond_one(reduction, 0.75 * gap) == gap else "truncated"
 

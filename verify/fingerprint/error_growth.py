@@ -99,8 +99,8 @@ def _errors(bench: Bench, case: Case) -> tuple[float, float] | None:
     if not result.tolerances or not result.outputs:
         return None
     limits = result.tolerances[0]
-    place = next(place for place, tensor in enumerate(case.signature.returns) if not tensor.is_integer)
-    y, exact = result.outputs[place].detach().cpu().double(), limits.golden
+    index = next(index for index, tensor in enumerate(case.signature.returns) if not tensor.is_integer)
+    y, exact = result.outputs[index].detach().cpu().double(), limits.golden
     size = float(exact.square().mean().sqrt())
     if not size or not math.isfinite(size) or not bool(torch.isfinite(y).all()):
         return None

@@ -63,11 +63,11 @@ def _experiment(subject: Subject, format: Format) -> tuple[Tensor, dict[str, Ten
 
 def _hypotheses(weight: Tensor, first: Tensor, format: Format) -> dict[str, Tensor]:
     total = 1 + _OTHERS * weight
-    found = {"not rounded": (first - _OTHERS * weight) / total}
+    results = {"not rounded": (first - _OTHERS * weight) / total}
     modes: dict[str, Mode] = {f"rounded to {format}": "nearest", f"truncated to {format}": "toward_zero"}
     for name, mode in modes.items():
         stored = round_to(weight, format, mode)
-        found[f"{name} before the division"] = (first - _OTHERS * stored) / total
+        results[f"{name} before the division"] = (first - _OTHERS * stored) / total
         one, other = (round_to(part / total, format, mode) for part in (torch.ones_like(weight), weight))
-        found[f"{name} after the division"] = one * first - _OTHERS * other
-    return found
+        results[f"{name} after the division"] = one * first - _OTHERS * other
+    return results

@@ -86,10 +86,10 @@ Probe = Callable[[], str | tuple[str, str]]
 def _seen(name: str, how: str, probe: Probe) -> Trait:
     """One trait: what the probe says and how, or why there is nothing to see."""
     try:
-        found = probe()
+        result = probe()
     except Unseen as error:
-        found = UNSEEN, str(error)
-    value, how = found if isinstance(found, tuple) else (found, how)
+        result = UNSEEN, str(error)
+    value, how = result if isinstance(result, tuple) else (result, how)
     return Trait(name, value, how)
 
 
@@ -162,17 +162,17 @@ def _steady(is_steady: bool, probe: Probe, why: str = "equal calls differ") -> P
     return probe if is_steady else refuse
 
 
-def _promotion(found: Width) -> tuple[str, str]:
-    if found.is_limit:
+def _promotion(result: Width) -> tuple[str, str]:
+    if result.is_limit:
         raise Unseen("the accumulator is as wide as the probe can show")
-    how = f"the width at every eighth place of a sum of {found.tried} terms"
-    if not found.promotion:
-        return f"none within {found.tried} terms", how
-    return f"every {found.promotion} terms, to {found.widest} bits", how
+    how = f"the width at every eighth place of a sum of {result.tried} terms"
+    if not result.promotion:
+        return f"none within {result.tried} terms", how
+    return f"every {result.promotion} terms, to {result.widest} bits", how
 
 
-def _operands(reduction: Reduction, found: Width) -> str:
-    bits, rest = accumulator.operands(reduction, found)
+def _operands(reduction: Reduction, result: Width) -> str:
+    bits, rest = accumulator.operands(reduction, result)
     if rest == "whole":
         return f"all {bits} bits of {reduction.operand}"
     return f"{rest} to {in_bits(bits, is_operand=True)}"

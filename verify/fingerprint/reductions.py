@@ -134,13 +134,13 @@ class Terms(Reduction):
         sizes |= {self.fact.over: count, lanes: _ROWS}
         sizes |= {symbol: sizes[groups] for symbol, groups in definition.axes.groups.items()}
         shape = [sizes[symbol] if symbol in (self.fact.over, lanes) else 1 for symbol in dims]
-        found = []
+        results = []
         for part in _parts(terms, _ROWS):
             rows = _filled(part, _ROWS)
             values = (rows if dims.index(lanes) < dims.index(self.fact.over) else rows.T).reshape(shape)
             result = self.subject.call(sizes, {self.fact.of[0]: values})[0]
-            found.append(result.reshape(-1, _ROWS)[-1, : len(part)] * (count if self.fact.mean else 1))
-        return torch.cat(found)
+            results.append(result.reshape(-1, _ROWS)[-1, : len(part)] * (count if self.fact.mean else 1))
+        return torch.cat(results)
 
     def _size(self, symbol: str) -> int:
         """Of what is not summed: heads of 64 numbers, a tile of what is free, and one of all else."""

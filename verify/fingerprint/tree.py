@@ -41,11 +41,11 @@ class Prober:
         return [self.terms - int(count) for count in kept]
 
 
-def _prober(reduction: Reduction, found: Width, terms: int) -> Prober:
+def _prober(reduction: Reduction, result: Width, terms: int) -> Prober:
     """A prober whose units a huge term swallows, and whose counts the result holds; raises `Unseen`."""
-    if found.is_limit:
+    if result.is_limit:
         raise Unseen("the accumulator is too wide for a term that swallows others")
-    shift = found.widest + terms.bit_length() + 1
+    shift = result.widest + terms.bit_length() + 1
     if shift > reduction.reach or terms > 2**reduction.subject.out.precision:
         raise Unseen(f"{terms} terms need a wider range, or a wider result")
     unit = 2.0 ** (LARGE - shift)
@@ -54,9 +54,9 @@ def _prober(reduction: Reduction, found: Width, terms: int) -> Prober:
     return Prober(reduction, terms, unit)
 
 
-def tree_of(reduction: Reduction, found: Width, terms: int) -> Node:
+def tree_of(reduction: Reduction, result: Width, terms: int) -> Node:
     """The tree of the whole sum; raises `Unseen` where the sums fit none."""
-    return _tree(_prober(reduction, found, terms), list(range(terms)), terms + 1)
+    return _tree(_prober(reduction, result, terms), list(range(terms)), terms + 1)
 
 
 def _tree(probe: Prober, leaves: list[int], above: int) -> Node:
@@ -113,7 +113,7 @@ def name_of(node: Node) -> str:
 def _direction(order: list[int]) -> str:
     if order == sorted(order):
         return "sequential"
-    if [place ^ 1 for place in order[2:]] == sorted(order[2:]):
+    if [index ^ 1 for index in order[2:]] == sorted(order[2:]):
         return "sequential in pairs, the second of each first"
     if order[1:] == sorted(order[1:], reverse=True) or order == sorted(order, reverse=True):
         return "sequential, last term first"
@@ -127,7 +127,7 @@ def _chain(node: Node) -> list[Node] | None:
         sizes = [len(leaves_of(child)) for child in node]
         if len(node) > 2 and len(set(sizes)) == 1:
             break  # terms that are added at once
-        big = max(range(len(node)), key=lambda place: sizes[place])
+        big = max(range(len(node)), key=lambda index: sizes[index])
         small = node[:big] + node[big + 1 :]
         parts.append(small if len(small) > 1 else small[0])  # an accumulator takes one term, or several at once
         node = node[big]
@@ -194,14 +194,14 @@ def _ordinal(number: int) -> str:
     return f"{number}{ending}"
 
 
-def order(reduction: Reduction, found: Width) -> tuple[str, str]:
+def order(reduction: Reduction, result: Width) -> tuple[str, str]:
     """The order of the sum in words, and how it was seen; raises `Unseen`."""
     tried: Unseen | None = None
     for terms in _SIZES:
         try:
-            whole = tree_of(reduction, found, terms)
+            whole = tree_of(reduction, result, terms)
             name, parts = name_of(whole), _equal_parts(whole)
-            if parts and parts == _equal_parts(tree_of(reduction, found, terms // 2)):
+            if parts and parts == _equal_parts(tree_of(reduction, result, terms // 2)):
                 name = f"split into {parts} parts, each {name.partition(', ')[2]}"
         except Unseen as error:
             tried = tried or error
@@ -220,12 +220,12 @@ def _equal_parts(node: Node) -> int:
     return len(chain) if len(sizes) == 1 and sizes != {1} and all(map(_is_run, chain)) else 0
 
 
-def blocks(reduction: Reduction, found: Width) -> tuple[str, str]:
+def blocks(reduction: Reduction, result: Width) -> tuple[str, str]:
     """In what blocks, or how many parts, a long sum is cut; raises `Unseen`."""
     most = min(_LONG, 2 ** min(reduction.subject.out.precision, 20))
     while most >= 2 * _SIZES[0]:
         try:
-            size, half = (_block(_counts(reduction, found, terms)) for terms in (most, most // 2))
+            size, half = (_block(_counts(reduction, result, terms)) for terms in (most, most // 2))
         except Unseen:
             most //= 2
             continue
@@ -240,8 +240,8 @@ def blocks(reduction: Reduction, found: Width) -> tuple[str, str]:
     raise Unseen(f"fewer than {2 * _SIZES[0]} terms can be counted")
 
 
-def _counts(reduction: Reduction, found: Width, terms: int) -> list[int]:
-    return [1, *_prober(reduction, found, terms).common(0, range(1, terms))]
+def _counts(reduction: Reduction, result: Width, terms: int) -> list[int]:
+    return [1, *_prober(reduction, result, terms).common(0, range(1, terms))]
 
 
 def _block(counts: list[int]) -> int | None:
@@ -254,6 +254,6 @@ def _block(counts: list[int]) -> int | None:
         return terms
     for size in range(2, terms // 2 + 1):
         inside = all(count <= size for count in counts[:size])
-        if inside and all(counts[place] == min(terms, (place // size + 1) * size) for place in range(size, terms)):
+        if inside and all(counts[index] == min(terms, (index // size + 1) * size) for index in range(size, terms)):
             return size
     return None

@@ -29,16 +29,16 @@ _MOST_APART = 0.01  # of the results may differ from a rounding's, where the ker
 _CASES = 3
 
 
-def store_of_sum(reduction: Reduction, found: Width) -> str:
+def store_of_sum(reduction: Reduction, result: Width) -> str:
     """How sums are rounded when they are stored; raises `Unseen`.
 
     One and parts of the gap behind it, with both signs, exactly summed: each rounding has its own pattern.
     """
     precision = reduction.subject.out.precision
-    if found.narrowest < precision + 2:
+    if result.narrowest < precision + 2:
         beyond = f"sums of more bits than the result's {precision} are beyond the probe's reach"
         raise Unseen(
-            beyond if found.is_limit else f"the sum itself keeps {found.narrowest} bits, the result {precision}"
+            beyond if result.is_limit else f"the sum itself keeps {result.narrowest} bits, the result {precision}"
         )
     gap = 2.0 ** (1 - precision)
     parts = torch.tensor([[1.0, part * gap] for part in (0.25, 0.5, 0.75, 1.25, 1.5, 1.75)], dtype=torch.float64)
@@ -199,12 +199,12 @@ def summary(bits: Tensor, out: Format) -> str:
 
 def significance(subject: Subject) -> str:
     """How many leading bits of ordinary results are right; raises `Unseen`."""
-    found = [torch.empty(0, dtype=torch.float64)]
+    results = [torch.empty(0, dtype=torch.float64)]
     with suppress(Unseen):
         for case in cases(subject, "normal"):
             y, golden = answers(subject, case)
-            found.append(significant_bits(y, golden.value, subject.out).flatten())
-    return summary(torch.cat(found), subject.out)
+            results.append(significant_bits(y, golden.value, subject.out).flatten())
+    return summary(torch.cat(results), subject.out)
 
 
 def nan_policy(subject: Subject) -> str:
@@ -236,7 +236,7 @@ def repeated(subject: Subject, times: int = 8) -> str:
 
 def batched(subject: Subject) -> str:
     """Whether a row's bits depend on the rows beside it; raises `Unseen`."""
-    bench, found = subject.question.bench, 0
+    bench, result = subject.question.bench, 0
     promise = replace(bench, contract=replace(bench.contract, batch_invariant=True))
     for case in cases(subject, "normal"):
         symbol = case.definition.row_axis(case.options)
@@ -246,8 +246,8 @@ def batched(subject: Subject) -> str:
             failure = promise.try_case(replace(case, protocol="alone")).failure
             if failure is not None and failure.kind == "batch_variant":
                 return f"a row's bits depend on the other rows ({symbol})"
-            found += 1
-    if not found:
+            result += 1
+    if not result:
         raise Unseen("only single rows were called")
     return "a row alone gives the same bits"
 

@@ -202,23 +202,23 @@ class Call:
             names = ", ".join(map(str, expected))
             return Finding("shape", f"expected {len(expected)} result(s) ({names}), got {len(results)}")
         outputs = []
-        for place, (tensor, value, dtype) in enumerate(zip(expected, results, case.result_dtypes, strict=True)):
+        for index, (tensor, value, dtype) in enumerate(zip(expected, results, case.result_dtypes, strict=True)):
             try:
                 value = plain(framework_named(self.framework).take(value, torch_dtype(dtype)))
             except TypeError as error:
-                return Finding("dtype", f"{tensor.name}: {first_line(error)}", place)
+                return Finding("dtype", f"{tensor.name}: {first_line(error)}", index)
             device = inputs.positional[0].device
             if value.device.type != device.type:
                 return Finding(
-                    "dtype", f"{tensor.name}: expected a tensor on device {device}, got {value.device}", place
+                    "dtype", f"{tensor.name}: expected a tensor on device {device}, got {value.device}", index
                 )
             shape = case.shape(tensor)
             if tuple(value.shape) != shape:
-                return Finding("shape", f"{tensor.name}: expected shape {shape}, got {tuple(value.shape)}", place)
+                return Finding("shape", f"{tensor.name}: expected shape {shape}, got {tuple(value.shape)}", index)
             if value.dtype != torch_dtype(dtype):
                 got = str(value.dtype).removeprefix("torch.")
                 return Finding(
-                    "dtype", f"{tensor.name}: expected {dtype}, got {got} (out_dtype= states another)", place
+                    "dtype", f"{tensor.name}: expected {dtype}, got {got} (out_dtype= states another)", index
                 )
             outputs.append(value)
         return tuple(outputs)

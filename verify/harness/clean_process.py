@@ -44,14 +44,14 @@ torch.save([value.detach().as_subclass(torch.Tensor).cpu().contiguous().clone() 
 def is_there(target: str) -> bool:
     """Whether a plain process that searches ``sys.path`` finds the file that ``module:function`` stands in."""
     module = target.partition(":")[0]
-    path, found = None, None
+    path, result = None, None
     for length in range(1, module.count(".") + 2):
-        found = PathFinder.find_spec(".".join(module.split(".")[:length]), path)
-        if found is None:
+        result = PathFinder.find_spec(".".join(module.split(".")[:length]), path)
+        if result is None:
             return False
-        path = found.submodule_search_locations
+        path = result.submodule_search_locations
     here = getattr(sys.modules.get(module), "__file__", None)
-    return found is not None and found.origin is not None and found.origin == here
+    return result is not None and result.origin is not None and result.origin == here
 
 
 @dataclass(frozen=True)
@@ -71,17 +71,17 @@ def call_outside(
     """The results of ``module:function`` in a plain process, or how it failed."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_TELLTALE)}
     with tempfile.TemporaryDirectory() as folder:
-        given, found = Path(folder) / "given", Path(folder) / "found"
+        given, result = Path(folder) / "given", Path(folder) / "found"
         with given.open("wb") as file:
             pickle.dump((sys.path, target, [_alone(tensor) for tensor in arguments], _all_alone(keywords)), file)
-        process = Process.start_plain(_BODY, (str(given), str(found)), environment)
+        process = Process.start_plain(_BODY, (str(given), str(result)), environment)
         in_time = process.ends_within(timeout + START)
         code = process.kill()
         if not in_time:
             return NoResult("no result in time")
-        if code or not found.exists():
+        if code or not result.exists():
             return NoResult(process.last_words() or f"exit status {code}")
-        results: list[torch.Tensor] = torch.load(found, weights_only=True)  # no object of the kernel's making
+        results: list[torch.Tensor] = torch.load(result, weights_only=True)  # no object of the kernel's making
         return results
 
 

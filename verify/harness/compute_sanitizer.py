@@ -54,7 +54,7 @@ def findings(output: str, errors: str = "", status: int = 0) -> str:
     """
     printed = [*output.splitlines(), *errors.splitlines()]
     lines = [_PREFIX.sub("", line).strip() for line in printed if line.startswith("====")]
-    starts = [place for place, line in enumerate(lines) if _FINDING.match(line)]
+    starts = [index for index, line in enumerate(lines) if _FINDING.match(line)]
     if not starts and (status not in _RAN or not any(line.startswith(_COMPLETE) for line in lines)):
         words = [line.strip() for line in errors.splitlines() if line.strip() and not line.startswith("====")]
         return f"{_TOOL}: the case was not run to its end: {words[-1] if words else f'exit status {status}'}"

@@ -131,14 +131,14 @@ def from_numpy(array: Any) -> torch.Tensor:
     """A copy of the array, or of a NumPy scalar, as a tensor. TypeError where it is none, or torch lacks its dtype."""
     if not isinstance(array, (np.ndarray, np.generic)):
         raise TypeError(f"expected a numpy array, got {type(array).__name__}")
-    found = np.array(array)  # its own memory, and strides that torch can express
-    dtype = _torch_dtype(found.dtype)
+    result = np.array(array)  # its own memory, and strides that torch can express
+    dtype = _torch_dtype(result.dtype)
     if dtype is None:
         try:
-            return torch.from_numpy(found)
+            return torch.from_numpy(result)
         except (TypeError, ValueError):
-            raise TypeError(f"torch has no tensors of {found.dtype}") from None
-    return torch.from_numpy(found.view(np.int16 if dtype.itemsize == 2 else np.uint8)).view(dtype)
+            raise TypeError(f"torch has no tensors of {result.dtype}") from None
+    return torch.from_numpy(result.view(np.int16 if dtype.itemsize == 2 else np.uint8)).view(dtype)
 
 
 def _to_jax(tensor: torch.Tensor) -> Any:
@@ -224,8 +224,8 @@ def _from_cupy(array: Any, expected: torch.dtype) -> torch.Tensor:
     dtype = _torch_dtype(array.dtype)
     if dtype is not None:
         return from_dlpack(array.view(np.int16 if dtype.itemsize == 2 else np.uint8)).view(dtype)
-    found = from_dlpack(array)
-    return found.view(expected) if found.dtype == _BY_BITS.get(expected) == torch.uint8 else found
+    result = from_dlpack(array)
+    return result.view(expected) if result.dtype == _BY_BITS.get(expected) == torch.uint8 else result
 
 
 def _wait_for_cupy(result: Any) -> Any:
@@ -241,8 +241,8 @@ def _narrow_dtype(dtype: torch.dtype) -> Any:
 
 def _torch_dtype(dtype: Any) -> torch.dtype | None:
     """The torch dtype that crosses by its bits, if this is one."""
-    found = getattr(torch, np.dtype(dtype).name, None)
-    return found if found in _BY_BITS else None
+    result = getattr(torch, np.dtype(dtype).name, None)
+    return result if result in _BY_BITS else None
 
 
 def _from_torch(value: Any, expected: torch.dtype) -> torch.Tensor:

@@ -88,13 +88,13 @@ class Group:
         ``lack`` is what is said of the ranks that have not answered within ``timeout`` seconds. Whatever is raised, an
         examination's time limit too, ends the group.
         """
-        found: dict[int, Any] = {}
+        results: dict[int, Any] = {}
         failures: dict[int, str] = {}
         until = time.monotonic() + timeout
         try:
             for rank, message in zip(self._ranks, messages, strict=True):
                 rank.submit(message, math.inf)  # the time is kept here, for all of them
-            while waiting := [number for number in range(self.world) if number not in found | failures]:
+            while waiting := [number for number in range(self.world) if number not in results | failures]:
                 if time.monotonic() > until:
                     if not failures:
                         names = ", ".join(map(str, waiting))
@@ -107,7 +107,7 @@ class Group:
                         failures[number] = answer.message
                     elif answer is not None:
                         succeeded, result = unpack(answer)
-                        (found if succeeded else failures)[number] = result
+                        (results if succeeded else failures)[number] = result
                 if failures:
                     until = min(until, time.monotonic() + _GRACE)
             if failures:
@@ -115,7 +115,7 @@ class Group:
         except BaseException:
             self.close()
             raise
-        return [found[number] for number in range(self.world)]
+        return [results[number] for number in range(self.world)]
 
 
 def message_for(function: Callable[..., Any], part: Sequence[Any], options: dict[str, Any]) -> bytes:

@@ -78,12 +78,12 @@ class Isolation:
         worker = self._worker = self._worker or self._started()
         worker.on_heartbeat = lambda seconds: call.tell(case, BUSY * seconds)  # this process only waits
         call.tell(case, BUSY * worker.submit(pickle.dumps(case), call.timeout + GRACE))
-        found = worker.result()
-        if isinstance(found, Lost):
+        result = worker.result()
+        if isinstance(result, Lost):
             self.end()
             silence = f"no result within {call.timeout:g} s, and it could not be interrupted"
-            return Failure(found.kind, case, silence if found.kind == "timeout" else found.message)
-        answer = unpack(found)
+            return Failure(result.kind, case, silence if result.kind == "timeout" else result.message)
+        answer = unpack(result)
         call.left.update(dict.fromkeys(answer.pop("left", ())))
         call.watch.launches |= answer.pop("launches", False)
         tell(answer.pop("warned", ()))

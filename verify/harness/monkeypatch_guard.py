@@ -26,7 +26,7 @@ class Namespaces:
 
     def restore(self) -> list[str]:
         """The public functions that have been replaced or deleted since; they are put back."""
-        found = []
+        results = []
         for space, before in zip(_WATCHED, self._before, strict=True):
             now = vars(space)
             if len(now) == len(before) and all(map(operator.is_, now.values(), before.values())):
@@ -34,9 +34,9 @@ class Namespaces:
             for name in [name for name in before if now.get(name) is not before[name]] + _shadows(space, before):
                 is_function = callable(before.get(name)) or callable(now.get(name))
                 if _is_public(name) and is_function and not _own(name, now.get(name)):
-                    found.append(f"{space.__name__}.{name}")
+                    results.append(f"{space.__name__}.{name}")
                     _put_back(space, name, before)
-        return found
+        return results
 
 
 def _shadows(space: Any, before: dict[str, Any]) -> list[str]:

@@ -191,11 +191,11 @@ class Bench:
         """What the kernel gives where nothing tells of an examination."""
         keywords = options_for(case, inputs, self.call.listed)
         self.call.tell(case, BUSY * (self.call.timeout + START))  # this process only waits
-        found = call_outside(target_of(self.call.kernel), inputs.positional, keywords, self.call.timeout)
+        result = call_outside(target_of(self.call.kernel), inputs.positional, keywords, self.call.timeout)
         self.call.tell(case)
-        if isinstance(found, NoResult) and not (found.lacks_gpu or self.call.pretend):
-            return self._found(case, Finding("crash", f"in a process of its own: {found.message}"))
-        outputs = self.call(case, inputs) if isinstance(found, NoResult) else self.call.form(case, inputs, found)
+        if isinstance(result, NoResult) and not (result.lacks_gpu or self.call.pretend):
+            return self._found(case, Finding("crash", f"in a process of its own: {result.message}"))
+        outputs = self.call(case, inputs) if isinstance(result, NoResult) else self.call.form(case, inputs, result)
         return self._found(case, outputs) if isinstance(outputs, Finding) else outputs
 
     def _repeated(self, case: Case, inputs: Inputs, outputs: tuple[torch.Tensor, ...]) -> Finding | None:
@@ -205,10 +205,10 @@ class Bench:
         again = self.call(case, inputs)
         if isinstance(again, Finding):
             return replace(again, message=f"in the second of two equal calls: {again.message}")
-        for place, (first, second) in enumerate(zip(held, again, strict=True)):
+        for index, (first, second) in enumerate(zip(held, again, strict=True)):
             if not same_bits(first, second):
                 return Finding(
-                    "nondeterministic", "the same call gave other bits the second time", place, _differ(first, second)
+                    "nondeterministic", "the same call gave other bits the second time", index, _differ(first, second)
                 )
         return None
 
@@ -227,25 +227,25 @@ class Bench:
             alone = self.call(single, Inputs(sliced, whole.keywords))
             if isinstance(alone, Finding):
                 return replace(alone, message=f"row {row} alone: {alone.message}")
-            for place, (tensor, part, full) in enumerate(zip(signature.returns, alone, outputs, strict=True)):
+            for index, (tensor, part, full) in enumerate(zip(signature.returns, alone, outputs, strict=True)):
                 if symbol in tensor.dims and not same_bits(part, _row(full, tensor.dims, symbol, row)):
-                    return Finding("batch_variant", f"row {row} alone gives other bits than among {rows}", place)
+                    return Finding("batch_variant", f"row {row} alone gives other bits than among {rows}", index)
         return None
 
     def _unwritten(self, case: Case, inputs: Inputs, poisoned: tuple[torch.Tensor, ...]) -> Finding | None:
         """Where in all of a large output the kernel leaves what was in memory before: NaN, and other numbers next."""
-        for place, found in enumerate(poisoned):
-            if not bool(found.isnan().any()):
+        for position, result in enumerate(poisoned):
+            if not bool(result.isnan().any()):
                 continue
             again = self.call(replace(case, memory="huge"), inputs)
             if isinstance(again, Finding):
                 return again
-            unwritten = found.isnan() & ~again[place].isnan()
+            unwritten = result.isnan() & ~again[position].isnan()
             if bool(unwritten.any()):
                 index = tuple(int(part) for part in unwritten.nonzero()[0])
-                words = f"{int(unwritten.sum())} of {found.numel()} elements, first at {list(index)}"
+                words = f"{int(unwritten.sum())} of {result.numel()} elements, first at {list(index)}"
                 message = f"the output holds what was in memory before the call ({words})"
-                return Finding("unwritten_output", message, place, index, aspect="memory")
+                return Finding("unwritten_output", message, position, index, aspect="memory")
         return None
 
     def _found(self, case: Case, finding: Finding) -> Failure:
@@ -293,8 +293,8 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _differ(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
     different = (a.double() != b.double()) & ~(a.double().isnan() & b.double().isnan())
-    places = different.nonzero()
-    return tuple(int(place) for place in places[0]) if len(places) else ()
+    indices = different.nonzero()
+    return tuple(int(index) for index in indices[0]) if len(indices) else ()
 
 
 def _row(tensor: torch.Tensor, dims: tuple[str, ...], symbol: str, row: int) -> torch.Tensor:

@@ -43,5 +43,5 @@ def _arguments(case: Case, listed: Mapping[str, Sequence[Any]]) -> tuple[list[st
     keywords = {name: None if name in flags else case.options[name] for name in listed}
     called_for = [{name: value} for name, values in listed.items() for value in values]
     signatures = [case.signature, *(case.definition.signature(options) for options in called_for)]
-    keywords |= {tensor.name: tensor.name for found in signatures for tensor in found.tensors if tensor.keyword}
+    keywords |= {tensor.name: tensor.name for result in signatures for tensor in result.tensors if tensor.keyword}
     return [tensor.name for tensor in tensors if not tensor.keyword], keywords

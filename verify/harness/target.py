@@ -31,18 +31,18 @@ def load_target(target: str) -> Callable[..., Any]:
     module_name, _, name = target.partition(":")
     if not module_name or not name:
         raise TargetError(f"target {target!r}; expected package.module:function")
-    found: Any = import_own(module_name, f"target {target!r}", TargetError)
+    result: Any = import_own(module_name, f"target {target!r}", TargetError)
     if is_adapter(target):
-        return _adapter(name, found, target)
+        return _adapter(name, result, target)
     for part in name.split("."):
-        if not hasattr(found, part):
+        if not hasattr(result, part):
             raise TargetError(
-                f"target {target!r}: {unknown('function', part, [n for n in dir(found) if n[0] != '_'][:20])}"
+                f"target {target!r}: {unknown('function', part, [n for n in dir(result) if n[0] != '_'][:20])}"
             )
-        found = getattr(found, part)
-    if not callable(found):
-        raise TargetError(f"target {target!r} is a {type(found).__name__}, which can't be called")
-    return found
+        result = getattr(result, part)
+    if not callable(result):
+        raise TargetError(f"target {target!r} is a {type(result).__name__}, which can't be called")
+    return result
 
 
 def is_adapter(target: str) -> bool:
@@ -53,10 +53,10 @@ def is_adapter(target: str) -> bool:
 def _adapter(expression: str, module: ModuleType, target: str) -> Callable[..., Any]:
     """What the expression makes among the names of the module; to what it calls, an error is its own line."""
     try:
-        found = eval(compile(expression, "<adapter>", "eval"), {"torch": torch, **vars(module)})
+        result = eval(compile(expression, "<adapter>", "eval"), {"torch": torch, **vars(module)})
     except SyntaxError as error:
         raise TargetError(f"target {target!r}: {error.msg}; expected module:lambda x: function(x)") from None
-    adapter: Callable[..., Any] = found
+    adapter: Callable[..., Any] = result
     adapter.__name__ = adapter.__qualname__ = expression  # as errors and reports call it
     return adapter
 
@@ -66,10 +66,10 @@ def target_of(kernel: Callable[..., Any]) -> str:
     module, name = getattr(kernel, "__module__", None), getattr(kernel, "__qualname__", "")
     if not module or "<" in name or module == "__main__":
         return ""
-    found: Any = sys.modules.get(module)
+    result: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return f"{module}:{name}" if found is kernel else ""
+        result = getattr(result, part, None)
+    return f"{module}:{name}" if result is kernel else ""
 
 
 def source_of(kernel: Callable[..., Any]) -> str:
@@ -77,14 +77,14 @@ def source_of(kernel: Callable[..., Any]) -> str:
 
     An empty string where the source isn't Python's.
     """
-    found: Any = kernel
-    while isinstance(found, partial):
-        found = found.func
-    found = inspect.unwrap(getattr(found, "fn", found))  # what Triton compiles or tunes keeps its function there
-    if not (inspect.isroutine(found) or inspect.isclass(found)):
-        found = type(found)
+    result: Any = kernel
+    while isinstance(result, partial):
+        result = result.func
+    result = inspect.unwrap(getattr(result, "fn", result))  # what Triton compiles or tunes keeps its function there
+    if not (inspect.isroutine(result) or inspect.isclass(result)):
+        result = type(result)
     try:
-        file, line = inspect.getsourcefile(found), inspect.getsourcelines(found)[1]
+        file, line = inspect.getsourcefile(result), inspect.getsourcelines(result)[1]
     except (OSError, TypeError):
         return ""
     path = Path(file or "")

@@ -43,9 +43,9 @@ class Line:
 
 def line_of(verdict: Findings) -> Line:
     """A verdict's line."""
-    words, place = verdict.note, ""
+    words, index = verdict.note, ""
     if verdict.failure is not None:
-        words, place = failure_in_words(verdict.failure), where(verdict.map) if verdict.map else ""
+        words, index = failure_in_words(verdict.failure), where(verdict.map) if verdict.map else ""
     return Line(
         verdict.kernel,
         verdict.spec,
@@ -54,7 +54,7 @@ def line_of(verdict: Findings) -> Line:
         verdict.cases,
         f"{verdict.worst:.3g}",
         words,
-        place,
+        index,
         verdict.repro,
         ", ".join(verdict.broken),
     )

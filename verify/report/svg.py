@@ -51,20 +51,20 @@ class Bar:
 def drawn(errors: ErrorMap) -> Drawing:
     """A map's cells as paths: neighbours of one level in a row are one rectangle."""
     rows, columns = len(errors.cells), len(errors.cells[0])
-    found: dict[int, list[str]] = {}
+    results: dict[int, list[str]] = {}
     for row, cells in enumerate(errors.cells):
         start = 0
         for level, run in groupby(map(_level, cells)):
             length = len(list(run))
-            found.setdefault(level, []).append(f"M{start} {row}h{length}v1h-{length}z")
+            results.setdefault(level, []).append(f"M{start} {row}h{length}v1h-{length}z")
             start += length
-    lines = [f"M{place} 0v{rows}" for place in range(1, columns)] + [
-        f"M0 {place}h{columns}" for place in range(1, rows)
+    lines = [f"M{index} 0v{rows}" for index in range(1, columns)] + [
+        f"M0 {index}h{columns}" for index in range(1, rows)
     ]
     width, height = (
         int(cells * min(_LARGEST, max(_SMALLEST, most / cells))) for cells, most in ((columns, _WIDE), (rows, _TALL))
     )
-    paths = tuple((level, "".join(found[level])) for level in sorted(found))
+    paths = tuple((level, "".join(results[level])) for level in sorted(results))
     return Drawing(columns, rows, width, max(height, _LARGEST), paths, "".join(lines))
 
 
@@ -73,11 +73,11 @@ def bars(histogram: Sequence[int]) -> list[Bar]:
     top = math.log1p(max(histogram, default=0)) or 1.0
     return [
         Bar(
-            "exact" if place == 0 else "kept" if place <= STEPS else "broken",
+            "exact" if index == 0 else "kept" if index <= STEPS else "broken",
             round(100 * math.log1p(count) / top, 1),
-            f"{_bin(place)}: {count:,}",
+            f"{_bin(index)}: {count:,}",
         )
-        for place, count in enumerate(histogram)
+        for index, count in enumerate(histogram)
     ]
 
 
@@ -102,9 +102,9 @@ def _level(ratio: float | None) -> int:
     return next((level for level, most in enumerate(LEVELS) if ratio <= most), _NOT_JUDGED - 1)
 
 
-def _bin(place: int) -> str:
-    if place == 0:
+def _bin(index: int) -> str:
+    if index == 0:
         return "exactly 0"
-    if place == len(EDGES):
+    if index == len(EDGES):
         return f"more than {EDGES[-1]:g}"
-    return f"{EDGES[place - 1]:g} to {EDGES[place]:g}"
+    return f"{EDGES[index - 1]:g} to {EDGES[index]:g}"

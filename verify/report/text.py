@@ -14,38 +14,38 @@ _WIDTH = 100  # of a case's lines
 _LIMIT = {"unlikely": "rounding takes it"}
 
 
-def text_report(found: Findings) -> str:
+def text_report(result: Findings) -> str:
     """The report that a terminal shows."""
-    lines = [f"{found.outcome}  {found.kernel} as {found.spec} in {found.dtype}"]
-    lines.append(f"  contract    {found.contract}")
-    lines.append(f"  cases       {found.cases} decided, {found.elements} elements, worst ratio {found.worst:.3g}")
-    lines += [f"  not judged  {count} elements {reason}" for reason, count in found.left_out.items()]
-    lines += [f"  refused     {count} cases: {words}" for words, count in found.refused.items()]
-    if found.unlimited:
+    lines = [f"{result.outcome}  {result.kernel} as {result.spec} in {result.dtype}"]
+    lines.append(f"  contract    {result.contract}")
+    lines.append(f"  cases       {result.cases} decided, {result.elements} elements, worst ratio {result.worst:.3g}")
+    lines += [f"  not judged  {count} elements {reason}" for reason, count in result.left_out.items()]
+    lines += [f"  refused     {count} cases: {words}" for words, count in result.refused.items()]
+    if result.unlimited:
         lines.append("  no limit    on time: it acts in a process's main thread only, or with isolate=True")
-    if found.unrounded:
+    if result.unrounded:
         lines.append(f"  unrounded   roundings to bfloat16 on the way may vanish: {MEND}")
-    if found.detectable:
-        lines += detectable(found.detectable)
-    if found.note:
-        lines.append(f"  why         {found.note}")
-    lines += [f"  formula     {words}" for words in found.remarks]
-    lines += [f"  at          {words}" for words in found.at]
-    lines += [f"  left        {words}; put back" for words in found.left_changed]
-    lines += [_row(name, found.aspects[name]) for name in ASPECTS if name in found.aspects]
-    for name, aspect in found.violated.items():
+    if result.detectable:
+        lines += detectable(result.detectable)
+    if result.note:
+        lines.append(f"  why         {result.note}")
+    lines += [f"  formula     {words}" for words in result.remarks]
+    lines += [f"  at          {words}" for words in result.at]
+    lines += [f"  left        {words}; put back" for words in result.left_changed]
+    lines += [_row(name, result.aspects[name]) for name in ASPECTS if name in result.aspects]
+    for name, aspect in result.violated.items():
         lines += [f"{name} {aspect.status}{aspect.note and f', {aspect.note}'}", *_finding(aspect)]
-    if found.violated and not found.target:
+    if result.violated and not result.target:
         lines.append("              (this kernel has no importable name: add --target package.module:function)")
     return "\n".join(lines)
 
 
-def detectable(found: Sequence[Detectable]) -> list[str]:
+def detectable(result: Sequence[Detectable]) -> list[str]:
     """The relative errors of a whole output that are noticed, by the length of what is summed."""
     rows = {
-        "terms": [f"{row.length:,}" for row in found],
-        "broken": [f"{row.broken:.1e}" for row in found],
-        "suspect": [f"{row.suspect:.1e}" for row in found],
+        "terms": [f"{row.length:,}" for row in result],
+        "broken": [f"{row.broken:.1e}" for row in result],
+        "suspect": [f"{row.suspect:.1e}" for row in result],
     }
     lines = [f"{name:9}" + "".join(f"{cell:>9}" for cell in cells) for name, cells in rows.items()]
     return ["  detectable  relative errors of a whole output", *(" " * 14 + line for line in lines)]
@@ -89,8 +89,8 @@ def _folded(name: str, words: str) -> list[str]:
 def _numbers(failure: Failure) -> list[str]:
     if failure.got is None or failure.golden is None:
         return []
-    place = f"{failure.output}{list(failure.index)}"
-    lines = [f"  worst at    {place}: got {failure.got:.9g}, golden {failure.golden:.9g}"]
+    index = f"{failure.output}{list(failure.index)}"
+    lines = [f"  worst at    {index}: got {failure.got:.9g}, golden {failure.golden:.9g}"]
     if failure.radius is not None and failure.ratio is not None:
         off = abs(failure.got - failure.golden)
         digits = 4 if failure.ratio >= 1.001 or failure.ratio <= 1 else 9
@@ -105,9 +105,9 @@ def _numbers(failure: Failure) -> list[str]:
 def greatest(failure: Failure) -> str:
     """The greatest differences of the elements that are wrong, each with its place, and how many these are."""
     words = [
-        f"{kind} difference {found.value:.3g} at {list(found.index)}"
-        for kind, found in (("absolute", failure.greatest_absolute), ("relative", failure.greatest_relative))
-        if found is not None
+        f"{kind} difference {result.value:.3g} at {list(result.index)}"
+        for kind, result in (("absolute", failure.greatest_absolute), ("relative", failure.greatest_relative))
+        if result is not None
     ]
     return ", ".join([*words, f"{failure.percent:.3g} % of the elements"])
 
@@ -130,6 +130,6 @@ def failure_in_words(failure: Failure) -> str:
 def _what_came(failure: Failure) -> str:
     if failure.got is None or failure.golden is None or failure.kind in ("layout", "unwritten_output"):
         return f"{failure.kind}: {failure.message}"
-    place = f"{failure.output}{list(failure.index)}"
+    index = f"{failure.output}{list(failure.index)}"
     allowed = "" if failure.radius is None else f", {_LIMIT.get(failure.kind, 'allowed')} ±{failure.radius:.2g}"
-    return f"{place} came {failure.got:.6g}, right {failure.golden:.6g}{allowed}"
+    return f"{index} came {failure.got:.6g}, right {failure.golden:.6g}{allowed}"

@@ -1,180 +1,167 @@
-"""Tensors that are made inside a reference, copies, and casts."""
+"""Tensors created inside a reference, copies, casts, and Python numbers taken out."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from assay.golden.lowering.evaluation import CREATIONS, Evaluation
-from assay.golden.lowering.table import constant, overloads, result_type, rule
-from assay.golden.lowering.tensor import Box, NumberTensor, broadcast, contiguous_strides, read
+from assay.golden.lowering.dispatch import CREATIONS, Lowering
+from assay.golden.lowering.rule_table import constant, overloads, result_type, rule
+from assay.golden.lowering.tensor import TracedMemory, TracedTensor, broadcast, contiguous_strides, read
 
-_IGNORED = ("layout", "device", "pin_memory", "memory_format")
+Tensor = torch.Tensor
 
 
-def _filled(evaluation: Evaluation, size: Any, value: Any, dtype: torch.dtype) -> torch.Tensor:
+def _filled(ctx: Lowering, size: Any, value: Any, dtype: torch.dtype | None) -> Tensor:
+    dtype = dtype or torch.get_default_dtype()
     if not dtype.is_floating_point:
         return torch.full(tuple(size), value, dtype=dtype)
-    number = broadcast(evaluation.xp, constant(evaluation.xp, value), tuple(size))
-    return NumberTensor(evaluation, Box(number), dtype, tuple(size), contiguous_strides(size), 0)
+    number = broadcast(ctx.xp, constant(ctx.xp, value), tuple(size))
+    return TracedTensor(ctx, TracedMemory(number), dtype, tuple(size), contiguous_strides(size), 0)
 
 
-def _made_by(names: str, value: float) -> None:
-    def created(evaluation: Evaluation, func: Any, size: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        dtype = kwargs.get("dtype") or torch.get_default_dtype()
-        return _filled(evaluation, size, 0 if math.isnan(value) and not dtype.is_floating_point else value, dtype)
+def _creation(names: str) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """Decorate ``function(ctx, overload, *arguments, **options)``, which computes these operations."""
 
-    for overload in overloads(names):
-        CREATIONS[overload] = created
+    def register(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        CREATIONS.update(dict.fromkeys(overloads(names), function))
+        return function
 
-    like = [f"{name.partition('.')[0]}_like" for name in names.split()]
-    new = [f"new_{name.partition('.')[0]}" for name in names.split()]
-
-    @rule(" ".join(like))
-    def alike(evaluation: Evaluation, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        return created(evaluation, None, x.shape, dtype=kwargs.get("dtype") or x.dtype)
-
-    @rule(" ".join(new))
-    def anew(evaluation: Evaluation, x: torch.Tensor, size: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return created(evaluation, None, size, dtype=kwargs.get("dtype") or x.dtype)
+    return register
 
 
-_made_by("zeros", 0.0)
-_made_by("ones", 1.0)
-_made_by("empty.memory_format empty", math.nan)
+def _register_fill(name: str, value: float, *more: str) -> None:
+    @_creation(" ".join((name, *more)))
+    def create(ctx: Lowering, func: Any, size: Any, *args: Any, dtype: Any = None, **_: Any) -> Tensor:
+        integer = dtype is not None and not dtype.is_floating_point
+        return _filled(ctx, size, 0 if math.isnan(value) and integer else value, dtype)
+
+    @rule(f"{name}_like")
+    def create_like(ctx: Lowering, x: Tensor, dtype: Any = None, **_: Any) -> Tensor:
+        return create(ctx, None, x.shape, dtype=dtype or x.dtype)
+
+    @rule(f"new_{name}")
+    def create_new(ctx: Lowering, x: Tensor, size: Any, *args: Any, dtype: Any = None, **_: Any) -> Tensor:
+        return create(ctx, None, size, dtype=dtype or x.dtype)
 
 
-def _full(evaluation: Evaluation, func: Any, size: Any, value: Any, **kwargs: Any) -> torch.Tensor:
-    dtype = kwargs.get("dtype") or torch.full((), value).dtype
-    return _filled(evaluation, size, value, dtype)
+_register_fill("zeros", 0.0)
+_register_fill("ones", 1.0)
+_register_fill("empty", math.nan, "empty.memory_format")
 
 
-def _scalar_tensor(evaluation: Evaluation, func: Any, value: Any, **kwargs: Any) -> torch.Tensor:
-    return _filled(evaluation, (), value, kwargs.get("dtype") or torch.get_default_dtype())
+@_creation("full")
+def _full(ctx: Lowering, func: Any, size: Any, value: Any, dtype: Any = None, **_: Any) -> Tensor:
+    return _filled(ctx, size, value, dtype or torch.full((), value).dtype)
+
+
+@_creation("scalar_tensor")
+def _scalar_tensor(ctx: Lowering, func: Any, value: Any, dtype: Any = None, **_: Any) -> Tensor:
+    return _filled(ctx, (), value, dtype)
 
 
 @rule("full_like")
-def _full_like(evaluation: Evaluation, x: torch.Tensor, value: Any, **kwargs: Any) -> torch.Tensor:
-    return _filled(evaluation, x.shape, value, kwargs.get("dtype") or x.dtype)
+def _full_like(ctx: Lowering, x: Tensor, value: Any, dtype: Any = None, **_: Any) -> Tensor:
+    return _filled(ctx, x.shape, value, dtype or x.dtype)
 
 
 @rule("new_full")
-def _new_full(evaluation: Evaluation, x: torch.Tensor, size: Any, value: Any, **kwargs: Any) -> torch.Tensor:
-    return _filled(evaluation, size, value, kwargs.get("dtype") or x.dtype)
+def _new_full(ctx: Lowering, x: Tensor, size: Any, value: Any, dtype: Any = None, **_: Any) -> Tensor:
+    return _filled(ctx, size, value, dtype or x.dtype)
 
 
 @rule("empty_strided")
-def _empty_strided(evaluation: Evaluation, size: Any, stride: Any, **kwargs: Any) -> torch.Tensor:
-    return _filled(evaluation, size, math.nan, kwargs.get("dtype") or torch.get_default_dtype())
+def _empty_strided(ctx: Lowering, size: Any, stride: Any, dtype: Any = None, **_: Any) -> Tensor:
+    return _filled(ctx, size, math.nan, dtype)
 
 
 @rule("new_empty_strided")
-def _new_empty_strided(evaluation: Evaluation, x: torch.Tensor, size: Any, stride: Any, **kwargs: Any) -> torch.Tensor:
-    return _filled(evaluation, size, math.nan, kwargs.get("dtype") or x.dtype)
+def _new_empty_strided(ctx: Lowering, x: Tensor, size: Any, stride: Any, dtype: Any = None, **_: Any) -> Tensor:
+    return _filled(ctx, size, math.nan, dtype or x.dtype)
 
 
-def _spaced(evaluation: Evaluation, func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """start + i step, as numbers, of a floating-point range; of whole numbers PyTorch's own."""
+@_creation("arange arange.start arange.start_step")
+def _arange(ctx: Lowering, func: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """start + i step of a floating-point range; PyTorch's own range of integers."""
     plain = func(*args, **kwargs)
     if not plain.is_floating_point():
         return plain
-    ends = [*args[:3]]
-    if len(ends) == 1:
-        ends = [0, ends[0]]
-    start, step = ends[0], ends[2] if len(ends) > 2 else kwargs.get("step", 1)
-    return _progression(evaluation, plain, start, step)
+    start, step = (0 if len(args) == 1 else args[0]), (args[2] if len(args) > 2 else kwargs.get("step", 1))
+    number = ctx.xp.exact(torch.arange(plain.numel()))
+    return ctx.wrap(number * float(step) + float(start), plain.dtype)
 
 
-def _linspace(evaluation: Evaluation, func: Any, start: float, end: float, steps: int, **kwargs: Any) -> torch.Tensor:
+@_creation("linspace")
+def _linspace(ctx: Lowering, func: Any, start: float, end: float, steps: int, **kwargs: Any) -> Tensor:
     plain = func(start, end, steps, **kwargs)
     if not plain.is_floating_point():
         return plain
-    places = evaluation.xp.exact(torch.arange(steps))
-    number = places * (float(end) - float(start)) / float(max(steps - 1, 1)) + float(start)
-    return evaluation.made(number, plain.dtype)
-
-
-def _progression(evaluation: Evaluation, plain: torch.Tensor, start: float, step: float) -> torch.Tensor:
-    places = evaluation.xp.exact(torch.arange(plain.numel()))
-    return evaluation.made(places * float(step) + float(start), plain.dtype)
-
-
-for _overload in overloads("full"):
-    CREATIONS[_overload] = _full
-for _overload in overloads("scalar_tensor"):
-    CREATIONS[_overload] = _scalar_tensor
-for _overload in overloads("arange arange.start arange.start_step"):
-    CREATIONS[_overload] = _spaced
-for _overload in overloads("linspace"):
-    CREATIONS[_overload] = _linspace
+    number = ctx.xp.exact(torch.arange(steps))
+    number = number * (float(end) - float(start)) / float(max(steps - 1, 1)) + float(start)
+    return ctx.wrap(number, plain.dtype)
 
 
 @rule("lift lift_fresh lift_fresh_copy")
-def _lift(evaluation: Evaluation, x: torch.Tensor) -> torch.Tensor:
-    return evaluation.adopted(x) if x.is_floating_point() or isinstance(x, NumberTensor) else x
+def _lift(ctx: Lowering, x: Tensor) -> Tensor:
+    return ctx.traced(x) if x.is_floating_point() or isinstance(x, TracedTensor) else x
 
 
 @rule("result_type.Tensor result_type.Scalar result_type.Scalar_Tensor result_type.Scalar_Scalar")
-def _result_type(evaluation: Evaluation, x: Any, y: Any) -> torch.dtype:
+def _result_type(ctx: Lowering, x: Any, y: Any) -> torch.dtype:
     return result_type([x, y])
 
 
 @rule("clone contiguous")
-def _clone(evaluation: Evaluation, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-    held = evaluation.adopted(x)
-    return evaluation.made(read(held, unrounded=True), held.dtype, held.box.stage, held.box.weights)
+def _clone(ctx: Lowering, x: Tensor, **_: Any) -> Tensor:
+    traced = ctx.traced(x)
+    return ctx.wrap(read(traced, unrounded=True), traced.dtype, traced.memory.stage, traced.memory.is_softmax)
 
 
 @rule("_to_copy")
-def _to_copy(evaluation: Evaluation, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-    return evaluation.cast(x, kwargs.get("dtype") or x.dtype)
+def _to_copy(ctx: Lowering, x: Tensor, dtype: Any = None, **_: Any) -> Tensor:
+    return ctx.cast(x, dtype or x.dtype)
 
 
 @rule("copy")
-def _copy(evaluation: Evaluation, x: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    found = evaluation.cast(source, x.dtype)
-    with evaluation:
-        return found.expand(x.shape).clone()
+def _copy(ctx: Lowering, x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    result = ctx.cast(source, x.dtype)
+    with ctx:
+        return result.expand(x.shape).clone()
 
 
 @rule("copy_")
-def _copy_(evaluation: Evaluation, x: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    evaluation.assign(x, source)
+def _copy_(ctx: Lowering, x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    ctx.assign(x, source)
     return x
 
 
 @rule("fill_.Scalar fill_.Tensor")
-def _fill(evaluation: Evaluation, x: torch.Tensor, value: Any) -> torch.Tensor:
-    if not isinstance(value, torch.Tensor):
-        value = _filled(evaluation, (), value, x.dtype)
-    evaluation.assign(x, value)
+def _fill(ctx: Lowering, x: Tensor, value: Any) -> Tensor:
+    ctx.assign(x, value if isinstance(value, Tensor) else _filled(ctx, (), value, x.dtype))
     return x
 
 
 @rule("zero_")
-def _zero(evaluation: Evaluation, x: torch.Tensor) -> torch.Tensor:
-    return _fill(evaluation, x, 0)
+def _zero(ctx: Lowering, x: Tensor) -> Tensor:
+    return _fill(ctx, x, 0)
 
 
 @rule("_local_scalar_dense item")
-def _item(evaluation: Evaluation, x: torch.Tensor) -> Any:
-    """A Python number: one that is known, or one of a few whole ones or truths that it may be."""
-    least, most = (end.item() for end in evaluation.xp.enclosure(evaluation.number(x)))
-    if least == most:
-        return int(least) if not (x.is_floating_point() or x.dtype == torch.bool) else _plain(least, x)
-    if x.is_floating_point() or not math.isfinite(most - least):
-        raise evaluation.undecided(f"the digits of a number between {least:g} and {most:g}, taken out as Python's,")
-    kind = bool if x.dtype == torch.bool else int
-    return evaluation.answer([kind(value) for value in range(math.ceil(least), math.floor(most) + 1)])
-
-
-def _plain(value: float, x: torch.Tensor) -> Any:
-    return bool(value) if x.dtype == torch.bool else value
+def _item(ctx: Lowering, x: Tensor) -> Any:
+    """Return a Python number that is known, or choose among the integers or truth values that it may be."""
+    low, high = (end.item() for end in ctx.xp.enclosure(ctx.number(x)))
+    kind: Any = float if x.is_floating_point() else bool if x.dtype == torch.bool else int
+    if low == high:
+        return kind(low)
+    if x.is_floating_point() or not math.isfinite(high - low):
+        raise ctx.undecided(f"the digits of a number between {low:g} and {high:g}, taken out as Python's,")
+    return ctx.choose([kind(value) for value in range(math.ceil(low), math.floor(high) + 1)])
 
 
 @rule("is_nonzero")
-def _is_nonzero(evaluation: Evaluation, x: torch.Tensor) -> bool:
-    with evaluation:
+def _is_nonzero(ctx: Lowering, x: Tensor) -> bool:
+    with ctx:
         return bool((x != 0).item())

@@ -1,38 +1,92 @@
-"""Element by element: arithmetic, elementary functions, and steps."""
+"""Arithmetic, elementary functions, steps and activations, element by element."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from assay.golden.lowering.table import constant, elementwise, promoted, rule
+from assay.golden.lowering.dispatch import Lowering
+from assay.golden.lowering.rule_table import constant, elementwise, promoted, rule
 
 
-@elementwise("add.Tensor add.Scalar")
-def _add(xp: Any, x: Any, y: Any, alpha: float = 1) -> Any:
-    return x + (y if alpha == 1 else y * alpha)
+def scaled(x: Any, factor: float) -> Any:
+    """Multiply by a scalar; by one without an operation, which would widen the radius."""
+    return x if factor == 1 else x * factor
 
 
-@elementwise("sub.Tensor sub.Scalar")
-def _sub(xp: Any, x: Any, y: Any, alpha: float = 1) -> Any:
-    return x - (y if alpha == 1 else y * alpha)
+def clamped(xp: Any, x: Any, min: Any = None, max: Any = None) -> Any:
+    """Clamp x between the limits that are given."""
+    if min is not None:
+        x = xp.larger_of(x, constant(xp, min))
+    return x if max is None else xp.smaller_of(x, constant(xp, max))
 
 
-@elementwise("rsub.Tensor rsub.Scalar")
-def _rsub(xp: Any, x: Any, y: Any, alpha: float = 1) -> Any:
-    return y - (x if alpha == 1 else x * alpha)
+def eager_at_special_values(xp: Any, eager: Callable[..., Any], y: Any, *operands: Any) -> Any:
+    """Return ``y``, but PyTorch's own result where an operand is known and one is infinite or NaN."""
+    ends = [xp.enclosure(constant(xp, operand)) for operand in operands]
+    special, values = torch.tensor(False), [low for low, _ in ends]
+    for low in values:
+        special = special | ~low.isfinite()
+    for low, high in ends:
+        special = special & ((low == high) | (low.isnan() & high.isnan()))
+    if not bool(special.any()):
+        return y
+    result = eager(*values)
+    unit = torch.where(result.isfinite(), result.abs() * 2.0**-52, 0.0)  # PyTorch's float64 result is itself rounded
+    return xp.chosen(special.expand(result.shape), xp.interval(result - unit, result + unit), y)
 
 
-@elementwise("mul.Tensor mul.Scalar")
-def _mul(xp: Any, x: Any, y: Any) -> Any:
-    return x * y
+_ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "add.Tensor add.Scalar": lambda xp, x, y, alpha=1: x + scaled(y, alpha),
+    "sub.Tensor sub.Scalar": lambda xp, x, y, alpha=1: x - scaled(y, alpha),
+    "rsub.Tensor rsub.Scalar": lambda xp, x, y, alpha=1: y - scaled(x, alpha),
+    "mul.Tensor mul.Scalar": lambda xp, x, y: x * y,
+    "neg": lambda xp, x: -x,
+    "abs": lambda xp, x: xp.larger_of(x, -x),
+    "square": lambda xp, x: x * x,
+    "maximum": lambda xp, x, y: xp.larger_of(x, y),
+    "minimum": lambda xp, x, y: xp.smaller_of(x, y),
+    "fmax": lambda xp, x, y: _unless_nan(xp, x, y, xp.larger_of(x, y)),
+    "fmin": lambda xp, x, y: _unless_nan(xp, x, y, xp.smaller_of(x, y)),
+    "clamp clamp.Tensor clip clip.Tensor clamp_min clamp_min.Tensor": clamped,
+    "clamp_max clamp_max.Tensor": lambda xp, x, max: clamped(xp, x, None, max),
+    "hardtanh": lambda xp, x, min_val=-1.0, max_val=1.0: clamped(xp, x, min_val, max_val),
+    "relu": lambda xp, x: xp.larger_of(x, constant(xp, 0.0)),
+    "frac": lambda xp, x: x - xp.step(torch.trunc, x),
+    "sign sgn": lambda xp, x: xp.step(torch.sign, x),
+    "addcmul": lambda xp, x, a, b, value=1: x + scaled(a * b, value),
+    "addcdiv": lambda xp, x, a, b, value=1: x + scaled(a / b, value),
+    "pow.Tensor_Scalar pow.Tensor_Tensor": lambda xp, x, y: eager_at_special_values(
+        xp, torch.pow, xp.power(x, y), x, y
+    ),
+    "remainder.Tensor remainder.Scalar": lambda xp, x, y: eager_at_special_values(
+        xp, torch.remainder, x - xp.step(torch.floor, x / y) * y, x, y
+    ),
+    "fmod.Tensor fmod.Scalar": lambda xp, x, y: eager_at_special_values(
+        xp, torch.fmod, x - xp.step(torch.trunc, x / y) * y, x, y
+    ),
+    "hypot": lambda xp, x, y: eager_at_special_values(xp, torch.hypot, xp.root(x * x + y * y), x, y),
+    "lerp.Scalar lerp.Tensor": lambda xp, x, y, weight: xp.any_formula(
+        lambda: x + (y - x) * weight, lambda: y - (y - x) * (1.0 - weight)
+    ),
+}
+_FLOATING: dict[str, Callable[..., Any]] = {
+    "div.Tensor div.Scalar true_divide.Tensor": lambda xp, x, y: x / y,
+    "rad2deg": lambda xp, x: x * xp.constant(lambda sqrt, pi: 180 / pi),
+    "deg2rad": lambda xp, x: x * xp.constant(lambda sqrt, pi: pi / 180),
+}
+for _names, _function in _ARITHMETIC.items():
+    elementwise(_names)(_function)
+for _names, _function in _FLOATING.items():
+    elementwise(_names, floating=True)(_function)
 
 
-@elementwise("div.Tensor div.Scalar true_divide.Tensor", floating=True)
-def _div(xp: Any, x: Any, y: Any) -> Any:
-    return x / y
+def _unless_nan(xp: Any, x: Any, y: Any, extreme: Any) -> Any:
+    """Return the other operand where one is NaN."""
+    return xp.chosen(xp.compare(x, x).unordered, y, xp.chosen(xp.compare(y, y).unordered, x, extreme))
 
 
 @elementwise("div.Tensor_mode div.Scalar_mode")
@@ -41,7 +95,7 @@ def _div_mode(xp: Any, x: Any, y: Any, rounding_mode: str | None = None) -> Any:
     if rounding_mode is None:
         return quotient
     rounded = xp.step(getattr(torch, rounding_mode), quotient)
-    return beyond_numbers(xp, lambda a, b: torch.div(a, b, rounding_mode=rounding_mode), rounded, x, y)
+    return eager_at_special_values(xp, lambda a, b: torch.div(a, b, rounding_mode=rounding_mode), rounded, x, y)
 
 
 @elementwise("floor_divide floor_divide.Scalar")
@@ -49,128 +103,34 @@ def _floor_divide(xp: Any, x: Any, y: Any) -> Any:
     return _div_mode(xp, x, y, "floor")
 
 
-@elementwise("remainder.Tensor remainder.Scalar")
-def _remainder(xp: Any, x: Any, y: Any) -> Any:
-    return beyond_numbers(xp, torch.remainder, x - xp.step(torch.floor, x / y) * y, x, y)
-
-
-@elementwise("fmod.Tensor fmod.Scalar")
-def _fmod(xp: Any, x: Any, y: Any) -> Any:
-    return beyond_numbers(xp, torch.fmod, x - xp.step(torch.trunc, x / y) * y, x, y)
-
-
-@elementwise("neg")
-def _neg(xp: Any, x: Any) -> Any:
-    return -x
-
-
-@elementwise("abs")
-def _abs(xp: Any, x: Any) -> Any:
-    return xp.larger_of(x, -x)
-
-
-@elementwise("square")
-def _square(xp: Any, x: Any) -> Any:
-    return x * x
-
-
-def beyond_numbers(xp: Any, eager: Callable[..., Any], y: Any, *operands: Any) -> Any:
-    """``y``, and where an operand is an infinity or NaN what PyTorch's function says of it: rules, not arithmetic."""
-    ends = [xp.enclosure(constant(xp, operand)) for operand in operands]
-    special, values = torch.tensor(False), [least for least, _ in ends]
-    for least in values:
-        special = special | ~least.isfinite()
-    for least, most in ends:
-        special = special & ((least == most) | (least.isnan() & most.isnan()))
-    if not bool(special.any()):
-        return y
-    found = eager(*values)
-    unit = torch.where(found.isfinite(), found.abs() * 2.0**-52, 0.0)
-    return xp.chosen(special.expand(found.shape), xp.interval(found - unit, found + unit), y)
-
-
-@elementwise("fmax")
-def _fmax(xp: Any, x: Any, y: Any) -> Any:
-    return _but_for_nan(xp, x, y, xp.larger_of(x, y))
-
-
-@elementwise("fmin")
-def _fmin(xp: Any, x: Any, y: Any) -> Any:
-    return _but_for_nan(xp, x, y, xp.smaller_of(x, y))
-
-
-def _but_for_nan(xp: Any, x: Any, y: Any, found: Any) -> Any:
-    """The other number where one is NaN."""
-    return xp.chosen(xp.compare(x, x).unordered, y, xp.chosen(xp.compare(y, y).unordered, x, found))
-
-
-@elementwise("maximum")
-def _maximum(xp: Any, x: Any, y: Any) -> Any:
-    return xp.larger_of(x, y)
-
-
-@elementwise("minimum")
-def _minimum(xp: Any, x: Any, y: Any) -> Any:
-    return xp.smaller_of(x, y)
-
-
-@elementwise("clamp clamp.Tensor clip clip.Tensor")
-def _clamp(xp: Any, x: Any, min: Any = None, max: Any = None) -> Any:
-    if min is not None:
-        x = xp.larger_of(x, constant(xp, min))
-    return x if max is None else xp.smaller_of(x, constant(xp, max))
-
-
-@elementwise("clamp_min clamp_min.Tensor")
-def _clamp_min(xp: Any, x: Any, min: Any) -> Any:
-    return clamped(xp, x, min, None)
-
-
-@elementwise("clamp_max clamp_max.Tensor")
-def _clamp_max(xp: Any, x: Any, max: Any) -> Any:
-    return clamped(xp, x, None, max)
-
-
-def clamped(xp: Any, x: Any, least: Any, most: Any) -> Any:
-    """x between the ends that there are."""
-    if least is not None:
-        x = xp.larger_of(x, constant(xp, least))
-    return x if most is None else xp.smaller_of(x, constant(xp, most))
-
-
-@elementwise("pow.Tensor_Scalar pow.Tensor_Tensor")
-def _pow(xp: Any, x: Any, y: Any) -> Any:
-    return beyond_numbers(xp, torch.pow, xp.power(x, y), x, y)
-
-
-@elementwise("pow.Scalar", floating=False)
+@elementwise("pow.Scalar")
 def _pow_scalar(xp: Any, x: float, y: Any) -> Any:
-    if x == 2:
-        return xp.function("exp2", y)
-    return xp.power(constant(xp, x), y)
+    return xp.function("exp2", y) if x == 2 else xp.power(constant(xp, x), y)
 
 
 def _register_function(name: str) -> None:
-    @elementwise(name, floating=True)
-    def computed(xp: Any, x: Any) -> Any:
-        return xp.function(name, x)
+    elementwise(name, floating=True)(lambda xp, x: xp.function(name, x))
 
 
-def _register_growing(name: str) -> None:
+def _register_overflowing(name: str) -> None:
     @rule(name)
-    def computed(evaluation: Any, x: torch.Tensor) -> torch.Tensor:
-        xp, number = evaluation.xp, evaluation.number(x)
-        result = xp.in_blocks(lambda part: xp.function(name, part), number)
-        evaluation.computed(name, [number], result)
-        found = evaluation.made(result, promoted([x], floating=True))
+    def compute(ctx: Lowering, x: torch.Tensor) -> torch.Tensor:
+        xp, number = ctx.xp, ctx.number(x)
+        y = xp.in_blocks(lambda part: xp.function(name, part), number)
+        ctx.observe(name, [number], y)
+        result: Any = ctx.wrap(y, promoted([x], floating=True))
 
         def as_operand(y: Any) -> Any:
-            held, overflows = xp.held(y, number)
-            evaluation.overflowed |= overflows
-            return held
+            operand, overflows = xp.held(y, number)
+            ctx.overflowed |= overflows
+            return operand
 
-        found.box.as_operand = as_operand
-        return found
+        result.memory.as_operand = as_operand
+        return result
+
+
+def _register_step(name: str) -> None:
+    elementwise(name)(lambda xp, x: xp.step(getattr(torch, name), x))
 
 
 _FUNCTIONS = """log log2 log10 log1p tanh erf erfc erfinv sigmoid sqrt rsqrt reciprocal
@@ -178,15 +138,7 @@ sin cos tan asin acos atan asinh acosh atanh lgamma digamma"""
 for _name in _FUNCTIONS.split():
     _register_function(_name)
 for _name in ("exp", "exp2", "expm1", "sinh", "cosh"):
-    _register_growing(_name)
-
-
-def _register_step(name: str) -> None:
-    @elementwise(name)
-    def computed(xp: Any, x: Any) -> Any:
-        return xp.step(getattr(torch, name), x)
-
-
+    _register_overflowing(_name)
 for _name in ("floor", "ceil", "trunc", "round"):
     _register_step(_name)
 
@@ -197,35 +149,25 @@ def _round_decimals(xp: Any, x: Any, decimals: int = 0) -> Any:
     return xp.step(torch.round, x * factor) / factor
 
 
-@elementwise("frac")
-def _frac(xp: Any, x: Any) -> Any:
-    return x - xp.step(torch.trunc, x)
-
-
-@elementwise("sign sgn")
-def _sign(xp: Any, x: Any) -> Any:
-    return xp.step(torch.sign, x)
-
-
 @elementwise("atan2", floating=True)
 def _atan2(xp: Any, y: Any, x: Any) -> Any:
-    """2 atan(y / (r + x)), or on the left side pi or -pi and atan(y / x)."""
-    zero = constant(xp, 0.0)
-    pi = xp.constant(lambda sqrt, pi: pi)
-    side, below = xp.compare(x, zero), xp.compare(y, zero)
-    straight = xp.function("atan", y / xp.chosen(side.same, x * 0.0 + 1.0, x))
-    turned = xp.select(below.less, ~(below.more | below.same), straight - pi, straight + pi)
-    upright = xp.select(below.less, ~(below.more | below.same), -(pi / 2.0), pi / 2.0)
-    upright = xp.chosen(below.same, zero, upright)
-    angle = xp.chosen(side.same, upright, xp.select(side.less, ~(side.more | side.same), turned, straight))
-    return beyond_numbers(xp, torch.atan2, angle, y, x)
+    """atan(y / x), shifted by pi or -pi on the left side, and pi/2, -pi/2 or 0 where x is zero."""
+    zero, pi = constant(xp, 0.0), xp.constant(lambda sqrt, pi: pi)
+    x_sign, y_sign = xp.compare(x, zero), xp.compare(y, zero)
+    right = xp.function("atan", y / xp.chosen(x_sign.same, x * 0.0 + 1.0, x))
+    maybe_below = ~(y_sign.more | y_sign.same)
+    left = xp.select(y_sign.less, maybe_below, right - pi, right + pi)
+    upright = xp.select(y_sign.less, maybe_below, -(pi / 2.0), pi / 2.0)
+    upright = xp.chosen(y_sign.same, zero, upright)
+    angle = xp.chosen(x_sign.same, upright, xp.select(x_sign.less, ~(x_sign.more | x_sign.same), left, right))
+    return eager_at_special_values(xp, torch.atan2, angle, y, x)
 
 
 @elementwise("xlogy.Tensor xlogy.Scalar_Other special_xlogy", floating=True)
 def _xlogy(xp: Any, x: Any, y: Any) -> Any:
     zero = xp.compare(x, constant(xp, 0.0)).same
     log = xp.function("log", xp.chosen(zero, constant(xp, 1.0), constant(xp, y)))
-    return beyond_numbers(xp, torch.xlogy, xp.chosen(zero, constant(xp, 0.0), x * log), x, y)
+    return eager_at_special_values(xp, torch.xlogy, xp.chosen(zero, constant(xp, 0.0), x * log), x, y)
 
 
 @elementwise("logit special_logit", floating=True)
@@ -237,41 +179,91 @@ def _logit(xp: Any, x: Any, eps: float | None = None) -> Any:
 @elementwise("sinc special_sinc", floating=True)
 def _sinc(xp: Any, x: Any) -> Any:
     origin, one = xp.compare(x, constant(xp, 0.0)).same, constant(xp, 1.0)
-    turned = xp.chosen(origin, one, x) * xp.constant(lambda sqrt, pi: pi)
-    y = xp.chosen(origin, one, xp.function("sin", turned) / turned)
-    return beyond_numbers(xp, torch.sinc, y, x)
+    angle = xp.chosen(origin, one, x) * xp.constant(lambda sqrt, pi: pi)
+    return eager_at_special_values(xp, torch.sinc, xp.chosen(origin, one, xp.function("sin", angle) / angle), x)
 
 
-@elementwise("lerp.Scalar lerp.Tensor")
-def _lerp(xp: Any, x: Any, y: Any, weight: Any) -> Any:
-    return xp.any_formula(lambda: x + (y - x) * weight, lambda: y - (y - x) * (1.0 - weight))
+@elementwise("leaky_relu")
+def _leaky_relu(xp: Any, x: Any, negative_slope: float = 0.01) -> Any:
+    return _where_positive(xp, x, x, x * negative_slope)
 
 
-def times(x: Any, factor: float) -> Any:
-    """A product by a number, which is none where that is one."""
-    return x if factor == 1.0 else x * factor
+@elementwise("elu")
+def _elu(xp: Any, x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
+    """Below zero by expm1, or by exp(x) - 1 as kernels without expm1."""
+
+    def exponent() -> Any:
+        return scaled(xp.smaller_of(x, constant(xp, 0.0)), input_scale)
+
+    negative = xp.any_formula(
+        lambda: scaled(xp.function("expm1", exponent()), alpha * scale),
+        lambda: scaled(xp.exp(exponent()) - 1.0, alpha * scale),
+    )
+    return _where_positive(xp, x, scaled(x, scale), negative)
 
 
-@elementwise("addcmul")
-def _addcmul(xp: Any, x: Any, a: Any, b: Any, value: float = 1) -> Any:
-    return x + times(a * b, value)
+def _where_positive(xp: Any, x: Any, positive: Any, negative: Any) -> Any:
+    """Select by the sign of x; NaN counts as positive."""
+    order = xp.compare(x, constant(xp, 0.0))
+    return xp.select(order.more | order.unordered, ~(order.less | order.same), positive, negative)
 
 
-@elementwise("addcdiv")
-def _addcdiv(xp: Any, x: Any, a: Any, b: Any, value: float = 1) -> Any:
-    return x + times(a / b, value)
+def gated(xp: Any, x: Any, gate: Any) -> Any:
+    """Return x times a gate that closes at -inf, where PyTorch gives NaN and other kernels the limit, zero."""
+
+    def closed() -> Any:
+        low, high = xp.enclosure(x)
+        return (low == high) & (low == -math.inf)
+
+    return xp.unspecified(closed, xp.gate_mul(x, gate))
 
 
-@elementwise("hypot")
-def _hypot(xp: Any, x: Any, y: Any) -> Any:
-    return beyond_numbers(xp, torch.hypot, xp.root(x * x + y * y), x, y)
+@elementwise("gelu")
+def _gelu(xp: Any, x: Any, approximate: str = "none") -> Any:
+    """x (1 + erf(x / sqrt 2)) / 2, or by tanh; halved first or last, which overflows beyond half of the largest number.
+
+    erf is added to one, so its error counts relative to two: PyTorch's vectorised 1 + erf is accurate to 12 u.
+    """
+    if approximate == "tanh":
+        inner = (x + x * x * x * 0.044715) * xp.constant(lambda sqrt, pi: sqrt(2 / pi))
+        gate = xp.tanh(inner, absolute=True) + 1.0
+    else:
+        gate = xp.erf(x * xp.constant(lambda sqrt, pi: sqrt(0.5)), absolute=2.0) + 1.0
+    return xp.any_formula(lambda: gated(xp, x, gate * 0.5), lambda: gated(xp, x, gate) * 0.5)
 
 
-@elementwise("rad2deg", floating=True)
-def _rad2deg(xp: Any, x: Any) -> Any:
-    return x * xp.constant(lambda sqrt, pi: 180 / pi)
+@elementwise("silu")
+def _silu(xp: Any, x: Any) -> Any:
+    return gated(xp, x, xp.sigmoid(x))
 
 
-@elementwise("deg2rad", floating=True)
-def _deg2rad(xp: Any, x: Any) -> Any:
-    return x * xp.constant(lambda sqrt, pi: pi / 180)
+@elementwise("mish")
+def _mish(xp: Any, x: Any) -> Any:
+    return gated(xp, x, xp.tanh(xp.function("softplus", x)))
+
+
+@elementwise("softplus")
+def _softplus(xp: Any, x: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
+    """log(1 + exp(beta x)) / beta; x above the threshold, where PyTorch drops terms below exp(-20), or there too."""
+    product = x * beta
+    soft = xp.function("softplus", product) / beta
+    order = xp.compare(product, constant(xp, threshold))
+    above = order.more | order.unordered
+    return xp.any_formula(lambda: xp.select(above, ~(order.less | order.same), x, soft), lambda: soft)
+
+
+@elementwise("hardsigmoid")
+def _hardsigmoid(xp: Any, x: Any) -> Any:
+    y = clamped(xp, x + 3.0, 0.0, 6.0) / 6.0
+    return eager_at_special_values(xp, torch.nn.functional.hardsigmoid, y, x)
+
+
+@elementwise("hardswish")
+def _hardswish(xp: Any, x: Any) -> Any:
+    return x * clamped(xp, x + 3.0, 0.0, 6.0) / 6.0
+
+
+@rule("log_sigmoid_forward")
+def _log_sigmoid(ctx: Lowering, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = -ctx.xp.function("softplus", -ctx.number(x))
+    return ctx.wrap(y, x.dtype), torch.empty(0)  # the second result is a buffer of the backward pass

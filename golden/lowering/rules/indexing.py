@@ -1,4 +1,4 @@
-"""Rearrangements: joining, flipping, indexing, gathering, and their forms that write."""
+"""Rearrangements: joining, flipping, indexing, gathering, and the forms that write."""
 
 from __future__ import annotations
 
@@ -7,338 +7,270 @@ from typing import Any
 
 import torch
 
-from assay.golden.lowering.evaluation import Evaluation
-from assay.golden.lowering.table import constant, rule
-from assay.golden.lowering.tensor import NumberTensor, read
+from assay.golden.lowering.dispatch import Lowering
+from assay.golden.lowering.rule_table import constant, rule
+from assay.golden.lowering.tensor import broadcast, overwritten, read
 
 Tensor = torch.Tensor
 
 
-def rearranged(evaluation: Evaluation, x: Tensor, change: Callable[[Any], Any]) -> Tensor:
-    """What a rearrangement of torch's tensors makes of the numbers, by their places."""
-    held = evaluation.adopted(x)
-    places = change(torch.arange(x.numel()).reshape(x.shape))
-    return taken(evaluation, held, places)
+def _flat_indices(x: Tensor) -> Tensor:
+    """Return the flat index of each element of x, in its shape."""
+    return torch.arange(x.numel()).reshape(x.shape)
 
 
-def taken(evaluation: Evaluation, x: NumberTensor, places: Tensor) -> Tensor:
-    """The numbers at flat ``places``, not yet rounded where x isn't."""
-    xp = evaluation.xp
-    flat = read(x, unrounded=True).reshape((-1,))
-    index = xp.integers(places)
-    number = xp.rearranged(lambda arrays: arrays[0][index], [flat])
-    return evaluation.made(number, x.dtype, x.box.stage)
+def rearranged(ctx: Lowering, x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """Apply ``change``, a rearrangement of torch's tensors, to numbers, which are not yet rounded if x isn't."""
+    traced = ctx.traced(x)
+    index = ctx.xp.integers(change(_flat_indices(x)))
+    flat = read(traced, unrounded=True).reshape((-1,))
+    number = ctx.xp.rearranged(lambda arrays: arrays[0][index], [flat])
+    return ctx.wrap(number, traced.dtype, traced.memory.stage)
+
+
+def _common_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
+    dtype = tensors[0].dtype
+    for x in tensors[1:]:
+        dtype = torch.promote_types(dtype, x.dtype)
+    return dtype
 
 
 @rule("cat concat concatenate")
-def _cat(evaluation: Evaluation, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    tensors = [x for x in tensors if x.ndim != 1 or x.shape[0]] or list(tensors)
-    dtype = tensors[0].dtype
-    for x in tensors[1:]:
-        dtype = torch.promote_types(dtype, x.dtype)
-    axis = dim % tensors[0].ndim
-    return evaluation.made(evaluation.xp.concatenate([evaluation.number(x) for x in tensors], axis), dtype)
+def _cat(ctx: Lowering, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    tensors = [x for x in tensors if x.ndim != 1 or x.shape[0]] or list(tensors)  # PyTorch skips empty vectors
+    number = ctx.xp.concatenate([ctx.number(x) for x in tensors], dim % tensors[0].ndim)
+    return ctx.wrap(number, _common_dtype(tensors))
 
 
 @rule("stack")
-def _stack(evaluation: Evaluation, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    dtype = tensors[0].dtype
-    for x in tensors[1:]:
-        dtype = torch.promote_types(dtype, x.dtype)
-    axis = dim % (tensors[0].ndim + 1)
-    return evaluation.made(evaluation.xp.stack([evaluation.number(x) for x in tensors], axis), dtype)
+def _stack(ctx: Lowering, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    number = ctx.xp.stack([ctx.number(x) for x in tensors], dim % (tensors[0].ndim + 1))
+    return ctx.wrap(number, _common_dtype(tensors))
 
 
-def _register(names: str) -> None:
-    function = getattr(torch.ops.aten, names.partition(".")[0].partition(" ")[0])
+def _register_rearrangement(name: str) -> None:
+    function = getattr(torch.ops.aten, name.partition(".")[0])
 
-    @rule(names)
-    def computed(evaluation: Evaluation, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return rearranged(evaluation, x, lambda places: function(places, *args, **kwargs))
-
-
-for _name in (
-    "flip",
-    "roll",
-    "rot90",
-    "repeat",
-    "repeat_interleave.self_int",
-    "repeat_interleave.self_Tensor",
-    "pixel_shuffle",
-    "pixel_unshuffle",
-    "channel_shuffle",
-    "reflection_pad1d",
-    "reflection_pad2d",
-    "reflection_pad3d",
-    "replication_pad1d",
-    "replication_pad2d",
-    "replication_pad3d",
-    "diagonal_copy",
-    "unfold_copy",
-    "index_select",
-    "take",
-):
-    _register(_name)
+    @rule(name)
+    def compute(ctx: Lowering, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return rearranged(ctx, x, lambda index: function(index, *args, **kwargs))
 
 
-def _resampled(name: str) -> None:
-    """Resampling that copies the nearest number: of the places as numbers, which float64 holds."""
+_REARRANGEMENTS = """flip roll rot90 repeat repeat_interleave.self_int repeat_interleave.self_Tensor pixel_shuffle
+pixel_unshuffle channel_shuffle reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d
+replication_pad3d diagonal_copy unfold_copy index_select take"""
+for _name in _REARRANGEMENTS.split():
+    _register_rearrangement(_name)
+
+
+def _register_nearest(name: str) -> None:
+    """Resampling that copies the nearest element; PyTorch has it for floats only, and float64 holds the indices."""
     function = getattr(torch.ops.aten, name).default
 
     @rule(name)
-    def computed(evaluation: Evaluation, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return rearranged(evaluation, x, lambda places: function(places.double(), *args, **kwargs).long())
+    def compute(ctx: Lowering, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return rearranged(ctx, x, lambda index: function(index.double(), *args, **kwargs).long())
 
 
 for _axes in (1, 2, 3):
-    _resampled(f"upsample_nearest{_axes}d")
-    _resampled(f"_upsample_nearest_exact{_axes}d")
+    _register_nearest(f"upsample_nearest{_axes}d")
+    _register_nearest(f"_upsample_nearest_exact{_axes}d")
 
 
-def _indices(evaluation: Evaluation, indices: Sequence[Any]) -> list[Any]:
-    return [None if index is None else evaluation.known(index) for index in indices]
+def _concrete_indices(ctx: Lowering, indices: Sequence[Any]) -> list[Any]:
+    return [None if index is None else ctx.concrete(index) for index in indices]
 
 
 @rule("index.Tensor _unsafe_index.Tensor")
-def _index(evaluation: Evaluation, x: Tensor, indices: Sequence[Any]) -> Tensor:
-    known = _indices(evaluation, indices)
-    return rearranged(evaluation, x, lambda places: torch.ops.aten.index.Tensor(places, known))
+def _index(ctx: Lowering, x: Tensor, indices: Sequence[Any]) -> Tensor:
+    concrete = _concrete_indices(ctx, indices)
+    return rearranged(ctx, x, lambda index: torch.ops.aten.index.Tensor(index, concrete))
 
 
 @rule("embedding")
-def _embedding(evaluation: Evaluation, weight: Tensor, indices: Tensor, *_: Any, **__: Any) -> Tensor:
-    known = evaluation.known(indices)
-    return rearranged(evaluation, weight, lambda places: places[known])
+def _embedding(ctx: Lowering, weight: Tensor, indices: Tensor, *_: Any, **__: Any) -> Tensor:
+    ids = ctx.concrete(indices)
+    return rearranged(ctx, weight, lambda index: index[ids])
 
 
 @rule("gather")
-def _gather(evaluation: Evaluation, x: Tensor, dim: int, index: Tensor, **_: Any) -> Tensor:
-    known = evaluation.known(index)
-    return rearranged(evaluation, x, lambda places: torch.gather(places, dim, known))
+def _gather(ctx: Lowering, x: Tensor, dim: int, index: Tensor, **_: Any) -> Tensor:
+    concrete = ctx.concrete(index)
+    return rearranged(ctx, x, lambda flat: torch.gather(flat, dim, concrete))
 
 
 @rule("masked_select")
-def _masked_select(evaluation: Evaluation, x: Tensor, mask: Tensor) -> Tensor:
-    known = evaluation.known(mask)
-    return rearranged(evaluation, x, lambda places: torch.masked_select(places, known))
+def _masked_select(ctx: Lowering, x: Tensor, mask: Tensor) -> Tensor:
+    concrete = ctx.concrete(mask)
+    return rearranged(ctx, x, lambda index: torch.masked_select(index, concrete))
 
 
-def _triangle(name: str) -> None:
+def _register_triangle(name: str) -> None:
     @rule(name)
-    def kept(evaluation: Evaluation, x: Tensor, diagonal: int = 0) -> Tensor:
+    def triangle(ctx: Lowering, x: Tensor, diagonal: int = 0) -> Tensor:
         mask = getattr(torch.ones(x.shape[-2:], dtype=torch.bool), name)(diagonal)
-        zero = constant(evaluation.xp, 0.0)
-        return evaluation.made(evaluation.xp.chosen(mask.expand(x.shape), evaluation.number(x), zero), x.dtype)
+        zero = constant(ctx.xp, 0.0)
+        return ctx.wrap(ctx.xp.chosen(mask.expand(x.shape), ctx.number(x), zero), x.dtype)
 
 
-_triangle("tril")
-_triangle("triu")
+_register_triangle("tril")
+_register_triangle("triu")
 
 
-def _put(evaluation: Evaluation, x: Tensor, places: Tensor, values: Any) -> Tensor:
-    """x with ``values`` at distinct flat places."""
-    xp = evaluation.xp
-    index = xp.integers(places.reshape(-1))
-
-    def change(arrays: Sequence[Any]) -> Any:
-        flat = arrays[0].reshape(-1)
-        flat = flat.clone() if isinstance(flat, torch.Tensor) else flat.copy()
-        flat[index] = arrays[1].reshape(-1)
-        return flat.reshape(tuple(x.shape))
-
-    return evaluation.made(xp.rearranged(change, [evaluation.number(x), values]), x.dtype)
+def _put(ctx: Lowering, x: Tensor, index: Tensor, values: Any) -> Tensor:
+    """Return x with ``values`` at distinct flat indices."""
+    flat, index = ctx.number(x).reshape((-1,)), ctx.xp.integers(index.reshape(-1))
+    return ctx.wrap(overwritten(ctx.xp, flat, index, values.reshape((-1,))).reshape(tuple(x.shape)), x.dtype)
 
 
-def _added(evaluation: Evaluation, x: Tensor, places: Tensor, values: Any) -> Tensor:
-    """x with ``values`` added at flat places, which may come again: each a sum of all that meet there, in any order."""
-    return met(evaluation, x, places, values, "sum", include_self=True)
+def _add(ctx: Lowering, x: Tensor, index: Tensor, values: Any) -> Tensor:
+    """Return x with ``values`` added at flat indices, which may repeat: each a sum in any order."""
+    return _reduce_at(ctx, x, index, values, "sum", include_self=True)
 
 
 _NEUTRAL = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "amax": -torch.inf, "amin": torch.inf}
 
 
-def met(evaluation: Evaluation, x: Tensor, places: Tensor, values: Any, reduce: str, *, include_self: bool) -> Tensor:
-    """x with all that meet at a flat place reduced there, and with what was there if ``include_self``.
+def _reduce_at(ctx: Lowering, x: Tensor, index: Tensor, values: Any, reduce: str, *, include_self: bool) -> Tensor:
+    """Return x with all ``values`` of each flat index reduced there, and with the old element if ``include_self``.
 
-    In any order; each as if it had as many terms as the longest: places are put side by side, neutral numbers behind.
+    The order is any. Each index has as many terms as the most frequent one, filled with neutral elements.
     """
-    xp = evaluation.xp
-    flat = places.reshape(-1)
-    base = evaluation.number(x).reshape((-1, 1))
+    xp, flat = ctx.xp, index.reshape(-1)
+    base = ctx.number(x).reshape((-1, 1))
     if not flat.numel():
-        return evaluation.made(base.reshape(tuple(x.shape)), x.dtype)
+        return ctx.wrap(base.reshape(tuple(x.shape)), x.dtype)
     order = torch.argsort(flat, stable=True)
     ordered = flat[order]
-    first = torch.searchsorted(ordered, ordered)
-    depth = torch.arange(len(ordered)) - first
-    most = int(depth.max()) + 1
-    table = torch.full((x.numel(), most), int(flat.numel()), dtype=torch.int64)
+    depth = torch.arange(len(ordered)) - torch.searchsorted(ordered, ordered)
+    table = torch.full((x.numel(), int(depth.max()) + 1), int(flat.numel()), dtype=torch.int64)
     table[ordered, depth] = order
     neutral = xp.exact(torch.full((1,), _NEUTRAL[reduce], dtype=torch.float64))
-    terms = xp.concatenate([values.reshape((-1,)), neutral], 0)
-    index = xp.integers(table)
-    picked = xp.rearranged(lambda arrays: arrays[0][index], [terms])
-    together = xp.concatenate([base, picked], 1) if include_self else picked
+    terms, columns = xp.concatenate([values.reshape((-1,)), neutral], 0), xp.integers(table)
+    terms = xp.rearranged(lambda arrays: arrays[0][columns], [terms])
+    terms = xp.concatenate([base, terms], 1) if include_self else terms
     if reduce == "amax":
-        total = xp.largest_of(together)
+        result = xp.largest_of(terms)
     elif reduce == "amin":
-        total = -xp.largest_of(-together)
-    elif reduce == "prod":
-        total = xp.prod(together)
+        result = -xp.largest_of(-terms)
     else:
-        total = xp.sum(together)
+        result = xp.prod(terms) if reduce == "prod" else xp.sum(terms)
     counts = torch.bincount(flat, minlength=x.numel())[:, None]
     if reduce == "mean":
-        total = total / xp.exact((counts + int(include_self)).clamp(min=1))
-    total = xp.chosen(counts > 0, total, base)
-    return evaluation.made(total.reshape(tuple(x.shape)), x.dtype)
+        result = result / xp.exact((counts + int(include_self)).clamp(min=1))
+    result = xp.chosen(counts > 0, result, base)
+    return ctx.wrap(result.reshape(tuple(x.shape)), x.dtype)
+
+
+def _cast_number(ctx: Lowering, values: Any, dtype: torch.dtype) -> Any:
+    return ctx.number(ctx.cast(values, dtype) if values.dtype != dtype else values)
+
+
+def _scatter_indices(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    """Return the flat index in x of each element of an index along ``dim``."""
+    within = tuple(slice(0, n) if axis != dim % x.ndim else slice(None) for axis, n in enumerate(index.shape))
+    return torch.gather(_flat_indices(x)[within], dim, index)
 
 
 @rule("scatter_reduce.two")
 def _scatter_reduce(
-    evaluation: Evaluation,
-    x: Tensor,
-    dim: int,
-    index: Tensor,
-    src: Tensor,
-    reduce: str,
-    *,
-    include_self: bool = True,
+    ctx: Lowering, x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
-    held, known = evaluation.adopted(x), evaluation.known(index)
+    traced, concrete = ctx.traced(x), ctx.concrete(index)
     if not x.ndim:
-        with evaluation:
-            return _scatter_reduce(evaluation, x[None], 0, index[None], src[None], reduce, include_self=include_self)[0]
-    number = _cast_number(evaluation, src, x.dtype)[tuple(slice(0, n) for n in known.shape)]
-    return met(evaluation, held, _scattered_places(x, dim, known), number, reduce, include_self=include_self)
+        with ctx:
+            return _scatter_reduce(ctx, x[None], 0, index[None], src[None], reduce, include_self=include_self)[0]
+    values = _cast_number(ctx, src, x.dtype)[tuple(slice(0, n) for n in concrete.shape)]
+    return _reduce_at(ctx, traced, _scatter_indices(x, dim, concrete), values, reduce, include_self=include_self)
+
+
+@rule("scatter.src scatter.value scatter.reduce scatter.value_reduce")
+def _scatter(ctx: Lowering, x: Tensor, dim: int, index: Tensor, src: Any, *, reduce: str = "", **_: Any) -> Tensor:
+    """Write, add or multiply values at the indices along ``dim``."""
+    traced, concrete = ctx.traced(x), ctx.concrete(index)
+    if not x.ndim:
+        raise ctx.unsupported(torch.ops.aten.scatter.src, "of a single number has no lowering rule")
+    flat = _scatter_indices(x, dim, concrete)
+    if isinstance(src, Tensor):
+        values = _cast_number(ctx, src, x.dtype)[tuple(slice(0, n) for n in concrete.shape)]
+    else:
+        values = broadcast(ctx.xp, constant(ctx.xp, src), concrete.shape)
+    if reduce == "add":
+        return _add(ctx, traced, flat, values)
+    if reduce == "multiply":
+        return _reduce_at(ctx, traced, flat, values, "prod", include_self=True)
+    if reduce:
+        raise ctx.unsupported(torch.ops.aten.scatter.reduce, f"with reduce={reduce!r} has no lowering rule")
+    return _put(ctx, traced, flat, values)
+
+
+@rule("scatter_add")
+def _scatter_add(ctx: Lowering, x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+    return _scatter(ctx, x, dim, index, src, reduce="add")
+
+
+@rule("put")
+def _put_flat(ctx: Lowering, x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
+    flat = ctx.concrete(index) % max(x.numel(), 1)
+    return (_add if accumulate else _put)(ctx, ctx.traced(x), flat, _cast_number(ctx, source, x.dtype))
+
+
+@rule("index_put _unsafe_index_put")
+def _index_put(ctx: Lowering, x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False) -> Tensor:
+    flat = torch.ops.aten.index.Tensor(_flat_indices(x), _concrete_indices(ctx, indices))
+    number = broadcast(ctx.xp, _cast_number(ctx, values, x.dtype), flat.shape)
+    return (_add if accumulate else _put)(ctx, ctx.traced(x), flat, number)
+
+
+def _selected_indices(ctx: Lowering, x: Tensor, dim: int, index: Tensor) -> Tensor:
+    return torch.index_select(_flat_indices(x), dim, ctx.concrete(index))
+
+
+@rule("index_add")
+def _index_add(ctx: Lowering, x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
+    number = _cast_number(ctx, source, x.dtype)
+    number = number if alpha == 1 else number * float(alpha)
+    return _add(ctx, ctx.traced(x), _selected_indices(ctx, x, dim, index), number)
+
+
+@rule("index_copy")
+def _index_copy(ctx: Lowering, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    flat = _selected_indices(ctx, x, dim, index)
+    return _put(ctx, ctx.traced(x), flat, _cast_number(ctx, source, x.dtype))
 
 
 @rule("index_reduce")
 def _index_reduce(
-    evaluation: Evaluation,
-    x: Tensor,
-    dim: int,
-    index: Tensor,
-    source: Tensor,
-    reduce: str,
-    *,
-    include_self: bool = True,
+    ctx: Lowering, x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
-    number = _cast_number(evaluation, source, x.dtype)
-    places = _along(x, dim, evaluation.known(index))
-    return met(evaluation, evaluation.adopted(x), places, number, reduce, include_self=include_self)
-
-
-@rule("put")
-def _put_flat(evaluation: Evaluation, x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
-    places = evaluation.known(index) % max(x.numel(), 1)
-    number = _cast_number(evaluation, source, x.dtype)
-    return (_added if accumulate else _put)(evaluation, evaluation.adopted(x), places, number)
-
-
-def _spread(values: Any, like: Sequence[int], xp: Any) -> Any:
-    return xp.rearranged(lambda arrays: xp.native.broadcast_to(arrays[0], tuple(like)), [values])
-
-
-def _cast_number(evaluation: Evaluation, values: Any, dtype: torch.dtype) -> Any:
-    return evaluation.number(evaluation.cast(values, dtype) if values.dtype != dtype else values)
-
-
-@rule("index_put _unsafe_index_put")
-def _index_put(
-    evaluation: Evaluation, x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False
-) -> Tensor:
-    held = evaluation.adopted(x)
-    known = _indices(evaluation, indices)
-    places = torch.ops.aten.index.Tensor(torch.arange(x.numel()).reshape(x.shape), known)
-    number = _spread(_cast_number(evaluation, values, x.dtype), places.shape, evaluation.xp)
-    return (_added if accumulate else _put)(evaluation, held, places, number)
-
-
-def _scattered_places(x: Tensor, dim: int, index: Tensor) -> Tensor:
-    """The flat place of x that each element of an index along ``dim`` names."""
-    places = torch.arange(x.numel()).reshape(x.shape)
-    cut = places[tuple(slice(0, n) if a != dim % x.ndim else slice(None) for a, n in enumerate(index.shape))]
-    return torch.gather(cut, dim, index)
-
-
-@rule("scatter.src scatter.value scatter.reduce scatter.value_reduce")
-def _scatter(
-    evaluation: Evaluation, x: Tensor, dim: int, index: Tensor, src: Any, *, reduce: str = "", **_: Any
-) -> Tensor:
-    return scattered(evaluation, x, dim, index, src, reduce)
-
-
-def scattered(evaluation: Evaluation, x: Tensor, dim: int, index: Tensor, src: Any, reduce: str) -> Tensor:
-    """Values written, or added, to the places along ``dim`` that an index names."""
-    held, known, xp = evaluation.adopted(x), evaluation.known(index), evaluation.xp
-    if not x.ndim:
-        raise evaluation.refusal(torch.ops.aten.scatter.src, "of a single number has no lowering rule")
-    places = _scattered_places(x, dim, known)
-    if isinstance(src, Tensor):
-        number = _cast_number(evaluation, src, x.dtype)
-        number = number[tuple(slice(0, n) for n in known.shape)]
-    else:
-        number = _spread(constant(xp, src), known.shape, xp)
-    if reduce == "add":
-        return _added(evaluation, held, places, number)
-    if reduce == "multiply":
-        return met(evaluation, held, places, number, "prod", include_self=True)
-    if reduce:
-        raise evaluation.refusal(torch.ops.aten.scatter.reduce, f"with reduce={reduce!r} has no lowering rule")
-    return _put(evaluation, held, places, number)
-
-
-@rule("scatter_add")
-def _scatter_add(evaluation: Evaluation, x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
-    return scattered(evaluation, x, dim, index, src, "add")
-
-
-def _along(x: Tensor, dim: int, index: Tensor) -> Tensor:
-    places = torch.arange(x.numel()).reshape(x.shape)
-    return torch.index_select(places, dim, index)
-
-
-@rule("index_add")
-def _index_add(
-    evaluation: Evaluation, x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1
-) -> Tensor:
-    number = _cast_number(evaluation, source, x.dtype)
-    number = number if alpha == 1 else number * float(alpha)
-    return _added(evaluation, evaluation.adopted(x), _along(x, dim, evaluation.known(index)), number)
-
-
-@rule("index_copy")
-def _index_copy(evaluation: Evaluation, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    places = _along(x, dim, evaluation.known(index))
-    return _put(evaluation, evaluation.adopted(x), places, _cast_number(evaluation, source, x.dtype))
+    number, flat = _cast_number(ctx, source, x.dtype), _selected_indices(ctx, x, dim, index)
+    return _reduce_at(ctx, ctx.traced(x), flat, number, reduce, include_self=include_self)
 
 
 @rule("masked_scatter")
-def _masked_scatter(evaluation: Evaluation, x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    with evaluation:
+def _masked_scatter(ctx: Lowering, x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    with ctx:
         x = x.expand(torch.broadcast_shapes(x.shape, mask.shape)).clone()  # type: ignore[no-untyped-call]
-    places = torch.arange(x.numel()).reshape(x.shape)[evaluation.known(mask).expand(x.shape)]
-    number = evaluation.number(source).reshape((-1,))[: places.numel()]
-    return _put(evaluation, evaluation.adopted(x), places, number)
+    flat = _flat_indices(x)[ctx.concrete(mask).expand(x.shape)]
+    return _put(ctx, ctx.traced(x), flat, ctx.number(source).reshape((-1,))[: flat.numel()])
 
 
-def _into(name: str, view: Callable[..., Tensor]) -> None:
+def _register_view_scatter(name: str, view: Callable[..., Tensor]) -> None:
     @rule(name)
-    def put(evaluation: Evaluation, x: Tensor, source: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        places = view(torch.arange(x.numel()).reshape(x.shape), *args, **kwargs)
-        number = _spread(_cast_number(evaluation, source, x.dtype), places.shape, evaluation.xp)
-        return _put(evaluation, evaluation.adopted(x), places, number)
+    def put(ctx: Lowering, x: Tensor, source: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        flat = view(_flat_indices(x), *args, **kwargs)
+        number = broadcast(ctx.xp, _cast_number(ctx, source, x.dtype), flat.shape)
+        return _put(ctx, ctx.traced(x), flat, number)
 
 
-_into("slice_scatter", torch.ops.aten.slice.Tensor)
-_into("select_scatter", torch.ops.aten.select.int)
-_into("diagonal_scatter", torch.ops.aten.diagonal.default)
-_into("as_strided_scatter", torch.ops.aten.as_strided.default)
+_register_view_scatter("slice_scatter", torch.ops.aten.slice.Tensor)
+_register_view_scatter("select_scatter", torch.ops.aten.select.int)
+_register_view_scatter("diagonal_scatter", torch.ops.aten.diagonal.default)
+_register_view_scatter("as_strided_scatter", torch.ops.aten.as_strided.default)
 
 
 @rule("nonzero")
-def _nonzero(evaluation: Evaluation, x: Tensor) -> Tensor:
-    with evaluation:
+def _nonzero(ctx: Lowering, x: Tensor) -> Tensor:
+    with ctx:
         mask = x != 0
-    return torch.nonzero(evaluation.known(mask))
+    return torch.nonzero(ctx.concrete(mask))

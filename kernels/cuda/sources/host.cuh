@@ -21,55 +21,55 @@ inline float __uint_as_float(unsigned x) { return __builtin_bit_cast(float, x); 
 inline unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x); }
 
 namespace host {
-constexpr int WARP = 32, MOST = 1024, STACK = 1 << 16;
+constexpr int WARP = 32, MAX_THREADS = 1024, STACK = 1 << 16;
 
 struct Barrier {
     int arrived = 0;
-    unsigned turn = 0;
+    unsigned phase = 0;
 };
 
 struct Fiber {
     ucontext_t context; // to begin with: to change it asks the kernel each time, a jump doesn't
-    jmp_buf place;
+    jmp_buf resume;
     bool begun, done;
 };
 
 static thread_local std::vector<Fiber> fibers;
 static thread_local std::unique_ptr<char[]> stacks;
 static thread_local jmp_buf scheduler;
-static thread_local Barrier of_block, of_warp[MOST / WARP];
-static thread_local float lanes[MOST];
+static thread_local Barrier of_block, of_warp[MAX_THREADS / WARP];
+static thread_local float lanes[MAX_THREADS];
 static thread_local void (*body)();
-static thread_local bool moved;
+static thread_local bool progress;
 
-__attribute__((noinline)) inline void leave(unsigned self) {
-    if (!_setjmp(fibers[self].place)) _longjmp(scheduler, 1);
+__attribute__((noinline)) inline void suspend(unsigned self) {
+    if (!_setjmp(fibers[self].resume)) _longjmp(scheduler, 1);
 }
 
-__attribute__((noinline)) inline void enter(unsigned self) {
+__attribute__((noinline)) inline void resume_fiber(unsigned self) {
     threadIdx.x = self;
     if (_setjmp(scheduler)) return;
-    if (fibers[self].begun) _longjmp(fibers[self].place, 1);
+    if (fibers[self].begun) _longjmp(fibers[self].resume, 1);
     fibers[self].begun = true;
     setcontext(&fibers[self].context);
 }
 
 inline void wait(Barrier &barrier, int count) {
-    unsigned turn = barrier.turn;
+    unsigned phase = barrier.phase;
     if (++barrier.arrived == count) {
         barrier.arrived = 0;
-        ++barrier.turn;
-        moved = true;
+        ++barrier.phase;
+        progress = true;
     } else
-        while (barrier.turn == turn) leave(threadIdx.x);
+        while (barrier.phase == phase) suspend(threadIdx.x);
 }
 
 // A fiber runs its thread of one block after another.
 inline void begin() {
     for (;;) {
         body();
-        fibers[threadIdx.x].done = moved = true;
-        leave(threadIdx.x);
+        fibers[threadIdx.x].done = progress = true;
+        suspend(threadIdx.x);
     }
 }
 
@@ -93,26 +93,26 @@ inline bool block(unsigned count) {
     for (Barrier &each : of_warp) each = Barrier();
     for (unsigned self = 0; self < count; ++self) fibers[self].done = false;
     for (unsigned left = count; left;) {
-        moved = false;
+        progress = false;
         left = 0;
         for (unsigned self = 0; self < count; ++self)
             if (!fibers[self].done) {
-                enter(self);
+                resume_fiber(self);
                 left += !fibers[self].done;
             }
-        if (left && !moved) return false;
+        if (left && !progress) return false;
     }
     return true;
 }
 
-template <class... Arguments, std::size_t... PLACES>
-int launch(void (*kernel)(Arguments...), std::index_sequence<PLACES...>, unsigned x, unsigned y, unsigned threads,
+template <class... Arguments, std::size_t... I>
+int launch(void (*kernel)(Arguments...), std::index_sequence<I...>, unsigned x, unsigned y, unsigned threads,
            void **arguments) {
-    static thread_local void (*called)(Arguments...);
-    static thread_local void **given;
-    called = kernel;
-    given = arguments;
-    body = [] { called(*static_cast<Arguments *>(given[PLACES])...); };
+    static thread_local void (*function)(Arguments...);
+    static thread_local void **values;
+    function = kernel;
+    values = arguments;
+    body = [] { function(*static_cast<Arguments *>(values[I])...); };
     gridDim = {x, y, 1};
     blockDim = {threads, 1, 1};
     prepare(threads);
@@ -130,13 +130,13 @@ int launch(void (*kernel)(Arguments...), unsigned x, unsigned y, unsigned thread
 
 inline void __syncthreads() { host::wait(host::of_block, blockDim.x); }
 
-inline float __shfl_xor_sync(unsigned, float x, int apart) {
+inline float __shfl_xor_sync(unsigned, float x, int lane_mask) {
     unsigned self = threadIdx.x;
     unsigned first = self / host::WARP * host::WARP;
     int count = blockDim.x - first < host::WARP ? blockDim.x - first : host::WARP;
     host::lanes[self] = x;
     host::wait(host::of_warp[self / host::WARP], count);
-    x = host::lanes[self ^ apart];
+    x = host::lanes[self ^ lane_mask];
     host::wait(host::of_warp[self / host::WARP], count);
     return x;
 }

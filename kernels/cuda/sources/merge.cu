@@ -1,26 +1,26 @@
-// The parts of each row [splits, D] weighted by 2^lse, a row each block; a part without keys has an lse of -inf.
+// Merges the splits of each row [splits, D] by their base-2 log-sum-exp, one block a row; an empty split has -inf.
 //
-// -DELEMENT: the type of the result.
+// -DELEMENT: dtype of the result.
 #include "numbers.cuh"
 
 #define THREADS 128
 
 extern "C" __global__ void __launch_bounds__(THREADS) merge(
-    const float *parts, const float *lse, ELEMENT *out, int splits, int width, float out_scale) {
+    const float *partials, const float *lse, ELEMENT *out, int splits, int width, float out_scale) {
     long long row = blockIdx.x;
-    float most = -INFINITY;
+    float max_lse = -INFINITY;
     for (int split = 0; split < splits; ++split) {
-        float here = lse[row * splits + split];
-        most = here > most || here != here ? here : most;
+        float split_lse = lse[row * splits + split];
+        max_lse = split_lse > max_lse || split_lse != split_lse ? split_lse : max_lse;
     }
-    float shift = most == -INFINITY ? 0 : most;
-    for (int place = threadIdx.x; place < width; place += THREADS) {
-        float all = 0, result = 0;
+    float shift = max_lse == -INFINITY ? 0 : max_lse;
+    for (int element = threadIdx.x; element < width; element += THREADS) {
+        float sum = 0, result = 0;
         for (int split = 0; split < splits; ++split) {
             float weight = exp2f(lse[row * splits + split] - shift);
-            all += weight;
-            result += weight * parts[(row * splits + split) * width + place];
+            sum += weight;
+            result += weight * partials[(row * splits + split) * width + element];
         }
-        put(out[row * width + place], result / (all == 0 ? 1 : all) * out_scale);
+        store(out[row * width + element], result / (sum == 0 ? 1 : sum) * out_scale);
     }
 }

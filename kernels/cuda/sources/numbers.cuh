@@ -1,4 +1,4 @@
-// Numbers of 16 and 8 bits, and a float32 of each; rounded to nearest, ties to even. No header of CUDA's is needed.
+// 16- and 8-bit floats: conversion to float32, and from it rounded to nearest, ties to even. Needs no CUDA header.
 
 #ifndef INFINITY
 #define INFINITY __uint_as_float(0x7f800000)
@@ -10,11 +10,11 @@ struct float8_e4m3fn { unsigned char bits; };
 struct float8_e5m2 { unsigned char bits; };
 typedef float float32;
 
-__device__ inline float number(float x) { return x; }
+__device__ inline float to_float(float x) { return x; }
 
-__device__ inline float number(bfloat16 x) { return __uint_as_float(unsigned(x.bits) << 16); }
+__device__ inline float to_float(bfloat16 x) { return __uint_as_float(unsigned(x.bits) << 16); }
 
-__device__ inline float number(float16 x) {
+__device__ inline float to_float(float16 x) {
 #ifdef __CUDA_ARCH__
     float y;
     asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
@@ -24,18 +24,18 @@ __device__ inline float number(float16 x) {
 #endif
 }
 
-// Exponent and fraction at their places in a float32, whose exponent is 120 too small; subnormals come out right too.
-__device__ inline float number(float8_e4m3fn x) {
+// Moves exponent and fraction to those of a float32, then adds 120 to the exponent by a product; exact for subnormals too.
+__device__ inline float to_float(float8_e4m3fn x) {
     unsigned magnitude = x.bits & 0x7f;
     float y = magnitude == 0x7f ? __uint_as_float(0x7fc00000) : __uint_as_float(magnitude << 20) * 0x1p120f;
     return x.bits & 0x80 ? -y : y;
 }
 
-__device__ inline float number(float8_e5m2 x) { return number(float16{(unsigned short)(x.bits << 8)}); }
+__device__ inline float to_float(float8_e5m2 x) { return to_float(float16{(unsigned short)(x.bits << 8)}); }
 
-__device__ inline void put(float &y, float x) { y = x; }
+__device__ inline void store(float &y, float x) { y = x; }
 
-__device__ inline void put(bfloat16 &y, float x) {
+__device__ inline void store(bfloat16 &y, float x) {
     unsigned bits = __float_as_uint(x);
     if ((bits & 0x7fffffff) > 0x7f800000)
         y.bits = 0x7fc0;
@@ -43,7 +43,7 @@ __device__ inline void put(bfloat16 &y, float x) {
         y.bits = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 
-__device__ inline void put(float16 &y, float x) {
+__device__ inline void store(float16 &y, float x) {
 #ifdef __CUDA_ARCH__
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
 #else
@@ -51,14 +51,14 @@ __device__ inline void put(float16 &y, float x) {
 #endif
 }
 
-// So many neighbours, read and written by one instruction: their address is a multiple of their size.
+// COUNT adjacent elements, loaded and stored by one instruction; aligned to their size.
 template <class Element, int COUNT> struct alignas(sizeof(Element) * COUNT) Pack {
-    Element at[COUNT];
+    Element elements[COUNT];
 };
 
-// The sum over a warp, the same in all of its lanes.
+// Returns the sum over a warp, the same in all lanes.
 __device__ inline float sum_of_warp(float x) {
-    for (int apart = 16; apart; apart /= 2)
-        x += __shfl_xor_sync(0xffffffff, x, apart);
+    for (int mask = 16; mask; mask /= 2)
+        x += __shfl_xor_sync(0xffffffff, x, mask);
     return x;
 }

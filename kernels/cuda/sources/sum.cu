@@ -1,12 +1,12 @@
-// The sum of parts [splits, count], in order; -DELEMENT: the type of the result.
+// Sums partials [splits, count] in order; -DELEMENT: dtype of the result.
 #include "numbers.cuh"
 
 #define THREADS 256
 
-extern "C" __global__ void __launch_bounds__(THREADS) sum(const float *parts, ELEMENT *y, int splits, long long count) {
-    long long at = blockIdx.x * (long long)THREADS + threadIdx.x;
-    if (at >= count) return;
+extern "C" __global__ void __launch_bounds__(THREADS) sum(const float *partials, ELEMENT *y, int splits, long long count) {
+    long long index = blockIdx.x * (long long)THREADS + threadIdx.x;
+    if (index >= count) return;
     float total = 0;
-    for (int split = 0; split < splits; ++split) total += parts[split * count + at];
-    put(y[at], total);
+    for (int split = 0; split < splits; ++split) total += partials[split * count + index];
+    store(y[index], total);
 }

@@ -32,29 +32,29 @@ _SHARD = "5GB"
 
 
 def save(
-    place: Path, tensors: dict[str, torch.Tensor], config: dict[str, Any], model: torch.nn.Module, origin: Path | None
+    index: Path, tensors: dict[str, torch.Tensor], config: dict[str, Any], model: torch.nn.Module, origin: Path | None
 ) -> None:
     """Write tensors, config and what is copied from the model's directory into an empty folder."""
     hub = optional("huggingface_hub", purpose="a checkpoint", extra="audit")
-    hub.save_torch_state_dict(tensors, place, max_shard_size=_SHARD, metadata={"format": "pt"})
+    hub.save_torch_state_dict(tensors, index, max_shard_size=_SHARD, metadata={"format": "pt"})
     if origin is not None:
         for pattern in _COPIED:
             for file in origin.glob(pattern):
                 if file.is_file():
-                    shutil.copyfile(file, place / file.name)
+                    shutil.copyfile(file, index / file.name)
     generation = getattr(model, "generation_config", None)
-    if generation is not None and not (place / "generation_config.json").exists():
-        generation.save_pretrained(place)
-    (place / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    for file in place.glob("*.safetensors"):  # written for their owner's eyes only
-        shutil.copymode(place / "config.json", file)
+    if generation is not None and not (index / "generation_config.json").exists():
+        generation.save_pretrained(index)
+    (index / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    for file in index.glob("*.safetensors"):  # written for their owner's eyes only
+        shutil.copymode(index / "config.json", file)
 
 
 def config_json(model: torch.nn.Module, origin: Path | None) -> dict[str, Any]:
     """The model's config.json, as its directory has it, or as transformers writes it."""
     if origin is not None and (origin / "config.json").is_file():
-        found: dict[str, Any] = json.loads((origin / "config.json").read_text(encoding="utf-8"))
-        return found
+        results: dict[str, Any] = json.loads((origin / "config.json").read_text(encoding="utf-8"))
+        return results
     config: Any = getattr(model, "config", None)
     if config is None or not hasattr(config, "to_json_string"):
         raise CannotExport(
@@ -67,8 +67,8 @@ def config_json(model: torch.nn.Module, origin: Path | None) -> dict[str, Any]:
 def dtype_of(model: torch.nn.Module, config: Mapping[str, Any]) -> torch.dtype:
     """The dtype that a config says a checkpoint has; else the model's."""
     said = config.get("dtype") or config.get("torch_dtype")
-    found = getattr(torch, str(said).removeprefix("torch."), None)
-    return found if isinstance(found, torch.dtype) else next(model.parameters()).dtype
+    result = getattr(torch, str(said).removeprefix("torch."), None)
+    return result if isinstance(result, torch.dtype) else next(model.parameters()).dtype
 
 
 def needed(*packages: str) -> None:
@@ -87,13 +87,13 @@ def whole(folder: Path, overwrite: bool) -> Iterator[tuple[Path, bool]]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     room = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        place = room / "new"
-        place.mkdir()  # with the rights that a folder of the user has
-        yield place, replaced
+        index = room / "new"
+        index.mkdir()  # with the rights that a folder of the user has
+        yield index, replaced
         if replaced:
             os.rename(folder, room / "old")
         try:
-            os.rename(place, folder)
+            os.rename(index, folder)
         except OSError:
             if replaced:
                 os.rename(room / "old", folder)

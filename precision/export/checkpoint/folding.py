@@ -39,7 +39,7 @@ def folded(
 
     rigid: linears whose scales can't be divided. refused: takes up the linears without a place, and why, instead.
     """
-    found = Folded()
+    result = Folded()
     done: set[str] = set()
     for name, factors in columns.items():
         block, _, last = name.rpartition(".")
@@ -47,9 +47,9 @@ def folded(
             continue
         try:
             if last in producers():
-                _into_linear(model, f"{block}.{producers()[last]}", name, factors, found, rigid)
+                _into_linear(model, f"{block}.{producers()[last]}", name, factors, result, rigid)
             else:
-                done |= _into_norm(model, name, columns, found)
+                done |= _into_norm(model, name, columns, result)
         except CannotExport as error:
             if refused is None:
                 raise
@@ -61,13 +61,13 @@ def folded(
     if not left:
         return Folded()
     try:
-        _check(model, left, found)
+        _check(model, left, result)
     except CannotExport as error:
         if refused is None:
             raise
         refused |= dict.fromkeys(left, str(error).partition(": ")[2])
         return Folded()
-    return found
+    return result
 
 
 def _beside(name: str, block: str) -> bool:
@@ -75,7 +75,7 @@ def _beside(name: str, block: str) -> bool:
     return name.startswith(f"{block}.") and name.rpartition(".")[2] not in producers()
 
 
-def _into_norm(model: torch.nn.Module, name: str, columns: Mapping[str, torch.Tensor], found: Folded) -> set[str]:
+def _into_norm(model: torch.nn.Module, name: str, columns: Mapping[str, torch.Tensor], result: Folded) -> set[str]:
     """Divide the weight of the norm before a linear's block by the factors that all who take its output share."""
     block = name.rpartition(".")[0]
     above = block.rpartition(".")[0]
@@ -97,12 +97,12 @@ def _into_norm(model: torch.nn.Module, name: str, columns: Mapping[str, torch.Te
             f"{block}: {names} take one input, so its column factors must be one and the same; these differ"
         )
     for parameter, values in model.get_submodule(norm).named_parameters(recurse=False):
-        found.vectors[f"{norm}.{parameter}"] = values.detach() / first
+        result.vectors[f"{norm}.{parameter}"] = values.detach() / first
     return set(takers)
 
 
 def _into_linear(
-    model: torch.nn.Module, producer: str, name: str, factors: torch.Tensor, found: Folded, rigid: Collection[str]
+    model: torch.nn.Module, producer: str, name: str, factors: torch.Tensor, result: Folded, rigid: Collection[str]
 ) -> None:
     """Divide the rows of the linear before by the factors; heads that share a value head must share them."""
     if producer in rigid:
@@ -124,21 +124,21 @@ def _into_linear(
         heads = heads[:, 0].flatten()
     if heads.numel() != module.out_features:
         raise CannotExport(f"{name}: has {factors.numel()} columns, {producer} {module.out_features} rows")
-    found.rows[producer] = heads
+    result.rows[producer] = heads
     if module.bias is not None:
-        found.vectors[f"{producer}.bias"] = module.bias.detach() / heads
+        result.vectors[f"{producer}.bias"] = module.bias.detach() / heads
 
 
-def _check(model: torch.nn.Module, columns: Mapping[str, torch.Tensor], found: Folded) -> None:
+def _check(model: torch.nn.Module, columns: Mapping[str, torch.Tensor], result: Folded) -> None:
     """Run the model with and without the factors: what it computes may not change."""
     own: Any = getattr(model, "dummy_inputs", {"input_ids": torch.arange(8)[None]})
     device = next(model.parameters()).device
     ids: Any = {name: values.to(device) if isinstance(values, torch.Tensor) else values for name, values in own.items()}
-    changed = dict(found.vectors)
-    for name in {*columns, *found.rows}:
+    changed = dict(result.vectors)
+    for name in {*columns, *result.rows}:
         weight = model.get_submodule(name).get_parameter("weight").detach()
         weight = weight * columns[name] if name in columns else weight
-        changed[f"{name}.weight"] = weight / found.rows[name][:, None] if name in found.rows else weight
+        changed[f"{name}.weight"] = weight / result.rows[name][:, None] if name in result.rows else weight
     with torch.no_grad():
         before = model(**ids)[0]
         with _exchanged(model, changed):

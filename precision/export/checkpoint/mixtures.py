@@ -89,7 +89,7 @@ def _quantised(tensors: Mapping[str, torch.Tensor]) -> list[str]:
 
 def _tensors(folder: Path) -> dict[str, torch.Tensor]:
     safe: Any = optional("safetensors.torch", purpose="a checkpoint", extra="audit")
-    found: dict[str, torch.Tensor] = {}
+    results: dict[str, torch.Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
-        found |= safe.load_file(file)
-    return found
+        results |= safe.load_file(file)
+    return results

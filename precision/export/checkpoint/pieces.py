@@ -41,7 +41,7 @@ def pieces_of(model: torch.nn.Module, sites: Mapping[str, Site]) -> dict[str, li
             linears.append(name)
             begins.append(count)
             count += rows
-    found: dict[str, list[Piece]] = {name: [] for name in linears}
+    results: dict[str, list[Piece]] = {name: [] for name in linears}
     moved: set[str] = set()
     for key, values in saved(model, numbers).items():
         index = bisect_right(begins, int(values.flatten()[0])) - 1
@@ -49,8 +49,8 @@ def pieces_of(model: torch.nn.Module, sites: Mapping[str, Site]) -> dict[str, li
         if piece is None:
             moved.add(linears[index])
         else:
-            found[linears[index]].append(piece)
-    return {name: [] if name in moved else pieces for name, pieces in found.items()}
+            results[linears[index]].append(piece)
+    return {name: [] if name in moved else pieces for name, pieces in results.items()}
 
 
 def rows_of(name: str, stored: FakeQuantizer, start: int, stop: int, rows: int) -> FakeQuantizer:

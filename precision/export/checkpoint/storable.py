@@ -21,15 +21,15 @@ def unstorable(model: torch.nn.Module, sites: Mapping[str, Site]) -> dict[str, s
     """Names of the linears and tables of embeddings that no scheme can be stored at, and why: what to leave as it is
     where a model is exported (`Audit.recommend`, ``fixed``)."""
     pieces, shared, kind = pieces_of(model, sites), _shared(model), kind_of(model)
-    vllm, found = engines()["vllm"], {}
+    vllm, result = engines()["vllm"], {}
     for name, site in sites.items():
         if site.type in ("linear", "embedding"):
             reason = _never(model, name, site, pieces, shared)
             if site.type == "embedding" and kind not in vllm.tables_of:
                 reason = f"vLLM {vllm.version} loads no quantised table of {kind or 'such a model'}"
             if reason is not None:
-                found[name] = reason
-    return found
+                result[name] = reason
+    return result
 
 
 def storable(

@@ -89,8 +89,8 @@ def write_checkpoint(
     notes += [*lint_scales(tensors, sites), *_warnings(plan, into, dtype)]
     if options:
         notes.append(f"{next(iter(plan.caches))}: KV caches stay as they are but in vLLM with {' '.join(options)}")
-    with whole(folder, overwrite) as (place, replaced):
-        save(place, tensors, config, model, origin)
+    with whole(folder, overwrite) as (index, replaced):
+        save(index, tensors, config, model, origin)
     if replaced:
         notes.append(f"{folder}: replaced the folder that was there")
     return Written(folder, held, sum(values.nbytes for values in tensors.values()), tuple(notes), tuple(options))
@@ -150,10 +150,10 @@ def _others(
     state = dict(model.state_dict())
     seen: set[tuple[int, int, torch.Size]] = set()
     for key, values in list(state.items()):
-        place = (values.untyped_storage().data_ptr(), values.storage_offset(), values.shape)
-        if place in seen:  # loaded again, what is tied is tied again
+        index = (values.untyped_storage().data_ptr(), values.storage_offset(), values.shape)
+        if index in seen:  # loaded again, what is tied is tied again
             del state[key]
-        seen.add(place)
+        seen.add(index)
         if key in into.vectors:
             state[key] = into.vectors[key]
     state = saved(model, state)
@@ -171,28 +171,28 @@ def _others(
 
 
 def _warnings(plan: Plan, into: Folded, dtype: torch.dtype) -> list[str]:
-    found = []
+    results = []
     if into.vectors or into.rows:
-        found.append(
+        results.append(
             f"column factors are folded into norms and linears before, whose weights are rounded to {dtype} again"
         )
     if len({scheme.name for scheme in plan.weights.values()}) > 1:
-        found.append(
+        results.append(
             f"{next(iter(plan.experts or plan.weights))}: of several schemes transformers 5.23 reads only one right, "
             "in silence, or none, with dequantize=True: open it by assay.precision.export.load_checkpoint"
         )
     if plan.tables & plan.linears.keys():
-        found.append(
+        results.append(
             f"{next(iter(plan.tables))}: transformers 5.23 makes no quantised table of embeddings: open it by "
             "assay.precision.export.load_checkpoint"
         )
     packed = [name for name, scheme in plan.weights.items() if scheme.weight and not scheme.weight.symmetric]
     if packed:
-        found.append(
+        results.append(
             f"{packed[0]}: its zero-points are packed, as vLLM reads them; with compressed-tensors 0.20 transformers "
             "loads them by assay.precision.export.load_checkpoint"
         )
-    return found
+    return results
 
 
 def compressed(

@@ -46,14 +46,14 @@ def tensor_types(request: Request) -> Recipe:
         for name in wanted:
             plan.note(name, plan.weights[name].name, str(error))
         return plan.recipe({}, ())
-    places = tensors.of_sites(request.sites, request.names)
+    indices = tensors.of_sites(request.sites, request.names)
     asked: dict[str, set[str]] = {}
-    for name, several in places.items():
+    for name, several in indices.items():
         for each in several:
             asked.setdefault(each, set()).add(wanted[name].ggml_name if name in wanted else "")
     types: dict[str, str] = {}
     held, total = [], 0.0
-    for name, several in places.items():
+    for name, several in indices.items():
         kind, site = wanted.get(name), request.sites[name]
         if kind is not None:
             mixed = any(len(asked[each]) > 1 for each in several)
@@ -65,8 +65,8 @@ def tensor_types(request: Request) -> Recipe:
         total += float(site.parameters * request.dtype.itemsize) if kind is None else _bytes(site, kind)
         kept = _KEPT[request.dtype] if kind is None else kind.ggml_name
         types |= {each: kept for each in several if quantised_by_gguf(each)}
-    total += _others(request, tensors, places, types)
-    return replace(plan.recipe({"types": types, "bytes": int(total)}, held), tensors=places)
+    total += _others(request, tensors, indices, types)
+    return replace(plan.recipe({"types": types, "bytes": int(total)}, held), tensors=indices)
 
 
 def unquantised(request: Request) -> list[str]:
@@ -76,8 +76,8 @@ def unquantised(request: Request) -> list[str]:
     """
     if request.module is None:
         return []
-    places = TensorNames(request.module).of_sites(request.sites, request.names)
-    return [name for name, several in places.items() if not several or not all(map(quantised_by_gguf, several))]
+    indices = TensorNames(request.module).of_sites(request.sites, request.names)
+    return [name for name, several in indices.items() if not several or not all(map(quantised_by_gguf, several))]
 
 
 def lines(types: Mapping[str, str]) -> str:
@@ -136,13 +136,13 @@ def _bytes(site: Site, kind: BlockType) -> float:
 
 
 def _others(
-    request: Request, tensors: TensorNames, places: Mapping[str, tuple[str, ...]], types: dict[str, str]
+    request: Request, tensors: TensorNames, indices: Mapping[str, tuple[str, ...]], types: dict[str, str]
 ) -> float:
     """Bytes of the parameters that are no site's; those that llama-quantize would quantise are told to stay."""
     assert request.module is not None
     total = 0
     for name, parameter in request.module.named_parameters():
-        if name.removesuffix(".weight") in places or name in places:
+        if name.removesuffix(".weight") in indices or name in indices:
             continue
         tensor = tensors[name] or ""
         if parameter.dim() > 1 and quantised_by_gguf(tensor):

@@ -34,8 +34,8 @@ def online_config(
     """
     plan = plan_of(assignment, sites, dtype)
     known = f"vLLM quantises linears online to {', '.join(_SHORTHANDS)} only"
-    found = plan.expressed(lambda scheme: (_SHORTHANDS.get(scheme.name), known))
-    fused = plan.fused(sites, found, "target")
+    result = plan.expressed(lambda scheme: (_SHORTHANDS.get(scheme.name), known))
+    fused = plan.fused(sites, result, "target")
     apart = {fused_name(unit): names for unit, names in units_of(sites).items()}
     mixed = {linear for name, several in fused.items() if len(several) > 1 for linear in apart[name]}
     cached = bool(cache_options(plan, sites))
@@ -43,15 +43,15 @@ def online_config(
         for name, scheme in plan.caches.items():
             one = "vLLM takes one kind of cache, and layers by number that keep the model's dtype"
             plan.note(name, scheme.name, _ROTATED if scheme.name == "kv-int4" else one)
-    left = [name for name, site in sites.items() if site.shape and name not in found]
+    left = [name for name, site in sites.items() if site.shape and name not in result]
     members: dict[str, list[str]] = {}
-    for name, several in {**{name: (shorthand,) for name, shorthand in found.items()}, **fused}.items():
+    for name, several in {**{name: (shorthand,) for name, shorthand in result.items()}, **fused}.items():
         if several == (None,):
             left.append(name)
         elif len(several) == 1:
             members.setdefault(str(several[0]), []).append(name)
     targets = {target: shorthand for shorthand, names in members.items() for target in targets_of(names)}
-    held = [name for name in (*found, *(plan.caches if cached else ())) if name not in mixed]
+    held = [name for name in (*result, *(plan.caches if cached else ())) if name not in mixed]
     return plan.recipe({"targets": targets, "ignore": targets_of(left)}, held)
 
 

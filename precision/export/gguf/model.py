@@ -138,8 +138,8 @@ def _tensors(
     whole: dict[int | None, torch.Tensor] = {}
     for expert in experts:
         values = weight if expert is None else weight[expert]
-        found = None if scheme is None else fits.weight(site, scheme_named(scheme), values, expert)
-        whole[expert] = values if found is None or found.packed is None else found.packed
+        result = None if scheme is None else fits.weight(site, scheme_named(scheme), values, expert)
+        whole[expert] = values if result is None or result.packed is None else result.packed
     parts: dict[str, list[torch.Tensor]] = {}
     for piece in pieces:
         tensor = _named(names, f"{piece.name}.weight")

@@ -27,12 +27,12 @@ class TensorNames:
         config = getattr(model, "config", None)
         kind = str(getattr(config, "model_type", type(model).__name__))
         known = {_letters(name): architecture for architecture, name in gguf.MODEL_ARCH_NAMES.items()}
-        found = known.get(_letters(architectures.gguf_type(kind)))
+        result = known.get(_letters(architectures.gguf_type(kind)))
         layers = getattr(config, "num_hidden_layers", None)
-        if found is None or layers is None:
+        if result is None or layers is None:
             raise CannotExport(f"expected a model whose architecture gguf {_version()} has names for, got {kind!r}")
-        self.architecture = str(gguf.MODEL_ARCH_NAMES[found])
-        self._map = gguf.get_tensor_name_map(found, layers)
+        self.architecture = str(gguf.MODEL_ARCH_NAMES[result])
+        self._map = gguf.get_tensor_name_map(result, layers)
 
     def __getitem__(self, parameter: str) -> str | None:
         """The tensor that a parameter, or that of one expert, is in; None where gguf has no name for it."""
@@ -42,12 +42,12 @@ class TensorNames:
 
     def of_sites(self, sites: Mapping[str, Site], names: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
         """The tensors of each site with a weight of its own; none where gguf has no name. ``names``: of checkpoints."""
-        found = {}
+        results = {}
         for name, site in sites.items():
             if site.shape and not site.tied:
                 several = [self[f"{piece}.weight"] for piece in names.get(name) or [name]]
-                found[name] = tuple(dict.fromkeys(each for each in several if each)) if all(several) else ()
-        return found
+                results[name] = tuple(dict.fromkeys(each for each in several if each)) if all(several) else ()
+        return results
 
 
 def _letters(name: str) -> str:

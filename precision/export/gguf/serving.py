@@ -69,12 +69,12 @@ class LlamaCpp(torch.nn.Module):
             raise BadModel(f"llama.cpp has no context of {len(ids)} tokens for the model: give shorter sequences")
         tokens = _function("llama_batch_init", _Batch, *[ctypes.c_int32] * 3)(len(ids), 0, 1)
         try:
-            for place, token in enumerate(ids):
-                ctypes.cast(tokens.token, ctypes.POINTER(ctypes.c_int32))[place] = token
-                ctypes.cast(tokens.pos, ctypes.POINTER(ctypes.c_int32))[place] = place
-                ctypes.cast(tokens.n_seq_id, ctypes.POINTER(ctypes.c_int32))[place] = 1
-                ctypes.cast(tokens.seq_id, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)))[place][0] = 0
-                ctypes.cast(tokens.logits, ctypes.POINTER(ctypes.c_int8))[place] = 1
+            for index, token in enumerate(ids):
+                ctypes.cast(tokens.token, ctypes.POINTER(ctypes.c_int32))[index] = token
+                ctypes.cast(tokens.pos, ctypes.POINTER(ctypes.c_int32))[index] = index
+                ctypes.cast(tokens.n_seq_id, ctypes.POINTER(ctypes.c_int32))[index] = 1
+                ctypes.cast(tokens.seq_id, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)))[index][0] = 0
+                ctypes.cast(tokens.logits, ctypes.POINTER(ctypes.c_int8))[index] = 1
             tokens.n_tokens = len(ids)
             if _function("llama_decode", ctypes.c_int32, _ADDRESS, _Batch)(context, tokens):
                 raise BadModel(f"llama.cpp computes nothing for {len(ids)} tokens: give shorter sequences")
@@ -92,6 +92,6 @@ def _library() -> Any:
 
 
 def _function(name: str, result: Any, *arguments: Any) -> Any:
-    found = getattr(_library(), name)
-    found.restype, found.argtypes = result, list(arguments)
-    return found
+    results = getattr(_library(), name)
+    results.restype, results.argtypes = result, list(arguments)
+    return results

@@ -41,19 +41,19 @@ def verify_export(folder: str | Path) -> list[Verified]:
     those that were written is told in any case. Raises CannotExport for another folder.
     """
     asked = Asked.of(folder)
-    found = {file: _answer(file, partial(_READERS[file], asked, file)) for file in asked.files if file in _READERS}
-    found |= {file: Verified(file, "") for file in asked.files if file in _UNREAD}
+    results = {file: _answer(file, partial(_READERS[file], asked, file)) for file in asked.files if file in _READERS}
+    results |= {file: Verified(file, "") for file in asked.files if file in _UNREAD}
     for file, digest in asked.digests.items():
-        if file in found and found[file].wrong:
+        if file in results and results[file].wrong:
             continue
         now = digest_of(asked.place / file) if (asked.place / file).is_file() else None
         if now != digest:
             was = "it is missing" if now is None else "its bytes aren't those that were written"
-            found[file] = Verified(file, "SHA-256", 0, (f"{was}: export anew",))
+            results[file] = Verified(file, "SHA-256", 0, (f"{was}: export anew",))
     for name, (format, read) in _MADE.items():
         if format in asked.held and (asked.place / name).exists():
-            found[name] = _answer(name, partial(read, asked, asked.place / name))
-    return list(found.values())
+            results[name] = _answer(name, partial(read, asked, asked.place / name))
+    return list(results.values())
 
 
 def _answer(file: str, read: Callable[[], Verified]) -> Verified:

@@ -37,10 +37,10 @@ def types(asked: Asked, file: str) -> Verified:
             raise ValueError(f"expected types of ggml, got {pattern}={kind}")
     wrong = []
     for site, tensor, expected in _tensors(asked):
-        found = kinds_of(tensor, patterns)
-        alone = not found and not quantised_by_gguf(tensor)  # routers: llama-quantize leaves them as they are
-        if not (alone and site not in asked.held["gguf"]) and (len(found) != 1 or not found <= expected):
-            wrong.append(_line(asked, site, tensor, sorted(found)))
+        result = kinds_of(tensor, patterns)
+        alone = not result and not quantised_by_gguf(tensor)  # routers: llama-quantize leaves them as they are
+        if not (alone and site not in asked.held["gguf"]) and (len(result) != 1 or not result <= expected):
+            wrong.append(_line(asked, site, tensor, sorted(result)))
     rules = f"llama-quantize's rules, types of gguf {version('gguf')}"
     return Verified(file, rules, len(asked.tensors), tuple(wrong))
 
@@ -64,11 +64,11 @@ def importance(asked: Asked, file: str) -> Verified:
 
 def model(asked: Asked, path: Path) -> Verified:
     """The type of each tensor in a GGUF file of the model. Raises NotInstalled, and what gguf raises."""
-    found = {tensor.name: tensor.tensor_type.name.lower() for tensor in library().GGUFReader(path).tensors}
+    results = {tensor.name: tensor.tensor_type.name.lower() for tensor in library().GGUFReader(path).tensors}
     wrong = [
-        _line(asked, site, tensor, [found[tensor]] if tensor in found else [])
+        _line(asked, site, tensor, [results[tensor]] if tensor in results else [])
         for site, tensor, expected in _tensors(asked)
-        if found.get(tensor) not in expected
+        if results.get(tensor) not in expected
     ]
     return Verified(path.name, f"gguf {version('gguf')}", len(asked.tensors), tuple(wrong))
 
@@ -93,5 +93,5 @@ def _blocks(scheme: str | None) -> BlockType | None:
     return None if weight is None else weight.blocks
 
 
-def _line(asked: Asked, site: str, tensor: str, found: list[str]) -> str:
-    return difference(f"{site} ({tensor})", asked.held["gguf"].get(site), " and ".join(found) or None)
+def _line(asked: Asked, site: str, tensor: str, result: list[str]) -> str:
+    return difference(f"{site} ({tensor})", asked.held["gguf"].get(site), " and ".join(result) or None)

@@ -29,17 +29,17 @@ def program(asked: Asked, file: str) -> Verified:
     model = nn.Module()
     for name in asked.names:
         *above, last = name.split(".")
-        place = model
+        index = model
         for word in above:
-            place = place.setdefault(word, {})
-        place[last] = nn.Linear(_COLUMNS, _ROWS, bias=False)
+            index = index.setdefault(word, {})
+        index[last] = nn.Linear(_COLUMNS, _ROWS, bias=False)
     nn.quantize(model, class_predicate=lambda path, module: layers.get(path, False))
-    found = {
+    results = {
         path: {key: getattr(module, key) for key in ("group_size", "bits", "mode")}
         for path, module in model.named_modules()
         if isinstance(module, nn.QuantizedLinear)
     }
-    return Verified(file, f"mlx {version('mlx')}", len(asked.names), _differing(asked, found))
+    return Verified(file, f"mlx {version('mlx')}", len(asked.names), _differing(asked, results))
 
 
 def converted(asked: Asked, folder: Path) -> Verified:
@@ -51,23 +51,23 @@ def converted(asked: Asked, folder: Path) -> Verified:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))["quantization"]
     tensors = {name: each for path in folder.glob("*.safetensors") for name, each in mlx.load(str(path)).items()}
     usual = {"group_size": config["group_size"], "bits": config["bits"], "mode": config.get("mode", "affine")}
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     wrong = []
     for name in asked.names:
         if f"{name}.scales" in tensors:
-            found[name] = {**usual, **(config[name] if isinstance(config.get(name), dict) else {})}
+            results[name] = {**usual, **(config[name] if isinstance(config.get(name), dict) else {})}
             parts = [tensors.get(f"{name}.{part}") for part in ("weight", "scales", "biases")]
             try:
-                mlx.eval(mlx.dequantize(*parts, **found[name]))
+                mlx.eval(mlx.dequantize(*parts, **results[name]))
             except (TypeError, ValueError, RuntimeError) as error:
                 wrong.append(f"{name}: MLX can't read its tensors ({error})")
         elif f"{name}.weight" not in tensors and name not in asked.tied:
             wrong.append(f"{name}: it has no weight")
-    differing = _differing(asked, found)
+    differing = _differing(asked, results)
     return Verified(folder.name, f"mlx {version('mlx')}", len(asked.names), (*differing, *wrong))
 
 
-def _differing(asked: Asked, found: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+def _differing(asked: Asked, result: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
     """A line for each layer whose parameters aren't those of its scheme."""
     held = asked.held["mlx"]
     lines = []
@@ -75,6 +75,6 @@ def _differing(asked: Asked, found: Mapping[str, Mapping[str, Any]]) -> tuple[st
         if name in asked.tied:
             continue
         expected = parameters_of(scheme_named(held[name]))[0] if name in held else None
-        if found.get(name) != expected:
-            lines.append(difference(name, held.get(name), found.get(name)))
+        if result.get(name) != expected:
+            lines.append(difference(name, held.get(name), result.get(name)))
     return tuple(lines)

@@ -56,14 +56,14 @@ class Asked:
     @classmethod
     def of(cls, folder: str | Path) -> "Asked":
         """Of an export's folder. Raises CannotExport for another one."""
-        place = Path(folder)
-        record: Any = record_in(place)
+        index = Path(folder)
+        record: Any = record_in(index)
         try:
             more = (record.get(key, {}) for key in ("tensors", "tables", "tied", "digests"))
             given = (tuple(record["files"]), record["assignment"], record["names"], record["held"])
-            return cls(place, *given, *more)
+            return cls(index, *given, *more)
         except (KeyError, TypeError, AttributeError):
-            raise CannotExport(f"{place} has no export.json that names linears: give the folder of an export") from None
+            raise CannotExport(f"{index} has no export.json that names linears: give the folder of an export") from None
 
 
 def difference(name: str, wanted: str | None, got: Any) -> str:

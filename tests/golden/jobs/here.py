@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from assay.golden.jobs.build import Report, build
+from assay.golden.jobs.build import Job, Report, build
 from assay.golden.jobs.campaign import parse_campaign
-from assay.golden.jobs.tasks import Job
 from assay.runtime.pool import Task
 
 SMALL = """

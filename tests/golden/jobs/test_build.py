@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from assay.golden.errors import StoreError
-from assay.golden.jobs.build import Part, Report, build, read_plan
+from assay.golden.jobs.build import MADE, Job, Outcome, Part, Report, build, read_plan
 from assay.golden.jobs.campaign import parse_campaign
-from assay.golden.jobs.tasks import MADE, Job, Outcome
 from assay.golden.store import Store, record_key
 from assay.runtime.engines import Engine, RayEngine
 from assay.runtime.pool import Pool
@@ -41,7 +40,7 @@ def _poison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def local(workers: int, timeout: float = 60.0) -> Pool:
     """Workers that make goldens."""
-    return Pool(workers, preload="assay.golden.jobs.tasks", timeout=timeout)
+    return Pool(workers, preload="assay.golden.jobs.build", timeout=timeout)
 
 
 def run(engine: Engine, text: str, folder: Path, retries: int = 2) -> tuple[Report, list[Outcome]]:
@@ -85,7 +84,7 @@ def test_poisoned_tasks_are_retried_and_reported_and_hold_up_nobody(tmp_path: Pa
         "the process ended itself with status 3",
     }
     assert (report.made, report.present) == (3, 0)
-    assert sorted(outcome.place for outcome in seen) == list(range(7))
+    assert sorted(outcome.task for outcome in seen) == list(range(7))
     assert holds_all_but_the_failed(tmp_path / "store", POISON, report)
 
 
@@ -124,7 +123,7 @@ def test_ray_survives_a_killed_worker(tmp_path: Path) -> None:
     with RayEngine(2, timeout=5.0) as engine:
         report, seen = run(engine, text, tmp_path / "store", retries=1)
     assert ways(report) == {"raise": {2}, "mend": {1}, "memory": {2}, "exit": {2}, "hang": {2}}
-    assert sorted(outcome.place for outcome in seen) == list(range(8))
+    assert sorted(outcome.task for outcome in seen) == list(range(8))
     assert holds_all_but_the_failed(tmp_path / "store", text, report)
 
 
@@ -150,7 +149,7 @@ def test_parts_make_up_the_whole(tmp_path: Path) -> None:
     """Parts share no task, leave none out, and differ by one at most."""
     campaign = parse_campaign(SMALL, "campaign")
     for of in range(1, campaign.count + 1):
-        parts = [Part(number, of).places(campaign) for number in range(1, of + 1)]
+        parts = [Part(number, of).task_numbers(campaign) for number in range(1, of + 1)]
         assert [place for part in parts for place in part] == list(range(campaign.count))
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
@@ -175,7 +174,7 @@ def test_a_build_beside_another_begins_elsewhere(tmp_path: Path) -> None:
     campaign, store = parse_campaign(text, "campaign"), Store(str(tmp_path))
     built(tmp_path, text)
     store.write_manifest("campaign", store.manifest("campaign") | {"finished": False})
-    build(campaign, Job("campaign", text, str(tmp_path)), Here(), watch=lambda outcome: seen.append(outcome.place))
+    build(campaign, Job("campaign", text, str(tmp_path)), Here(), watch=lambda outcome: seen.append(outcome.task))
     assert sorted(seen) == list(range(campaign.count)) != seen
 
 
@@ -204,4 +203,4 @@ def test_outcomes_are_told_as_they_come(tmp_path: Path) -> None:
     with local(1) as engine:
         report, seen = run(engine, SMALL, tmp_path)
     assert (report.made, {outcome.status for outcome in seen}) == (7, {MADE})
-    assert [outcome.place for outcome in seen] == list(range(7))
+    assert [outcome.task for outcome in seen] == list(range(7))

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.golden.errors import CampaignError
-from assay.golden.jobs.campaign import Campaign, parse_campaign, read_campaign
-from assay.golden.jobs.entry import shuffled
+from assay.golden.jobs.campaign import Campaign, parse_campaign, read_campaign, shuffled
 from tests.golden.jobs.bad_campaigns import ATTENTION, BAD, SOFTMAX
 
 
@@ -163,4 +162,4 @@ seeds = {seeds}
     iterator = iter(campaign)
     assert next(iterator).recipe.key == keys[0]
     places = range(campaign.count // 3, campaign.count)
-    assert campaign.whole_effort(places) == pytest.approx(sum(map(campaign.effort, places)))
+    assert campaign.total_milliseconds(places) == pytest.approx(sum(map(campaign.milliseconds, places)))

@@ -109,7 +109,7 @@ def with_golden(**changes: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[
 def test_a_wrong_record_with_right_checksums_is_found(
     store: Store, change: Callable[[Record], Record], message: str
 ) -> None:
-    """The witness contradicts it."""
+    """The oracle contradicts it."""
     key = signed(store, change)
     problems = check(store, sample=ALL).problems
     assert [problem.where for problem in problems] == [key]

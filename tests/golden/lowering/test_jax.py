@@ -16,7 +16,7 @@ import jax.numpy as jnp  # noqa: E402
 from jax import lax, nn  # noqa: E402
 
 from assay.golden.lowering.frameworks import framework_of  # noqa: E402
-from assay.golden.lowering.jax import from_jax  # noqa: E402
+from assay.golden.lowering.jaxpr import from_jax  # noqa: E402
 
 _PAIR = np.array([0, 0, 2])
 _KERNEL = np.arange(18.0).reshape(3, 3, 1, 2)

@@ -15,7 +15,7 @@ from assay.golden.errors import MissingOperation, Undecided
 from assay.golden.evaluation.binding import run
 from assay.golden.evaluation.golden import golden_of
 from assay.golden.lowering import reference_spec
-from assay.golden.lowering.evaluation import Evaluation
+from assay.golden.lowering.dispatch import Lowering
 
 Step = Callable[[Any], Any]
 
@@ -122,9 +122,9 @@ def test_answers_that_rounding_admits_are_all_taken() -> None:
 def test_bits_of_known_numbers_are_read() -> None:
     """Codes that are viewed as floats are those numbers; bits of what rounding leaves open are told as such."""
     codes = torch.tensor([0x38, 0xB8, 0x7F, 0x01], dtype=torch.uint8)
-    with Evaluation(BallArithmetic()) as evaluation:
+    with Lowering(BallArithmetic()) as ctx:
         found = codes.view(torch.float8_e4m3fn).float() * 2
-    golden = golden_of(evaluation.number(found))
+    golden = golden_of(ctx.number(found))
     assert golden.value[[0, 1, 3]].tolist() == [2.0, -2.0, 2.0**-8]
     assert bool(golden.value[2].isnan())
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from assay.golden.errors import MissingOperation
-from assay.golden.lowering.frameworks.numpy_like import from_numpy
+from assay.golden.lowering.numpy_arrays import from_numpy
 
 
 def _shifted(x: Any) -> Any:

@@ -166,7 +166,7 @@ def test_a_store_that_writes_in_place_is_caught(tmp_path: Path, monkeypatch: pyt
             os.fsync(file.fileno())
             file.write(data[len(data) // 2 :])
 
-    monkeypatch.setattr("assay.golden.store.files.write_bytes_atomically", in_place)
+    monkeypatch.setattr("assay.golden.store.store.write_bytes_atomically", in_place)
     damaged = []
     for step in range(9):
         store = Store(str(tmp_path / f"{step}"))

@@ -11,7 +11,7 @@ from safetensors.numpy import load
 from assay.golden import evaluate
 from assay.golden.errors import DamagedRecord, StoreError
 from assay.golden.inputs.recipe import Recipe, recipe
-from assay.golden.jobs.witness import derive
+from assay.golden.jobs.oracle import derive
 from assay.golden.registry import specs
 from assay.golden.store import Record, make_record, record_key
 from tests.golden.store.sample import SPECIAL, bits, golden_of, record_of

@@ -82,7 +82,7 @@ def _probabilities_in_e4m3(
 def _interleaved(case: Case) -> list[int]:
     """The query heads in the order in which h modulo Hkv would take their keys."""
     groups, shared = head_groups(case)
-    return [place * groups + group for group in range(groups) for place in range(shared)]
+    return [index * groups + group for group in range(groups) for index in range(shared)]
 
 
 _PER_HEAD = ("q", "dout", "slopes", "sinks")
@@ -93,11 +93,11 @@ def _wrong_group(values: Tensors, case: Case) -> Tensors:
     return values | {name: x[order] if x.dim() == 1 else x[:, order] for name, x in values.items() if name in _PER_HEAD}
 
 
-def _group_back(xp: Any, found: tuple[Any, ...], case: Case) -> tuple[Any, ...]:
+def _group_back(xp: Any, result: tuple[Any, ...], case: Case) -> tuple[Any, ...]:
     order = _interleaved(case)
     back = torch.tensor([order.index(head) for head in range(len(order))], dtype=torch.int64)
     return tuple(
-        x[:, back] if "H" in tensor.dims else x for x, tensor in zip(found, case.signature.returns, strict=True)
+        x[:, back] if "H" in tensor.dims else x for x, tensor in zip(result, case.signature.returns, strict=True)
     )
 
 

@@ -87,12 +87,12 @@ def _into_next_row(xp: Any, x: Any) -> Any:
     return xp.concatenate([head, x[..., 1:]], len(x.shape) - 1)
 
 
-def _nothing_summed(xp: Any, found: tuple[Any, ...], case: Case) -> tuple[Any, ...]:
+def _nothing_summed(xp: Any, result: tuple[Any, ...], case: Case) -> tuple[Any, ...]:
     """What was in memory, where there is nothing to sum."""
     reduction = case.definition.reduction
     if reduction is None or case.sizes[reduction.over]:
-        return found
-    return tuple(unwritten(xp, torch.ones(x.shape, dtype=torch.bool), x) for x in found)
+        return result
+    return tuple(unwritten(xp, torch.ones(x.shape, dtype=torch.bool), x) for x in result)
 
 
 def _stored_by_way_of(format: str, other: str, what_else: str = "") -> FaultModel:

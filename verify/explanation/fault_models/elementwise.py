@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from assay.golden.definitions.unary import FUNCTIONS
+from assay.golden.definitions.activations import FUNCTIONS
 from assay.verify.cases.case import Case
 from assay.verify.explanation.fault_models.fault_model import FaultModel, Tensors
 from assay.verify.explanation.fault_models.mutators import asked, changed, every, operations, option, swapped
@@ -67,11 +67,11 @@ def _slope(alter: Callable[[Any], Any]) -> type:
     return operations(silu_gradient=lambda xp, right, a, b, x: a * b * alter(xp.sigmoid(x)))
 
 
-def _angles(places: Callable[[Tensor], Tensor], axis: int) -> Callable[[Tensors, Case], Tensors]:
-    """The angles of other ``places`` along an axis."""
+def _angles(indices: Callable[[Tensor], Tensor], axis: int) -> Callable[[Tensors, Case], Tensors]:
+    """The angles of other ``indices`` along an axis."""
 
     def read(x: Tensor) -> Tensor:
-        return x.index_select(axis, places(torch.arange(x.shape[axis])))
+        return x.index_select(axis, indices(torch.arange(x.shape[axis])))
 
     return lambda values, case: values | {name: read(values[name]) for name in ("cos", "sin")}
 

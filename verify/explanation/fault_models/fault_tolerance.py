@@ -131,12 +131,12 @@ def error_distributions_of(
         observation.outputs,
         *(given_by(variant, observation.case, observation.values, observation.chosen) for variant in variants),
     ]
-    found = []
+    results = []
     for distribution, outputs in zip(so_far or (ErrorDistribution(),) * len(given), given, strict=True):
         for output, tight, wide in zip(outputs, observation.limits, loose, strict=True):
             distribution = distribution.plus(output, tight, wide)
-        found.append(distribution)
-    return tuple(found)
+        results.append(distribution)
+    return tuple(results)
 
 
 def given_by(

@@ -72,16 +72,16 @@ def rounded(format: str) -> Callable[[Tensor], Tensor]:
 def every(alter: OfArray) -> Results:
     """Every result altered, but for those that are integers: ``alter(xp, x)``."""
 
-    def results(xp: Any, found: tuple[Any, ...], case: Case) -> tuple[Any, ...]:
+    def results(xp: Any, result: tuple[Any, ...], case: Case) -> tuple[Any, ...]:
         integers = (tensor.is_integer for tensor in case.signature.returns)
-        return tuple(x if whole else alter(xp, x) for x, whole in zip(found, integers, strict=True))
+        return tuple(x if whole else alter(xp, x) for x, whole in zip(result, integers, strict=True))
 
     return results
 
 
-def one(place: int, alter: OfArray) -> Results:
+def one(index: int, alter: OfArray) -> Results:
     """One result altered, where there is that many."""
-    return lambda xp, found, case: tuple(alter(xp, x) if order == place else x for order, x in enumerate(found))
+    return lambda xp, result, case: tuple(alter(xp, x) if order == index else x for order, x in enumerate(result))
 
 
 def zero_where(mask: Callable[[tuple[int, ...]], Tensor]) -> OfArray:
@@ -126,9 +126,9 @@ def head_groups(case: Case) -> tuple[int, int]:
     return case.sizes["Hkv"], case.sizes["H"] // max(case.sizes["Hkv"], 1)
 
 
-def values_beyond_head(place: int) -> Results:
+def values_beyond_head(index: int) -> Results:
     """Of one of attention's results the columns beyond the head size of q and k are zero."""
-    return one(place, lambda xp, x: zero_where(lambda shape: torch.arange(shape[-1]) >= xp.case.sizes["D"])(xp, x))
+    return one(index, lambda xp, x: zero_where(lambda shape: torch.arange(shape[-1]) >= xp.case.sizes["D"])(xp, x))
 
 
 def operations(**altered: Callable[..., Any]) -> type:
@@ -140,8 +140,8 @@ def operations(**altered: Callable[..., Any]) -> type:
 
     for name, alter in altered.items():
         setattr(mixin, name, operation(name, alter))
-    found: type = mixin
-    return found
+    result: type = mixin
+    return result
 
 
 def narrowed(x: Tensor, format: str) -> Tensor:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from assay.golden.arithmetic import Arithmetic
-from assay.golden.definitions.norm import add_rmsnorm, rmsnorm
+from assay.golden.definitions.norms import add_rmsnorm, rmsnorm
 from assay.verify.explanation.fault_models.fault_model import FaultModel
 from assay.verify.explanation.fault_models.mutators import (
     changed,

@@ -36,7 +36,7 @@ def sums(op: Spec) -> bool:
 
 def sums_tails(op: Spec) -> bool:
     """Ops whose sums may have a last part that fills no tile."""
-    units = [_unit(op, found, op.reduction.over) for found in op.signatures if op.reduction]
+    units = [_unit(op, result, op.reduction.over) for result in op.signatures if op.reduction]
     return sums(op) and (op.needs_dtypes or any(unit % _TILE for unit in units))
 
 
@@ -63,19 +63,19 @@ def has_columns(op: Spec) -> bool:
 
 def has_ragged_columns(op: Spec) -> bool:
     """Ops with a result whose columns may fill no vector of 8."""
-    return gives_numbers(op) and any(_unit(op, found, tensor.dims[-1]) % _VECTOR for found, tensor in _columns(op))
+    return gives_numbers(op) and any(_unit(op, result, tensor.dims[-1]) % _VECTOR for result, tensor in _columns(op))
 
 
 def has_odd_rows(op: Spec) -> bool:
     """Ops of numbers with a result of several rows, of an odd number of columns."""
-    odd = (_unit(op, found, tensor.dims[-1]) % 2 for found, tensor in _columns(op) if len(tensor.dims) > 1)
+    odd = (_unit(op, result, tensor.dims[-1]) % 2 for result, tensor in _columns(op) if len(tensor.dims) > 1)
     return takes_numbers(op) and any(odd)
 
 
 def _columns(op: Spec) -> Iterator[tuple[Signature, TensorSpec]]:
     """The results whose last axis is as long as one likes, under any of the op's options."""
-    for found in op.signatures:
-        yield from ((found, tensor) for tensor in found.returns if tensor.dims and tensor.dims[-1].isidentifier())
+    for result in op.signatures:
+        yield from ((result, tensor) for tensor in result.returns if tensor.dims and tensor.dims[-1].isidentifier())
 
 
 def _unit(op: Spec, signature: Signature, symbol: str) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from assay.golden.definitions.loss import cross_entropy, cross_entropy_backward
+from assay.golden.definitions.losses import cross_entropy, cross_entropy_backward
 from assay.verify.cases.case import Case
 from assay.verify.explanation.fault_models.attention import without_maximum
 from assay.verify.explanation.fault_models.attention_masks import nan_of_blind
@@ -45,11 +45,11 @@ def _ignored_loaded(xp: Any, logits: Any, target: Any, *, ignore_index: int, **o
     given: Tensor = xp.given["logits"]
     reach = given.untyped_storage().nbytes() // given.itemsize
     first, (row, column) = int(given.storage_offset()), given.stride()
-    place: Tensor = first + torch.arange(len(target)) * row + ignore_index * column
-    loaded = (target == ignore_index) & (place >= 0) & (place < reach)
+    index: Tensor = first + torch.arange(len(target)) * row + ignore_index * column
+    loaded = (target == ignore_index) & (index >= 0) & (index < reach)
     if not bool(loaded.any()):
         return loss
-    held = given.as_strided((reach,), (1,), 0)[torch.where(loaded, place, 0)]
+    held = given.as_strided((reach,), (1,), 0)[torch.where(loaded, index, 0)]
     nothing = xp.exact(torch.where(loaded, held, 0.0).double()) * 0.0
     return loss + (nothing if options["reduction"] == "none" else xp.sum(nothing)[0])
 
@@ -66,7 +66,7 @@ def _smoothing_of_others(options: dict[str, Any], case: Case) -> dict[str, Any]:
 
 
 def _nan_where_empty(xp: Any, right: Any, scores: Any, visible: Tensor, values: Any) -> tuple[Any, ...]:
-    return tuple(nan_of_blind(xp, visible, found) for found in right(scores, visible, values))
+    return tuple(nan_of_blind(xp, visible, result) for result in right(scores, visible, values))
 
 
 def _sentinel(xp: Any, right: Any, scores: Any, visible: Tensor, values: Any) -> Any:

@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from assay.golden.definitions.microscaling import E2M1
-from assay.golden.definitions.quantized import AWQ_ORDER, nibbles, repeat
+from assay.golden.definitions.gemm import AWQ_ORDER, E2M1, nibbles, repeat
 from assay.verify.cases.case import Case
 from assay.verify.explanation.fault_models.fault_model import FaultModel, Tensors
 from assay.verify.explanation.fault_models.mutators import (
@@ -42,13 +41,13 @@ def _square_transposed(name: str) -> Any:
 
 
 def _bias_twice(xp: Any, right: Any, a: Any, b: Any, plus: Any = None) -> Any:
-    found = right(a, b, plus)
-    return found if plus is None else found + plus
+    result = right(a, b, plus)
+    return result if plus is None else result + plus
 
 
 def _rounded_before_bias(xp: Any, right: Any, a: Tensor, b: Tensor, plus: Tensor | None = None) -> Any:
-    found = right(a, b)
-    return found if plus is None else in_input_dtype(xp, found) + plus
+    result = right(a, b)
+    return result if plus is None else in_input_dtype(xp, result) + plus
 
 
 def _last_split_lost(xp: Any, right: Any, a: Any, b: Any, *rest: Any, **settings: Any) -> Any:
@@ -162,8 +161,8 @@ def _borrowed(codes: Tensor) -> Tensor:
 
 
 def _group_ignored(xp: Any, values: Any, index: Any, b: Any) -> Any:
-    place = xp.integers(range(values.shape[1])) // 2 * 2 + index
-    return xp.sparse_matmul(values, place.clamp(max=max(b.shape[0] - 1, 0)), b)
+    position = xp.integers(range(values.shape[1])) // 2 * 2 + index
+    return xp.sparse_matmul(values, position.clamp(max=max(b.shape[0] - 1, 0)), b)
 
 
 _AWQ_PLACES = tuple(AWQ_ORDER.index(column) for column in range(8))

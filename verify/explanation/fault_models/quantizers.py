@@ -8,7 +8,7 @@ import torch
 from assay.formats.format import format_named
 from assay.formats.rounding import Mode, round_to
 from assay.golden.arithmetic.real import codes_of
-from assay.golden.definitions.quantize import quantize_fp8, quantize_int4
+from assay.golden.definitions.quantization import quantize_fp8, quantize_int4
 from assay.verify.explanation.fault_models.fault_model import FaultModel
 from assay.verify.explanation.fault_models.mutators import (
     asked,
@@ -100,8 +100,8 @@ def _less(xp: Any, points: Any) -> Any:
 
 def _of_rows(xp: Any, x: Any, *, scale: Any = None, granularity: str, **options: Any) -> tuple[Any, Any]:
     own = None if scale is None else scale[:, :1]
-    codes, found = quantize_fp8(xp, x, scale=own, granularity="row", **options)
-    return codes, found[:, torch.zeros(-(-x.shape[1] // 128), dtype=torch.int64)]
+    codes, result = quantize_fp8(xp, x, scale=own, granularity="row", **options)
+    return codes, result[:, torch.zeros(-(-x.shape[1] // 128), dtype=torch.int64)]
 
 
 _asymmetric = asked("symmetric", False)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from assay.golden.evaluation.binding import run
-from assay.golden.lowering.altered import Change, Place, altered, places_of
+from assay.golden.lowering.alteration import CallSite, Change, altered, call_sites
 from assay.golden.registry import Spec, spec
 from assay.runtime.errors import AssayError
 from assay.verify.cases.case import all_contents
@@ -33,23 +33,23 @@ def of_reference(op: Spec) -> tuple[FaultModel, ...]:
 
 @cache
 def _of(reference: str, version: int) -> tuple[FaultModel, ...]:
-    op, found = spec(reference), []
-    for number, (place, (args, kwargs)) in enumerate(_places(op).items(), 1):
-        for name, family, words, change in _alterations(place.operation, args, kwargs):
-            found.append(
+    op, result = spec(reference), []
+    for number, (site, (args, kwargs)) in enumerate(_call_sites(op).items(), 1):
+        for name, family, words, change in _alterations(site.operation, args, kwargs):
+            result.append(
                 FaultModel(
                     f"{name}_{number}",
                     family,
-                    f"{words} ({place.words})",
+                    f"{words} ({site})",
                     (op.name,),
-                    definition=altered(op.definition, place, change),
+                    definition=altered(op.definition, site, change),
                 )
             )
-    return tuple(found)
+    return tuple(result)
 
 
-def _places(op: Spec) -> dict[Place, tuple[Any, Any]]:
-    """The reference's operations, as a small case shows them."""
+def _call_sites(op: Spec) -> dict[CallSite, tuple[Any, Any]]:
+    """Return the reference's operations in a small case."""
     sampler = Sampler(op, "float32")
     for seed in range(_TRIES):
         case = sampler.case(seeded(seed), style="small")
@@ -61,7 +61,7 @@ def _places(op: Spec) -> dict[Place, tuple[Any, Any]]:
             return run(replace(op, definition=recording), Single(), values, case.options)
 
         try:
-            return places_of(op.definition, call)
+            return call_sites(op.definition, call)
         except AssayError:
             continue
     return {}
@@ -76,8 +76,8 @@ def _alterations(operation: Any, args: Any, kwargs: Any) -> Iterator[_Alteration
                 yield title, family, words.replace("the function", name.strip("_")), change
 
 
-def _is_tensor(args: Any, place: int) -> bool:
-    return len(args) > place and isinstance(args[place], torch.Tensor)
+def _is_tensor(args: Any, index: int) -> bool:
+    return len(args) > index and isinstance(args[index], torch.Tensor)
 
 
 def _alike(args: Any) -> bool:
@@ -160,8 +160,8 @@ def _means(args: Any, kwargs: Any) -> Iterator[_Alteration]:
     def scaled(factor: Callable[[int], float], short: bool = False) -> Change:
         def change(f: Any, x: Any, dim: Any = None, *rest: Any, **k: Any) -> Any:
             taken, count = (_shortened(x, dim) if short else x), _count(x, dim)
-            found = f(taken, *rest, **k) if dim is None else f(taken, dim, *rest, **k)
-            return found * (factor(count) * (_count(taken, dim) / count if short else 1.0))
+            result = f(taken, *rest, **k) if dim is None else f(taken, dim, *rest, **k)
+            return result * (factor(count) * (_count(taken, dim) / count if short else 1.0))
 
         return change
 
@@ -204,8 +204,8 @@ def _variances(args: Any, kwargs: Any) -> Iterator[_Alteration]:
 
 
 def _norms(args: Any, kwargs: Any) -> Iterator[_Alteration]:
-    def without(place: int) -> Change:
-        return lambda f, *a, **k: f(*a[:place], None, *a[place + 1 :], **k)
+    def without(index: int) -> Change:
+        return lambda f, *a, **k: f(*a[:index], None, *a[index + 1 :], **k)
 
     if _is_tensor(args, 2):
         yield ("weight_left_out", "scale", "the weight is left out", without(2))

@@ -14,20 +14,20 @@ State = dict[Any, Any]
 
 def _place(outputs: tuple[Tensor, ...]) -> int:
     """Which result to spoil: the first of numbers that are no codes."""
-    return next(place for place, x in enumerate(outputs) if x.dtype.is_floating_point and x.itemsize > 1)
+    return next(index for index, x in enumerate(outputs) if x.dtype.is_floating_point and x.itemsize > 1)
 
 
 def _first(outputs: Any) -> Tensor:
     results = outputs if isinstance(outputs, tuple) else (outputs,)
-    found: Tensor = results[_place(results)]
-    return found
+    result: Tensor = results[_place(results)]
+    return result
 
 
 def _with_first(outputs: Any, value: Tensor) -> Any:
     if not isinstance(outputs, tuple):
         return value
-    place = _place(outputs)
-    return (*outputs[:place], value, *outputs[place + 1 :])
+    index = _place(outputs)
+    return (*outputs[:index], value, *outputs[index + 1 :])
 
 
 def _key(tensors: tuple[Tensor, ...], keywords: dict[str, Any]) -> Any:

@@ -1,0 +1,218 @@
+"""Ends, order, powers and products of balls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from assay.golden.arithmetic.ball import Ball, ElementaryBalls, expm1_upper, spread_of_log
+from assay.golden.arithmetic.base import Order
+from assay.golden.arithmetic.double_double import DoubleDouble
+from assay.golden.arithmetic.model import RADIUS_ROUNDING
+
+Tensor = torch.Tensor
+
+
+_LOG_LARGEST = math.log(torch.finfo(torch.float64).max)
+
+
+def _product(x: Tensor) -> Tensor:
+    """The product along the last axis, which is kept; of fractions, and of powers of two, so that none overflows."""
+    fraction, exponent = torch.frexp(x)
+    total = exponent.to(torch.int64).sum(-1, keepdim=True)
+    while fraction.shape[-1] > 1:
+        if fraction.shape[-1] % 2:
+            fraction = torch.cat([fraction, torch.ones_like(fraction[..., :1])], -1)
+        fraction, exponent = torch.frexp(fraction[..., 0::2] * fraction[..., 1::2])
+        total = total + exponent.to(torch.int64).sum(-1, keepdim=True)
+    if not fraction.shape[-1]:
+        return x.prod(-1, keepdim=True)
+    half = total.clamp(-3000, 3000) // 2  # in two steps, neither of which overflows where the product does not
+    return torch.ldexp(torch.ldexp(fraction, half), total.clamp(-3000, 3000) - half)
+
+
+class OrderBalls(ElementaryBalls):
+    """Ball arithmetic with choices that hang on a number's side."""
+
+    def enclosure(self, x: Ball) -> tuple[Tensor, Tensor]:
+        """A midpoint that is NaN or infinite is what the number is, as in `Golden`."""
+        if x.rad is None:
+            return x.mid, x.mid
+        rad = torch.broadcast_to(x.rad, x.mid.shape)
+        wide = (rad * RADIUS_ROUNDING).nan_to_num(nan=math.inf, posinf=math.inf)
+        moved = x.mid.abs() * 2.0**-52 + wide  # the ends are rounded themselves
+        lost = wide.isinf() & x.mid.isfinite()
+        spread = torch.where(rad == 0, 0.0, moved)
+        spread = torch.where(x.mid.isinf(), 0.0, spread)
+        mid = torch.where(lost, 0.0, x.mid)
+        return mid - spread, mid + spread
+
+    def interval(self, least: Tensor, most: Tensor) -> Ball:
+        """Of equal ends the number itself."""
+        if torch.equal(least, most):
+            return Ball(least, None, self.model)
+        mid = torch.where(least == most, least, least / 2 + most / 2)
+        rad = torch.where(least == most, 0.0, torch.maximum(most - mid, mid - least) * RADIUS_ROUNDING)
+        open_end = (least.isinf() | most.isinf()) & (least != most)
+        mid, rad = torch.where(open_end, 0.0, mid), torch.where(open_end, math.inf, rad)
+        return Ball(mid, torch.where(least.isnan() & most.isnan(), 0.0, rad), self.model)
+
+    def held(self, y: Ball, x: Ball) -> tuple[Ball, bool]:
+        overflows = not y.is_finite and bool((x.mid.isfinite() & y.mid.isinf()).any())
+        return (y if y.rad is None else Ball(y.mid, y.bounded(y.mid, y.rad), self.model)), overflows
+
+    def open_beyond(self, x: Ball) -> Ball:
+        beyond = ~x.mid.isfinite()
+        return Ball(torch.where(beyond, 0.0, x.mid), torch.where(beyond, math.inf, x.radius), self.model)
+
+    def hull(self, x: Ball, y: Ball) -> Ball:
+        """Between the ends; nothing is said where one may be NaN, or infinite and the other not."""
+        (a, b), (c, d) = self.enclosure(x), self.enclosure(y)
+        a, b, c, d = torch.broadcast_tensors(a, b, c, d)  # type: ignore[no-untyped-call]
+        least, most = torch.minimum(a, c), torch.maximum(b, d)
+        alike = (a == c) & (b == d)
+        lost = (least.isnan() | least.isinf() | most.isinf()) & ~alike
+        return self.interval(torch.where(lost, -math.inf, least), torch.where(lost, math.inf, most))
+
+    def compare(self, x: Ball, y: Ball) -> Order:
+        """Of the midpoints' difference, whose sign float64 gives right, and the radii of those that are numbers."""
+        apart = x.mid - y.mid
+        x_radius, y_radius = (torch.where(ball.mid.isfinite(), ball.radius, 0.0) for ball in (x, y))
+        wide = (x_radius + y_radius) * RADIUS_ROUNDING
+        known = wide == 0
+        less, more = torch.where(known, x.mid < y.mid, -apart > wide), torch.where(known, x.mid > y.mid, apart > wide)
+        return Order(less, more, known & (x.mid == y.mid), known & (x.mid.isnan() | y.mid.isnan()))
+
+    def larger(self, x: Ball, y: Ball) -> Ball:
+        """max(x, y): off by what the larger one is, and by the other only as far as that may rise above it."""
+        mid = torch.maximum(x.mid, y.mid)
+        if x.rad is None and y.rad is None:
+            return Ball(mid, None, self.model)
+        up = torch.maximum(x.mid + x.radius, y.mid + y.radius) - mid
+        down = mid - torch.maximum(x.mid - x.radius, y.mid - y.radius)
+        own = torch.where(x.mid >= y.mid, x.radius, y.radius)
+        clear = torch.where(x.mid >= y.mid, y.mid + y.radius, x.mid + x.radius) < mid - own
+        rad = torch.where(clear, own, torch.maximum(torch.maximum(up, down), own) * RADIUS_ROUNDING)
+        rad = torch.where((x.radius.isinf() | y.radius.isinf()) & ~mid.isinf(), math.inf, rad)
+        # A certain infinity is the larger one whatever the other is; NaN stays.
+        return Ball(mid, torch.where(mid.isfinite() | rad.isinf(), rad, 0.0), self.model)
+
+    def power(self, x: Ball, y: Ball | float) -> Ball:
+        """x^y with |x^y| (expm1(|y| r_log + r_y |log x|)) of spread, as products or as exp2(y log2 x).
+
+        The latter loses |y log x| times the errors of a logarithm and a product, and its own.
+        """
+        if isinstance(y, (int, float)):
+            if y == 2:
+                return x * x
+            if y in (1, 0):
+                return x if y == 1 else Ball(torch.ones_like(x.mid), None, self.model)
+            if y == 0.5:
+                return self.function("sqrt", x)
+            if y == -1:
+                return self.function("reciprocal", x)
+            exponent = Ball(torch.tensor(float(y), dtype=torch.float64), None, self.model)
+        else:
+            exponent = y
+        mid = torch.pow(x.mid, exponent.mid)
+        size = x.mid.abs()
+        log = torch.where(size == 0, 0.0, torch.log(size).abs())
+        spread_log = torch.where(x.radius == 0, 0.0, spread_of_log(size, x.radius))
+        spread_log = torch.where(size == 0, 0.0, spread_log)
+        error = (exponent.magnitude * spread_log + exponent.radius * (log + spread_log)) * RADIUS_ROUNDING
+        steps = self.model.function_error("log") + 2 * self.u
+        own = self.model.function_error("pow") + exponent.magnitude * log * steps
+        own = torch.where((size == 1) & (x.radius == 0), self.model.function_error("pow"), own)
+        rad = mid.abs() * (expm1_upper(error) + own * (1 + expm1_upper(error))) + self.model.function_underflow("exp")
+        near = (size <= x.radius) & (x.radius > 0)  # it may be zero: a root or power rises to that of the magnitude
+        at_zero = torch.pow(x.magnitude, exponent.mid - exponent.radius) * (1 + own)
+        at_zero = torch.where((exponent.mid > exponent.radius) & (x.magnitude <= 1), 2 * at_zero, math.inf)
+        rad = torch.where(near, at_zero, rad)
+        odd = near & (exponent.mid != exponent.mid.round())  # of a negative number there is none
+        rad = torch.where(odd & (x.mid - x.radius < 0), math.inf, rad)
+        mid = torch.where(near & ~mid.isfinite(), 0.0, mid)
+        return Ball(mid, torch.where(mid.isfinite(), Ball(mid, rad, self.model).bounded(mid, rad), 0.0), self.model)
+
+    def root(self, x: Ball) -> Ball:
+        """Near zero between zero and sqrt(x + r)."""
+        y = self.function("sqrt", x)
+        if x.rad is None:
+            return y
+        near = (x.mid >= 0) & (x.mid <= x.radius) & x.radius.isfinite()
+        if not bool(near.any()):
+            return y
+        most = torch.sqrt(x.mid + x.radius) * (1 + self.model.function_error("sqrt")) * RADIUS_ROUNDING
+        return Ball(torch.where(near, torch.sqrt(x.mid), y.mid), torch.where(near, most, y.radius), self.model)
+
+    def special(self, function: Callable[..., Any], *numbers: Ball) -> Ball:
+        """Arb's enclosure over the balls; a kernel's error, four functions', counts relative to 1 + |f|."""
+        from assay.golden.arithmetic.exact import through_arb
+
+        given = [DoubleDouble(n.mid, None, torch.broadcast_to(n.radius, n.mid.shape)) for n in numbers]
+        found = through_arb("special", function, *given)
+        mid = found.high
+        own = (
+            4 * self.model.function_error("special") * (1 + mid.abs())
+            if not self.model.certifies
+            else self.u * mid.abs()
+        )
+        rad = found.radius + found.rest.abs() + own
+        lost = ~found.radius.isfinite() & ~mid.isinf()
+        return Ball(torch.where(lost, 0.0, mid), torch.where(mid.isinf(), 0.0, rad), self.model)
+
+    def prod(self, x: Ball) -> Ball:
+        """n - 1 roundings in any order: |prod| (prod(1 + r/|x|) (1 + u)^(n-1) - 1), or the product of magnitudes."""
+        count = x.shape[-1]
+        if count <= 1 and x.rad is None:
+            return Ball(x.mid.prod(-1, keepdim=True), None, self.model)
+        mid = _product(x.mid)
+        size = x.mid.abs()
+        grown = torch.where(size == 0, 0.0, torch.log1p(x.radius / torch.where(size == 0, 1.0, size)))
+        error = (grown.sum(-1, keepdim=True) + max(count - 1, 0) * self.u) * RADIUS_ROUNDING
+        rad = mid.abs() * expm1_upper(error) + self._lost_below(x)
+        largest = x.magnitude.prod(-1, keepdim=True) * (1 + 2 * count * self.u)
+        rad = torch.where(mid == 0, torch.where(largest == 0, 0.0, largest + count * self.model.tiny), rad)
+        partial = torch.cumsum(torch.log(x.magnitude).clamp(min=0), -1)[..., -1:]  # the largest product of any of them
+        largest_of_any = math.log(self.model.largest) if self.model.largest < math.inf else _LOG_LARGEST
+        overflow = (partial > largest_of_any) & x.mid.isfinite().all(-1, keepdim=True)
+        return self.ball(torch.where(overflow & mid.isinf(), 0.0, mid), torch.where(overflow, math.inf, rad))
+
+    def _lost_below(self, x: Ball) -> Tensor:
+        """What subnormal products of some of the factors lose, times what the others may multiply it by.
+
+        A product of any is at least that of those below one: where that is normal, nothing is lost but at the end.
+        """
+        once = x.shape[-1] * self.model.tiny
+        size = (x.mid.abs() - x.radius).clamp(min=0)
+        least = torch.log(torch.where(x.mid == 0, 1.0, size)).clamp(max=0).sum(-1, keepdim=True)
+        others = torch.exp(torch.log(x.magnitude).clamp(min=0).sum(-1, keepdim=True) * (1 + 1e-12))
+        below = math.log(2 * self.model.compute.smallest_normal)
+        lost = torch.where(least < below, once * others, torch.full_like(others, once))
+        return lost.nan_to_num(nan=math.inf, posinf=math.inf)
+
+    def settled(self, x: Ball) -> Ball:
+        """An infinite midpoint is what the number is: it has no radius; one that is lost is infinite."""
+        if x.rad is None:
+            return x
+        if x.is_finite and not bool(x.rad.isnan().any()):
+            return x
+        infinite, lost = x.mid.isinf(), x.rad.isnan()
+        rad = torch.where(lost, math.inf, x.rad)
+        return Ball(x.mid, torch.where(infinite, 0.0, rad), self.model)
+
+    def largest_of(self, x: Ball) -> Ball:
+        if x.rad is None or not x.shape[-1]:
+            return self.max(x)
+        mid = x.mid.amax(-1, keepdim=True)
+        rad = torch.where(x.mid.isfinite(), x.rad, 0.0).nan_to_num(nan=math.inf, posinf=math.inf)
+        up, down = (x.mid + rad).amax(-1, keepdim=True) - mid, mid - (x.mid - rad).amax(-1, keepdim=True)
+        return Ball(mid, torch.where(mid.isfinite(), torch.maximum(up, down) + mid.abs() * 2.0**-52, 0.0), self.model)
+
+    def ordered(self, x: Ball) -> Ball:
+        if x.rad is None:
+            return Ball(x.mid.sort(-1).values, None, self.model)
+        least, most = self.enclosure(x)
+        return self.interval(least.sort(-1).values, most.sort(-1).values)

@@ -1,0 +1,287 @@
+"""Sequences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+
+from assay.formats.accumulator import Accumulator
+from assay.golden.arithmetic.ball import Ball, ElementaryBalls, lowest_bit
+from assay.golden.arithmetic.model import Chance, RoundingModel
+
+Tensor = torch.Tensor
+
+
+_STEP = 3.0  # u a step: a product, a sum, and one more sum where a scan adds in another order
+_FOLDED = 8.0  # u: beta, two decays and the scale as factors of either side of a product, each rounded there
+_FACTORS = 3  # exponentials beside one for each step: of a chunk's first place, its last, and the place itself
+_FAINT = 1e-30  # of a decay: what is off by an underflow is off by no relative error
+_LONG = 256  # places up to which the largest partial product is looked for
+
+
+@lru_cache(128)
+def _gammas(accumulate: Accumulator, chance: Chance | None, count: int, late: int) -> tuple[float, ...]:
+    """gamma of one term, of two, and so on, or of one less."""
+    model = RoundingModel(accumulate.format, accumulate, chance=chance)
+    return tuple(model.gamma(max(terms - late, 0)) for terms in range(1, count + 1))
+
+
+class SequenceBalls(ElementaryBalls):
+    """Ball arithmetic with running sums and recurrences."""
+
+    def cumsum(self, x: Ball) -> Ball:
+        """Each running sum as `sum` has it: gamma_(n-1) of its own n terms' magnitudes, in any order.
+
+        An order that subtracts from a longer sum what comes behind is none of these.
+        """
+        count, late = x.shape[-1], int(self.model.accumulate.format.unit_roundoff <= self.u)
+        lost = x.mid.new_tensor(_gammas(self.model.accumulate, self.model.chance, count, late))
+        rounding = self.model.sum_rounding(count)
+        mid, magnitude = x.mid.cumsum(-1), x.magnitude.cumsum(-1)
+        rad = lost * rounding * magnitude
+        if x.rad is not None:
+            overflow = (magnitude > self.model.largest) & torch.isfinite(mid)
+            return self.ball(mid, torch.where(overflow, math.inf, rad + rounding * x.rad.cumsum(-1)))
+        return self._summed(mid, rad, magnitude, lowest_bit(x.mid).cummin(-1).values if count else mid)
+
+    def recurrence(self, decay: Ball, term: Ball) -> Ball:
+        """In sequence, or as a scan of pairs (a, b), (a', b') -> (a a', a' b + b') in any tree.
+
+        h_t is the sum of b_s times all decays from s + 1 to t, and M_t the sum of their magnitudes. A tree rounds the
+        product of a term and its decays as often as the sequence does, once a factor, and adds it in at most as many
+        sums as it has steps behind it, and log2 n more (a scan by doubling adds the last term that often). So with r
+        the radii of decays and terms R_t = (|a| + r_a) R_(t-1) + r_a M_(t-1) + r_b + 3 u M_t, and the radius of h_t is
+        R_t + (log2 n + 2) u M_t.
+        """
+        shape = (decay.mid[..., :0] + term.mid[..., :0]).shape[:-1] + term.mid.shape[-1:]
+        a, a_rad, b, b_rad = (part.broadcast_to(shape) for part in (decay.mid, decay.radius, term.mid, term.radius))
+        h, most, rad = (torch.zeros(shape[:-1], dtype=torch.float64) for _ in range(3))
+        lost = torch.zeros(shape[:-1], dtype=torch.bool)
+        found: list[tuple[Tensor, Tensor]] = []
+        more = (math.ceil(math.log2(max(shape[-1], 1))) + 2) * self.u
+        tiny = 2 * (self.model.tiny + self.model.underflow(self.model.accumulate.format))
+        unit = max(self.u, self.model.accumulate.format.unit_roundoff)
+        for t in range(shape[-1]):
+            size = a[..., t].abs()
+            given = h.isnan() | a[..., t].isnan() | b[..., t].isnan()
+            h = a[..., t] * h + b[..., t] if t else b[..., t]
+            lost |= h.isnan() & ~given  # of a decay that overflowed, perhaps
+            h = torch.where(lost, 0.0, h)
+            inherited = (size + a_rad[..., t]) * rad + a_rad[..., t] * most + b_rad[..., t]
+            most = size * most + b[..., t].abs()
+            rad = inherited + _STEP * unit * (most + inherited) + tiny
+            own = torch.where(lost | (most > self.model.largest), math.inf, rad + more * (most + rad))
+            found.append((h, torch.where(h.isfinite(), own, 0.0)))
+        if not found:
+            return Ball(b, None, self.model)
+        return self.ball(torch.stack([mid for mid, _ in found], -1), torch.stack([part for _, part in found], -1))
+
+    def solve_unit_lower(self, lower: Ball, right: Ball) -> Ball:
+        """In sequence, by blocks, or by inverses of diagonal blocks of any width, themselves computed so.
+
+        With T = I + L and X = T^-1 the computed x' solve (T + dT) x' = b + db, |dT| <= r_L + gamma_n |L| =: E and
+        |db| <= r_b + gamma_n |b| (N. J. Higham, *Accuracy and Stability of Numerical Algorithms*, 2nd ed., theorem 8.5,
+        of any order of the sums). An inverse of a diagonal block D of T is off by gamma_n |X||D||X| (there, 14.2), and
+        its product by gamma_n |X|, each times |b| + |L||x'|, the bound of what stands on the right of a block; that
+        reaches x' through X D. So for the radius e, with G = gamma_n |X| + (1 + gamma_n) gamma_n |X||T||X|,
+
+            e <= |X| (E (|x| + e) + db) + |X||T| G (|b| + |L| (|x| + e)),
+
+        in which no entry that multiplies e stands on the diagonal or above: one substitution in positive numbers.
+        """
+        size = right.shape[-2]
+        below, off = lower.mid.tril(-1), lower.radius.tril(-1)
+        inverse = unit_lower_inverse(below)
+        x = torch.linalg.solve_triangular(below, right.mid, upper=False, unitriangular=True)
+        one = torch.eye(size, dtype=torch.float64)
+        gamma, cut = self.model.gamma(size), self.model.accumulate.cut
+        lost = gamma + 2 * cut
+        error = off + lost * (below.abs() + off)
+        sized = torch.linalg.solve_triangular(one - inverse.abs() @ error, inverse.abs(), upper=False)
+        most = below.abs() + off
+        block = lost * sized + (1 + lost) * lost * sized @ (one + most) @ sized
+        tiny = self.model.underflow(self.model.accumulate.format) * size * (1 + x.abs().amax(-2, keepdim=True))
+        given = right.magnitude
+        rho, delta = error @ x.abs() + right.radius + lost * given + tiny, block @ (given + most @ x.abs()) + tiny
+        through = sized @ (one + most)
+        growth = (sized @ error + through @ block @ most).tril(-1)
+        rad = torch.linalg.solve_triangular(one - growth, sized @ rho + through @ delta, upper=False)
+        unknown = ~(x.isfinite() & rad.isfinite())
+        overflow = (most @ (x.abs() + rad) + given) > self.model.largest
+        hidden = unknown & right.mid.isfinite().all(-2, keepdim=True) & below.isfinite().all((-1, -2))[..., None, None]
+        return self.ball(torch.where(hidden, 0.0, x), torch.where(unknown | overflow, math.inf, rad))
+
+    def where_above(self, x: Ball, bound: float, y: Ball, z: Ball | float) -> Ball:
+        """Nothing is said where the bound lies within x's ball, nor what is right there."""
+        chosen = self.where(x.mid > bound, y, z)
+        unsure = (((x.mid - bound).abs() <= x.radius) & (x.radius > 0)) | x.mid.isnan()
+        return Ball(torch.where(unsure, 0.0, chosen.mid), torch.where(unsure, math.inf, chosen.radius), self.model)
+
+    def delta_rule(
+        self, q: Ball, k: Ball, v: Ball, factor: Ball | float, decays: Ball, decay: Ball, beta: Ball
+    ) -> Ball:
+        """A bound that grows with powers of the length, not with exponentials of it.
+
+        With L_ts = beta_t d_ts k_t.k_s below the diagonal, P_ts = d_ts scale q_t.k_s up to it, X = (I + L)^-1 and
+        Z = P X the exact results are u = X beta v and o = P u. Whatever a kernel does, its own u' solve
+        (I + L) u' = beta v + rho, but for errors delta of the inverse of a block, of any width, and of its product,
+        which reach u' directly: e = u' - u = X rho + W delta and o' - o = Z rho + Y delta + sigma, with W = X D and
+        Y = Z D, D the diagonal blocks of I + L. Diagonal blocks of X are the inverses of those of I + L (N. J. Higham,
+        *Accuracy and Stability of Numerical Algorithms*, 2nd ed., 8.1 and 14.2; S. Yang et al., *Parallelizing linear
+        transformers with the delta rule over sequence length*, 2024, for the chunks).
+
+        - rho: each product beta d k k of L, or of the state that it stands for, is off by E relative to |k|^T |k| (sums
+          over D and over places, factors rounded on either side, as "updates" too, decays as one exponential or as a
+          product of one a step), and by the rounding of u' as "updates": E (|u| + |e|). The state S rounded as "state"
+          before a product, and keys times decays as "updates": beta |k|^T (|S| + sum d |k| |e|).
+        - delta: substitution for an inverse loses gamma_n |X||I + L||X|, rounding it as "inverse", and what it is
+          multiplied with and what comes out as "updates", their shares of |X| (beta |v| + beta |k|^T (|S| + ...)).
+        - sigma: the same as rho of q and P; scores times decays may be rounded as "scores".
+
+        So e <= c + N e with N below the diagonal alone: one substitution in positive numbers gives the bound. As the
+        errors of a place meet the true X, which forgets, and not a product of magnitudes, it keeps with float32 about
+        the cube of the length where a bound that is carried from place to place doubles with each.
+        """
+        if self.model.certifies:
+            return super().delta_rule(q, k, v, factor, decays, decay, beta)
+        length, width = k.shape[-2:]
+        if not length:
+            return v
+        special = ~q.mid.isfinite()
+        if bool(special.any()):  # NaN of a query is that of its place; infinities cancel in one order, not in another
+            finite = Ball(torch.where(special, 0.0, q.mid), torch.where(special, 0.0, q.radius), self.model)
+            known = self.delta_rule(finite, k, v, factor, decays, decay, beta)
+            no_number = torch.where(q.mid.isnan().any(-1, keepdim=True), math.nan, known.mid)
+            known = Ball(no_number, torch.where(no_number.isnan(), 0.0, known.radius), self.model)
+            return self.unspecified(special.any(-1, keepdim=True) & ~no_number.isnan(), known)
+        model, u, cut = self.model, self.u, self.model.accumulate.cut
+        updates, stored, inverted, scored = (
+            cut + (model.stages[stage].unit_roundoff if stage in model.stages else 0.0)
+            for stage in ("updates", "state", "inverse", "scores")
+        )
+        lost = model.gamma(width + length + 2) + _FOLDED * u + 2 * cut
+        seen = torch.ones(length, length, dtype=torch.float64).tril()
+        strict = seen.tril(-1)
+        plain = copy(self)
+        plain.model = replace(model, stages={})
+        scores, keys = plain.scores(q, k, factor), self.matmul(k, self.swap(k))
+        size_q, size_k, size_v = q.magnitude * q.as_ball(factor).magnitude, k.magnitude, v.magnitude
+        b, size_b = beta.mid[..., None], beta.magnitude[..., None]
+
+        d, off_d = self._decays(decays, decay)
+        lower, read = strict * b * keys.mid * d, seen * scores.mid * d
+        inverse = unit_lower_inverse(lower)
+        u_, read_inverse = inverse @ (b * v.mid), read @ inverse
+        out = read @ u_
+        reached, reaching, held = self._states(size_q, k.mid, size_k, u_, decay)
+
+        d = d + off_d
+        pairs, reads = size_k @ size_k.mT, size_q @ size_k.mT
+        most, most_read = strict * size_b * d * pairs, seen * d * reads
+        written = (lost + updates) * pairs + updates * keys.mid.abs() + (1 + updates) * keys.radius
+        error = strict * size_b * (d * written + off_d * pairs) + strict * beta.radius[..., None] * d * pairs
+        read_size = seen * d * (scores.mid.abs() + scores.radius)
+        read_error = seen * (d * (lost * reads + scores.radius) + off_d * reads) + updates * strict * d * reads
+        read_error = read_error + (max(scored, updates) + updates) * read_size
+        state = math.expm1(stored + updates + lost)
+
+        one = _identity(error)
+        sized = torch.linalg.solve_triangular(one - inverse.abs() @ error, inverse.abs(), upper=False)
+        direct, whole = math.expm1(2 * updates + lost) * (1 + stored), one + lower.abs() + error
+        block = (1 + direct) * (inverted * (sized - one) + (model.gamma(length) + 2 * cut) * sized @ whole @ sized)
+        block = block + direct * sized
+        given = size_b * size_v
+        reached = size_b * reached
+        right = (self.u + lost) * given + b.abs() * v.radius + beta.radius[..., None] * size_v
+        across, across_read = _carried(inverse, lower), _carried(read_inverse, lower)
+        tiny = self._tiny() * (length + width) * _largest(size_q + size_k, d) * _largest(given + reached, reaching, u_)
+
+        rho, per_rho = right + error @ u_.abs() + state * reached + tiny, error + state * most
+        delta, per_delta = block @ (given + reached) + tiny, block @ most
+        growth = inverse.abs() @ per_rho + across @ per_delta
+        start = inverse.abs() @ rho + across @ delta
+        off = torch.linalg.solve_triangular(one - growth.tril(-1), start, upper=False)
+        rad = read_inverse.abs() @ (rho + per_rho @ off) + across_read @ (delta + per_delta @ off)
+        rad = rad + read_error @ (u_.abs() + off) + state * (reaching + most_read @ off) + 3 * u * out.abs() + tiny
+        held = held + (size_k.amax(-1, keepdim=True).amax(-2, keepdim=True) * off).sum(-2, keepdim=True)
+        unscaled = self.matmul(q, self.swap(k))  # where the scale comes last
+        unscaled_read = seen * d * (q.magnitude @ size_k.mT)
+        everything = (
+            ("", size_b.clamp(min=1.0) * (size_v + strict * d * pairs @ (u_.abs() + off))),
+            ("", most_read @ (u_.abs() + off)),
+            ("", unscaled_read @ (u_.abs() + off)),
+            ("updates", sized @ (given + reached + most @ off)),
+            ("updates", sized @ (size_b * size_k).amax(-1, keepdim=True)),
+            ("updates", torch.maximum(size_q, q.magnitude).amax(-1, keepdim=True)),
+            ("state", held),
+            ("inverse", sized.amax(-1, keepdim=True)),
+            ("scores", torch.maximum(read_size, seen * d * unscaled.magnitude).amax(-1, keepdim=True)),
+        )
+        return self._bounded(out, rad, everything)
+
+    def _decays(self, decays: Ball, decay: Ball) -> tuple[Tensor, Tensor]:
+        """exp of sums of gates, zero ahead, and their errors: of the sums, and of products of an exponential a step."""
+        length = decay.shape[-1]
+        d, off = decays.mid.tril(), decays.radius.tril()
+        steps = self.recurrence(decay[..., None, :], self.exact(torch.eye(length, dtype=torch.float64)))
+        further = _FACTORS * (self.model.function_error("exp") + 2 * self.u)
+        product = steps.radius.mT.tril() + further * d
+        return d, off + product * (1 + torch.where(d > _FAINT, off / d, 1.0))
+
+    def _states(self, q: Tensor, k: Tensor, size_k: Tensor, u: Tensor, decay: Ball) -> tuple[Tensor, Tensor, Tensor]:
+        """|k_t|^T |S| and |q_t|^T |S|, S the state at any place before t, decayed to t; the largest |S|."""
+        state = most = torch.zeros(*u.shape[:-2], k.shape[-1], u.shape[-1], dtype=torch.float64)
+        by_keys, by_queries, held = [], [], most.amax(-2, keepdim=True)
+        for t in range(u.shape[-2]):
+            step = decay.mid[..., t, None, None]
+            most = step * most
+            by_keys.append((size_k[..., t, :, None] * most).sum(-2))
+            by_queries.append((q[..., t, :, None] * most).sum(-2))
+            state = step * state + k[..., t, :, None] * u[..., t, None, :]
+            most = torch.maximum(most, state.abs())
+            held = torch.maximum(held, most.amax(-2, keepdim=True))
+        return torch.stack(by_keys, -2), torch.stack(by_queries, -2), held
+
+    def _tiny(self) -> float:
+        """Absolute error of one operation in any of the formats."""
+        formats = {self.model.compute, self.model.accumulate.format, *self.model.stages.values()}
+        return 8 * max(self.model.underflow(format) for format in formats)
+
+    def _bounded(self, out: Tensor, rad: Tensor, sizes: Sequence[tuple[str, Tensor]]) -> Ball:
+        """Nothing is said of a column of a head where one of its ``sizes`` may overflow, or what is stored of it."""
+        beyond = ~rad.isfinite().all(-2, keepdim=True)
+        for stage, size in sizes:
+            limit = self.model.largest
+            if stage in self.model.stages:
+                limit = min(limit, self.model.stages[stage].largest)
+            beyond = beyond | ~(size <= limit).all(-2, keepdim=True)
+        return self.ball(torch.where(beyond, 0.0, out), torch.where(beyond, math.inf, rad))
+
+
+def unit_lower_inverse(lower: Tensor) -> Tensor:
+    """(I + ``lower``)^-1 [..., n, n], of what lies below the diagonal."""
+    one = torch.eye(lower.shape[-1], dtype=torch.float64)
+    return torch.linalg.solve_triangular(lower, one.expand(lower.shape), upper=False, unitriangular=True)
+
+
+def _identity(x: Tensor) -> Tensor:
+    return torch.eye(x.shape[-1], dtype=torch.float64)
+
+
+def _largest(*sizes: Tensor) -> Tensor:
+    """One more than the largest of a head, [..., 1, 1]."""
+    return 1 + torch.stack([size.amax((-1, -2), keepdim=True) for size in sizes]).amax(0)
+
+
+def _carried(x: Tensor, lower: Tensor) -> Tensor:
+    """At or above |x D|, D any diagonal blocks of I + ``lower``: the largest sums of their products so far."""
+    length = lower.shape[-1]
+    whole = lower + _identity(lower)
+    if length > _LONG:
+        return x.abs() @ whole.abs()
+    return torch.stack([(x[..., t, :, None] * whole).cumsum(-2).abs().amax(-2) for t in range(length)], -2)

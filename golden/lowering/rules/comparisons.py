@@ -1,0 +1,357 @@
+"""Comparisons, three-valued masks and selection by them, orders and the indices of extremes.
+
+Where numbers tie within their radii, a mask is open and any of the tied indices is admissible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from assay.golden.arithmetic.base import Order
+from assay.golden.lowering.dispatch import Lowering
+from assay.golden.lowering.rule_table import constant, promoted, rule
+from assay.golden.lowering.tensor import axis_last, permuted
+
+Tensor = torch.Tensor
+Ternary = tuple[Tensor, Tensor]  # certainly true, possibly true
+
+
+def _number(ctx: Lowering, x: Any) -> Any:
+    return ctx.number(x) if isinstance(x, Tensor) else constant(ctx.xp, x)
+
+
+def _register_comparison(names: str, certain: Callable[[Order], Tensor], excluded: Callable[[Order], Tensor]) -> None:
+    @rule(names)
+    def compare(ctx: Lowering, x: Any, y: Any) -> Tensor:
+        a, b = _number(ctx, x), _number(ctx, y)
+        order = ctx.xp.compare(a, b) if x is not y else _with_itself(ctx, a)
+        return mask(ctx, certain(order), ~excluded(order))
+
+
+def _with_itself(ctx: Lowering, number: Any) -> Order:
+    """Compare a number with itself, which is PyTorch's test for NaN: equal, however large its radius."""
+    low, high = ctx.xp.enclosure(number)
+    nan, unknown = low.isnan() & high.isnan(), (low.isinf() | high.isinf()) & (low != high)
+    never = torch.zeros_like(nan)
+    return Order(never, never, ~nan & ~unknown, nan)
+
+
+_register_comparison("lt.Tensor lt.Scalar", lambda o: o.less, lambda o: o.more | o.same | o.unordered)
+_register_comparison("gt.Tensor gt.Scalar", lambda o: o.more, lambda o: o.less | o.same | o.unordered)
+_register_comparison("le.Tensor le.Scalar", lambda o: o.less | o.same, lambda o: o.more | o.unordered)
+_register_comparison("ge.Tensor ge.Scalar", lambda o: o.more | o.same, lambda o: o.less | o.unordered)
+_register_comparison("eq.Tensor eq.Scalar", lambda o: o.same, lambda o: o.less | o.more | o.unordered)
+_register_comparison("ne.Tensor ne.Scalar", lambda o: o.less | o.more | o.unordered, lambda o: o.same)
+
+
+def mask(ctx: Lowering, certain: Tensor, possible: Tensor) -> Tensor:
+    """Return a mask; a plain one if nothing is open."""
+    if torch.equal(certain, possible):
+        return certain
+    return ctx.wrap(ctx.xp.interval(certain.double(), possible.double()), torch.bool)
+
+
+def truth(ctx: Lowering, x: Any) -> Ternary:
+    """Return where a tensor, or a scalar, is certainly and possibly true, that is other than zero."""
+    if not isinstance(x, Tensor):
+        scalar = torch.tensor(bool(x))
+        return scalar, scalar
+    if type(x) is Tensor and not x.is_floating_point():
+        return x.bool(), x.bool()
+    low, high = ctx.xp.enclosure(ctx.number(x))
+    return (low > 0) | (high < 0) | low.isnan(), ~((low == 0) & (high == 0))
+
+
+@rule("logical_not bitwise_not")
+def _not(ctx: Lowering, x: Tensor) -> Tensor:
+    certain, possible = truth(ctx, x)
+    return mask(ctx, ~possible, ~certain)
+
+
+@rule("logical_and bitwise_and.Tensor bitwise_and.Scalar __and__.Tensor")
+def _and(ctx: Lowering, x: Any, y: Any) -> Tensor:
+    (a, b), (c, d) = truth(ctx, x), truth(ctx, y)
+    return mask(ctx, a & c, b & d)
+
+
+@rule("logical_or bitwise_or.Tensor bitwise_or.Scalar __or__.Tensor")
+def _or(ctx: Lowering, x: Any, y: Any) -> Tensor:
+    (a, b), (c, d) = truth(ctx, x), truth(ctx, y)
+    return mask(ctx, a | c, b | d)
+
+
+@rule("logical_xor bitwise_xor.Tensor")
+def _xor(ctx: Lowering, x: Any, y: Any) -> Tensor:
+    (a, b), (c, d) = truth(ctx, x), truth(ctx, y)
+    return mask(ctx, (a & ~d) | (~b & c), (b & ~c) | (~a & d))
+
+
+def _register_quantifier(names: str, function: Any) -> None:
+    @rule(names)
+    def quantify(ctx: Lowering, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+        return mask(ctx, *(function(end) if dim is None else function(end, dim, keepdim) for end in truth(ctx, x)))
+
+
+_register_quantifier("any any.dim any.dims", torch.any)
+_register_quantifier("all all.dim all.dims", torch.all)
+
+
+def _register_class(name: str) -> None:
+    """A number of which nothing is known may be in any class."""
+    is_in_class = getattr(torch, name)
+
+    @rule(name)
+    def classify(ctx: Lowering, x: Tensor) -> Tensor:
+        low, high = ctx.xp.enclosure(ctx.number(x))
+        unknown = (low.isinf() | high.isinf()) & (low != high)
+        certain = is_in_class(low) & is_in_class(high) & ~unknown
+        return mask(ctx, certain, certain | unknown)
+
+
+for _name in ("isnan", "isinf", "isposinf", "isneginf"):  # PyTorch decomposes isfinite into comparisons
+    _register_class(_name)
+
+
+@rule("equal")
+def _equal(ctx: Lowering, x: Tensor, y: Tensor) -> bool:
+    with ctx:
+        return x.shape == y.shape and bool((x == y).all().item())
+
+
+@rule("allclose")
+def _allclose(
+    ctx: Lowering, x: Tensor, y: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+) -> bool:
+    with ctx:
+        return bool(torch.isclose(x, y, rtol, atol, equal_nan).all().item())
+
+
+@rule("signbit")
+def _signbit(ctx: Lowering, x: Tensor) -> Tensor:
+    low, high = ctx.xp.enclosure(ctx.number(x))
+    return mask(ctx, (high < 0) | (torch.signbit(low) & (low == high)), (low < 0) | torch.signbit(low))
+
+
+@rule("where.self where.ScalarOther where.ScalarSelf where.Scalar")
+def _where(ctx: Lowering, condition: Tensor, x: Any, y: Any) -> Tensor:
+    result = ctx.xp.select(*truth(ctx, condition), _number(ctx, x), _number(ctx, y))
+    return ctx.wrap(result, promoted((x, y), floating=False))
+
+
+@rule("masked_fill.Scalar masked_fill.Tensor")
+def _masked_fill(ctx: Lowering, x: Tensor, where: Tensor, value: Any) -> Tensor:
+    return ctx.wrap(ctx.xp.select(*truth(ctx, where), _number(ctx, value), ctx.number(x)), x.dtype)
+
+
+@rule("nan_to_num")
+def _nan_to_num(
+    ctx: Lowering, x: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Tensor:
+    info, xp, number = torch.finfo(x.dtype), ctx.xp, ctx.number(x)
+    low, high = xp.enclosure(number)
+    known = (low == high) | low.isnan()
+    for where, value in (
+        (known & low.isnan(), nan or 0.0),
+        (known & (low == torch.inf), info.max if posinf is None else posinf),
+        (known & (high == -torch.inf), info.min if neginf is None else neginf),
+    ):
+        if bool(where.any()):
+            number = xp.chosen(where, constant(xp, value), number)
+    return ctx.wrap(number, x.dtype)
+
+
+def ranked(xp: Any, number: Any, k: int, largest: bool) -> tuple[Any, Tensor, Tensor]:
+    """Return the first k of the last axis in order, and the least and the greatest index that each may come from.
+
+    Index j may be the i-th if at most i numbers certainly precede it and, with those that may, at least i do. Ties of
+    exact numbers leave the index open too: kernels differ there. NaN is larger than all numbers, as in PyTorch.
+    """
+    nan = xp.enclosure(number)[0].isnan()
+    if bool(nan.any()):
+        values, first, last = ranked(xp, xp.chosen(nan, constant(xp, torch.inf), number), k, largest)
+        order, nan_count = torch.arange(values.shape[-1]), nan.sum(-1, keepdim=True)
+        are_nan = order < nan_count if largest else order >= nan.shape[-1] - nan_count
+        return xp.chosen(are_nan, constant(xp, torch.nan), values), first, last
+    signed = -number if largest else number
+    low, high = xp.enclosure(signed)
+    values = xp.ordered(signed)[..., :k]
+    values = -values if largest else values
+    low_sorted, high_sorted = low.sort(-1).values, high.sort(-1).values
+    low_k, high_k = low_sorted[..., :k], high_sorted[..., :k]
+    index = torch.argsort(low / 2 + high / 2, dim=-1, stable=True)[..., :k]
+    low_at, high_at = torch.gather(low, -1, index), torch.gather(high, -1, index)
+    before = torch.cat([torch.full_like(high_k[..., :1], -torch.inf), high_sorted[..., : k - 1]], -1)
+    after = torch.cat([low_sorted, torch.full_like(low_k[..., :1], torch.inf)], -1)[..., 1 : k + 1]
+    certain = (low_at == low_k) & (high_at == high_k) & (before < low_at) & (after > high_at)
+    if bool(certain.all()):
+        return values, index, index
+    first, last = index.clone(), index.clone()
+    for open_index in (~certain).nonzero():
+        *rest, rank = (int(i) for i in open_index)
+        row = tuple(rest)
+        may = (low[row] <= high_k[(*row, rank)]) & (high[row] >= low_k[(*row, rank)])
+        admissible = may.nonzero()[:, 0] if low.shape[-1] else index[row]
+        first[(*row, rank)], last[(*row, rank)] = admissible.min(), admissible.max()
+    return values, first, last
+
+
+def indices(ctx: Lowering, first: Tensor, last: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Return integers between two ends; plain ones if the ends agree."""
+    if torch.equal(first, last):
+        return first.to(dtype)
+    return ctx.wrap(ctx.xp.interval(first.double(), last.double()), dtype)
+
+
+def _extreme(xp: Any, number: Any, largest: bool) -> tuple[Any, Tensor, Tensor]:
+    """Return the maximum or minimum of the last axis, NaN if there is one, and its indices as `ranked` does."""
+    values, first, last = ranked(xp, number if largest else -number, 1, True)
+    return (values if largest else -values), first, last
+
+
+def _ranked_along(ctx: Lowering, x: Tensor, k: int | None, dim: int, largest: bool) -> tuple[Tensor, Tensor]:
+    """Return the first k (None: all) along an axis, and their indices."""
+    if not x.ndim:
+        return _of_scalar(ctx, x)
+    number, back = axis_last(ctx.xp, ctx.number(x), dim % x.ndim)
+    values, first, last = ranked(ctx.xp, number, x.shape[dim] if k is None else k, largest)
+    return _moved_back(ctx, x, back, values, first, last)
+
+
+def _extreme_along(ctx: Lowering, x: Tensor, dim: int, keepdim: bool, largest: bool) -> tuple[Tensor, Tensor]:
+    if not x.ndim:
+        return _of_scalar(ctx, x)
+    number, back = axis_last(ctx.xp, ctx.number(x), dim % x.ndim)
+    values, first, last = _extreme(ctx.xp, number, largest)
+    if keepdim:
+        return _moved_back(ctx, x, back, values, first, last)
+    shape = tuple(n for axis, n in enumerate(x.shape) if axis != dim % x.ndim)
+    return ctx.wrap(values.reshape(shape), x.dtype), indices(ctx, first.reshape(shape), last.reshape(shape))
+
+
+def _of_scalar(ctx: Lowering, x: Tensor) -> tuple[Tensor, Tensor]:
+    return ctx.wrap(ctx.number(x), x.dtype), torch.zeros((), dtype=torch.int64)
+
+
+def _moved_back(
+    ctx: Lowering, x: Tensor, back: list[int], values: Any, first: Tensor, last: Tensor
+) -> tuple[Tensor, Tensor]:
+    first, last = (end.permute(*back).contiguous() for end in (first, last))
+    return ctx.wrap(permuted(ctx.xp, values, back), x.dtype), indices(ctx, first, last)
+
+
+@rule("topk")
+def _topk(
+    ctx: Lowering, x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[Tensor, Tensor]:
+    return _ranked_along(ctx, x, k, dim, largest)
+
+
+@rule("sort")
+def _sort(ctx: Lowering, x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+    return _ranked_along(ctx, x, None, dim, descending)
+
+
+@rule("sort.stable")
+def _sort_stable(
+    ctx: Lowering, x: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False
+) -> tuple[Tensor, Tensor]:
+    return _ranked_along(ctx, x, None, dim, descending)
+
+
+@rule("argsort argsort.stable")
+def _argsort(ctx: Lowering, x: Tensor, dim: int = -1, descending: bool = False, **_: Any) -> Tensor:
+    return _ranked_along(ctx, x, None, dim, descending)[1]
+
+
+def _register_extremes(name: str, largest: bool) -> None:
+    @rule(f"{name}.dim")
+    def along(ctx: Lowering, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+        return _extreme_along(ctx, x, dim, keepdim, largest)
+
+    @rule(f"arg{name}")
+    def argument(ctx: Lowering, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+        if dim is not None:
+            return _extreme_along(ctx, x, dim, keepdim, largest)[1]
+        _, first, last = _extreme(ctx.xp, ctx.number(x).reshape((-1,)), largest)
+        shape = (1,) * x.ndim if keepdim else ()
+        return indices(ctx, first.reshape(shape), last.reshape(shape))
+
+    @rule(f"cum{name}")
+    def running(ctx: Lowering, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+        xp = ctx.xp
+        if not x.ndim:
+            return _of_scalar(ctx, x)
+        number, back = axis_last(xp, ctx.number(x), dim % x.ndim)
+        values = xp.cummax(number) if largest else -xp.cummax(-number)
+        low, high = xp.enclosure(number if largest else -number)
+        index = torch.arange(low.shape[-1]).expand(low.shape)
+        last = torch.where(high >= low.cummax(-1).values, index, 0).cummax(-1).values
+        certain = torch.where(low >= high.cummax(-1).values, index, 0).cummax(-1).values
+        return _moved_back(ctx, x, back, values, certain, last)
+
+
+_register_extremes("max", True)
+_register_extremes("min", False)
+
+
+@rule("searchsorted.Tensor searchsorted.Scalar")
+def _searchsorted(
+    ctx: Lowering,
+    boundaries: Tensor,
+    values: Any,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Tensor | None = None,
+) -> Tensor:
+    """Count the boundaries below a value, or at most it."""
+    xp = ctx.xp
+    if sorter is not None:
+        with ctx:
+            boundaries = boundaries.gather(-1, sorter)
+    sequence, queries = ctx.number(boundaries), _number(ctx, values)
+    if len(queries.shape):
+        lead = tuple(map(int, sequence.shape[:-1])) if boundaries.ndim > 1 else (1,) * len(queries.shape[:-1])
+        sequence = sequence.reshape((*lead, 1, int(boundaries.shape[-1])))
+        order = xp.compare(sequence, queries.reshape((*map(int, queries.shape), 1)))
+    else:
+        order = xp.compare(sequence, queries)
+    inclusive = side == "right" or right
+    certain = order.less | order.same if inclusive else order.less
+    # Where a boundary is NaN the count depends on the binary search, so it is only possible.
+    possible = ~order.more if inclusive else ~(order.more | order.same)
+    nan = xp.compare(queries, queries).unordered  # a value of NaN is above all boundaries
+    certain = certain | (nan[..., None] if nan.ndim else nan)
+    return indices(ctx, certain.sum(-1), possible.sum(-1), torch.int32 if out_int32 else torch.int64)
+
+
+@rule("bucketize.Tensor")
+def _bucketize(
+    ctx: Lowering, values: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False
+) -> Tensor:
+    return _searchsorted(ctx, boundaries, values, out_int32=out_int32, right=right)
+
+
+@rule("kthvalue")
+def _kthvalue(ctx: Lowering, x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    values, index = _ranked_along(ctx, x, None, dim, False)
+    with ctx:
+        values, index = (t if not t.ndim else t.narrow(dim, k - 1, 1).clone() for t in (values, index))
+        return (values, index) if keepdim or not x.ndim else (values.squeeze(dim), index.squeeze(dim))
+
+
+@rule("median.dim")
+def _median_along(ctx: Lowering, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    values, index = _kthvalue(ctx, x, ((x.shape[dim] if x.ndim else 1) + 1) // 2, dim, keepdim)
+    with ctx:
+        return torch.where(x.isnan().any(dim, keepdim), torch.nan, values), index
+
+
+@rule("median")
+def _median(ctx: Lowering, x: Tensor) -> Tensor:
+    with ctx:
+        return x.reshape(-1).median(0).values
