@@ -1,5 +1,7 @@
 """The audit of a model: its sites, the error that any assignment of formats to them makes, and which one to take."""
 
+from __future__ import annotations
+
 import math
 import random
 import time

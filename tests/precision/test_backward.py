@@ -12,7 +12,7 @@ from assay.precision.auditing import Audit
 from assay.precision.errors import BadModel
 from assay.precision.prediction.backward import AGAIN, differentiate
 from assay.precision.prediction.quadratic_form import Products
-from tests.precision.test_abreast import MODELS
+from tests.precision.test_batched_assignments import MODELS
 
 FORMATS = ["bf16", "fp8", "w4a16-g32", "fp8-block", "kv-fp8", "a-fp8"]
 
