@@ -20,8 +20,8 @@ from assay.runtime.files import write_text_atomically
 from assay.verify.errors import BenchError
 
 if TYPE_CHECKING:
+    from assay.bench.timing.contest import Record
     from assay.bench.timing.gate import Change
-    from assay.bench.timing.record import Record
     from assay.cli.bench_runs import Timed
     from assay.verify.campaign.table import Entry
 
@@ -96,11 +96,10 @@ def bench(
     told. Exits with 1 where a kernel was wrong, or became slower than --compare says.
     """
     from assay.bench.inspection.calls import Asked
-    from assay.bench.timing.contest import Ways, machine
+    from assay.bench.timing.contest import Ways, history, machine
     from assay.bench.timing.gate import compared
     from assay.bench.timing.page import change_words
     from assay.bench.timing.profile import counters
-    from assay.bench.timing.record import history
     from assay.cli.bench_runs import is_problem, of_kernels, of_solutions
     from assay.verify.cases.at_shape import read_sizes
     from assay.verify.harness.frameworks import check_device
@@ -182,8 +181,7 @@ def _chosen(
 
 
 def _recorded(timed: Timed, device: str) -> Record:
-    from assay.bench.timing.contest import machine, versions
-    from assay.bench.timing.record import Record
+    from assay.bench.timing.contest import Record, machine, versions
 
     return Record(
         made=datetime.now(UTC).isoformat(timespec="seconds"),

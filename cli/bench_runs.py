@@ -15,8 +15,7 @@ from assay.verify.errors import BenchError, TargetError
 
 if TYPE_CHECKING:
     from assay.bench.inspection.calls import Asked
-    from assay.bench.timing.contest import Ways
-    from assay.bench.timing.record import Line
+    from assay.bench.timing.contest import Line, Ways
     from assay.judge.verdict import SolutionVerdict
     from assay.verify.campaign.table import Entry
 
@@ -41,8 +40,7 @@ def of_kernels(
     kernels: Sequence[Entry], sizes: Asked, ways: Ways, count: int, *, against: str, compiles: bool
 ) -> Timed:
     """Kernels by turns with what else does the same. Raises `TargetError` and `BenchError`."""
-    from assay.bench.timing.contest import Run, contests_of, run
-    from assay.bench.timing.record import lines_of
+    from assay.bench.timing.contest import Run, contests_of, lines_of, run
 
     contests = tuple(contests_of(kernels, sizes, ways, against=against, compiles=compiles))
     if not contests:

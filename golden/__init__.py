@@ -14,8 +14,7 @@ from assay.runtime.lazy import lazy
 
 if TYPE_CHECKING:
     from assay.golden.errors import DefinitionError, InputError, OptionError, ShapeError, UnknownSpec
-    from assay.golden.evaluation import evaluate
-    from assay.golden.evaluation.choices import admissible
+    from assay.golden.evaluation import admissible, evaluate
     from assay.golden.evaluation.golden import Golden
     from assay.golden.lowering.spec import define_torch
     from assay.golden.options import Option, choice, flag, number

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from assay.bench.timing.record import REFERENCE, Line
+from assay.bench.timing.contest import REFERENCE, Line
 from assay.judge.speed import Time
 from assay.judge.verdict import SolutionVerdict, Workload
 

@@ -20,7 +20,7 @@ class Workload:
     """What was found at one of the sizes that a problem states: as a trace of FlashInfer Bench says it.
 
     ``worst`` is the largest |solution - golden| / radius there, the errors are those from the golden, ``bits`` the
-    accuracy (`assay.bench.timing.accuracy.bits_of`), of the first of the ``judged`` calls. ``speed`` is None where it
+    accuracy (`assay.bench.timing.timed.bits_of`), of the first of the ``judged`` calls. ``speed`` is None where it
     wasn't timed at these ``sizes``.
     """
 

@@ -1,10 +1,17 @@
 """A comparison that passed, kept until its test is over, and made again with wrong values.
 
 By then the test's reports are made: whatever a replay does can't change them.
+
+Values that are wrong in ways that a faulty kernel's are.
+
+Each corruption is aimed where a comparison by tolerance sees it best: at the loudest row and the largest element. One
+that leaves all numbers equal says nothing and isn't counted; nor is one of structure (a row, a tile, a shift) that
+moves no element by 10 % of the largest, as where all rows are alike or only noise is dropped.
 """
 
 import math
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +20,68 @@ import pytest
 from _pytest.outcomes import OutcomeException
 
 from assay.mutation.comparisons import Answer, Call, Slot
-from assay.mutation.corruptions import corruptions, counts
 from assay.mutation.values import Leaf, numbers_of, restored, with_leaf
-from assay.verify.comparison.corruptions import Numbers
+from assay.mutation.words import STRUCTURE
+from assay.verify.comparison.corruptions import TILE, Numbers, loudest, of_structure, with_element
+
+_NOTABLE = 0.1
+
+
+def corruptions(right: Numbers, whole: bool = False) -> Iterator[tuple[str, Numbers]]:
+    """(name, corrupted numbers) for at least one number; ``whole`` where only integers can be put back."""
+    loud, rows = loudest(right), right.ndim > 1 and right.shape[-1] > 0
+    more_than_a_tile = rows and (right.shape[-1] > TILE or right.size // right.shape[-1] > TILE)
+    for name, wrong in of_structure(right):
+        if (rows and (name != "one tile zero" or more_than_a_tile)) or name in ("all zeros", "sign changed"):
+            yield name, wrong
+    if right.ndim and right.shape[-1] > 1:
+        last = right.copy()
+        last[..., -1] = 0
+        yield "last column zero", last
+        yield "shifted by one", np.roll(right, 1, -1)
+    if whole:
+        yield "one element off by 1", with_element(right, loud, right[loud] + 1)
+        return
+    yield "one NaN", with_element(right, loud, np.nan)
+    yield "times 1.05", right * 1.05
+    yield "times 1.01", right * 1.01
+    if right.size > 1:
+        yield "one element off by 10 %", with_element(right, loud, right[loud] * 1.1)
+    yield "truncated to bfloat16", _parts(_truncate, right)
+    for name, dtype in (("rounded to float16", np.float16), ("rounded to float32", np.float32)):
+        narrow = _parts(lambda part, dtype=dtype: part.astype(dtype).astype(np.float64), right)
+        if bool((np.isfinite(narrow) == np.isfinite(right)).all()):  # else the format has no room for such numbers
+            yield name, narrow
+
+
+def counts(name: str, wrong: Numbers, right: Numbers) -> bool:
+    """Whether a corruption, as it can be stored, changes what it should."""
+    changed = (wrong != right) & ~(np.isnan(wrong) & np.isnan(right))
+    if not bool(changed.any()) or name not in STRUCTURE or name == "one NaN":
+        return bool(changed.any())
+    with np.errstate(all="ignore"):
+        moved = np.abs(wrong - right)
+    return float(np.max(moved, initial=0, where=np.isfinite(moved))) >= _NOTABLE * largest(right)
+
+
+def largest(numbers: Numbers) -> float:
+    """The largest finite magnitude."""
+    return float(np.max(np.abs(numbers), initial=0, where=np.isfinite(numbers)))
+
+
+def _truncate(values: Any) -> Any:
+    """Towards zero to the 8 significant bits of bfloat16, within float32's range."""
+    bits = values.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
+    return bits.view(np.float32).astype(np.float64)
+
+
+def _parts(change: Any, values: Numbers) -> Numbers:
+    """A change of real numbers, for complex ones too."""
+    with np.errstate(over="ignore"):
+        if values.dtype.kind != "c":
+            return np.asarray(change(values))
+        return np.asarray(change(values.real) + 1j * change(values.imag))
+
 
 _SMALLEST, _LARGEST = -30.0, 4.0  # powers of two between which a gain is looked for
 _STEPS = 8

@@ -1,32 +1,263 @@
-"""The hooks of pytest: what is compared while a test runs is kept, and replayed when the test is over."""
+"""The hooks of pytest: what is compared while a test runs is kept, and replayed when the test is over.
+
+Wrapping functions of modules that may be imported already, later, or never; nothing here imports any of them.
+
+A function imported by name (``from torch.testing import assert_close``) before it was wrapped is found by identity in
+the modules that hold it, and so it is when the wrapping ends.
+
+What an audit found: a table for the terminal, one HTML page that needs no network, and JSON.
+"""
 
 from __future__ import annotations
 
 import ast
 import functools
+import importlib.abc
+import importlib.util
 import inspect
+import io
 import json
+import math
 import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.machinery import ModuleSpec
+from importlib.metadata import version
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from _pytest.outcomes import OutcomeException
 
 from assay.mutation import places, words
-from assay.mutation.comparisons import COMPARISONS, Call, Comparison, approximate_equality
+from assay.mutation.comparisons import COMPARISONS, Call, Comparison, Wrapper, approximate_equality
 from assay.mutation.ledger import Ledger, Site
-from assay.mutation.page import print_table, write_page
-from assay.mutation.patching import Patches
+from assay.verify.report.rendering import environment
 
 if TYPE_CHECKING:
     from assay.mutation.replay import Kept
+
+_PIPED = 10_000  # letters: whoever reads a file or a pipe gets a line whole
+_SHOWN = 20  # lines in the terminal; the page has all
+
+
+def print_table(ledger: Ledger, terminal: Any) -> None:
+    """The worst lines, the totals, and what to know about them."""
+    from rich.console import Console
+    from rich.table import Table
+
+    sites = ledger.ranked
+    if sites:
+        width = max(80, terminal._tw.fullwidth) if terminal.isatty else _PIPED
+        table = Table(box=None, pad_edge=False, show_edge=False, header_style="bold")
+        longest = max(len(_line(site)) for site in sites[:_SHOWN])
+        table.add_column("line", overflow="fold", min_width=min(width // 3, longest))
+        table.add_column("grade", no_wrap=True)
+        table.add_column("runs", justify="right")
+        table.add_column("gain", justify="right", no_wrap=True)
+        table.add_column("never noticed", min_width=24)
+        for site in sites[:_SHOWN]:
+            table.add_row(_line(site), site.grade, str(site.runs), gain(site), remarks(site))
+        text = io.StringIO()
+        Console(file=text, width=width, highlight=False).print(table)
+        for line in text.getvalue().splitlines():
+            terminal.line(line.rstrip())
+        if len(sites) > _SHOWN:
+            terminal.line(f"... and {len(sites) - _SHOWN} more")
+    for line in totals(ledger):
+        terminal.line(line)
+
+
+def _line(site: Site) -> str:
+    return f"{site.file}:{site.line}"
+
+
+def totals(ledger: Ledger) -> list[str]:
+    """Sentences that sum an audit up."""
+    sites = list(ledger.sites.values())
+    grades = Counter(site.grade for site in sites)
+    counted = ", ".join(f"{grades[name]} {name}" for name in words.GRADES if grades[name])
+    lines = [
+        f"{sum(site.runs for site in sites)} comparisons on {len(sites)} lines in {ledger.tests} passing tests, "
+        f"{sum(site.replays for site in sites)} of them replayed{': ' + counted if counted else ''}",
+        f"{len(ledger.silent)} passing tests made no comparison that the audit sees, "
+        f"{len(ledger.bare)} of these hold no other assertion",
+    ]
+    lines += [f"{name}, named by --assay-audit-function, was never imported" for name in sorted(set(ledger.missing))]
+    if ledger.errors:
+        lines.append(f"{len(ledger.errors)} steps of the audit itself went wrong, first: {ledger.errors[0]}")
+    return lines
+
+
+def gain(site: Site) -> str:
+    """The smallest relative error of all elements together that a replay notices: in the best, to in the worst."""
+    if not site.gains:
+        return ""
+    best, worst = (_short(value) for value in site.gains)
+    return best if best == worst or site.gains[1] < 1.5 * site.gains[0] else f"{best} to {worst}"
+
+
+def _short(value: float) -> str:
+    return (
+        "none" if math.isinf(value) else "1e-8" if value < 1e-8 else f"{value:.1e}" if value < 0.01 else f"{value:.2g}"
+    )
+
+
+def remarks(site: Site) -> str:
+    """What a line never notices, what it doesn't notice in all its runs, and what else there is to say about it."""
+    parts = [site.unused] if site.unused else []
+    parts += site.never_noticed(words.ALL)
+    some = site.sometimes_noticed((*words.STRUCTURE, *words.SIZE))
+    parts += [f"in some runs {name}" for name in some]
+    parts += [f"({flag})" for flag in site.flags if not site.replays or flag in (words.SAME, words.NANS)]
+    return ", ".join(parts)
+
+
+def write_page(ledger: Ledger, folder: Path) -> Path:
+    """Write the report of an audit into a folder, as ``audit.html`` and ``audit.json``; the path of the page."""
+    made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "audit.html"
+    page = environment().get_template("audit.html.j2")
+    content = page.render(
+        gain=gain,
+        remarks=remarks,
+        ledger=ledger,
+        sites=ledger.ranked,
+        totals=totals(ledger),
+        counts={name: sum(site.grade == name for site in ledger.ranked) for name in words.GRADES},
+        grades=words.GRADES,
+        tones={"unused": "bad", "blind": "bad", "coarse": "doubt", "strict": "good", "unjudged": "quiet"},
+        corruptions=words.ALL,
+        made=made,
+    )
+    path.write_text(content, encoding="utf-8")
+    data = {"assay": version("kernel-assay"), "made": made} | ledger.as_data()
+    path.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+class Patches:
+    """What is wrapped at the moment; `start` and `stop` are called once each."""
+
+    def __init__(self, comparisons: Iterable[Comparison], wrapper: Wrapper) -> None:
+        self._waiting: dict[str, list[Comparison]] = {}
+        for comparison in comparisons:
+            self._waiting.setdefault(comparison.module, []).append(comparison)
+        self._wrapper = wrapper
+        self._finder = _Finder(self)
+        self._methods: list[tuple[type, str, Any]] = []
+        self._absent: list[Comparison] = []
+        self._functions: dict[int, tuple[Any, Any]] = {}  # by id of the wrapper: the wrapper and its original
+
+    def start(self) -> None:
+        """Wrap what is imported, and from now on what will be."""
+        for module in [name for name in self._waiting if name in sys.modules]:
+            self.imported(module)
+        sys.meta_path.insert(0, self._finder)
+
+    def stop(self) -> None:
+        """Put everything back."""
+        sys.meta_path.remove(self._finder)
+        for owner, name, before in reversed(self._methods):
+            if before is None:  # it had been inherited
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+        _rebind(self._functions)
+
+    @property
+    def missing(self) -> list[Comparison]:
+        """What has never been found."""
+        return [comparison for waiting in self._waiting.values() for comparison in waiting] + self._absent
+
+    def waits_for(self, module: str) -> bool:
+        """Whether something of ``module`` is still to be wrapped."""
+        return module in self._waiting
+
+    def imported(self, name: str) -> None:
+        """Wrap what has been waiting for this module; what this version of it lacks is passed over."""
+        module = sys.modules[name]
+        replaced: dict[int, tuple[Any, Any]] = {}
+        for comparison in self._waiting.pop(name, []):
+            owner_name, _, attribute = comparison.name.rpartition(".")
+            owner: Any = getattr(module, owner_name, None) if owner_name else module
+            original = getattr(owner, attribute, None)
+            if original is None:
+                self._absent.append(comparison)
+                continue
+            wrapped = self._wrapper(original, comparison)
+            if isinstance(owner, type):
+                self._methods.append((owner, attribute, vars(owner).get(attribute)))
+                setattr(owner, attribute, wrapped)
+            else:
+                replaced[id(original)] = (original, wrapped)
+                self._functions[id(wrapped)] = (wrapped, original)
+        if replaced:
+            _rebind(replaced)
+
+
+def _rebind(replaced: dict[int, tuple[Any, Any]]) -> None:
+    """In every module, each global that is the first of a pair becomes the second."""
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", None)
+        if not isinstance(module, ModuleType) or names is None:  # lazy modules of all kinds
+            continue
+        for name, value in list(names.items()):
+            pair = replaced.get(id(value))
+            if pair is not None and pair[0] is value:
+                names[name] = pair[1]
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds nothing by itself; has a module that is waited for wrapped as soon as it has been executed."""
+
+    def __init__(self, patches: Patches) -> None:
+        self._patches = patches
+        self._busy = False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if self._busy or not self._patches.waits_for(fullname):
+            return None
+        self._busy = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._busy = False
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._patches)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    """A module's own loader, and then the wrapping."""
+
+    def __init__(self, loader: Any, patches: Patches) -> None:
+        self._loader = loader
+        self._patches = patches
+
+    def __getattr__(self, name: str) -> Any:  # get_source, get_resource_reader and the like
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        spec = module.__spec__
+        if spec is not None:
+            spec.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._patches.imported(module.__name__)
+
 
 _ROOM = 1 << 28  # bytes that the comparisons of one test may hold until it is over
 _CHANNEL = "assay_audit"
@@ -157,8 +388,7 @@ class Audit:
     def _keep(self, site: Site, call: Call) -> None:
         """Keep a comparison that passed, unless its values say already that a replay would mean nothing."""
         from assay.mutation import values  # imports NumPy
-        from assay.mutation.corruptions import largest
-        from assay.mutation.replay import Kept
+        from assay.mutation.replay import Kept, largest
 
         slots = call.slots
         if slots is None:

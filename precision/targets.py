@@ -7,8 +7,9 @@ from functools import cache
 from typing import Any
 
 from assay.configs import table
+from assay.formats.devices import Device
 from assay.formats.errors import UnknownOption
-from assay.precision.choice.roofline import Device, device_named, devices, running
+from assay.precision.choice.roofline import device_named, devices, running
 from assay.precision.errors import UnknownDevice
 from assay.precision.observation.sites import EngineRules, Site
 from assay.precision.schemes import Scheme, ggml, scheme_named

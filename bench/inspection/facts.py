@@ -1,23 +1,245 @@
-"""The record of one launch in one configuration: what the compiler made of it, and how much it does."""
+"""The record of one launch in one configuration: what the compiler made of it, and how much it does.
+
+What NVIDIA's tools tell of a compiled kernel: registers, local memory, and its instructions, counted by kind.
+
+What stands in the compiler's representations of a kernel, by the line of its source that it comes from.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
+
+import msgspec
+from triton import knobs
+from triton.runtime.cache import get_cache_manager
 
 from assay.bench.inspection.amounts import Amounts, amounts
 from assay.bench.inspection.arch import Arch
-from assay.bench.inspection.machine_code import MachineCode, machine_code
 from assay.bench.inspection.recording import Launch
-from assay.bench.inspection.source_lines import (
-    Line,
-    narrow_products,
-    scalar_tiles,
-    tf32_products,
-    transposed_operands,
-)
+
+Line = tuple[str, int]  # the file's name and the number
+_NOWHERE = ("", 0)
+
+
+@dataclass(frozen=True)
+class Transposed:
+    """An operand of a product that shared memory has to hold the other way round than memory does."""
+
+    line: Line
+    bits: int
+
+
+class Locations:
+    """The places that Triton's IR names ``#loc12``."""
+
+    def __init__(self, ir: str) -> None:
+        self._texts = dict(re.findall(r"^(#loc\d*) = loc\((.*)\)$", ir, re.MULTILINE))
+
+    def line(self, text: str) -> Line:
+        """Of an operation's whole line of the IR; within a call the place in what is called, unless it is Triton's."""
+        result = re.findall(r"loc\((.*)\)\s*$", text)
+        return self._resolved(result[-1]) if result else _NOWHERE
+
+    @cache  # noqa: B019  (lives as long as one kernel is looked at)
+    def _resolved(self, text: str) -> Line:
+        if text in self._texts:
+            return self._resolved(self._texts[text])
+        if matched := re.match(r'"(.*?)":(\d+)', text):
+            return Path(matched[1]).name if "/triton/language/" not in matched[1] else "", int(matched[2])
+        if matched := re.match(r"callsite\((#loc\d*) at (#loc\d*)\)", text):
+            inner = self._resolved(matched[1])
+            return inner if inner[0] else self._resolved(matched[2])
+        if matched := re.search(r"(#loc\d*)", text):
+            return self._resolved(matched[1])
+        return _NOWHERE
+
+
+def tf32_products(ttir: str) -> list[Line]:
+    """Where products of float32 numbers are asked for in TF32."""
+    indices = Locations(ttir)
+    rows = (row for row in ttir.splitlines() if "tt.dot " in row and re.search(r"inputPrecision = tf32(?!x)", row))
+    return _once(indices.line(row) for row in rows if re.match(r"tensor<[\dx]+xf32", row.partition(" : ")[2]))
+
+
+def narrow_products(ttir: str) -> bool:
+    """Whether there are products of numbers of at most 16 bits, which tensor cores take."""
+    rows = (row.partition(" : ")[2] for row in ttir.splitlines() if re.search(r"tt\.dot(_scaled)? ", row))
+    return any(not re.match(r"tensor<[\dx]+x(f32|f64)", kind) for kind in rows)
+
+
+def transposed_operands(ttgir: str) -> list[Transposed]:
+    """Where a tile goes from registers into shared memory with its axes the other way round, byte by byte."""
+    orders = dict(re.findall(r"^(#\w+) = #ttg\.blocked<.*?order = \[([\d, ]+)\]", ttgir, re.MULTILINE))
+    shared = dict(re.findall(r"^(#\w+) = #ttg\.nvmma_shared<.*?transposed = (true|false)", ttgir, re.MULTILINE))
+    indices, result = Locations(ttgir), []
+    for row in ttgir.splitlines():
+        matched = re.search(
+            r"ttg\.local_(?:alloc|store) %.*?tensor<[\dx]+x([a-z]+)(\d+)\w*, (#\w+)>.*?memdesc<[^#]*(#\w+),", row
+        )
+        if matched and matched[3] in orders and matched[4] in shared and int(matched[2]) == 8:
+            rows_first = orders[matched[3]].split(", ")[:1] != ["0"]
+            if rows_first == (shared[matched[4]] == "true"):
+                result.append(Transposed(indices.line(row), int(matched[2])))
+    return result
+
+
+def scalar_tiles(ttgir: str, ptx: str, threads: int) -> dict[Line, tuple[int, int]]:
+    """Tiles of which each thread loads 16 bytes or more in pieces of at most 4: bytes of a piece, and of a thread."""
+    widths, indices = load_widths(ptx), Locations(ttgir)
+    results: dict[Line, tuple[int, int]] = {}
+    for row in ttgir.splitlines():
+        matched = re.search(
+            r"(?:tt\.load|ttg\.async_copy_global_to_local) .*?: tensor<((?:\d+x)+)!tt\.ptr<[a-z]+(\d+)", row
+        )
+        if not matched:
+            continue
+        held = math.prod(map(int, matched[1].rstrip("x").split("x"))) * int(matched[2]) // 8 // max(threads, 1)
+        line = indices.line(row)
+        width = widths.get(line)
+        if held >= 16 and width is not None and width <= 4:
+            results[line] = (width, held)
+    return results
+
+
+def load_widths(ptx: str) -> Mapping[Line, int]:
+    """The most bytes that an instruction loads from global memory at once, by line."""
+    results: dict[Line, int] = {}
+    line = _NOWHERE
+    for row in ptx.splitlines():
+        if matched := re.search(r"^\s*\.loc\s.*// (\S+?):(\d+):\d+", row):
+            line = matched[1], int(matched[2])
+        elif matched := re.search(r"\bld\.global[\w.:]*?(?:\.v(\d+))?\.[bufs](\d+)\b", row):
+            results[line] = max(results.get(line, 0), int(matched[1] or 1) * int(matched[2]) // 8)
+        elif matched := re.search(r"\bcp\.async\.c[ag]\.shared\.global.*?\], (0x[0-9a-f]+|\d+)", row):
+            results[line] = max(results.get(line, 0), int(matched[1], 0))
+    return results
+
+
+def _once(lines: Iterator[Line]) -> list[Line]:
+    return list(dict.fromkeys(lines))
+
+
+__all__ = [
+    "Line",
+    "Transposed",
+    "load_widths",
+    "narrow_products",
+    "scalar_tiles",
+    "tf32_products",
+    "transposed_operands",
+]
+
+
+_FILE = "assay-machine-code-1.json"
+_PRODUCTS = re.compile(r"(?:HGMMA|QGMMA|IGMMA|OGMMA|HMMA|IMMA|QMMA|OMMA|DMMA|BGMMA|UTC[A-Z]*MMA)\b")
+_KEPT = {
+    "LDG": "load", "STG": "store", "LDGSTS": "async copy", "UTMALDG": "TMA load", "UTMASTG": "TMA store",
+    "UBLKCP": "TMA load", "LDL": "local load", "STL": "local store", "LDS": "shared load", "STS": "shared store",
+    "FFMA": "FFMA", "FFMA2": "FFMA",
+}  # fmt: skip
+_WIDTHS = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
+
+
+@dataclass(frozen=True)
+class MachineCode:
+    """Of one thread: ``registers``, bytes of ``stack``, of which ``spilled`` hold what found no register.
+
+    ``products`` counts tensor-core instructions by their full names; ``moves`` the other kinds; ``widths`` loads and
+    stores of global memory, and asynchronous copies, by kind and bytes.
+    """
+
+    registers: int
+    stack: int
+    spilled: int
+    threads: int
+    products: Mapping[str, int]
+    moves: Mapping[str, int]
+    widths: Mapping[str, Mapping[int, int]]
+
+
+def machine_code(compiled: Any) -> MachineCode:
+    """Read a kernel that Triton compiled; kept beside it in Triton's cache, by the same hash.
+
+    Raises RuntimeError where NVIDIA's tools can't read it.
+    """
+    manager = get_cache_manager(compiled.hash)
+    path = manager.get_file(_FILE)
+    if path is not None:
+        return msgspec.json.decode(Path(path).read_bytes(), type=MachineCode)
+    result = _read(compiled.asm)
+    manager.put(msgspec.json.encode(result), _FILE)
+    return result
+
+
+def resources(cubin: bytes) -> tuple[int, int]:
+    """Registers and bytes of local memory of one thread of a binary's only kernel, of whatever language it was.
+
+    Raises RuntimeError where NVIDIA's tools can't read it.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        binary = Path(folder, "kernel.cubin")
+        binary.write_bytes(cubin)
+        usage = _told(knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(binary))
+    counts = {name: int(count) for name, count in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
+    return counts["REG"], counts["STACK"] + counts["LOCAL"]
+
+
+def _read(asm: Mapping[str, Any]) -> MachineCode:
+    registers, stack = resources(asm["cubin"])
+    with tempfile.TemporaryDirectory() as folder:
+        binary = Path(folder, "kernel.cubin")
+        binary.write_bytes(asm["cubin"])
+        text = _told(knobs.nvidia.nvdisasm.path, "--print-code", str(binary))
+    asked = sum(map(int, re.findall(r"\.local \.align \d+ \.b8\s+__local_depot\w*\[(\d+)\]", asm["ptx"])))
+    products, moves, widths = _counted(text)
+    threads = re.search(r"\.(?:req|max)ntid (\d+)", asm["ptx"])
+    return MachineCode(
+        registers=registers,
+        stack=stack,
+        spilled=max(stack - -(-asked // 8) * 8, 0) if moves["local store"] else 0,
+        threads=int(threads[1]) if threads else 0,
+        products=dict(products),
+        moves=dict(moves),
+        widths={kind: dict(sorted(result.items())) for kind, result in widths.items()},
+    )
+
+
+def _told(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{Path(command[0]).name}: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout
+
+
+def _counted(sass: str) -> tuple[Counter[str], Counter[str], dict[str, Counter[int]]]:
+    products: Counter[str] = Counter()
+    moves: Counter[str] = Counter()
+    widths: dict[str, Counter[int]] = {}
+    for name in re.findall(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P[T\d]+\s+)?([A-Z][A-Z0-9_.a-z]*)", sass, re.MULTILINE):
+        base, *parts = name.split(".")
+        if _PRODUCTS.match(base):
+            products[name] += 1
+        elif base in _KEPT:
+            kind = _KEPT[base]
+            moves[kind] += 1
+            if base in ("LDG", "STG", "LDGSTS"):
+                width = next((_WIDTHS[part] for part in parts if part in _WIDTHS), 4)
+                widths.setdefault(kind, Counter())[width] += 1
+    return products, moves, widths
+
+
+__all__ = ["MachineCode", "machine_code", "resources"]
+
 
 _UNITS = (("UTC", "tcgen05"), ("HGMMA", "wgmma"), ("QGMMA", "wgmma"), ("IGMMA", "wgmma"), ("BGMMA", "wgmma"))
 _WORDS = {"E4M3": "e4m3", "E5M2": "e5m2", "BF16": "bf16", "TF32": "tf32", "S8": "int8", "U8": "int8", "F64": "fp64"}

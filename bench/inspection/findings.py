@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from assay.bench.inspection.arch import TENSOR_MEMORY, Arch
-from assay.bench.inspection.facts import Facts
-from assay.bench.inspection.source_lines import Line
+from assay.bench.inspection.facts import Facts, Line
 
 Kind = Literal[
     "not compiled", "no room", "none fits", "spills", "local memory", "tf32", "transposed", "scalar loads",

@@ -1,26 +1,279 @@
-"""A contest: kernels of one op at one case. A run is one process that holds all contests, one after another."""
+"""A contest: kernels of one op at one case. A run is one process that holds all contests, one after another.
+
+A bench's record: what was timed, on what, and how accurate it was. A history is a folder of such files.
+
+The least time that a device needs for a case: its products at the peak rate, or its tensors' bytes once at the peak
+bandwidth, whichever is longer.
+
+Source: S. Williams, A. Waterman, D. Patterson, *Roofline*, CACM 52(4), 2009. Peaks of GPUs are their vendors'
+(configs/devices.toml); those of a CPU are measured here, by a copy and a product of PyTorch's.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import platform
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from assay.bench.inspection.calls import Asked, calls
-from assay.bench.timing.clocks import clock_for
-from assay.bench.timing.roofline import Least, Peak, least_of, peak_of
-from assay.bench.timing.timed import Entrant, Timing, timed_and_judged
+from assay.bench.inspection.calls import Asked, calls, own_bytes, own_products
+from assay.bench.timing.timed import Entrant, Timing, clock_for, timed_and_judged
+from assay.formats.devices import devices
+from assay.runtime.files import write_text_atomically
 from assay.runtime.pool import Heartbeat
+from assay.runtime.structure import plain, read_record
 from assay.verify.campaign.table import Entry, entries
 from assay.verify.cases.case import Case
-from assay.verify.errors import SettingError
+from assay.verify.errors import BenchError, SettingError
 from assay.verify.harness.compiled import compiled
 from assay.verify.harness.target import load_target
 from assay.verify.settings import Settings
+
+_COPIED = 1 << 27  # bytes
+_SIDE = 1024  # of the measured product's matrices
+_TIMES = 5
+_ARITHMETIC = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16", "int8": "int8"}
+
+
+@dataclass(frozen=True)
+class Peak:
+    """What a device does at most: bytes/s, and operations/s by arithmetic; ``source`` says where that is from."""
+
+    device: str
+    bandwidth: float
+    rates: Mapping[str, float]
+    source: str
+
+
+@dataclass(frozen=True)
+class Least:
+    """The least seconds of a case, what bounds them ("bandwidth" or "products"), its bytes and operations."""
+
+    seconds: float
+    bound: str
+    bytes: float
+    products: float
+
+
+def arithmetic_of(case: Case) -> str:
+    """What a case's products are made in: by the dtype of its first tensor; a key of a device's rates."""
+    dtype = next(iter(case.dtypes.values()))
+    return _ARITHMETIC.get(dtype, "fp8" if dtype.startswith("float8") else "fp32")
+
+
+def least_of(case: Case, peak: Peak | None) -> Least | None:
+    """The least time of a case; None where the device, or its rate of these products, isn't known."""
+    if peak is None:
+        return None
+    moved, products = own_bytes(case), own_products(case) or 0.0
+    rate = peak.rates.get(arithmetic_of(case), 0.0)
+    if products and not rate:
+        return None
+    by_products = products / rate if products else 0.0
+    by_bytes = moved / peak.bandwidth
+    bound = "products" if by_products > by_bytes else "bandwidth"
+    return Least(max(by_products, by_bytes), bound, moved, products)
+
+
+def peak_of(device: str, case: Case) -> Peak | None:
+    """The peak of the device that is here, for what a case computes in; None for a GPU that no table knows."""
+    if not device.startswith("cuda"):
+        return _measured(case)
+    title = torch.cuda.get_device_name(device)
+    words = title.lower().replace(" ", "").replace("-", "")
+    found = next((each for each in devices().values() if each.rates and each.name in words), None)
+    return None if found is None else Peak(found.title, found.bandwidth, found.rates, found.source)
+
+
+def _measured(case: Case) -> Peak:
+    """Of this CPU: a copy's bandwidth, reading and writing, and the rate of a product in the case's dtype."""
+    source = torch.ones(_COPIED // 4)
+    target = torch.zeros_like(source)
+    copy = _shortest(lambda: target.copy_(source))
+    rates = {}
+    if own_products(case):
+        kind = arithmetic_of(case)
+        dtype = {name: getattr(torch, long) for long, name in _ARITHMETIC.items() if name != "int8"}.get(kind)
+        if dtype is not None:
+            a = torch.ones(_SIDE, _SIDE, dtype=dtype)
+            rates[kind] = 2.0 * _SIDE**3 / _shortest(lambda: a @ a)
+    words = f"measured: a copy of {_COPIED >> 20} MiB, a product of {_SIDE} x {_SIDE} matrices by PyTorch"
+    return Peak("CPU", 2 * _COPIED / copy, rates, f"{words}, {torch.get_num_threads()} threads")
+
+
+def _shortest(call: Callable[[], object]) -> float:
+    results = []
+    for _ in range(_TIMES + 1):  # the first touches fresh memory
+        began = time.perf_counter()
+        call()
+        results.append(time.perf_counter() - began)
+    return min(results[1:])
+
+
+def gap_in_words(seconds: float, least: Least | None, launch: float) -> str:
+    """What bounds a call, and how far from the roofline it is, as far as the times themselves show it."""
+    if launch > seconds:
+        return f"launch overhead: the host takes {1e6 * launch:.3g} us for a call of {1e6 * seconds:.3g} us"
+    if least is None:
+        return ""
+    share = least.seconds / seconds
+    if share > 1:
+        return "faster than the memory: its tensors lie in a cache" if least.bound == "bandwidth" else "beyond the peak"
+    needed = "products" if least.bound == "products" else "bytes"
+    return f"bound by {least.bound}" if share > 0.5 else f"{1 / share:.2g} times what its {needed} need"
+
+
+REFERENCE = "REFERENCE"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One kernel at one case. Its ``outcome`` is `REFERENCE` where it is itself what others' times are compared with.
+
+    ``runs`` are, of each run, the median seconds of a call in each round, ``yardstick`` those of a copy right after it,
+    or of the reference by turns; both are empty where no time is told, and ``why`` says why. ``seconds`` is the median
+    over all, ``spread`` the distance between the quartiles. ``least`` are the seconds of the roofline, ``bound`` what
+    sets them. ``worst`` is the largest error over what the contract allows, ``bits`` the accuracy, ``launch`` the
+    host's seconds.
+    """
+
+    kernel: str
+    op: str
+    dtype: str
+    case: str
+    outcome: str
+    why: str = ""
+    runs: list[list[float]] = field(default_factory=list)
+    yardstick: list[list[float]] = field(default_factory=list)
+    seconds: float | None = None
+    spread: float | None = None
+    least: float | None = None
+    bound: str = ""
+    bytes: float | None = None
+    products: float | None = None
+    calls: int = 0
+    judged: int = 0
+    worst: float | None = None
+    bits: float | None = None
+    launch: float | None = None
+    gap: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What it has in common with the line of another record that it is compared with."""
+        return self.kernel, self.case
+
+    @property
+    def share(self) -> float | None:
+        """Of the roofline, from 0 to 1, or more where a cache holds what it moves."""
+        return self.least / self.seconds if self.least and self.seconds else None
+
+
+@dataclass(frozen=True)
+class Record:
+    """A bench: when (``made``, ISO 8601), of which ``commit``, on which ``machine``, how, and what came of it."""
+
+    made: str
+    commit: str
+    machine: str
+    device: str
+    clock: str
+    peak: str
+    command: str
+    versions: Mapping[str, str]
+    lines: tuple[Line, ...]
+    note: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, as `read` takes it."""
+        return {"bench": 1, **{name: plain(value) for name, value in vars(self).items()}}
+
+    def save(self, path: Path) -> Path:
+        """Write it to a file, or into a folder under a name of its own; return the file's path."""
+        if path.suffix != ".json":
+            stem = f"{self.made}-{self.commit or 'unnamed'}".replace(":", "").replace("+0000", "Z")
+            path = path / f"{stem}.json"
+            number = 2
+            while path.exists():
+                path = path.with_name(f"{stem}-{number}.json")
+                number += 1
+        return write_text_atomically(path, json.dumps(self.as_dict(), indent=1) + "\n")
+
+
+def read(path: Path) -> Record:
+    """The record of a file; raises `BenchError`."""
+    result: Record = read_record(path, "bench", Record, BenchError)
+    return result
+
+
+def history(path: Path) -> list[Record]:
+    """The records of a file or of a folder, the oldest first; raises `BenchError` where there are none."""
+    files = sorted(path.rglob("*.json")) if path.is_dir() else [path]
+    if not files:
+        raise BenchError(f"{path}: expected a record of assay bench --save, or a folder of such; it has no .json")
+    return sorted(map(read, files), key=lambda record: record.made)
+
+
+def lines_of(contests: Sequence[Contest], runs: Sequence[Sequence[Found]]) -> list[Line]:
+    """A line for each kernel of each contest, of all runs together: wrong in one is wrong."""
+    results = []
+    for index, contest in enumerate(contests):
+        least = runs[0][index].least
+        for number, runner in enumerate(contest.runners):
+            timings = [run[index].timings[number] for run in runs]
+            bad = next((each for each in timings if each.why), None)
+            rounds = [] if bad else [each.medians for each in timings]
+            every = [value for one in rounds for value in one]
+            seconds = statistics.median(every) if every else None
+            launch = _known(statistics.median(each.launch for each in timings))
+            results.append(
+                Line(
+                    kernel=runner.name,
+                    op=contest.case.definition.name,
+                    dtype=_dtype(contest),
+                    case=str(contest.case).partition("; seed")[0],
+                    outcome=bad.outcome if bad else "PASS",
+                    why=bad.why if bad else "",
+                    runs=rounds,
+                    yardstick=[] if bad else [each.yardstick for each in timings],
+                    seconds=seconds,
+                    spread=_spread(every) if every else None,
+                    least=least.seconds if least else None,
+                    bound=least.bound if least else "",
+                    bytes=least.bytes if least else None,
+                    products=least.products if least else None,
+                    calls=sum(each.calls for each in timings),
+                    judged=sum(each.judged for each in timings),
+                    worst=_known(max(each.worst for each in timings)),
+                    bits=_known(min((each.bits for each in timings if not math.isnan(each.bits)), default=math.nan)),
+                    launch=launch,
+                    gap=gap_in_words(seconds, least, launch or 0.0) if seconds else "",
+                )
+            )
+    return results
+
+
+def _dtype(contest: Contest) -> str:
+    kinds = dict.fromkeys(contest.case.dtypes.values())
+    return ", ".join(kinds)
+
+
+def _spread(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    return ordered[(3 * len(ordered)) // 4] - ordered[len(ordered) // 4]
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
 
 _PACKAGES = ("torch", "triton", "jax", "liger-kernel", "flash-attn", "vllm", "kernel-assay")
 SILENT = 3600.0

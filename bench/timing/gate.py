@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
 
-from assay.bench.timing.record import REFERENCE, Line, Record
+from assay.bench.timing.contest import REFERENCE, Line, Record
 
 _CHANCE = 0.001  # of an alarm where nothing has changed, a comparison; with fewer runs than this takes, what there is
 _MOST_CHANCE = 0.01  # of an alarm, beyond which nothing is decided: 5 runs each have 0.008

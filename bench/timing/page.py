@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
+from assay.bench.timing.contest import Line, Record
 from assay.bench.timing.gate import Change
-from assay.bench.timing.record import Line, Record
 
 HEAD = (
     "kernel",

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
+from assay.bench.timing.contest import Line, Record
 from assay.bench.timing.page import HEAD, by_case, duration, row
-from assay.bench.timing.record import Line, Record
 from assay.charts import SCRIPT, STYLE, Axis, Chart, Mark, Series, drawn
 from assay.verify.report.rendering import environment
 

@@ -6,6 +6,14 @@ same numbers, and these are put where the kernel has seen others before, so a re
 large results samples are judged, but whole they must have the bits of an earlier call of the same numbers, which wasn't
 timed, unless the contract allows others. After a round the inputs and the zones around them must be as they were. Of a
 kernel that is wrong once no time is told.
+
+How accurate a kernel's results are, in bits, beside how much of what its contract allows they use.
+
+Clocks: how long a call takes, on a CPU by its own clock and on a GPU by events.
+
+Sources of the procedures: NVIDIA, *CUDA C++ Best Practices Guide*, "Timing"; the pitfalls of triton.testing.do_bench,
+which counts a launch's way to the device where the queue is empty, and of its graphs, which leave the second-level
+cache warm (triton-lang/triton#10149).
 """
 
 from __future__ import annotations
@@ -13,21 +21,24 @@ from __future__ import annotations
 import contextlib
 import math
 import random
+import re
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
-from assay.bench.timing.accuracy import Measuring
-from assay.bench.timing.clocks import Clock, clock_for
 from assay.golden.errors import Undecided
 from assay.runtime.environment import in_environment, standard_environment
 from assay.runtime.errors import first_line
 from assay.verify.cases.at_shape import smaller_cases
 from assay.verify.cases.case import Case, all_contents, build
 from assay.verify.cases.sampler import Sampler
+from assay.verify.comparison.oracle import Oracle, Values
+from assay.verify.comparison.result import Result
 from assay.verify.comparison.sampled import judge_samples
 from assay.verify.findings import Failure
 from assay.verify.harness.call import Finding, options_for
@@ -36,13 +47,187 @@ from assay.verify.harness.frameworks import framework_named
 from assay.verify.harness.runner import Bench, same_bits
 from assay.verify.settings import Settings
 
+_CPU_CACHE = Path("/sys/devices/system/cpu/cpu0/cache")
+_USUAL_CACHE = 64 * 2**20  # bytes, where a system tells nothing of its caches
+_AHEAD = 400_000  # cycles that a device idles before a timed call, so that the call's launch doesn't count: 0.2 ms
+_WARM_UPS = 3  # calls before a graph is recorded, as torch.cuda.CUDAGraph asks
+
+
+class Clock(Protocol):
+    """Times calls one by one."""
+
+    @property
+    def words(self) -> str:
+        """How it is timed."""
+
+    def series(
+        self, count: int, prepare: Callable[[int], None], call: Callable[[], Any], take: Callable[[int, Any], None]
+    ) -> list[float]:
+        """The seconds of each of ``count`` calls: before the one of a number ``prepare`` is called with that, and after
+        it ``take`` with that and its result; neither is timed."""
+
+
+@dataclass
+class CpuClock:
+    """A process's own clock; ``cold``: the caches hold none of a call's tensors."""
+
+    cold: bool = False
+    _evicting: torch.Tensor | None = field(default=None, repr=False)
+
+    @property
+    def words(self) -> str:
+        """How it is timed."""
+        return f"time.perf_counter, {'cold' if self.cold else 'warm'} caches, {torch.get_num_threads()} threads"
+
+    def series(
+        self, count: int, prepare: Callable[[int], None], call: Callable[[], Any], take: Callable[[int, Any], None]
+    ) -> list[float]:
+        """As `Clock` says."""
+        results = []
+        for number in range(count):
+            prepare(number)
+            self._evict()
+            began = time.perf_counter()
+            result = call()
+            results.append(time.perf_counter() - began)
+            take(number, result)
+        return results
+
+    def _evict(self) -> None:
+        if self.cold:
+            if self._evicting is None:
+                self._evicting = torch.zeros(2 * cpu_cache(), dtype=torch.uint8)
+            self._evicting.add_(1)
+
+
+def cpu_cache() -> int:
+    """Bytes of the largest cache of the first core, 64 MiB where the system doesn't tell."""
+    sizes = [path.read_text(encoding="ascii").strip() for path in _CPU_CACHE.glob("index*/size")]
+    known = [int(size[:-1]) << {"K": 10, "M": 20}[size[-1]] for size in sizes if re.fullmatch(r"\d+[KM]", size)]
+    return max(known, default=_USUAL_CACHE)
+
+
+@dataclass
+class CudaClock:
+    """Events of a CUDA device around each call, behind a pause in which the launch has reached the device.
+
+    ``cold``: the second-level cache is overwritten before each call. ``graph``: the call is recorded once as a CUDA
+    graph, whose replays are timed. ``cuda`` is torch.cuda, or what stands for it. ``launches`` are the seconds that the
+    host took for each call.
+    """
+
+    device: str = "cuda"
+    cold: bool = True
+    graph: bool = False
+    cuda: Any = torch.cuda
+    launches: list[float] = field(default_factory=list)
+    _evicting: torch.Tensor | None = field(default=None, repr=False)
+
+    @property
+    def words(self) -> str:
+        """How it is timed."""
+        how = "replays of a CUDA graph" if self.graph else "launches hidden behind a pause"
+        return f"CUDA events, {'cold' if self.cold else 'warm'} second-level cache, {how}"
+
+    def series(
+        self, count: int, prepare: Callable[[int], None], call: Callable[[], Any], take: Callable[[int, Any], None]
+    ) -> list[float]:
+        """As `Clock` says."""
+        cuda, pairs = self.cuda, []
+        if self.graph:
+            call = self._recorded(prepare, call)
+        for number in range(count):
+            prepare(number)
+            start, end = (cuda.Event(enable_timing=True) for _ in range(2))
+            self._evict()
+            cuda._sleep(_AHEAD)
+            start.record()
+            began = time.perf_counter()
+            result = call()
+            self.launches.append(time.perf_counter() - began)
+            end.record()
+            take(number, result)
+            pairs.append((start, end))
+        cuda.synchronize()
+        return [start.elapsed_time(end) / 1e3 for start, end in pairs]
+
+    def _evict(self) -> None:
+        if self.cold:
+            if self._evicting is None:
+                size = self.cuda.get_device_properties(self.device).L2_cache_size
+                self._evicting = torch.zeros(2 * size, dtype=torch.uint8, device=self.device)
+            self._evicting.zero_()
+
+    def _recorded(self, prepare: Callable[[int], None], call: Callable[[], Any]) -> Callable[[], Any]:
+        """The call as a graph: a replay gives the result that was recorded, with the numbers of now."""
+        cuda = self.cuda
+        prepare(0)
+        beside = cuda.Stream()
+        beside.wait_stream(cuda.current_stream())
+        with cuda.stream(beside):
+            for _ in range(_WARM_UPS):
+                call()
+        cuda.current_stream().wait_stream(beside)
+        graph = cuda.CUDAGraph()
+        with cuda.graph(graph):
+            result = call()
+
+        def replay() -> Any:
+            graph.replay()
+            return result
+
+        return replay
+
+
+def clock_for(device: str, *, cold: bool, graph: bool = False) -> Clock:
+    """The clock for calls on a device."""
+    return CudaClock(device, cold, graph) if device.startswith("cuda") else CpuClock(cold)
+
+
+@dataclass(frozen=True)
+class Measuring(Oracle):
+    """An oracle that adds up what it sees of errors: of all judged elements (got - golden)^2 and golden^2."""
+
+    squares: list[float] = field(default_factory=lambda: [0.0, 0.0])
+
+    def judge(
+        self, case: Case, values: Values, outputs: tuple[torch.Tensor, ...], besides: Container[str] = ()
+    ) -> Result:
+        """As `Oracle` judges."""
+        result = super().judge(case, values, outputs, besides)
+        pairs = zip(case.signature.returns, outputs, strict=True)
+        told = [output for tensor, output in pairs if not tensor.is_integer and tensor.name not in besides]
+        for limits, got in zip(result.tolerances, told, strict=False):
+            x = got.detach().cpu().double()
+            known = limits.judged & limits.golden.isfinite() & x.isfinite()
+            self.squares[0] += float((x - limits.golden)[known].square().sum())
+            self.squares[1] += float(limits.golden[known].square().sum())
+        return result
+
+    @property
+    def bits(self) -> float:
+        """`bits_of` all that was judged.
+
+        Of results rounded to nearest in a format of p bits it is between p + 0.8 and p + 1.8: errors lie evenly within
+        2^-p of the lower end of a number's binade, in either direction, and their root mean square is 2^-p / sqrt(3).
+        """
+        return bits_of(*self.squares)
+
+
+def bits_of(error: float, golden: float) -> float:
+    """log2 of the root mean square of the goldens over that of the errors, of sums of their squares: infinite where
+    there are no errors, and NaN where nothing was judged."""
+    if not golden:
+        return math.nan
+    return 0.5 * math.log2(golden / error) if error else math.inf
+
+
 _DRAWS = 3  # of the inputs' numbers, among which calls change
 _PICKED = 1  # results of a round that are judged, beside the last
 _MOST_CALLS = 100  # of a round
 _LEAST_CALLS = 3
 _COPIED = 1 << 22  # numbers of float32 that the yardstick copies
 _COPIES = 9
-Values = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)

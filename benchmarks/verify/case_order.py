@@ -1,4 +1,4 @@
-"""The order of the fixed cases (`assay.verify.examination.order`), measured on the faulty kernels of the tests."""
+"""The order of the fixed cases (`assay.verify.examination.course`), measured on the faulty kernels of the tests."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from assay.verify.examination.course import fixed_cases
-from assay.verify.examination.order import kind_of
+from assay.verify.examination.course import fixed_cases, kind_of
 from assay.verify.examination.question import ask
 from assay.verify.settings import Settings
 
@@ -59,7 +58,7 @@ def measure(console: Console) -> None:
     order, quick = greedy(kinds, findable)
     _FILE.write_text(
         "# Written by ./dev bench order: kinds of fixed cases, those first that find the most faults a second, and\n"
-        "# how many of them a quick examination tries (assay.verify.examination.order).\n"
+        "# how many of them a quick examination tries (assay.verify.examination.course).\n"
         f"quick = {quick}\nkinds = {json.dumps(order, indent=4)}\n",
         encoding="utf-8",
     )

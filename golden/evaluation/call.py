@@ -1,35 +1,38 @@
-"""A bound call of an op, evaluated whole, in blocks of rows, or on those places only that are asked for."""
+"""`Call`: an op with checked tensors and options, evaluated whole, in blocks of rows, or at chosen indices; `bind`
+makes it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 
 from assay.golden.arithmetic import Arithmetic, Exact
-from assay.golden.errors import DefinitionError
+from assay.golden.errors import DefinitionError, InputError, OptionError
 from assay.golden.evaluation.golden import Golden, golden_of
 from assay.golden.registry import Spec
 from assay.golden.signature import Signature, TensorSpec
 
 Tensor = torch.Tensor
+
+_MOST_WHOLE = 2**53  # whole numbers up to it are float64 numbers
 Index = Mapping[str, Tensor | slice]
-
-_BLOCK = 2**17  # numbers of a block of rows: its intermediates stay in a processor's cache
-_EXACT_BLOCK = 2**15  # the same where a number is several, and intermediates are many
-
-
-_KEPT = "xp.sum, xp.mean and xp.max keep their axis, with size one: drop it by [..., 0], and [:, None] isn't needed"
+_BLOCK = 2**17  # numbers in a block of rows, so that its intermediates fit in a processor's cache
+_EXACT_BLOCK = 2**15  # the same in double-double arithmetic, with more words and intermediates
+_AXES_ARE_KEPT = (
+    "xp.sum, xp.mean and xp.max keep their axis, with size one: drop it by [..., 0], and [:, None] isn't needed"
+)
 
 
 @dataclass(frozen=True)
 class Call:
     """An op, its tensors by name in the order of the signature, and its complete options; `bind` makes and checks it.
 
-    ``sizes`` are those of the signature's symbols, in a `part` as in the whole.
+    ``sizes`` are those of the signature's symbols; a `part` keeps those of the whole call.
     """
 
     spec: Spec
@@ -40,21 +43,22 @@ class Call:
 
     @cached_property
     def rows(self) -> str | None:
-        """The symbol along which results may be evaluated apart."""
+        """The symbol along which results can be evaluated separately."""
         return self._divisible(self.spec.row_axis(self.options))
 
     @cached_property
     def columns(self) -> str | None:
-        """Another one: that of the last axis where each element stands alone."""
+        """A second such symbol; that of the last axis if the op is elementwise."""
         alone = self.signature.returns[0].dims[-1] if self.spec.axes.elementwise else None
         return self._divisible(self.spec.axes.columns or alone)
 
     def _divisible(self, symbol: str | None) -> str | None:
-        """The symbol, unless some dimension is an expression in it: a part of the rows would not have that size."""
+        """Return the symbol, or None if some dimension is an expression in it, whose size a part of the rows would
+        change."""
         tensors = (*self.signature.tensors, *self.signature.returns)
-        whole = symbol is not None and any(symbol in tensor.dims for tensor in self.signature.returns)
-        parts = any(symbol != text and symbol in _names(text) for tensor in tensors for text in tensor.dims)
-        return symbol if whole and not parts else None
+        in_results = symbol is not None and any(symbol in tensor.dims for tensor in self.signature.returns)
+        in_expression = any(symbol != text and symbol in _names(text) for tensor in tensors for text in tensor.dims)
+        return symbol if in_results and not in_expression else None
 
     @cached_property
     def is_finite(self) -> bool:
@@ -63,19 +67,19 @@ class Call:
         return all(bool(torch.isfinite(value.double()).all()) for value in values)
 
     def size(self, symbol: str) -> int:
-        """The size of a symbol that some tensor has for a dimension."""
+        """Return the size of a symbol that is a dimension of some tensor."""
         holder = next(tensor for tensor in self.signature.tensors if symbol in tensor.dims)
         return self.tensors[holder.name].shape[holder.dims.index(symbol)]
 
     def part(self, index: Index) -> Call:
-        """The call on those places only, along each symbol."""
+        """Return the call restricted to these indices along each symbol."""
         cut = {tensor.name: _cut(tensor, self.tensors[tensor.name], index) for tensor in self.signature.tensors}
         return replace(self, tensors=cut)
 
     def results(self, xp: Arithmetic, chosen: Mapping[str, Tensor] | None = None) -> tuple[Any, ...]:
-        """The results in arithmetic ``xp``, in its own numbers.
+        """Return the results as numbers of the arithmetic ``xp``.
 
-        ``chosen``: a kernel's own choices by the results' names, for an op whose other results hang on them.
+        ``chosen``: a kernel's own choices by result name, for an op whose other results depend on them.
         """
         numbers = {
             tensor.name: xp.integers(value) if tensor.is_integer else xp.exact(value.to(torch.float64))
@@ -92,7 +96,7 @@ class Call:
             with xp.precision():
                 results = self.spec.definition(xp, *numbers.values(), **handed, **plain)
         except IndexError as error:
-            raise DefinitionError(f"{self.spec.name}: IndexError: {error}; {_KEPT}") from error
+            raise DefinitionError(f"{self.spec.name}: IndexError: {error}; {_AXES_ARE_KEPT}") from error
         results = results if isinstance(results, tuple) else (results,)
         self._check(results)
         return results
@@ -107,14 +111,14 @@ class Call:
         for tensor, result in zip(expected, results, strict=True):
             if len(result.shape) != len(tensor.dims):
                 shape = list(map(int, result.shape))
-                raise DefinitionError(f"{self.spec.name}: {tensor} came with the shape {shape}; {_KEPT}")
+                raise DefinitionError(f"{self.spec.name}: {tensor} came with the shape {shape}; {_AXES_ARE_KEPT}")
 
     def under(self, arithmetic: Arithmetic) -> tuple[Golden, ...]:
-        """The results in an arithmetic, as goldens."""
+        """Return the results in an arithmetic as goldens."""
         return tuple(map(golden_of, self.results(arithmetic)))
 
     def in_blocks(self, arithmetic: Arithmetic) -> tuple[Golden, ...]:
-        """The same, a block of rows at a time where hardly anything is shared between the rows."""
+        """Return the same as `under`, a block of rows at a time if the rows share little."""
         block = _EXACT_BLOCK if isinstance(arithmetic, Exact) else _BLOCK
         if sum(value.numel() for value in self.tensors.values()) <= block:
             return self.under(arithmetic)
@@ -128,24 +132,24 @@ class Call:
         step = max(1, block * count // max(own, 1))
         if step >= count or shared * 8 > min(own, block):
             return self.under(arithmetic)
-        whole: tuple[Golden, ...] = ()
+        joined: tuple[Golden, ...] = ()
         for first in range(0, count, step):
             last = min(first + step, count)
-            found = self.part({rows: slice(first, last)}).under(arithmetic)
-            if not whole:
-                whole = tuple(
+            block_goldens = self.part({rows: slice(first, last)}).under(arithmetic)
+            if not joined:
+                joined = tuple(
                     _widened(golden, tensor, rows, count)
-                    for golden, tensor in zip(found, self.signature.returns, strict=True)
+                    for golden, tensor in zip(block_goldens, self.signature.returns, strict=True)
                 )
-            for golden, new, tensor in zip(whole, found, self.signature.returns, strict=True):
+            for golden, new, tensor in zip(joined, block_goldens, self.signature.returns, strict=True):
                 if rows in tensor.dims:
                     axis = tensor.dims.index(rows)
                     for target, source in zip(_words(golden), _words(new), strict=True):
                         target.narrow(axis, first, last - first).copy_(source)
-        return whole
+        return joined
 
-    def places(self, wanted: list[Tensor]) -> Iterator[dict[str, Tensor]]:
-        """Where to evaluate again: the rows and columns of what is wanted, or row by row if much else lies there."""
+    def indices_of(self, wanted: list[Tensor]) -> Iterator[dict[str, Tensor]]:
+        """Yield the indices to evaluate: rows and columns of the wanted elements, or row by row if they are sparse."""
         rows, columns = self.rows, self.columns
         if rows is None:
             yield {}
@@ -155,9 +159,9 @@ class Call:
             if rows not in tensor.dims:
                 need |= bool(mask.any())
                 continue
-            kept = [tensor.dims.index(symbol) for symbol in (rows, columns) if symbol in tensor.dims]
-            flat = mask.permute(*kept, *(place for place in range(mask.ndim) if place not in kept))
-            flat = flat.reshape(*flat.shape[: len(kept)], -1).any(-1)
+            first = [tensor.dims.index(symbol) for symbol in (rows, columns) if symbol in tensor.dims]
+            flat = mask.permute(*first, *(axis for axis in range(mask.ndim) if axis not in first))
+            flat = flat.reshape(*flat.shape[: len(first)], -1).any(-1)
             need |= flat if flat.ndim == 2 else flat[:, None] & (torch.arange(need.shape[1]) == 0)
         which, across = need.any(1).nonzero()[:, 0], need.any(0).nonzero()[:, 0]
         if columns is None:
@@ -170,7 +174,7 @@ class Call:
 
 
 def grid(tensor: TensorSpec, value: Tensor, index: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-    """Indices that pick a result's places along each symbol, and everything along the others."""
+    """Return index arrays that select a result's elements at ``index`` along its symbols, and all along the others."""
     axes = [index.get(text, torch.arange(size)) for text, size in zip(tensor.dims, value.shape, strict=True)]
     return torch.meshgrid(*axes, indexing="ij") if axes else ()
 
@@ -191,8 +195,114 @@ def _words(golden: Golden) -> list[Tensor]:
 
 
 def _widened(golden: Golden, tensor: TensorSpec, rows: str, count: int) -> Golden:
-    """Room for all rows."""
+    """Return an uninitialised golden with room for all rows."""
     if rows not in tensor.dims:
         return golden
     axis = tensor.dims.index(rows)
     return Golden(*(word.new_empty((*word.shape[:axis], count, *word.shape[axis + 1 :])) for word in _words(golden)))
+
+
+def run(
+    definition: Spec,
+    xp: Arithmetic,
+    tensors: Sequence[Any],
+    options: Mapping[str, Any],
+    chosen: Mapping[str, torch.Tensor] | None = None,
+) -> tuple[Any, ...]:
+    """Return the results of a definition as numbers of the arithmetic ``xp``: `bind` and `Call.results` in one."""
+    return bind(definition, tensors, options).results(xp, chosen)
+
+
+def bind(definition: Spec, tensors: Sequence[Any], options: Mapping[str, Any]) -> Call:
+    """Return the call of an op with ``tensors`` by position, and ``options`` including keyword tensors.
+
+    Tensors are torch tensors or anything that numpy converts to an array. A tensor passed for a flag (``sinks=tensor``)
+    also sets the flag.
+
+    Raises `OptionError`, `ShapeError` or `InputError`.
+    """
+    keywords = {name: value for name, value in options.items() if hasattr(value, "shape")}
+    plain = {name: value for name, value in options.items() if name not in keywords}
+    complete = definition.complete(plain | {name: True for name in keywords if name in definition.options})
+    signature = definition.signature(complete)
+    named = [tensor.name for tensor in signature.tensors if tensor.keyword]
+    for tensor in signature.tensors:
+        if tensor.keyword and tensor.name not in keywords:
+            raise OptionError(f"{definition.name}: expected the keyword tensor {tensor}, got none")
+    for name in sorted(set(keywords) - set(named)):
+        raise OptionError(f"{definition.name}: {name}= is a tensor that the given options do not call for")
+    values = [*tensors, *(keywords[name] for name in named)]
+    if len(values) != len(signature.tensors):
+        signature.bind(definition.name, [()] * len(values))  # says what it expects
+    stored = {
+        tensor.name: _tensor(definition, tensor, value) for tensor, value in zip(signature.tensors, values, strict=True)
+    }
+    sizes = signature.bind(definition.name, [tuple(value.shape) for value in stored.values()])
+    unused = definition.inputs.unused(*stored.values()) if definition.inputs.unused else {}
+    for tensor in signature.tensors:
+        if tensor.is_integer and tensor.bound:
+            _check_integers(definition, tensor, stored[tensor.name], unused.get(tensor.name), tensor.most(sizes))
+    return Call(definition, signature, stored, complete, sizes)
+
+
+def _tensor(definition: Spec, tensor: TensorSpec, value: Any) -> torch.Tensor:
+    """Return ``value`` as a CPU tensor of the kind that the signature declares; lists keep float64's digits."""
+    try:
+        converted = value.detach().cpu() if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value))
+    except (TypeError, ValueError, RuntimeError) as error:  # NotImplementedError of a meta tensor among them
+        why = str(error).partition("\n")[0]
+        raise InputError(f"{definition.name}: {tensor.name} is no tensor of numbers: {why}") from None
+    if converted.layout != torch.strided:
+        raise InputError(f"{definition.name}: {tensor.name} is sparse; give it as .to_dense()")
+    is_mask = converted.dtype == torch.bool and tensor.dtype == "bool"
+    whole = is_mask or not (
+        converted.dtype.is_floating_point or converted.dtype.is_complex or converted.dtype == torch.bool
+    )
+    if tensor.is_integer and not whole:
+        raise InputError(f"{definition.name}: {tensor.name} must be integers, got {converted.dtype}")
+    if converted.dtype.is_complex or (converted.dtype == torch.bool and not is_mask):
+        raise InputError(f"{definition.name}: {tensor.name} must be real numbers, got {converted.dtype}")
+    if converted.dtype == torch.uint8 and (tensor.dtype or "").startswith(("fp8", "float8")):
+        view = "float8_e4m3fn" if tensor.dtype == "fp8" else tensor.dtype
+        raise InputError(
+            f"{definition.name}: {tensor.name} must be numbers, got bytes; give codes as .view(torch.{view})"
+        )
+    if whole and not tensor.is_integer and converted.element_size() == 8 and _is_beyond(converted.numpy()):
+        raise InputError(
+            f"{definition.name}: {tensor.name} holds whole numbers beyond 2^53, which float64 would round; "
+            "give it as floating-point numbers"
+        )
+    return converted
+
+
+def _is_beyond(numbers: Any) -> bool:
+    """Return whether some integer may not be representable in float64."""
+    return bool(((numbers > _MOST_WHOLE) | (numbers < -_MOST_WHOLE)).any())
+
+
+def _check_integers(
+    definition: Spec, tensor: TensorSpec, value: torch.Tensor, unused: torch.Tensor | None, highest: int
+) -> None:
+    """Raise `InputError` unless the integers that some result depends on are in 0..highest, and offsets ascend."""
+    used = value if unused is None else value[~unused]
+    used = used if tensor.none is None else used[used != tensor.none]
+    if not used.numel():
+        return
+    least, most = int(used.min()), int(used.max())
+    if least < 0 or most > highest:
+        raise InputError(f"{definition.name}: {tensor.name} must lie in 0..{highest}, got {least}..{most}")
+    if tensor.role == "offsets":
+        _check_offsets(definition, tensor, value, highest)
+
+
+def _check_offsets(definition: Spec, tensor: TensorSpec, value: torch.Tensor, highest: int) -> None:
+    """Raise `InputError` unless the offsets ascend from zero to the highest."""
+    offsets = value.tolist()
+    falls = [i for i in range(1, len(offsets)) if offsets[i] < offsets[i - 1]]
+    if falls:
+        got = f"{offsets[falls[0]]} after {offsets[falls[0] - 1]} at place {falls[0]}"
+    elif offsets[0] != 0 or offsets[-1] != highest:
+        got = f"{offsets[0]}..{offsets[-1]}"
+    else:
+        return
+    raise InputError(f"{definition.name}: {tensor.name} must rise from 0 to {highest}, got {got}")

@@ -1,7 +1,7 @@
-"""`Cut`: a part of a call that is a call of its own, along the axes that the op's `Spec` calls independent.
+"""`Cut`: a part of a call that can be evaluated alone, along the axes that the op's `Axes` declare independent.
 
-A symbol is cut in blocks: single places, unless a dimension is a quotient of it (``N/8``, ``ceil(N/128)``). Of heads in
-groups (``{"H": "Hkv"}``) whole groups are taken, and of each the same heads.
+A symbol is cut into blocks of one index, or more if a dimension is a quotient of it (``N/8``, ``ceil(N/128)``). For
+grouped heads (``{"H": "Hkv"}``) a cut selects groups, and the same heads in each of them.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Axis:
-    """A symbol that may be cut into so many blocks, each of ``unit`` places; ``within``: places of each group of it."""
+    """A symbol that can be cut into ``blocks`` blocks of ``unit`` indices; ``within``: the symbol whose groups it
+    indexes."""
 
     symbol: str
     blocks: int
     unit: int = 1
     within: str = ""
 
-    def block(self, place: int) -> int:
-        """The block that a place of the symbol lies in."""
-        return place % self.blocks if self.within else place // self.unit
+    def block(self, index: int) -> int:
+        """Return the block that contains an index of the symbol."""
+        return index % self.blocks if self.within else index // self.unit
 
 
 @dataclass(frozen=True)
 class Cut:
-    """The places that are kept: ``index``, ascending, by the text of a dimension; what isn't named is kept whole.
+    """The selected indices, ascending, by the text of a dimension; dimensions that aren't named are complete.
 
-    ``needs`` are symbols that a result must have to be apart; others are sums over them. ``tensors`` by name are as
-    they are, whatever is cut of the whole's.
+    ``needs``: the symbols that a result must have to be complete; the other results are sums over them. ``tensors``, by
+    name, replace slices of the call's.
     """
 
     index: Mapping[str, Tensor] = field(default_factory=dict)
@@ -46,7 +47,7 @@ class Cut:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
     def of(self, tensor: TensorSpec, value: Tensor) -> Tensor:
-        """The part of one of the signature's tensors, on any device."""
+        """Return the part of one of the signature's tensors, on any device."""
         for axis, text in enumerate(tensor.dims):
             if text in self.index:
                 value = value[(slice(None),) * axis + (self.index[text].to(value.device),)]
@@ -55,34 +56,33 @@ class Cut:
     def inputs(
         self, definition: Spec, signature: Signature, values: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """The parts of all tensors, and their sizes: of what indices pick, only what is picked is left."""
+        """Return the parts of all tensors, and their sizes; gathered symbols keep only the indices that are read."""
         parts = {tensor.name: self.of(tensor, values[tensor.name]) for tensor in signature.tensors}
         parts.update(self.tensors)
         sizes = {text: len(places) for text, places in self.index.items() if text in signature.symbols}
         for symbol in definition.axes.gathered:
-            pickers = [tensor.name for tensor in signature.tensors if tensor.bound == symbol]
-            used = torch.unique(torch.cat([parts[name].reshape(-1).long() for name in pickers]))
-            for name in pickers:
+            index_tensors = [tensor.name for tensor in signature.tensors if tensor.bound == symbol]
+            used = torch.unique(torch.cat([parts[name].reshape(-1).long() for name in index_tensors]))
+            for name in index_tensors:
                 parts[name] = torch.searchsorted(used, parts[name].long()).to(parts[name].dtype)
-            picked = Cut({symbol: used})
-            parts = {tensor.name: picked.of(tensor, parts[tensor.name]) for tensor in signature.tensors}
+            gathered = Cut({symbol: used})
+            parts = {tensor.name: gathered.of(tensor, parts[tensor.name]) for tensor in signature.tensors}
             sizes[symbol] = len(used)
         return parts, sizes
 
-    def is_apart(self, result: TensorSpec) -> bool:
-        """Whether the part of a result is a result of the parts."""
+    def is_complete(self, result: TensorSpec) -> bool:
+        """Return whether the part of a result is a result of the parts alone."""
         return self.needs <= set(result.dims)
 
     def whole(self, result: TensorSpec, index: tuple[int, ...]) -> tuple[int, ...]:
-        """Where an element of a part stands in the whole."""
+        """Return the index in the complete result of an element of a part."""
         return tuple(
-            int(self.index[text][place]) if text in self.index else place
-            for text, place in zip(result.dims, index, strict=True)
+            int(self.index[text][i]) if text in self.index else i for text, i in zip(result.dims, index, strict=True)
         )
 
 
 def axes_of(definition: Spec, signature: Signature, sizes: Mapping[str, int], rows: str | None) -> list[Axis]:
-    """The axes that may be cut; ``rows`` is what `Spec.row_axis` says."""
+    """Return the axes that can be cut; ``rows`` is `Spec.row_axis`."""
     symbols = {rows, definition.axes.columns, *definition.axes.independent, *definition.axes.reduced}
     symbols |= set(signature.returns[0].dims) if definition.axes.elementwise else set()
     axes = [
@@ -103,7 +103,7 @@ def cut(
     blocks: Mapping[Axis, Tensor],
     tile: Tile | None = None,
 ) -> Cut:
-    """The cut that keeps these blocks, ascending, and along the symbols of ``tile`` its ranges."""
+    """Return the cut with these blocks, ascending, and with the ranges of ``tile``."""
     index = {}
     for axis, chosen in blocks.items():
         if not axis.within:
@@ -128,14 +128,14 @@ def cut(
 
 
 def _unit(signature: Signature, symbol: str) -> int:
-    """How many places of a symbol stay together; 0 where some dimension hangs on it in another way than a quotient."""
+    """Return the indices per block of a symbol; 0 if some dimension depends on it other than by a quotient."""
     texts = {text for tensor in (*signature.tensors, *signature.returns) for text in tensor.dims}
-    hanging = [text for text in texts if re.search(rf"\b{symbol}\b", text) and text != symbol]
-    quotients = [divisor for text in hanging for name, divisor in _quotients(text) if name == symbol]
-    return math.lcm(*quotients) if len(quotients) == len(hanging) else 0
+    dependent = [text for text in texts if re.search(rf"\b{symbol}\b", text) and text != symbol]
+    quotients = [divisor for text in dependent for name, divisor in _quotients(text) if name == symbol]
+    return math.lcm(*quotients) if len(quotients) == len(dependent) else 0
 
 
 def _quotients(text: str) -> list[tuple[str, int]]:
-    """``N/8`` and ``ceil(N/128)``: the symbol and the divisor."""
-    found = re.fullmatch(r"(?:ceil\()?(\w+)/(\d+)\)?", text)
-    return [(found[1], int(found[2]))] if found else []
+    """Return the symbol and the divisor of ``N/8`` or ``ceil(N/128)``."""
+    match = re.fullmatch(r"(?:ceil\()?(\w+)/(\d+)\)?", text)
+    return [(match[1], int(match[2]))] if match else []

@@ -1,4 +1,4 @@
-"""`Golden`: a certified answer, and how it is read off the numbers of an arithmetic."""
+"""`Golden`: a certified result, read off the numbers of an arithmetic."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from assay.golden.arithmetic.model import RADIUS_ROUNDING
 
 @dataclass(frozen=True)
 class Golden:
-    """A certified answer: |value + low - exact| <= radius holds for every element.
+    """A certified result: |value + low - exact| <= radius holds for every element.
 
     - ``value``: a float64 tensor of the result's shape, on the CPU; of a choice, such as top-k ids, integers;
     - ``radius``: a float64 tensor of that shape, in the units of ``value`` (not relative to it); zero for choices;
-    - ``low``: None, or where more digits than float64's were asked for, a float64 tensor: what ``value`` lacks.
+    - ``low``: None, or where more digits than float64's were asked for, a float64 tensor: the error of ``value``.
 
     An infinite radius certifies nothing of a finite value. Where ``value`` is NaN or infinite, its class is the answer,
     and no radius measures a distance: zero says that the class is proven, an infinite one that float64 gave it (which
@@ -39,10 +39,7 @@ class Golden:
 
 
 def golden_of(result: Any) -> Golden:
-    """The golden of a result in the numbers of any arithmetic that encloses, or of integers that were chosen.
-
-    That is a `Ball`, a `DoubleDouble`, an array of Arb balls, or a tensor or array of integers.
-    """
+    """Return the golden of a result: a `Ball`, a `DoubleDouble`, an array of Arb balls, or integers (choices)."""
     if isinstance(result, np.ndarray):
         if result.dtype != object:
             return golden_of(torch.as_tensor(result))
@@ -59,5 +56,5 @@ def golden_of(result: Any) -> Golden:
 
 
 def _without_nan(radius: torch.Tensor) -> torch.Tensor:
-    """Radii of which NaN, like infinity, certifies nothing."""
+    """Replace NaN by infinity, which certifies nothing either."""
     return radius.nan_to_num_(nan=math.inf, posinf=math.inf)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from assay.golden.arithmetic import Multiprecision
-from assay.golden.evaluation.binding import run
+from assay.golden.evaluation.call import run
 from assay.golden.evaluation.golden import Golden
 from assay.golden.inputs.recipe import Recipe
 from assay.golden.registry import Spec

@@ -244,10 +244,11 @@ class Generator(torch._C.Generator, metaclass=_AnyGenerator):
     def get_offset(self) -> int:
         return self.__dict__["philox_offset"] if is_cuda(self.device) else super().get_offset()
 
-    def set_offset(self, offset: int) -> None:
+    def set_offset(self, offset: int) -> Generator:
         if not is_cuda(self.device):
             super().set_offset(offset)
         self.__dict__["philox_offset"] = offset
+        return self
 
     def get_state(self) -> Tensor:
         """Return the state; of CUDA 16 bytes, seed and offset, with the CPU generator's state as an attribute."""

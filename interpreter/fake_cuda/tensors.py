@@ -141,8 +141,9 @@ def changes() -> list[Change]:
     for original in constructors:
         name = original.__name__
         owner, name = (torch.fft, name[4:]) if name.startswith("fft_") else (torch, name)
-        if getattr(owner, name, None) is original:
-            result.append((owner, name, factory(original)))
+        present: Any = getattr(owner, name, None)
+        if present is original:
+            result.append((owner, name, factory(present)))
     result += [(torch, name, like(getattr(torch, name))) for name in _LIKE]
     result += [(torch, name, _matmul_out_dtype(getattr(torch, name))) for name in ("mm", "bmm", "addmm", "baddbmm")]
     result += [(tensor, name, like(getattr(tensor, name))) for name in _NEW]

@@ -57,7 +57,8 @@ def _on_tensor_cores(a: Any, b: Any, c: Any, device: TensorCores, tf32: bool, pr
     if key != "float8" or not device.imprecise or promotion > a.data.shape[-1]:
         promotion = 0
     values = [truncate_to_tf32(numbers(handle)) if tf32 else numbers(handle) for handle in (a, b)]
-    product = matmul(*map(operand, values, formats), numbers(c), unit, promotion=promotion)
+    left, right = map(operand, values, formats)
+    product = matmul(left, right, numbers(c), unit, promotion=promotion)
     return TensorHandle(product, c.dtype.scalar)
 
 

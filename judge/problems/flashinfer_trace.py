@@ -3,22 +3,264 @@
 Axes are constant, variable, or an expression over others; workloads state the variable ones, which alone may change,
 as far as the constraints allow. Inputs are random, scalars, tensors of a safetensors file, or made by the definition's
 own function (``custom_inputs_entrypoint``).
+
+The inputs of a workload: random, scalar, of a file, or made by the definition's own function.
+
+The axes of a definition: constant, variable, or an expression over others, and the constraints between them.
 """
 
 from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator, Mapping
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from assay.judge.problems.axes import Axes
 from assay.judge.problems.problem import Answer, Entry, Instance, Problem, ProblemError, Sizes, Style
 from assay.judge.problems.running import executed, explained, seeded
-from assay.judge.problems.workload_inputs import drawn
+
+_USUAL = 16
+_OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: lambda a, b: a // b if a % b == 0 else a / b,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+_NEAREST: Mapping[type[ast.AST], Callable[[int, int], int]] = {
+    ast.Eq: lambda size, bound: bound,
+    ast.Gt: lambda size, bound: max(size, bound + 1),
+    ast.GtE: max,
+    ast.Lt: lambda size, bound: min(size, bound - 1),
+    ast.LtE: min,
+}
+_LAST = re.compile(r"(\w+)\s*==\s*(\w+)\[-1\](?:\.item\(\))?")
+
+
+@dataclass(frozen=True)
+class Axes:
+    """``constant`` sizes, the names of ``variable`` ones, ``expressions`` for the rest.
+
+    ``constraints`` are those between axes alone; ``last`` says which axis a tensor's last element is
+    (``total_q == indptr[-1].item()``).
+    """
+
+    constant: Mapping[str, int]
+    variable: tuple[str, ...]
+    expressions: Mapping[str, str]
+    constraints: tuple[str, ...]
+    last: Mapping[str, str]
+    where: Path
+
+    @staticmethod
+    def of(content: Mapping[str, Any], where: Path) -> Axes:
+        """The axes of a definition. Raises `ProblemError`."""
+        constant: dict[str, int] = {}
+        variable, expressions = [], {}
+        for name, axis in content["axes"].items():
+            match axis.get("type", "var"):
+                case "const" if "value" in axis:
+                    constant[name] = int(axis["value"])
+                case "var" | "const":
+                    variable.append(name)
+                case "expr":
+                    expressions[name] = str(axis["expression"])
+                case other:
+                    raise ProblemError(f"{where}: axes.{name}: expected const, var or expr, got {other!r}")
+        known = {*constant, *variable, *expressions}
+        between, last = [], {}
+        for constraint in content.get("constraints") or ():
+            match = _LAST.fullmatch(constraint.strip())
+            if match is not None and match[1] in known:
+                last[match[2]] = match[1]
+            elif _names(constraint) <= known:
+                between.append(constraint)
+        return Axes(constant, tuple(variable), expressions, tuple(between), last, where)
+
+    @property
+    def all(self) -> set[str]:
+        """The names of all axes."""
+        return {*self.constant, *self.variable, *self.expressions}
+
+    def resolved(self, sizes: Sizes) -> dict[str, int]:
+        """The size of every axis. Raises `ProblemError` where one is missing."""
+        results = {**self.constant, **{name: int(sizes[name]) for name in self.variable if name in sizes}}
+        open_ = dict(self.expressions)
+        while open_:
+            ready = [name for name, text in open_.items() if _names(text) <= results.keys()]
+            if not ready:
+                raise ProblemError(f"{self.where}: axes: {', '.join(open_)} can't be evaluated")
+            for name in ready:
+                results[name] = int(value_of(open_.pop(name), results))
+        missing = [name for name in self.variable if name not in results]
+        if missing:
+            raise ProblemError(f"{self.where}: a workload states no size of {', '.join(missing)}")
+        return results
+
+    def length(self, name: Any, sizes: Mapping[str, int]) -> int:
+        """A dimension: an axis, an expression over axes, or a number."""
+        return sizes[name] if name in sizes else int(value_of(str(name), sizes))
+
+    def allows(self, sizes: Sizes) -> bool:
+        """Whether the constraints between axes hold."""
+        try:
+            result = self.resolved(sizes)
+            return all(bool(value_of(text, result)) for text in self.constraints)
+        except (ProblemError, ZeroDivisionError):
+            return False
+
+    def usual(self) -> Sizes:
+        """Sizes where no workload states any: all alike, and what constraints make of them."""
+        sizes = dict.fromkeys(self.variable, _USUAL)
+        for text in self.constraints:
+            tree = ast.parse(text, mode="eval").body
+            match tree:
+                case ast.Compare(left=ast.Name(id=name), ops=[op], comparators=[right]) if name in sizes:
+                    bound = int(value_of(ast.unparse(right), {**self.constant, **sizes}))
+                    sizes[name] = _NEAREST[type(op)](sizes[name], bound) if type(op) in _NEAREST else sizes[name]
+        return sizes
+
+
+def value_of(expression: str, names: Mapping[str, int]) -> Any:
+    """The value of an expression of numbers, names and the usual operators. Raises `ProblemError` on any other."""
+
+    def value(node: ast.AST) -> Any:
+        match node:
+            case ast.Expression(body=body):
+                return value(body)
+            case ast.Constant(value=int() | float() as number):
+                return number
+            case ast.Name(id=name) if name in names:
+                return names[name]
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+                return _OPERATORS[type(op)](value(left), value(right))
+            case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:
+                return _OPERATORS[type(op)](value(operand))
+            case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _OPERATORS:
+                return _OPERATORS[type(op)](value(left), value(right))
+            case ast.BoolOp(op=ast.And(), values=parts):
+                return all(value(part) for part in parts)
+            case ast.BoolOp(values=parts):
+                return any(value(part) for part in parts)
+        raise ProblemError(f"expected an expression over {', '.join(sorted(names))}, got {expression!r}")
+
+    return value(ast.parse(expression, mode="eval"))
+
+
+def _names(expression: str) -> set[str]:
+    try:
+        tree = ast.parse(expression, mode="eval")
+    except SyntaxError:
+        return {"?"}
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+_INDICES = ("id", "ids", "idx", "idxs", "topk")
+_FEW = 1024  # random integers lie below it, of either sign
+
+
+def drawn(
+    content: Mapping[str, Any],
+    sizes: Sizes,
+    axes: Mapping[str, int],
+    namespace: Mapping[str, Any],
+    root: Path,
+) -> tuple[Any, ...]:
+    """The arguments of a definition, in its order, by the random generators as they are.
+
+    What a workload has in a file can only be had at that workload's own sizes. Raises `ProblemError`.
+    """
+    stated: Mapping[str, Any] = sizes.get("@inputs", {})
+    scalars = {name: part["value"] for name, part in stated.items() if part.get("type") == "scalar"}
+    made: Mapping[str, Any] = {}
+    function = content.get("custom_inputs_entrypoint")
+    if function and any(part.get("type") == "custom" for part in stated.values()):
+        made = namespace[function]({**axes, **scalars}, torch.device("cpu"))
+    results = []
+    for name, part in content["inputs"].items():
+        how = stated.get(name, {}).get("type", "random")
+        shape = None if part["shape"] is None else tuple(_length(axis, axes) for axis in part["shape"])
+        dtype = getattr(torch, part["dtype"])
+        if how == "scalar":
+            results.append(scalars[name])
+        elif how == "custom":
+            if name not in made:
+                raise ProblemError(f"{function} makes no {name}, which the workload takes from it")
+            results.append(made[name])
+        elif how == "safetensors" and (value := _of_file(stated[name], root, shape)) is not None:
+            results.append(value.to(dtype))
+        else:
+            results.append(_random(name, shape, dtype, axes, content))
+    return tuple(results)
+
+
+def _length(axis: Any, axes: Mapping[str, int]) -> int:
+    return axes[axis] if axis in axes else int(value_of(str(axis), axes))
+
+
+def _of_file(stated: Mapping[str, Any], root: Path, shape: tuple[int, ...] | None) -> torch.Tensor | None:
+    """A tensor of a safetensors file, if that is there and has this shape."""
+    from safetensors.torch import load_file
+
+    path = root / stated["path"]
+    if not path.is_file():
+        return None
+    value = load_file(path)[stated["tensor_key"]]
+    return value if tuple(value.shape) == shape else None
+
+
+def _random(name: str, shape: Any, dtype: torch.dtype, axes: Mapping[str, int], content: Mapping[str, Any]) -> Any:
+    """Random numbers; integers whose name tells what they are (offsets, indices, lengths) are such."""
+    if shape is None:
+        return 1e-6 if name.startswith("eps") else float(torch.rand(())) + 0.5 if dtype.is_floating_point else 1
+    if dtype == torch.bool:
+        return torch.randint(0, 2, shape).bool()
+    if dtype.is_floating_point:
+        if "probs" in name:
+            return torch.rand(shape).softmax(-1).to(dtype)
+        values = torch.randn(shape)
+        values = values.clamp(-2, 2) if dtype.itemsize == 1 else values
+        return values.abs().to(dtype) if "scale" in name else values.to(dtype)
+    return _integers(name, shape, axes, content).to(dtype)
+
+
+def _integers(name: str, shape: tuple[int, ...], axes: Mapping[str, int], content: Mapping[str, Any]) -> torch.Tensor:
+    last = {**_last(content)}
+    if name in last or name.endswith("indptr") or "cu_seqlens" in name:
+        total = axes.get(last.get(name, ""), 4 * (shape[0] - 1))
+        cuts = torch.randint(0, total + 1, (max(shape[0] - 2, 0),)).sort().values
+        ends = torch.cat([torch.zeros(1, dtype=torch.int64), cuts, torch.full((1,), total)])
+        return ends[-shape[0] :]
+    words = name.lower().split("_")
+    if any(word in _INDICES or word.startswith(("ind", "page")) for word in words) or "block_table" in name:
+        bounds = [size for axis, size in axes.items() if "page" in axis or "expert" in axis or "vocab" in axis]
+        return torch.randint(0, max(min(bounds, default=2), 1), shape)
+    if any(word.startswith(("len", "seqlen", "seqlens")) for word in words):
+        return torch.randint(1, 9, shape)
+    return torch.randint(-_FEW, _FEW, shape)
+
+
+def _last(content: Mapping[str, Any]) -> dict[str, str]:
+    """Which axis is a tensor's last element."""
+
+    return dict(Axes.of(content, Path(content["name"])).last)
+
 
 _LANGUAGES = ("python", "triton", "pytorch")
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from assay.judge.problems.constants import rewritten
+from assay.judge.problems.kernelbench import rewritten
 from assay.judge.problems.problem import Answer, Instance, Sizes
 from assay.judge.solution import host, host_bytes, host_data, host_events, host_watch
 from assay.runtime.process import GIB, Lost, Process

@@ -1,4 +1,4 @@
-"""Checks of a kernel's arguments, whose errors name the argument, what was expected and what came."""
+"""Checks of a kernel's arguments; every error names the argument, what was expected and what came."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 
 FLOATING = tuple(map(jnp.dtype, (jnp.float32, jnp.bfloat16, jnp.float16)))
+FP8 = (jnp.float8_e4m3fn, jnp.float8_e5m2)
 
 
 def check_array(name: str, array: Any, shape: Sequence[int | str], *dtypes: Any) -> None:
-    """Raise TypeError unless ``array`` is a jax array of one of ``dtypes``, or of FLOATING; ValueError for its shape.
+    """Raise TypeError unless ``array`` is a jax array of one of ``dtypes`` (default FLOATING); ValueError for shapes.
 
-    A size given by its letter may be anything.
+    A size given as a letter may be anything.
     """
     if not isinstance(array, jax.Array):
         raise TypeError(f"{name}: expected a jax.Array, got {type(array).__name__}")
@@ -28,7 +29,7 @@ def check_array(name: str, array: Any, shape: Sequence[int | str], *dtypes: Any)
         raise ValueError(f"{name}: expected shape [{', '.join(map(str, shape))}], got {list(array.shape)}")
 
 
-def check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
-    """Raise ValueError unless ``value`` is one of the words ``allowed``."""
-    if value not in allowed:
-        raise ValueError(f"{name}: expected one of {', '.join(map(repr, allowed))}, got {value!r}")
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Raise ValueError unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        raise ValueError(f"{name}: expected one of {', '.join(map(repr, choices))}, got {value!r}")

@@ -1,8 +1,7 @@
-"""`pl.pallas_call`, as every kernel here is called: what the program is lowered for decides which grid is taken.
+"""`pl.pallas_call` for several platforms: the grid is chosen by the platform that a program is lowered for.
 
-A TPU runs a grid's programs one after another, and what one leaves in scratch memory the next one finds. A GPU runs
-them at once, so that its grids have loops inside. Each is interpreted on a CPU: the TPU's, or under `as_on_gpu` the
-GPU's.
+A TPU runs the programs of a grid one after another, and scratch memory passes from one to the next. A GPU runs them
+concurrently, so its grids have loops inside the kernel. A CPU interprets the TPU's grid, or with `as_on_gpu` the GPU's.
 """
 
 from __future__ import annotations
@@ -23,19 +22,16 @@ _as_on_gpu = contextvars.ContextVar("whether a CPU interprets the grids for GPUs
 
 
 def as_on_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, of whose kernels a CPU interprets the grids for GPUs instead of those for TPUs.
-
-    Gradients too, where they are taken within ``function``.
-    """
+    """Wrap ``function`` so that a CPU interprets its kernels' GPU grids, gradients taken inside it included."""
 
     @functools.wraps(function)
     def interpreted(*arguments: Any, **options: Any) -> Any:
-        before = _as_on_gpu.set(True)
+        token = _as_on_gpu.set(True)
         try:
-            with set_xla_metadata(assay_grid="gpu"):  # by which jax.jit keeps these programs apart from the others
+            with set_xla_metadata(assay_grid="gpu"):  # jax.jit would otherwise reuse programs traced with TPU grids
                 return function(*arguments, **options)
         finally:
-            _as_on_gpu.reset(before)
+            _as_on_gpu.reset(token)
 
     return interpreted
 
@@ -43,31 +39,31 @@ def as_on_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
 def call(
     name: str, kernel: Callable[..., None], *arrays: jax.Array, gpu: Callable[..., Any] | None = None, **options: Any
 ) -> Any:
-    """``pl.pallas_call(kernel, **options)(*arrays)`` on a TPU, and on a GPU ``gpu(*arrays)``; on a CPU interpreted.
+    """Call ``pl.pallas_call(kernel, **options)(*arrays)`` on a TPU, interpreted on a CPU, ``gpu(*arrays)`` on a GPU.
 
-    What it is lowered for, not what is here, decides: `jax.export` for a TPU gives the compiled kernel on a CPU too.
-    Where there is no ``gpu``, lowering for one raises NotImplementedError, which names the op.
+    The platform is the one that the program is lowered for: `jax.export` for a TPU gives the compiled kernel on a CPU
+    too. Without ``gpu``, lowering for one raises NotImplementedError, which names the op.
     """
-    none = functools.partial(_no_grid, name=name, results=options["out_shape"])
+    missing = functools.partial(_missing_grid, name=name, out_shape=options["out_shape"])
     if not _as_on_gpu.get():
         on_cpu = pl.pallas_call(kernel, name=name, interpret=True, **options)
     else:
-        on_cpu = functools.partial(gpu, interpret=True) if gpu else none
+        on_cpu = functools.partial(gpu, interpret=True) if gpu else missing
     on_tpu = pl.pallas_call(kernel, name=name, **options)
-    return jax.lax.platform_dependent(*arrays, cpu=on_cpu, tpu=on_tpu, cuda=gpu or none, default=none)
+    return jax.lax.platform_dependent(*arrays, cpu=on_cpu, tpu=on_tpu, cuda=gpu or missing, default=missing)
 
 
 def call_on_gpu(kernel: Callable[..., None], *arrays: jax.Array, warps: int, stages: int = 3, **options: Any) -> Any:
-    """``pl.pallas_call(kernel, **options)(*arrays)``, compiled by Triton for so many warps and stages of a loop."""
+    """Call ``pl.pallas_call(kernel, **options)(*arrays)``, compiled by Triton with ``warps`` and loop ``stages``."""
     parameters = plt.CompilerParams(num_warps=warps, num_stages=stages)
     return pl.pallas_call(kernel, compiler_params=parameters, **options)(*arrays)
 
 
-def _no_grid(*arrays: jax.Array, name: str, results: Any) -> Any:
-    """What stands in a program in the place of a grid that there isn't."""
-    shapes, tree = jax.tree.flatten(results)
-    found = _no_grid_p.bind(*arrays, name=name, shapes=tuple((one.shape, one.dtype) for one in shapes))
-    return jax.tree.unflatten(tree, found)
+def _missing_grid(*arrays: jax.Array, name: str, out_shape: Any) -> Any:
+    """Stand for a grid that a kernel lacks: lowering it raises NotImplementedError."""
+    shapes, tree = jax.tree.flatten(out_shape)
+    results = _missing_grid_p.bind(*arrays, name=name, shapes=tuple((shape.shape, shape.dtype) for shape in shapes))
+    return jax.tree.unflatten(tree, results)
 
 
 def _refuse(context: Any, *arrays: Any, name: str, shapes: Any) -> Any:
@@ -77,14 +73,14 @@ def _refuse(context: Any, *arrays: Any, name: str, shapes: Any) -> Any:
     )
 
 
-def _batched(arrays: Any, axes: Any, *, name: str, shapes: Any) -> Any:
+def _batch(arrays: Any, axes: Any, *, name: str, shapes: Any) -> Any:
     size = next(array.shape[axis] for array, axis in zip(arrays, axes, strict=True) if axis is not None)
     shapes = tuple(((size, *shape), dtype) for shape, dtype in shapes)
-    return _no_grid_p.bind(*arrays, name=name, shapes=shapes), [0] * len(shapes)
+    return _missing_grid_p.bind(*arrays, name=name, shapes=shapes), [0] * len(shapes)
 
 
-_no_grid_p = Primitive("no_grid")
-_no_grid_p.multiple_results = True
-_no_grid_p.def_abstract_eval(lambda *_, name, shapes: [jax.core.ShapedArray(*shape) for shape in shapes])
-mlir.register_lowering(_no_grid_p, _refuse)
-batching.primitive_batchers[_no_grid_p] = _batched
+_missing_grid_p = Primitive("no_grid")
+_missing_grid_p.multiple_results = True
+_missing_grid_p.def_abstract_eval(lambda *_, name, shapes: [jax.core.ShapedArray(*shape) for shape in shapes])
+mlir.register_lowering(_missing_grid_p, _refuse)
+batching.primitive_batchers[_missing_grid_p] = _batch

@@ -1,6 +1,6 @@
-"""Depthwise causal convolution along a sequence, a few taps a channel, and its gradients.
+"""Depthwise causal convolution along a sequence, with a few taps per channel, and its gradients.
 
-A block holds whole sequences of some channels: a tap reads it turned along the places, with zeros for what came round.
+A block holds whole sequences of some channels; each tap is a roll along the sequence, with zeros for what wraps around.
 """
 
 from __future__ import annotations
@@ -15,31 +15,30 @@ from jax.experimental.pallas import tpu as pltpu
 
 from assay.kernels.pallas.arguments import check_array, check_choice
 from assay.kernels.pallas.calls import call
-from assay.kernels.pallas.rows import rows_of_block
-from assay.kernels.pallas.swiglu import silu_and_slope
+from assay.kernels.pallas.rows import rows_per_block
+from assay.kernels.pallas.swiglu import silu_and_derivative
 
 
-def _shifted(x: jax.Array, back: int) -> jax.Array:
-    """Of each row of x[D,L] the elements so many places before, or behind where that is negative; zero outside."""
-    if not 0 < abs(back) < x.shape[1]:
-        return jnp.zeros_like(x) if back else x
-    place = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1) - back
-    return jnp.where((place >= 0) & (place < x.shape[1]), jnp.roll(x, back, axis=1), 0.0)
+def _shift(x: jax.Array, steps: int) -> jax.Array:
+    """Return x[d,l - steps] for each row of x[D,L], zero outside."""
+    if not 0 < abs(steps) < x.shape[1]:
+        return jnp.zeros_like(x) if steps else x
+    source = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1) - steps
+    return jnp.where((source >= 0) & (source < x.shape[1]), jnp.roll(x, steps, axis=1), 0.0)
 
 
-def _convolved(x: jax.Array, weight: jax.Array, ahead: bool = False) -> jax.Array:
-    """The sum of taps, or the other way along the sequence."""
+def _convolve(x: jax.Array, weight: jax.Array, reverse: bool = False) -> jax.Array:
     width, y = weight.shape[1], jnp.zeros_like(x)
     for tap in range(width):
-        back = width - 1 - tap
-        y += _shifted(x * weight[:, tap : tap + 1], -back if ahead else back)
+        steps = width - 1 - tap
+        y += _shift(x * weight[:, tap : tap + 1], -steps if reverse else steps)
     return y
 
 
 def _kernel(x_ref: Any, weight_ref: Any, bias_ref: Any, y_ref: Any, *, silu: bool) -> None:
     weight, bias = weight_ref[...].astype(jnp.float32), bias_ref[...].astype(jnp.float32)
-    y = _convolved(x_ref[0].astype(jnp.float32), weight) + bias
-    y_ref[0] = (silu_and_slope(y)[0] if silu else y).astype(y_ref.dtype)
+    y = _convolve(x_ref[0].astype(jnp.float32), weight) + bias
+    y_ref[0] = (silu_and_derivative(y)[0] if silu else y).astype(y_ref.dtype)
 
 
 def _backward_kernel(
@@ -50,33 +49,33 @@ def _backward_kernel(
     dx_ref: Any,
     dweight_ref: Any,
     dbias_ref: Any,
-    grown_weight_ref: Any,
-    grown_bias_ref: Any,
+    dweight_acc_ref: Any,
+    dbias_acc_ref: Any,
     *,
     silu: bool,
 ) -> None:
-    """With g the gradient before the activation: dx is g convolved the other way; the others grow by sequences."""
+    """Compute dx by the reversed convolution; accumulate dweight and dbias over the sequences, the grid's last axis."""
     x, g, weight = x_ref[0].astype(jnp.float32), dy_ref[0].astype(jnp.float32), weight_ref[...].astype(jnp.float32)
     if silu:
-        y = _convolved(x, weight) + bias_ref[...].astype(jnp.float32)
-        g *= silu_and_slope(y)[1]
-    dx_ref[0] = _convolved(g, weight, ahead=True).astype(dx_ref.dtype)
+        y = _convolve(x, weight) + bias_ref[...].astype(jnp.float32)
+        g *= silu_and_derivative(y)[1]
+    dx_ref[0] = _convolve(g, weight, reverse=True).astype(dx_ref.dtype)
 
     @pl.when(pl.program_id(1) == 0)
     def _() -> None:
-        grown_weight_ref[...] = jnp.zeros_like(grown_weight_ref)
-        grown_bias_ref[...] = jnp.zeros_like(grown_bias_ref)
+        dweight_acc_ref[...] = jnp.zeros_like(dweight_acc_ref)
+        dbias_acc_ref[...] = jnp.zeros_like(dbias_acc_ref)
 
     width = weight.shape[1]
-    sums = [jnp.sum(g * _shifted(x, width - 1 - tap), axis=1, keepdims=True) for tap in range(width)]
+    sums = [jnp.sum(g * _shift(x, width - 1 - tap), axis=1, keepdims=True) for tap in range(width)]
     for tap, total in enumerate(sums):
-        grown_weight_ref[:, tap : tap + 1] += total
-    grown_bias_ref[...] += jnp.sum(g, axis=1, keepdims=True)
+        dweight_acc_ref[:, tap : tap + 1] += total
+    dbias_acc_ref[...] += jnp.sum(g, axis=1, keepdims=True)
 
     @pl.when(pl.program_id(1) == pl.num_programs(1) - 1)
     def _() -> None:
-        dweight_ref[...] = grown_weight_ref[...].astype(dweight_ref.dtype)
-        dbias_ref[...] = grown_bias_ref[...].astype(dbias_ref.dtype)
+        dweight_ref[...] = dweight_acc_ref[...].astype(dweight_ref.dtype)
+        dbias_ref[...] = dbias_acc_ref[...].astype(dbias_ref.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -84,9 +83,9 @@ def _backward_kernel(
 def _causal_conv1d(x: jax.Array, weight: jax.Array, bias: jax.Array, silu: bool) -> jax.Array:
     if not x.size:
         return x
-    (batch, channels, places), width = x.shape, weight.shape[1]
-    height = rows_of_block(places)
-    block = pl.BlockSpec((1, height, places), lambda i, b: (b, i, 0))
+    (batch, channels, length), width = x.shape, weight.shape[1]
+    height = rows_per_block(length)
+    block = pl.BlockSpec((1, height, length), lambda i, b: (b, i, 0))
     return call(
         "causal_conv1d",
         functools.partial(_kernel, silu=silu),
@@ -105,17 +104,17 @@ def _causal_conv1d_backward(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     if not x.size:
         return x, jnp.zeros_like(weight), jnp.zeros_like(bias)
-    (batch, channels, places), width = x.shape, weight.shape[1]
-    height = rows_of_block(places)
-    block = pl.BlockSpec((1, height, places), lambda i, b: (b, i, 0))
-    taps, ones = (pl.BlockSpec((height, size), lambda i, b: (i, 0)) for size in (width, 1))
+    (batch, channels, length), width = x.shape, weight.shape[1]
+    height = rows_per_block(length)
+    block = pl.BlockSpec((1, height, length), lambda i, b: (b, i, 0))
+    weight_spec, bias_spec = (pl.BlockSpec((height, size), lambda i, b: (i, 0)) for size in (width, 1))
     dx, dweight, dbias = call(
         "causal_conv1d_backward",
         functools.partial(_backward_kernel, silu=silu),
         *(x, dy, weight, bias[:, None]),
         grid=(pl.cdiv(channels, height), batch),
-        in_specs=[block, block, taps, ones],
-        out_specs=(block, taps, ones),
+        in_specs=[block, block, weight_spec, bias_spec],
+        out_specs=(block, weight_spec, bias_spec),
         out_shape=(
             jax.ShapeDtypeStruct(x.shape, x.dtype),
             jax.ShapeDtypeStruct(weight.shape, weight.dtype),
@@ -127,20 +126,18 @@ def _causal_conv1d_backward(
     return dx, dweight, dbias[:, 0]
 
 
-def _saving(x: jax.Array, weight: jax.Array, bias: jax.Array, silu: bool) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    return _causal_conv1d(x, weight, bias, silu), (x, weight, bias)
-
-
-_causal_conv1d.defvjp(_saving, lambda silu, saved, dy: _causal_conv1d_backward(*saved, dy, silu))
+_causal_conv1d.defvjp(
+    lambda x, weight, bias, silu: (_causal_conv1d(x, weight, bias, silu), (x, weight, bias)),
+    lambda silu, saved, dy: _causal_conv1d_backward(*saved, dy, silu),
+)
 
 
 def causal_conv1d(x: jax.Array, weight: jax.Array, bias: jax.Array, *, activation: str = "none") -> jax.Array:
-    """y[B,D,L]: bias[d] + sum_w weight[d,w] x[b,d,l-W+1+w] of x[B,D,L], weight[D,W] and bias[D], zero before its
-    beginning; silu of it with ``activation="silu"``.
+    """Return y[B,D,L] = bias[d] + sum_w weight[d,w] x[b,d,l-W+1+w], or silu of it (``activation`` "silu").
 
-    Computed in float32, and compiled for each W, a few taps. Each is float32, bfloat16 or float16, not necessarily the
-    same; the result has x's dtype. Raises TypeError or ValueError, naming the argument, for another dtype, shape or
-    activation.
+    x[B,D,L] is zero before its beginning; weight[D,W], bias[D]. Computed in float32, and compiled for each W, a few
+    taps. Each is float32, bfloat16 or float16, not necessarily the same; the result has x's dtype. Raises TypeError or
+    ValueError, naming the argument, for another dtype, shape or activation.
     """
     _check(x, weight, bias, activation)
     return _causal_conv1d(x, weight, bias, activation == "silu")
@@ -149,9 +146,9 @@ def causal_conv1d(x: jax.Array, weight: jax.Array, bias: jax.Array, *, activatio
 def causal_conv1d_backward(
     x: jax.Array, weight: jax.Array, bias: jax.Array, dy: jax.Array, *, activation: str = "none"
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """dx[B,D,L], dweight[D,W] and dbias[D] of `causal_conv1d`'s arrays, from the gradient dy[B,D,L] of its result.
+    """Return dx[B,D,L], dweight[D,W] and dbias[D] of `causal_conv1d`, from the gradient dy[B,D,L] of its result.
 
-    Computed in float32 from x. Each has the dtype of what it is the gradient of. Dtypes and errors as there.
+    Computed in float32 from x. Each has its input's dtype. Dtypes and errors are as in `causal_conv1d`.
     """
     _check(x, weight, bias, activation)
     check_array("dy", dy, x.shape)

@@ -1,6 +1,6 @@
-"""The kernels that have grids for GPUs, as functions of which a CPU interprets those: for examinations without a GPU.
+"""The kernels that have GPU grids, wrapped so that a CPU interprets those: to examine them without a GPU.
 
-The functions of the other files take the same grids where they are lowered for CUDA.
+The functions of the other files use the same grids when they are lowered for CUDA.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Mixture of experts: pairs of token and expert are sorted, and each block of rows meets the weights of one expert.
+"""Mixture of experts: (token, expert) pairs are sorted by expert, so that a block of rows has the weights of one.
 
-Which expert a block has is fetched before its weights, as in T. Gale et al., *MegaBlocks*, 2022.
+The grid prefetches the expert of each block, as in T. Gale et al., *MegaBlocks*, arXiv:2211.15841 (2022).
 """
 
 from __future__ import annotations
@@ -14,45 +14,45 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from assay.kernels.pallas.arguments import check_array
+from assay.kernels.pallas.blocks import dot
 from assay.kernels.pallas.calls import call
-from assay.kernels.pallas.products import dot
-from assay.kernels.pallas.swiglu import silu_and_slope
+from assay.kernels.pallas.swiglu import silu_and_derivative
 
-_BLOCK = 128  # of rows, columns and of what is summed
+_BLOCK = 128  # of rows, columns and K
 
 
-def _grow(acc_refs: tuple[Any, ...], x_ref: Any, weight_refs: tuple[Any, ...], left: Any) -> None:
-    """Add the block's share of x weight^T to each accumulator: that of the ``left`` columns which are still inside."""
-    inside = jax.lax.broadcasted_iota(jnp.int32, x_ref.shape, 1) < left
-    x = jnp.where(inside, x_ref[...], 0)
+def _accumulate(acc_refs: tuple[Any, ...], x_ref: Any, weight_refs: tuple[Any, ...], remaining: Any) -> None:
+    """Add x weight^T of a block of K, of which ``remaining`` columns are in bounds, to each accumulator."""
+    mask_k = jax.lax.broadcasted_iota(jnp.int32, x_ref.shape, 1) < remaining
+    x = jnp.where(mask_k, x_ref[...], 0)
     for acc_ref, weight_ref in zip(acc_refs, weight_refs, strict=True):
-        acc_ref[...] += dot(x, jnp.where(inside, weight_ref[0, 0], 0), over=(1, 1))
+        acc_ref[...] += dot(x, jnp.where(mask_k, weight_ref[0, 0], 0), contract=(1, 1))
 
 
 def _gate_up_kernel(
-    expert_ref: Any, used_ref: Any, x_ref: Any, gate_ref: Any, up_ref: Any, hidden_ref: Any, *acc_refs: Any, inner: int
+    expert_ref: Any, num_blocks_ref: Any, x_ref: Any, gate_ref: Any, up_ref: Any, hidden_ref: Any, *accs: Any, k: int
 ) -> None:
-    used, block, last = pl.program_id(0) < used_ref[0], pl.program_id(2), pl.num_programs(2) - 1
+    used, block, last = pl.program_id(0) < num_blocks_ref[0], pl.program_id(2), pl.num_programs(2) - 1
 
     @pl.when(block == 0)
     def _() -> None:
-        for acc_ref in acc_refs:
+        for acc_ref in accs:
             acc_ref[...] = jnp.zeros_like(acc_ref)
 
     @pl.when(used)
     def _() -> None:
-        _grow(acc_refs, x_ref, (gate_ref, up_ref), inner - block * _BLOCK)
+        _accumulate(accs, x_ref, (gate_ref, up_ref), k - block * _BLOCK)
 
     @pl.when(used & (block == last))
     def _() -> None:
-        gate, up = acc_refs
-        hidden_ref[...] = (silu_and_slope(gate[...])[0] * up[...]).astype(hidden_ref.dtype)
+        gate, up = accs
+        hidden_ref[...] = (silu_and_derivative(gate[...])[0] * up[...]).astype(hidden_ref.dtype)
 
 
 def _down_kernel(
-    expert_ref: Any, used_ref: Any, hidden_ref: Any, down_ref: Any, out_ref: Any, acc_ref: Any, *, inner: int
+    expert_ref: Any, num_blocks_ref: Any, hidden_ref: Any, down_ref: Any, out_ref: Any, acc_ref: Any, *, k: int
 ) -> None:
-    used, block, last = pl.program_id(0) < used_ref[0], pl.program_id(2), pl.num_programs(2) - 1
+    used, block, last = pl.program_id(0) < num_blocks_ref[0], pl.program_id(2), pl.num_programs(2) - 1
 
     @pl.when(block == 0)
     def _() -> None:
@@ -60,77 +60,76 @@ def _down_kernel(
 
     @pl.when(used)
     def _() -> None:
-        _grow((acc_ref,), hidden_ref, (down_ref,), inner - block * _BLOCK)
+        _accumulate((acc_ref,), hidden_ref, (down_ref,), k - block * _BLOCK)
 
     @pl.when(used & (block == last))
     def _() -> None:
         out_ref[...] = acc_ref[...]
 
 
-def _grouped(
-    kernel: Any, expert: jax.Array, used: jax.Array, rows: jax.Array, weights: jax.Array, parts: int, dtype: Any
+def _grouped_gemm(
+    kernel: Any, expert: jax.Array, num_blocks: jax.Array, rows: jax.Array, weights: jax.Array, dtype: Any
 ) -> jax.Array:
-    """Call ``kernel`` on blocks of rows[R,K] and of each of the ``parts`` of their expert's weights[E,parts,N,K]."""
-    columns, inner = weights.shape[2:]
+    """Call ``kernel`` on blocks of rows[R,K] and the P matrices of their expert, weights[E,P,N,K]."""
+    _, matrices, n, k = weights.shape
 
-    def of_part(part: int) -> pl.BlockSpec:
-        return pl.BlockSpec((1, 1, _BLOCK, _BLOCK), lambda i, j, k, expert, used: (expert[i], part, j, k))
+    def weight_spec(p: int) -> pl.BlockSpec:
+        return pl.BlockSpec((1, 1, _BLOCK, _BLOCK), lambda i, j, k, expert, num_blocks: (expert[i], p, j, k))
 
     return call(
         "moe",
-        functools.partial(kernel, inner=inner),
-        *(expert, used, rows, *[weights] * parts),
+        functools.partial(kernel, k=k),
+        *(expert, num_blocks, rows, *[weights] * matrices),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2,
-            grid=(len(rows) // _BLOCK, pl.cdiv(columns, _BLOCK), pl.cdiv(inner, _BLOCK)),
+            grid=(len(rows) // _BLOCK, pl.cdiv(n, _BLOCK), pl.cdiv(k, _BLOCK)),
             in_specs=[
-                pl.BlockSpec((_BLOCK, _BLOCK), lambda i, j, k, expert, used: (i, k)),
-                *(of_part(part) for part in range(parts)),
+                pl.BlockSpec((_BLOCK, _BLOCK), lambda i, j, k, expert, num_blocks: (i, k)),
+                *(weight_spec(p) for p in range(matrices)),
             ],
-            out_specs=pl.BlockSpec((_BLOCK, _BLOCK), lambda i, j, k, expert, used: (i, j)),
-            scratch_shapes=[pltpu.VMEM((_BLOCK, _BLOCK), jnp.float32)] * parts,
+            out_specs=pl.BlockSpec((_BLOCK, _BLOCK), lambda i, j, k, expert, num_blocks: (i, j)),
+            scratch_shapes=[pltpu.VMEM((_BLOCK, _BLOCK), jnp.float32)] * matrices,
         ),
-        out_shape=jax.ShapeDtypeStruct((len(rows), columns), dtype),
+        out_shape=jax.ShapeDtypeStruct((len(rows), n), dtype),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
     )
 
 
-def _sorted_by_expert(ids: jax.Array, experts: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The row of each pair, such that a block has one expert; each block's expert; and how many blocks are used."""
+def _sort_by_expert(ids: jax.Array, experts: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return the row of each pair, the expert of each block of rows, and the number of blocks in use."""
     pairs = ids.reshape(-1)
     counts = jnp.sum(pairs[:, None] == jnp.arange(experts), axis=0, dtype=jnp.int32)
-    ends = jnp.cumsum((counts + _BLOCK - 1) // _BLOCK)  # in blocks, as each expert begins a new one
+    ends = jnp.cumsum((counts + _BLOCK - 1) // _BLOCK)  # in blocks: every expert starts a new one
     order = jnp.argsort(pairs)  # stable
-    place = jnp.zeros_like(pairs).at[order].set(jnp.arange(pairs.size, dtype=pairs.dtype))
-    before = jnp.cumsum(counts) - counts
+    rank = jnp.zeros_like(pairs).at[order].set(jnp.arange(pairs.size, dtype=pairs.dtype))
+    first_rank = jnp.cumsum(counts) - counts
     first_row = jnp.concatenate([jnp.zeros(1, ends.dtype), ends[:-1]]) * _BLOCK
-    most = pairs.size // _BLOCK + min(experts, pairs.size)
-    expert = jnp.minimum(jnp.sum(ends <= jnp.arange(most)[:, None], axis=1), experts - 1)
-    return first_row[pairs] + place - before[pairs], expert.astype(jnp.int32), ends[-1:].astype(jnp.int32)
+    max_blocks = pairs.size // _BLOCK + min(experts, pairs.size)
+    expert = jnp.minimum(jnp.sum(ends <= jnp.arange(max_blocks)[:, None], axis=1), experts - 1)
+    return first_row[pairs] + rank - first_rank[pairs], expert.astype(jnp.int32), ends[-1:].astype(jnp.int32)
 
 
 @jax.jit
 def _moe(x: jax.Array, w_gate_up: jax.Array, w_down: jax.Array, weights: jax.Array, ids: jax.Array) -> jax.Array:
-    (tokens, width), (experts, _, inner) = x.shape, w_down.shape
+    (tokens, d), (experts, _, f) = x.shape, w_down.shape
     if not (x.size and w_down.size and ids.size):
         return jnp.zeros_like(x)
-    row, expert, used = _sorted_by_expert(ids, experts)
-    given = jnp.repeat(x, ids.shape[1], axis=0)
-    rows = jnp.zeros((len(expert) * _BLOCK, width), x.dtype).at[row].set(given)
-    gate_up = w_gate_up.reshape(experts, 2, inner, width)
-    hidden = _grouped(_gate_up_kernel, expert, used, rows, gate_up, 2, x.dtype)
-    out = _grouped(_down_kernel, expert, used, hidden, w_down[:, None], 1, jnp.float32)
-    shares = out[row].reshape(tokens, -1, width) * weights[:, :, None]
-    return jnp.sum(shares, axis=1).astype(x.dtype)
+    row, expert, num_blocks = _sort_by_expert(ids, experts)
+    pairs = jnp.repeat(x, ids.shape[1], axis=0)
+    rows = jnp.zeros((len(expert) * _BLOCK, d), x.dtype).at[row].set(pairs)
+    hidden = _grouped_gemm(_gate_up_kernel, expert, num_blocks, rows, w_gate_up.reshape(experts, 2, f, d), x.dtype)
+    out = _grouped_gemm(_down_kernel, expert, num_blocks, hidden, w_down[:, None], jnp.float32)
+    weighted = out[row].reshape(tokens, -1, d) * weights[:, :, None]
+    return jnp.sum(weighted, axis=1).astype(x.dtype)
 
 
 def moe(x: jax.Array, w_gate_up: jax.Array, w_down: jax.Array, weights: jax.Array, ids: jax.Array) -> jax.Array:
-    """y[T,D]: the sum over a token's experts ids[T,k] of weights[T,k] w_down (silu(w_gate x) * (w_up x)).
+    """Return y[T,D]: the sum over a token's experts ids[T,k] of weights[T,k] w_down (silu(w_gate x) * (w_up x)).
 
-    x[T,D], w_gate_up[E,2F,D] (rows of w_gate first) and w_down[E,D,F] are float32, bfloat16 or float16 alike; weights
-    are float32, ids int32, from 0 to E - 1, which isn't checked. The hidden activation is rounded to that dtype, all
-    else is float32. It has no gradient. Raises TypeError or ValueError, naming the argument, for another dtype or
-    shape.
+    x[T,D], w_gate_up[E,2F,D] (rows of w_gate first) and w_down[E,D,F] share one dtype, float32, bfloat16 or float16;
+    weights are float32, ids int32, from 0 to E - 1, which isn't checked. The hidden activation is rounded to that
+    dtype, all else is float32. There is no gradient. Raises TypeError or ValueError, naming the argument, for another
+    dtype or shape.
     """
     check_array("x", x, ("T", "D"))
     check_array("w_down", w_down, ("E", x.shape[1], "F"), x.dtype)

@@ -1,10 +1,12 @@
-"""Selective scan of state-space models (Gu & Dao, *Mamba*, 2023): a linear recurrence along a sequence, place by place.
+"""Selective scan of state-space models: a linear recurrence along a sequence, one step after another.
 
-In sequence, not as a tree of pairs (decay, term), whose products of decays vanish before the states do: zero times an
-infinite state is NaN, where the recurrence says infinity.
+It is not an associative scan over pairs (decay, term): products of decays underflow to zero before the states do, and
+zero times an infinite state is NaN where the recurrence gives infinity.
 
-Channels lie along the lanes and states along the sublanes. A block holds some places, and the states wait in vector
-memory for the next one.
+Channels are along the lanes and states along the sublanes. A block holds _BLOCK_L steps, and the states stay in scratch
+memory from one block to the next.
+
+Source: A. Gu, T. Dao, *Mamba*, arXiv:2312.00752 (2023).
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from jax.experimental.pallas import tpu as pltpu
 from assay.kernels.pallas.arguments import check_array
 from assay.kernels.pallas.calls import call
 
-_PLACES = 16  # of a block: a tile of vector memory in 16 bits
-_CHANNELS = 256
+_BLOCK_L = 16  # a tile of vector memory in 16-bit formats
+_BLOCK_D = 256
 
 
 def _kernel(
@@ -42,17 +44,17 @@ def _kernel(
     def _() -> None:
         state_ref[...] = jnp.zeros_like(state_ref)
 
-    u, step = u_ref[0].astype(jnp.float32), delta_ref[0].astype(jnp.float32)
+    u, delta = u_ref[0].astype(jnp.float32), delta_ref[0].astype(jnp.float32)
     if softplus:
-        step = jnp.maximum(step, 0.0) + jnp.log1p(jnp.exp(-jnp.abs(step)))
+        delta = jnp.maximum(delta, 0.0) + jnp.log1p(jnp.exp(-jnp.abs(delta)))
     b, c = b_ref[0].astype(jnp.float32).T, c_ref[0].astype(jnp.float32).T
-    a, term, state = a_ref[...], step * u, state_ref[...]
+    a, term, state = a_ref[...], delta * u, state_ref[...]
     rows = []
-    for place in range(len(u)):
-        at = slice(place, place + 1)
-        state = jnp.exp(step[at] * a) * state
-        if place == 0:
-            state = jnp.where(first, 0.0, state)  # an infinite decay meets nothing before the beginning
+    for t in range(len(u)):
+        at = slice(t, t + 1)
+        state = jnp.exp(delta[at] * a) * state
+        if t == 0:
+            state = jnp.where(first, 0.0, state)  # an infinite decay times the initial zero would be NaN
         state += term[at] * b[:, at]
         rows.append(jnp.sum(state * c[:, at], axis=0, keepdims=True))
     state_ref[...] = state
@@ -65,22 +67,22 @@ def _selective_scan(
 ) -> jax.Array:
     if not u.size or not a.size:
         return (u.astype(jnp.float32) * skip[:, None]).astype(u.dtype)
-    (batch, channels, places), states = u.shape, a.shape[1]
-    width = min(_CHANNELS, channels)
-    by_channels = pl.BlockSpec((1, _PLACES, width), lambda i, j, k: (i, k, j))
-    by_states = pl.BlockSpec((1, _PLACES, states), lambda i, j, k: (i, k, 0))
+    (batch, channels, length), states = u.shape, a.shape[1]
+    block_d = min(_BLOCK_D, channels)
+    channel_spec = pl.BlockSpec((1, _BLOCK_L, block_d), lambda i, j, k: (i, k, j))
+    state_spec = pl.BlockSpec((1, _BLOCK_L, states), lambda i, j, k: (i, k, 0))
     y = call(
         "selective_scan",
         functools.partial(_kernel, softplus=softplus),
         *(u.mT, delta.mT, a.T, b.mT, c.mT, skip[None]),
-        grid=(batch, pl.cdiv(channels, width), pl.cdiv(places, _PLACES)),
+        grid=(batch, pl.cdiv(channels, block_d), pl.cdiv(length, _BLOCK_L)),
         in_specs=[
-            *(by_channels, by_channels, pl.BlockSpec((states, width), lambda i, j, k: (0, j))),
-            *(by_states, by_states, pl.BlockSpec((1, width), lambda i, j, k: (0, j))),
+            *(channel_spec, channel_spec, pl.BlockSpec((states, block_d), lambda i, j, k: (0, j))),
+            *(state_spec, state_spec, pl.BlockSpec((1, block_d), lambda i, j, k: (0, j))),
         ],
-        out_specs=by_channels,
-        out_shape=jax.ShapeDtypeStruct((batch, places, channels), u.dtype),
-        scratch_shapes=[pltpu.VMEM((states, width), jnp.float32)],
+        out_specs=channel_spec,
+        out_shape=jax.ShapeDtypeStruct((batch, length, channels), u.dtype),
+        scratch_shapes=[pltpu.VMEM((states, block_d), jnp.float32)],
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
     )
     return y.mT
@@ -96,12 +98,12 @@ def selective_scan(
     *,
     softplus: bool = False,
 ) -> jax.Array:
-    """y[B,D,L]: y_t = sum_s c_st h_st + skip u_t, with h_st = exp(delta_t a_s) h_s(t-1) + delta_t b_st u_t and h zero
-    before the beginning, of each channel of u, delta[B,D,L], with a[D,S], b, c[B,S,L] and skip[D].
+    """Return y[B,D,L], y_t = sum_s c_st h_st + skip u_t with h_st = exp(delta_t a_s) h_s(t-1) + delta_t b_st u_t.
 
-    Computed in float32; ``softplus``: delta is softplus of what is given. a and skip are float32, the others float32,
-    bfloat16 or float16, not necessarily the same; the result has u's dtype. It has no gradient. Raises TypeError or
-    ValueError, naming the argument, for another dtype or shape.
+    u and delta are [B,D,L], a[D,S], b and c [B,S,L], skip[D]; h is zero at first. Computed in float32; ``softplus``:
+    softplus is applied to delta. a and skip are float32, the others float32, bfloat16 or float16, not necessarily the
+    same; the result has u's dtype. There is no gradient. Raises TypeError or ValueError, naming the argument, for
+    another dtype or shape.
     """
     check_array("u", u, ("B", "D", "L"))
     check_array("delta", delta, u.shape)

@@ -17,10 +17,10 @@ from assay.precision.export.checkpoint import (
     write_checkpoint,
 )
 from assay.precision.export.configurations.compressed_tensors import quantization_config
+from assay.precision.export.configurations.gguf import WrittenFile, write_gguf
 from assay.precision.export.configurations.torchao import fqn_to_config
 from assay.precision.export.configurations.vllm import command_line, online_config
 from assay.precision.export.exporting import FORMATS, Exported, clear, export, unexportable
-from assay.precision.export.gguf.model import WrittenFile, write_gguf
 from assay.precision.export.lint import lint, lint_config, lint_scales
 from assay.precision.export.manifest import Part, Reloaded
 from assay.precision.export.offered import apart, offered

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.bench.timing.record import Record, history, read
+from assay.bench.timing.contest import Record, history, read
 from assay.cli.main import main
 from assay.verify.errors import BenchError
 from tests.judge.judged.formats import INTO, filled, flashinfer_solution, flashinfer_trace

@@ -12,7 +12,7 @@ import torch
 from assay.formats.format import format_named
 from assay.golden import evaluate, spec
 from assay.golden.arithmetic import Ball, BallArithmetic
-from assay.golden.evaluation.binding import run
+from assay.golden.evaluation.call import run
 from assay.verify.contract import Contract
 from tests.golden.enclosure import several
 from tests.golden.float32 import Functions

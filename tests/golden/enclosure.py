@@ -2,37 +2,63 @@
 
 import math
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from assay.golden import Golden, evaluate, spec
-from assay.golden.arithmetic import Arb, Multiprecision
-from assay.golden.evaluation.binding import run
+from assay.golden.arithmetic import Arb, Exact, Multiprecision
+from assay.golden.evaluation.call import bind, run
 from tests.golden.drawing import Case
 
 _PROOF_DIGITS = 400  # enough to prove what thirty digits claim after cancellation
 
 
+Witnessed = list[tuple[Any, tuple[Any, ...]]]
+
+
+def witnessed(case: Case, digits: int = 50) -> Witnessed:
+    """The exact results of a case by mpmath, at this many digits, and as Arb's proven enclosures."""
+    witnesses = (Multiprecision(digits), Arb(_PROOF_DIGITS))
+    return [(witness, run(spec(case.op), witness, case.tensors, case.options)) for witness in witnesses]
+
+
+def goldens_of(case: Case, digits: int | None = None) -> tuple[Golden, ...]:
+    return several(evaluate(case.op, *case.tensors, digits=digits, **case.options))
+
+
+def double_double_of(case: Case) -> tuple[Golden, ...]:
+    return bind(spec(case.op), case.tensors, case.options).under(Exact())
+
+
+def claimed(goldens: tuple[Golden, ...]) -> tuple[Golden, ...]:
+    """Goldens without those infinities and NaN of which they claim nothing: the next arithmetic evaluates them."""
+
+    def finite(golden: Golden) -> Golden:
+        if not golden.value.is_floating_point():
+            return golden
+        nothing = ~torch.isfinite(golden.value) & golden.radius.isinf()
+        return replace(golden, value=golden.value.masked_fill(nothing, 0.0))
+
+    return tuple(map(finite, goldens))
+
+
 def escapes(case: Case, digits: int | None = None, witness_digits: int = 50) -> list[str]:
-    """Elements whose exact result, by mpmath or by Arb's proven enclosure, the golden does not hold.
-
-    A radius of infinity claims nothing; where mpmath has no number (0/0) nothing is compared either.
-    """
-    return beyond(case, several(evaluate(case.op, *case.tensors, digits=digits, **case.options)), witness_digits)
+    """Elements whose exact result the golden does not hold."""
+    return beyond(goldens_of(case, digits), witnessed(case, witness_digits))
 
 
-def beyond(case: Case, goldens: tuple[Golden, ...], witness_digits: int = 50) -> list[str]:
-    """The same for goldens that are there already."""
-    definition = spec(case.op)
+def beyond(goldens: tuple[Golden, ...], exact: Witnessed) -> list[str]:
+    """Elements of goldens that don't hold a witness's result; a radius of infinity, and mpmath's NaN, claim nothing."""
     found: list[str] = []
-    for witness in (Multiprecision(witness_digits), Arb(_PROOF_DIGITS)):
-        results = run(definition, witness, case.tensors, case.options)
-        for place, (golden, result) in enumerate(zip(goldens, results, strict=True)):
+    for witness, results in exact:
+        for number, (golden, result) in enumerate(zip(goldens, results, strict=True)):
             if tuple(result.shape) != tuple(golden.value.shape):
-                found.append(f"result {place}: shape {tuple(golden.value.shape)}, witness {result.shape}")
+                found.append(f"result {number}: shape {tuple(golden.value.shape)}, witness {result.shape}")
             elif result.dtype == object:
-                found += [f"result {place}{list(index)}: {text}" for index, text in outside(golden, result, witness)]
+                found += [f"result {number}{list(index)}: {text}" for index, text in outside(golden, result, witness)]
     return found
 
 

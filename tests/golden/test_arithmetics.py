@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from assay.formats.format import format_named
 from assay.golden.arithmetic import Arb, Arithmetic, BallArithmetic, Exact, Multiprecision, Real, RoundingModel
-from assay.golden.evaluation.binding import run
+from assay.golden.evaluation.call import run
 from assay.golden.registry import spec
 from assay.verify.contract import Contract
 

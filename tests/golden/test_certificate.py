@@ -17,7 +17,7 @@ from assay.golden import Golden, evaluate, spec
 from assay.golden.arithmetic import BallArithmetic
 from assay.golden.arithmetic.ball import Ball, lowest_bit
 from assay.golden.arithmetic.ball_attention import _spread_about
-from assay.golden.evaluation.binding import run
+from assay.golden.evaluation.call import run
 from assay.verify.contract import Contract
 
 calm = settings(deadline=None)

@@ -17,7 +17,7 @@ from assay.golden import admissible, evaluate, spec
 from assay.golden.arithmetic import BallArithmetic
 from assay.golden.arithmetic.arbitrary_precision import nearest_code
 from assay.golden.errors import InputError, OptionError
-from assay.golden.evaluation.binding import run
+from assay.golden.evaluation.call import run
 from assay.golden.evaluation.golden import golden_of
 from assay.verify.contract import Contract
 

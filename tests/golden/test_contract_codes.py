@@ -15,7 +15,7 @@ from assay.formats.format import format_named
 from assay.formats.rounding import round_to
 from assay.golden import spec
 from assay.golden.arithmetic import BallArithmetic
-from assay.golden.evaluation.binding import run
+from assay.golden.evaluation.call import run
 from assay.golden.evaluation.golden import golden_of
 from assay.verify.contract import Contract
 from tests.golden.allowance import KINDS, Use, codes, report, rows, uses, worst

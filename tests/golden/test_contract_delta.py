@@ -9,7 +9,7 @@ import torch
 from assay.formats.format import format_named
 from assay.golden import evaluate, spec
 from assay.golden.arithmetic import Arb, BallArithmetic
-from assay.golden.evaluation.binding import run
+from assay.golden.evaluation.call import run
 from assay.verify.contract import Contract
 from tests.golden.allowance import Use, by_thirds, report, rows, uses
 from tests.golden.float32 import Functions

@@ -145,7 +145,7 @@ def test_transcendental_functions_are_correctly_rounded(op: str, options: dict[s
 
 
 def _by_arb(op: str, x: torch.Tensor, options: dict[str, Any]) -> list[Fraction]:
-    from assay.golden.evaluation.binding import run
+    from assay.golden.evaluation.call import run
     from assay.golden.registry import spec
 
     balls = run(spec(op), Arb(400), (x,), options)[0].flatten()
@@ -228,9 +228,9 @@ def test_special_values_stay() -> None:
 
 def test_what_cannot_be_proven_has_an_infinite_radius(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tie that no tier decides is not passed off as rounded."""
-    from assay.golden.evaluation import correct_rounding
+    from assay.golden.evaluation import tiers
 
-    monkeypatch.setattr(correct_rounding, "tiers_from", lambda digits: [BallArithmetic])
+    monkeypatch.setattr(tiers, "tiers_from", lambda digits: [BallArithmetic])
     golden = dot([(1.0 + 2.0**-8, 1.0), (2.0**-70, 1.0)], "bfloat16")
     assert golden.radius.item() == math.inf
 

@@ -9,7 +9,7 @@ import torch
 
 from assay.golden import specs
 from assay.golden.arithmetic import BallArithmetic
-from assay.golden.evaluation.binding import run
+from assay.golden.evaluation.call import run
 from assay.golden.evaluation.cutting import Axis, Cut, axes_of, cut
 from assay.golden.evaluation.golden import Golden, golden_of
 from assay.golden.inputs.recipe import Recipe, recipe
@@ -70,7 +70,7 @@ def wrong_places(call: Recipe, chance: random.Random) -> tuple[int, int]:
     for result, whole, part in zip(
         call.signature.returns, goldens(call, values), goldens(call, parts, options), strict=True
     ):
-        if made.is_apart(result):
+        if made.is_complete(result):
             value, radius = made.of(result, whole.value), made.of(result, whole.radius)
             assert value.shape == part.value.shape
             off = (value.double() - part.value.double()).abs()

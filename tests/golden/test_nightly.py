@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from assay.golden import spec, specs
 from assay.golden.arithmetic import Arb, Multiprecision
-from assay.golden.evaluation.binding import run
+from assay.golden.evaluation.call import run
 from tests.golden.drawing import Case, cases
 from tests.golden.enclosure import escapes
 

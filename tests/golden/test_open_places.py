@@ -9,7 +9,7 @@ import torch
 from assay.formats.format import format_named
 from assay.golden import Golden, evaluate, spec
 from assay.golden.arithmetic import BallArithmetic
-from assay.golden.evaluation.binding import run
+from assay.golden.evaluation.call import run
 from assay.golden.evaluation.golden import golden_of
 from assay.verify.comparison.judge import tolerance
 from assay.verify.contract import Contract

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from assay.interpreter import pretend_cuda
 from assay.interpreter.fake_cuda.random import CudaGenerator, _angle, philox
 from assay.runtime.errors import SettingError
 from tests.interpreter.triton_kernels import run
@@ -35,7 +36,6 @@ def of_one_thread(seed: int, thread: int, turn: int) -> list[int]:
 
 @pytest.mark.parametrize(("counter", "key", "result"), KNOWN)
 def test_the_published_vectors(counter: str, key: str, result: str) -> None:
-    """The block function gives what its authors publish."""
     first, second = words(key)
     assert philox(np.array(words(counter), np.uint32), (first, second)).tolist() == words(result)
 
@@ -52,7 +52,6 @@ def _philox(y_ptr, low, high, N: tl.constexpr):
 
 @pytest.mark.parametrize(("low", "high"), [(0, 0), (42, 0), (7, 2**30 + 1)])
 def test_triton_has_the_same_words(low: int, high: int) -> None:
-    """Triton's own Philox, of the same seed and counters, gives the same numbers."""
     found = torch.empty(64, 4, dtype=torch.int32)
     run(_philox, found, low, high, N=64)
     wanted = np.array([of_one_thread(high << 32 | low, thread, 3) for thread in range(64)], np.uint32)
@@ -72,7 +71,6 @@ def test_elements_of_a_thread_lie_one_grid_apart() -> None:
 
 
 def test_the_number_of_multiprocessors_matters_beyond_one_grid() -> None:
-    """Small tensors are the same on every device, larger ones aren't."""
     h100, a100 = CudaGenerator(1, "h100"), CudaGenerator(1, "a100")
     assert torch.equal(h100.rand(1000), a100.rand(1000))
     small, large = 108 * 8 * 256, 132 * 8 * 256
@@ -83,7 +81,6 @@ def test_the_number_of_multiprocessors_matters_beyond_one_grid() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
 def test_rand_stays_below_one(dtype: torch.dtype) -> None:
-    """What rounds to one is zero, and the numbers are spread evenly."""
     drawn = CudaGenerator(3).rand(200_000, dtype=dtype)
     assert drawn.dtype == dtype
     assert drawn.min() >= 0
@@ -101,7 +98,6 @@ def test_rand_in_float64_takes_two_words() -> None:
 
 
 def test_whole_numbers_are_remainders() -> None:
-    """A narrow range takes one word of each number, a wide one two, the upper first."""
     narrow, wide = CudaGenerator(4).randint(-3, 7, (500,)), CudaGenerator(4).randint(-(2**62), 2**62, (500,))
     a, b, _, _ = of_one_thread(4, 77, 0)
     assert narrow[77].item() == a % 10 - 3
@@ -114,13 +110,11 @@ def test_whole_numbers_are_remainders() -> None:
 
 
 def test_bernoulli_asks_whether_the_number_is_below() -> None:
-    """The same numbers as torch.rand draws, compared with p in float32."""
     drawn, hit = CudaGenerator(8).rand(5000), CudaGenerator(8).bernoulli(0.3, 5000, dtype=torch.bool)
     assert torch.equal(hit, drawn < np.float32(0.3))
 
 
 def test_normal_numbers_are_box_and_mullers() -> None:
-    """Sine and cosine of the second word's angle times the first's length, within the radius of exact arithmetic."""
     found = CudaGenerator(6, **SMALL).randn(5000)
     for e in (0, 300, 1024, 1324, 2048, 3072, 4999):
         drawn = of_one_thread(6, e % 1024, e // 4096)
@@ -134,7 +128,6 @@ def test_normal_numbers_are_box_and_mullers() -> None:
 
 
 def test_angles_are_rounded_once() -> None:
-    """The fused multiply-add of the angle against whole-number arithmetic."""
     step = np.float32(2.0**-32) * np.float32(2 * np.pi)
     drawn = np.random.default_rng(0).integers(0, 2**32, 3000, dtype=np.uint32)
     for word, angle in zip(drawn, _angle(drawn), strict=True):
@@ -148,7 +141,6 @@ def test_angles_are_rounded_once() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_normal_numbers_of_16_bits(dtype: torch.dtype) -> None:
-    """They are those of float32, rounded, and the radius has room for a rounding that goes the other way."""
     wide, narrow = CudaGenerator(2).randn(1000), CudaGenerator(2).randn(1000, dtype=dtype)
     assert torch.equal(narrow.values, wide.values.to(dtype))
     assert bool(((wide.values + wide.radius).to(dtype).double() - narrow.values.double() <= narrow.radius).all())
@@ -167,14 +159,81 @@ def test_normal_numbers_of_16_bits(dtype: torch.dtype) -> None:
     ],
 )
 def test_what_is_not_reproduced_is_refused(ask: Any, message: str) -> None:
-    """One line says what was expected."""
     with pytest.raises(SettingError, match=message.replace("(", r"\(").replace("*", r"\*")):
         ask()
 
 
 def test_nothing_is_drawn_for_no_elements() -> None:
-    """An empty tensor leaves the generator where it is."""
     generator = CudaGenerator(0)
     assert generator.rand(0, 3).shape == (0, 3)
     assert generator.randn(0).values.shape == (0,)
     assert generator.offset == 0
+
+
+DRAWS = [
+    (lambda: torch.rand(300_000, device="cuda"), lambda g: g.rand(300_000)),
+    (lambda: torch.rand((3, 5), dtype=torch.bfloat16, device=0), lambda g: g.rand(3, 5, dtype=torch.bfloat16)),
+    (lambda: torch.randn(7, 3, device="cuda"), lambda g: g.randn(7, 3).values),
+    (lambda: torch.randint(9, (40,), device="cuda"), lambda g: g.randint(0, 9, (40,))),
+    (lambda: torch.randint(-5, 100, size=(6,), dtype=torch.int8, device="cuda"),
+     lambda g: g.randint(-5, 100, (6,), torch.int8)),
+    (lambda: torch.randint(low=1, high=2**40, size=[8], device="cuda"), lambda g: g.randint(1, 2**40, (8,))),
+    (lambda: torch.rand_like(on_device(4, 2)), lambda g: g.rand(4, 2)),
+    (lambda: torch.randn_like(torch.zeros(5), device="cuda"), lambda g: g.randn(5).values),
+    (lambda: torch.randint_like(on_device(6).int(), 2, 8), lambda g: g.randint(2, 8, (6,), torch.int32)),
+    (lambda: on_device(9).bernoulli_(0.3), lambda g: g.bernoulli(0.3, 9)),
+    (lambda: on_device(9).uniform_(), lambda g: g.rand(9)),
+    (lambda: on_device(9).normal_(), lambda g: g.randn(9).values),
+    (lambda: on_device(9).long().random_(3, 77), lambda g: g.randint(3, 77, (9,))),
+]  # fmt: skip
+
+
+def on_device(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, device="cuda")
+
+
+@pytest.mark.parametrize(("draw", "expected"), DRAWS)
+@pytest.mark.parametrize("seed", [0, 2**40 + 3])
+def test_an_emulated_device_draws_its_own_numbers(draw: Any, expected: Any, seed: int) -> None:
+    """After torch.manual_seed, twice in a row; the CPU's generator is left alone."""
+    with pretend_cuda("h100"):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        generator = CudaGenerator(seed, "h100")
+        for _ in range(2):
+            got, want = draw(), expected(generator)
+            assert got.is_cuda
+            assert torch.equal(got, want)
+        assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_generators_of_cuda_have_a_seed_and_an_offset() -> None:
+    """Their states are those of a GPU, 16 bytes, and bring back both their own draws and those of the CPU."""
+    with pretend_cuda("h100"):
+        one, other = (torch.Generator("cuda").manual_seed(3) for _ in range(2))
+        drawn = torch.rand(5000, generator=one, device="cuda")
+        assert torch.equal(drawn, CudaGenerator(3, "h100").rand(5000))
+        assert (one.initial_seed(), one.get_offset(), other.get_offset()) == (3, 4, 0)
+        other.set_offset(4)
+        assert torch.equal(torch.rand(5, generator=one, device="cuda"), torch.rand(5, generator=other, device="cuda"))
+        torch.cuda.manual_seed(1)
+        state = torch.cuda.get_rng_state()
+        assert state.view(torch.int64).tolist() == [1, 0]
+        first = [torch.rand(9, device="cuda"), torch.randperm(9, device="cuda")]
+        torch.cuda.set_rng_state(state)
+        assert all(map(torch.equal, first, [torch.rand(9, device="cuda"), torch.randperm(9, device="cuda")]))
+
+
+def test_other_draws_come_from_the_cpu() -> None:
+    with pretend_cuda():
+        torch.manual_seed(2)
+        results = [
+            torch.rand(3, dtype=torch.complex64, device="cuda"),
+            torch.randn(3, dtype=torch.float64, device="cuda"),
+            torch.empty(3, device="cuda").normal_(2.0, 3.0),
+            torch.empty(3, 2, device="cuda").T.uniform_(),
+        ]
+        assert all(result.is_cuda for result in results)
+        assert torch.cuda.default_generators[0].get_offset() == 0
+        host = torch.rand(3)
+        assert not host.is_cuda

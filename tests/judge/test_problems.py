@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from assay.judge.problems.axes import value_of
-from assay.judge.problems.constants import constants, rewritten
+from assay.judge.problems.flashinfer_trace import drawn, value_of
+from assay.judge.problems.kernelbench import constants, rewritten
 from assay.judge.problems.problem import ProblemError
 from assay.judge.problems.reading import read, read_problem
 from assay.judge.problems.sizes import edge, extent, limits, near, odd, small
-from assay.judge.problems.workload_inputs import drawn
 from assay.judge.procedure import judge
 from assay.judge.trace import traces, write_traces
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from assay.bench.inspection.machine_code import resources
+from assay.bench.inspection.facts import resources
 from assay.kernels.cuda import compiler
 from assay.kernels.cuda.attention_decode import attention_decode
 from assay.kernels.cuda.gemm_int4 import gemm_int4

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from assay.precision.report import page, summary
-from assay.precision.report.charts import undrawn
+from assay.precision.report.page import undrawn
 from assay.precision.report.summary import headline
 from assay.precision.units import format_bytes, format_error
 from tests.browser import WIDTHS, browse, colours_on, complaints, framed, needs_browser, printed

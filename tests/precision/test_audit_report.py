@@ -19,7 +19,7 @@ from assay.precision.export import Part
 from assay.precision.observation.sites import layer_and_kind
 from assay.precision.report import content_of, page, record, summary
 from assay.precision.report.comparison import compared, in_lines
-from assay.precision.report.next_steps import next_steps
+from assay.precision.report.summary import next_steps
 from assay.precision.report.words import grouped, layers_of, plain
 from assay.precision.units import format_bytes
 from tests.precision.reported import asked, small_audit, small_content

@@ -14,7 +14,7 @@ from assay.precision.export import Exported, export, load_checkpoint, verify_exp
 from assay.precision.export.configurations.vllm import cache_options, command_line
 from assay.precision.export.plan import plan_of
 from assay.precision.observation.sites import Site
-from assay.precision.report.next_steps import next_steps
+from assay.precision.report.summary import next_steps
 from assay.precision.targets import formats_of
 from tests.precision.exported import IDS, Subject, subject
 

@@ -12,7 +12,7 @@ import transformers
 
 from assay.precision.errors import CannotExport
 from assay.precision.export import Exported, export, unexportable
-from assay.precision.export.gguf.names import TensorNames
+from assay.precision.export.configurations.gguf import TensorNames
 from assay.precision.schemes.ggml import block_types, pack
 from tests.precision.exported import IDS, Subject, subject
 from tests.precision.test_export_experts import experts, sparse

@@ -13,8 +13,8 @@ import transformers
 from assay.precision.auditing import Audit, audit
 from assay.precision.errors import CannotExport
 from assay.precision.export import export, write_gguf
-from assay.precision.export.gguf.names import TensorNames
-from assay.precision.export.gguf.serving import LlamaCpp
+from assay.precision.export.configurations.gguf import TensorNames
+from assay.precision.export.reloading import LlamaCpp
 from assay.precision.loading import load
 from assay.precision.observation.operations import traced
 from assay.precision.prediction.simulation import Simulator

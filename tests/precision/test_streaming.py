@@ -191,7 +191,7 @@ def test_weights_held_as_they_are_stored_give_the_results_of_float32(stored: Cal
     """Every contribution, a measured assignment and the weights asked for later are those of a model in float32, while
     the weights stay in bfloat16."""
     inside = audit(load(stored(kind)).model, batches(), formats=FORMATS)
-    with patch("assay.precision.loading.casting._SMALL", 0):
+    with patch("assay.precision.loading.pretrained._SMALL", 0):
         model = load(stored(kind), as_stored=True).model
     assert all(parameter.is_meta and parameter.dtype == torch.float32 for parameter in model.parameters())
     assert {source.read().dtype for source in streamed_parameters(model).values()} == {torch.bfloat16}

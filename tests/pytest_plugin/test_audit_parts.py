@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from assay.mutation.comparisons import Call, Comparison
-from assay.mutation.corruptions import corruptions, counts
 from assay.mutation.ledger import Ledger
-from assay.mutation.patching import Patches
 from assay.mutation.places import Place
-from assay.mutation.replay import Kept, replay
+from assay.mutation.replay import Kept, corruptions, counts, replay
+from assay.mutation.session import Patches
 from assay.mutation.values import kept, largest_leaf, numbers_of, restored, same_memory, thinned
 from assay.mutation.words import ALL
 

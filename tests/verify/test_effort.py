@@ -7,8 +7,7 @@ import torch
 
 from assay.verify import examine
 from assay.verify.errors import SettingError
-from assay.verify.examination.course import fixed_cases
-from assay.verify.examination.order import arranged, kind_of
+from assay.verify.examination.course import arranged, fixed_cases, kind_of
 from assay.verify.examination.question import Question, ask
 from assay.verify.findings import ASPECTS
 from assay.verify.settings import EFFORTS, Settings

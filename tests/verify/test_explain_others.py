@@ -12,7 +12,7 @@ from torch import Tensor
 from assay.golden.registry import define, forgotten
 from assay.verify import Verdict, examine
 from assay.verify.contract import Contract
-from assay.verify.examination.known import Promises, sizes_in_words
+from assay.verify.examination.diagnosis import Promises, sizes_in_words
 from assay.verify.examination.question import Question, ask
 from assay.verify.settings import Settings
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from assay.verify import examine
-from assay.verify.explanation.accesses import TAIL
+from assay.verify.explanation.explain import TAIL
 
 from .unmasked_loads import clamped_softmax, masked_softmax, unmasked_softmax
 

@@ -13,13 +13,13 @@ from assay.formats.rounding import round_to
 from assay.golden.evaluation.golden import Golden
 from assay.verify import Contract, examine
 from assay.verify.comparison.judge import Tolerance, judge, tolerance
-from assay.verify.examination.gate import (
+from assay.verify.examination.lengths import least_errors
+from assay.verify.examination.procedure import (
     corruptions,
     outcomes,
     passes_gate,
     undetected_corruption,
 )
-from assay.verify.examination.lengths import least_errors
 
 from .zoo.honest_backward import layernorm_backward_torch
 from .zoo.rounded_on_the_way import attention_backward_tf32

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from assay.verify import Verdict, examine
 from assay.verify.cases.case import Case, build
-from assay.verify.harness.call import Call, Finding
-from assay.verify.harness.memory import PoisonedMemory, poison_value
+from assay.verify.harness.call import Call, Finding, PoisonedMemory, poison_value
 
 from .zoo.faulty_conduct import silu_tail_unwritten
 from .zoo.honest_elementwise import silu
@@ -45,7 +44,7 @@ import sys, torch
 from assay.interpreter import faithful
 from assay.kernels.triton.softmax import softmax
 from assay.verify import examine
-from assay.verify.harness.memory import PoisonedMemory
+from assay.verify.harness.call import PoisonedMemory
 memory = PoisonedMemory("nan")
 before = len(sys.modules)
 with memory:

@@ -14,13 +14,11 @@ from assay.verify import examine
 
 
 def softmax(x: Any) -> Any:
-    """Softmax in NumPy."""
     weights = np.exp(x - x.max(-1, keepdims=True))
     return weights / weights.sum(-1, keepdims=True)
 
 
 def test_a_reference_of_numpy_judges_a_kernel_of_torch() -> None:
-    """An honest kernel passes; one that rounds on the way fails."""
     asked: dict[str, Any] = {"tensors": "x[T,D] -> y[T,D]", "dtype": "float32", "effort": "quick", "shrinking": False}
     assert examine(lambda x: torch.softmax(x, -1), softmax, **asked).passed
     rounded = examine(lambda x: torch.softmax(x.bfloat16(), -1).to(x.dtype), softmax, **asked)
@@ -28,7 +26,6 @@ def test_a_reference_of_numpy_judges_a_kernel_of_torch() -> None:
 
 
 def in_place(x: Any) -> Any:
-    """The same, written over a copy."""
     y = x - x.max(-1, keepdims=True)
     np.exp(y, out=y)
     y /= y.sum(-1, keepdims=True)
@@ -36,7 +33,6 @@ def in_place(x: Any) -> Any:
 
 
 def test_a_reference_of_numpy_may_write_in_place() -> None:
-    """Its goldens are those of the one that doesn't, within the radii."""
     x = torch.randn(3, 40)
     one, other = (evaluate(reference_spec(f, "x[T,D] -> y[T,D]").qualified_name, x) for f in (softmax, in_place))
     assert not isinstance(one, tuple)
@@ -46,7 +42,6 @@ def test_a_reference_of_numpy_may_write_in_place() -> None:
 
 
 def test_a_reference_of_jax_judges_a_kernel_of_jax() -> None:
-    """An honest kernel passes; one with another epsilon, or that squares in the input's dtype, fails."""
     jax = pytest.importorskip("jax")
     jnp = jax.numpy
 

@@ -19,7 +19,6 @@ def places(x: Any) -> Any:
 
 
 def last_of_equal_places(x: Any) -> Any:
-    """NaN included, which is the largest."""
     turned = x.flip(-1)
     return x.shape[-1] - 1 - turned.argmax(-1)
 
@@ -33,7 +32,6 @@ def count(x: Any) -> Any:
 
 
 def count_by_product(x: Any) -> Any:
-    """Multiplied in float64: only what lies within rounding of the bound may be counted otherwise."""
     return (x.double() * 1.1 > 0.5).sum(-1)
 
 
@@ -72,7 +70,6 @@ PAIR = "x[R,N] -> y[R,2], i:int64[R,2]=index(N)"
     ],
 )
 def test_an_honest_kernel_passes(kernel: Callable[..., Any], reference: Callable[..., Any], tensors: str) -> None:
-    """Of equal numbers any place is right; what rounding leaves open may be counted or not."""
     verdict = examine(kernel, reference, tensors=tensors, shapes={"N": [2, 5, 17, 128]}, **ASKED)
     assert verdict.outcome == "PASS", str(verdict)
 
@@ -87,19 +84,16 @@ def test_an_honest_kernel_passes(kernel: Callable[..., Any], reference: Callable
     ],
 )
 def test_a_faulty_kernel_fails(kernel: Callable[..., Any], reference: Callable[..., Any], tensors: str) -> None:
-    """Other places, another bound, another mask, another order."""
     verdict = examine(kernel, reference, tensors=tensors, shapes={"N": [2, 5, 17, 128]}, **ASKED)
     assert verdict.outcome == "FAIL", str(verdict)
 
 
 def test_integers_without_a_role_are_asked_for_one() -> None:
-    """Nothing says how to draw them; the error says what may."""
     with pytest.raises(DefinitionError, match=r"ids are integers of which nothing is said; expected a role: ids:int64"):
         examine(lambda x, ids: x[ids], lambda x, ids: x[ids], tensors="x[T], ids:int64[N] -> y[N]", **ASKED)
 
 
 def test_a_mask_may_be_an_example() -> None:
-    """Given by ``inputs`` it stays as it is, and so do the sizes that it fixes; the numbers are drawn anew."""
 
     def filled(x: Any, mask: Any) -> Any:
         return x.masked_fill(~mask, 0.0)
@@ -112,7 +106,6 @@ def test_a_mask_may_be_an_example() -> None:
 
 
 def test_both_sides_of_a_step_are_right() -> None:
-    """A number that lies within rounding of half a step may be rounded either way, and no other."""
 
     def stepped(x: Any) -> Any:
         scale = x.abs().amax(-1, keepdim=True) / 127

@@ -14,14 +14,12 @@ FAULTY = [(case, fault) for case in CASES for fault in case.faulty]
 
 
 def asked(case: Case, kernel: Any, **more: Any) -> Verdict:
-    """The quick examination of a kernel against the case's reference."""
     settings = {"dtype": case.dtype, "effort": "quick", "shrinking": False, **case.asked, **more}
     return examine(kernel, case.reference, tensors=case.tensors, **settings)
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_an_honest_kernel_is_not_failed(case: Case) -> None:
-    """What computes the reference's function in a way of its own passes; of NaN and infinities it may be warned."""
     verdict = asked(case, case.honest[0])
     assert verdict.outcome in ("PASS", "WARN"), str(verdict)
     assert verdict.outcome == "PASS" or verdict.aspects["special"].status == "broken", str(verdict)
@@ -29,6 +27,5 @@ def test_an_honest_kernel_is_not_failed(case: Case) -> None:
 
 @pytest.mark.parametrize(("case", "fault"), FAULTY, ids=[f"{case.name}-{fault}" for case, fault in FAULTY])
 def test_a_faulty_kernel_is_found(case: Case, fault: str) -> None:
-    """A mistake that people make fails at the first case that shows it."""
     verdict = asked(case, case.faulty[fault], every_aspect=False)
     assert verdict.outcome == ("WARN" if fault in case.warned else "FAIL"), str(verdict)

@@ -15,10 +15,11 @@ from assay.verify import Contract, examine
 from assay.verify.errors import SettingError
 
 TENSORS = "x[T,D], weight[D] -> y[T,D]"
+QUICK: dict[str, Any] = {"effort": "quick", "shrinking": False}
+QUICK32 = {"dtype": "float32", **QUICK}
 
 
 def rms(x: Any, weight: Any, eps: float = 1e-6) -> Any:
-    """RMS norm as a model's author writes it."""
     h = x.float()
     return (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
 
@@ -38,7 +39,6 @@ def rounded_inside(x: Any, weight: Any, eps: float = 1e-6) -> Any:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_honest_kernel_passes(dtype: str) -> None:
-    """A kernel that computes the reference's function in float32 inside passes."""
     verdict = examine(honest, rms, tensors=TENSORS, dtype=dtype, effort="quick")
     assert verdict.outcome == "PASS", str(verdict)
     assert verdict.spec == "rms"
@@ -46,14 +46,12 @@ def test_honest_kernel_passes(dtype: str) -> None:
 
 @pytest.mark.parametrize("kernel", [one_too_many, rounded_inside])
 def test_faulty_kernel_fails(kernel: Any) -> None:
-    """A kernel of another formula, or with roundings that the reference doesn't make, fails."""
     verdict = examine(kernel, rms, tensors=TENSORS, dtype="bfloat16", effort="quick", shrinking=False)
     assert verdict.outcome == "FAIL", str(verdict)
     assert verdict.aspects["numbers"].status == "broken"
 
 
 def test_eager_roundings_are_in_the_contract_torch() -> None:
-    """What eager mode rounds between operations of 16-bit tensors is allowed where the contract says so."""
 
     def plain(x: Any, weight: Any) -> Any:
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
@@ -61,13 +59,12 @@ def test_eager_roundings_are_in_the_contract_torch() -> None:
     def own(x: Any, weight: Any) -> Any:
         return plain(x, weight)
 
-    asked: dict[str, Any] = {"tensors": TENSORS, "dtype": "bfloat16", "effort": "quick", "shrinking": False}
+    asked = {"tensors": TENSORS, "dtype": "bfloat16", **QUICK}
     assert examine(own, plain, **asked).outcome == "FAIL"
     assert examine(own, plain, **asked, contract="torch").passed
 
 
 def test_any_form_is_admitted() -> None:
-    """The tolerance admits the errors of each form; a form that is another function is an error."""
 
     def by_moments(x: Any) -> Any:
         return (x * x).mean(-1) - x.mean(-1) ** 2
@@ -78,7 +75,7 @@ def test_any_form_is_admitted() -> None:
     def unbiased(x: Any) -> Any:
         return x.var(-1)
 
-    asked: dict[str, Any] = {"tensors": "x[T,D] -> y[T]", "dtype": "float32", "effort": "quick", "shrinking": False}
+    asked = {"tensors": "x[T,D] -> y[T]", **QUICK32}
     assert not examine(by_moments, by_differences, **asked).passed
     assert examine(by_moments, [by_differences, by_moments], **asked).passed
     with pytest.raises(DefinitionError, match="unbiased is another function than the first form"):
@@ -86,7 +83,6 @@ def test_any_form_is_admitted() -> None:
 
 
 def test_another_process_makes_the_spec_from_its_name() -> None:
-    """A reference that can be imported is known by its name, and its kernel may run isolated."""
     name = f"{__name__}:rms({TENSORS})"
     assert spec(name).qualified_name == name
     verdict = examine(honest, name, dtype="bfloat16", effort="quick", isolate=True, examples=2)
@@ -94,7 +90,6 @@ def test_another_process_makes_the_spec_from_its_name() -> None:
 
 
 def test_sizes_that_the_reference_refuses_are_no_fault_of_the_kernel() -> None:
-    """A batch norm of one value has no variance: both say so, which is listed; its own refusals are faults."""
 
     def normed(x: Any) -> Any:
         return F.batch_norm(x, None, None, training=True)
@@ -122,22 +117,19 @@ NAIVE: dict[str, tuple[Any, Any, str]] = {
 
 @pytest.mark.parametrize("name", NAIVE)
 def test_a_stable_kernel_is_right_where_the_reference_overflows(name: str) -> None:
-    """Exponentials that no float64 holds leave open what follows from them, and no number is blamed for it."""
     reference, kernel, tensors = NAIVE[name]
-    asked: dict[str, Any] = {"tensors": tensors, "dtype": "float32", "effort": "quick", "shrinking": False}
+    asked = {"tensors": tensors, **QUICK32}
     assert examine(lambda x: kernel(x), reference, **asked).passed
     assert not examine(lambda x: kernel(x) * 1.001, reference, **asked).passed
 
 
 def test_an_exponential_that_overflows_is_infinite() -> None:
-    """Where it is the result itself, nothing is left open."""
-    asked: dict[str, Any] = {"tensors": "x[R,N] -> y[R,N]", "dtype": "float32", "effort": "quick", "shrinking": False}
+    asked = {"tensors": "x[R,N] -> y[R,N]", **QUICK32}
     assert examine(lambda x: x.exp(), lambda x: torch.exp(x), **asked).passed
     assert not examine(lambda x: x.exp().clamp(max=3e38), lambda x: torch.exp(x), **asked).passed
 
 
 def test_a_question_that_cannot_be_asked() -> None:
-    """Without tensors, or with a text that isn't one, the error says what is expected."""
     with pytest.raises(SettingError, match="expected what the reference takes and gives"):
         examine(honest, rms, dtype="float32")
     with pytest.raises(DefinitionError, match="tensors="):
@@ -181,7 +173,6 @@ def images() -> list[torch.Tensor]:
 
 
 def test_modules_share_parameters_that_are_drawn_anew() -> None:
-    """A module passes with the reference's parameters by name, and one that ignores a zero parameter fails."""
     assert examine(Fused(), Reference(), inputs=images, effort="quick", examples=2).outcome == "PASS"
     verdict = examine(WithoutBias(), Reference(), inputs=images, effort="quick", examples=2, shrinking=False)
     assert verdict.outcome == "FAIL"
@@ -191,7 +182,6 @@ def test_modules_share_parameters_that_are_drawn_anew() -> None:
 
 
 def test_sizes_of_examples_vary_where_the_reference_allows_it() -> None:
-    """Equal sizes are one symbol if they may change together; results are fitted; what must be positive stays so."""
     example = example_of(Reference(), images)
     assert example.text.startswith("x[B,3,D,D], bias[E,1,1], conv_weight[E,3,3,3]")
     assert example.text.endswith("norm_running_var[E]=slope -> out[B,E,D-2,D-2]")
@@ -205,12 +195,11 @@ def test_sizes_of_examples_vary_where_the_reference_allows_it() -> None:
 
 
 def test_what_rounding_decides_is_inconclusive() -> None:
-    """Where a Python number that steers the reference is open, the verdict names the line that asked."""
 
     def steered(x: Any) -> Any:
         return x * (x.sum() * 1e6).round().item()
 
-    asked: dict[str, Any] = {"tensors": "x[T] -> y[T]", "dtype": "float32", "effort": "quick", "shrinking": False}
+    asked = {"tensors": "x[T] -> y[T]", **QUICK32}
     verdict = examine(steered, steered, **asked)
     assert verdict.outcome == "INCONCLUSIVE", str(verdict)
     assert "test_references.py:" in verdict.note
@@ -218,7 +207,6 @@ def test_what_rounding_decides_is_inconclusive() -> None:
 
 
 def test_a_reference_that_refuses_sizes_says_so() -> None:
-    """The reference's own error is told, with the shapes, and how to restrict them."""
 
     def halves(x: Any, z: Any = 0) -> Any:
         return x.reshape(x.shape[0], 2, -1).sum(1)
@@ -230,7 +218,6 @@ def test_a_reference_that_refuses_sizes_says_so() -> None:
 
 
 def test_an_ill_conditioned_formula_is_remarked_on() -> None:
-    """The verdict names the line that cancels or overflows, and how much; of a stable formula it says nothing."""
 
     def by_moments(x: Any) -> Any:
         return (x * x).mean(-1) - x.mean(-1) ** 2
@@ -252,7 +239,6 @@ def test_an_ill_conditioned_formula_is_remarked_on() -> None:
 
 
 def test_a_flush_is_no_rounding_of_what_the_format_holds() -> None:
-    """Where subnormals may be flushed, a product of 16-bit numbers that is truncated is as wrong as elsewhere."""
 
     def product(x: Any, w: Any) -> Any:
         return x @ w.T
@@ -271,7 +257,6 @@ def test_a_flush_is_no_rounding_of_what_the_format_holds() -> None:
 
 
 def test_a_sum_that_overflows_on_the_way_may_end_at_either_side() -> None:
-    """Of terms of both signs a partial sum may overflow to either infinity: what follows from one isn't judged."""
 
     def layer(x: Any, w: Any) -> Any:
         return torch.relu(x @ w.T)

@@ -13,10 +13,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from assay.verify import examine
-from assay.verify.comparison.error_map import error_map, histogram, summed
-from assay.verify.comparison.error_pattern import period_of, region_in_words
+from assay.verify.comparison.error_map import error_map, histogram, period_of, region_in_words, summed
 from assay.verify.findings import EDGES, MAP_SHAPE, STEPS, ErrorMap
-from assay.verify.report.svg import LEVELS, bars, drawn, told
+from assay.verify.report.html import LEVELS, bars, drawn, told
 from assay.verify.verdict import Verdict
 
 RATIOS = st.one_of(st.floats(0, 1), st.floats(1 + 2.0**-40, 300), st.just(math.inf), st.just(math.nan))

@@ -15,8 +15,7 @@ from assay.golden.registry import spec
 from assay.verify import examine
 from assay.verify.cases.case import Case, all_contents, edits_in_words
 from assay.verify.cases.sampler import Sampler, seeded
-from assay.verify.examination.few_elements import without_place
-from assay.verify.examination.shrink import shrink
+from assay.verify.examination.shrink import shrink, without_place
 from assay.verify.findings import Failure, Findings, broken_by
 from assay.verify.report.text import text_report
 

@@ -12,7 +12,7 @@ from assay.formats.format import format_named
 from assay.formats.rounding import round_to
 from assay.golden.registry import define
 from assay.verify import Contract, examine
-from assay.verify.comparison.honest_roundings import WEIGHTS, ways
+from assay.verify.comparison.bias import WEIGHTS, ways
 from assay.verify.examination.phases import bias_cases
 from assay.verify.examination.question import ask
 from assay.verify.findings import Failure

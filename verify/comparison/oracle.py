@@ -16,7 +16,7 @@ from assay.formats.rounding import ulp_towards
 from assay.golden.arithmetic import Arb, BallArithmetic, RoundingModel
 from assay.golden.arithmetic.model import EVALUATION, Chance
 from assay.golden.errors import StoreError
-from assay.golden.evaluation.binding import run
+from assay.golden.evaluation.call import run
 from assay.golden.evaluation.golden import Golden, golden_of
 from assay.golden.inputs.values import INTEGERS
 from assay.golden.registry import Spec

@@ -1,24 +1,162 @@
 """Judging a case that is too large to be judged whole: samples of it against their goldens alone.
 
 Where a sample breaks the contract, the first place along each axis that does is searched for.
+
+Which places of a large case are judged: first and last ones, those beside tiles, strange and random ones.
 """
 
 from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 
+import numpy as np
 import torch
 
-from assay.golden.evaluation.cutting import Cut
-from assay.golden.signature import TensorSpec
+from assay.golden.evaluation.cutting import Axis, Cut, axes_of, cut
+from assay.golden.registry import Tile
+from assay.golden.signature import TensorSpec, dimension
 from assay.verify.cases.case import Case
 from assay.verify.comparison.error_map import summed
 from assay.verify.comparison.oracle import Oracle, Values
 from assay.verify.comparison.result import Result
-from assay.verify.comparison.sampling import cuts_of
 from assay.verify.findings import Difference, Failure
+
+Tensor = torch.Tensor
+Blocks = dict[Axis, list[int]]
+
+_MOST = 256  # blocks of an axis
+_TILES = (16, 64, 128)
+_COUNTED = (2**15, 2**16)  # rows that 16 bits count
+_NEIGHBOURS = (4, 1)  # places of a tiling rule, fewer where these are too much work
+_PARTS = 6
+_WORK = 2.0**25  # operations, and
+_ELEMENTS = 2.0**20  # numbers of the tensors, that take about a sixth of a second each
+_PATIENCE = 16.0  # times as much is done where less can't be
+
+
+def strange_places(output: Tensor) -> list[tuple[int, ...]]:
+    """The largest and the least element, and the first and last of those that are no numbers, and of the zeros."""
+    flat = output.detach().reshape(-1)
+    if not flat.numel():
+        return []
+    if flat.is_floating_point() and flat.element_size() == 1:
+        flat = flat.float()
+    results = {int(flat.argmax()), int(flat.argmin())}
+    for mask in (~flat.isfinite(), flat == 0):
+        if bool(mask.any()):
+            mask = mask.to(torch.uint8)
+            results |= {int(mask.argmax()), flat.numel() - 1 - int(mask.flip(0).argmax())}
+    shape = tuple(output.shape)
+    return [tuple(int(index) for index in np.unravel_index(one, shape)) for one in sorted(results)]
+
+
+def cuts_of(
+    case: Case, values: Mapping[str, Tensor], outputs: tuple[Tensor, ...], chance: random.Random
+) -> Iterator[tuple[Cut, Case]]:
+    """Parts of the case, each with the case whose options it has.
+
+    Their work is bounded, and so none may be left.
+    """
+    if _load(case, Cut()) <= 1:
+        yield Cut(), case
+        return
+    strange = _strange(case, outputs)
+    axes = axes_of(case.definition, case.signature, case.sizes, case.definition.row_axis(case.options))
+    blocks = {axis: _blocks(axis, strange.get(axis.symbol, []), case.sizes[axis.symbol], chance) for axis in axes}
+    parts, left = _parts(case, values, blocks, strange, chance), 1.0
+    for index, (part, tile) in enumerate(parts):
+        share = left / (len(parts) - index)
+        result = _thinned(part, blocks, tile, share)
+        load = _load(part, result)
+        if load <= (_PATIENCE if left == 1 else share):
+            left -= load
+            yield result, part
+
+
+def _strange(case: Case, outputs: tuple[Tensor, ...]) -> dict[str, list[int]]:
+    """The strange places of all results, by symbol; of heads the groups too."""
+    results: dict[str, list[int]] = {}
+    for tensor, output in zip(case.signature.returns, outputs, strict=True):
+        for index in strange_places(output):
+            for text, position in zip(tensor.dims, index, strict=True):
+                results.setdefault(text, []).append(position)
+    for symbol, groups in case.definition.axes.groups.items():
+        if symbol in results and groups in case.sizes:
+            shared = case.sizes[symbol] // max(case.sizes[groups], 1)
+            results.setdefault(groups, []).extend(position // shared for position in results[symbol])
+    return results
+
+
+def _blocks(axis: Axis, strange: list[int], size: int, chance: random.Random) -> list[int]:
+    """Blocks of an axis in the order of what they are worth."""
+    borders = [tile * times for tile in _TILES for times in (1, (size - 1) // tile)]
+    beside = [index for border in (*borders, *_COUNTED) for index in (border, border - 1) if 0 < index < size]
+    wanted = [axis.blocks - 1, 0, *(axis.block(index) for index in (*strange, *beside))]
+    others = [chance.randrange(axis.blocks) for _ in range(_MOST)] if axis.blocks > _MOST else range(axis.blocks)
+    return list(dict.fromkeys([*wanted, *others]))[:_MOST]
+
+
+def _parts(
+    case: Case,
+    values: Mapping[str, Tensor],
+    blocks: Blocks,
+    strange: Mapping[str, list[int]],
+    chance: random.Random,
+) -> list[tuple[Case, Tile | None]]:
+    """Return tiles along a symbol that has a tiling rule, each with the case under its options, the cheapest first, so
+    that the work they leave goes to the others; without such a symbol, the case."""
+    results: list[tuple[Case, Tile]] = []
+    least: list[float] = []
+    for symbol, part in case.definition.axes.tiling.items():
+        size = case.sizes[symbol]
+        middles = [size, 0, *strange.get(symbol, []), *(tile for tile in _TILES if tile < size)]
+        middles += [chance.randrange(size) for _ in range(_PARTS)]
+        for count in _NEIGHBOURS:
+            firsts = dict.fromkeys(min(max(0, middle - count // 2), max(size - count, 0)) for middle in middles)
+            alone = (part(first, min(count, size), case.sizes, case.options, values) for first in firsts)
+            made = islice(filter(None, alone), _PARTS)
+            results = [(replace(case, options=dict(tile.options)), tile) for tile in made]
+            least = [_load(one, _thinned(one, blocks, tile, 0.0)) for one, tile in results]
+            if results and sum(least) <= 1:
+                break
+    return [results[index] for index in sorted(range(len(results)), key=least.__getitem__)] or [(case, None)]
+
+
+def _thinned(case: Case, blocks: Blocks, tile: Tile | None, most: float) -> Cut:
+    """The first of the blocks of each axis, as many as so much work has room for: the costliest axis is halved."""
+
+    def made(chosen: Blocks) -> Cut:
+        kept = {axis: torch.tensor(sorted(some)) for axis, some in chosen.items()}
+        return cut(case.definition, case.signature, case.sizes, kept, tile)
+
+    while _load(case, result := made(blocks)) > most:
+        fewer = [{**blocks, axis: kept[: (len(kept) + 1) // 2]} for axis, kept in blocks.items() if len(kept) > 1]
+        if not fewer:
+            break
+        blocks = min(fewer, key=lambda some: (_load(case, made(some)), max(map(len, some.values()))))
+    return result
+
+
+def _load(case: Case, part: Cut) -> float:
+    """The work of evaluating a part, in units of what a case may take."""
+    sizes = {**case.sizes, **{text: len(indices) for text, indices in part.index.items() if text in case.sizes}}
+
+    def count(tensor: TensorSpec) -> int:
+        return math.prod(
+            len(part.index[text]) if text in part.index else dimension(text, sizes) for text in tensor.dims
+        )
+
+    for symbol in case.definition.axes.gathered:
+        sizes[symbol] = min(
+            sizes[symbol], sum(count(tensor) for tensor in case.signature.tensors if tensor.bound == symbol)
+        )
+    elements = sum(count(tensor) for tensor in (*case.signature.tensors, *case.signature.returns))
+    return case.definition.cost(sizes) / _WORK + elements / _ELEMENTS
+
 
 _COUNTS = {
     2**15: "signed 16 bits count no further",
@@ -32,9 +170,9 @@ def judge_samples(oracle: Oracle, case: Case, values: Values, outputs: tuple[tor
     """The outputs of a large case, as far as samples of them show; the seed of the case chooses these."""
     result = Result(case, outputs=outputs)
     taken: list[Cut] = []
-    for cut, part in cuts_of(case, values, outputs, random.Random(case.seed)):
-        results = _judged(oracle, part, cut, values, outputs)
-        taken.append(cut)
+    for piece, part in cuts_of(case, values, outputs, random.Random(case.seed)):
+        results = _judged(oracle, part, piece, values, outputs)
+        taken.append(piece)
         result = replace(
             result,
             worst=max(result.worst, results.worst),
@@ -47,7 +185,7 @@ def judge_samples(oracle: Oracle, case: Case, values: Values, outputs: tuple[tor
             histogram=summed(result.histogram, results.histogram),
         )
         if results.failure is not None:
-            failure = _located(results, results.failure, oracle, case, part, cut, values, outputs)
+            failure = _located(results, results.failure, oracle, case, part, piece, values, outputs)
             return replace(result, failure=failure, sampled=f"{asked(case)}: {failure.message}")
     return replace(result, sampled=_in_words(case, taken))
 
@@ -57,7 +195,7 @@ def _judged(oracle: Oracle, case: Case, cut: Cut, values: Values, outputs: tuple
     returns = case.signature.returns
     parts, sizes = cut.inputs(case.definition, case.signature, values)
     got = tuple(cut.of(tensor, output) for tensor, output in zip(returns, outputs, strict=True))
-    besides = [tensor.name for tensor in returns if not cut.is_apart(tensor)]
+    besides = [tensor.name for tensor in returns if not cut.is_complete(tensor)]
     return oracle.judge(replace(case, sizes={**case.sizes, **sizes}), parts, got, besides)
 
 
@@ -130,7 +268,7 @@ def _in_words(case: Case, taken: list[Cut]) -> str:
     """What was judged: of each result how many places of how many, or why none."""
     said = []
     for tensor in case.signature.returns:
-        cuts = [cut for cut in taken if cut.is_apart(tensor)]
+        cuts = [cut for cut in taken if cut.is_complete(tensor)]
         counts = [
             _count([cut.index.get(text) for cut in cuts], size)
             for text, size in zip(tensor.dims, case.shape(tensor), strict=True)

@@ -1,30 +1,224 @@
-"""The course of an examination: its phases in turn, each of which tries cases of aspects that may still be kept."""
+"""The course of an examination: its phases in turn, each of which tries cases of aspects that may still be kept.
+
+What an examination has seen so far, as a sum over its cases.
+
+The order of the fixed cases: those first that find the most faults a second.
+
+It is measured (``./dev bench order``, into configs/case_order.toml), greedily, over kernels with one planted fault
+each: every next kind of case is the one that finds the most faults not found yet per second. A kind says what a case
+has that an ordinary call hasn't, whatever the op.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import islice
 
+from assay.configs import table
 from assay.golden.evaluation.golden import Golden
+from assay.golden.inputs.distributions import EVERY, EXACT, EXTREME, MIDPOINTS
 from assay.runtime.patience import Patience, own_time
 from assay.verify.cases.at_shape import PROTOCOL as AT
 from assay.verify.cases.at_shape import at_cases
 from assay.verify.cases.case import Case
+from assay.verify.cases.layouts import LAYOUTS
+from assay.verify.cases.sampler import SMALL, TILE
 from assay.verify.cases.stored import stored_cases
-from assay.verify.comparison.result import Result
+from assay.verify.comparison.error_map import map_of, summed
+from assay.verify.comparison.result import UNDECIDED, Result, by_reason
 from assay.verify.comparison.sampled import asked
 from assay.verify.comparison.suspicion import second_look
 from assay.verify.examination import phases
 from assay.verify.examination.aspects import aspects_of, blamed, without
-from assay.verify.examination.fuzz import fuzz
 from assay.verify.examination.lengths import QUICKEST, detectable, length_cases
-from assay.verify.examination.order import Fixed, arranged
+from assay.verify.examination.phases import fuzz
 from assay.verify.examination.question import Question
-from assay.verify.examination.tally import Tally
 from assay.verify.findings import Aspect, Detectable, Failure
 from assay.verify.harness.runner import Bench, suspicion
+
+Fixed = tuple[str, Case]
+"""The name of a phase, and one of its cases."""
+
+_THEMES = EXTREME | {*EXACT, MIDPOINTS, EVERY, "zeros", "positive"}
+
+
+def kind_of(fixed: Fixed) -> str:
+    """The phase, what its case has that an ordinary call hasn't, and how large it is."""
+    phase, case = fixed
+    layout = next((name for name in case.layouts.values() if name != LAYOUTS[0]), "")
+    told = (
+        phase,
+        *sorted(_THEMES & set(case.values.values())),
+        *sorted({str(value) for _, _, value in case.edits}),
+        *(word for word in (case.protocol, case.memory, case.unused) if word not in ("once", "plain")),
+        layout,
+        _extent(case),
+    )
+    return " ".join(filter(None, told))
+
+
+def _extent(case: Case) -> str:
+    if 0 in case.sizes.values():
+        return "empty"
+    size = max(case.sizes.values(), default=0)
+    return "small" if size <= SMALL[-1] else "tile" if size <= TILE[-1] else "long"
+
+
+@cache
+def _measured() -> tuple[dict[str, int], frozenset[str]]:
+    """The rank of each kind, and the kinds that a quick effort tries."""
+    measured = table("case_order")
+    kinds = measured["kinds"]
+    return {kind: rank for rank, kind in enumerate(kinds)}, frozenset(kinds[: measured["quick"]])
+
+
+def arranged(cases: Iterable[Fixed], effort: str) -> list[Fixed]:
+    """The cases in this order, as they came where nothing was measured.
+
+    Of a quick effort only those of the best kinds, of each phase's best one, and some more (`_always`), the sets of
+    options in turn (`_in_turn`).
+    """
+    ranks, quick = _measured()
+    ordered = sorted(cases, key=lambda fixed: ranks.get(kind_of(fixed), len(ranks)))
+    if effort != "quick":
+        return ordered
+    best = {phase: kind_of((phase, case)) for phase, case in reversed(ordered)}
+    return _in_turn([fixed for fixed in ordered if kind_of(fixed) in quick | {best[fixed[0]]} or _always(fixed)])
+
+
+def _always(fixed: Fixed) -> bool:
+    """Cases of a promise that few contracts make, a row alone has the bits that it has among others; whole tiles, which
+    kernels have a way of their own for; a peak in the last place; factors over all of their range, of either sign and
+    zero."""
+    phase, case = fixed
+    factors = phase == "range" and bool({"vast", "cycled"} & set(case.values.values()))
+    return case.protocol == "alone" or phase == "aligned" or (phase == "seams" and bool(case.edits)) or factors
+
+
+def _in_turn(cases: list[Fixed]) -> list[Fixed]:
+    """The cases, sets of options in turn: of those that differ in their options, and sizes, alone one in place of all.
+
+    Each kind of case comes with one of the sets, each set with many kinds; whole tiles come with all of them.
+    """
+    alike: dict[tuple[object, ...], list[Fixed]] = {}
+    for fixed in cases:
+        phase, case = fixed
+        if phase != "aligned":
+            ends = tuple((name, not any(index)) for name, index, _ in case.edits)
+            alike.setdefault((kind_of(fixed), *sorted(case.values.items()), *ends), []).append(fixed)
+    left_out = set()
+    for turn, group in enumerate(alike.values()):
+        sets = len({repr(case.options) for _, case in group})
+        left_out |= {id(fixed) for at, fixed in enumerate(group) if at % sets != (turn + at // sets) % sets}
+    return [fixed for fixed in cases if id(fixed) not in left_out]
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How many cases were decided and elements judged, by phase, the largest ratio, and what each aspect showed.
+
+    ``at`` says of each large case what was judged of it, ``not_interpreted`` what the interpreter can't do,
+    ``refused`` how many cases the kernel refused as it documents, by its words.
+    ``judged_of`` counts judged elements by output, ``left_out`` the others by output and reason; ``nonzero`` adds up
+    each case's share of judged elements that should be other than zero, so that one large case of zeros is one case.
+
+    A broken or suspect aspect has its first failure, and the map of where that output is wrong.
+    """
+
+    cases: int = 0
+    worst: float = 0.0
+    judged: int = 0
+    nonzero: float = 0.0
+    unjudged: int = 0
+    unresolved: int = 0
+    judged_of: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[tuple[str, str]] = field(default_factory=Counter)
+    phases: Mapping[str, int] = field(default_factory=dict)
+    histogram: tuple[int, ...] = ()
+    aspects: Mapping[str, Aspect] = field(default_factory=dict)
+    at: tuple[str, ...] = ()
+    not_interpreted: tuple[str, ...] = ()
+    refused: Counter[str] = field(default_factory=Counter)
+
+    @staticmethod
+    def of(phase: str, result: Result, aspects: Iterable[str]) -> Tally:
+        """What one case of a phase showed, of these aspects."""
+        status = "kept" if result.failure is None else "broken"
+        aspect = Aspect(status, 1, result.worst, result.failure, map=map_of(result))
+        return Tally(
+            cases=1,
+            worst=result.worst,
+            judged=result.judged,
+            nonzero=result.nonzero / max(result.judged, 1),
+            unjudged=result.unjudged,
+            unresolved=result.unresolved,
+            judged_of=result.judged_of,
+            left_out=result.left_out,
+            phases={phase: 1},
+            histogram=result.histogram,
+            aspects=dict.fromkeys(aspects, aspect),
+            at=(result.sampled,) if result.sampled else (),
+        )
+
+    @property
+    def broken(self) -> set[str]:
+        """The names of the broken aspects."""
+        return {name for name, aspect in self.aspects.items() if aspect.status == "broken"}
+
+    @property
+    def suspect(self) -> list[str]:
+        """The names of the suspect aspects."""
+        return [name for name, aspect in self.aspects.items() if aspect.status == "suspect"]
+
+    @property
+    def undecided(self) -> str:
+        """Why the reference's own numbers leave open what is right, where that is so of a tenth of all elements."""
+        reasons = {reason: n for reason, n in by_reason(self.left_out).items() if reason.startswith(UNDECIDED)}
+        left = sum(reasons.values())
+        if left <= _UNDECIDED_SHARE * (self.judged + left):
+            return ""
+        return f"{left} of {self.judged + left} elements, {max(reasons, key=lambda reason: reasons[reason])}"
+
+    @property
+    def mostly_left_out(self) -> str:
+        """Of which output more than half isn't judged, and why; empty where of none."""
+        for output in dict.fromkeys(output for output, _ in self.left_out):
+            reasons = {reason: count for (name, reason), count in self.left_out.items() if name == output}
+            left, judged = sum(reasons.values()), self.judged_of[output]
+            if left > judged:
+                words = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+                return f"{left} of {left + judged} elements of {output} were not judged: {words}"
+        return ""
+
+    def __add__(self, other: Tally) -> Tally:
+        phases, aspects = dict(self.phases), dict(self.aspects)
+        for name, aspect in other.aspects.items():
+            aspects[name] = _together(aspects[name], aspect) if name in aspects else aspect
+        for name, cases in other.phases.items():
+            phases[name] = phases.get(name, 0) + cases
+        return Tally(
+            **{name: getattr(self, name) + getattr(other, name) for name in _COUNTS},
+            worst=max(self.worst, other.worst),
+            phases=phases,
+            histogram=summed(self.histogram, other.histogram),
+            aspects=aspects,
+            at=self.at + other.at,
+            not_interpreted=self.not_interpreted + other.not_interpreted,
+        )
+
+
+def _together(before: Aspect, after: Aspect) -> Aspect:
+    first = max(before, after, key=lambda aspect: _RISING.index(aspect.status))  # the earlier of equals
+    return replace(first, cases=before.cases + after.cases, worst=max(before.worst, after.worst))
+
+
+_RISING = ("not tried", "kept", "suspect", "broken")
+_UNDECIDED_SHARE = 0.1
+_COUNTS = ("cases", "judged", "nonzero", "unjudged", "unresolved", "judged_of", "left_out", "refused")
+
 
 _PATIENCE = 4.0  # seconds that a case of growing size may take at most, as the one before it tells
 _LONG_CASE, _TELLING = 1.0, 1000  # seconds that a longer case may take, and lengths whose time tells of it

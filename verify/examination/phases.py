@@ -16,14 +16,22 @@
 | beyond     | more rows than 16 bits count, or classes, where smaller cases were quick enough                     |
 | emitted    | of an interpreted kernel: contracted sums and approximate functions, as NVIDIA's backend has them   |
 | outside    | of an isolated kernel: one call in a process where nothing tells of an examination                  |
+
+Scales, weights and slopes over all that their dtype holds, beside ordinary numbers.
+
+The fuzz phase: Hypothesis draws cases and climbs towards larger ratios of error to radius.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, settings, target
+from hypothesis import seed as hypothesis_seed
+from hypothesis import strategies as st
 
 from assay.formats.format import format_named
 from assay.golden.inputs.distributions import EVERY, EXACT, MIDPOINTS, RANGE, names_of
@@ -33,7 +41,24 @@ from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.cases.sampler import SMALL, Sampler, real_tensors, seeded, with_values
 from assay.verify.contract import Contract
 from assay.verify.examination.bases import MOST_OPTION_SETS, bases, hash_of
-from assay.verify.examination.factors import factor_cases
+
+
+def factor_cases(sampler: Sampler) -> Iterator[Case]:
+    """All factors at once over their range; then each scale by itself, as signs of two cancel, of either sign and zero.
+
+    In the small ones a scale's first element is negative, so that a scale of one element is; in the others it is zero.
+    """
+    for base in bases(sampler, "vast", ("small", "tile"), most=2):
+        ordinary = with_values(base, "normal", layouts={}, protocol="once", memory="plain")
+        if vast := {tensor.name: "vast" for tensor in base.signature.tensors if "vast" in names_of(tensor)}:
+            yield replace(ordinary, values={**ordinary.values, **vast})
+    for seed, style in enumerate(("small", "tile")):
+        for base in bases(sampler, "cycled", (style,)):
+            ordinary = with_values(base, "normal", layouts={}, protocol="once", memory="plain", seed=seed)
+            for tensor in base.signature.tensors:
+                if tensor.role == "scale" and format_named(base.dtypes[tensor.name]).signed:
+                    yield replace(ordinary, values={**ordinary.values, tensor.name: "cycled"})
+
 
 _DRAWS = 4  # bases, of which the least work is taken where it is done many times
 _STYLES = {"after_many": ("small",), "alone": ("small", "tile", "tile", "tile", "any", "any")}
@@ -334,3 +359,37 @@ def _with_plain_factors(case: Case, distribution: str) -> Case:
     kinds = {tensor.name: names_of(tensor) for tensor in case.signature.tensors if tensor.role in ("scale", "weight")}
     plain = {name: "powers" for name, known in kinds.items() if distribution not in known}
     return replace(case, values={**case.values, **plain})
+
+
+_SMALLER = 8  # times; only one in as many cases may have as many elements, and turns, as a case may have
+
+
+def fuzz(sampler: Sampler, examples: int, attempt: Callable[[Case], float | None]) -> None:
+    """Call ``attempt`` on up to ``examples`` cases; the search climbs the ratio that it returns (None: stop)."""
+
+    @st.composite
+    def cases(draw: Any) -> Case:
+        def choose(values: Sequence[Any]) -> Any:
+            if isinstance(values, range):
+                return values[draw(st.integers(0, len(values) - 1))]
+            return draw(st.sampled_from(values))
+
+        share = choose((_SMALLER,) * (_SMALLER - 1) + (1,))
+        return sampler.limited(sampler.most_elements // share, sampler.most_work, share).case(choose)
+
+    @hypothesis_seed(sampler.seed)
+    @settings(
+        max_examples=examples,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate, Phase.target),
+        suppress_health_check=list(HealthCheck),
+        print_blob=False,
+    )
+    @given(cases())
+    def run(case: Case) -> None:
+        ratio = attempt(case)
+        if ratio is not None and math.isfinite(ratio):
+            target(ratio)
+
+    run()

@@ -8,40 +8,385 @@ of the output's format lie within its radius, on the average element that breaks
 where an output is as likely to lie anywhere within. So a looser contract, which explains much, stands behind an altered
 definition that predicts the output to its last bits; and it is named only if the kernel's errors are spread over
 ordinary outputs as the fault model's own are (`assay.verify.explanation.fault_models.error_distribution`).
+
+How well a fault model accounts for the calls seen so far, and how much room it leaves their outputs.
+
+What accounts for an access out of bounds: which element it was, and what it is not without.
+
+What accounts for a failure beside numbers: side effects and bias; and how an explanation is put into words.
+
+Confirming a suspect: fresh data on which the known fault gives wrong numbers, and whether the kernel gives these.
+
+A fault model that accounts for one failing case may do so because it predicts something else that is wrong there too
+(NaN has one value, and a result far off is as far from everything). Before it is named, cases are looked for on which a
+kernel with the fault would break the contract: the failing case with other data, and ordinary calls of several
+distributions and sizes (a tail of 64 is one of 16 too, at the size that a failure was met at). On each the kernel's
+results have to be those of the fault, and on the others right.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
+import torch
+
+from assay.formats.rounding import next_down, next_up, ulp_towards
 from assay.verify.cases.case import Case, build
 from assay.verify.cases.sampler import Sampler, seeded, with_values
+from assay.verify.comparison.judge import Judgement, judge
 from assay.verify.comparison.oracle import one_thread
+from assay.verify.comparison.result import Result
 from assay.verify.contract import Contract
-from assay.verify.explanation.accesses import explained_by_accesses
-from assay.verify.explanation.behaviour import (
-    MOST,
-    NUMBERS,
-    described,
-    explained_by_bias,
-    explained_by_side_effects,
-)
-from assay.verify.explanation.confirmation import is_confirmed
 from assay.verify.explanation.fault_models import fault_models_of
 from assay.verify.explanation.fault_models.error_distribution import ErrorDistribution
-from assay.verify.explanation.fault_models.fault_model import FaultModel
+from assay.verify.explanation.fault_models.evaluation import kernel_of
+from assay.verify.explanation.fault_models.fault_model import FaultModel, Kernel
 from assay.verify.explanation.fault_models.fault_tolerance import (
     Observation,
     error_distributions_of,
     given_by,
+    limits_of,
     observation_of,
 )
-from assay.verify.explanation.fit import Fit
 from assay.verify.explanation.inquiry import Inquiry
 from assay.verify.findings import Explanation, Failure
 from assay.verify.harness.runner import Bench, same_bits
+
+_ENOUGH_CONFIRMED = (
+    2,
+    12,
+)  # calls in which a fault shows, and the kernel shows it: of the failing sizes, and of others
+_SEEDS = 3  # of the failing case
+_LEAST = 3  # calls, however little time is left
+_KINDS = ("normal", "wide", "steep", "small", "loud", "positive", "below")  # distributions of ordinary calls
+_STYLES = ("tile", "small", "tile")
+_SIZES = (100, 40, 121, 24)  # of one symbol: beyond a tile of 64, of 32, of 16, and odd
+_MOST_CONFIRMING_WORK = 2**21
+
+
+def is_confirmed(
+    fault: FaultModel, bench: Bench, failure: Failure, first: Case, sampler: Sampler, inquiry: Inquiry
+) -> bool:
+    """Whether the kernel gives what a kernel with this fault gives wherever that is wrong, as far as time allows.
+
+    A fault that shows on no fresh data (of one NaN, one layout) is confirmed by the failing case alone; one for which
+    time did not suffice to look isn't.
+    """
+    shown, tried = [0, 0], 0
+    for others, case in _fresh_cases(failure.case, first, sampler):
+        if tried >= _LEAST and inquiry.is_over():
+            return any(shown)
+        if shown[others] >= _ENOUGH_CONFIRMED[others]:
+            continue
+        observation = observation_of(bench, case) if fault.concerns(case) else None
+        if observation is None:
+            continue
+        tried += 1
+        chosen = None if observation.chooses_wrongly else observation.chosen
+        given = given_by(fault, case, observation.values, chosen)
+        real = [not tensor.is_integer for tensor in case.signature.returns]
+        wrong = observation.chooses_wrongly or any(
+            bool(judge(output, limits).broken.any())
+            for output, limits, judged in zip(given, observation.limits, real, strict=True)
+            if judged
+        )
+        if not wrong and not observation.breaks:
+            continue
+        limits = limits_of(fault, observation)
+        silent = fault.family == "unwritten"
+        if limits is None or any(
+            bool((judge(output, limit).broken & (limit.judged | silent)).any())
+            for output, limit in zip(observation.outputs, limits, strict=True)
+        ):
+            return False
+        shown[others] += wrong
+    return True
+
+
+def _fresh_cases(failing: Case, first: Case, sampler: Sampler) -> Iterator[tuple[bool, Case]]:
+    """The failing case with other data; ordinary calls of other sizes, which are told by a True."""
+    for index in range(_SEEDS):
+        for case in (failing, first) if first != failing else (failing,):
+            if _is_quick(case):
+                yield False, replace(case, protocol="once", seed=case.seed + 31 * (index + 1))
+    base = replace(first if _is_quick(first) else failing, layouts=failing.layouts)
+    for pair in zip_longest(_of_one_size(base, sampler), _ordinary(failing, sampler)):
+        yield from ((True, case) for case in pair if case is not None)
+
+
+def _of_one_size(case: Case, sampler: Sampler) -> Iterator[Case]:
+    """The case with one size another, each that may be any in turn, and ordinary data."""
+    for size in _SIZES:
+        for symbol in sampler.free_symbols(case):
+            sizes = sampler.with_size(case.sizes, symbol, size)
+            other = replace(case, sizes=sizes, edits=(), origin={}, protocol="once", unused="plain")
+            if sampler.fits(sizes) and _is_quick(other):
+                yield with_values(other, "normal")
+
+
+def _ordinary(failing: Case, sampler: Sampler) -> Iterator[Case]:
+    """Calls under the failing one's options and layouts."""
+    choose = seeded(failing.seed + 5)
+    for kind in _KINDS:
+        for style in _STYLES:
+            drawn = sampler.case(choose, style=style, options=failing.options)
+            case = replace(drawn, layouts=failing.layouts, unused="plain", protocol="once", memory=failing.memory)
+            if _is_quick(case):
+                yield with_values(case, kind)
+
+
+def _is_quick(case: Case) -> bool:
+    return case.definition.cost(case.sizes) <= _MOST_CONFIRMING_WORK
+
+
+_FACTOR = 4.0  # of what the contract allows: a sum of answers errs by that of each
+_ALIKE = 0.9  # of the calls of the series
+_SERIES = ("once", "once", "repeat", "after_other", "after_refill")  # what tells one kind of side effects from another
+MOST = 5  # explanations
+NUMBERS = ("contract", "exact", "nonfinite", "layout", "unwritten_output")  # kinds of failures
+
+
+def described(fault: FaultModel, contract: Contract, *, kept: bool = False) -> str:
+    """What is wrong, where it was seen, and the contract that allows it: one that is ``kept``, or one to be tried."""
+    words = fault.description
+    if fault.contract:
+        fields = ", ".join(f"{name}={value!r}" for name, value in fault.loosened(contract).changed().items())
+        words += f"; it keeps Contract({fields})" if kept else f"; Contract({fields}) would allow it"
+    return words if fault.origin == "common slip" else f"{words} ({fault.origin})"
+
+
+def explained_by_side_effects(
+    bench: Bench, failure: Failure, sampler: Sampler, inquiry: Inquiry
+) -> tuple[Explanation, ...]:
+    """Faults of side effects that fail as the kernel does in a series of calls of two shapes that are new to both."""
+    choose, cases = seeded(failure.case.seed + 2), []
+    for _ in range(2):
+        drawn = sampler.case(choose, style="small", options=failure.case.options)
+        drawn = with_values(drawn, "normal", layouts={}, unused="plain", memory="plain")
+        cases += [replace(drawn, protocol=protocol, seed=drawn.seed + index) for index, protocol in enumerate(_SERIES)]
+
+    def results(kernel: Kernel | None, *, later: bool = False, like: list[Result] | None = None) -> list[Result]:
+        """What each call of the series gives; ``later``: after one more call, for what changes by turns.
+
+        The series ends where the inquiry is over, and where it can't be ``like`` another any more.
+        """
+        tried = bench
+        if kernel is not None:
+            tried = replace(bench, call=replace(bench.call, kernel=kernel, framework="torch"), isolation=None)
+        if later:
+            tried.outputs(cases[-1])
+        shown: list[Result] = []
+        other = 0
+        for index, case in enumerate(cases):
+            if inquiry.is_over():
+                break
+            shown.append(tried.try_case(case))
+            if like is not None:
+                other += kinds(shown[-1:]) != kinds(like[index : index + 1])
+                if other > (1 - _ALIKE) * len(cases) or not _give_alike(shown[-1], like[index]):
+                    break
+        return shown
+
+    seen, result = results(None), []
+    wanted = kinds(seen)
+    if len(wanted) < len(cases):
+        return ()
+    halves = wanted[: len(_SERIES)], wanted[len(_SERIES) :]
+    if set(wanted) <= {"", *NUMBERS} and not any("" in half and any(half) for half in halves):
+        return ()  # alike for all calls of a shape: it is the numbers that are wrong
+    for order, fault in enumerate(fault_models_of(failure.case.spec)):
+        if fault.side_effects is None or not any(wanted):
+            continue
+        if inquiry.is_over():
+            break
+        with inquiry.asking(fault):
+            for later in (False, True):
+                own = results(kernel_of(fault, failure.case.spec, failure.case.out_dtype), later=later, like=seen)
+                given = kinds(own)
+                if inquiry.is_over():
+                    break
+                if len(given) < len(wanted) or not all(map(_give_alike, own, seen)):
+                    continue
+                alike = sum(map(str.__eq__, given, wanted)) / len(wanted)
+                if alike >= _ALIKE and set(given) == set(wanted):
+                    result.append((-alike, order, fault))
+                    break
+    result.sort(key=lambda entry: entry[:2])
+    return tuple(Explanation(s.name, described(s, bench.contract), 0.0) for *_, s in result[:MOST])
+
+
+def kinds(results: list[Result]) -> list[str]:
+    """The kinds of failures, empty where there is none."""
+    return ["" if result.failure is None else result.failure.kind for result in results]
+
+
+def _give_alike(known: Result, result: Result) -> bool:
+    """Whether a call gives what a kernel with a known fault gives, to within what the contract leaves a right one.
+
+    Calls that end in no results are told by their kinds alone; and right ones are alike.
+    """
+    if (known.failure is None and result.failure is None) or not (known.outputs and result.outputs):
+        return True
+    longer = known if len(known.tolerances) > len(result.tolerances) else result
+    limits = iter(longer.tolerances)
+    for tensor, fault, got in zip(result.case.signature.returns, known.outputs, result.outputs, strict=True):
+        limit = None if tensor.is_integer else next(limits, None)
+        if limit is None or limit.codes is not None:
+            continue
+        fault, got = fault.detach().cpu().double(), got.detach().cpu().double()
+        gap = ulp_towards(fault, torch.zeros_like(fault), limit.out)
+        inner = torch.where(limit.inner.isfinite(), limit.inner, 0.0)
+        alike = ((got - fault).abs() <= _FACTOR * (inner + gap)) | (got == fault) | (got.isnan() & fault.isnan())
+        if not bool((alike | ~limit.judged).all()):
+            return False
+    return True
+
+
+def explained_by_bias(bench: Bench, failure: Failure, inquiry: Inquiry) -> tuple[Explanation, ...]:
+    """Fault models whose kernels' errors lean the same way in the same calls, though each lies within the contract."""
+    results = []
+    for fault in fault_models_of(failure.case.spec):
+        if fault.family not in ("store", "accumulator", "precision"):
+            continue
+        if inquiry.is_over():
+            break
+        with inquiry.asking(fault):
+            if not fault.concerns(failure.case):
+                continue
+            kernel = kernel_of(fault, failure.case.spec, failure.case.out_dtype)
+            call = replace(bench.call, kernel=kernel, framework="torch")
+            seen = replace(bench, call=call, isolation=None).try_case(failure.case).failure
+            if seen is not None and seen.kind == "bias" and seen.side == failure.side:
+                results.append(Explanation(fault.name, described(fault, bench.contract), seen.ratio or 0.0))
+    return tuple(results[:MOST])
+
+
+_LOADED = re.compile(r"loads element (-?\d+) of ")
+_OUTSIDE = re.compile(r"loads element (\d+) of \w+, out of bounds")
+_FAULT = "ignored_labels_loaded"
+_TILES = (16, 32, 64, 128)
+TAIL = "tail_loaded"
+"""The explanation's name where a load isn't masked beyond the last whole tile."""
+
+
+def explained_by_accesses(
+    bench: Bench, failure: Failure, sampler: Sampler, inquiry: Inquiry
+) -> tuple[Explanation, ...]:
+    """What a load out of bounds is not without: a label that is ignored, or a size that is no whole tile."""
+    return () if inquiry.is_over() else _by_labels(bench, failure) or _by_tails(bench, failure, sampler, inquiry)
+
+
+def _by_tails(bench: Bench, failure: Failure, sampler: Sampler, inquiry: Inquiry) -> tuple[Explanation, ...]:
+    """That a load isn't masked along a dimension: at whole tiles of it the kernel doesn't crash, at one more it loads
+    out of bounds again, and all else is as it was."""
+    case = failure.case
+    if _OUTSIDE.search(failure.message) is None:
+        return ()
+
+    def tried(symbol: str, size: int) -> Failure | None:
+        return bench.try_case(replace(case, sizes=sampler.with_size(case.sizes, symbol, size))).failure
+
+    def is_inside(symbol: str, size: int) -> bool:
+        again = tried(symbol, size)
+        return again is None or again.kind in NUMBERS
+
+    def is_outside(symbol: str, size: int) -> bool:
+        again = tried(symbol, size)
+        return again is not None and _OUTSIDE.search(again.message) is not None
+
+    for symbol in sampler.free_symbols(case):
+        size = case.sizes[symbol]
+        wholes = {1 << max(size - 1, 0).bit_length(), *(-(-size // tile) * tile for tile in _TILES)}
+        for whole in sorted(wholes - {size, 0}):
+            if inquiry.is_over():
+                return ()
+            fits = sampler.fits(sampler.with_size(case.sizes, symbol, whole + 1))
+            if fits and is_inside(symbol, whole) and is_outside(symbol, whole + 1):
+                words = (
+                    f"a load is not masked along {symbol}: at {symbol}={whole}, a whole tile, all is in bounds, and at "
+                )
+                return (Explanation(TAIL, f"{words}{symbol}={whole + 1} it is not", 0.0),)
+    return ()
+
+
+def _by_labels(bench: Bench, failure: Failure) -> tuple[Explanation, ...]:
+    """That an ignored token's label was loaded: one points there, and without one nothing is loaded out of bounds."""
+    result, case = _LOADED.search(failure.message), failure.case
+    fault = next((fault for fault in fault_models_of(case.spec) if fault.name == _FAULT), None)
+    if result is None or fault is None or "target" not in {tensor.name for tensor in case.signature.tensors}:
+        return ()
+    target = build(case).guarded["target"].tensor
+    ignored = [row for row, label in enumerate(target.tolist()) if label == case.options["ignore_index"]]
+    pointed = {row * case.sizes["V"] + case.options["ignore_index"] for row in ignored}
+    labelled = replace(case, edits=(*case.edits, *(("target", (row,), 0.0) for row in ignored)))
+    again = bench.try_case(labelled).failure
+    if int(result[1]) not in pointed or (again is not None and _LOADED.search(again.message)):
+        return ()
+    return (Explanation(fault.name, described(fault, Contract()), 0.0),)
+
+
+Tensor = torch.Tensor
+_UNSAID = 24.0  # bits of room of an element of which an explanation says nothing
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How well a fault model accounts for calls: what it explains and leaves, its room in bits, the worst ratio."""
+
+    fault: FaultModel
+    order: int
+    left: int = 0
+    explained: int = 0
+    room: tuple[float, float] = (0.0, 0.0)  # of elements that break the contract, of all
+    elements: tuple[int, int] = (0, 0)
+    ratio: float = 0.0
+
+    @property
+    def rank(self) -> tuple[int, ...]:
+        """The less room for the mean element that breaks the contract, then for any, the likelier; or the earlier."""
+        means = (room / max(count, 1) for room, count in zip(self.room, self.elements, strict=True))
+        return (*(round(4 * mean) for mean in means), self.order)
+
+    def on(self, observation: Observation, inquiry: Inquiry) -> Fit:
+        """The same with one more call; a fault model that can't be evaluated on it doesn't account for it."""
+        judgements: tuple[Judgement, ...] | None = None
+        with inquiry.asking(self.fault):
+            if not self.fault.concerns(observation.case):
+                return replace(self, left=self.left + observation.breaks)
+            limits = limits_of(self.fault, observation)
+            judgements = None if limits is None else tuple(map(judge, observation.outputs, limits))
+        if judgements is None:
+            return replace(self, left=self.left + max(observation.breaks, 1))
+        silent = self.fault.family == "unwritten"  # which says of some elements that they may be anything
+        here = sum(
+            int((was & ~now.broken & (now.tolerance.judged | silent)).sum())
+            for was, now in zip(observation.broken, judgements, strict=True)
+        )
+        rooms = [_room(now) for now in judgements]
+        broken = sum(float(room[was].sum()) for room, was in zip(rooms, observation.broken, strict=True))
+        return replace(
+            self,
+            left=self.left + sum(int(now.broken.sum()) for now in judgements),
+            explained=self.explained + here + observation.chooses_wrongly,
+            room=(self.room[0] + broken, self.room[1] + sum(float(room.sum()) for room in rooms)),
+            elements=(self.elements[0] + observation.breaks, self.elements[1] + sum(room.numel() for room in rooms)),
+            ratio=max(self.ratio, *(now.worst for now in judgements)),
+        )
+
+
+def _room(judgement: Judgement) -> Tensor:
+    """Bits of room of each element: the logarithm of how many numbers of the output's format lie within."""
+    allowed = judgement.tolerance
+    golden = torch.where(allowed.golden.isfinite(), allowed.golden, 0.0)
+    gap = torch.maximum(next_up(golden, allowed.out) - golden, golden - next_down(golden, allowed.out))
+    span = (allowed.ends.high - allowed.ends.low) / gap.clamp(min=5e-324)
+    bits = torch.log2(1 + span.nan_to_num(nan=0.0, posinf=2.0**_UNSAID)).clamp(max=_UNSAID)
+    return torch.where(allowed.judged, bits, _UNSAID)
+
 
 Keeps = Callable[[Contract], bool | None]
 

@@ -1,9 +1,26 @@
-"""`fingerprint`: every probe that applies to an op, each giving a trait."""
+"""`fingerprint`: every probe that applies to an op, each giving a trait.
 
+The sum of exponentials inside softmax, its logarithm, and log-sum-exp.
+
+Beside exp(0) = 1 stands one exponential of chosen size s, all others being zero. log-sum-exp is then log(1 + s), about
+s, and softmax gives the first element 1 / (1 + s): both are 0 and 1 just where the sum has lost s.
+
+Whether attention rounds its probabilities before it multiplies them with the values.
+
+One key has the score 0, and so the probability 1 before it is divided by the sum, all others a score -s. The values are
+chosen so that both parts nearly cancel, and the result is what rounding exp(-s) has left; it is held against what each
+way of rounding would give.
+"""
+
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
+from assay.formats.format import Format
+from assay.formats.rounding import Mode, round_to
 from assay.runtime.environment import generators_kept, standard_environment
 from assay.verify.cases.case import build
 from assay.verify.comparison.oracle import one_thread
@@ -14,13 +31,132 @@ from assay.verify.fingerprint import accumulator, tree, values
 from assay.verify.fingerprint.accumulator import Width
 from assay.verify.fingerprint.card import UNSEEN, Card, Trait
 from assay.verify.fingerprint.error_growth import Growth, growth, reduced
-from assay.verify.fingerprint.exponentials import Exponentials
-from assay.verify.fingerprint.probabilities import rounding_of_probabilities
 from assay.verify.fingerprint.reductions import Reduction, reduction_of
 from assay.verify.fingerprint.subject import Subject, Unseen, in_bits
 from assay.verify.harness.call import Finding
 from assay.verify.harness.signature import misfit
 from assay.verify.settings import Settings
+
+Tensor = torch.Tensor
+
+_OTHERS, _WIDTH = 31, 64
+_SCORES = 24
+_CLOSE = 0.03  # of what rounding would change: near enough to be one rounding's result
+_LEAST_SHARE = 0.75  # of the results must be; an exponential's own error may tip some
+_AHEAD = 0.2  # of the next best: half of what is rounded to nearest is rounded down
+
+
+def rounding_of_probabilities(subject: Subject) -> tuple[str, str]:
+    """How probabilities are rounded, and how that was seen; raises `Unseen`."""
+    definition = subject.question.definition
+    if not {"q", "k", "v"}.issubset(tensor.name for tensor in definition.tensors):
+        raise Unseen("the probe chooses tensors q, k and v")
+    changed = {name for name, option in definition.options.items() if subject.options[name] != option.default}
+    if changed - {"return_lse"}:
+        raise Unseen(f"{', '.join(sorted(changed))}: changes what the probe chooses; ask with the default")
+    format = subject.format_of("q")
+    if format.precision > 11:
+        raise Unseen(f"{format} is no coarser than the arithmetic")
+    seen, expected = _experiment(subject, format)
+    plain = expected["not rounded"]
+    effect = float(torch.stack([(value - plain).abs().mean() for value in expected.values()]).max())
+    shares = {name: float(((seen - value).abs() < _CLOSE * effect).double().mean()) for name, value in expected.items()}
+    best, second = sorted(shares, key=lambda name: -shares[name])[:2]
+    if shares[best] < _LEAST_SHARE or shares[second] > shares[best] - _AHEAD:
+        raise Unseen(f"what is left when two parts cancel fits no known rounding ({shares[best]:.0%} of it {best})")
+    how = f"two parts of the sum that cancel but for the rounding of the smaller probability ({shares[best]:.0%} fit)"
+    return best, how
+
+
+def _experiment(subject: Subject, format: Format) -> tuple[Tensor, dict[str, Tensor]]:
+    """What the kernel gives for each score, and what it would by each way of rounding."""
+    steps = torch.arange(1, _SCORES + 1, dtype=torch.float64)
+    scores = round_to(steps * 0.21, format)  # exp(-s) from 0.8 down to 0.006
+    weight = torch.exp(-scores)
+    first = round_to(_OTHERS * weight, format)  # value of the first key; the others have -1
+    sizes = {"B": _SCORES, "H": 1, "Hkv": 1, "Sq": 16, "Sk": _OTHERS + 1, "D": _WIDTH, "Dv": _WIDTH}
+    q = torch.zeros(_SCORES, 1, 16, _WIDTH, dtype=torch.float64)
+    q[..., 0] = math.sqrt(_WIDTH)
+    k = torch.zeros(_SCORES, 1, _OTHERS + 1, _WIDTH, dtype=torch.float64)
+    k[:, 0, 1:, 0] = -scores[:, None]
+    v = torch.full((_SCORES, 1, _OTHERS + 1, _WIDTH), -1.0, dtype=torch.float64)
+    v[:, 0, 0] = first[:, None]
+    seen = subject.call(sizes, {"q": q, "k": k, "v": v})[0][:, 0, 0, 0]
+    return seen, _hypotheses(weight, first, format)
+
+
+def _hypotheses(weight: Tensor, first: Tensor, format: Format) -> dict[str, Tensor]:
+    total = 1 + _OTHERS * weight
+    results = {"not rounded": (first - _OTHERS * weight) / total}
+    modes: dict[str, Mode] = {f"rounded to {format}": "nearest", f"truncated to {format}": "toward_zero"}
+    for name, mode in modes.items():
+        stored = round_to(weight, format, mode)
+        results[f"{name} before the division"] = (first - _OTHERS * stored) / total
+        one, other = (round_to(part / total, format, mode) for part in (torch.ones_like(weight), weight))
+        results[f"{name} after the division"] = one * first - _OTHERS * other
+    return results
+
+
+_COLUMNS, _SECOND = 64, 37
+_ROWS = 16
+_MOST = 30
+_WELL = 0.3  # how far a sum may be off that holds s
+
+
+@dataclass(frozen=True)
+class Exponentials:
+    """Sums of exponentials of one op; ``less_one`` is what the sum is less one, by a row's first result.
+
+    It raises `ZeroDivisionError` or `OverflowError` where the result shows none.
+    """
+
+    subject: Subject
+    less_one: Callable[[float], float]
+
+    def width(self) -> str:
+        """Bits that the sum keeps; raises `Unseen`."""
+        bits, is_limit = self._width()
+        return f"at least {bits} bits" if is_limit else in_bits(bits)
+
+    def rounding(self) -> str:
+        """What becomes of 3/4 of the last bit; raises `Unseen`."""
+        bits, is_limit = self._width()
+        if is_limit:
+            raise Unseen("the sum is as wide as the results show")
+        gap = 2.0 ** (1 - bits)
+        return "to nearest" if self._sum(0.75 * gap) > gap / 2 else "toward zero"
+
+    def _width(self) -> tuple[int, bool]:
+        """How many bits, and whether that is as many as the results can show."""
+        out = self.subject.out
+        most = _MOST if self.less_one(1.0) else out.precision  # results near one show no more than their own digits
+        bits = 1
+        for shift in range(1, most):
+            size = 1.01 * 2.0**-shift
+            if abs(self._sum(size) / size - 1) > _WELL:
+                break
+            bits = shift + 1
+        if bits < 4:
+            raise Unseen("sums of two exponentials are far from what they should be")
+        return bits, bits == most
+
+    def _sum(self, size: float) -> float:
+        """The sum less one, as the result shows it, for an exponential of that size; raises `Unseen`."""
+        (tensor, *_) = self.subject.question.definition.tensors
+        format = self.subject.format_of(tensor.name)
+        x = torch.full((_ROWS, _COLUMNS), -math.inf, dtype=torch.float64)
+        x[:, 0], x[:, _SECOND] = 0.0, math.log(size)
+        x = x.to(torch.float32).to(getattr(torch, format.name)).double()
+        actual = math.exp(float(x[0, _SECOND]))
+        y = self.subject.call(dict(zip(tensor.dims, x.shape, strict=True)), {tensor.name: x})[0]
+        first = float(y.flatten()[0])
+        try:
+            seen = self.less_one(first)
+        except (ZeroDivisionError, OverflowError):
+            seen = math.nan
+        if not math.isfinite(seen):
+            raise Unseen(f"with -inf among the inputs the result is {first:g}, which shows no sum of exponentials")
+        return seen * size / actual
 
 
 def fingerprint(

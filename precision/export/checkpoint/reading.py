@@ -1,7 +1,17 @@
-"""A checkpoint opened again, as transformers loads it."""
+"""A checkpoint opened again, as transformers loads it.
+
+A checkpoint whose experts a model holds in one parameter, or whose table of embeddings is quantised: each linear and
+table is read by its own group.
+
+transformers 5.23 reads the experts of such a model by one group, and with ``dequantize=True`` all other linears by one
+too, so that of several formats only one comes out right; a table without a weight it can't make at all. Here
+compressed-tensors reads each by the group that it is in, and transformers puts the experts together.
+"""
+
+from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,10 +20,86 @@ import torch
 
 from assay.precision.errors import BadModel
 from assay.precision.export.checkpoint.folder import needed
-from assay.precision.export.checkpoint.mixtures import is_mixture, load_mixture
+from assay.precision.export.configurations.compressed_tensors import TABLE
 from assay.precision.loading.pretrained import json_of
 from assay.precision.loading.quiet import quiet
 from assay.runtime.lazy import optional
+
+
+def is_mixture(folder: Path, quantization: Mapping[str, Any]) -> bool:
+    """Whether linears of single experts, or a table of embeddings, are quantised in a checkpoint."""
+    tables = any(TABLE in group["targets"] for group in quantization.get("config_groups", {}).values())
+    return tables or any(".experts." in name for name in _quantised(_tensors(folder)))
+
+
+def load_mixture(folder: Path, kind: Any, quantization: Mapping[str, Any], **options: Any) -> torch.nn.Module:
+    """The model with dense weights, whose linears (not its experts) round their inputs as the checkpoint says.
+
+    kind: the class of transformers; quantization: the checkpoint's ``quantization_config``. Raises BadModel where a
+    linear stands in no group.
+    """
+    library: Any = optional("compressed_tensors.quantization", purpose="a checkpoint", extra="audit")
+    compressors: Any = optional("compressed_tensors.compressors", purpose="a checkpoint", extra="audit")
+    match: Any = optional("compressed_tensors.utils.match", purpose="a checkpoint", extra="audit")
+    config = library.QuantizationConfig.model_validate(quantization)
+    linear, tensors = torch.nn.Linear(1, 1, device="meta"), _tensors(folder)
+    dense: dict[str, torch.Tensor] = {}
+    scales: dict[str, torch.Tensor] = {}
+    parts: dict[str, dict[str, torch.Tensor]] = {name: {} for name in _quantised(tensors)}
+    for key, values in tensors.items():
+        name, _, last = key.rpartition(".")
+        if last.startswith("input_"):
+            scales[key] = values
+        elif name in parts and last != "bias":
+            parts[name][last] = values
+        elif last not in ("k_scale", "v_scale"):
+            dense[key] = values
+    for name, local in parts.items():
+        groups = config.config_groups.values()
+        scheme = next((each for each in groups if match.is_match(name, linear, each.targets, config.ignore)), None)
+        if scheme is None:
+            raise BadModel(f"{name} has scales and stands in no group of {folder / 'config.json'}: write it anew")
+        compressor = compressors.BaseCompressor.get_value_from_registry(scheme.format or config.format)
+        # Codes times scales are rounded to the scales' dtype: float32 holds them.
+        wide = {last: values.float() if values.dtype == torch.bfloat16 else values for last, values in local.items()}
+        dense[f"{name}.weight"] = compressor.decompress(wide, scheme)["weight"]
+    plain = kind.config_class.from_pretrained(folder)
+    del plain.quantization_config
+    model: torch.nn.Module = kind.from_pretrained(None, config=plain, state_dict=dense, **options)
+    _round_inputs(model, config, library, scales)
+    return model
+
+
+def _round_inputs(model: torch.nn.Module, config: Any, library: Any, scales: Mapping[str, torch.Tensor]) -> None:
+    """Let linears round their inputs as their groups have it, their weights being what they are."""
+    groups = {
+        name: group.model_copy(update={"weights": None, "format": None})
+        for name, group in config.config_groups.items()
+        if group.input_activations is not None
+    }
+    if not groups:
+        return
+    library.apply_quantization_config(
+        model, library.QuantizationConfig(config_groups=groups, ignore=config.ignore, quantization_status="frozen")
+    )
+    modules = dict(model.named_modules())
+    for key, scale in scales.items():
+        name, _, last = key.rpartition(".")
+        made = getattr(modules.get(name), last, None)
+        if made is not None:
+            made.data = scale.to(made.dtype).reshape(made.shape)
+
+
+def _quantised(tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    return [key.removesuffix(".weight_scale") for key in tensors if key.endswith(".weight_scale")]
+
+
+def _tensors(folder: Path) -> dict[str, torch.Tensor]:
+    safe: Any = optional("safetensors.torch", purpose="a checkpoint", extra="audit")
+    results: dict[str, torch.Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        results |= safe.load_file(file)
+    return results
 
 
 def load_checkpoint(folder: str | Path, dtype: torch.dtype | str = torch.float32, **options: Any) -> torch.nn.Module:

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from assay.configs.architectures import quantised_by_gguf
-from assay.precision.export.gguf.names import library
-from assay.precision.export.gguf.types import kinds_of, types_in
+from assay.precision.export.configurations.gguf import kinds_of, library, types_in
 from assay.precision.export.verifying.verified import Asked, Verified, difference
 from assay.precision.schemes import scheme_named
 from assay.precision.schemes.ggml import BlockType, block_types

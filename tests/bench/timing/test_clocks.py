@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from assay.bench.timing.clocks import CpuClock, CudaClock, clock_for, cpu_cache
+from assay.bench.timing.timed import CpuClock, CudaClock, clock_for, cpu_cache
 
 
 class Device:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from assay.bench.timing.contest import Line, Record
 from assay.bench.timing.gate import compared, rank, tail
-from assay.bench.timing.record import Line, Record
 
 
 def record(

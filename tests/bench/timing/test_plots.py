@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from assay.bench.timing.contest import Line, Record
 from assay.bench.timing.plots import plots
-from assay.bench.timing.record import Line, Record
 from tests.browser import WIDTHS, complaints, framed, needs_browser, printed
 
 LINE = Line(

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from assay.bench.inspection.calls import Asked, calls
+from assay.bench.timing.contest import Peak, gap_in_words, least_of
 from assay.bench.timing.profile import counters
-from assay.bench.timing.roofline import Peak, gap_in_words, least_of
 from assay.verify.errors import BenchError
 from assay.verify.settings import Settings
 

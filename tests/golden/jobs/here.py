@@ -36,6 +36,5 @@ class Here:
 
 
 def built(folder: Path, text: str = SMALL, name: str = "campaign", *, recheck: bool = False) -> Report:
-    """A store in ``folder`` with the records of a campaign."""
     campaign = parse_campaign(text, name)
     return build(campaign, Job(name, text, str(folder), recheck=recheck), Here(), watch=lambda outcome: None)

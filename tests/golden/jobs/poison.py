@@ -21,7 +21,6 @@ FOLDER = "ASSAY_TEST_POISON"  # names the folder where what must be known of oth
     public=False,  # other tests go through all specs
 )
 def poison(xp: Any, x: Any, *, way: str, number: float) -> Any:
-    """x + x, if nothing goes wrong."""
     folder = Path(os.environ.get(FOLDER, "."))
     once = way.endswith("_once")
     if once and not _first(folder / f"{way}-{number}"):

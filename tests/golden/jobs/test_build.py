@@ -32,26 +32,22 @@ HANG = re.sub(r"way = .*", 'way = ["hang", "none"] }', POISON)
 
 @pytest.fixture
 def _poison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The poisoned spec, here and, through a job's modules, in workers."""
     (tmp_path / "left").mkdir()
     monkeypatch.setenv(FOLDER, str(tmp_path / "left"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))))  # for Ray
 
 
 def local(workers: int, timeout: float = 60.0) -> Pool:
-    """Workers that make goldens."""
     return Pool(workers, preload="assay.golden.jobs.build", timeout=timeout)
 
 
 def run(engine: Engine, text: str, folder: Path, retries: int = 2) -> tuple[Report, list[Outcome]]:
-    """A build's report, and what it was told on the way."""
     campaign, seen = parse_campaign(text, "poison"), list[Outcome]()
     job = Job("poison", text, str(folder), MODULES)
     return build(campaign, job, engine, retries=retries, watch=seen.append), seen
 
 
 def holds_all_but_the_failed(folder: Path, text: str, report: Report) -> bool:
-    """Whether the store has a valid record for each task that isn't reported as failed, and the manifest says so."""
     store, campaign = Store(str(folder)), parse_campaign(text, "poison")
     expected = {record_key(task.recipe, task.digits) for task in campaign}
     failed = {failure.key for failure in report.failures}
@@ -62,7 +58,6 @@ def holds_all_but_the_failed(folder: Path, text: str, report: Report) -> bool:
 
 
 def ways(report: Report) -> dict[str, set[int]]:
-    """How each failed task went wrong, and after how many attempts."""
     found: dict[str, set[int]] = {}
     for failure in report.failures:
         found.setdefault(failure.recipe.partition("way=")[2].partition(",")[0], set()).add(failure.attempts)
@@ -71,7 +66,6 @@ def ways(report: Report) -> dict[str, set[int]]:
 
 @pytest.mark.usefixtures("_poison")
 def test_poisoned_tasks_are_retried_and_reported_and_hold_up_nobody(tmp_path: Path) -> None:
-    """What raises or takes its process down fails after three attempts, the rest is made."""
     with local(2) as engine:
         report, seen = run(engine, POISON, tmp_path / "store")
     assert ways(report) | {"mend": {1}} == {"raise": {3}, "mend": {1}, "memory": {3}, "exit": {3}}
@@ -90,7 +84,6 @@ def test_poisoned_tasks_are_retried_and_reported_and_hold_up_nobody(tmp_path: Pa
 
 @pytest.mark.usefixtures("_poison")
 def test_a_task_that_hangs_is_given_up(tmp_path: Path) -> None:
-    """After its time is up its process is ended, though it can't be interrupted; the others are made."""
     with local(1, timeout=1.0) as engine:
         report, _ = run(engine, HANG, tmp_path / "store", retries=1)
     assert [failure.message for failure in report.failures] == [
@@ -102,7 +95,6 @@ def test_a_task_that_hangs_is_given_up(tmp_path: Path) -> None:
 
 @pytest.fixture
 def _time_limit() -> Iterator[None]:
-    """Whatever Ray waits for, the test ends."""
 
     def give_up(number: int, frame: object) -> None:
         raise TimeoutError("more than 180 s")
@@ -117,7 +109,6 @@ def _time_limit() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("_poison", "_time_limit")
 def test_ray_survives_a_killed_worker(tmp_path: Path) -> None:
-    """On two workers, one killed midway and one poisoned: every other record is there at the end."""
     pytest.importorskip("ray")
     text = POISON.replace('"exit"', '"exit", "hang"')
     with RayEngine(2, timeout=5.0) as engine:
@@ -128,7 +119,6 @@ def test_ray_survives_a_killed_worker(tmp_path: Path) -> None:
 
 
 def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
-    """A second build finds all; a third, with one record gone and one damaged, makes what it is asked to."""
     folder = tmp_path / "store"
     assert (built(folder).made, built(folder).present) == (7, 7)
     store = Store(str(folder))
@@ -146,7 +136,6 @@ def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
 
 
 def test_parts_make_up_the_whole(tmp_path: Path) -> None:
-    """Parts share no task, leave none out, and differ by one at most."""
     campaign = parse_campaign(SMALL, "campaign")
     for of in range(1, campaign.count + 1):
         parts = [Part(number, of).task_numbers(campaign) for number in range(1, of + 1)]
@@ -155,7 +144,6 @@ def test_parts_make_up_the_whole(tmp_path: Path) -> None:
 
 
 def test_two_builds_share_a_store(tmp_path: Path) -> None:
-    """Each ends with every record there; what both made is whole all the same."""
     reports: list[Report] = []
     builders = [threading.Thread(target=lambda: reports.append(built(tmp_path))) for _ in range(2)]
     for builder in builders:
@@ -168,7 +156,6 @@ def test_two_builds_share_a_store(tmp_path: Path) -> None:
 
 
 def test_a_build_beside_another_begins_elsewhere(tmp_path: Path) -> None:
-    """Where a build isn't finished another of the same campaign may be at it: they share the work, whole as it is."""
     seen: list[int] = []
     text = SMALL.replace("seeds = 3", "seeds = 100")
     campaign, store = parse_campaign(text, "campaign"), Store(str(tmp_path))
@@ -179,14 +166,12 @@ def test_a_build_beside_another_begins_elsewhere(tmp_path: Path) -> None:
 
 
 def test_a_store_that_cannot_be_written_stops_the_build(tmp_path: Path) -> None:
-    """One clear error, not one for each task."""
     (tmp_path / "file").write_text("no folder", encoding="ascii")
     with pytest.raises(StoreError, match="expected a folder of its own"):
         built(tmp_path / "file")
 
 
 def test_a_worker_that_cannot_write_stops_the_build(tmp_path: Path) -> None:
-    """The same where only a worker finds out: the folder of records is a file."""
     built(tmp_path, SMALL.replace("seeds = 3", "seeds = 1"))
     for file in (tmp_path / "records").glob("*/*"):
         file.unlink()
@@ -199,8 +184,6 @@ def test_a_worker_that_cannot_write_stops_the_build(tmp_path: Path) -> None:
 
 
 def test_outcomes_are_told_as_they_come(tmp_path: Path) -> None:
-    """Whoever watches hears of each task once."""
-    with local(1) as engine:
-        report, seen = run(engine, SMALL, tmp_path)
+    report, seen = run(Here(), SMALL, tmp_path)
     assert (report.made, {outcome.status for outcome in seen}) == (7, {MADE})
     assert [outcome.task for outcome in seen] == list(range(7))

@@ -14,13 +14,11 @@ from tests.golden.jobs.bad_campaigns import ATTENTION, BAD, SOFTMAX
 
 
 def parsed(text: str) -> Campaign:
-    """The campaign of a text."""
     return parse_campaign(text, "c", "c.toml")
 
 
 @pytest.mark.parametrize(("text", "message"), BAD)
 def test_a_mistake_is_one_line(text: str, message: str) -> None:
-    """It names file and place, what is expected there and what was found, and how to mend it where that isn't plain."""
     with pytest.raises(CampaignError) as caught:
         parsed(text)
     assert str(caught.value).removeprefix("c.toml:").lstrip().startswith(message)
@@ -28,7 +26,6 @@ def test_a_mistake_is_one_line(text: str, message: str) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    """It isn't there, or is no text."""
     with pytest.raises(CampaignError, match=r"none\.toml: can't be read \(No such file"):
         read_campaign(tmp_path / "none.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
@@ -37,7 +34,6 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_lists_are_combined() -> None:
-    """Shapes, options, dtypes, distributions, digits and seeds: each with each."""
     campaign = parsed("""
 distributions = ["normal", "wide"]
 seeds = [7, 9]
@@ -66,7 +62,6 @@ dtypes = "float32"
 
 
 def test_the_example_of_the_guide_is_a_campaign() -> None:
-    """What docs/golden-jobs.md shows can be copied."""
     guide = Path(__file__).resolve().parents[3] / "docs" / "golden-jobs.md"
     text = guide.read_text(encoding="utf-8").partition("```toml\n")[2].partition("```")[0]
     campaign = parsed(text)
@@ -75,7 +70,6 @@ def test_the_example_of_the_guide_is_a_campaign() -> None:
 
 
 def test_what_is_said_for_all_need_not_fit_all() -> None:
-    """Dtypes and distributions at the top are taken as far as an op has them, and never twice."""
     campaign = parsed("""
 dtypes = ["float32", "bfloat16"]
 distributions = ["normal", "patterns"]
@@ -88,7 +82,6 @@ shapes = [{ M = 1, N = 2, K = 3 }]
 
 
 def test_options_are_written_as_toml_can() -> None:
-    """ "none" is None where the option hasn't that word, a list is a tuple, and 30 is 30.0."""
     campaign = parsed(
         ATTENTION
         + "shapes = [{ B=1, H=2, Hkv=2, Sq=1, Sk=1, D=8, Dv=8 }]\n"
@@ -102,7 +95,6 @@ def test_options_are_written_as_toml_can() -> None:
 
 
 def test_a_thousand_million_cases_take_no_room() -> None:
-    """They are counted, found by number, and walked through one by one."""
     campaign = parsed(SOFTMAX + "seeds = 1000000000\n")
     assert campaign.count == 10**9
     assert campaign.task(10**9 - 1).recipe.seed == 10**9 - 1
@@ -112,7 +104,6 @@ def test_a_thousand_million_cases_take_no_room() -> None:
 
 
 def test_a_sample_of_a_wide_product_is_always_the_same() -> None:
-    """So many of its combinations, none twice, from all over it."""
     text = SOFTMAX.replace("N = 3", "N = [3, 4, 5, 6]") + "seeds = 1000000\nsample = 200\n"
     tasks = list(parsed(text))
     assert len({task.recipe.key for task in tasks}) == 200
@@ -122,15 +113,13 @@ def test_a_sample_of_a_wide_product_is_always_the_same() -> None:
     assert parsed(SOFTMAX + "sample = 5\n").count == 1
 
 
-@given(st.integers(1, 3000), st.text(max_size=4))
+@given(st.integers(1, 600), st.text(max_size=4))
 @settings(deadline=None, max_examples=30)
 def test_a_shuffle_is_a_permutation(count: int, salt: str) -> None:
-    """Every number comes once."""
     assert sorted(shuffled(place, count, salt) for place in range(count)) == list(range(count))
 
 
 def lists(values: Any) -> Any:
-    """One to three different ones."""
     return st.lists(values, min_size=1, max_size=3, unique=True)
 
 
@@ -146,7 +135,6 @@ def lists(values: Any) -> Any:
 def test_an_expansion_is_lazy_and_has_no_task_twice(
     rows: list[int], columns: list[int], dtypes: list[str], distributions: list[str], seeds: Any, sample: int | None
 ) -> None:
-    """The same text gives the same tasks in the same order, each once; by number as in turn."""
     text = f"""[[golden]]
 spec = ["softmax", "silu"]
 shapes = [{{ R = {rows}, N = {columns} }}]

@@ -23,25 +23,21 @@ EARLIER = Path(__file__).resolve().parents[1] / "vectors" / "store"  # written b
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """A good store of seven records."""
     built(tmp_path)
     return Store(str(tmp_path))
 
 
 def named(found: Findings) -> dict[str, str]:
-    """What is wrong, by key."""
     return {problem.where: problem.message for problem in found.problems}
 
 
 def test_a_good_store_is_good(store: Store) -> None:
-    """Every record read and derived again."""
     found = check(store, sample=ALL)
     assert (found.records, found.derived, found.elements, found.problems) == (7, 7, 3 * 6 + 3 * 10 + 4, ())
     assert (found.too_large, found.outdated) == (0, 0)
 
 
 def test_a_store_of_an_earlier_version_still_counts(tmp_path: Path) -> None:
-    """A store that an earlier version wrote is read, found whole, derived again, and its records go by today's keys."""
     shutil.copytree(EARLIER, tmp_path / "store")
     store = Store(str(tmp_path / "store"))
     found = check(store, sample=ALL)
@@ -52,14 +48,12 @@ def test_a_store_of_an_earlier_version_still_counts(tmp_path: Path) -> None:
 
 
 def test_a_sample_is_of_every_spec(store: Store) -> None:
-    """Two records of seven: one of each spec; none if none is asked for."""
     assert check(store, sample=2).derived == 2
     assert check(store, sample=2).elements in (6 + 4, 10 + 4)
     assert check(store, sample=0).derived == 0
 
 
 def test_every_flipped_byte_is_named(store: Store) -> None:
-    """Whichever byte of a record is another, the check names that record and no other."""
     key = next(store.keys())
     path = next(Path(store.url).glob(f"records/*/{key}*"))
     data = path.read_bytes()
@@ -71,7 +65,6 @@ def test_every_flipped_byte_is_named(store: Store) -> None:
 
 
 def signed(store: Store, change: Callable[[Record], Record]) -> str:
-    """A record changed and stored with right checksums; its key."""
     key = next(key for key in store.keys() if store.get(key).recipe.spec == "softmax")  # noqa: SIM118 - a Store is no dict
     changed = change(store.get(key))
     store.discard(key)
@@ -81,7 +74,6 @@ def signed(store: Store, change: Callable[[Record], Record]) -> str:
 
 
 def with_golden(**changes: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Record], Record]:
-    """A change of the parts of a record's golden."""
 
     def change(record: Record) -> Record:
         golden = record.goldens[0]
@@ -109,7 +101,6 @@ def with_golden(**changes: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[
 def test_a_wrong_record_with_right_checksums_is_found(
     store: Store, change: Callable[[Record], Record], message: str
 ) -> None:
-    """The oracle contradicts it."""
     key = signed(store, change)
     problems = check(store, sample=ALL).problems
     assert [problem.where for problem in problems] == [key]
@@ -117,14 +108,12 @@ def test_a_wrong_record_with_right_checksums_is_found(
 
 
 def test_a_missing_record_is_named(store: Store) -> None:
-    """The manifest knows of it."""
     key = list(store.keys())[3]
     store.discard(key)
     assert named(check(store, sample=0)) == {key: "is missing; build it again"}
 
 
 def test_an_interrupted_build_is_told_of_once(store: Store) -> None:
-    """Not once for each record that it would have made."""
     manifest = store.manifest("campaign")
     store.write_manifest("campaign", manifest | {"finished": False, "text": SMALL.replace("seeds = 3", "seeds = 50")})
     message = "its build was interrupted, and 94 records are missing; run it again"
@@ -132,7 +121,6 @@ def test_an_interrupted_build_is_told_of_once(store: Store) -> None:
 
 
 def test_a_failed_task_is_told_of(store: Store) -> None:
-    """With what it failed of."""
     key = next(store.keys())
     store.discard(key)
     store.write_manifest("campaign", store.manifest("campaign") | {"failed": [{"key": key, "message": "poison"}]})
@@ -140,7 +128,6 @@ def test_a_failed_task_is_told_of(store: Store) -> None:
 
 
 def test_a_damaged_manifest_is_named(store: Store) -> None:
-    """Its own checksum, its content, and its campaign count."""
     path = Path(store.url) / "manifests" / "campaign.json"
     good = store.manifest("campaign")
     path.write_bytes(path.read_bytes().replace(b"softmax", b"softmin"))
@@ -153,14 +140,12 @@ def test_a_damaged_manifest_is_named(store: Store) -> None:
 
 @pytest.mark.parametrize("name", ["own", "no_such_module:own"])
 def test_a_record_of_an_unknown_spec_is_named(store: Store, name: str) -> None:
-    """It may be a user's own, whose module must be named, or be here."""
     record = store.get(next(store.keys()))
     other = store.put(replace(record, recipe=replace(record.recipe, spec=name), versions=dict(record.versions)))
     assert "--ops MODULE" in named(check(store, sample=0))[other]
 
 
 def test_an_odd_record_is_named_and_the_others_checked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of another format, and one whose inputs can't be drawn: each is a problem, no damage; the rest is derived."""
     record = store.get(next(store.keys()))
     undrawable = store.put(replace(record, recipe=replace(record.recipe, values={"x": "no such"})))
     with monkeypatch.context() as patch:
@@ -175,7 +160,6 @@ def test_an_odd_record_is_named_and_the_others_checked(store: Store, monkeypatch
 
 
 def test_a_spec_of_ones_own_is_derived_whatever_its_name(tmp_path: Path) -> None:
-    """A name that begins like that of a built-in op, and columns that are cut as its spec says."""
     define("attention_mine", "x[R,N] -> y[R,N]", rows="R", columns="N", public=False)(lambda xp, x: x * x)
     made = Store(str(tmp_path / "own"))
     made.put(make_record(recipe("attention_mine", {"R": 9, "N": 700})))
@@ -184,7 +168,6 @@ def test_a_spec_of_ones_own_is_derived_whatever_its_name(tmp_path: Path) -> None
 
 
 def test_a_record_that_is_removed_meanwhile_is_no_problem(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Listed and read, but gone when it is to be derived."""
     keys, derived = list(store.keys()), list[str]()
     real = Store.get
 
@@ -201,7 +184,6 @@ def test_a_record_that_is_removed_meanwhile_is_no_problem(store: Store, monkeypa
 
 
 def test_an_outdated_record_is_counted(store: Store) -> None:
-    """Of another version of the definition: it is no fault, and can't be derived again."""
     record = store.get(next(store.keys()))
     store.put(replace(record, versions={**record.versions, "definition": "0"}))
     found = check(store, sample=ALL)
@@ -209,6 +191,5 @@ def test_an_outdated_record_is_counted(store: Store) -> None:
 
 
 def test_where_nothing_is_nothing_is_checked(tmp_path: Path) -> None:
-    """An empty folder is no good store."""
     with pytest.raises(StoreError, match="there is nothing; build a campaign first"):
         check(Store(str(tmp_path / "none")))

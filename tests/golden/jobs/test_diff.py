@@ -30,19 +30,16 @@ from tests.golden.jobs.here import SMALL, built
 
 @pytest.fixture
 def stores(tmp_path: Path) -> tuple[Store, Store]:
-    """Two equal stores."""
     for name in ("a", "b"):
         built(tmp_path / name)
     return Store(str(tmp_path / "a")), Store(str(tmp_path / "b"))
 
 
 def kinds(a: Store, b: Store) -> dict[str, int]:
-    """How many differences of each kind."""
     return dict(Counter(difference.kind for difference in differences(a, b)))
 
 
 def change(store: Store, how: Callable[[Record], Record]) -> None:
-    """Store the first record of softmax changed."""
     keys = store.keys()
     record = next(record for record in map(store.get, keys) if record.recipe.spec == "softmax")
     store.discard(record.key)
@@ -50,7 +47,6 @@ def change(store: Store, how: Callable[[Record], Record]) -> None:
 
 
 def moved(record: Record, radii: float) -> Record:
-    """The record with one value off by so many of its radii."""
     golden = record.goldens[0]
     value = golden.value.clone()
     value[1, 2] += radii * golden.radius[1, 2]
@@ -58,12 +54,10 @@ def moved(record: Record, radii: float) -> Record:
 
 
 def test_equal_stores_have_no_difference(stores: tuple[Store, Store]) -> None:
-    """Nothing is said."""
     assert kinds(*stores) == {}
 
 
 def test_values_may_differ_within_their_radii(stores: tuple[Store, Store]) -> None:
-    """The change is told in ulps and radii, with its place."""
     change(stores[1], lambda record: moved(record, 1.5))
     (found,) = differences(*stores)
     assert found.kind == VALUES
@@ -72,7 +66,6 @@ def test_values_may_differ_within_their_radii(stores: tuple[Store, Store]) -> No
 
 
 def test_balls_that_do_not_meet_contradict_each_other(stores: tuple[Store, Store]) -> None:
-    """One of the two is wrong, and that is said."""
     change(stores[1], lambda record: moved(record, 2.5))
     (found,) = differences(*stores)
     assert found.kind == CONTRADICTION
@@ -83,11 +76,7 @@ def test_balls_that_do_not_meet_contradict_each_other(stores: tuple[Store, Store
     ("how", "kind", "message"),
     [
         (lambda r: replace(r, versions={**r.versions, "torch": "9"}), LIBRARIES, "torch 2."),
-        (
-            lambda r: replace(moved(r, 9), versions={**r.versions, "definition": "7"}),
-            DEFINITION,
-            "definition 1 -> 7",
-        ),
+        (lambda r: replace(moved(r, 9), versions={**r.versions, "definition": "7"}), DEFINITION, "definition 1 -> 7"),
         (lambda r: replace(r, digits=15), DIGITS, "digits float64 -> 15"),
         (lambda r: replace(moved(r, 99.0), digits=15), CONTRADICTION, "digits float64 -> 15"),
         (lambda r: replace(r, inputs="0" * 64), CONTRADICTION, "the inputs came out differently"),
@@ -97,14 +86,12 @@ def test_balls_that_do_not_meet_contradict_each_other(stores: tuple[Store, Store
 def test_what_is_behind_a_difference_is_told(
     stores: tuple[Store, Store], how: Callable[[Record], Record], kind: str, message: str
 ) -> None:
-    """Other versions, digits or inputs."""
     change(stores[1], how)
     (found,) = differences(*stores)
     assert (found.kind, message in found.message) == (kind, True)
 
 
 def test_records_of_one_store_only_are_listed(tmp_path: Path) -> None:
-    """Each on its side."""
     built(tmp_path / "a", SMALL.replace("seeds = 3", "seeds = [0, 1]"))
     built(tmp_path / "b", SMALL.replace("seeds = 3", "seeds = [1, 2, 3]"))
     assert kinds(Store(str(tmp_path / "a")), Store(str(tmp_path / "b"))) == {ONLY_A: 2, ONLY_B: 4}
@@ -112,7 +99,6 @@ def test_records_of_one_store_only_are_listed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("side", [0, 1])
 def test_a_damaged_record_is_named(stores: tuple[Store, Store], side: int) -> None:
-    """On either side, and where the other has none."""
     path = next(Path(stores[side].url).glob("records/*/*"))
     path.write_bytes(path.read_bytes()[:-1])
     assert kinds(*stores) == {DAMAGED: 1}
@@ -121,7 +107,6 @@ def test_a_damaged_record_is_named(stores: tuple[Store, Store], side: int) -> No
 
 
 def golden(value: float, radius: float, low: float = 0.0) -> Golden:
-    """A golden of one number."""
     one, size, rest = (torch.tensor([number], dtype=torch.float64) for number in (value, radius, low))
     return Golden(one, size, rest)
 
@@ -143,13 +128,11 @@ def golden(value: float, radius: float, low: float = 0.0) -> Golden:
     ],
 )
 def test_whether_two_balls_meet(one: Golden, two: Golden, meets: bool) -> None:
-    """Digits beyond float64's count, and so do NaN, infinities and a radius that claims nothing."""
     assert compare(one, two)[1] is meets
     assert compare(two, one)[1] is meets
 
 
 def test_a_store_that_is_not_there_has_no_differences(stores: tuple[Store, Store], tmp_path: Path) -> None:
-    """A mistyped address isn't taken for an empty store, on either side."""
     none = Store(str(tmp_path / "none"))
     for pair in ((stores[0], none), (none, stores[0])):
         with pytest.raises(StoreError, match="there is nothing"):
@@ -157,7 +140,6 @@ def test_a_store_that_is_not_there_has_no_differences(stores: tuple[Store, Store
 
 
 def test_a_record_of_another_format_is_named(stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is neither damaged nor the end of the comparison."""
     keys = stores[1].keys()
     record = stores[1].get(next(keys))
     stores[1].discard(record.key)

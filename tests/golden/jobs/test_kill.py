@@ -27,7 +27,6 @@ seeds = %d
 
 
 def start(campaign: Path, store: Path, left: Path, errors: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-    """A build in a process group of its own, with two workers."""
     arguments = ["golden", "build", str(campaign), "--store", str(store), "--workers", "2"]
     return subprocess.Popen(
         [sys.executable, "-m", "assay.cli.main", *arguments, "--import", "tests.golden.jobs.poison"],
@@ -41,7 +40,6 @@ def start(campaign: Path, store: Path, left: Path, errors: int = subprocess.DEVN
 
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.evidence)])
 def test_a_build_killed_at_random_moments_goes_on(tmp_path: Path, kills: int) -> None:
-    """SIGKILL or SIGTERM takes its workers along; nothing finished is lost, changed, or made a second time."""
     campaign, store, left = tmp_path / "killed.toml", tmp_path / "store", tmp_path / "left"
     campaign.write_text(_TEXT % (200 * kills), encoding="ascii")
     left.mkdir()
@@ -76,7 +74,6 @@ def test_a_build_killed_at_random_moments_goes_on(tmp_path: Path, kills: int) ->
 
 
 def until_it_works(build: subprocess.Popen[bytes], left: Path, logged: int) -> None:
-    """Wait until the build has begun a task, or ended."""
     until = time.monotonic() + 60
     while len(log(left)) <= logged and build.poll() is None:
         assert time.monotonic() < until
@@ -84,13 +81,11 @@ def until_it_works(build: subprocess.Popen[bytes], left: Path, logged: int) -> N
 
 
 def children(parent: int) -> list[int]:
-    """The processes that this one has started, where the system lists them."""
     known = [(entry.name, status(entry.name)) for entry in Path("/proc").glob("[0-9]*")]
     return [int(name) for name, found in known if found[1:2] == [str(parent)]]
 
 
 def status(pid: int | str) -> list[str]:
-    """What Linux says of a process, from its state on; nothing where it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
@@ -98,7 +93,6 @@ def status(pid: int | str) -> list[str]:
 
 
 def until_all_are_gone(workers: list[int]) -> None:
-    """Wait until no worker is left, but for what only waits to be counted: an orphan must not go on for long."""
     until = time.monotonic() + 30
     assert workers or sys.platform != "linux"
     while any(status(pid)[:1] not in ([], ["Z"]) for pid in workers):
@@ -107,19 +101,16 @@ def until_all_are_gone(workers: list[int]) -> None:
 
 
 def state(store: Path) -> dict[Path, tuple[int, int]]:
-    """Every record's file, with what tells whether it was written again."""
     files = (file for file in store.glob("records/*/*") if not file.name.startswith("."))
     return {file: (file.stat().st_ino, file.stat().st_mtime_ns) for file in files}
 
 
 def log(left: Path) -> list[float]:
-    """What tells the inputs of each task that was evaluated, in order."""
     file = left / "log"
     return [float(line) for line in file.read_text(encoding="ascii").split()] if file.exists() else []
 
 
 def test_ctrl_c_ends_a_build_cleanly(tmp_path: Path) -> None:
-    """It says how much is done and how to go on, with exit status 130, and leaves a valid store and no process."""
     campaign, store, left = tmp_path / "long.toml", tmp_path / "store", tmp_path / "left"
     campaign.write_text(_TEXT % 3000, encoding="ascii")
     left.mkdir()

@@ -9,7 +9,7 @@ import torch
 
 from assay.golden import specs
 from assay.golden.arithmetic import BallArithmetic
-from assay.golden.evaluation.binding import run
+from assay.golden.evaluation.call import run
 from assay.golden.evaluation.golden import golden_of
 from assay.golden.inputs.recipe import Recipe, recipe
 from assay.golden.jobs import oracle
@@ -18,7 +18,6 @@ from assay.golden.store import make_record
 
 
 def smallest_cut(op: Spec) -> Recipe:
-    """A case under the default options whose sizes, all about as large, are the first that are large enough to cut."""
     signature = op.signature()
     for size in (9, 30, 100, 300, 1000):
         sizes: dict[str, int] = {}
@@ -73,14 +72,12 @@ CASES = (*LISTED, *(smallest_cut(op) for op in CUT if op.name not in {case.spec 
 
 
 def cut_of(case: Recipe, seed: int) -> tuple[oracle.Cut, dict[str, torch.Tensor]]:
-    """A cut of a case, and its tensors."""
     cut = oracle.cut_of(case.definition, case.signature, case.sizes, case.options, random.Random(seed))
     return cut, oracle.inputs_of(case)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case}"[:60])
 def test_what_is_cut_is_independent(case: Recipe) -> None:
-    """The op of a part of its inputs is that part of the op's results: every entry of the table says so truly."""
     cut, values = cut_of(case, 0)
     assert cut, "too small a case to be cut"
     for seed in range(12):
@@ -104,14 +101,12 @@ def test_what_is_cut_is_independent(case: Recipe) -> None:
 
 
 def goldens(case: Recipe, values: dict[str, torch.Tensor]) -> tuple[Any, ...]:
-    """The certified results."""
     keywords = {tensor.name: values[tensor.name] for tensor in case.signature.tensors if tensor.keyword}
     tensors = [values[tensor.name] for tensor in case.signature.tensors if not tensor.keyword]
     return tuple(map(golden_of, run(case.definition, BallArithmetic(), tensors, {**case.options, **keywords})))
 
 
 def test_a_cut_is_small_and_from_anywhere() -> None:
-    """One row, one column of a product, one head group; other keys cut elsewhere."""
     case = recipe("gemm_fp8", {"M": 7, "N": 300, "K": 130}, options={"granularity": "block"})
     cuts = [{symbol: place for group in cut_of(case, seed)[0] for symbol, place in group.items()} for seed in range(50)]
     assert {count for cut in cuts for _, count in cut.values()} == {1}
@@ -134,7 +129,6 @@ def test_a_cut_is_small_and_from_anywhere() -> None:
 )
 @pytest.mark.parametrize("digits", [None, 30])
 def test_a_record_is_derived_and_a_changed_one_contradicted(case: Recipe, digits: int | None) -> None:
-    """Whole or in part, in float64's digits or in more: the right one is confirmed, one off by two radii isn't."""
     record = make_record(case, digits)
     derived = oracle.derive(record)
     assert derived.fault == ""
@@ -145,6 +139,5 @@ def test_a_record_is_derived_and_a_changed_one_contradicted(case: Recipe, digits
 
 
 def test_a_record_too_large_is_said_to_be() -> None:
-    """It isn't derived, and counts for nothing."""
     record = make_record(recipe("moe", {"T": 1, "D": 512, "E": 4, "F": 256, "k": 2}))
     assert oracle.derive(record) == oracle.Derived(0)

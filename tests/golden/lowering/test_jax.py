@@ -63,7 +63,6 @@ def _gradient(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 @jax.jit
 def silu(x: Any) -> Any:
-    """Not that of JAX, though it bears its name."""
     return x * nn.sigmoid(1.702 * x)
 
 
@@ -149,7 +148,6 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_gives_what_jax_gives(name: str) -> None:
-    """Values and dtypes of all results are those of JAX in float64."""
     x = np.random.default_rng(0).standard_normal((4, 8))
     with jax.enable_x64(True):
         wanted = jax.tree_util.tree_leaves(FUNCTIONS[name](jnp.asarray(x)))
@@ -161,7 +159,6 @@ def test_gives_what_jax_gives(name: str) -> None:
 
 @pytest.mark.parametrize("name", SQUARES)
 def test_only_a_softmax_is_taken_for_one(name: str) -> None:
-    """Where sums or maxima are put back along another axis, or are of other numbers, what is written is computed."""
     x = np.random.default_rng(0).standard_normal((4, 4, 4))
     with jax.enable_x64(True):
         wanted = SQUARES[name](jnp.asarray(x))
@@ -170,7 +167,6 @@ def test_only_a_softmax_is_taken_for_one(name: str) -> None:
 
 
 def test_the_softmax_that_jax_writes_out_is_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows, columns and what stands between them, by JAX or by hand, come with the bound of a softmax."""
     asked: list[int] = []
     softmax = torch.softmax
     monkeypatch.setattr(torch, "softmax", lambda x, axis: asked.append(axis) or softmax(x, axis))
@@ -182,13 +178,11 @@ def test_the_softmax_that_jax_writes_out_is_pytorchs(monkeypatch: pytest.MonkeyP
 
 
 def test_a_reference_s_own_function_is_not_taken_for_that_of_jax() -> None:
-    """A jitted function that bears the name of one of JAX is computed as it is written."""
     x = torch.linspace(-3, 3, 8)
     torch.testing.assert_close(from_jax(silu)(x), x * torch.sigmoid(1.702 * x))
 
 
 def test_products_of_16_bits_are_summed_in_the_dtype_that_jax_is_told() -> None:
-    """A product of bfloat16 with float32 sums is not rounded to bfloat16."""
     product = from_jax(lambda a: jnp.dot(a, a.T, preferred_element_type=jnp.float32))
     a = torch.randn(4, 300, dtype=torch.bfloat16)
     assert product(a).dtype == torch.float32
@@ -203,13 +197,11 @@ def test_products_of_16_bits_are_summed_in_the_dtype_that_jax_is_told() -> None:
     ],
 )
 def test_what_cannot_be_said_is_refused_with_its_line(function: Any, words: str) -> None:
-    """Random numbers and unknown primitives are refused by name, with the line of the reference."""
     with pytest.raises(MissingOperation, match=f"test_jax.py.*{words}"):
         from_jax(function)(torch.ones(4, 8))
 
 
 def test_a_framework_is_told_by_the_names_that_a_function_uses() -> None:
-    """Also by helpers, closures and wrapped functions; PyTorch is what is taken where nothing else is used."""
     assert framework_of(jax.jit(_convolution)) == framework_of(_gradient(_pool)) == framework_of(_attention) == "jax"
     assert framework_of(lambda x: np.exp(x)) == framework_of(np.exp) == "numpy"
     assert framework_of(lambda x: torch.exp(x)) == framework_of(torch.nn.functional.silu) == "torch"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from assay.golden.arithmetic import BallArithmetic
 from assay.golden.errors import MissingOperation, Undecided
-from assay.golden.evaluation.binding import run
+from assay.golden.evaluation.call import run
 from assay.golden.evaluation.golden import golden_of
 from assay.golden.lowering import reference_spec
 from assay.golden.lowering.dispatch import Lowering
@@ -53,7 +53,6 @@ WRITES: dict[str, Step] = {
     )
 )
 def test_writes_reach_all_views(program: list[tuple[list[str], str]]) -> None:
-    """A program of views and writes leaves in each of its views what PyTorch leaves there."""
 
     def reference(x: Any) -> Any:
         base = x.clone()
@@ -73,7 +72,6 @@ def test_writes_reach_all_views(program: list[tuple[list[str], str]]) -> None:
 
 
 def test_inputs_and_constants_stay_as_they_were() -> None:
-    """What a reference writes to its inputs or to a tensor from outside is undone after the run."""
     constant = torch.ones(3)
 
     def reference(x: Any) -> Any:
@@ -90,7 +88,6 @@ def test_inputs_and_constants_stay_as_they_were() -> None:
 
 
 def test_random_numbers_are_refused_by_name() -> None:
-    """Dropout in training draws random numbers, and says so with its line; in evaluation it is nothing."""
     layer = torch.nn.Dropout(0.5)
     x = torch.ones(3)
     with pytest.raises(MissingOperation, match=r"test_memory.py:\d+ in <lambda>: .*bernoulli.* draws random numbers"):
@@ -101,13 +98,11 @@ def test_random_numbers_are_refused_by_name() -> None:
 
 
 def test_an_operation_without_a_rule_is_named() -> None:
-    """The error says the operation, the line that called it, and how to add it."""
     with pytest.raises(MissingOperation, match=r"linalg_qr.default has neither a lowering rule.*write @rule"):
         run(reference_spec(lambda x: torch.linalg.qr(x)[0], "x[A,A] -> y[A,A]"), BallArithmetic(), [torch.eye(3)], {})
 
 
 def test_answers_that_rounding_admits_are_all_taken() -> None:
-    """A comparison within the radius is answered both ways, and the result holds both."""
 
     def reference(x: Any) -> Any:
         return x * 2.0 if bool((x.sum() - 0.6).abs() < 1e-17) else x * 3.0
@@ -120,7 +115,6 @@ def test_answers_that_rounding_admits_are_all_taken() -> None:
 
 
 def test_bits_of_known_numbers_are_read() -> None:
-    """Codes that are viewed as floats are those numbers; bits of what rounding leaves open are told as such."""
     codes = torch.tensor([0x38, 0xB8, 0x7F, 0x01], dtype=torch.uint8)
     with Lowering(BallArithmetic()) as ctx:
         found = codes.view(torch.float8_e4m3fn).float() * 2

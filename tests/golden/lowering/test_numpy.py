@@ -92,14 +92,12 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_gives_what_numpy_gives(name: str) -> None:
-    """Values are those of NumPy in float64."""
     x = np.random.default_rng(0).standard_normal((4, 8))
     got = from_numpy(FUNCTIONS[name])(torch.tensor(x))
     np.testing.assert_allclose(got.numpy(), FUNCTIONS[name](x), rtol=1e-12, atol=1e-14)
 
 
 def test_what_leaves_the_protocol_is_refused() -> None:
-    """A conversion into an array of NumPy's own would lose what the numbers hold."""
     with pytest.raises(MissingOperation, match="own functions alone"):
         from_numpy(lambda x: np.asarray(x) + 1)(torch.ones(2))
 
@@ -115,7 +113,6 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_can_not_be_written_to_is_refused(name: str) -> None:
-    """An array that can't hold the result is named, with how to mend it, where NumPy's rules or ours say so."""
     function, error, message = REFUSED[name]
     with pytest.raises(error, match=message):
         from_numpy(function)(torch.ones(2, dtype=torch.float64))

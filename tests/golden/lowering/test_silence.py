@@ -14,7 +14,6 @@ from assay.golden.lowering import example_of
 
 
 def talkative(x: torch.Tensor) -> torch.Tensor:
-    """A reference that prints, complains and warns at each call."""
     print("shape", x.shape)
     print("to the other stream", file=sys.stderr)
     warnings.warn("not tuned for this size", stacklevel=1)
@@ -22,7 +21,6 @@ def talkative(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_sizes_are_tried_in_silence(capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder) -> None:
-    """Nothing that the reference prints or warns reaches the caller while an example is read."""
     assert example_of(talkative, lambda: torch.randn(4, 6)).text == "x[B,C] -> out[B,C]"
     assert capfd.readouterr() == ("", "")
     assert [str(warning.message) for warning in recwarn] == []
@@ -32,12 +30,10 @@ def test_sizes_are_tried_in_silence(capfd: pytest.CaptureFixture[str], recwarn: 
 
 @pytest.mark.filterwarnings("error")
 def test_a_warning_that_is_an_error_elsewhere_refuses_no_size() -> None:
-    """All sizes are free, though a filter would make an error of the warning."""
     assert example_of(talkative, lambda: torch.randn(4, 6)).sizes == {"B": 4, "C": 6}
 
 
 def test_an_error_is_told_though_what_was_printed_is_not(capfd: pytest.CaptureFixture[str]) -> None:
-    """A reference that takes no size at all raises what it raises."""
 
     def refusing(x: torch.Tensor) -> torch.Tensor:
         print("no")
@@ -49,7 +45,6 @@ def test_an_error_is_told_though_what_was_printed_is_not(capfd: pytest.CaptureFi
 
 
 def test_a_size_that_a_mask_refuses_is_not_logged() -> None:
-    """PyTorch logs the refusal with its stack; that is no word to the caller."""
     log, found = logging.getLogger("torch._subclasses.fake_tensor"), logging.handlers.BufferingHandler(1000)
     log.addHandler(found)
     try:

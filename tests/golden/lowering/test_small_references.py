@@ -11,7 +11,7 @@ import torch
 from assay.formats.accumulator import accumulator_named
 from assay.formats.format import format_named
 from assay.golden.arithmetic import BallArithmetic, Multiprecision, RoundingModel
-from assay.golden.evaluation.binding import run
+from assay.golden.evaluation.call import run
 from assay.golden.evaluation.golden import golden_of
 from assay.golden.lowering import reference_spec
 from assay.golden.lowering.spec import NARROW
@@ -26,7 +26,6 @@ FLOAT32 = RoundingModel(
 
 
 def inputs(tensors: str, sizes: dict[str, int], seed: int = 0) -> list[torch.Tensor]:
-    """Random tensors of a signature in float32."""
     from assay.golden.signature import parse
 
     generator = torch.Generator().manual_seed(seed)
@@ -46,7 +45,6 @@ def tuple_of(results: Any) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_golden_holds_multiprecision(name: str) -> None:
-    """The certified radius holds what mpmath gives at 40 digits, and is small."""
     reference, tensors, sizes = SMALL[name]
     definition, given = reference_spec(reference, tensors), inputs(tensors, sizes)
     witness = Multiprecision(40)
@@ -62,7 +60,6 @@ def test_golden_holds_multiprecision(name: str) -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_tolerance_admits_eager_float32(name: str) -> None:
-    """What PyTorch gives in float32 lies within the contract's radius, which is no wide one."""
     reference, tensors, sizes = SMALL[name]
     definition = reference_spec(reference, tensors)
     for seed in range(3):

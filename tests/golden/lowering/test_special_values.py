@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from assay.golden.arithmetic import BallArithmetic
-from assay.golden.evaluation.binding import run
+from assay.golden.evaluation.call import run
 from assay.golden.evaluation.golden import golden_of
 from assay.golden.lowering import reference_spec
 from tests.golden.lowering.test_small_references import FLOAT32
@@ -48,7 +48,6 @@ PAIRED = ("fmax", "fmin", "maximum", "minimum", "xlogy", "fmod", "remainder", "f
 
 @pytest.mark.parametrize("name", PAIRED)
 def test_a_function_of_two_follows_the_rules_for_infinities(name: str) -> None:
-    """Every pair of usual and special values gives PyTorch's class; signs of zero are no part of it."""
     function = getattr(torch, name)
     x = torch.tensor(VALUES)
     holds(lambda a, b: function(a, b), "a[N], b[N] -> y[N]", x.repeat_interleave(len(x)), x.repeat(len(x)))
@@ -56,7 +55,6 @@ def test_a_function_of_two_follows_the_rules_for_infinities(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["logit", "sinc", "acos", "asin", "atanh", "erfinv", "log1p", "rsqrt", "digamma"])
 def test_a_function_is_right_at_the_ends_of_its_domain(name: str) -> None:
-    """At the ends, beyond them, and at infinities."""
     function = getattr(torch, name)
     holds(lambda x: function(x), "x[N] -> y[N]", torch.tensor([*VALUES, 1 - 2.0**-24, -1 + 2.0**-24]))
 
@@ -74,13 +72,11 @@ REDUCED: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", REDUCED)
 def test_a_reduction_follows_the_rules_for_nan(name: str) -> None:
-    """NaN is both the largest and the least where it is, and rows of it alone are no error."""
     holds(REDUCED[name], "x[R,N] -> y[R]", torch.tensor(ROWS))
 
 
 @pytest.mark.parametrize("descending", [False, True])
 def test_nan_is_sorted_last_as_the_largest(descending: bool) -> None:
-    """However many there are, and infinities beside them."""
     holds(lambda x: x.sort(-1, descending=descending).values, "x[R,N] -> y[R,N]", torch.tensor(ROWS))
 
 
@@ -97,7 +93,6 @@ MASKED: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("certified", [True, False])
 @pytest.mark.parametrize("name", MASKED)
 def test_masked_places_leave_nothing_open(name: str, certified: bool) -> None:
-    """-inf is what it is: a row with it has small radii, a row of it alone gives what PyTorch does."""
     infinite = -math.inf
     x = torch.tensor([[infinite, 1.0, infinite, 2.0], [0.5, infinite, infinite, infinite], [infinite] * 4])
     if "by hand" in name or "computed" in name:
@@ -124,7 +119,6 @@ PRODUCTS = [
 
 
 def test_a_product_may_lose_a_factor_to_underflow_in_any_order() -> None:
-    """Every order of the factors in float32 is admitted, and ordinary numbers keep a small radius."""
     x = torch.tensor(PRODUCTS)
     definition = reference_spec(lambda x: x.prod(-1), "x[R,N] -> y[R]")
     allowed = golden_of(run(definition, BallArithmetic(FLOAT32), [x], {})[0])
@@ -138,7 +132,6 @@ def test_a_product_may_lose_a_factor_to_underflow_in_any_order() -> None:
 
 
 def test_a_product_that_overflows_on_the_way_is_the_number_or_open() -> None:
-    """1e6000 is no float64, but times 1e-6000 it is; what isn't known is no infinity, nor NaN."""
     x = torch.tensor([[1e30] * 200 + [1e-30] * 200, [1e30] * 200 + [0.0] * 200])
     golden = golden_of(run(reference_spec(lambda x: x.prod(-1), "x[R,N] -> y[R]"), BallArithmetic(), [x], {})[0])
     assert not bool(golden.value.isinf().any())
@@ -146,7 +139,6 @@ def test_a_product_that_overflows_on_the_way_is_the_number_or_open() -> None:
 
 
 def test_the_tail_of_erfc_is_known_relative_to_itself() -> None:
-    """Its logarithm has a golden wherever float32 has a number of it."""
     x = torch.linspace(-3, 9, 100)
     golden = golden_of(run(reference_spec(lambda x: x.erfc().log(), "x[N] -> y[N]"), BallArithmetic(), [x], {})[0])
     right = [float(mpmath.log(mpmath.erfc(float(place)))) for place in x]
@@ -156,7 +148,6 @@ def test_the_tail_of_erfc_is_known_relative_to_itself() -> None:
 
 
 def test_nan_has_a_place_among_the_sorted_and_is_known() -> None:
-    """It is beyond all numbers for a search, and a choice that passes it over is decided."""
     x, y = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([math.nan, 2.0, math.inf, -math.inf])
     holds(lambda x, y: torch.searchsorted(x, y) * 1.0, "x[N], y[M] -> z[M]", x, y)
     holds(lambda x, y: torch.searchsorted(x, y, right=True) * 1.0, "x[N], y[M] -> z[M]", x, y)
@@ -164,7 +155,6 @@ def test_nan_has_a_place_among_the_sorted_and_is_known() -> None:
 
 
 def test_of_a_number_that_may_overflow_the_kind_is_open() -> None:
-    """A kernel in float32 may find 3e38 * 1.1 finite or not, and so take either side; of 2 * 1.1 it is known."""
 
     def number_or_zero(x: Any) -> Any:
         return torch.where(torch.isfinite(x * 1.1), x, torch.zeros_like(x))
@@ -179,7 +169,6 @@ def test_of_a_number_that_may_overflow_the_kind_is_open() -> None:
 
 
 def test_a_product_that_overflows_or_vanishes_by_turns_is_open() -> None:
-    """1e30 * 1e30 * 1e-30 * 1e-30 is one, infinite, zero or NaN in float32, as the order has it; 2 * 3 is six."""
     definition = reference_spec(lambda x: x.prod(-1), "x[R,N] -> y[R]")
     given = [torch.tensor([[1e30, 1e30, 1e-30, 1e-30], [2.0, 3.0, 1.0, 1.0]])]
     allowed = golden_of(run(definition, BallArithmetic(FLOAT32), given, {})[0])
@@ -190,7 +179,6 @@ def test_a_product_that_overflows_or_vanishes_by_turns_is_open() -> None:
 
 @pytest.mark.parametrize(("least", "most"), [(1.0, math.inf), (-math.inf, 2.0), (-math.inf, math.inf)])
 def test_an_interval_without_an_end_is_open(least: float, most: float) -> None:
-    """Nothing is said of the number, and no radius is NaN."""
     ball = BallArithmetic().interval(torch.tensor([least]).double(), torch.tensor([most]).double())
     assert bool(ball.mid.isfinite().all())
     assert bool((ball.radius == math.inf).all())
@@ -198,7 +186,6 @@ def test_an_interval_without_an_end_is_open(least: float, most: float) -> None:
 
 @pytest.mark.parametrize("name", ["polygamma", "bessel_y0", "modified_bessel_k0", "zeta"])
 def test_a_special_function_has_a_class_beyond_its_domain(name: str) -> None:
-    """Below zero, and at poles, what PyTorch says; between the poles of polygamma the numbers."""
     x = torch.tensor([-1.5, -0.25, 0.0, 0.5, 3.0])
     functions: dict[str, Callable[..., Any]] = {
         "polygamma": lambda x: torch.polygamma(1, x),

@@ -24,7 +24,6 @@ fsspec.register_implementation("renaming", RenamingFileSystem, clobber=True)
 
 @pytest.fixture(scope="session")
 def s3_options() -> Iterator[dict[str, str]]:
-    """How to reach an S3 server in this process, with one bucket called ``goldens``."""
     from moto.server import ThreadedMotoServer
     from s3fs import S3FileSystem
 
@@ -39,7 +38,6 @@ def s3_options() -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def new_store(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[[str], Store]:
-    """A new store of the given kind."""
 
     def make(kind: str) -> Store:
         name = uuid4().hex
@@ -54,5 +52,4 @@ def new_store(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[[str],
 
 @pytest.fixture(params=KINDS)
 def store(request: pytest.FixtureRequest, new_store: Callable[[str], Store]) -> Store:
-    """A new store of each kind in turn."""
     return new_store(request.param)

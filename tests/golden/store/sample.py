@@ -15,37 +15,31 @@ SPECIAL = (0.0, -0.0, math.nan, math.inf, -math.inf, 5e-324, 1.0 + 2.0**-52, -1e
 
 
 def file_of(key: str) -> str:
-    """Where in a store a record's file lies, as the guide says."""
     return f"records/{key[:2]}/{key}.safetensors"
 
 
 def read_file(store: Store, name: str) -> bytes:
-    """A file of a store, past the store."""
     system, root = fsspec.url_to_fs(store.url, **store.options)
     return bytes(system.cat_file(f"{root}/{name}"))
 
 
 def write_file(store: Store, name: str, data: bytes) -> None:
-    """Put a file into a store's place, as a fault of the machine does, past the store."""
     system, root = fsspec.url_to_fs(store.url, **store.options)
     system.makedirs(f"{root}/{name}".rpartition("/")[0], exist_ok=True)
     system.pipe_file(f"{root}/{name}", data)
 
 
 def golden_of(values: Sequence[float], radius: float = 2.0**-60, low: bool = False) -> Golden:
-    """A golden of one row that holds ``values``."""
     value = torch.tensor([list(values)], dtype=torch.float64)
     return Golden(value, torch.full_like(value, radius), torch.zeros_like(value) if low else None)
 
 
 def record_of(seed: int, golden: Golden | None = None, digits: int | None = None, columns: int = 3) -> Record:
-    """A record whose key depends on ``seed``; its golden is made up."""
     inputs = recipe("softmax", {"R": 1, "N": columns}, seed=seed)
     goldens = (golden or golden_of([float(seed)] * columns),)
     return Record(inputs, digits, goldens, versions(inputs), fingerprint(inputs.tensors(), inputs.keywords()))
 
 
 def bits(golden: Golden) -> list[list[int] | None]:
-    """The tensors of a golden, bit by bit."""
     parts = (golden.value, golden.radius, golden.low)
     return [None if part is None else part.reshape(-1).view(torch.int64).tolist() for part in parts]

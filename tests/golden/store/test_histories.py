@@ -25,7 +25,6 @@ class Crash(BaseException):
 
 
 def crashing(store: Store, seed: int, steps: int, value: float = -1.0) -> None:
-    """Put a record, and stop after ``steps`` of all steps that touch the disk, before the next one takes effect."""
     done = 0
 
     def counted(real: Any) -> Any:
@@ -60,11 +59,9 @@ class Histories(RuleBasedStateMachine):
         self.folder.cleanup()
 
     def stored(self, seed: int) -> bytes | None:
-        """What lies under the seed's key."""
         return read_file(self.store, file_of(KEYS[seed])) if KEYS[seed] in self.store else None
 
     def wrote(self, seed: int, number: float, data: bytes) -> None:
-        """Note what is there from now on."""
         self.numbers[seed], self.written[seed] = number, data
         self.damaged.discard(seed)
 
@@ -73,7 +70,6 @@ class Histories(RuleBasedStateMachine):
 
     @rule(seed=SEEDS, number=st.integers(0, 99))
     def put(self, seed: int, number: int) -> None:
-        """The first one counts; a damaged one is replaced."""
         record = record_of(seed, golden_of([float(number)]))
         assert self.store.is_valid(record.key) != self.missing(seed)
         self.store.put(record)
@@ -83,7 +79,6 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.kind == "disk")
     @rule(seed=SEEDS, steps=st.integers(0, 9))
     def crash(self, seed: int, steps: int) -> None:
-        """Either nothing has happened, or all."""
         before, record = self.stored(seed), record_of(seed, golden_of([-1.0 - steps]))
         crashing(self.store, seed, steps, -1.0 - steps)
         self.store = Store(self.store.url)
@@ -94,7 +89,6 @@ class Histories(RuleBasedStateMachine):
 
     @rule(seed=SEEDS, place=st.integers(0, 10**6), bit=st.integers(0, 7))
     def flip(self, seed: int, place: int, bit: int) -> None:
-        """One bit of a record's file; the same bit twice makes it sound again."""
         data = bytearray(self.stored(seed) or b"")
         if data:
             data[place % len(data)] ^= 1 << bit
@@ -118,7 +112,6 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def it_is_a_dictionary(self) -> None:
-        """Exactly those keys, exactly that damage, and every bit of the rest."""
         assert list(self.store.keys()) == sorted(KEYS[seed] for seed in self.numbers)
         assert {key for key, _ in self.store.damage()} == {KEYS[seed] for seed in self.damaged}
         for seed in set(self.numbers) - self.damaged:
@@ -131,7 +124,6 @@ TestHistories.settings = settings(max_examples=60, stateful_step_count=15, deadl
 
 @pytest.mark.parametrize("step", range(9))
 def test_a_crash_at_each_step(tmp_path: Path, step: int) -> None:
-    """Stopped before each step in turn: the record is whole or not there, others are, and the next try succeeds."""
     store = Store(str(tmp_path / "s"))
     store.put(record_of(0))
     crashing(store, 1, step)
@@ -142,7 +134,6 @@ def test_a_crash_at_each_step(tmp_path: Path, step: int) -> None:
 
 
 def test_the_crashes_above_are_felt(tmp_path: Path) -> None:
-    """Stopping before the first steps keeps the record from being there, and without a stop it is."""
     present = []
     for step in range(12):
         store = Store(str(tmp_path / f"{step}"))
@@ -156,7 +147,6 @@ def test_the_crashes_above_are_felt(tmp_path: Path) -> None:
 
 
 def test_a_store_that_writes_in_place_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The crashes above damage a store that writes its files in place, where a crash leaves them cut short."""
 
     def in_place(path: str, data: bytes) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)

@@ -21,20 +21,17 @@ KILLS = 20
 
 @pytest.fixture(scope="module")
 def context() -> ForkServerContext:
-    """Processes forked from one that has loaded everything: each begins within milliseconds."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["assay.golden.store.store", "tests.golden.store.workers"])
     return context
 
 
 def lines(log: Path) -> list[list[str]]:
-    """The words of each line that the writers left."""
     return [line.split() for line in log.read_text().splitlines()] if log.exists() else []
 
 
 @pytest.mark.slow
 def test_a_killed_writer_loses_nothing(tmp_path: Path, context: ForkServerContext) -> None:
-    """Killed at 20 random moments the store is always valid; no record that was finished is lost or made twice."""
     store, log, chance = Store(str(tmp_path / "s")), tmp_path / "log", random.Random(1)
     finished: set[str] = set()
     for _ in range(KILLS):
@@ -66,7 +63,6 @@ def test_a_killed_writer_loses_nothing(tmp_path: Path, context: ForkServerContex
 def test_writers_that_share_a_store_leave_it_whole(
     tmp_path: Path, context: ForkServerContext, kind: str, new_store: Callable[[str], Store]
 ) -> None:
-    """Three writers make the same records at once: each record is there and valid."""
     log, store, count = tmp_path / "log", new_store(kind), {"disk": 120, "s3": 24}[kind]
     writers = [
         context.Process(target=write, args=(store.url, str(log), count, store.options, number)) for number in range(3)
@@ -82,7 +78,6 @@ def test_writers_that_share_a_store_leave_it_whole(
 
 
 def test_a_forked_process_opens_the_store_anew(tmp_path: Path) -> None:
-    """A store that was in use before a fork works in the child."""
     store = Store(str(tmp_path / "s"))
     key = store.put(record_of(0))
     with multiprocessing.get_context("fork").Pool(1) as pool:

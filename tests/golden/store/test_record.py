@@ -28,7 +28,6 @@ ANY = st.floats(allow_nan=True, allow_infinity=True, width=64)
     st.sampled_from((None, 1, 30)),
 )
 def test_a_record_comes_back(values: list[float], radius: float, low: bool, digits: int | None) -> None:
-    """Whatever the numbers, NaN payloads and signs of zero included, each bit is as it was."""
     record = record_of(7, golden_of(values, radius, low), digits)
     again = Record.from_bytes(record.to_bytes(), "it")
     assert [bits(golden) for golden in again.goldens] == [bits(golden) for golden in record.goldens]
@@ -39,7 +38,6 @@ def test_a_record_comes_back(values: list[float], radius: float, low: bool, digi
 
 
 def test_a_made_record_holds_the_golden() -> None:
-    """What is stored is what `evaluate` gives for the recipe's tensors, keywords and options."""
     inputs = recipe(
         "attention",
         {"B": 1, "H": 2, "Hkv": 1, "Sq": 2, "Sk": 3, "D": 4, "Dv": 4},
@@ -59,7 +57,6 @@ def test_a_made_record_holds_the_golden() -> None:
 
 @pytest.mark.parametrize("name", specs())
 def test_every_spec_can_be_stored(name: str) -> None:
-    """The goldens of every op, codes and choices included, come back bit for bit, kind for kind; mpmath agrees."""
     frozen = json.loads(DEFINITIONS.read_text(encoding="utf-8")).get(name)
     assert frozen, f"{name} isn't frozen: python -m tests.golden.vectors.freeze"
     for case in frozen["cases"]:
@@ -75,7 +72,6 @@ def test_every_spec_can_be_stored(name: str) -> None:
 
 
 def test_digits_are_stored() -> None:
-    """A golden of 30 digits keeps its low part and has a key of its own."""
     inputs = recipe("softmax", {"R": 2, "N": 3})
     record = make_record(inputs, 30)
     (golden,) = Record.from_bytes(record.to_bytes(), "it").goldens
@@ -85,7 +81,6 @@ def test_digits_are_stored() -> None:
 
 
 def test_every_flipped_bit_is_found() -> None:
-    """Each of the eight bits of each byte of a record, flipped, makes it damaged, and the message says which record."""
     data = record_of(3, golden_of(SPECIAL)).to_bytes()
     for place in range(len(data)):
         for bit in range(8):
@@ -98,7 +93,6 @@ def test_every_flipped_bit_is_found() -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_a_record_cut_short_or_longer_is_found(data: st.DataObject) -> None:
-    """A file of another length than was written is damaged, and so are bytes that never were a record."""
     whole = record_of(3).to_bytes()
     cut = data.draw(st.integers(0, len(whole) - 1))
     for changed in (whole[:cut], whole + data.draw(st.binary(min_size=1, max_size=9)), data.draw(st.binary())):
@@ -107,7 +101,6 @@ def test_a_record_cut_short_or_longer_is_found(data: st.DataObject) -> None:
 
 
 def test_the_key_hangs_on_all_that_determines_the_answer() -> None:
-    """Seed, sizes, dtype, distribution, digits and both versions move the key; the libraries' versions don't."""
     sizes = {"R": 1, "N": 3}
     recipes = [
         recipe("softmax", sizes),
@@ -127,7 +120,6 @@ def test_the_key_hangs_on_all_that_determines_the_answer() -> None:
 
 
 def test_equal_bits_are_stored_once() -> None:
-    """A radius that is the same everywhere takes one element in the file, and a tensor of zeros of both signs all."""
     same, signs = golden_of([1.0, 2.0, 3.0], 0.0), golden_of([0.0, -0.0, 0.0], 0.0)
     assert {name: array.size for name, array in load(record_of(1, same).to_bytes()).items()} == {
         "0.value": 3,
@@ -137,12 +129,10 @@ def test_equal_bits_are_stored_once() -> None:
 
 
 def test_inputs_are_not_stored() -> None:
-    """A record's size hangs on its results only: that of one product over 10,000 numbers takes 2 KiB at most."""
     assert len(make_record(recipe("gemm", {"M": 1, "K": 10_000, "N": 1})).to_bytes()) < 2048
 
 
 def test_a_later_format_is_not_called_damage(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record of a format that this version doesn't know is refused as such, not offered for deletion."""
     monkeypatch.setattr("assay.golden.store.record.FORMAT", 2)
     data = record_of(1).to_bytes()
     monkeypatch.undo()
@@ -152,7 +142,6 @@ def test_a_later_format_is_not_called_damage(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_metadata_is_readable_json() -> None:
-    """Whoever has safetensors alone finds recipe, digits and versions in the metadata."""
     data = record_of(4, digits=20).to_bytes()
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     content = json.loads(header["__metadata__"]["assay"])

@@ -12,14 +12,12 @@ from tests.golden.store.sample import bits, file_of, golden_of, read_file, recor
 
 
 def damage(store: Store, key: str, place: int = -1) -> None:
-    """Flip a bit of a stored record, as failing hardware does."""
     data = bytearray(read_file(store, file_of(key)))
     data[place] ^= 1
     write_file(store, file_of(key), bytes(data))
 
 
 def test_what_is_put_is_got(store: Store) -> None:
-    """Records come back bit for bit, are contained, and are listed by their keys in order; others are missing."""
     records = [record_of(seed) for seed in range(4)]
     assert not store.exists
     assert [record.key in store for record in records] == [False] * 4
@@ -37,14 +35,12 @@ def test_what_is_put_is_got(store: Store) -> None:
 
 
 def test_a_valid_record_is_never_written_again(store: Store) -> None:
-    """A second record of the same key, with other numbers, leaves the first as it is."""
     first, second = record_of(1, golden_of([1.0])), record_of(1, golden_of([2.0]))
     assert store.put(first) == store.put(second)
     assert store.get(first.key).goldens[0].value.item() == 1.0
 
 
 def test_a_damaged_record_is_named_and_replaced(store: Store) -> None:
-    """`get` and `damage` name the record, `put` replaces it; a sound record beside it is not accused."""
     record, other = record_of(1), record_of(2)
     store.put(record)
     store.put(other)
@@ -58,7 +54,6 @@ def test_a_damaged_record_is_named_and_replaced(store: Store) -> None:
 
 
 def test_a_record_in_the_place_of_another_is_damage(store: Store) -> None:
-    """A sound record under a foreign key is no answer to that key."""
     record, other = record_of(1), record_of(2)
     store.put(record)
     write_file(store, file_of(other.key), read_file(store, file_of(record.key)))
@@ -68,7 +63,6 @@ def test_a_record_in_the_place_of_another_is_damage(store: Store) -> None:
 
 
 def test_a_record_can_be_discarded(store: Store) -> None:
-    """A discarded record is gone, and discarding it again does nothing."""
     key = store.put(record_of(1))
     store.discard(key)
     store.discard(key)
@@ -77,7 +71,6 @@ def test_a_record_can_be_discarded(store: Store) -> None:
 
 
 def test_files_that_are_no_records_are_left_alone(store: Store) -> None:
-    """Temporary files and foreign ones are neither listed nor taken for damage."""
     key = store.put(record_of(1))
     folder = file_of(key).rpartition("/")[0]
     for name in (
@@ -92,7 +85,6 @@ def test_files_that_are_no_records_are_left_alone(store: Store) -> None:
 
 
 def test_manifests(store: Store) -> None:
-    """A manifest comes back equal, replaces an earlier one of its name, and is named when damaged or missing."""
     content: dict[str, Any] = {"records": ["ab", "cd"], "count": 2, "share": 0.1, "ν": [None, True, {"x": {}}]}
     store.write_manifest("first", {"old": 1})
     store.write_manifest("first", content)
@@ -117,7 +109,6 @@ def test_manifests(store: Store) -> None:
 
 
 def test_a_store_travels_to_another_process(store: Store) -> None:
-    """A pickled store opens the same place, with the same driver's options."""
     key = store.put(record_of(1))
     again = pickle.loads(pickle.dumps(store))
     assert again.get(key).key == key
@@ -125,7 +116,6 @@ def test_a_store_travels_to_another_process(store: Store) -> None:
 
 
 def test_two_stores_see_each_other(store: Store) -> None:
-    """Nothing is remembered that another process may change: each sees at once what the other has put and removed."""
     other = Store(store.url, store.options)
     assert list(other.keys()) == list(store.keys()) == []
     key = store.put(record_of(1))
@@ -137,7 +127,6 @@ def test_two_stores_see_each_other(store: Store) -> None:
 
 
 def test_old_temporary_files_are_swept(new_store: Callable[[str], Store]) -> None:
-    """A temporary file of more than a day goes, a younger one may be in use and stays."""
     import os
 
     for kind in ("disk", "renaming"):

@@ -7,7 +7,6 @@ from tests.golden.store.sample import golden_of, record_of
 
 
 def write(url: str, log: str, count: int, options: dict[str, str], worker: int = 0) -> None:
-    """Make the records 0..count-1 that aren't there; a line for the begin and the end of each goes to ``log``."""
     store = Store(url, options)
     descriptor = os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
     for seed in range(count):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from assay.golden.arithmetic import Arithmetic
-from assay.golden.evaluation.binding import bind, run
+from assay.golden.evaluation.call import bind, run
 from assay.golden.inputs.values import torch_dtype
 from assay.golden.registry import spec
 from assay.verify.cases.case import Case

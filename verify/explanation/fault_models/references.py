@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from assay.golden.evaluation.binding import run
+from assay.golden.evaluation.call import run
 from assay.golden.lowering.alteration import CallSite, Change, altered, call_sites
 from assay.golden.registry import Spec, spec
 from assay.runtime.errors import AssayError
