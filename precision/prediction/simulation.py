@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from assay.formats.format import format_named
+from assay.formats.rounding import round_float32
 from assay.precision.metrics import Metric
 from assay.precision.observation import groups
 from assay.precision.observation.observing import Observed
@@ -21,7 +22,6 @@ from assay.precision.observation.tracer import LookUp, Product, Visitor
 from assay.precision.prediction.chain import Chain, State
 from assay.precision.prediction.perturbations import Perturbation, perturbations_of
 from assay.precision.schemes import SCHEMES, Scheme, Split
-from assay.precision.schemes.quantizer import round_element
 from assay.runtime.heap import give_back
 
 SPLITS = (":all_reduce", ":accumulator")
@@ -117,8 +117,8 @@ def _summed(x: Tensor, weight: Tensor, splits: Sequence[Split]) -> Tensor:
     running: Tensor | None = None
     for start in range(0, columns, length):
         some = slice(start, start + length)
-        part = round_element(_summed(x[..., some], weight[..., some], inner), partial)
-        running = round_element(part if running is None else running + part, total)
+        part = round_float32(_summed(x[..., some], weight[..., some], inner), partial)
+        running = round_float32(part if running is None else running + part, total)
     return x @ weight.mT if running is None else running  # of no columns at all
 
 

@@ -97,7 +97,7 @@ def content_of(
 
 def _unaudited(audit: Audit) -> record.Unaudited:
     result = audit.observed.unaudited
-    largest = [record.Shut(each.name, each.parameters, each.why) for each in result.shut[:_SHUT]]
+    largest = [record.UnauditedParameter(each.name, each.parameters, each.why) for each in result.shut[:_SHUT]]
     return record.Unaudited(result.parameters, result.share, largest, str(result))
 
 

@@ -38,7 +38,7 @@ class Model(Record, frozen=True):
         return self.kind not in ("encoder", "classifier")
 
 
-class Shut(Record, frozen=True):
+class UnauditedParameter(Record, frozen=True):
     """A parameter in no site, its elements, and what has it."""
 
     name: str
@@ -52,7 +52,7 @@ class Unaudited(Record, frozen=True):
 
     parameters: int
     share: float
-    largest: list[Shut]
+    largest: list[UnauditedParameter]
     words: str
 
 

@@ -2,65 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from assay.formats.format import Format, format_named
-from assay.formats.rounding import round_to
+from assay.formats.rounding import round_float32
 from assay.precision.errors import WrongShape
 from assay.precision.schemes.ggml import BlockType, block_types
-
-_CASTS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float8_e5m2": torch.float8_e5m2}
-"""Formats whose casts are one rounding from float32, and fast; e4m3's is slow on a CPU."""
-
-
-def round_element(x: Tensor, target: Format, *, over: bool = False) -> Tensor:
-    """x (float32, any shape) rounded to the nearest value of ``target`` (ties to even), as float32.
-
-    16-bit formats and e5m2 overflow to infinity as their casts do; others expect x within their range. over: x may be
-    written over.
-    """
-    if target.kind == "integer":
-        return x.round_() if over else x.round()
-    if target.name in _CASTS:
-        return x.copy_(x.to(_CASTS[target.name])) if over else x.to(_CASTS[target.name]).to(torch.float32)
-    if target.name == "float32":
-        return x
-    if target.name == "tf32":
-        return _tf32(x)
-    if target.values:
-        between, values = _codebook(target, x.device)
-        return torch.where(x.isnan(), x, values[torch.bucketize(x.contiguous(), between)])
-    return _by_binade(x, target)
-
-
-@cache
-def _codebook(target: Format, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The values (float32), ascending, and between each two the largest float32 that is rounded to the lower."""
-    values = torch.tensor(sorted(target.values), dtype=torch.float64)
-    between = ((values[:-1] + values[1:]) / 2).float()
-    below = torch.nextafter(between, torch.full_like(between, -torch.inf))
-    between = torch.where(round_to(between, target) > values[:-1], below, between)
-    return between.to(device), values.float().to(device)
-
-
-def _tf32(x: Tensor) -> Tensor:
-    """To 10 stored significand bits, in integers: half of the last place less one, plus that place's own bit."""
-    bits = x.contiguous().view(torch.int32)
-    rounded = (bits >> 13).bitwise_and_(1).add_(0x0FFF).add_(bits).bitwise_and_(~0x1FFF)
-    return rounded.view(torch.float32).add_(x.clamp(0.0, 0.0)).copysign_(x)  # what is added is zero, or NaN
-
-
-def _by_binade(x: Tensor, target: Format) -> Tensor:
-    """One addition rounds where the format ends: see `formats.rounding`, here with float32's 24 digits."""
-    exponent = x.contiguous().view(torch.int32) & 0x7F800000
-    exponent.clamp_((target.min_exponent + 127) << 23, (target.max_exponent + 127) << 23)
-    magic = exponent.view(torch.float32).mul_(1.5 * 2.0 ** (24 - target.precision))
-    return (x + magic).sub_(magic).copysign_(x)
-
 
 Granularity = Literal["element", "tensor", "row", "group", "block"]
 Rule = Literal["absmax", "mse", "output", "awq"]
@@ -237,7 +187,7 @@ def divisor_of(magnitudes: Tensor, quantizer: Quantizer) -> Tensor:
 def _held(scale: Tensor, quantizer: Quantizer) -> Tensor:
     """The scale as it is stored; where all is zero any will do, here the epsilon of its format."""
     format = format_named(quantizer.scale_format)
-    return torch.where(scale == 0, format.epsilon, round_element(scale, format).clamp(min=_TINY))
+    return torch.where(scale == 0, format.epsilon, round_float32(scale, format).clamp(min=_TINY))
 
 
 def _power_of_two(largest: Tensor, quantizer: Quantizer) -> Tensor:
@@ -255,7 +205,7 @@ def codes_of(x: Tensor, quantizer: Quantizer, scales: Scales) -> Tensor:
     if scales.zero is not None:
         scaled += scales.zero
     scaled.clamp_(quantizer.element.lowest, quantizer.element.largest)
-    return round_element(scaled, quantizer.element, over=True)
+    return round_float32(scaled, quantizer.element, in_place=True)
 
 
 def values_of(codes: Tensor, quantizer: Quantizer, scales: Scales, shape: torch.Size) -> Tensor:
@@ -269,7 +219,7 @@ def store(x: Tensor, quantizer: Quantizer, scales: Scales | None = None) -> Tens
     NaN stays NaN; an infinity spoils what it shares a scale with, as it does in a kernel.
     """
     if quantizer.per == "element":
-        return round_element(x, quantizer.element)
+        return round_float32(x, quantizer.element)
     chosen = scales if scales is not None else scales_of(x, quantizer)
     values = codes_of(x, quantizer, chosen)  # in place: memory takes longer than arithmetic
     if chosen.zero is not None:
