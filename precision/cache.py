@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from assay.precision.observation.running import tensors_in
 from assay.precision.observation.streaming import streamed_parameters
@@ -46,9 +47,9 @@ class Cache:
 
     def sequences(self, assignment: Mapping[str, str], part: str) -> np.ndarray | None:
         """What each sequence of a part of the data adds to an assignment's error, [N]; None if it wasn't measured."""
-        found = self._errors.get(key := (part, _line(assignment)))
+        distances = self._errors.get(key := (part, _line(assignment)))
         self.reused += key in self._earlier
-        return None if found is None else np.array(found)
+        return None if distances is None else np.array(distances)
 
     def note(self, assignment: Mapping[str, str], distances: np.ndarray, part: str) -> None:
         """Keep what each sequence adds to the measured error of an assignment, [N]."""
@@ -114,7 +115,7 @@ def fingerprint(model: torch.nn.Module, batches: Sequence[Any], *settings: objec
         entries = batch.items() if isinstance(batch, Mapping) else enumerate(batch) if several else [("", batch)]
         for key, value in entries:
             held = tensors_in(value)
-            shown = repr(value) if not isinstance(value, torch.Tensor) else ""
+            shown = repr(value) if not isinstance(value, Tensor) else ""
             digest.update(f"{key} {shown} {[(each.dtype, _size(each)) for each in held]}".encode())
             for each in held:
                 digest.update(_bytes(each))
@@ -122,12 +123,12 @@ def fingerprint(model: torch.nn.Module, batches: Sequence[Any], *settings: objec
     return result_key([repr(settings), digest.hexdigest()], *_ANSWERED_BY, targets=classes)
 
 
-def _size(tensor: torch.Tensor) -> list[list[int]]:
+def _size(tensor: Tensor) -> list[list[int]]:
     """The shape; of a nested tensor those of its parts."""
     return [list(each.shape) for each in (tensor.unbind() if tensor.is_nested else [tensor])]
 
 
-def _bytes(tensor: torch.Tensor) -> bytes:
+def _bytes(tensor: Tensor) -> bytes:
     if tensor.is_nested:
         return b"".join(map(_bytes, tensor.unbind()))
     if tensor.layout != torch.strided:

@@ -130,14 +130,14 @@ def reloaded(audit: Audit, part: Part) -> Reloaded | None:
     if not all(versions.values()):
         return None
     reader = ", ".join(f"{name} {number}" for name, number in versions.items())
-    indices = {str(site): site.place for site in audit.every}
+    indices = {str(site): site.type for site in audit.all_sites}
     simulated = audit.measure({name: scheme for name, scheme in part.held.items() if indices.get(name) != "kv_cache"})
     about = simulated, float(audit.noise_floor), audit.metric.power
     try:
         if streamed_parameters(audit.model):
             raise CannotExport("it is loaded beside a model in memory, and weights of this one are read as they pass")
         model = load(audit, part)
-        error = audit.judged_on.error_of(model)
+        error = audit.report_evaluator.error_of(model)
     except (AssayError, AssertionError, OSError, ValueError, TypeError, KeyError, RuntimeError) as refused:
         return Reloaded(reader, None, *about, first_line(refused))
     return Reloaded(reader, error, *about)

@@ -231,7 +231,7 @@ def _of_user(
     )
 
 
-def is_large(target: str | Path) -> bool:
+def exceeds_limit(target: str | Path) -> bool:
     """Whether a directory's weights are better held as they are stored: more than `_LARGE` bytes of files."""
     sizes = (file.stat().st_size for file in Path(target).glob("*.safetensors"))
     return Path(target).is_dir() and sum(sizes) > _LARGE

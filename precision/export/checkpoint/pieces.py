@@ -35,7 +35,7 @@ def pieces_of(model: torch.nn.Module, sites: Mapping[str, Site]) -> dict[str, li
     count = 0
     for name, site in sites.items():
         key = name if name in parameters else f"{name}.weight"
-        if site.place in ("linear", "embedding") and key in parameters and tuple(parameters[key].shape) == site.shape:
+        if site.type in ("linear", "embedding") and key in parameters and tuple(parameters[key].shape) == site.shape:
             rows = site.parameters // site.shape[-1]
             numbers[key] = torch.arange(count, count + rows, dtype=torch.float64).view(*site.shape[:-1], 1)
             linears.append(name)
