@@ -4,16 +4,16 @@ import pytest
 import torch
 
 from assay.formats.format import format_named
+from assay.formats.rounding import round_float32
 from assay.precision.observation.qparams import QParams
 from assay.precision.observation.sites import Statistics
 from assay.precision.schemes import SCHEMES, FakeQuantizer, store
-from assay.precision.schemes.rounding import round_element
-from assay.precision.schemes.storage import Extremes, scales_of
+from assay.precision.schemes.quantizer import Extremes, scales_of
 
 WEIGHTS = {
     scheme.weight: scheme
     for scheme in SCHEMES.values()
-    if "linear" in scheme.places
+    if "linear" in scheme.site_types
     and scheme.weight is not None
     and (scheme.weight.blocks is None or scheme.name in ("q4_k", "q8_0"))  # others take long
 }
@@ -91,11 +91,11 @@ def test_what_is_stored_is_not_written_over() -> None:
 def test_tf32_keeps_what_is_no_number() -> None:
     """NaN of any payload, infinities and the sign of zero stay, and what lies beyond the largest value overflows."""
     payloads = torch.tensor([0x7F800001, 0x7FFFFFFF, -0x400000, -1], dtype=torch.int32).view(torch.float32)
-    found = round_element(payloads, format_named("tf32"))
+    found = round_float32(payloads, format_named("tf32"))
     assert bool(found.isnan().all())
     largest = torch.finfo(torch.float32).max
     x = torch.tensor([torch.inf, -torch.inf, -0.0, 0.0, largest, 1 + 2**-11, 1 + 3 * 2**-11])
     expected = torch.tensor([torch.inf, -torch.inf, -0.0, 0.0, torch.inf, 1.0, 1 + 2**-9])
-    found = round_element(x, format_named("tf32"))
+    found = round_float32(x, format_named("tf32"))
     assert torch.equal(found, expected)
     assert torch.equal(found.signbit(), expected.signbit())
