@@ -36,8 +36,7 @@ class Cache:
     def __init__(self, folder: str | Path, fingerprint: str, *, fresh: bool = False) -> None:
         self.folder = Path(folder)
         self.fingerprint = fingerprint
-        self.reused = 0
-        """How many errors that an earlier audit measured were asked for."""
+        self.reused = 0  # How many errors that an earlier audit measured were asked for
         self._fresh = fresh
         self._errors = {} if fresh else self._read()
         self._earlier = set(self._errors)
