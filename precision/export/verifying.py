@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,8 @@ from assay.precision.loading.quiet import one_line, quiet
 from assay.precision.schemes import scheme_named
 from assay.precision.schemes.ggml import BlockType, block_types
 from assay.runtime.errors import NotInstalled, listed
-from assay.runtime.lazy import optional
+from assay.runtime.modules import optional
+from assay.runtime.results import installed_version
 
 _GGUF_MODEL, _MLX_MODEL = "model.gguf", "mlx_model"  # names that the exported commands give to their outputs
 _UNQUANTISED: Set[str] = {"bf16", "f16", "f32"}
@@ -212,7 +212,7 @@ def _torchao(export: _Export, file: str) -> Verified:
         got = None if read.get(site) is None else core.config_to_dict(read[site])
         if got != expected:
             wrong.append(_difference(site, held.get(site), got and got["_type"]))
-    return Verified(file, f"torchao {version('torchao')}", len(export.names), tuple(wrong))
+    return Verified(file, f"torchao {installed_version('torchao')}", len(export.names), tuple(wrong))
 
 
 # GGUF
@@ -238,7 +238,7 @@ def _gguf_types(export: _Export, file: str) -> Verified:
         skipped = not kinds and not quantised_by_gguf(tensor)  # routers: llama-quantize leaves them as they are
         if not (skipped and site not in export.held["gguf"]) and (len(kinds) != 1 or not kinds <= expected):
             wrong.append(_gguf_difference(export, site, tensor, sorted(kinds)))
-    rules = f"llama-quantize's rules, types of gguf {version('gguf')}"
+    rules = f"llama-quantize's rules, types of gguf {installed_version('gguf')}"
     return Verified(file, rules, len(export.tensors), tuple(wrong))
 
 
@@ -253,7 +253,7 @@ def _gguf_importance(export: _Export, file: str) -> Verified:
         sums, counts = read.get(f"{tensor}.in_sum2"), read.get(f"{tensor}.counts")
         if sums is None or counts is None or not (np.isfinite(sums).all() and (sums >= 0).all() and (counts > 0).all()):
             wrong.append(f"{site}: expected sums of squares of its inputs for {tensor}, finite, with a count")
-    return Verified(file, f"gguf {version('gguf')}", len(weighted), tuple(wrong))
+    return Verified(file, f"gguf {installed_version('gguf')}", len(weighted), tuple(wrong))
 
 
 def _gguf_model(export: _Export, path: Path) -> Verified:
@@ -264,7 +264,7 @@ def _gguf_model(export: _Export, path: Path) -> Verified:
         for site, tensor, expected in _gguf_tensors(export)
         if kinds.get(tensor) not in expected
     ]
-    return Verified(path.name, f"gguf {version('gguf')}", len(export.tensors), tuple(wrong))
+    return Verified(path.name, f"gguf {installed_version('gguf')}", len(export.tensors), tuple(wrong))
 
 
 def _gguf_tensors(export: _Export) -> Iterator[tuple[str, str, Set[str]]]:
@@ -317,7 +317,7 @@ def _mlx_program(export: _Export, file: str) -> Verified:
         for path, module in model.named_modules()
         if isinstance(module, nn.QuantizedLinear)
     }
-    return Verified(file, f"mlx {version('mlx')}", len(export.names), _mlx_differences(export, parameters))
+    return Verified(file, f"mlx {installed_version('mlx')}", len(export.names), _mlx_differences(export, parameters))
 
 
 def _mlx_model(export: _Export, folder: Path) -> Verified:
@@ -339,7 +339,7 @@ def _mlx_model(export: _Export, folder: Path) -> Verified:
         elif f"{name}.weight" not in tensors and name not in export.tied:
             wrong.append(f"{name}: it has no weight")
     lines = (*_mlx_differences(export, parameters), *wrong)
-    return Verified(folder.name, f"mlx {version('mlx')}", len(export.names), lines)
+    return Verified(folder.name, f"mlx {installed_version('mlx')}", len(export.names), lines)
 
 
 def _mlx_differences(export: _Export, parameters: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
