@@ -278,11 +278,7 @@ def _stoppable(kept: Cache) -> Iterator[None]:
 
 def _foreign(kept: Cache) -> bool:
     """Whether errors in a folder were measured in an audit with another fingerprint."""
-    try:
-        content = json.loads((kept.folder / "measured.json").read_text(encoding="utf-8"))
-        return bool(content["fingerprint"] != kept.fingerprint)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    return kept.stored_key not in ("", kept.fingerprint)
 
 
 def _report(

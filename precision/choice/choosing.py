@@ -21,7 +21,8 @@ from assay.precision.choice.problem import (
     Solution,
     Totals,
 )
-from assay.precision.choice.program import Deadline, Difference, Mask, least_sum, narrowed, nearest, solve
+from assay.precision.choice.program import Difference, Mask, least_sum, narrowed, nearest, solve
+from assay.runtime.deadline import Deadline
 
 _PAIRED = 300  # Single exchanges of which pairs are formed
 _TRIPLED = 40  # Single exchanges up to which triples are formed

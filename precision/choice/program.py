@@ -7,7 +7,6 @@ the tolerance is cut off and the program solved again, so limits hold exactly.
 """
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,8 @@ from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
 from assay.precision.choice.problem import Floats, Problem, Solution, Totals
-from assay.runtime.silence import without_lines
+from assay.runtime.deadline import Deadline
+from assay.runtime.output import without_lines
 
 Mask = NDArray[np.bool_]
 """Which options may be taken, [options]."""
@@ -34,17 +34,6 @@ class Difference:
 
     picks: Solution
     distance: int
-
-
-class Deadline:
-    """Seconds that may still be spent."""
-
-    def __init__(self, seconds: float) -> None:
-        self._end = time.monotonic() + seconds
-
-    @property
-    def left(self) -> float:
-        return max(self._end - time.monotonic(), 0.0)
 
 
 def solve(

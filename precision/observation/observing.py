@@ -23,7 +23,7 @@ from assay.precision.observation.sites import ANY_SCHEME, EngineRules, Observer,
 from assay.precision.observation.streaming import Weights, streamed_parameters
 from assay.precision.observation.tracer import HEAD, Tracer, Visitor
 from assay.precision.schemes import SCHEMES, scheme_named
-from assay.runtime.shelf import Shelf
+from assay.runtime.tensors import TensorCache
 
 _TOLD = 3  # Parameters that are named in a line
 
@@ -131,7 +131,7 @@ class Observed:
     """Statistics of each site's values by its name and part (keys or values of a cache, mostly empty)."""
     weights: Mapping[str, Weights]
     qparams: QParams
-    references: Shelf
+    references: TensorCache
     """The outputs to compare, one for each batch."""
     sequence_weights: np.ndarray
     """[N]: each sequence's part of the divisor of the metric's sums."""
@@ -226,7 +226,7 @@ def observe(
     UnknownOption where no format fits any site.
     """
     observer = Observer(model, served)
-    references = Shelf()
+    references = TensorCache()
     shares: list[np.ndarray] = []
     ran: set[str] = set()
     given: set[int] = set()
@@ -246,7 +246,7 @@ def observe(
         shares.append(metric.weights(reference, mapping(batch)).numpy(force=True))
         if not bool(metric.compared(reference, mapping(batch)).isfinite().all()):
             raise BadModel(f"expected finite outputs, got NaN or infinities for batch {index}: check model and inputs")
-        references.put(reference)
+        references.add(reference)
         done(index + 1)
     if not sum(float(each.sum()) for each in shares) > 0:
         raise NoData(

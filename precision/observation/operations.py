@@ -22,7 +22,7 @@ from assay.configs import architectures
 from assay.precision.errors import BadModel
 from assay.precision.observation import groups
 from assay.precision.observation.tracer import Found, Handler, Steps, Tracer, Visitor, opens
-from assay.runtime.heap import give_back
+from assay.runtime.memory import trim_heap
 
 _SIGNATURE = inspect.signature(torch.nn.functional.multi_head_attention_forward)
 _SCORES = 1 << 24
@@ -556,7 +556,7 @@ def _leave(tracer: Tracer, name: str, module: torch.nn.Module) -> Callable[..., 
     def leave(_module: object, _args: object, output: Any) -> Any:
         tracer.path.pop()
         if layer and tracer.streams:
-            give_back(_RELEASE_BYTES)
+            trim_heap(_RELEASE_BYTES)
         while tracer.gathered and tracer.gathered[-1][2] > len(tracer.path):
             tracer.gathered.pop()
         if suffix is None or output is None:

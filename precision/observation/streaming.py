@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from assay.precision.errors import BadModel
-from assay.runtime.heap import cast
+from assay.runtime.memory import cast
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from assay.precision.prediction.perturbations import Change, Key, Term
 from assay.precision.prediction.quadratic_form import Products, cotangents_of
 from assay.precision.prediction.row_sampling import RowSampler
 from assay.precision.prediction.sensitivity import Sensitivity, change_of
-from assay.runtime.heap import give_back
+from assay.runtime.memory import trim_heap
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def backward_through_model(model: torch.nn.Module, batch: Any, visitor: Sensitiv
 
 def backward_through_blocks(chain: Chain, batch: int, visitor: Sensitivity, cotangents: Cotangents) -> None:
     """Form all products of a batch from one graph of each block, the last block's first."""
-    give_back()  # what comes after the blocks may take more than any block does
+    trim_heap()  # what comes after the blocks may take more than any block does
     visitor.shares = chain.bytes_of_block()
     last = len(chain.blocks)
     state = [_leaf(value) for value in chain.state(batch, last)]

@@ -22,7 +22,7 @@ from assay.precision.observation.operations import is_layer, is_norm, traced
 from assay.precision.observation.running import call, evaluating, mapping
 from assay.precision.observation.streaming import streamed_parameters
 from assay.precision.observation.tracer import LookUp, Product, Tracer, Visitor
-from assay.runtime.shelf import Shelf
+from assay.runtime.tensors import TensorCache
 
 _SAME = 1e-6  # Relative difference of outputs that a device's nondeterminism may make
 
@@ -81,12 +81,12 @@ class Chain:
         self.entries: list[int] = []
         """Where in a block's arguments the values of the chain are, and where in what the block before gives."""
         self.exits: list[int] = []
-        self._shelf = Shelf()
-        self._shelved: list[list[range]] = [[] for _ in batches]
+        self._cache = TensorCache()
+        self._cached: list[list[range]] = [[] for _ in batches]
 
     def state(self, batch: int, block: int) -> State:
         """Return the unchanged model's input of a block, or the last block's output."""
-        return tuple(self._shelf[position] for position in self._shelved[batch][block])
+        return tuple(self._cache[position] for position in self._cached[batch][block])
 
     def bytes_of_state(self) -> int:
         """Return the bytes of the values before the first block, over all batches."""
@@ -135,12 +135,12 @@ class Chain:
             after.enter_context(traced(self.model, visitor))
             return metric.output(call(self.model, self.batches[batch]), mapping(self.batches[batch]))
 
-    def shelve(self, batch: int, values: Sequence[Tensor]) -> None:
+    def cache_values(self, batch: int, values: Sequence[Tensor]) -> None:
         """Store the values before the next block, or after the last."""
-        start = len(self._shelf)
+        start = len(self._cache)
         for value in values:
-            self._shelf.put(value)
-        self._shelved[batch].append(range(start, len(self._shelf)))
+            self._cache.add(value)
+        self._cached[batch].append(range(start, len(self._cache)))
 
     def holds(self, metric: Metric) -> bool:
         """Return whether a disturbance before the first block gives the same output by the chain as by the model.
@@ -329,10 +329,10 @@ class _Recorder(Visitor):
             return
         if position == 1:
             chain.calls[self._batch][0] = chain.calls[self._batch][0].without(entries)
-            chain.shelve(self._batch, [self._first[at] for at in entries])
+            chain.cache_values(self._batch, [self._first[at] for at in entries])
             self._first = []
         chain.calls[self._batch].append(flat.without(entries))
-        chain.shelve(self._batch, [flat.leaves[at] for at in entries])
+        chain.cache_values(self._batch, [flat.leaves[at] for at in entries])
 
     def leave(self, _module: object, _args: object, output: Any) -> None:
         before, self._given, self._inside = self._given, Flat.of(output), False
@@ -346,7 +346,7 @@ class _Recorder(Visitor):
         for name in self._between:
             chain.positions.setdefault(name, set()).add(chain.after)
         chain.tensors, chain.given = given.tensors, given.without(given.tensors)
-        chain.shelve(self._batch, [given.leaves[position] for position in given.tensors])
+        chain.cache_values(self._batch, [given.leaves[position] for position in given.tensors])
         return True
 
 

@@ -26,7 +26,7 @@ from assay.precision.observation.sites import Observer
 from assay.precision.prediction.chain import Chain, Recording, chain_of
 from assay.precision.prediction.simulation import forward_passes, run_batched, simulated
 from assay.precision.sampling import MeasuredError, Ratio, ratio
-from assay.runtime.shelf import Shelf
+from assay.runtime.tensors import TensorCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class EvaluationData:
     name: str
     """Its name in a cache."""
     batches: Sequence[Any]
-    references: Shelf
+    references: TensorCache
     """The outputs to compare, one for each batch."""
     weights: np.ndarray
     """[N]: the divisor of each sequence's distance, float64."""
@@ -47,14 +47,14 @@ def evaluation_data(model: torch.nn.Module, batches: Sequence[Any], metric: Metr
 
     Raises BadModel for outputs that aren't finite, NoData where the metric compares nothing.
     """
-    references, weights = Shelf(), []
+    references, weights = TensorCache(), []
     for index, batch in enumerate(batches):
         with torch.no_grad(), evaluating(model), traced(model, Observer(model)):
             reference = metric.output(call(model, batch), mapping(batch))
         if not bool(metric.compared(reference, mapping(batch)).isfinite().all()):
             raise BadModel(f"expected finite outputs, got NaN or infinities for batch {index} of {name}: check inputs")
         weights.append(metric.weights(reference, mapping(batch)).numpy(force=True))
-        references.put(reference)
+        references.add(reference)
     whole = np.concatenate(weights)
     if not whole.sum() > 0:
         raise NoData(f"expected outputs to compare in {name}, got none but padding or zeros: check attention_mask")

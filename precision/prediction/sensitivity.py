@@ -27,7 +27,7 @@ from assay.precision.prediction.perturbations import Change, Perturbation, Term,
 from assay.precision.prediction.row_sampling import Rows, RowSample, RowSampler, Subsample
 from assay.precision.prediction.simulation import SPLITS, split_product
 from assay.precision.schemes import SCHEMES, FakeQuantizer, Scheme
-from assay.runtime.heap import give_back
+from assay.runtime.memory import trim_heap
 
 
 class PassThrough(torch.autograd.Function):
@@ -296,7 +296,7 @@ class Sensitivity(Visitor):
                     split = [scheme.split] if scheme.split else []
                     change = split_product(x, weight, split, product) - product(x, weight)
                     self._add(name + suffix, perturbations_of(scheme)[0], self._term(g * change, rows))
-            give_back(_RELEASE_BYTES)
+            trim_heap(_RELEASE_BYTES)
 
         def stored(menu: Mapping[Perturbation, Scheme], weight: Tensor) -> dict[Perturbation, FakeQuantizer | None]:
             return {part: self._qparams.input(owner, scheme, weight, expert) for part, scheme in menu.items()}

@@ -27,7 +27,7 @@ from assay.precision.observation.tracer import LookUp, Product, Visitor
 from assay.precision.prediction.chain import Chain, State
 from assay.precision.prediction.perturbations import Perturbation, perturbations_of
 from assay.precision.schemes import SCHEMES, Scheme, Split
-from assay.runtime.heap import give_back
+from assay.runtime.memory import trim_heap
 
 SPLITS = (":all_reduce", ":accumulator")
 """Sites of a linear whose schemes split its sum: into those of ranks, and of each into the steps of its accumulator."""
@@ -269,7 +269,7 @@ def _run_group(
                 done()
         simulator.forget()
         if streamed_parameters(model):  # what comes after the blocks may take more than they do
-            give_back()
+            trim_heap()
         steps, ends = _merged(plans, of, chain.after)
         steps |= {_UNCHANGED: 0}
         for (before, part), made in sorted(steps.items(), key=lambda step: sorted(step[0][1])):

@@ -4,7 +4,6 @@ import math
 import platform
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import msgspec
@@ -24,6 +23,7 @@ from assay.precision.report.words import Group, grouped, plain
 from assay.precision.sampling import MeasuredError
 from assay.precision.schemes import SCHEMES
 from assay.precision.units import format_bytes, format_error
+from assay.runtime.results import installed_version
 
 _WORST = 6
 """Sites whose channels are shown."""
@@ -61,7 +61,7 @@ def content_of(
     content = record.Content(
         schema=1,
         made=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions={name: _version(name) for name in ("kernel-assay", "torch", "transformers", "numpy")}
+        versions={name: installed_version(name) or None for name in ("kernel-assay", "torch", "transformers", "numpy")}
         | {"python": platform.python_version()},
         model=model,
         unaudited=_unaudited(audit),
@@ -275,10 +275,3 @@ def _width(scheme: str, audit: Audit, name: str) -> float:
     stored = SCHEMES[scheme].activation if site.type == "kv_cache" else SCHEMES[scheme].weight
     shape = site.shape[-2:] or (1, 64)
     return math.inf if stored is None else stored.bits(shape) / math.prod(shape)
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None

@@ -19,7 +19,7 @@ from torch import Tensor
 from assay.configs import table
 from assay.formats.format import Format
 from assay.precision.errors import BadModel, WrongShape
-from assay.runtime.lazy import optional
+from assay.runtime.modules import optional
 
 _LARGEST = 65504.0  # Scales are float16; some quantisers end the process where one overflows
 _CHUNK = 1 << 16  # Minimum number of elements for a thread to store at a time

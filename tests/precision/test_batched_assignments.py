@@ -17,7 +17,7 @@ from assay.precision.observation.qparams import QParams
 from assay.precision.observation.running import mapping
 from assay.precision.prediction.chain import chain_of
 from assay.precision.prediction.simulation import Simulator, simulated
-from assay.runtime.shelf import Shelf
+from assay.runtime.tensors import TensorCache
 from tests.precision.small_models import FORMATS, Layer, Model, made
 from tests.precision.tiny_models import SIZES
 
@@ -171,22 +171,22 @@ def test_what_does_not_fit_into_memory_is_read_from_a_file(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     torch.manual_seed(0)
     tensors = [(torch.randn(size) * 3).to(dtype) for size in ((3, 5), (7,), (2, 0), (1, 4, 3))]
-    shelf = Shelf(tensors[0].numel() * tensors[0].element_size())
+    cache = TensorCache(tensors[0].numel() * tensors[0].element_size())
     for tensor in tensors:
-        shelf.put(tensor)
-    assert len(shelf) == len(tensors)
-    for tensor, kept in zip(tensors, shelf, strict=True):
+        cache.add(tensor)
+    assert len(cache) == len(tensors)
+    for tensor, kept in zip(tensors, cache, strict=True):
         assert kept.dtype == dtype
         assert torch.equal(kept, tensor)
-    assert shelf._file is not None
-    del shelf
+    assert cache._file is not None
+    del cache
     assert not list(tmp_path.iterdir())
 
 
 def test_reference_outputs_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     errors, calls = [], []
     for limit in (1 << 20, 0):
-        monkeypatch.setattr(Shelf.__init__, "__defaults__", (limit,))
+        monkeypatch.setattr(TensorCache.__init__, "__defaults__", (limit,))
         model, batches = made()
         found = audit(model, batches, "relative", FORMATS)
         before = model.calls

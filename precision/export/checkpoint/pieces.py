@@ -10,7 +10,7 @@ from assay.precision.errors import CannotExport
 from assay.precision.loading.quiet import quiet
 from assay.precision.observation.sites import Site
 from assay.precision.schemes import FakeQuantizer
-from assay.runtime.lazy import optional
+from assay.runtime.modules import optional
 
 
 @dataclass(frozen=True, slots=True)
