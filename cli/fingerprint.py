@@ -37,8 +37,7 @@ def fingerprint(
     out: Annotated[
         Path | None, typer.Option(file_okay=False, help="Folder for the card as JSON and as an HTML page.")
     ] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the card as JSON here.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write the card as an HTML page here.")] = None,
+    as_json: settings.AsJson = False,
     ops: settings.Ops = None,
 ) -> int:
     """Read a kernel's accumulator, order of summation, rounding, subnormals and NaN policy from its results."""
@@ -55,15 +54,12 @@ def fingerprint(
         raise SettingError(answer.message if answer.user_error else f"fingerprint of {target}: {answer.message}")
     if isinstance(answer, Lost):
         raise TargetError(f"fingerprint of {target}: {answer.message}")
-    print(answer)
+    print(answer.to_json() if as_json else answer)
     if out is not None:
         name = "-".join(re.findall(r"[\w.]+", f"{target} {chosen.dtype_name}"))
-        json, html = json or out / f"{name}.json", html or out / f"{name}.html"
-    if json is not None:
-        answer.to_json(json)
-        print(f"assay: wrote {json}", file=sys.stderr)
-    if html is not None:
-        print(f"assay: wrote {answer.to_html(html)}", file=sys.stderr)
+        answer.to_json(out / f"{name}.json")
+        print(f"assay: wrote {out / f'{name}.json'}", file=sys.stderr)
+        print(f"assay: wrote {answer.to_html(out / f'{name}.html')}", file=sys.stderr)
     return 0
 
 

@@ -46,7 +46,7 @@ def judge(
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the verdict as traces of FlashInfer Bench, too.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as a line of JSON instead.")] = False,
+    as_json: settings.AsJson = False,
     list_: Annotated[
         Path | None,
         typer.Option("--list", metavar="FILE.jsonl", help='Lines {"problem": PATH, "solution": PATH}, each judged.'),

@@ -46,13 +46,11 @@ def survey(
         str | None,
         typer.Option(help='"others", kernels of other packages; or a file in the form of configs/survey.toml.'),
     ] = None,
-    seconds: Annotated[
-        float | None, typer.Option("--time", min=0, help="Begin no further kernel after so many seconds.")
-    ] = None,
+    budget: settings.Budget = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with 1 unless every kernel that is here passed.")
     ] = False,
-    anew: Annotated[bool, typer.Option("--anew", help="Make verdicts again that the folder holds.")] = False,
+    anew: settings.Anew = False,
     engine: Annotated[str, typer.Option(help="local, or ray: at RAY_ADDRESS, or started here.")] = "local",
     part: Annotated[str, typer.Option(help="3/10: examine the third of ten parts only; the folder joins them.")] = "",
     ops: Ops = None,
@@ -79,7 +77,7 @@ def survey(
         rows = [before.get(index) or not_run(job, "not yet") for index, job in enumerate(jobs)]
         number, of = part_of(part, len(jobs))
         left = [index for index in range(number - 1, len(jobs), of) if index not in before]
-        until = float("inf") if seconds is None else started + seconds
+        until = float("inf") if budget is None else started + budget
         _write(out, rows, asked, 0.0)  # where that can't be done, nobody waits to learn it
 
         def show(position: int, row: Row) -> None:

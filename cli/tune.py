@@ -43,10 +43,7 @@ def tune(
     ] = None,
     dtype: settings.Dtype = "",
     option: settings.Options = None,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(help="M=16,N=4096: sizes, each of which has a winner; usual ones if none. May be repeated."),
-    ] = None,
+    at: settings.Sizes = None,
     layout: settings.TensorLayouts = None,
     contract: settings.ContractFields = None,
     device: settings.Device = "cpu",
@@ -63,11 +60,11 @@ def tune(
         Path | None,
         typer.Option(metavar="FILE.json", dir_okay=False, help="The record; kept, it answers the same question again."),
     ] = None,
-    anew: Annotated[bool, typer.Option("--anew", help="Search again though --out holds the answer.")] = False,
+    anew: settings.Anew = False,
     replay: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Run a record's search again: does it still hold?")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON instead.")] = False,
+    as_json: settings.AsJson = False,
     ops: settings.Ops = None,
 ) -> int:
     """Find the fastest configuration of a kernel that keeps its contract.
@@ -88,7 +85,7 @@ def tune(
     else:
         wanted = _space(choice, space)
         question = _question(
-            target, spec, wanted, dtype, option, shape, layout, contract,
+            target, spec, wanted, dtype, option, at, layout, contract,
             device=device, arch=arch, effort=effort, most_error=most_error, seconds=seconds, rounds=rounds,
         )  # fmt: skip
     check_device(question.device)
@@ -143,7 +140,7 @@ def _question(
     space: Space,
     dtype: str,
     option: Sequence[str] | None,
-    shape: Sequence[str] | None,
+    at: Sequence[str] | None,
     layout: Sequence[str] | None,
     contract: Sequence[str] | None,
     **ways: Any,
@@ -165,7 +162,7 @@ def _question(
         target=entry.target,
         spec=own.spec,
         space=space,
-        sizes=tuple(read_sizes(text, "--shape") for text in shape or ()),
+        sizes=tuple(read_sizes(text, "--at") for text in at or ()),
         settings={name: value for name, value in table.items() if name not in ("spec", "effort", "device")},
         layouts=settings.tensor_layouts(layout),
         **ways,
