@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from assay.cli import settings
-from assay.cli.progress import console
+from assay.cli.progress import console, console_table
 from assay.runtime.files import write_text_atomically
 from assay.verify.errors import BenchError
 
@@ -221,10 +220,5 @@ def _report(record: Record, changes: Sequence[Change], *, as_json: bool) -> None
     out = console(_PIPED_WIDTH)
     out.print(f"{record.machine}; {record.clock}", soft_wrap=True, highlight=False)
     for case, same in page.by_case(record.lines):
-        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-        for name in page.HEAD:
-            table.add_column(name, overflow="fold")
-        for line in same:
-            table.add_row(*map(Text, page.row(line, same[0].seconds)))
         out.print(Text(f"\n{case}", style="bold"), soft_wrap=True)
-        out.print(table)
+        out.print(console_table(page.HEAD, (page.row(line, same[0].seconds) for line in same)))

@@ -13,7 +13,7 @@ import typer
 from assay.cli import settings
 from assay.cli.progress import ProgressBar
 from assay.golden import registry
-from assay.runtime.pool import Heartbeat, Pool, Raised
+from assay.runtime.pool import Heartbeat, Raised, run_alone
 from assay.runtime.process import Lost
 from assay.verify.errors import SettingError, TargetError
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from assay.verify.fingerprint import Card
     from assay.verify.settings import Settings
 
-_PATIENCE = 600.0
+_SILENT = 600.0  # seconds that a kernel may take to be read
 
 
 def fingerprint(
@@ -47,9 +47,8 @@ def fingerprint(
     (asked,) = settings.dtypes([dtype]) if dtype else (None,)
     op = registry.spec(spec, target).qualified_name
     chosen = settings.adapted(Settings(op), option, shape, dtype=asked, out_dtype=out_dtype, **said)
-    pool = Pool(1, preload="assay.verify.fingerprint", timeout=_PATIENCE, quiet=False)
-    with pool, ProgressBar("read", 1, 1.0):
-        ((_, answer),) = pool.run(read, [(target, chosen)])
+    with ProgressBar("read", 1, 1.0):
+        answer = run_alone(read, (target, chosen), preload="assay.verify.fingerprint", timeout=_SILENT, quiet=False)
     if isinstance(answer, Raised):
         raise SettingError(answer.message if answer.user_error else f"fingerprint of {target}: {answer.message}")
     if isinstance(answer, Lost):

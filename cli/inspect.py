@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from assay.cli import settings
-from assay.cli.progress import ProgressBar, console, report_error
+from assay.cli.progress import ProgressBar, console, console_table, report_error
 from assay.runtime.files import write_text_atomically
 from assay.runtime.pool import Pool, Raised, worker_count
 from assay.runtime.process import Lost
@@ -223,9 +222,7 @@ def _print(every: Sequence[Inspected], device: Arch, *, each: bool) -> None:
     """The table, and under it what is wrong."""
     from assay.bench.inspection.page import HEAD, finding_lines, rows
 
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in HEAD:
-        table.add_column(name, overflow="fold")
+    table = console_table(HEAD)
     before = ""
     for one in every:
         for name, *rest in rows(one, each=each):

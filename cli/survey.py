@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from assay.cli import settings
-from assay.cli.progress import console, examined, report_error, report_known
+from assay.cli.progress import console, console_table, examined, report_error, report_known
 from assay.cli.settings import Ops
 from assay.runtime.engines import engine_named, part_of
 from assay.runtime.pool import worker_count
@@ -153,16 +152,16 @@ def _print(rows: Sequence[Row], where: str) -> None:
     from assay.verify.campaign.page import tally
     from assay.verify.report.html import ratio
 
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name, style in (
-        ("kernel", {"overflow": "fold", "min_width": 20}),
-        ("dtype", {"no_wrap": True}),
-        ("cases", {"justify": "right"}),
-        ("worst", {"justify": "right", "no_wrap": True}),
-        ("outcome", {"no_wrap": True}),
-        ("first violation (sizes not listed are 1)", {"overflow": "fold", "min_width": 30}),
-    ):
-        table.add_column(name, **style)
+    table = console_table(
+        (
+            ("kernel", {"overflow": "fold", "min_width": 20}),
+            ("dtype", {"no_wrap": True}),
+            ("cases", {"justify": "right"}),
+            ("worst", {"justify": "right", "no_wrap": True}),
+            ("outcome", {"no_wrap": True}),
+            ("first violation (sizes not listed are 1)", {"overflow": "fold", "min_width": 30}),
+        )
+    )
     before = ""
     for row in rows:
         verdict = row.verdict

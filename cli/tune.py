@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from assay.cli import settings
 from assay.cli.inspect import compiling
-from assay.cli.progress import console, report_error
+from assay.cli.progress import console, console_table, report_error
 from assay.runtime.engines import engine_named
 from assay.runtime.records import plain
 from assay.verify.errors import TuneError
@@ -174,14 +173,10 @@ def _report(record: Record) -> None:
     out = console(_PIPED_WIDTH)
     cases = dict.fromkeys(one.case for one in record.candidates)
     for case in cases:
-        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-        for name in _HEAD:
-            table.add_column(name, overflow="fold")
         own = [one for one in record.candidates if one.case == case]
-        for one in sorted(own, key=lambda one: (one.outcome not in ("PASS", "SLOWER"), one.time)):
-            table.add_row(*map(Text, _row(one)))
+        own.sort(key=lambda one: (one.outcome not in ("PASS", "SLOWER"), one.time))
         out.print(Text(f"\n{case}", style="bold"), soft_wrap=True)
-        out.print(table)
+        out.print(console_table(_HEAD, map(_row, own)))
     for winner in record.winners:
         sizes = ", ".join(f"{name}={size}" for name, size in winner.sizes.items())
         how = "measured" if winner.measured else "by the model, not measured"
