@@ -137,13 +137,22 @@ def test_bundled_kernels_at_length(entry: Entry, dtype: str) -> None:
     assert verdict.outcome == "PASS", str(verdict)
 
 
+def own_file(name: str) -> str:
+    return ON_GPU.get(name, ENTRIES[name]).target.partition(":")[0].rpartition(".")[2]
+
+
+def test_every_fault_can_be_planted() -> None:
+    for name, faults in FAULTS.items():
+        for fault in faults:
+            source = (FOLDER / f"{fault.get('file', own_file(name))}.py").read_text()
+            assert fault["old"] in source, f"{name}: {fault['name']}"
+
+
 @pytest.mark.parametrize(("name", "fault"), PLANTED)
 def test_a_planted_fault_is_found(name: str, fault: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """One replacement alone makes a kernel fail that passes without it."""
     entry = ENTRIES[name]
-    original = ON_GPU.get(name, entry)
-    own_file = original.target.partition(":")[0].rpartition(".")[2]
-    faulty = planted(original, {"file": own_file, **fault}, monkeypatch)
+    faulty = planted(ON_GPU.get(name, entry), {"file": own_file(name), **fault}, monkeypatch)
     faulty = as_on_gpu(faulty) if name in ON_GPU else faulty
     dtype, options = fault.get("dtype", "float32"), fault.get("options", {})
     assert first_failure(faulty, entry, SIZES[name], dtype, options) != ""
