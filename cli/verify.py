@@ -15,7 +15,7 @@ import typer
 from assay.cli import settings
 from assay.cli.progress import examined, report_error, report_known
 from assay.runtime.engines import Engine, engine_named, part_of
-from assay.runtime.own_modules import is_module
+from assay.runtime.modules import is_module
 from assay.runtime.pool import Pool, worker_count
 from assay.verify.errors import SettingError, TargetError
 
@@ -73,7 +73,7 @@ def verify(
             help="Folder for the reports; verdicts that it holds of the same kernels are not made again.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON instead.")] = False,
+    as_json: settings.AsJson = False,
     summary: Annotated[
         Path | None, typer.Option(metavar="FILE", help='Append a table in Markdown, e.g. to "$GITHUB_STEP_SUMMARY".')
     ] = None,

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -28,8 +27,9 @@ from assay.bench.tuning.pruning import configs_of, described, of_choice, without
 from assay.bench.tuning.record import Candidate, Question, Record, Winner, bucket
 from assay.bench.tuning.space import combined
 from assay.runtime.engines import Engine
-from assay.runtime.pool import Pool, Raised, worker_count
+from assay.runtime.pool import Pool, Raised, run_alone, worker_count
 from assay.runtime.process import Lost
+from assay.runtime.results import result_key
 from assay.verify.campaign.cache import digest
 from assay.verify.campaign.survey import Job, plan, run
 from assay.verify.campaign.table import Entry
@@ -79,8 +79,8 @@ class Search:
         sizes = [bucket(case.sizes) for case in self.cases()]
         asked = {**vars(self.question), "sizes": sizes}
         space = [dict(self.question.space.choices), list(self.question.space.without)]
-        text = json.dumps([digest(job), {**asked, "space": space}, self._driver()], sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        question = [digest(job), {**asked, "space": space}, self._driver()]
+        return result_key(question, __name__, targets=[self.question.target])[:16]
 
     def run(self) -> Record:
         """Search. Raises `TuneError` where there is nothing to choose, and as what examines and times does."""
@@ -189,8 +189,8 @@ class Search:
             not self._on_gpu and any(one.registers for one in results)
         ):  # an interpreter would run them
             return results
-        with Pool(1, preload="assay.bench.timing.contest", timeout=contest.SILENT) as pool:
-            ((_, answer),) = pool.run(contest.run, [contest.Run(tuple(contests), ways)])
+        run = contest.Run(tuple(contests), ways)
+        answer = run_alone(contest.run, run, preload="assay.bench.timing.contest", timeout=contest.SILENT)
         if isinstance(answer, Raised | Lost):
             raise TuneError(f"timing: {answer.message}")
         for own, of_case in zip(indices, answer, strict=True):

@@ -64,9 +64,9 @@ class Numbers(np.ndarray[Any, np.dtype[Any]]):
 def each(function: Callable[..., Any], *arrays: ObjectArray) -> ObjectArray:
     """The function of the arrays' elements, one by one."""
     given = [np.asarray(array, dtype=object) for array in arrays]
-    found = np.empty(np.broadcast_shapes(*(array.shape for array in given)), dtype=object).view(Numbers)
+    results = np.empty(np.broadcast_shapes(*(array.shape for array in given)), dtype=object).view(Numbers)
     with np.errstate(all="ignore"):  # NaN is a number here
-        return np.frompyfunc(function, len(given), 1)(*given, out=found)
+        return np.frompyfunc(function, len(given), 1)(*given, out=results)
 
 
 class ObjectArithmetic(Arithmetic[ObjectArray, IntegerArray]):  # type: ignore[type-var]  # numpy lists shapes one by one
@@ -320,8 +320,8 @@ class Multiprecision(ObjectArithmetic):
         """A real value, NaN where mpmath leaves the real numbers."""
         if function == "reciprocal":
             return 1 / x if x else self.context.nan
-        found = getattr(self.context, {"lgamma": "loggamma"}.get(function, function))(x)
-        return found if isinstance(found, self.context.mpf) else self.context.nan
+        result = getattr(self.context, {"lgamma": "loggamma"}.get(function, function))(x)
+        return result if isinstance(result, self.context.mpf) else self.context.nan
 
     def larger(self, x: Scalar, y: Scalar) -> Scalar:
         return max(x, y)
@@ -341,8 +341,8 @@ class Multiprecision(ObjectArithmetic):
             exact = [
                 v if e is None else arb.flint.fmpq(*e[0].as_integer_ratio()) for v, e in zip(given, ends, strict=True)
             ]
-            found = function(*map(arb.flint.arb, exact))
-            return self.context.mpf(found.mid().str(self.context.dps, radius=False))
+            result = function(*map(arb.flint.arb, exact))
+            return self.context.mpf(result.mid().str(self.context.dps, radius=False))
 
         with arb.precision():
             return each(value, *numbers)

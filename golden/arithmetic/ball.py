@@ -1,8 +1,10 @@
 """Balls: a float64 midpoint and a radius that holds both the exact number and every value a kernel may compute.
 
-Each operation moves the operands' radii through (with the operands' largest magnitudes, so that no second-order term
-is lost) and adds what its `RoundingModel` allows the operation itself to lose. An operation on exact operands whose
-exact result is a number of the format loses nothing; that is decided by error-free transforms, not assumed.
+Each operation propagates the operands' radii (with the operands' largest magnitudes, so that no second-order term is
+lost) and adds the error that its `RoundingModel` allows the operation itself. An operation on exact operands whose
+exact result is a number of the format has no error; error-free transforms decide that.
+
+Notation: u is the model's unit roundoff, r a radius, k u-multiples the error allowed to an elementary function.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from assay.golden.arithmetic.real import torch_function
 Tensor = torch.Tensor
 
 
-_FEW = 8  # terms of a sum that tell whether it may be exact
+_FEW = 8  # terms of a sum that are checked first for whether it may be exact
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +54,7 @@ class Ball:
 
     @property
     def radius(self) -> Tensor:
-        """The radius as a tensor, to be read only."""
+        """The radius as a read-only tensor."""
         return self.mid.new_zeros(()).expand(self.mid.shape) if self.rad is None else self.rad
 
     @property
@@ -76,7 +78,7 @@ class Ball:
         return torch.cat([self.mid, self.mid.abs()], -1)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Ball:
-        """The same rearrangement of midpoints and radii."""
+        """Apply the same rearrangement to midpoints and radii."""
         rad = None if self.rad is None else change(torch.broadcast_to(self.rad, self.mid.shape))
         return Ball(change(self.mid), rad, self.model)
 
@@ -129,7 +131,7 @@ class Ball:
         return self.as_ball(other) / self
 
     def as_ball(self, value: Ball | float) -> Ball:
-        """A ball for ``value``; a constant that the compute format lacks is rounded by a kernel."""
+        """Return a ball for ``value``; a kernel rounds a constant that is not in the compute format."""
         if isinstance(value, Ball):
             return value
         mid = self.mid.new_tensor(float(value))
@@ -137,7 +139,7 @@ class Ball:
         return Ball(mid, None if exact else mid.abs() * self.model.unit_roundoff + self.model.tiny, self.model)
 
     def rounded(self, mid: Tensor, spread: Tensor | None, is_exact: Callable[[], Tensor], tiny: float = 0.0) -> Ball:
-        """One operation's result: the operands' spread, and one rounding unless ``is_exact()`` shows none."""
+        """Return the result of one operation: the operands' spread, and one rounding unless ``is_exact()``."""
         if spread is not None:
             rad = spread + self.model.unit_roundoff * (mid.abs() + spread) + tiny
             return Ball(mid, self.bounded(mid, rad), self.model)
@@ -150,25 +152,25 @@ class Ball:
         return Ball(mid, self.bounded(mid, rad), self.model)
 
     def bounded(self, mid: Tensor, rad: Tensor) -> Tensor:
-        """``rad``, infinite where a kernel may overflow on a finite number."""
-        if math.isinf(self.model.largest * 2):  # float64: there is nothing beyond
+        """Return ``rad``, infinite where a kernel may overflow on a finite number."""
+        if math.isinf(self.model.largest * 2):  # float64: no larger format
             return rad
         fits = mid.abs() + rad <= self.model.largest
         return rad if bool(fits.all()) else torch.where(torch.isfinite(mid) & ~fits, math.inf, rad)
 
 
 def _is_float32(x: Tensor) -> Tensor:
-    """Where x has 24 bits or fewer: the product of two such numbers is exact in float64, and in its range."""
+    """Return where x is a float32 number: the product of two such is exact in float64, and in range."""
     return x == x.to(torch.float32).to(torch.float64)
 
 
 def is_power_of_two(x: Tensor) -> Tensor:
-    """Where |x| is a power of two."""
+    """Return where |x| is a power of two."""
     return torch.frexp(x.abs())[0] == 0.5
 
 
 def lowest_bit(x: Tensor) -> Tensor:
-    """The value of the lowest set bit of each float64 (infinite for zero)."""
+    """Return the value of the lowest set bit of each float64 (infinite for zero)."""
     bits = x.contiguous().view(torch.int64)
     mantissa = (bits & ((1 << 52) - 1)) != 0
     cleared = torch.where(mantissa, bits & (bits - 1), 0).view(torch.float64)
@@ -190,7 +192,7 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         return Ball(mid, flushed if bool(flushed.any()) else None, self.model)
 
     def constant(self, formula: Formula) -> Ball:
-        """Enclosed by Arb; a kernel holds it rounded to its compute format."""
+        """Return Arb's enclosure; a kernel rounds the constant to its compute format."""
         from flint import arb  # loaded on first use
 
         scalar: Any = arb  # a formula is written for floats
@@ -212,7 +214,7 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         return Ball(mid, made.bounded(mid, rad), self.model)
 
     def _function(self, mid: Tensor, spread: Tensor, name: str, scale: float | None = None) -> Ball:
-        """A function's value: the spread of its argument, and its own error relative to ``scale`` (itself)."""
+        """Return a function's value: its spread, and its own error relative to ``scale`` (default: the value)."""
         size = mid.abs() + spread if scale is None else scale
         return self.ball(mid, spread + self.model.function_error(name) * size + self.model.function_underflow(name))
 
@@ -220,7 +222,7 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         return self._exp(x.mid, x.radius)
 
     def _exp(self, argument: Tensor, error: Tensor) -> Ball:
-        """exp; its argument may be rounded once more, by 2 u |argument| (kernels fold log2 e into it)."""
+        """Return exp; its argument may be rounded once more, by 2 u |argument| (kernels fold log2 e into it)."""
         mid = torch.exp(argument)
         error = error + 2 * self.u * argument.abs()
         spread = mid * expm1_upper(error)
@@ -230,7 +232,7 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         return self._function(mid, spread, "exp")
 
     def exp_shifted(self, x: Ball, shift: Ball) -> Ball:
-        """exp(x - shift); x log2 e and shift log2 e may each be rounded before they are subtracted."""
+        """Return exp(x - shift); x log2 e and shift log2 e may each be rounded before they are subtracted."""
         argument = x.mid - shift.mid
         folded = 2 * self.u * (x.mid.abs() + shift.mid.abs() + argument.abs())
         return self._exp(argument, x.radius + shift.radius + folded)
@@ -244,19 +246,20 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         return self._function(mid, spread_of_erf(x.mid, x.radius), "erf", float(absolute) or None)
 
     def tanh(self, x: Ball, *, absolute: bool = False) -> Ball:
-        """``absolute``: its error is relative to two, for a kernel may compute 2 sigmoid(2x) - 1."""
+        """Return tanh; ``absolute``: its error is relative to two, since a kernel may compute 2 sigmoid(2x) - 1."""
         mid = torch.tanh(x.mid)
         return self._function(mid, spread_of_tanh(x.mid, x.radius), "tanh", 2.0 if absolute else None)
 
     def sigmoid(self, x: Ball) -> Ball:
-        """s(x + e) - s(x) <= s (1 - s) (exp(e) - 1); where exp(-x) overflows a kernel gives zero, and s(x) < exp(x)."""
+        """Return s(x): s(x + e) - s(x) <= s (1 - s) (exp(e) - 1); if exp(-x) overflows a kernel gives 0, and s(x) <
+        exp(x)."""
         mid = torch.sigmoid(x.mid)
         own = self.model.function_error("exp") + self.u + self.model.function_error("div")  # 1 / (1 + exp(-x))
         own = max(0.0, own - self.model.function_error("sigmoid"))
         error = x.radius + 2 * self.u * x.mid.abs()
         largest = float(error.max()) if error.numel() else math.inf
         if largest < 0.5 and largest - float(x.mid.min()) < math.log(self.model.largest):
-            # Nothing vanishes, expm1(e) <= e (1 + e), and the other bound is no less.
+            # No underflow, expm1(e) <= e (1 + e), and the other bound is not smaller.
             spread = mid * ((1.0 - mid) + 2.0**-52) * error * (1.0 + largest)
             return self._function(mid, spread + own * (mid + spread) if own else spread, "sigmoid")
         error = torch.where(torch.isinf(x.mid), 0.0, error)
@@ -288,9 +291,9 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         return x.mid > bound
 
     def sum(self, x: Ball, axis: int = -1, *, rescaled: bool = False) -> Ball:
-        """gamma_(n-1) of the sum of magnitudes, in any order; nothing where every partial sum is exact.
+        """Return the sum, with gamma_(n-1) of the sum of magnitudes, in any order; exact if every partial sum is.
 
-        gamma_n where entering the accumulator is a rounding of its own.
+        gamma_n if converting to the accumulator rounds too.
         """
         terms = max(x.shape[axis] - (self.model.accumulate.format.unit_roundoff <= self.u), 0)
         mid = x.mid.sum(axis, keepdim=True)
@@ -311,10 +314,10 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         return self._partly_overflowing(mid, rad, magnitude)
 
     def _partly_overflowing(self, mid: Tensor, rad: Tensor, magnitude: Tensor) -> Ball:
-        """A sum whose partial sums, in some order, reach as far as its positive terms, or as its negative ones.
+        """Return a sum whose partial sums, in some order, reach the sum of its positive terms, or of its negative ones.
 
-        Where overflow is followed (`RoundingModel.beyond`), the sum is infinite if those of one sign overflow, and
-        anything if both do.
+        If overflow is followed (`RoundingModel.beyond`), the sum is infinite if the terms of one sign overflow, and
+        unspecified if both do.
         """
         if self.model.beyond == "infinity":
             above, below = ((magnitude + side * mid) / 2 > self.model.range for side in (1, -1))
@@ -326,15 +329,15 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         return self.ball(mid, torch.where(overflow, math.inf, rad))
 
     def rescaling(self, terms: int) -> float:
-        """Error of a running sum of ``terms`` that is multiplied by exp(old - new) once a block (`RoundingModel`)."""
+        """Return the error of a running sum that is multiplied by exp(old - new) once per block (`RoundingModel`)."""
         if self.model.certifies:
             return 0.0  # the evaluation itself makes two passes
         return self.model.compounded(self.model.rescalings(terms), self.model.function_error("exp") + 2 * self.u)
 
     def _summed(self, mid: Tensor, rad: Tensor, magnitude: Tensor, unit: Tensor) -> Ball:
-        """A sum of multiples of ``unit``: exact, in every order, while magnitudes stay below 2^bits units.
+        """Return a sum of multiples of ``unit``: exact, in every order, if magnitudes stay below 2^bits units.
 
-        A unit below the format's least number is lost to underflow.
+        A unit below the format's least number underflows.
         """
         exact = outward(magnitude) <= unit * 2.0**self.model.accumulate.exact_bits
         exact &= (magnitude <= self.model.range) & (unit > self.model.underflow(self.model.accumulate.format))
@@ -348,10 +351,11 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         return Ball(x.mid.amax(-1, keepdim=True), None if x.rad is None else x.rad.amax(-1, keepdim=True), self.model)
 
     def matmul(self, a: Ball, b: Ball, plus: Ball | None = None, *, terms: int | None = None) -> Ball:
-        """gamma_n |a| |b| for products rounded or fused, in any order, ``plus`` being one more term of the sum.
+        """Return a @ b + plus, with gamma_n |a| |b| for products rounded or fused, in any order; ``plus`` is one more
+        term.
 
-        Where all products are multiples of one unit and their magnitudes add up to at most 2^bits units, every
-        partial sum is exact in any order, and nothing is lost. ``terms``: how many of the products may be nonzero.
+        If all products are multiples of one unit and their magnitudes add up to at most 2^bits units, every
+        partial sum is exact in any order. ``terms``: how many of the products may be nonzero.
         """
         terms = (a.shape[-1] if terms is None else terms) + (plus is not None)
         a, b = self.operand(a), self.operand(b)
@@ -362,7 +366,7 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         gamma = self.model.gamma(terms) * rounding
         tiny = terms * self.model.underflow(self.model.accumulate.format)
         if self.model.certifies and a.rad is not None and b.rad is None and plus is None:
-            # One product for the spread and for what is lost: float64 has no range that the mid lacks.
+            # One product for the spread and the error: in float64 overflow needs no check beyond the midpoint's.
             rad = (gamma * a.magnitude + a.rad) @ b.mid.abs() * rounding + tiny
             return Ball(mid, rad, self.model)
         magnitude = a.magnitude @ b.magnitude
@@ -387,9 +391,9 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         return self._partly_overflowing(mid, rad, magnitude)
 
     def operand(self, x: Ball) -> Ball:
-        """``x`` as a unit reads it that cuts operands toward zero, or as code that rounds them before: no farther off.
+        """Return ``x`` as a unit that truncates operands reads it; rounding them before is no less accurate.
 
-        Numbers of its format are read as they are.
+        Numbers of its format are read exactly.
         """
         name = self.model.accumulate.operands
         if not name:
@@ -402,12 +406,12 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         return Ball(x.mid, lost, self.model) if bool(lost.any()) else x
 
     def _may_be_exact(self, a: Tensor, b: Tensor, magnitude: Tensor) -> bool:
-        """Whether a few terms of each sum leave it possible that some sum is exact: their unit is no smaller."""
+        """Return whether some sum may be exact, by a few terms of each, whose unit is an upper bound."""
         units = lowest_bit(a[..., :_FEW]).amin(-1).amax() * lowest_bit(b[..., :_FEW, :]).amin(-2).amax()
         return not bool(magnitude.amin() > units * 2.0**self.model.accumulate.exact_bits)
 
     def unspecified(self, rows: Tensor | Callable[[], Tensor], x: Ball) -> Ball:
-        """``x``, where a contract says nothing of ``rows``: a kernel may give anything there."""
+        """Return ``x``, unspecified in ``rows``: any result of a kernel is right."""
         if self.model.certifies:
             return x
         rows = rows() if callable(rows) else rows
@@ -415,14 +419,14 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
             return x
         return Ball(torch.where(rows, 0.0, x.mid), torch.where(rows, math.inf, x.radius), self.model)
 
-    def spilled(self, places: Callable[[], Tensor], x: Ball) -> Ball:
-        return self.unspecified(places, x) if self.model.spills else x
+    def spilled(self, mask: Callable[[], Tensor], x: Ball) -> Ball:
+        return self.unspecified(mask, x) if self.model.spills else x
 
-    def no_number(self, places: Tensor, x: Ball) -> Ball:
-        """``x``, where a kernel may give NaN or either infinity in ``places``: NaN with an infinite radius."""
-        if self.model.certifies or not bool(places.any()):
+    def no_number(self, mask: Tensor, x: Ball) -> Ball:
+        """Return ``x``, but NaN with an infinite radius where a kernel may give NaN or an infinity."""
+        if self.model.certifies or not bool(mask.any()):
             return x
-        return Ball(torch.where(places, math.nan, x.mid), torch.where(places, math.inf, x.radius), self.model)
+        return Ball(torch.where(mask, math.nan, x.mid), torch.where(mask, math.inf, x.radius), self.model)
 
     def topk_index(self, x: Ball, k: int) -> Tensor:
         return torch.argsort(x.mid, dim=-1, descending=True, stable=True)[..., :k]
@@ -434,7 +438,7 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         return Ball(change([part.mid for part in parts]), rad, self.model)
 
     def stores(self, stage: str) -> bool:
-        """Whether a kernel may round what is marked so."""
+        """Return whether a kernel may round at this stage."""
         return stage in self.model.stages
 
     def round(self, x: Ball, stage: str) -> Ball:
@@ -443,16 +447,16 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
             return x
         size = x.magnitude
         lost = format.unit_roundoff * size + self.model.underflow(format)
-        if x.rad is None:  # what the format holds already isn't rounded, but may be flushed
+        if x.rad is None:  # numbers of the format aren't rounded, but may be flushed
             flushed = torch.where(size < format.smallest_normal, size, 0.0) if self.model.flush else 0.0
             lost = torch.where(round_to(x.mid, format) == x.mid, flushed, lost)
         rad = torch.where(size > format.largest, math.inf, x.radius + lost)
         return Ball(x.mid, rad, self.model)
 
     def stored(self, x: Ball, stage: str, factor: Tensor | float = 1.0) -> Ball:
-        """``x`` times a factor, rounded as ``stage`` and divided by it again, whether or not the format holds x itself.
+        """Return ``x`` times a factor, rounded as ``stage`` and divided by it again.
 
-        Of a factor that is no power of two x may be a number of the format, and its product none.
+        x may be a number of the format, and its product with a factor that is no power of two is not.
         """
         format = self.model.stages.get(stage)
         if format is None:
@@ -474,7 +478,7 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         if name in _RELATIVE_TO_ONE:
             size = (_RELATIVE_TO_ONE[name] if self.model.certifies else 1.0) * (size + 1)
         elif name == "erfc" and self.model.certifies:
-            size = 4.0 * size  # PyTorch's own keeps two ulps, in the tail too
+            size = 4.0 * size  # PyTorch's erfc has two ulps, in the tail too
         own = self.model.function_error(name) * size + self.model.function_underflow(name)
         rad = spread + own
         if not all_finite(mid):
@@ -482,18 +486,18 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         return Ball(mid, rad, self.model)
 
     def _at_the_edge(self, name: str, x: Ball, mid: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
-        """Anything where the ball holds a pole or the end of the domain."""
+        """Return midpoints and spreads, unspecified where the ball contains a pole or the end of the domain."""
         if name == "reciprocal":
             unsure = x.mid.abs() <= x.radius
         elif name in _LEAST:
             unsure = (x.mid - _LEAST[name]).abs() <= x.radius
         else:
             return mid, spread
-        unsure &= (x.radius > 0) & x.mid.isfinite()  # of infinity the function is known, however it came about
+        unsure &= (x.radius > 0) & x.mid.isfinite()  # at infinity the function has its limit
         return torch.where(unsure, 0.0, mid), torch.where(unsure, math.inf, spread)
 
     def _argument_error(self, x: Ball) -> Tensor:
-        """An exponential's argument may be rounded once more: kernels fold log2 e into it."""
+        """Return the error of an exponential's argument, rounded once more: kernels fold log2 e into it."""
         return torch.where(x.mid.isinf(), 0.0, x.radius + 2 * self.u * x.mid.abs())
 
     def _of_exponential(self, x: Ball, mid: Tensor) -> Tensor:
@@ -521,11 +525,11 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
 
 Spread = Callable[[Tensor, Tensor, Tensor], Tensor]
 _LEAST = {"log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0, "sqrt": 0.0, "rsqrt": 0.0, "acosh": 1.0}
-"""Where a function's domain begins."""
+"""The lower end of a function's domain."""
 
 
 def _half_power(least: Tensor, radius: Tensor) -> Tensor:
-    """r / 2 x^(-3/2) at the least x of the ball."""
+    """Return r / 2 x^(-3/2) at the least x of the ball."""
     return 0.5 * radius / (least * torch.sqrt(least))
 
 
@@ -534,33 +538,34 @@ def _beyond_pole(spread: Tensor) -> Tensor:
 
 
 def _inverse_sine(x: Tensor, r: Tensor) -> Tensor:
-    """r / sqrt(1 - (|x| + r)^2), for arcsine and arccosine; infinite where the ball leaves the domain."""
+    """Return r / sqrt(1 - (|x| + r)^2), for arcsine and arccosine; infinite where the ball leaves the domain."""
     most = x.abs() + outward(r)
     return torch.where(most < 1, r / torch.sqrt((1 - most) * (1 + most)), math.inf)
 
 
 def _inverse_error_function(x: Tensor, r: Tensor) -> Tensor:
-    """sqrt(pi) / 2 exp(erfinv(z)^2) r, at the largest |z| of the ball."""
+    """Return sqrt(pi) / 2 exp(erfinv(z)^2) r, at the largest |z| of the ball."""
     most = x.abs() + outward(r)
     return torch.where(most < 1, r * (0.5 * math.sqrt(math.pi)) * torch.exp(torch.erfinv(most) ** 2 * 1.01), math.inf)
 
 
 def _of_gamma(x: Tensor, r: Tensor) -> Tensor:
-    """|digamma| r; digamma rises for positive numbers, so at the ball's ends. Nothing is said of others."""
+    """Return |digamma| r; digamma ascends for positive numbers, so at the ball's ends. Infinite for others."""
     least, most = x - outward(r), x + outward(r)
     slope = torch.maximum(torch.digamma(least).abs(), torch.digamma(most).abs())
     return torch.where(least > 0, r * slope * (1 + 1e-9), math.inf)
 
 
 def _of_digamma(x: Tensor, r: Tensor) -> Tensor:
-    """trigamma r at the least number of the ball, 1/z^2 + 1/z at most; nothing is said of negative ones."""
+    """Return trigamma r at the least number of the ball, at most 1/z^2 + 1/z; infinite for negative ones."""
     least = x - outward(r)
     return torch.where(least > 0, r * (1 / (least * least) + 1 / least), math.inf)
 
 
 _RELATIVE_TO_ONE = {"lgamma": 16.0, "digamma": 16.0, "erfinv": 8.0}
-"""Functions whose errors count relative to 1 + |f|, since their value vanishes where none of their parts does, or since
-they are evaluated by such parts; and to how many ulps of the usual ones PyTorch's float64 versions keep."""
+"""Functions whose errors are relative to 1 + |f|, since their value may be zero when the terms that it is computed from
+are
+not; and how many times the usual ulps PyTorch's float64 versions need."""
 _SPREADS: dict[str, Spread] = {
     "log": lambda x, y, r: spread_of_log(x, r),
     "log2": lambda x, y, r: spread_of_log(x, r) / math.log(2),
@@ -601,30 +606,30 @@ _EXPONENTIAL: dict[str, Callable[[ElementaryBalls, Ball, Tensor], Tensor]] = {
 
 
 def expm1_upper(error: Tensor) -> Tensor:
-    """exp(error) - 1, bounded above; cheap where the error is small: e^t - 1 <= t + t^2 for t <= 1.79."""
+    """Return an upper bound on exp(error) - 1; cheap for small errors: e^t - 1 <= t + t^2 for t <= 1.79."""
     small = error + error * error
     return small if bool((error < 1).all()) else torch.where(error < 1, small, torch.expm1(error))
 
 
 def spread_of_log(x: Tensor, radius: Tensor) -> Tensor:
-    """log x - log(x - radius), infinite where x - radius <= 0."""
+    """Return log x - log(x - radius), infinite where x - radius <= 0."""
     return -torch.log1p(-(outward(radius) / x).clamp(max=1.0))
 
 
 def spread_of_erf(x: Tensor, radius: Tensor) -> Tensor:
-    """erf' = 2/sqrt(pi) exp(-z^2), taken at the ball's least magnitude."""
+    """Return a bound by erf' = 2/sqrt(pi) exp(-z^2), at the ball's least magnitude."""
     least = (x.abs() - outward(radius)).clamp(min=0)
     return _at_most_two(radius * (2 / math.sqrt(math.pi)) * torch.exp(-least * least), radius)
 
 
 def spread_of_tanh(x: Tensor, radius: Tensor) -> Tensor:
-    """tanh' = 1 - tanh^2 <= 4 exp(-2 |z|), taken at the ball's least magnitude."""
+    """Return a bound by tanh' = 1 - tanh^2 <= 4 exp(-2 |z|), at the ball's least magnitude."""
     slope = 4 * torch.exp(-2 * (x.abs() - outward(radius)).clamp(min=0))
     return _at_most_two(radius * slope.clamp(max=1.0), radius)
 
 
 def _at_most_two(spread: Tensor, radius: Tensor) -> Tensor:
-    """The spread of a function between -1 and 1, infinite where the argument may have overflowed (into NaN)."""
+    """Limit the spread of a function between -1 and 1; infinite where the argument may have overflowed (to NaN)."""
     return torch.where(torch.isinf(radius), math.inf, spread.clamp(max=2.0))
 
 
@@ -635,34 +640,35 @@ def _max_radius(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 
 _BLOCK = 2**15
-"""Numbers in a block: some ten arrays of float64 of that many fit a second-level cache."""
-_WORTHWHILE = 4 * _BLOCK
+"""Numbers in a block: some ten float64 arrays of this length fit in a second-level cache."""
+_MIN_NUMBERS = 4 * _BLOCK  # fewer are evaluated at once
 
 
 def in_blocks(function: Callable[..., Any], numbers: Sequence[Any], whole: int = 0) -> Any:
-    """``function(*numbers)``, which is independent along all axes but the last ``whole``, evaluated a block at a time.
+    """Return ``function(*numbers)``, independent along all axes but the last ``whole``, evaluated a block at a time.
 
-    ``numbers`` are balls, broadcast against one another, and anything else, which is passed as it is. The result is a
-    ball, or a tuple of them, of their common shape but for the last ``whole`` axes.
+    Intermediates stay in a processor's cache, and need no new memory. ``numbers`` are balls, broadcast against one
+    another, and other arguments, which are passed unchanged. The result is a ball or a tuple of balls, of their common
+    shape except for the last ``whole`` axes.
     """
     balls = [number for number in numbers if isinstance(number, Ball)]
     shape = np.broadcast_shapes(*(ball.shape for ball in balls))  # torch's takes ten times as long
-    if math.prod(shape) < _WORTHWHILE:
+    if math.prod(shape) < _MIN_NUMBERS:
         return function(*numbers)
     made: list[_Joined] = []
-    for place in _places(shape[: len(shape) - whole], math.prod(shape[len(shape) - whole :])):
-        parts = [_part(number, place, len(shape)) if isinstance(number, Ball) else number for number in numbers]
-        found = function(*parts)
-        results = found if isinstance(found, tuple) else (found,)
-        made = made or [_Joined(result, shape, len(place)) for result in results]
+    for block in _blocks(shape[: len(shape) - whole], math.prod(shape[len(shape) - whole :])):
+        parts = [_part(number, block, len(shape)) if isinstance(number, Ball) else number for number in numbers]
+        result_of_block = function(*parts)
+        results = result_of_block if isinstance(result_of_block, tuple) else (result_of_block,)
+        made = made or [_Joined(result, shape, len(block)) for result in results]
         for joined, result in zip(made, results, strict=True):
-            joined.put(place, result)
+            joined.put(block, result)
     balls = [joined.ball() for joined in made]
-    return tuple(balls) if isinstance(found, tuple) else balls[0]
+    return tuple(balls) if isinstance(result_of_block, tuple) else balls[0]
 
 
-def _places(shape: Sequence[int], width: int) -> list[tuple[slice, ...]]:
-    """Slices of the leading axes, each of about as many numbers as a block has; ``width`` numbers stay together."""
+def _blocks(shape: Sequence[int], width: int) -> list[tuple[slice, ...]]:
+    """Return slices of the leading axes, each of about `_BLOCK` numbers; ``width`` numbers stay together."""
     axes: list[list[slice]] = []
     inner = math.prod(shape) * width
     for size in shape:
@@ -674,12 +680,12 @@ def _places(shape: Sequence[int], width: int) -> list[tuple[slice, ...]]:
     return list(itertools.product(*axes))
 
 
-def _part(number: Ball, place: tuple[slice, ...], axes: int) -> Ball:
-    """What of a ball belongs to a block; an axis of one is shared by all."""
+def _part(number: Ball, block: tuple[slice, ...], axes: int) -> Ball:
+    """Return the part of a ball in a block; an axis of size one is shared by all."""
     missing = axes - len(number.shape)
 
     def cut(part: torch.Tensor) -> torch.Tensor:
-        key = [slice(None) if size == 1 else along for size, along in zip(number.shape, place[missing:], strict=False)]
+        key = [slice(None) if size == 1 else along for size, along in zip(number.shape, block[missing:], strict=False)]
         return part[tuple(key)]
 
     rad = None if number.rad is None else cut(torch.broadcast_to(number.rad, number.shape))
@@ -694,12 +700,12 @@ class _Joined:
         self.mid = torch.empty((*shape[:cut], *first.shape[cut:]), dtype=torch.float64)
         self.rad: torch.Tensor | None = None
 
-    def put(self, place: tuple[slice, ...], part: Ball) -> None:
-        self.mid[place] = part.mid
+    def put(self, block: tuple[slice, ...], part: Ball) -> None:
+        self.mid[block] = part.mid
         if part.rad is not None:
             if self.rad is None:
                 self.rad = torch.zeros_like(self.mid)
-            self.rad[place] = part.rad
+            self.rad[block] = part.rad
 
     def ball(self) -> Ball:
         return Ball(self.mid, self.rad, self.model)

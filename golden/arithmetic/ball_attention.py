@@ -1,4 +1,10 @@
-"""Attention."""
+"""Attention on balls: scores, softmax times values, merging of partial results, and gradients.
+
+A kernel that masks by adding -inf to a score, or multiplies a masked value by its weight of zero, gives NaN if these
+are not finite (zero times NaN is NaN, and so is -inf plus inf); one that selects doesn't. A masked score of -inf stays
+-inf, and reaches nothing. The functions at the end of this module return the results that such masked numbers may
+reach.
+"""
 
 from __future__ import annotations
 
@@ -18,34 +24,34 @@ from assay.golden.arithmetic.real import Real, visible_product, weighted_values
 Tensor = torch.Tensor
 
 
-_SPLIT_SCALE = 6.0  # u: sqrt(scale) to both sides has a root's and a storing's rounding twice, and two products
-_QUERY_ERROR = 7.0  # u: gamma_(D+4) + 4u covers gamma_D + 8u, and so a query that is off by seven
-_NORMALISED = 2.01  # (1 + t) / (1 - t) - 1 = 2 t / (1 - t) for weights off by t, below 10^-3
+_SPLIT_SCALE = 6.0  # u: sqrt(scale) on both sides rounds a root and its storing twice, and two products
+_QUERY_ERROR = 7.0  # u: gamma_(D+4) + 4u covers gamma_D + 8u, and so a query with an error of seven
+_NORMALISED = 2.01  # (1 + t) / (1 - t) - 1 = 2 t / (1 - t) for weights with errors t below 10^-3
 _OF_WEIGHTS, _OF_SUMS = 3.1, 6.1  # 2 rho + 3 gamma of dS, a gamma for each later product, and second-order terms
 _SECOND_ORDER = 1.01  # (1 + e)^2 for a relative error e below 10^-3
-_UNDERFLOWS = 64.0  # tiny = 2^-1000 each; an operation loses 2^-1075 at most, so that 2^80 on a term's way are covered
-_VANISHING = 4.0  # least normal numbers: a weight above them, less its own error, is flushed at none of its roundings
-_MERGED_WEIGHT = 8.0  # u: product, two sums, product with a reciprocal, of weights at most twice the exact ones
-_MERGED_DIFFERENCE = 4.0  # u: of a + s (b - a): difference, product and sum, and 1 - s in place of s
-_SHORT_ROW = 1e-13  # 2 gamma_(n+6) up to 444 keys, which share it
-_SQUARES = 2.0**-900  # sums of squares below it may have lost what underflowed
+_UNDERFLOWS = 64.0  # tiny = 2^-1000 each; an operation loses 2^-1075 at most, so factors of 2^80 are covered
+_VANISHING = 4.0  # times the least normal number: weights above it, less their error, are never flushed
+_MERGED_WEIGHT = 8.0  # u: product, two sums, product with a reciprocal; weights at most twice the exact ones
+_MERGED_DIFFERENCE = 4.0  # u: a + s (b - a) has a difference, a product and a sum, and 1 - s instead of s
+_SHORT_ROW = 1e-13  # 2 gamma_(n+6) up to 444 keys, used for all of these
+_SQUARES = 2.0**-900  # sums of squares below it may have lost terms to underflow
 
 
 class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
-    """Attention."""
+    """Ball arithmetic with the sharp bounds of attention; the complete arithmetic."""
 
     def scores(self, q: Ball, k: Ball, scale: Ball | float) -> Ball:
-        """q k^T scale; the scale may be applied to the scores, to q, or as a square root, rounded, to both.
+        """Return q k^T scale; the scale may be applied to the scores, to q, or as a rounded square root to both.
 
-        With the stage "query" q scale is rounded first, log2 e perhaps among its factors; with "scores" products are
-        rounded, and again once they are scaled.
+        With the stage "query" q scale is rounded first, possibly with the factor log2 e; with "scores" products are
+        rounded, and again after scaling.
         """
         scaled = q * scale
         if self.model.certifies:
             return self._certified_scores(scaled, k)
         query = self.stored(scaled, "query", FOLDED_LOG2E)
         cut = self.model.accumulate.cut
-        if cut:  # log2 e, or a root, among the factors leaves nothing that the unit reads as it is
+        if cut:  # with a factor log2 e, or a root, no operand has few enough bits to be read exactly
             query = Ball(query.mid, query.radius, self.model)
         product = self.matmul(query, self.swap(k))
         unscaled = q.magnitude @ k.magnitude.transpose(-1, -2)
@@ -57,33 +63,33 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
         if k.rad is not None:
             split = split + q.magnitude @ k.rad.transpose(-1, -2) * q.as_ball(scale).magnitude
         rad = torch.where(unscaled > self.model.largest, math.inf, torch.maximum(product.radius, split))
-        found = self.ball(product.mid, rad)
+        scores = self.ball(product.mid, rad)
         if "scores" not in self.model.stages:
-            return found
+            return scores
         factor = q.as_ball(scale)
-        return self.stored(self.stored(found, "scores", 1 / factor.magnitude), "scores")
+        return self.stored(self.stored(scores, "scores", 1 / factor.magnitude), "scores")
 
     def _certified_scores(self, q: Ball, k: Ball) -> Ball:
-        """Scores with one radius a row: |q| |k| <= |q|_1 max |k|, at no cost of another product."""
+        """Return scores with one radius per row: |q| |k| <= |q|_1 max |k|, without a second product."""
         longest = k.largest
         length = q.magnitude.sum(-1, keepdim=True)
         relative = self.model.gamma(q.shape[-1] + 4) + 4 * self.u
         radius = relative * length * longest + self.model.tiny * q.shape[-1] * (1 + longest)
         sharp = q.rad is None or bool((q.rad <= _QUERY_ERROR * self.u * q.mid.abs() + self.model.tiny).all())
-        if k.rad is not None or not sharp or not bool((radius < WELL_CONDITIONED).all()):  # each score its own radius
+        if k.rad is not None or not sharp or not bool((radius < WELL_CONDITIONED).all()):  # a radius per score
             return self.matmul(q, self.swap(k))
         return Ball(q.mid @ k.mid.transpose(-1, -2), radius, self.model)
 
     def attend(self, scores: Ball, visible: Tensor, values: Ball, sinks: Ball | None) -> tuple[Ball, Ball]:
-        """Attention with online softmax, in any blocking and order.
+        """Return attention with online softmax, in any blocking and order.
 
         Let P be the exact weights, theta_j the relative error of a computed weight before normalisation (its score's
         error, the fold of log2 e, the exponential's own, and T rescalings at new maxima), t = sum_j P theta.
-        Errors of weights move the normalised output by at most sum_j P theta |v_j - O| / (1 - t): what all weights
-        have in common cancels. The products and the rescaled accumulator cost (gamma_n + T u) sum_j P |v_j|, the sum of
+        Errors of weights change the normalised output by at most sum_j P theta |v_j - O| / (1 - t): a common relative
+        error cancels. The products and the rescaled accumulator cost (gamma_n + T u) sum_j P |v_j|, the sum of
         weights (gamma_n + T u) |O|. Rounding the weights (the stage "probabilities") costs
         sum_j w_j |v_j| with w_j = min(u_P P_j, 1 - P_j), or sum_j w_j |v_j - O| where their sum uses the rounded ones.
-        A unit that cuts operands adds its share of sum_j P_j |v_j|, for weights that are not rounded first.
+        A unit that truncates operands adds its error times sum_j P_j |v_j|, for weights that are not rounded first.
         """
         real, model, u = Real(), self.model, self.u
         keys = scores.shape[-1]
@@ -114,12 +120,14 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
         stage = model.stages.get("probabilities")
         absolute = model.function_underflow("exp") + (0.0 if stage is None else model.underflow(stage))
         if stage is not None:
-            # One is a number of every format: a weight near one, or the largest before normalisation, loses little.
+            # One is exact in every format: a weight near one, or the largest before normalisation, loses little.
             likely = weights + weighted_error
             rounding = torch.minimum(stage.unit_roundoff * likely, 1 - weights + weighted_error) / least
             both = _spread_about(out, rounding, rounding.sum(-1, keepdim=True), size, finite)
-            centred = centred + torch.maximum(rounding @ size, both)  # the sum of weights rounded as well, or not
-        if model.accumulate.cut:  # to below one, where it is near that
+            centred = centred + torch.maximum(
+                rounding @ size, both
+            )  # with the sum of rounded weights, or of unrounded ones
+        if model.accumulate.cut:  # a weight near one is truncated to below one
             centred = centred + model.accumulate.cut * rows
         rad = (
             centred
@@ -134,15 +142,15 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
         mid = out
         if not values.is_finite:
             mid = weighted_values(weights, visible, values.mid)
-            # Every factor on a weight's way is at least the weight: running maxima rise towards the last one and lie at
-            # or above the scores, and sums of weights are one or more. So none vanishes unless the weight may.
+            # Every intermediate factor of a weight is at least the weight: running maxima ascend and are at least the
+            # scores, and sums of weights are at least one. So none underflows unless the weight may.
             faint = max(format.smallest_normal for format in (model.compute, stage or model.compute))
             certain = (weights - weighted_error >= _VANISHING * faint) | weights.isnan()
             vanishing = (visible & ~certain).double()
             unsure = (vanishing @ torch.isinf(values.mid).double()) > 0  # a weight of zero times infinity
             mid, rad = torch.where(unsure, 0.0, mid), torch.where(unsure, math.inf, rad)
         sees = visible.any(-1, keepdim=True)
-        undefined = sees & (largest == -math.inf)  # 0 / 0, which kernels guard in several ways
+        undefined = sees & (largest == -math.inf)  # 0 / 0, which kernels treat in several ways
         rad = torch.where(undefined, math.inf, rad)
         if sinks is None:
             mid, rad = self._empty_rows(mid, rad, ~sees)
@@ -162,7 +170,7 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
         Or as one value, and the difference to the other times a logistic function of the scores' difference: with
         both visible, an error relative to the values themselves, and in the log-sum-exp to the scores. Of more than two
         pair by pair: the k-th merge adds such errors, and its scores bring those of the k - 1 before it. Of the
-        log-sum-exp see `_merged_level`.
+        log-sum-exp see `_merged_lse_error`.
         """
         if self.model.accumulate.operands:  # no unit forms sums of two
             uncut = replace(self.model, accumulate=replace(self.model.accumulate, operands=""))
@@ -171,10 +179,10 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
         if self.model.certifies:
             return out, lse
         weights, _ = Real().attention_weights(scores.mid, visible, None)
-        level = torch.where(lse.mid.isfinite(), lse.mid, 0.0)
+        finite_lse = torch.where(lse.mid.isfinite(), lse.mid, 0.0)
         score = torch.where(visible & scores.mid.isfinite(), scores.mid, 0.0)
-        apart = 2 * self.u * (score.abs() + level.abs() + (score - level).abs())
-        shared = expm1_upper(apart + lse.radius + self.model.function_error("exp"))
+        argument_error = 2 * self.u * (score.abs() + finite_lse.abs() + (score - finite_lse).abs())
+        shared = expm1_upper(argument_error + lse.radius + self.model.function_error("exp"))
         size = torch.where(values.mid.isfinite() & visible.any(-2)[..., None], values.magnitude, 0.0)
         rad = torch.where(visible, weights * shared, 0.0) @ size
         few = torch.where(visible, weights * (self.model.function_error("div") + _MERGED_WEIGHT * self.u), 0.0) @ size
@@ -185,27 +193,28 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
         both = pairs * (pairs + 1) / 2 * own
         rad = rad * pairs.clamp(min=1) + both * size.sum(-2, keepdim=True)
         lse_rad = lse.radius * pairs.clamp(min=1) + both * score.abs().sum(-1, keepdim=True)
-        lse_rad = torch.minimum(lse_rad, torch.maximum(lse.radius, self._merged_level(scores, visible, pairs)))
+        lse_rad = torch.minimum(lse_rad, torch.maximum(lse.radius, self._merged_lse_error(scores, visible, pairs)))
         return self.ball(out.mid, rad), Ball(lse.mid, lse_rad, self.model)
 
-    def _merged_level(self, scores: Ball, visible: Tensor, pairs: Tensor) -> Tensor:
-        """What merging ``pairs`` + 1 log-sum-exps two by two, in any order or tree, may lose.
+    def _merged_lse_error(self, scores: Ball, visible: Tensor, pairs: Tensor) -> Tensor:
+        """Return the error of merging ``pairs`` + 1 log-sum-exps two by two, in any order or tree.
 
-        log(e^a + e^b) is off by a mean of the errors of a and b, so the errors of the merges add up at most. All levels
-        lie between the least score and the largest plus log n: none is larger than A, and no two are farther apart than
-        R. One merge, from either state on, loses a function of a - b, relative to R + log 2, differences, and what
-        another base costs: 2 u for each of a, b and the largest, and `BASE_CHANGE` of the result's parts.
+        The error of log(e^a + e^b) by those of a and b is a mean of them, so that the errors of the merges at most add
+        up. All partial results are between the least score and the largest plus log n: none exceeds A, and no two
+        differ by more than R. One merge, starting at either state, has the error of a function of a - b, relative to
+        R + log 2, those of differences, and of another base: 2 u for each of a, b and the largest, and `BASE_CHANGE` of
+        the result's parts.
         """
         known = visible & scores.mid.isfinite()
         most = torch.where(known, scores.mid, -math.inf).amax(-1, keepdim=True)
         least = torch.where(known, scores.mid, math.inf).amin(-1, keepdim=True)
         further = torch.log1p(pairs)
         size = torch.where(known, scores.mid.abs(), 0.0).amax(-1, keepdim=True) + further
-        apart = torch.where(most.isfinite(), most - least, 0.0) + further
+        largest_gap = torch.where(most.isfinite(), most - least, 0.0) + further
         model = self.model
         functions = max(model.function_error(name) for name in ("sigmoid", "log", "softplus"))
         own = functions + _MERGED_DIFFERENCE * self.u
-        one = own * (apart + 1) + (2 * BASE_CHANGE + 6) * self.u * size
+        one = own * (largest_gap + 1) + (2 * BASE_CHANGE + 6) * self.u * size
         one = one + model.function_error("exp") + 2 * self.u * (2 + model.ulps.get("log_near_one", 0.0)) + model.tiny
         return pairs * one * (1 + 8 * pairs * own)
 
@@ -219,7 +228,8 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
         lse: Tensor,
         largest: Tensor,
     ) -> tuple[Ball, Ball] | None:
-        """The float64 evaluation's own radius, from one relative error a row; None where that is no ordinary row."""
+        """Return the float64 evaluation with a radius from one relative error per row; None if a row is ill-
+        conditioned."""
         if values.rad is not None or not values.is_finite or not scores.shape[-1]:
             return None
         error = self._row_error(scores, visible, largest, 0.0 if sinks is None else sinks.radius)
@@ -237,27 +247,28 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
         return Ball(out, rad, self.model), Ball(lse, torch.where(lse == -math.inf, 0.0, lse_error), self.model)
 
     def _empty_rows(self, mid: Tensor, rad: Tensor, empty: Tensor) -> tuple[Tensor, Tensor]:
-        """What the contract says of rows that see nothing: their value, exactly, or anything."""
+        """Set rows without visible keys to the contract's exact value, or leave them unspecified."""
         value = self.model.empty_row
         mid = torch.where(empty, 0.0 if value is None else value, mid)
         return mid, torch.where(empty, math.inf if value is None else 0.0, rad)
 
     def _weight_error(self, scores: Ball, largest: Tensor, lse: Tensor, weights: Tensor, keys: int) -> Tensor:
-        """Error of exp(score - lse): the score's own, log2 e folded in before or after the subtraction, rescaling."""
+        """Return the error of exp(score - lse): of the score, of folding log2 e in before or after, and of
+        rescaling."""
         folded = 2 * self.u * (2 * scores.mid.abs() + 2 * largest.abs() + (scores.mid - largest).abs())
         error = scores.radius + folded
         own = self.model.function_error("exp") + self.rescaling(keys)
-        grown = weights * expm1_upper(error)
+        spread = weights * expm1_upper(error)
         if not bool((error < 1).all()):
-            grown = torch.where(error < 1, grown, torch.exp(scores.mid - lse + error))
-        return grown + own * (weights + grown)
+            spread = torch.where(error < 1, spread, torch.exp(scores.mid - lse + error))
+        return spread + own * (weights + spread)
 
     def _row_error(
         self, scores: Ball, visible: Tensor, largest: Tensor, further: Tensor | float = 0.0
     ) -> Tensor | None:
-        """Of each row of scores the largest radius, a ``further`` one, and 2 u |argument| of exp(score - largest).
+        """Return for each row the sum of the largest radius, ``further``, and 2 u |argument| of exp(score - largest).
 
-        None where that is too large for one bound for the whole row. Of a row that sees nothing it is zero.
+        None if that is too large for one bound for the whole row; zero for a row without visible keys.
         """
         least = torch.where(visible, scores.mid, math.inf).amin(-1, keepdim=True)
         radius = scores.radius if scores.radius.shape[-1] == 1 else scores.radius.amax(-1, keepdim=True)
@@ -268,21 +279,22 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
     def attend_backward(
         self, scores: Ball, visible: Tensor, q: Ball, k: Ball, v: Ball, dout: Ball, scale: Ball | float, terms: int
     ) -> tuple[Ball, Ball, Ball]:
-        """The gradients of attention, of online kernels too, whatever they keep of the forward pass.
+        """Return the gradients of attention, also of online kernels, whatever they store in the forward pass.
 
-        With A = |dout| |v|^T, e the error of normalised weights P (see `attend`) and E that of weights which were
-        rounded, as the stage "probabilities", to be multiplied with v or dout: dP = dout v^T is off by gamma A; delta =
-        sum P dP, or sum dout O, by sum E |dP| + (gamma_Sk + gamma_Dv + d + 2u) sum (P + E) A, with d the error of the
-        division in P or O, u for its product with a reciprocal, and u for what enters an accumulator; and by
-        u sum |dout O| where the output O is stored first, which the stage "output" allows; and
-        dS = P (dP - delta), or P dP - P delta, by e |dP - delta| + (P + e)(e_dP + e_delta + 3u (A + |delta|)), and the
-        stage "score_gradient", before the scale or after it. Each gradient is a product, gamma_n over all its terms.
+        With A = |dout| |v|^T, e the error of normalised weights P (see `attend`) and E that of weights rounded as the
+        stage "probabilities" before they are multiplied with v or dout: dP = dout v^T has an error of gamma A; delta =
+        sum P dP, or sum dout O, one of sum E |dP| + (gamma_Sk + gamma_Dv + d + 2u) sum (P + E) A, with d the error of
+        the division in P or O, u for its product with a reciprocal, and u for what enters an accumulator; and by u sum
+        |dout O| where the output O is stored first, which the stage "output" allows; and dS = P (dP - delta), or P dP -
+        P delta, by e |dP - delta| + (P + e)(e_dP + e_delta + 3u (A + |delta|)), and the stage "score_gradient", before
+        the scale or after it. Each gradient is a product, gamma_n over all its terms.
 
-        Of what infinities touch nothing is said: their sign hangs on the order of operations. Nor of all that a row
-        reaches which meets an infinity in q, k or its scores: exp(score - lse) is zero where a quotient is NaN. NaN is
-        NaN in any; but a row with one in q or dout, times its weights of zero, may reach keys that are masked for it.
+        Results that infinities reach are unspecified, since their sign depends on the order of operations; so is all
+        that is reached by a row with an infinity in q, k or its scores, for which exp(score - lse) is zero and a
+        quotient NaN. NaN stays NaN; but a row with NaN in q or dout, times weights of zero, may also reach keys masked
+        for it.
 
-        With the stage "query" dk may be a product of dS and q scale as that was rounded.
+        With the stage "query" dk may be a product of dS and the rounded q scale.
         """
         model, keys, factor = self.model, scores.shape[-1], q.as_ball(scale)
         weights, lse = Real().attention_weights(scores.mid, visible, None)
@@ -310,8 +322,8 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
         if model.empty_row != 0.0:
             dq = Ball(dq.mid, torch.where(visible.any(-1)[:, None], dq.radius, math.inf), model)
         if model.spills:
-            places = gradients_reached(scores, visible, q, k, v, dout)
-            dq, dk, dv = (self.unspecified(place, x) for place, x in zip(places, (dq, dk, dv), strict=True))
+            masks = gradients_reached(scores, visible, q, k, v, dout)
+            dq, dk, dv = (self.unspecified(mask, x) for mask, x in zip(masks, (dq, dk, dv), strict=True))
         return dq, dk, dv
 
     def _score_gradient(
@@ -323,10 +335,10 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
         weighted: tuple[Tensor, Tensor, Tensor],
         output: tuple[float, float],
     ) -> Ball:
-        """dS times the scale [..., R, Sk]; see `attend_backward`.
+        """Return dS times the scale [..., R, Sk]; see `attend_backward`.
 
         ``weighted``: the weights P, their error e, and E with that of rounding them, each [..., R, Sk]; ``output``: the
-        unit roundoff of the format that O is stored in, and what underflow costs there.
+        unit roundoff of the format that O is stored in, and its absolute error by underflow.
         """
         model, u, (weights, own, error), (kept, lost) = self.model, self.u, weighted, output
         keys = weights.shape[-1]
@@ -353,7 +365,7 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
         gap = products - delta
         off = product_error + delta_error + 3 * u * (sizes + delta.abs())
         slope_error = own * gap.abs() + (weights + own) * off + model.function_underflow("div")
-        # Of a vanishing weight too: 0 times infinity.
+        # Also for a weight of zero: 0 times infinity.
         beyond = (visible & (sizes > model.largest)).any(-1, keepdim=True)
         gradient = self._stored_gradient(weights * gap, slope_error, factor, beyond | (mean > model.largest))
         gradient = Ball(torch.where(visible, gradient.mid, 0.0), torch.where(visible, gradient.radius, 0.0), model)
@@ -367,15 +379,15 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
         k: Ball,
         dout: Ball,
         gradient: Ball,
-        found: tuple[Ball, Ball, Ball],
+        gradients: tuple[Ball, Ball, Ball],
     ) -> tuple[Ball, Ball, Ball]:
-        """dq, dk and dv as ``found``, but anything in the rows that infinities and NaN reach; see `attend_backward`."""
-        dq, dk, dv = found
+        """Return the gradients, unspecified in rows that infinities and NaN may reach; see `attend_backward`."""
+        dq, dk, dv = gradients
         unclear, strange = _unclear_rows(scores, visible, q, k), ~_rows_are_finite(q, dout)
         blind = ~visible.any(-1)[:, None]
         seen, hidden = visible.double().T @ unclear.double(), (~visible).double().T
         dq = self.unspecified(unclear | (blind & strange), dq)
-        # A score that is NaN or overflows may make NaN of the weights of masked keys too, a gradient of their slopes.
+        # A score that is NaN or overflows may make the weights of masked keys NaN too; so may dS their slopes.
         is_open = scores.radius.isinf() | ~scores.mid.isfinite()
         for_dv = strange | (visible & is_open).any(-1, keepdim=True)
         for_dk = for_dv | (gradient.radius.isinf() | ~gradient.mid.isfinite()).any(-1, keepdim=True)
@@ -392,10 +404,12 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
         terms: int,
         weights: Tensor,
     ) -> tuple[Ball, Ball, Ball] | None:
-        """The float64 evaluation's own radius, from one relative error a row; None where that is no ordinary row.
+        """Return the float64 evaluation with a radius from one relative error per row; None if a row is
+        ill-conditioned.
 
-        With rho the relative error of a row's weights, A = |dout| |v|^T and m = sum P A: dP is at most A and off by
-        gamma A, delta at most m and off by (rho + 2 gamma) m; so dS is off by (2 rho + 3 gamma + 8u) P (A + m).
+        With rho the relative error of a row's weights, A = |dout| |v|^T and m = sum P A: dP is at most A with an error
+        of gamma A, delta at most m with one of (rho + 2 gamma) m; so the error of dS is (2 rho + 3 gamma + 8u) P (A +
+        m).
         """
         if any(x.rad is not None or not x.is_finite for x in tensors) or 0 in scores.shape:
             return None
@@ -426,7 +440,7 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
         return dq_ball, dk_ball, dv_ball
 
     def _normalised_error(self, scores: Ball, visible: Tensor, weights: Tensor, lse: Tensor) -> Tensor:
-        """Errors of softmax's weights, from a sum or from a log-sum-exp that was stored; see `attend`."""
+        """Return the errors of softmax's weights, from a sum or from a stored log-sum-exp; see `attend`."""
         keys = scores.shape[-1]
         largest = Real().max(torch.where(visible, scores.mid, -math.inf))
         error = torch.where(visible, self._weight_error(scores, largest, lse, weights, keys), 0.0)
@@ -441,10 +455,10 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
             min=0
         ) + self.model.function_underflow("exp")
         sees = visible.any(-1)[:, None]
-        return torch.where(sees & (largest == -math.inf), math.inf, error)  # 0 / 0, which kernels guard in several ways
+        return torch.where(sees & (largest == -math.inf), math.inf, error)  # 0 / 0, which kernels treat in several ways
 
     def _stored_gradient(self, slope: Tensor, error: Tensor, factor: Ball, overflow: Tensor) -> Ball:
-        """dS times the scale, rounded to the stage "score_gradient" before that or after.
+        """Return dS times the scale, rounded as the stage "score_gradient" before or after scaling.
 
         ``slope`` and its ``error`` [..., R, Sk], ``factor`` the scale, ``overflow`` a mask [..., R, 1]; 3 u for the
         difference dP - delta, its product with P and that with the scale.
@@ -460,9 +474,9 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
         return Ball(mid, torch.where(overflow, math.inf, rad), self.model)
 
     def _visible_product(self, a: Ball, visible: Tensor, b: Ball, terms: int) -> Ball:
-        """a @ b over what is visible, part of a sum of ``terms``: a [..., R, S], visible [R, S], b [..., S, D].
+        """Return a @ b over visible elements, part of a sum of ``terms``: a [..., R, S], visible [R, S], b [..., S, D].
 
-        3 u for a factor of a that may have been applied later: its own rounding, that of its product, and a's without.
+        3 u for a factor of a that may be applied later: its rounding, that of its product, and that of a without it.
         """
         mid = visible_product(a.mid, visible, b.mid)
         size, other = a.radius + torch.where(a.mid.isfinite(), a.mid, 0.0).abs(), _finite_size(b)
@@ -472,7 +486,7 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
         if b.rad is not None:
             rad = rad + size @ b.rad
         rad = torch.where(visible.any(-1)[:, None], rad, 0.0)
-        anything = (visible & a.radius.isinf()).any(-1, keepdim=True)  # NaN too, which no factor of zero takes away
+        anything = (visible & a.radius.isinf()).any(-1, keepdim=True)  # NaN too, which a factor of zero does not remove
         rad = torch.where((magnitude > self.model.largest) | anything, math.inf, rad)
         if self.model.certifies or (a.is_finite and b.is_finite):
             return Ball(mid, rad, self.model)
@@ -481,17 +495,17 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
 
 
 def _seen(values: Ball, visible: Tensor) -> Ball:
-    """Zero for the values that no row sees."""
+    """Zero the values that no row sees."""
     return values.map(lambda part: torch.where(visible.any(-2)[..., None], part, 0.0))
 
 
 def _spread_about(out: Tensor, weights: Tensor, total: Tensor, size: Tensor, values: Tensor) -> Tensor:
-    """At least sum_j w_j |v_j - O| [..., Sq, Dv]: (sum w)^(1/2) (sum w (v - O)^2)^(1/2), by Cauchy and Schwarz.
+    """Return a bound on sum_j w_j |v_j - O| [..., Sq, Dv]: (sum w)^(1/2) (sum w (v - O)^2)^(1/2) (Cauchy-Schwarz).
 
-    ``out`` O [..., Sq, Dv], ``weights`` w [..., Sq, Sk] and their sum ``total`` [..., Sq, 1]; ``values`` v and at or
-    above their magnitudes ``size`` [..., Sk, Dv]. What cancels in the second sum, n terms each of squares, cross terms
-    and sums of weights, is off by gamma_(n+2) (squares + 2 |O| sum w |v| + centre) and three roundings, in all at most
-    2 gamma_(n+6) (squares + centre), for 2 |O v| <= v^2 + O^2. Where squares underflow: sum_j w_j |v_j| + |O| sum w.
+    ``out`` O [..., Sq, Dv], ``weights`` w [..., Sq, Sk] and their sum ``total`` [..., Sq, 1]; ``values`` v and
+    ``size``, a bound on |v|, [..., Sk, Dv]. The second sum, computed from n terms each of squares, cross terms and sums
+    of weights, has an error of gamma_(n+2) (squares + 2 |O| sum w |v| + centre) and three roundings, in all at most 2
+    gamma_(n+6) (squares + centre), since 2 |O v| <= v^2 + O^2. If squares underflow: sum_j w_j |v_j| + |O| sum w.
     """
     cancelled = max(_SHORT_ROW, 2 * EVALUATION.gamma(weights.shape[-1] + 6))
     squares, centre = weights @ (size * size), out * out * total
@@ -504,19 +518,19 @@ def _spread_about(out: Tensor, weights: Tensor, total: Tensor, size: Tensor, val
 
 
 def _touched(visible: Tensor, v: Ball, dout: Ball) -> Tensor:
-    """The visible scores of rows in which an infinity may meet another: dP and delta are infinite there, or NaN."""
+    """Return the visible scores of rows with infinities in v or dout, where dP and delta are infinite or NaN."""
     reached = visible.double() @ v.mid.isinf().any(-1, keepdim=True).double() > 0
     return visible & (reached | dout.mid.isinf().any(-1, keepdim=True))
 
 
 def _unclear_rows(scores: Ball, visible: Tensor, q: Ball, k: Ball) -> Tensor:
-    """Rows [..., R, 1] with an infinity in q, in a key they see or in the score of one."""
+    """Return rows [..., R, 1] with an infinity in q, in a visible key, or in its score."""
     of_keys = visible.double() @ k.mid.isinf().any(-1, keepdim=True).double() > 0
     return of_keys | q.mid.isinf().any(-1, keepdim=True) | (visible & scores.mid.isinf()).any(-1, keepdim=True)
 
 
 def _rows_are_finite(*tensors: Ball) -> Tensor:
-    """Rows [..., R, 1] without NaN and infinities in any of the tensors."""
+    """Return rows [..., R, 1] without NaN and infinities in any of the tensors."""
     return torch.cat([x.mid for x in tensors], -1).isfinite().all(-1, keepdim=True)
 
 
@@ -525,22 +539,22 @@ def _finite_size(x: Ball) -> Tensor:
 
 
 def rows_reached(scores: Ball, visible: Tensor) -> Tensor:
-    """Rows [..., Sq, 1] with a masked score that is NaN or inf, or may overflow before -inf is added to it."""
+    """Return rows [..., Sq, 1] with a masked score that is NaN or inf, or may overflow before -inf is added."""
     return _loose(scores, visible).any(-1, keepdim=True)
 
 
 def reached(scores: Ball, visible: Tensor, values: Ball) -> Tensor:
-    """Results [..., Sq, Dv] of rows that a score reaches, or that a masked value reaches which is no finite number."""
+    """Return results [..., Sq, Dv] that a masked score, or a masked value that is not finite, may reach."""
     return rows_reached(scores, visible) | _weighted(~visible, values)
 
 
 def gradients_reached(
     scores: Ball, visible: Tensor, q: Ball, k: Ball, v: Ball, dout: Ball
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Where masked pairs of rows [..., R, D] and keys [..., Sk, D] reach dq, dk and dv.
+    """Return the elements of dq, dk and dv that masked pairs of rows [..., R, D] and keys [..., Sk, D] may reach.
 
-    A weight's slope P (dout v^T - delta) has the row's delta in it: one product of zero and NaN makes a row of them,
-    and each row enters all of dk; a score that is none makes the row's weights so, and each enters all of dv.
+    dS = P (dout v^T - delta) contains the row's delta: one product of zero and NaN makes the whole row NaN, and each
+    row enters all of dk; a score that is not finite does so to the row's weights, and each row enters all of dv.
     """
     of_scores = rows_reached(scores, visible)
     bad = _bad(v).any(-1)[..., None, :] | _bad(dout).any(-1, keepdim=True)
@@ -561,7 +575,8 @@ def _bad(x: Ball) -> Tensor:
 
 
 def _weighted(masked: Tensor, x: Ball) -> Tensor:
-    """Where a sum over the last axis of ``masked`` with weights of zero meets what is no finite number."""
+    """Return where a sum over the last axis of ``masked`` multiplies a weight of zero with a number that is not
+    finite."""
     bad = _bad(x)
     if not bool(bad.any()):
         return torch.zeros((), dtype=torch.bool)

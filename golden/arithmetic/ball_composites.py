@@ -1,4 +1,7 @@
-"""Composite operations."""
+"""Composite operations on balls: softmax, log-sum-exp, moments, gates, and products of three factors.
+
+A bound derived by hand is sharper than the sum of the elementary ones, or covers the orders and formulas of kernels.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,17 @@ Tensor = torch.Tensor
 WELL_CONDITIONED = 1e-10  # relative errors below which one bound for a whole row is sharp enough
 BASE_CHANGE = 8.0  # u of each part: m log2 e + log2 s, times ln 2, is two rounded constants, two products and a sum
 FOLDED_LOG2E = 1.45  # log2 e = 1.4427, rounded up
-_BLOCK = 2**18  # numbers
-_FEW_ROWS, _LARGEST_BLOCK = 64, 2**21  # numbers
-_SLOPE_OF_SIGMOID = 128.0  # below -88 the sigmoid s, where it vanishes, is a hundredth of the slope s (1 + x (1 - s))
-_FAR_BELOW = -200.0  # the exponential of less is zero in every format of 16 bits
+_BLOCK = 2**18  # numbers in a block that fits in a processor's cache
+_FEW_ROWS, _LARGEST_BLOCK = 64, 2**21  # rows in a block at least, as long as it has no more numbers
+_SLOPE_OF_SIGMOID = 128.0  # below -88, where the sigmoid s underflows, the slope s (1 + x (1 - s)) is 100 s at most
+_FAR_BELOW = -200.0  # the exponential of less is zero in every 16-bit format
 
 
 class CompositeBalls(ElementaryBalls):
-    """Composites."""
+    """Ball arithmetic with the sharp bounds of composite operations."""
 
     def softmax(self, x: Ball) -> Ball:
-        """For ordinary finite x, one relative error for a whole row bounds the float64 evaluation."""
+        """Return softmax; for ordinary finite x one relative error for a whole row bounds the float64 evaluation."""
         if not self.model.certifies or x.rad is not None or 0 in x.shape:
             return super().softmax(x)
         most, least = torch.aminmax(x.mid, dim=-1, keepdim=True)[::-1]
@@ -38,37 +41,37 @@ class CompositeBalls(ElementaryBalls):
         return Ball(y, (y * (relative * (1 + relative))).add_(2 * self.model.tiny), self.model)
 
     def blocks(self, rows: int, width: int) -> list[tuple[int, int]]:
-        """Blocks that stay in a processor's cache, or of rows enough to be worth reading what they share."""
+        """Return blocks that fit in a processor's cache, or have enough rows to amortise reading what they share."""
         step = max(_BLOCK // max(width, 1), min(_FEW_ROWS, _LARGEST_BLOCK // max(width, 1)), 1)
         return [(first, min(first + step, rows)) for first in range(0, rows, step)] or [(0, 0)]
 
     def gather(self, x: Ball, index: Tensor) -> Ball:
-        """Entries that were chosen; among NaN and numbers nothing says which those are."""
+        """Gather chosen entries; rows with both NaN and numbers have no specified order."""
         unordered = x.mid.isnan().any(-1, keepdim=True) & ~x.mid.isnan().all(-1, keepdim=True)
         return self.unspecified(unordered, super().gather(x, index))
 
     def topk_admissible(self, x: Ball, index: Tensor, *, ordered: bool = False) -> Tensor:
-        """Which chosen places no unchosen one, or one after it, certainly beats; foreign and repeated ones are wrong.
+        """Return a mask of the chosen indices that no unchosen number (or later one) certainly exceeds.
 
-        A row with a NaN orders nothing, and admits every choice.
+        Indices out of range and repeated ones are wrong. A row with a NaN has no order, and admits every choice.
         """
         columns = x.shape[-1]
         inside = (index >= 0) & (index < columns)
-        place = index.clamp(0, max(columns - 1, 0))
-        repeated = (place[..., :, None] == place[..., None, :]).sum(-1) > 1
-        taken = torch.zeros_like(x.mid, dtype=torch.bool).scatter(-1, place, True)
+        clamped = index.clamp(0, max(columns - 1, 0))
+        repeated = (clamped[..., :, None] == clamped[..., None, :]).sum(-1) > 1
+        taken = torch.zeros_like(x.mid, dtype=torch.bool).scatter(-1, clamped, True)
         least = torch.where(taken, -math.inf, x.mid - x.radius).amax(-1, keepdim=True)
-        most = torch.gather(x.mid + x.radius, -1, place)
+        most = torch.gather(x.mid + x.radius, -1, clamped)
         if ordered and index.shape[-1] > 1:
-            after = torch.gather(x.mid - x.radius, -1, place).flip(-1).cummax(-1).values.flip(-1)[..., 1:]
+            after = torch.gather(x.mid - x.radius, -1, clamped).flip(-1).cummax(-1).values.flip(-1)[..., 1:]
             least = torch.maximum(least, torch.nn.functional.pad(after, (0, 1), value=-math.inf))
         unordered = (x.mid.isnan() | x.radius.isnan()).any(-1, keepdim=True)
         return inside & ~repeated & ((most >= least) | unordered)
 
     def logsumexp(self, x: Ball) -> Ball:
-        """max + log sum, in any base: the sum's relative error, and a few roundings of its parts.
+        """Return max + log sum, in any base: the sum's relative error, and a few roundings of its parts.
 
-        With the stages "exponentials" and "normalizer" (`_log_total`) the largest is added to what was stored.
+        With the stages "exponentials" and "normalizer" (`_log_total`) the maximum is added to the stored logarithm.
         """
         largest = self.max(x)
         shift = torch.where(torch.isfinite(largest.mid), largest.mid, 0.0)
@@ -78,7 +81,7 @@ class CompositeBalls(ElementaryBalls):
         return self.unspecified(torch.isinf(largest.mid), Ball(mid + moved, rad + kept, self.model))
 
     def log_softmax(self, x: Ball) -> Ball:
-        """x - lse, or (x - max) - log sum, which rounds twice at the result's size."""
+        """Return x - lse, or (x - max) - log sum, which rounds twice at the result's size."""
         largest = self.max(x).mid
         y = x - self.logsumexp(x)
         twice = Ball(y.mid, y.radius + self.u * y.mid.abs(), self.model)
@@ -86,18 +89,18 @@ class CompositeBalls(ElementaryBalls):
         return self.unspecified(torch.isinf(largest) | (folded & x.mid.isfinite()), twice)
 
     def _log_total(self, x: Ball, shift: Tensor) -> tuple[Ball, Tensor | float, Tensor | float]:
-        """log sum exp(x - shift); what storing its parts moves it by where that is known, and may cost beside.
+        """Return log sum exp(x - shift), the known change by storing its parts, and the error that storing may add.
 
-        Stages: "exponentials", differences and exponentials each; "normalizer", their sum and its logarithm.
+        Stages: "exponentials", each difference and each exponential; "normalizer", their sum and its logarithm.
         """
         total = self.sum(self.exp_shifted(x, Ball(shift, None, self.model)), rescaled=True)
         log_total = self.log(total)
         if not self.stores("normalizer"):
             return log_total, 0.0, 0.0
         if self.stores("exponentials"):
-            apart = x - Ball(shift, None, self.model)
-            near = apart.mid > _FAR_BELOW
-            stored = self.round(apart.map(lambda part: torch.where(near, part, 0.0)), "exponentials")
+            shifted = x - Ball(shift, None, self.model)
+            near = shifted.mid > _FAR_BELOW
+            stored = self.round(shifted.map(lambda part: torch.where(near, part, 0.0)), "exponentials")
             terms = self.round(self.exp(stored), "exponentials")
             total = self.sum(terms.map(lambda part: torch.where(near, part, 0.0)))
         kept = self.round(self.log(self.round(total, "normalizer")), "normalizer")
@@ -106,20 +109,20 @@ class CompositeBalls(ElementaryBalls):
         return log_total, moved, torch.where(regular, (kept.radius - log_total.radius).clamp(min=0), 0.0)
 
     def standardize(self, x: Ball, eps: float) -> tuple[Ball, Ball]:
-        """x - mean and 1 / sqrt(variance + eps), for two-pass, pairwise and Welford's algorithms.
+        """Return x - mean and 1 / sqrt(variance + eps), for two-pass, pairwise and Welford's algorithms.
 
-        With A = mean |x|, m the mean and s^2 the variance: the computed mean is off by dm <= gamma_(n+2) A. A common
+        With A = mean |x|, m the mean and s^2 the variance: the computed mean has an error dm <= gamma_(n+2) A. A common
         shift of all x - m changes the variance by dm^2 only, since the deviations add up to zero; rounding adds
         (gamma_(n+5) + 4u) (s^2 + dm^2), and Welford's update as much times 2 s rms(x) (Chan, Golub & LeVeque, 1983).
-        Folding the mean into an offset, x r - m r, costs 2u(|x| + |m|) r. E[x^2] - m^2 is off by about u m^2 and
-        stays outside for |m| >> s.
+        Folding the mean into an offset, x r - m r, costs 2u(|x| + |m|) r. E[x^2] - m^2 has an error of about
+        u m^2, which this bound does not cover for |m| >> s.
         """
         centred, deviation_error, moment, overflow = self._moments(x)
         root = self.rsqrt(moment + eps)
         return Ball(centred, torch.where(overflow, math.inf, deviation_error), self.model), root
 
     def variance(self, x: Ball, correction: float = 0.0) -> Ball:
-        """sum (x - mean)^2 / (n - correction) along the last axis, with the bound of `standardize`."""
+        """Return sum (x - mean)^2 / (n - correction) along the last axis, with the bound of `standardize`."""
         n = x.shape[-1]
         _, _, moment, overflow = self._moments(x)
         if n <= correction:
@@ -131,7 +134,7 @@ class CompositeBalls(ElementaryBalls):
         return Ball(mid, torch.where(overflow, math.inf, error), self.model)
 
     def _moments(self, x: Ball) -> tuple[Tensor, Tensor, Ball, Tensor]:
-        """x - mean and its error, the mean square of it, and where its sum may overflow."""
+        """Return x - mean and its error, its mean square, and a mask of where the sum of squares may overflow."""
         n = max(x.shape[-1], 1)
         gamma = self.model.gamma
         size = x.magnitude
@@ -140,7 +143,7 @@ class CompositeBalls(ElementaryBalls):
         centred = x.mid - mean
         squares = (centred * centred).sum(-1, keepdim=True)
         variance = squares / n
-        if self.model.beyond == "infinity":  # of a sum that overflows, though what it is divided to does not
+        if self.model.beyond == "infinity":  # the sum of squares overflows, even if the mean square does not
             variance = torch.where(squares > self.model.range, math.inf, variance)
         mean_error = (gamma(n + 2) + 2 * self.u) * size.mean(-1, keepdim=True) + own_mean
         rounding = self.u * (centred.abs() + mean_error + 2 * size + 2 * mean.abs()) + self.model.tiny
@@ -157,7 +160,7 @@ class CompositeBalls(ElementaryBalls):
         return centred, deviation_error, Ball(variance, variance_error, self.model), overflow
 
     def _own(self, x: Ball) -> tuple[Tensor | float, Tensor | float, Tensor | float]:
-        """The radii of a row, their mean, and that and their root mean square; zero of exact numbers."""
+        """Return the radii of a row, their mean, and the sum of the mean and the root mean square; zero if exact."""
         if x.rad is None:
             return 0.0, 0.0, 0.0
         own = torch.broadcast_to(x.rad, x.mid.shape)
@@ -165,7 +168,7 @@ class CompositeBalls(ElementaryBalls):
         return own, mean, torch.sqrt((own * own).mean(-1, keepdim=True)) + mean
 
     def any_formula(self, *formulas: Callable[[], Ball]) -> Ball:
-        """The largest radius of any formula; unspecified where they differ in being a number, infinite or NaN."""
+        """Return the largest radius of any formula; unspecified where they differ in being finite, infinite or NaN."""
         first = formulas[0]()
         if self.model.certifies:
             return first
@@ -181,7 +184,7 @@ class CompositeBalls(ElementaryBalls):
         return Ball(torch.where(unsure, 0.0, first.mid), torch.where(unsure, math.inf, rad), self.model)
 
     def gate_mul(self, x: Ball, gate: Ball) -> Ball:
-        """x times a gate, or x divided by what the gate is the reciprocal of."""
+        """Return x times a gate, or x divided by the gate's reciprocal."""
         product = x * gate
         product = Ball(product.mid, product.radius + self.model.function_underflow("div"), self.model)
         if not x.mid.numel() or bool(x.mid.amin() > -math.inf):
@@ -203,11 +206,11 @@ class CompositeBalls(ElementaryBalls):
         return Ball(y.mid, torch.where(x.radius.isinf(), math.inf, rad), self.model)  # of NaN plus a bias too
 
     def _in_any_order(self, y: Ball, *factors: Ball) -> Ball:
-        """A product of three: any two may overflow, or underflow by an amount that the third makes large.
+        """Return a product of three, any two of which may overflow, or underflow by an amount that the third enlarges.
 
-        Nothing is said where one is infinite and the rest may vanish: it, or the sigmoid in a slope of it, which below
-        -88, where it vanishes, is a hundredth of the slope. Where the rest is zero in exact arithmetic alone (a mean is
-        off by a rounding), the product is NaN or infinite.
+        Unspecified where one is infinite and the rest may underflow: the rest, or a sigmoid in its slope, which below
+        -88, where it underflows, is a hundredth of the slope. If the rest is zero only in exact arithmetic (a mean has
+        a rounding error), the product is NaN or infinite.
         """
         if self.model.certifies or y.rad is None:
             return y
@@ -225,7 +228,8 @@ class CompositeBalls(ElementaryBalls):
         return self.unspecified(unsure & y.mid.isinf(), self.no_number(unsure & y.mid.isnan(), product))
 
     def silu_slope(self, x: Ball) -> Ball:
-        """s (1 + x (1 - s)) or s + x s (1 - s), s the sigmoid; kernels subtract s from one, whatever its size."""
+        """Return s (1 + x (1 - s)) or s + x s (1 - s), s the sigmoid; kernels subtract s from one, whatever its
+        size."""
         infinite = torch.isinf(x.mid)
         numbers = Ball(torch.where(infinite, 0.0, x.mid), x.rad, self.model)
         s = self.sigmoid(numbers)
@@ -236,11 +240,11 @@ class CompositeBalls(ElementaryBalls):
         )
 
     def silu_gradient(self, a: Ball, b: Ball, x: Ball) -> Ball:
-        """a b s w with w = 1 + x (1 - s), any two or three of which may be multiplied first.
+        """Return a b s w with w = 1 + x (1 - s), any two or three of which may be multiplied first.
 
-        A partial product that underflows is off by ``tiny``, and the rest multiplies that: at most tiny times the
-        product of all 1 + |factor|, s being at most one. One that overflows is infinite. At x = inf, s w is one in the
-        limit, and 0 inf in the formula: nothing is said there.
+        A partial product that underflows has an error of ``tiny``, which the rest multiplies: at most tiny times the
+        product of all 1 + |factor|, since s <= 1. One that overflows is infinite. At x = inf, s w is one in the limit,
+        but 0 inf in the formula: unspecified.
         """
         y = super().silu_gradient(a, b, x)
         if self.model.certifies:

@@ -1,4 +1,4 @@
-"""Ends, order, powers and products of balls."""
+"""Ends and order of balls, and functions that depend on them: maxima, powers, roots and products."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOG_LARGEST = math.log(torch.finfo(torch.float64).max)
 
 
 def _product(x: Tensor) -> Tensor:
-    """The product along the last axis, which is kept; of fractions, and of powers of two, so that none overflows."""
+    """Return the product along the last axis, of fractions and of powers of two separately, so that none overflows."""
     fraction, exponent = torch.frexp(x)
     total = exponent.to(torch.int64).sum(-1, keepdim=True)
     while fraction.shape[-1] > 1:
@@ -30,15 +30,15 @@ def _product(x: Tensor) -> Tensor:
         total = total + exponent.to(torch.int64).sum(-1, keepdim=True)
     if not fraction.shape[-1]:
         return x.prod(-1, keepdim=True)
-    half = total.clamp(-3000, 3000) // 2  # in two steps, neither of which overflows where the product does not
+    half = total.clamp(-3000, 3000) // 2  # in two steps, neither of which overflows unless the product does
     return torch.ldexp(torch.ldexp(fraction, half), total.clamp(-3000, 3000) - half)
 
 
 class OrderBalls(ElementaryBalls):
-    """Ball arithmetic with choices that hang on a number's side."""
+    """Ball arithmetic with ends and order."""
 
     def enclosure(self, x: Ball) -> tuple[Tensor, Tensor]:
-        """A midpoint that is NaN or infinite is what the number is, as in `Golden`."""
+        """Return the ends; a midpoint that is NaN or infinite is the number itself, as in `Golden`."""
         if x.rad is None:
             return x.mid, x.mid
         rad = torch.broadcast_to(x.rad, x.mid.shape)
@@ -51,7 +51,7 @@ class OrderBalls(ElementaryBalls):
         return mid - spread, mid + spread
 
     def interval(self, least: Tensor, most: Tensor) -> Ball:
-        """Of equal ends the number itself."""
+        """Return the ball between two ends; exact if they are equal."""
         if torch.equal(least, most):
             return Ball(least, None, self.model)
         mid = torch.where(least == most, least, least / 2 + most / 2)
@@ -69,25 +69,28 @@ class OrderBalls(ElementaryBalls):
         return Ball(torch.where(beyond, 0.0, x.mid), torch.where(beyond, math.inf, x.radius), self.model)
 
     def hull(self, x: Ball, y: Ball) -> Ball:
-        """Between the ends; nothing is said where one may be NaN, or infinite and the other not."""
+        """Return the hull; unspecified where one may be NaN, or infinite and the other not."""
         (a, b), (c, d) = self.enclosure(x), self.enclosure(y)
         a, b, c, d = torch.broadcast_tensors(a, b, c, d)  # type: ignore[no-untyped-call]
         least, most = torch.minimum(a, c), torch.maximum(b, d)
-        alike = (a == c) & (b == d)
-        lost = (least.isnan() | least.isinf() | most.isinf()) & ~alike
+        equal = (a == c) & (b == d)
+        lost = (least.isnan() | least.isinf() | most.isinf()) & ~equal
         return self.interval(torch.where(lost, -math.inf, least), torch.where(lost, math.inf, most))
 
     def compare(self, x: Ball, y: Ball) -> Order:
-        """Of the midpoints' difference, whose sign float64 gives right, and the radii of those that are numbers."""
-        apart = x.mid - y.mid
+        """Compare the difference of midpoints, whose sign is exact in float64, with the radii of finite numbers."""
+        difference = x.mid - y.mid
         x_radius, y_radius = (torch.where(ball.mid.isfinite(), ball.radius, 0.0) for ball in (x, y))
         wide = (x_radius + y_radius) * RADIUS_ROUNDING
         known = wide == 0
-        less, more = torch.where(known, x.mid < y.mid, -apart > wide), torch.where(known, x.mid > y.mid, apart > wide)
+        less, more = (
+            torch.where(known, x.mid < y.mid, -difference > wide),
+            torch.where(known, x.mid > y.mid, difference > wide),
+        )
         return Order(less, more, known & (x.mid == y.mid), known & (x.mid.isnan() | y.mid.isnan()))
 
     def larger(self, x: Ball, y: Ball) -> Ball:
-        """max(x, y): off by what the larger one is, and by the other only as far as that may rise above it."""
+        """Return max(x, y), with the error of the larger, and of the other only if that may exceed it."""
         mid = torch.maximum(x.mid, y.mid)
         if x.rad is None and y.rad is None:
             return Ball(mid, None, self.model)
@@ -97,13 +100,13 @@ class OrderBalls(ElementaryBalls):
         clear = torch.where(x.mid >= y.mid, y.mid + y.radius, x.mid + x.radius) < mid - own
         rad = torch.where(clear, own, torch.maximum(torch.maximum(up, down), own) * RADIUS_ROUNDING)
         rad = torch.where((x.radius.isinf() | y.radius.isinf()) & ~mid.isinf(), math.inf, rad)
-        # A certain infinity is the larger one whatever the other is; NaN stays.
+        # A certain infinity is the larger whatever the other is; NaN stays.
         return Ball(mid, torch.where(mid.isfinite() | rad.isinf(), rad, 0.0), self.model)
 
     def power(self, x: Ball, y: Ball | float) -> Ball:
-        """x^y with |x^y| (expm1(|y| r_log + r_y |log x|)) of spread, as products or as exp2(y log2 x).
+        """Return x^y, as products or as exp2(y log2 x); its spread is |x^y| expm1(|y| r_log + r_y |log x|).
 
-        The latter loses |y log x| times the errors of a logarithm and a product, and its own.
+        exp2(y log2 x) has |y log x| times the errors of a logarithm and a product, and its own error.
         """
         if isinstance(y, (int, float)):
             if y == 2:
@@ -127,17 +130,17 @@ class OrderBalls(ElementaryBalls):
         own = self.model.function_error("pow") + exponent.magnitude * log * steps
         own = torch.where((size == 1) & (x.radius == 0), self.model.function_error("pow"), own)
         rad = mid.abs() * (expm1_upper(error) + own * (1 + expm1_upper(error))) + self.model.function_underflow("exp")
-        near = (size <= x.radius) & (x.radius > 0)  # it may be zero: a root or power rises to that of the magnitude
+        near = (size <= x.radius) & (x.radius > 0)  # x may be zero: the result is at most that of the magnitude
         at_zero = torch.pow(x.magnitude, exponent.mid - exponent.radius) * (1 + own)
         at_zero = torch.where((exponent.mid > exponent.radius) & (x.magnitude <= 1), 2 * at_zero, math.inf)
         rad = torch.where(near, at_zero, rad)
-        odd = near & (exponent.mid != exponent.mid.round())  # of a negative number there is none
+        odd = near & (exponent.mid != exponent.mid.round())  # undefined for negative numbers
         rad = torch.where(odd & (x.mid - x.radius < 0), math.inf, rad)
         mid = torch.where(near & ~mid.isfinite(), 0.0, mid)
         return Ball(mid, torch.where(mid.isfinite(), Ball(mid, rad, self.model).bounded(mid, rad), 0.0), self.model)
 
     def root(self, x: Ball) -> Ball:
-        """Near zero between zero and sqrt(x + r)."""
+        """Return the square root; near zero an interval from zero to sqrt(x + r)."""
         y = self.function("sqrt", x)
         if x.rad is None:
             return y
@@ -148,42 +151,45 @@ class OrderBalls(ElementaryBalls):
         return Ball(torch.where(near, torch.sqrt(x.mid), y.mid), torch.where(near, most, y.radius), self.model)
 
     def special(self, function: Callable[..., Any], *numbers: Ball) -> Ball:
-        """Arb's enclosure over the balls; a kernel's error, four functions', counts relative to 1 + |f|."""
+        """Return Arb's enclosure over the balls; a kernel's error, of four functions, is relative to 1 + |f|."""
         from assay.golden.arithmetic.exact import through_arb
 
         given = [DoubleDouble(n.mid, None, torch.broadcast_to(n.radius, n.mid.shape)) for n in numbers]
-        found = through_arb("special", function, *given)
-        mid = found.high
+        enclosed = through_arb("special", function, *given)
+        mid = enclosed.high
         own = (
             4 * self.model.function_error("special") * (1 + mid.abs())
             if not self.model.certifies
             else self.u * mid.abs()
         )
-        rad = found.radius + found.rest.abs() + own
-        lost = ~found.radius.isfinite() & ~mid.isinf()
+        rad = enclosed.radius + enclosed.rest.abs() + own
+        lost = ~enclosed.radius.isfinite() & ~mid.isinf()
         return Ball(torch.where(lost, 0.0, mid), torch.where(mid.isinf(), 0.0, rad), self.model)
 
     def prod(self, x: Ball) -> Ball:
-        """n - 1 roundings in any order: |prod| (prod(1 + r/|x|) (1 + u)^(n-1) - 1), or the product of magnitudes."""
+        """Return the product, with n - 1 roundings in any order: |prod| (prod(1 + r/|x|) (1 + u)^(n-1) - 1), or the
+        product of magnitudes."""
         count = x.shape[-1]
         if count <= 1 and x.rad is None:
             return Ball(x.mid.prod(-1, keepdim=True), None, self.model)
         mid = _product(x.mid)
         size = x.mid.abs()
-        grown = torch.where(size == 0, 0.0, torch.log1p(x.radius / torch.where(size == 0, 1.0, size)))
-        error = (grown.sum(-1, keepdim=True) + max(count - 1, 0) * self.u) * RADIUS_ROUNDING
+        log_factors = torch.where(size == 0, 0.0, torch.log1p(x.radius / torch.where(size == 0, 1.0, size)))
+        error = (log_factors.sum(-1, keepdim=True) + max(count - 1, 0) * self.u) * RADIUS_ROUNDING
         rad = mid.abs() * expm1_upper(error) + self._lost_below(x)
         largest = x.magnitude.prod(-1, keepdim=True) * (1 + 2 * count * self.u)
         rad = torch.where(mid == 0, torch.where(largest == 0, 0.0, largest + count * self.model.tiny), rad)
-        partial = torch.cumsum(torch.log(x.magnitude).clamp(min=0), -1)[..., -1:]  # the largest product of any of them
+        partial = torch.cumsum(torch.log(x.magnitude).clamp(min=0), -1)[
+            ..., -1:
+        ]  # log of the largest product of some of them
         largest_of_any = math.log(self.model.largest) if self.model.largest < math.inf else _LOG_LARGEST
         overflow = (partial > largest_of_any) & x.mid.isfinite().all(-1, keepdim=True)
         return self.ball(torch.where(overflow & mid.isinf(), 0.0, mid), torch.where(overflow, math.inf, rad))
 
     def _lost_below(self, x: Ball) -> Tensor:
-        """What subnormal products of some of the factors lose, times what the others may multiply it by.
+        """Return the underflow errors of products of some factors, times the product of the other factors.
 
-        A product of any is at least that of those below one: where that is normal, nothing is lost but at the end.
+        A product of some factors is at least that of those below one: if that is normal, only the end may underflow.
         """
         once = x.shape[-1] * self.model.tiny
         size = (x.mid.abs() - x.radius).clamp(min=0)
@@ -194,7 +200,7 @@ class OrderBalls(ElementaryBalls):
         return lost.nan_to_num(nan=math.inf, posinf=math.inf)
 
     def settled(self, x: Ball) -> Ball:
-        """An infinite midpoint is what the number is: it has no radius; one that is lost is infinite."""
+        """Set the radius of an infinite midpoint to zero, and a NaN radius to infinity."""
         if x.rad is None:
             return x
         if x.is_finite and not bool(x.rad.isnan().any()):

@@ -14,20 +14,25 @@ from assay.golden.arithmetic.real import codes_of, power_of_two
 Tensor = torch.Tensor
 
 
-_STORED = format_named("float32")  # scales are float32, whatever they are computed in
-_CODE_SEPARATION = 1 + 2.0**-24  # no code lies so near to another; enclosures whose radii have 30 bits lie within
-_MOST_TERMS = 2**24  # of a sum that may overflow
+_STORED = format_named("float32")  # scales are stored in float32, whatever the compute format
+_CODE_SEPARATION = 1 + 2.0**-24  # closer than any two codes, and wider than the rounding of radii to 30 bits
+_MOST_TERMS = 2**24  # a limit on the terms of a sum that may overflow
 _MODERATE = 2.0**50  # scales up to this, and their reciprocals, neither overflow nor underflow with codes of 8 bits
 
 
 class ProductBalls(ElementaryBalls):
-    """Ball arithmetic with quantisation."""
+    """Ball arithmetic with quantisation, and with products of quantised and sparse operands.
+
+    Rounding to codes is a step function: the ball is the hull of the codes that a correct kernel may return, from the
+    least to the largest, (least + most) / 2 +- (most - least) / 2. A certain code has radius zero; near a midpoint the
+    ball contains two neighbours.
+    """
 
     def quantization_scale(self, span: Ball, largest: float) -> Ball:
-        """A division, or a product with the reciprocal of ``largest``: d + u for a division's own error d.
+        """Return span / largest, or its product with the reciprocal: d + u for a division's error d.
 
-        A span of zero, or one that may be flushed to zero, allows any finite scale; a span that is NaN or infinite
-        says nothing.
+        A span of zero, or one that may be flushed to zero, allows any finite scale; NaN and infinite spans leave it
+        unspecified.
         """
         scale = span / largest
         rad = scale.radius + self.u * scale.mid.abs()
@@ -39,7 +44,7 @@ class ProductBalls(ElementaryBalls):
         return self.unspecified(~span.mid.isfinite(), Ball(scale.mid, rad, self.model))
 
     def at_least(self, x: Ball, bound: float) -> Ball:
-        """Where x is clearly larger, it is as it was; a kernel holds the constant rounded to its compute format."""
+        """Return x unchanged where clearly larger; a kernel rounds the constant to its compute format."""
         if self.model.certifies:
             return super().at_least(x, bound)
         off = 2 * self.u * abs(bound) + self.model.tiny
@@ -47,7 +52,8 @@ class ProductBalls(ElementaryBalls):
         return Ball(x.mid.clamp(min=bound), torch.where(clear, x.radius, x.radius + off), self.model)
 
     def power_of_two(self, x: Ball, *, above: bool) -> Ball:
-        """Any power that x may lead to, by its bits, or by its logarithm, off by its ulps and rounded to an integer."""
+        """Return the hull of the powers for x, by its bits, or by its logarithm with its error, rounded to an
+        integer."""
         rad = x.radius
         if not self.model.certifies:
             size = torch.where((x.mid > 0) & x.mid.isfinite(), x.mid, 1.0)
@@ -60,13 +66,14 @@ class ProductBalls(ElementaryBalls):
     def quantize(
         self, x: Ball, scale: Ball, format: str, zero: Ball | Tensor | None = None, stored: Ball | None = None
     ) -> Ball:
-        """The quotient as x / scale, x (1 / scale) or x (largest / span): at most 2 d + u off beside the scale's error.
+        """Return the codes of x / scale, x (1 / scale) or x (largest / span): at most 2 d + u besides the scale's
+        error.
 
-        With d the error of a division: x / scale adds d, x (1 / scale) d + u, and x (largest / span) is as far from
-        the exact quotient as d + u. Dividing by a power of two loses nothing: a kernel that gave just that scale can
-        tell a tie. (For each largest code n, 448, 127, 15 and 7, also n times the float32 number nearest to 1/n rounds
-        to one; a kernel that gave another scale divides more roughly.) The reciprocal of a large span, which comes
-        before largest / span, may be subnormal; where that of the scale may overflow, codes are not judged.
+        With d the error of a division: x / scale adds d, x (1 / scale) d + u, and x (largest / span) differs from the
+        exact quotient by d + u. Dividing by a power of two loses nothing: a kernel that returned exactly that scale
+        resolves ties. (For each largest code n, 448, 127, 15 and 7, also n times the float32 number nearest to 1/n
+        rounds to one; a kernel that returned another scale divides less exactly.) The reciprocal of a large span, which
+        comes before largest / span, may be subnormal; where that of the scale may overflow, codes are not judged.
         """
         normal = scale.mid.isfinite() & scale.radius.isfinite()
         nothing = normal & (scale.mid == 0)
@@ -79,7 +86,9 @@ class ProductBalls(ElementaryBalls):
         else:
             exact &= nothing if stored is None else nothing | (stored.mid == scale.mid)
         span = step * format_named(format).largest
-        subnormal = self.model.underflow(self.model.compute) * span  # what 1 / span may lose, relative to it
+        subnormal = (
+            self.model.underflow(self.model.compute) * span
+        )  # the error of 1 / span by underflow, relative to it
         if not self.model.certifies:
             exact &= nothing | (span * self.model.compute.smallest_normal <= 1)
         rad = quotient.radius * (1 + 2.0**-20) + (self.u + subnormal) * quotient.mid.abs()
@@ -100,21 +109,22 @@ class ProductBalls(ElementaryBalls):
         return self.unspecified(~normal.expand(mid.shape), Ball(mid, made, self.model))
 
     def quantized_matmul(self, x: Ball, codes: Tensor, zero_points: Tensor, scale: Ball) -> Ball:
-        """The zero-point may be subtracted from the codes, from the weights, or from the sums over each group."""
+        """Return the product; zero-points may be subtracted from the codes, the weights, or the sums over each
+        group."""
         product = super().quantized_matmul(x, codes, zero_points, scale)
         if self.model.certifies or not x.shape[-1]:
             return product
-        apart = x.magnitude @ ((codes + zero_points) * scale.magnitude.clamp(min=1.0))
+        unscaled = x.magnitude @ ((codes + zero_points) * scale.magnitude.clamp(min=1.0))
         folded = x.magnitude @ ((codes + zero_points) * scale.magnitude)
         lost = self.model.gamma(x.shape[-1] + 3) + 3 * self.u
         rad = product.radius + lost * folded
         if product.rad is None:
             unit = lowest_bit(x.mid).amin(-1, keepdim=True) * lowest_bit(scale.mid).amin(-2, keepdim=True)
             rad = self._summed(product.mid, rad, folded, unit).radius
-        return Ball(product.mid, torch.where(apart > self.model.largest, math.inf, rad), self.model)
+        return Ball(product.mid, torch.where(unscaled > self.model.largest, math.inf, rad), self.model)
 
     def weighted(self, weights: Ball, values: Ball) -> Ball:
-        """Overflow counts before the division too: rows of weights then have one as their largest."""
+        """Return weights @ values, checking overflow before the division too, when a row's largest weight is one."""
         product = self.matmul(weights, values)
         if self.model.certifies or not weights.shape[-1]:
             return product
@@ -126,9 +136,10 @@ class ProductBalls(ElementaryBalls):
         return Ball(mid, rad, self.model)
 
     def dequantize(self, codes: Ball, scale: float) -> Ball:
-        """The scale rounded, multiplied by another factor and then by a result: three roundings of the whole.
+        """Return codes * scale; rounding the scale, another factor, and their product with a result are three
+        roundings.
 
-        A scale that shrinks large codes may come too late: their sums overflow before it is applied.
+        A scale below one may be applied after sums of large codes overflow.
         """
         values = codes * scale
         if self.model.certifies or scale == 1:
@@ -141,20 +152,20 @@ class ProductBalls(ElementaryBalls):
         return Ball(values.mid, torch.where(torch.isfinite(values.mid), rad, 0.0), self.model)
 
     def scaled_matmul(self, a: Ball, b: Ball, scale_a: Ball, scale_b: Ball) -> Ball:
-        """Scales applied after the sum, or multiplied with each other first, cost three roundings of the result."""
+        """Return the product; scales applied after the sum, or multiplied together first, add three roundings."""
         product = super().scaled_matmul(a, b, scale_a, scale_b)
         if self.model.certifies:
             return product
         if not all(bool(is_power_of_two(scale.mid).all()) for scale in (scale_a, scale_b)):
             size = (a.magnitude * scale_a.magnitude) @ (b.magnitude * scale_b.magnitude)
             product = Ball(product.mid, product.radius + 3 * self.u * size, self.model)
-        return self._scaled_apart(product, a, b, scale_a, scale_b)
+        return self._scaled_separately(product, a, b, scale_a, scale_b)
 
-    def _scaled_apart(self, product: Ball, a: Ball, b: Ball, scale_a: Ball, scale_b: Ball) -> Ball:
-        """What huge and tiny scales (e8m0 reaches 2^+-127) do to sums that meet one of them, or both as a product.
+    def _scaled_separately(self, product: Ball, a: Ball, b: Ball, scale_a: Ball, scale_b: Ball) -> Ball:
+        """Return the product with the errors of applying huge or tiny scales (e8m0 reaches 2^+-127) separately.
 
         A partial sum times one scale, or one scale times the other, may overflow although the result does not; and a
-        product of scales below the least number vanishes.
+        product of scales may underflow.
         """
         sizes = [scale.magnitude for scale in (scale_a, scale_b)]
         if not (a.mid.numel() and b.mid.numel()) or all(
@@ -170,31 +181,31 @@ class ProductBalls(ElementaryBalls):
         rad = torch.where(overflow & product.mid.isfinite(), math.inf, product.radius + vanishing)
         return Ball(product.mid, rad, self.model)
 
-    def sparse_matmul(self, values: Ball, place: Tensor, b: Ball) -> Ball:
-        """gamma_n for the n stored values of a row: what is not stored adds nothing, or exact zeros.
+    def sparse_matmul(self, values: Ball, index: Tensor, b: Ball) -> Ball:
+        """Return the product with gamma_n for the n stored values of a row: the others add nothing, or exact zeros.
 
-        A kernel that fills in the zeros multiplies them with every row of b, and turns infinities and NaN there into
-        NaN; so nothing is said of a column that has one which a row of values does not name.
+        A kernel that fills in zeros multiplies them with every row of b, which gives NaN for infinities and NaN; so
+        columns with one that a row of values does not select are unspecified.
         """
         named = torch.zeros(values.shape[0], b.shape[0], dtype=torch.float64)
-        named.scatter_add_(1, place, torch.ones_like(values.mid))
-        if bool((named > 1).any()):  # two values at one place, which one number cannot stand for
-            return super().sparse_matmul(values, place, b)
+        named.scatter_add_(1, index, torch.ones_like(values.mid))
+        if bool((named > 1).any()):  # two values with the same index, which one dense element cannot represent
+            return super().sparse_matmul(values, index, b)
         special = ~b.mid.isfinite()
         finite = b if not bool(special.any()) else Ball(torch.where(special, 0.0, b.mid), b.rad, self.model)
-        dense = values.map(lambda part: torch.zeros_like(named).scatter_(1, place, part))
+        dense = values.map(lambda part: torch.zeros_like(named).scatter_(1, index, part))
         product = self.matmul(dense, finite, terms=values.shape[-1])
         if finite is b:
             return product
         columns = special.any(0).nonzero()[:, 0]
-        exactly = super().sparse_matmul(values, place, b[:, columns])
+        exactly = super().sparse_matmul(values, index, b[:, columns])
         mid, rad = product.mid.clone(), product.radius.clone()
         mid[:, columns], rad[:, columns] = exactly.mid, exactly.radius
         return self.unspecified((1 - named) @ special.double() > 0, Ball(mid, rad, self.model))
 
 
 def _points(zero: Ball | Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """The least and the largest zero-point."""
+    """Return the least and the largest zero-point."""
     if not isinstance(zero, Ball):
         return zero, zero
     return (zero.mid - zero.radius).ceil(), (zero.mid + zero.radius).floor()

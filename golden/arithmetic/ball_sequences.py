@@ -1,4 +1,4 @@
-"""Sequences."""
+"""Sequences of balls: running sums, linear recurrences, triangular systems, and the gated delta rule."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from assay.golden.arithmetic.model import Chance, RoundingModel
 Tensor = torch.Tensor
 
 
-_STEP = 3.0  # u a step: a product, a sum, and one more sum where a scan adds in another order
-_FOLDED = 8.0  # u: beta, two decays and the scale as factors of either side of a product, each rounded there
-_FACTORS = 3  # exponentials beside one for each step: of a chunk's first place, its last, and the place itself
-_FAINT = 1e-30  # of a decay: what is off by an underflow is off by no relative error
-_LONG = 256  # places up to which the largest partial product is looked for
+_STEP = 3.0  # u per step: a product, a sum, and one more sum if a scan adds in another order
+_FOLDED = 8.0  # u: beta, two decays and the scale as factors on either side of a product, each rounded there
+_FACTORS = 3  # exponentials besides one per step: of a chunk's first position, its last, and the position itself
+_FAINT = 1e-30  # decays below it have the absolute error of underflow, not a relative one
+_LONG = 256  # length up to which partial products are maximised exactly
 
 
 @lru_cache(128)
 def _gammas(accumulate: Accumulator, chance: Chance | None, count: int, late: int) -> tuple[float, ...]:
-    """gamma of one term, of two, and so on, or of one less."""
+    """Return gamma of 1, 2, ..., ``count`` terms, or of one less each if ``late``."""
     model = RoundingModel(accumulate.format, accumulate, chance=chance)
     return tuple(model.gamma(max(terms - late, 0)) for terms in range(1, count + 1))
 
 
 class SequenceBalls(ElementaryBalls):
-    """Ball arithmetic with running sums and recurrences."""
+    """Ball arithmetic with running sums, recurrences and the delta rule."""
 
     def cumsum(self, x: Ball) -> Ball:
-        """Each running sum as `sum` has it: gamma_(n-1) of its own n terms' magnitudes, in any order.
+        """Return running sums, each with the bound of `sum`: gamma_(n-1) of its n terms' magnitudes, in any order.
 
-        An order that subtracts from a longer sum what comes behind is none of these.
+        Subtracting later terms from a longer sum is not covered.
         """
         count, late = x.shape[-1], int(self.model.accumulate.format.unit_roundoff <= self.u)
         lost = x.mid.new_tensor(_gammas(self.model.accumulate, self.model.chance, count, late))
@@ -50,11 +50,11 @@ class SequenceBalls(ElementaryBalls):
         return self._summed(mid, rad, magnitude, lowest_bit(x.mid).cummin(-1).values if count else mid)
 
     def recurrence(self, decay: Ball, term: Ball) -> Ball:
-        """In sequence, or as a scan of pairs (a, b), (a', b') -> (a a', a' b + b') in any tree.
+        """Return the recurrence, in sequence, or as a scan of pairs (a, b), (a', b') -> (a a', a' b + b') in any tree.
 
         h_t is the sum of b_s times all decays from s + 1 to t, and M_t the sum of their magnitudes. A tree rounds the
         product of a term and its decays as often as the sequence does, once a factor, and adds it in at most as many
-        sums as it has steps behind it, and log2 n more (a scan by doubling adds the last term that often). So with r
+        sums as steps follow it, and log2 n more (a scan by doubling adds the last term that often). So with r
         the radii of decays and terms R_t = (|a| + r_a) R_(t-1) + r_a M_(t-1) + r_b + 3 u M_t, and the radius of h_t is
         R_t + (log2 n + 2) u M_t.
         """
@@ -62,7 +62,7 @@ class SequenceBalls(ElementaryBalls):
         a, a_rad, b, b_rad = (part.broadcast_to(shape) for part in (decay.mid, decay.radius, term.mid, term.radius))
         h, most, rad = (torch.zeros(shape[:-1], dtype=torch.float64) for _ in range(3))
         lost = torch.zeros(shape[:-1], dtype=torch.bool)
-        found: list[tuple[Tensor, Tensor]] = []
+        steps: list[tuple[Tensor, Tensor]] = []
         more = (math.ceil(math.log2(max(shape[-1], 1))) + 2) * self.u
         tiny = 2 * (self.model.tiny + self.model.underflow(self.model.accumulate.format))
         unit = max(self.u, self.model.accumulate.format.unit_roundoff)
@@ -70,29 +70,29 @@ class SequenceBalls(ElementaryBalls):
             size = a[..., t].abs()
             given = h.isnan() | a[..., t].isnan() | b[..., t].isnan()
             h = a[..., t] * h + b[..., t] if t else b[..., t]
-            lost |= h.isnan() & ~given  # of a decay that overflowed, perhaps
+            lost |= h.isnan() & ~given  # perhaps by a decay that overflowed
             h = torch.where(lost, 0.0, h)
             inherited = (size + a_rad[..., t]) * rad + a_rad[..., t] * most + b_rad[..., t]
             most = size * most + b[..., t].abs()
             rad = inherited + _STEP * unit * (most + inherited) + tiny
             own = torch.where(lost | (most > self.model.largest), math.inf, rad + more * (most + rad))
-            found.append((h, torch.where(h.isfinite(), own, 0.0)))
-        if not found:
+            steps.append((h, torch.where(h.isfinite(), own, 0.0)))
+        if not steps:
             return Ball(b, None, self.model)
-        return self.ball(torch.stack([mid for mid, _ in found], -1), torch.stack([part for _, part in found], -1))
+        return self.ball(torch.stack([mid for mid, _ in steps], -1), torch.stack([part for _, part in steps], -1))
 
     def solve_unit_lower(self, lower: Ball, right: Ball) -> Ball:
-        """In sequence, by blocks, or by inverses of diagonal blocks of any width, themselves computed so.
+        """Solve in sequence, by blocks, or by inverses of diagonal blocks of any width, themselves computed so.
 
         With T = I + L and X = T^-1 the computed x' solve (T + dT) x' = b + db, |dT| <= r_L + gamma_n |L| =: E and
         |db| <= r_b + gamma_n |b| (N. J. Higham, *Accuracy and Stability of Numerical Algorithms*, 2nd ed., theorem 8.5,
-        of any order of the sums). An inverse of a diagonal block D of T is off by gamma_n |X||D||X| (there, 14.2), and
-        its product by gamma_n |X|, each times |b| + |L||x'|, the bound of what stands on the right of a block; that
-        reaches x' through X D. So for the radius e, with G = gamma_n |X| + (1 + gamma_n) gamma_n |X||T||X|,
+        of any order of the sums). An inverse of a diagonal block D of T has an error of gamma_n |X||D||X| (14.2),
+        and its product one of gamma_n |X|, each times |b| + |L||x'|, the bound on a block's right-hand side; these
+        errors reach x' through X D. So for the radius e, with G = gamma_n |X| + (1 + gamma_n) gamma_n |X||T||X|,
 
             e <= |X| (E (|x| + e) + db) + |X||T| G (|b| + |L| (|x| + e)),
 
-        in which no entry that multiplies e stands on the diagonal or above: one substitution in positive numbers.
+        in which every coefficient of e is below the diagonal: one substitution in positive numbers solves it.
         """
         size = right.shape[-2]
         below, off = lower.mid.tril(-1), lower.radius.tril(-1)
@@ -117,7 +117,7 @@ class SequenceBalls(ElementaryBalls):
         return self.ball(torch.where(hidden, 0.0, x), torch.where(unknown | overflow, math.inf, rad))
 
     def where_above(self, x: Ball, bound: float, y: Ball, z: Ball | float) -> Ball:
-        """Nothing is said where the bound lies within x's ball, nor what is right there."""
+        """Return y where x > bound, else z; unspecified where the bound is inside x's ball."""
         chosen = self.where(x.mid > bound, y, z)
         unsure = (((x.mid - bound).abs() <= x.radius) & (x.radius > 0)) | x.mid.isnan()
         return Ball(torch.where(unsure, 0.0, chosen.mid), torch.where(unsure, math.inf, chosen.radius), self.model)
@@ -125,27 +125,27 @@ class SequenceBalls(ElementaryBalls):
     def delta_rule(
         self, q: Ball, k: Ball, v: Ball, factor: Ball | float, decays: Ball, decay: Ball, beta: Ball
     ) -> Ball:
-        """A bound that grows with powers of the length, not with exponentials of it.
+        """Return the delta rule with a bound that grows with powers of the length, not exponentially.
 
         With L_ts = beta_t d_ts k_t.k_s below the diagonal, P_ts = d_ts scale q_t.k_s up to it, X = (I + L)^-1 and
-        Z = P X the exact results are u = X beta v and o = P u. Whatever a kernel does, its own u' solve
-        (I + L) u' = beta v + rho, but for errors delta of the inverse of a block, of any width, and of its product,
+        Z = P X the exact results are u = X beta v and o = P u. The u' of any kernel solve
+        (I + L) u' = beta v + rho, except for errors delta of the inverse of a block, of any width, and of its product,
         which reach u' directly: e = u' - u = X rho + W delta and o' - o = Z rho + Y delta + sigma, with W = X D and
         Y = Z D, D the diagonal blocks of I + L. Diagonal blocks of X are the inverses of those of I + L (N. J. Higham,
         *Accuracy and Stability of Numerical Algorithms*, 2nd ed., 8.1 and 14.2; S. Yang et al., *Parallelizing linear
         transformers with the delta rule over sequence length*, 2024, for the chunks).
 
-        - rho: each product beta d k k of L, or of the state that it stands for, is off by E relative to |k|^T |k| (sums
-          over D and over places, factors rounded on either side, as "updates" too, decays as one exponential or as a
-          product of one a step), and by the rounding of u' as "updates": E (|u| + |e|). The state S rounded as "state"
-          before a product, and keys times decays as "updates": beta |k|^T (|S| + sum d |k| |e|).
-        - delta: substitution for an inverse loses gamma_n |X||I + L||X|, rounding it as "inverse", and what it is
-          multiplied with and what comes out as "updates", their shares of |X| (beta |v| + beta |k|^T (|S| + ...)).
-        - sigma: the same as rho of q and P; scores times decays may be rounded as "scores".
+        - rho: each product beta d k k of L, or of the state that represents it, has an error E relative to |k|^T |k|
+          (sums over D and over positions, factors rounded on either side, as "updates" too, decays as one exponential
+          or as a product of one per step), and the rounding of u' as "updates": E (|u| + |e|). The state S rounded as
+          "state" before a product, and keys times decays as "updates": beta |k|^T (|S| + sum d |k| |e|).
+        - delta: substitution for an inverse loses gamma_n |X||I + L||X|; rounding it as "inverse", and its other factor
+          and its product as "updates", loses their unit roundoffs times |X| (beta |v| + beta |k|^T (|S| + ...)).
+        - sigma: the same as rho for q and P; scores times decays may be rounded as "scores".
 
-        So e <= c + N e with N below the diagonal alone: one substitution in positive numbers gives the bound. As the
-        errors of a place meet the true X, which forgets, and not a product of magnitudes, it keeps with float32 about
-        the cube of the length where a bound that is carried from place to place doubles with each.
+        So e <= c + N e with N strictly below the diagonal: one substitution in positive numbers gives the bound. Since
+        the errors of a position are multiplied by the true X, which decays, and not by a product of magnitudes, the
+        bound grows in float32 as about the cube of the length; one carried from position to position doubles with each.
         """
         if self.model.certifies:
             return super().delta_rule(q, k, v, factor, decays, decay, beta)
@@ -153,7 +153,7 @@ class SequenceBalls(ElementaryBalls):
         if not length:
             return v
         special = ~q.mid.isfinite()
-        if bool(special.any()):  # NaN of a query is that of its place; infinities cancel in one order, not in another
+        if bool(special.any()):  # a NaN query makes its own position NaN; infinities cancel in some orders only
             finite = Ball(torch.where(special, 0.0, q.mid), torch.where(special, 0.0, q.radius), self.model)
             known = self.delta_rule(finite, k, v, factor, decays, decay, beta)
             no_number = torch.where(q.mid.isnan().any(-1, keepdim=True), math.nan, known.mid)
@@ -225,7 +225,8 @@ class SequenceBalls(ElementaryBalls):
         return self._bounded(out, rad, everything)
 
     def _decays(self, decays: Ball, decay: Ball) -> tuple[Tensor, Tensor]:
-        """exp of sums of gates, zero ahead, and their errors: of the sums, and of products of an exponential a step."""
+        """Return exp of sums of gates, zero ahead, and their errors, for one exponential or a product of one per
+        step."""
         length = decay.shape[-1]
         d, off = decays.mid.tril(), decays.radius.tril()
         steps = self.recurrence(decay[..., None, :], self.exact(torch.eye(length, dtype=torch.float64)))
@@ -234,7 +235,8 @@ class SequenceBalls(ElementaryBalls):
         return d, off + product * (1 + torch.where(d > _FAINT, off / d, 1.0))
 
     def _states(self, q: Tensor, k: Tensor, size_k: Tensor, u: Tensor, decay: Ball) -> tuple[Tensor, Tensor, Tensor]:
-        """|k_t|^T |S| and |q_t|^T |S|, S the state at any place before t, decayed to t; the largest |S|."""
+        """Return |k_t|^T |S| and |q_t|^T |S|, S the state at any position before t, decayed to t; and the largest
+        |S|."""
         state = most = torch.zeros(*u.shape[:-2], k.shape[-1], u.shape[-1], dtype=torch.float64)
         by_keys, by_queries, held = [], [], most.amax(-2, keepdim=True)
         for t in range(u.shape[-2]):
@@ -248,12 +250,13 @@ class SequenceBalls(ElementaryBalls):
         return torch.stack(by_keys, -2), torch.stack(by_queries, -2), held
 
     def _tiny(self) -> float:
-        """Absolute error of one operation in any of the formats."""
+        """Return the absolute error of one operation in any of the formats."""
         formats = {self.model.compute, self.model.accumulate.format, *self.model.stages.values()}
         return 8 * max(self.model.underflow(format) for format in formats)
 
     def _bounded(self, out: Tensor, rad: Tensor, sizes: Sequence[tuple[str, Tensor]]) -> Ball:
-        """Nothing is said of a column of a head where one of its ``sizes`` may overflow, or what is stored of it."""
+        """Return the result, unspecified in a head's columns where one of the ``sizes`` may overflow, also when
+        stored."""
         beyond = ~rad.isfinite().all(-2, keepdim=True)
         for stage, size in sizes:
             limit = self.model.largest
@@ -264,7 +267,7 @@ class SequenceBalls(ElementaryBalls):
 
 
 def unit_lower_inverse(lower: Tensor) -> Tensor:
-    """(I + ``lower``)^-1 [..., n, n], of what lies below the diagonal."""
+    """Return (I + ``lower``)^-1 [..., n, n]; only the part below the diagonal is read."""
     one = torch.eye(lower.shape[-1], dtype=torch.float64)
     return torch.linalg.solve_triangular(lower, one.expand(lower.shape), upper=False, unitriangular=True)
 
@@ -274,12 +277,12 @@ def _identity(x: Tensor) -> Tensor:
 
 
 def _largest(*sizes: Tensor) -> Tensor:
-    """One more than the largest of a head, [..., 1, 1]."""
+    """Return one more than the largest element of a head, [..., 1, 1]."""
     return 1 + torch.stack([size.amax((-1, -2), keepdim=True) for size in sizes]).amax(0)
 
 
 def _carried(x: Tensor, lower: Tensor) -> Tensor:
-    """At or above |x D|, D any diagonal blocks of I + ``lower``: the largest sums of their products so far."""
+    """Return a bound on |x D|, D any diagonal blocks of I + ``lower``: the largest partial sums of the products."""
     length = lower.shape[-1]
     whole = lower + _identity(lower)
     if length > _LONG:

@@ -4,8 +4,8 @@ A definition is a plain function ``definition(xp: Arithmetic[N], *tensors: N, **
 (`Number`); everything beyond their operators is a method of ``xp``. Integer tensors (codes, indices) and masks arrive
 as native arrays of the arithmetic (`Indices`): ``xp: Arithmetic[N, Idx]``.
 
-Composite operations (`standardize`, `attend`, ...) have a default in elementary ones; an arithmetic overrides one
-where it knows a sharper bound.
+Composite operations (`standardize`, `attend`, ...) have a default in elementary ones; an arithmetic overrides those for
+which it has a sharper bound.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Number(Protocol):
 
 
 class Indices(Protocol):
-    """A native array of whole numbers or a mask, torch's or numpy's, with the operators that both have."""
+    """A native array of integers or a mask, torch's or numpy's, with the operators that both have."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -76,9 +76,9 @@ class Indices(Protocol):
 N = TypeVar("N", bound=Number, default=Any)
 """The numbers of an arithmetic."""
 Idx = TypeVar("Idx", bound=Indices, default=Any)
-"""Its whole numbers and masks."""
+"""The integers and masks of an arithmetic."""
 Formula = Callable[[Callable[[float], float], float], float]
-"""Of a square root and of pi; written for floats, and evaluated in each arithmetic's own scalars."""
+"""A function of a square root and of pi; written for floats, evaluated in the scalars of each arithmetic."""
 
 
 Tensor = torch.Tensor
@@ -86,7 +86,7 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Order:
-    """Where x is certainly less than y, more, the same, or unordered (one is NaN)."""
+    """Masks of where x is certainly less than y, more, the same, or unordered (one is NaN)."""
 
     less: Tensor
     more: Tensor
@@ -95,29 +95,33 @@ class Order:
 
     @property
     def open(self) -> Tensor:
-        """Where it is none of these for certain."""
+        """A mask of where none of these is certain."""
         return ~(self.less | self.more | self.same | self.unordered)
 
 
 class Decisions(Generic[N, Idx]):
-    """Ends and order of numbers; an arithmetic has at least `enclosure`, `interval` and `hull` of its own."""
+    """Ends and order of numbers; an arithmetic implements at least `enclosure`, `interval` and `hull`.
+
+    Masks here are torch's. Where radii leave an order open, three-valued logic has a mask of what is certain and one of
+    what is possible, and as a number 0, 1, or the interval between.
+    """
 
     def enclosure(self, x: N) -> tuple[Tensor, Tensor]:
-        """The least and the largest float64 that numbers may be, equal where they are known; NaN is its own end."""
+        """Return the least and the largest float64 that numbers may be, equal if exactly known; NaN is its own end."""
         raise NotImplementedError
 
     def interval(self, least: Tensor, most: Tensor) -> N:
-        """Numbers between ends."""
+        """Return numbers between ends."""
         raise NotImplementedError
 
     def hull(self, x: N, y: N) -> N:
-        """Numbers that may be those of x or those of y."""
+        """Return numbers that may be those of x or those of y."""
         raise NotImplementedError
 
     def compare(self, x: N, y: N) -> Order:
-        """The order of two numbers, element by element; by default that of their difference and zero."""
-        apart: Any = x - y
-        (low, high), (least, most) = self.enclosure(apart), self.enclosure(x)
+        """Return the order of two numbers for each element; by default that of their difference and zero."""
+        difference: Any = x - y
+        (low, high), (least, most) = self.enclosure(difference), self.enclosure(x)
         below, above = self.enclosure(y)
         less, more = (most < below) | (high < 0), (least > above) | (low > 0)
         same = ((low == 0) & (high == 0)) | ((least == most) & (below == above) & (least == below))
@@ -125,38 +129,38 @@ class Decisions(Generic[N, Idx]):
         return Order(less, more, same, unordered)
 
     def held(self, y: N, x: N) -> tuple[N, bool]:
-        """y, which a function without poles gives of x, as a kernel holds it; whether here it overflows."""
+        """Return y = f(x), f without poles, as a kernel stores it, and whether it overflows."""
         return y, False
 
     def open_beyond(self, x: N) -> N:
-        """x, of which nothing is known where it is infinite or NaN: an overflow that is none in truth led to it."""
+        """Return x, unknown where infinite or NaN: it may come from an overflow that the exact number doesn't have."""
         return x
 
     def select(self, certain: Tensor, possible: Tensor, x: N, y: N) -> N:
-        """x where ``certain``, y where not ``possible``, either between."""
+        """Return x where ``certain``, y where not ``possible``, else the hull of both."""
         chosen = self.chosen(certain, x, y)
         unsure = possible & ~certain
         return self.chosen(unsure, self.hull(x, y), chosen) if bool(unsure.any()) else chosen
 
     def chosen(self: Any, mask: Tensor, x: N, y: N) -> N:
-        """x where a mask of torch's holds, else y."""
-        found: N = self.where(self.integers(mask).astype(bool) if self.native is not torch else mask, x, y)
-        return found
+        """Return x where a torch mask holds, else y."""
+        result: N = self.where(self.integers(mask).astype(bool) if self.native is not torch else mask, x, y)
+        return result
 
     def larger_of(self: Any, x: N, y: N) -> N:
-        """The larger of two numbers, no farther off than the one that it is; NaN where either is."""
-        found: N = self.maximum(x, y)
-        return found
+        """Return the larger of two numbers, with that one's error only; NaN where either is."""
+        result: N = self.maximum(x, y)
+        return result
 
     def smaller_of(self, x: N, y: N) -> N:
         return -self.larger_of(-x, -y)
 
     def step(self, function: Callable[[Tensor], Tensor], x: N) -> N:
-        """A function that rises in steps (floor, ceil, trunc, round): where x lies about a step, what is between."""
+        """Return a step function (floor, ceil, trunc, round); where x encloses a step, the interval of its values."""
         return self.interval(*map(function, self.enclosure(x)))
 
     def power(self: Any, x: N, y: N | float) -> N:
-        """x^y; of whole small y by products."""
+        """Return x^y, by products if y is a small integer."""
         if isinstance(y, (int, float)) and float(y).is_integer() and abs(y) <= 64:
             count = int(abs(y))
             product: Any = self.exact(torch.ones(tuple(map(int, x.shape)), dtype=torch.float64))
@@ -165,56 +169,56 @@ class Decisions(Generic[N, Idx]):
             return 1.0 / product if y < 0 else product
         zero = self.compare(x, x * 0.0)
         safe = self.chosen(zero.same, x * 0.0 + 1.0, x)
-        found: N = self.exp(self.apply("log", safe) * y)
+        power: N = self.exp(self.apply("log", safe) * y)
         if not bool(zero.same.any()):
-            return found
+            return power
         rises = isinstance(y, (int, float)) and y > 0
-        return self.chosen(zero.same, x if rises else 1.0 / x, found)
+        return self.chosen(zero.same, x if rises else 1.0 / x, power)
 
     def root(self: Any, x: N) -> N:
-        """The square root of a sum of squares, which is zero at least, whatever its radius says."""
-        found: N = self.function("sqrt", x)
-        return found
+        """Return the square root of a sum of squares, which is not negative, whatever its radius."""
+        result: N = self.function("sqrt", x)
+        return result
 
     def special(self, function: Callable[..., Any], *numbers: N) -> N:
-        """A function of Arb's numbers, element by element, that only Arb encloses."""
+        """Return an elementwise function of Arb's numbers that only Arb encloses."""
         raise NotImplementedError
 
     def settled(self: Any, x: N) -> N:
-        """The number, of which nothing is open where it is infinite."""
+        """Return the number with radius zero where it is infinite."""
         return x
 
     def prod(self: Any, x: N) -> N:
-        """The product along the last axis, which is kept; in any order."""
+        """Return the product along the last axis, which keeps size one; in any order."""
         total: Any = self.exact(torch.ones((*map(int, x.shape[:-1]), 1), dtype=torch.float64))
-        for place in range(x.shape[-1]):
-            total = total * x[..., place : place + 1]
-        found: N = total
-        return found
+        for column in range(x.shape[-1]):
+            total = total * x[..., column : column + 1]
+        product: N = total
+        return product
 
     def largest_of(self: Any, x: N) -> N:
-        """The largest along the last axis, which is kept; off by no more than may become the largest."""
-        found: N = self.max(x)
-        return found
+        """Return the largest along the last axis, which keeps size one, with the error of those that may be largest."""
+        result: N = self.max(x)
+        return result
 
     def variance(self: Any, x: N, correction: float = 0.0) -> N:
-        """sum (x - mean)^2 / (n - correction) along the last axis, which is kept."""
+        """Return sum (x - mean)^2 / (n - correction) along the last axis, which keeps size one."""
         centred = x - self.mean(x)
-        found: N = self.sum(centred * centred) / float(x.shape[-1] - correction)
-        return found
+        result: N = self.sum(centred * centred) / float(x.shape[-1] - correction)
+        return result
 
     def ordered(self, x: N) -> N:
-        """The numbers of the last axis in ascending order: the k-th smallest of the ends holds the k-th smallest."""
+        """Sort the last axis in ascending order: the k-th smallest ends enclose the k-th smallest number."""
         least, most = self.enclosure(x)
         return self.interval(least.sort(-1).values, most.sort(-1).values)
 
     def cummax(self: Any, x: N) -> N:
-        """The largest so far along the last axis."""
+        """Return the running maximum along the last axis."""
         parts = [x[..., :1]]
-        for place in range(1, x.shape[-1]):
-            parts.append(self.larger_of(parts[-1], x[..., place : place + 1]))
-        found: N = self.concatenate(parts, -1)
-        return found
+        for column in range(1, x.shape[-1]):
+            parts.append(self.larger_of(parts[-1], x[..., column : column + 1]))
+        running: N = self.concatenate(parts, -1)
+        return running
 
 
 class Arithmetic(Decisions[N, Idx], ABC):
@@ -226,31 +230,31 @@ class Arithmetic(Decisions[N, Idx], ABC):
     native: ModuleType = torch
 
     def precision(self) -> AbstractContextManager[None]:
-        """What an evaluation is run in: the working precision, where this arithmetic has one beside its numbers."""
+        """Return the context to evaluate in: the working precision, if this arithmetic has a global one."""
         return nullcontext()
 
     @abstractmethod
     def exact(self, values: object) -> N:
-        """Numbers from a tensor whose values are exact (floats as stored, or integers)."""
+        """Return numbers from a tensor whose values are exact (floats as stored, or integers)."""
 
     def integers(self, values: object) -> Idx:
-        """A native integer array of this arithmetic, for indices, codes and masks."""
+        """Return a native integer array of this arithmetic, for indices, codes and masks."""
         return self.native.as_tensor(values).to(torch.int64)
 
     @abstractmethod
     def constant(self, formula: Formula) -> N:
-        """``formula(sqrt, pi)``, an exact number rather than its float64 neighbour."""
+        """Return ``formula(sqrt, pi)``, exact rather than rounded to float64."""
 
     @abstractmethod
     def function(self, name: str, x: N) -> N:
-        """The elementary function of that name, as torch has it: NaN outside its domain, limits at the infinities.
+        """Return an elementary function, named as in torch: NaN outside its domain, limits at the infinities.
 
-        exp, exp2, expm1, log, log2, log1p, tanh, erf, sigmoid, softplus, sqrt, rsqrt, reciprocal, sin, cos; as an op's
-        result, not as an intermediate: where a number lies beyond the format it is infinite.
+        exp, exp2, expm1, log, log2, log1p, tanh, erf, sigmoid, softplus, sqrt, rsqrt, reciprocal, sin, cos; as the
+        result of an op, not as an intermediate: infinite where a number is beyond the format.
         """
 
     def apply(self, name: str, x: N) -> N:
-        """The same as an intermediate, of numbers in the function's domain."""
+        """Return the same as an intermediate, of numbers in the function's domain."""
         return self.function(name, x)
 
     def exp(self, x: N) -> N:
@@ -260,7 +264,7 @@ class Arithmetic(Decisions[N, Idx], ABC):
         return self.apply("log", x)
 
     def erf(self, x: N, *, absolute: float = False) -> N:
-        """``absolute``: its error counts relative to this number, for it is added to one of that size."""
+        """Return erf x; ``absolute``: its error is relative to this number, to which the result is added."""
         return self.apply("erf", x)
 
     def tanh(self, x: N, *, absolute: bool = False) -> N:
@@ -282,14 +286,14 @@ class Arithmetic(Decisions[N, Idx], ABC):
 
     @abstractmethod
     def above(self, x: N, bound: float) -> Idx:
-        """A mask of the numbers, exact ones, above ``bound``."""
+        """Return a mask of the numbers, exact ones, above ``bound``."""
 
     @abstractmethod
     def sum(self, x: N, axis: int = -1, *, rescaled: bool = False) -> N:
-        """The sum; ``rescaled`` allows an online kernel's rescaling of the running sum at each new maximum."""
+        """Return the sum; ``rescaled`` allows an online kernel's rescaling of the running sum at each new maximum."""
 
     def cumsum(self, x: N) -> N:
-        """The running sums along the last axis, each one's terms added in any order; here in a logarithm of steps."""
+        """Return the running sums along the last axis, each one's terms added in any order; here in log2 n steps."""
         reach = 1
         while reach < x.shape[-1]:
             x = self.concatenate([x[..., :reach], x[..., reach:] + x[..., :-reach]], -1)
@@ -297,41 +301,41 @@ class Arithmetic(Decisions[N, Idx], ABC):
         return x
 
     def recurrence(self, decay: N, term: N) -> N:
-        """h_t = decay_t h_(t-1) + term_t along the last axis, h zero at first; in sequence, or as a scan."""
+        """Return h_t = decay_t h_(t-1) + term_t along the last axis, h_0 = term_0; in sequence, or as a scan."""
         parts = [term[..., :1]]
         for t in range(1, term.shape[-1]):
             parts.append(decay[..., t : t + 1] * parts[-1] + term[..., t : t + 1])
         return self.concatenate(parts, -1)
 
     def solve_unit_lower(self, lower: N, right: N) -> N:
-        """x [..., n, m] with x_t + sum_(s<t) lower_ts x_s = right_t; by substitution, or by inverses of blocks.
+        """Return x [..., n, m] with x_t + sum_(s<t) lower_ts x_s = right_t; by substitution, or by inverses of blocks.
 
-        ``lower`` [..., n, n], of which what lies below the diagonal counts; ``right`` [..., n, m].
+        ``lower`` [..., n, n], of which only the part below the diagonal is read; ``right`` [..., n, m].
         """
-        found = right[..., :1, :]
+        x = right[..., :1, :]
         for t in range(1, right.shape[-2]):
-            row = right[..., t : t + 1, :] - self.matmul(lower[..., t : t + 1, :t], found)
-            found = self.concatenate([found, row], -2)
-        return found
+            row = right[..., t : t + 1, :] - self.matmul(lower[..., t : t + 1, :t], x)
+            x = self.concatenate([x, row], -2)
+        return x
 
     def where_above(self, x: N, bound: float, y: N, z: N | float) -> N:
-        """y where x > bound, else z; where a kernel's x may lie on the other side, either."""
+        """Return y where x > bound, else z; either if a kernel's x may be on the other side."""
         return self.where(self.above(x, bound), y, z)
 
     @abstractmethod
     def max(self, x: N) -> N:
-        """The largest along the last axis; -inf where there is none."""
+        """Return the largest along the last axis; -inf if the axis is empty."""
 
     @abstractmethod
     def matmul(self, a: N, b: N, plus: N | None = None) -> N:
-        """a @ b + plus, each entry one accumulation; ``plus`` may be the accumulator's initial value."""
+        """Return a @ b + plus, each element one accumulation; ``plus`` may be the accumulator's initial value."""
 
     def rearranged(self, change: Callable[[Sequence[Any]], Any], parts: Sequence[N]) -> N:
-        """What ``change`` makes of native arrays: of those that the ``parts`` are, or of each kind that they hold."""
+        """Apply ``change`` to the native arrays that the ``parts`` consist of, one kind of array at a time."""
         return change(parts)
 
     def swap(self, x: N) -> N:
-        """The last two axes exchanged."""
+        """Exchange the last two axes."""
         return self.rearranged(lambda arrays: self.native.swapaxes(arrays[0], -1, -2), [x])
 
     def concatenate(self, parts: Sequence[N], axis: int = 0) -> N:
@@ -342,122 +346,122 @@ class Arithmetic(Decisions[N, Idx], ABC):
 
     @abstractmethod
     def topk_index(self, x: N, k: int) -> Idx:
-        """The places of the k largest along the last axis, largest first, the earlier one on a tie."""
+        """Return the indices of the k largest along the last axis, largest first, the earlier one on a tie."""
 
     def topk_admissible(self, x: N, index: Idx, *, ordered: bool = False) -> Idx:
-        """Which places, of the k largest along the last axis that were chosen, no unchosen one certainly beats.
+        """Return a mask of the chosen indices that no unchosen number certainly exceeds.
 
         ``ordered``: nor one that was chosen after it.
         """
         raise NotImplementedError("only an arithmetic of balls knows what may be the largest")
 
     def gather(self, x: N, index: Idx) -> N:
-        """x[r, index[r, j]]: for each row of a matrix its own places."""
+        """Return x[r, index[r, j]]."""
         return x[self.integers(range(len(index)))[:, None], index]
 
     def quantization_scale(self, span: N, largest: float) -> N:
-        """span / largest, what one step between codes stands for; a kernel may give any scale to a span of zero."""
+        """Return span / largest, the value of one step between codes; a span of zero allows any scale."""
         return span / largest
 
     def at_least(self, x: N, bound: float) -> N:
-        """The larger of x and a constant."""
+        """Return the larger of x and a constant."""
         return self.maximum(x, self.exact(torch.tensor(bound, dtype=torch.float64)))
 
     @abstractmethod
     def power_of_two(self, x: N, *, above: bool) -> N:
-        """The power of two at or above positive x, or at or below it, and no less than e8m0's least; zero of zero."""
+        """Return the power of two at or above positive x, or at or below it, at least e8m0's least; zero for zero."""
 
     @abstractmethod
     def quantize(self, x: N, scale: N, format: str, zero: N | Idx | None = None, stored: N | None = None) -> N:
-        """The codes that x / scale may be rounded to: to nearest even, plus ``zero``, saturated.
+        """Return the codes that x / scale may be rounded to: to nearest even, plus ``zero``, saturated.
 
-        ``format`` is that of the codes; with a zero-point the sum saturates, not the quotient. Where a number lies so
-        near to a midpoint that it may be rounded to either side, the result holds both codes and what is between. A
-        scale of zero gives the zero-point. ``stored``: the scale that a kernel gave, as evidence of how it divides.
+        ``format`` is that of the codes; with a zero-point the sum saturates, not the quotient. If a number may be
+        rounded to either side of a midpoint, the result encloses both codes. A scale of zero gives the zero-point.
+        ``stored``: the scale that a kernel returned, which shows how it divides.
         """
 
     def round(self, x: N, stage: str) -> N:
-        """A place where a kernel may round on the way; exact arithmetics leave ``x`` as it is."""
+        """Mark a rounding point of kernels; exact arithmetics return ``x`` as it is."""
         return x
 
     # Composite operations.
     def exp_shifted(self, x: N, shift: N) -> N:
-        """exp(x - shift), zero where x is -inf and shift is finite."""
+        """Return exp(x - shift), zero where x is -inf and shift is finite."""
         return self.exp(x - shift)
 
     def softmax(self, x: N) -> N:
-        """exp(x) / sum exp(x) along the last axis."""
+        """Return exp(x) / sum exp(x) along the last axis."""
         weights = self.exp_shifted(x, self.max(x))
         return weights / self.sum(weights, rescaled=True)
 
     def logsumexp(self, x: N) -> N:
-        """log sum exp(x) along the last axis."""
+        """Return log sum exp(x) along the last axis."""
         largest = self.max(x)
         return largest + self.log(self.sum(self.exp_shifted(x, largest), rescaled=True))
 
     def log_softmax(self, x: N) -> N:
-        """x - log sum exp(x) along the last axis."""
+        """Return x - log sum exp(x) along the last axis."""
         return x - self.logsumexp(x)
 
     def gate_mul(self, x: N, gate: N) -> N:
-        """x * gate, with the limit zero where x is -inf and the gate has closed."""
+        """Return x * gate, with the limit zero where x is -inf and the gate is zero."""
         return x * gate
 
     def add_bias(self, x: N, bias: N) -> N:
-        """x + bias, where a part of x may have been taken into the bias."""
+        """Return x + bias, where a part of x may have been folded into the bias."""
         return x + bias
 
     def scaled_matmul(self, a: N, b: N, scale_a: N, scale_b: N) -> N:
-        """(a scale_a) @ (b scale_b), the scales being applied before the product or after it."""
+        """Return (a scale_a) @ (b scale_b), with the scales applied before the product or after it."""
         return self.matmul(a * scale_a, b * scale_b)
 
     def gated_product(self, x: N, gate: N, y: N) -> N:
-        """x gate y, in any order, or with x gate rounded first as "activated"; with the limit of `gate_mul`."""
+        """Return x gate y, in any order, or with x gate rounded first as "activated"; with the limit of `gate_mul`."""
         return self.round(self.gate_mul(x, gate), "activated") * y
 
     def quantized_matmul(self, x: N, codes: Idx, zero_points: Idx, scale: N) -> N:
-        """x @ ((codes - zero_points) * scale), the weights marked as the stage "weights"."""
+        """Return x @ ((codes - zero_points) * scale), with the weights marked as the stage "weights"."""
         return self.matmul(x, self.round(self.exact(codes - zero_points) * scale, "weights"))
 
-    def sparse_matmul(self, values: N, place: Idx, b: N) -> N:
-        """sum_j values[m, j] b[place[m, j], n]; rows of b that are not named do not enter."""
-        return self.sum(values[:, :, None] * b[place], axis=1)[:, 0]
+    def sparse_matmul(self, values: N, index: Idx, b: N) -> N:
+        """Return sum_j values[m, j] b[index[m, j], n]; the other rows of b are not read."""
+        return self.sum(values[:, :, None] * b[index], axis=1)[:, 0]
 
     def dequantize(self, codes: N, scale: float) -> N:
-        """codes * scale, the scale being applied to the codes or to the result of what is linear in them."""
+        """Return codes * scale, with the scale applied to the codes or to a result that is linear in them."""
         return codes * scale
 
     def abs(self, x: N) -> N:
-        """The magnitude."""
+        """Return the magnitude."""
         return self.maximum(x, -x)
 
     def unspecified(self, rows: Idx | Callable[[], Idx], x: N) -> N:
-        """``x``, where a contract says nothing of the places in ``rows``: a mask, or a function that makes it."""
+        """Return ``x``, unspecified by a contract where the mask ``rows`` (or the function that returns it) holds."""
         return x
 
-    def spilled(self, places: Callable[[], Idx], x: N) -> N:
-        """``x``, where what is masked or never read may reach the ``places``, if it is NaN or infinite."""
+    def spilled(self, mask: Callable[[], Idx], x: N) -> N:
+        """Return ``x``; ``mask`` returns the elements that masked or unread NaN and infinities may reach."""
         return x
 
     def is_finite(self, x: N) -> Idx:
-        """A mask of the numbers that are neither NaN nor infinite."""
+        """Return a mask of the numbers that are neither NaN nor infinite."""
         return self.above(x, -math.inf) & self.above(-x, -math.inf)
 
     def mean(self, x: N) -> N:
-        """The mean along the last axis."""
+        """Return the mean along the last axis."""
         return self.sum(x) / x.shape[-1]
 
     def standardize(self, x: N, eps: float) -> tuple[N, N]:
-        """x - mean and 1 / sqrt(variance + eps), along the last axis."""
+        """Return x - mean and 1 / sqrt(variance + eps), along the last axis."""
         centred = x - self.mean(x)
         return centred, self.rsqrt(self.mean(centred * centred) + eps)
 
     def any_formula(self, *formulas: Callable[[], N]) -> N:
-        """One number by several formulas, any of which a kernel may evaluate; the first is the exact one's."""
+        """Return a number that kernels compute by any of several formulas; exact arithmetics evaluate the first."""
         return formulas[0]()
 
     def silu_slope(self, x: N) -> N:
-        """The derivative of x s, s the sigmoid of x: s + x s (1 - s); zero at -inf and one at inf."""
+        """Return the derivative of x s, s the sigmoid of x: s + x s (1 - s); zero at -inf and one at inf."""
 
         def tail(x: N) -> N:
             s = self.sigmoid(x)
@@ -466,41 +470,42 @@ class Arithmetic(Decisions[N, Idx], ABC):
         return self.sigmoid(x) + tail(self.minimum(x, 0.0)) - tail(self.minimum(-x, 0.0))
 
     def silu_gradient(self, a: N, b: N, x: N) -> N:
-        """a b times `silu_slope` of x, whose own factors may be multiplied with a and b in any order.
+        """Return a b times `silu_slope` of x, whose own factors may be multiplied with a and b in any order.
 
         Or with a b rounded first, as "activated_gradient".
         """
         return self.product(a, b, self.silu_slope(x), "activated_gradient")
 
     def product(self, a: N, b: N, c: N, stage: str = "") -> N:
-        """a b c, in any order, or with a b rounded first as ``stage``."""
+        """Return a b c, in any order, or with a b rounded first as ``stage``."""
         return self.round(a * b, stage) * c
 
     def blocks(self, rows: int, width: int) -> list[tuple[int, int]]:
-        """Ranges of rows, each of ``width`` numbers, that are best evaluated at a time."""
+        """Return ranges of rows, each of ``width`` numbers, to evaluate one after another."""
         return [(0, rows)]
 
     def in_blocks(self, function: Callable[..., Any], *numbers: Any, whole: int = 0) -> Any:
-        """``function(*numbers)``, independent along all axes but the last ``whole``, however much at a time is best."""
+        """Return ``function(*numbers)``, independent along all axes but the last ``whole``, in blocks if that is
+        faster."""
         return function(*numbers)
 
     def weighted(self, weights: N, values: N) -> N:
-        """The product of matrices where each row of ``weights`` was divided by its sum: the product may be instead."""
+        """Return weights @ values; kernels may divide the product instead of the ``weights`` by each row's sum."""
         return self.matmul(weights, values)
 
     def scores(self, q: N, k: N, scale: N | float) -> N:
-        """q k^T scale over the last two axes; q scale may be rounded as "query", each product as "scores"."""
+        """Return q k^T scale over the last two axes; q scale may be rounded as "query", each product as "scores"."""
         return self.round(self.matmul(self.round(q * scale, "query"), self.swap(k)), "scores")
 
     def softcap(self, scores: N, cap: float) -> N:
-        """cap * tanh(scores / cap), each of the three rounded as "scores" where a kernel may."""
+        """Return cap * tanh(scores / cap), each of the three operations rounded as "scores"."""
         capped = self.round(self.tanh(self.round(scores / cap, "scores"), absolute=True), "scores")
         return self.round(capped * cap, "scores")
 
     def delta_rule(self, q: N, k: N, v: N, factor: N | float, decays: N, decay: N, beta: N) -> N:
-        """o_t = q_t S_t, S_t = decay_t S_(t-1) + k_t^T beta_t (v_t - decay_t k_t S_(t-1)), q times ``factor``.
+        """Return o_t = q_t S_t, S_t = decay_t S_(t-1) + k_t^T beta_t (v_t - decay_t k_t S_(t-1)), q times ``factor``.
 
-        q, k [..., T, D], v [..., T, Dv]; ``decays`` [..., T, T] from one place to another, what lies ahead ignored;
+        q, k [..., T, D], v [..., T, Dv]; ``decays`` [..., T, T] from position s to t, ignored for s > t;
         ``decay`` of one step and ``beta`` [..., T]. Here by the triangular system of a single chunk.
         """
         behind = self.integers(range(k.shape[-2]))
@@ -513,10 +518,10 @@ class Arithmetic(Decisions[N, Idx], ABC):
     def attend_backward(
         self, scores: N, visible: Idx, q: N, k: N, v: N, dout: N, scale: N | float, terms: int
     ) -> tuple[N, N, N]:
-        """The gradients of q, k and v of attention, for rows q [..., R, D] and dout [..., R, Dv] of it.
+        """Return the gradients of q, k and v of attention, for some rows q [..., R, D] and dout [..., R, Dv].
 
-        ``scores`` [..., R, Sk] are those of `scores`; those of k and v are part of sums over ``terms`` rows. What a row
-        does not see adds nothing to its gradient, nor the row to that.
+        ``scores`` [..., R, Sk] are those of `scores`; the gradients of k and v are part of sums over ``terms`` rows. A
+        masked key adds nothing to a row's gradient, nor the row to the key's.
         """
         blind = ~visible.any(-1)[..., None]
         weights = self.softmax(self.where(visible | blind, scores, -math.inf))
@@ -527,13 +532,13 @@ class Arithmetic(Decisions[N, Idx], ABC):
         return self.matmul(gradient, k), self.matmul(transposed, q), self.matmul(self.swap(weights), dout)
 
     def merge(self, scores: N, visible: Idx, values: N) -> tuple[N, N]:
-        """`attend` to partial results: values are outputs of softmax over parts, scores their log-sum-exps."""
+        """Return `attend` of partial results: values are outputs of attention to parts, scores their log-sum-exps."""
         return self.attend(scores, visible, values, None)
 
     @abstractmethod
     def attend(self, scores: N, visible: Idx, values: N, sinks: N | None) -> tuple[N, N]:
-        """Softmax of the visible scores [..., Sq, Sk] applied to values [..., Sk, Dv], and its log-sum-exp.
+        """Return softmax of the visible scores [..., Sq, Sk] times values [..., Sk, Dv], and its log-sum-exp.
 
-        ``sinks`` [..., 1, 1] is one more logit in the denominator. Values that no row sees, NaN and Inf among them,
-        do not reach the output; a row that sees nothing gives zero and -inf.
+        ``sinks`` [..., 1, 1] is one more logit in the denominator. Values that no row sees, even NaN and Inf, do not
+        reach the output; a row without visible keys gives zero and -inf.
         """

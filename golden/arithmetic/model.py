@@ -1,8 +1,8 @@
-"""Rounding models: what an evaluation may lose at each operation.
+"""Rounding models: bounds on the error of each operation of an evaluation.
 
-One class serves two ends. With float64's constants it bounds the float64 evaluation that produces a golden, so that
-the golden's radius is certified; with the constants of a kernel's contract it bounds every kernel that keeps the
-contract, so that the radius is the tolerance.
+With float64's constants a model bounds the float64 evaluation that produces a golden, so that the golden's radius is
+certified; with the constants of a kernel's contract it bounds every kernel that keeps the contract, so that the radius
+is the tolerance.
 
 Sources: N. J. Higham, *Accuracy and Stability of Numerical Algorithms*, 2nd ed., ch. 3 (gamma_n); P. Blanchard,
 N. J. Higham, F. Lopez, T. Mary, S. Pranesh, *Mixed precision block fused multiply-add*, SISC 42 (2020) C124.
@@ -66,13 +66,13 @@ class Chance:
 
 
 RADIUS_ROUNDING = 1 + 2.0**-30
-"""Radii are themselves computed in float64, rounded to nearest: within 2^23 u of what their formula says.
+"""Radii are computed in float64, rounded to nearest: within 2^23 u of their formula.
 
-Where one is subtracted (|b| - r), what is left is not near r: there the radius is widened first (`outward`), and sums
-of more than 2^20 terms have a factor of their own (`RoundingModel.sum_rounding`).
+Where one is subtracted (|b| - r) the difference may have a larger relative error: the radius is widened first
+(`outward`). Sums of more than 2^20 terms have a factor of their own (`RoundingModel.sum_rounding`).
 """
-_LARGEST_EXPONENT = 700.0  # exp of it is a float64
-UNLISTED_ULPS = 4.0  # of a function that a model does not list
+_LARGEST_EXPONENT = 700.0  # below the overflow of exp
+UNLISTED_ULPS = 4.0  # for functions that a model does not list
 ENDS_OF_ROUNDING: Mapping[str, tuple[Mode, Mode]] = {
     "nearest": ("nearest", "nearest"),
     "nearest_away": ("nearest_away", "nearest_away"),
@@ -84,18 +84,18 @@ ENDS_OF_ROUNDING: Mapping[str, tuple[Mode, Mode]] = {
 
 @dataclass(frozen=True)
 class RoundingModel:
-    """What may be lost at each operation.
+    """Bounds on the error of each operation.
 
     ``ulps`` are the errors of elementary functions in ulps of ``compute`` (`UNLISTED_ULPS` where left out); ``stages``
     the formats to which marked intermediates may be rounded; ``flush`` allows zero for a subnormal; ``empty_row`` is
-    the value of an attention row that sees nothing (None: any); ``rounding`` how codes are rounded ("nearest",
+    the value of an attention row without visible keys (None: any); ``rounding`` how codes are rounded ("nearest",
     "nearest_away", "toward_zero", "stochastic": to either neighbour); ``rescale_every`` how many terms of a running sum
-    of exponentials come before it is rescaled to a new maximum. With ``chance`` roundings that follow one another add
-    up as chance has it and not as in the worst case. ``beyond`` is what becomes of a number that may overflow inside:
-    "anything"; "nothing", as if there were no overflow; or "infinity" where the exact one overflows. ``spills``:
-    anything may come out where NaN or an infinity of what is masked or never read enters a sum with a weight of zero.
-    ``certifies`` marks the model of the float64 evaluation itself, whose algorithms are known: freedoms that kernels
-    have are not added.
+    of exponentials come before it is rescaled to a new maximum. With ``chance`` successive roundings have its
+    probabilistic bound, not the worst case. ``beyond``: the result if an intermediate may overflow: "anything";
+    "nothing", as if there were no overflow; or "infinity" if the exact one overflows. ``spills``: results are
+    unspecified where a masked or unread NaN or infinity enters a sum with a weight of zero. ``certifies`` marks the
+    model of the float64 evaluation itself, whose algorithms are known, so that orders and formulas of kernels are not
+    covered.
     """
 
     compute: Format
@@ -127,10 +127,10 @@ class RoundingModel:
         return min(self.compute.largest, self.accumulate.format.largest)
 
     def gamma(self, terms: int) -> float:
-        """Bound on the error of a sum of ``terms`` products, in any order, relative to the sum of magnitudes.
+        """Return a bound on the error of a sum of ``terms`` products, in any order, relative to the sum of magnitudes.
 
-        With ``chance`` only where rounding to nearest in 24 bits or more leaves it to chance: matrix units truncate,
-        and narrow accumulators stagnate.
+        ``chance`` applies only to rounding to nearest in 24 bits or more: matrix units truncate, and narrow
+        accumulators stagnate.
         """
         worst = self.accumulate.gamma(terms)
         if self.chance is None or self.accumulate.block or self.accumulate.format.precision < 24:
@@ -139,30 +139,32 @@ class RoundingModel:
         return min(worst, math.expm1(min(_LARGEST_EXPONENT, likely)))
 
     def running_sum(self, terms: int) -> float:
-        """The same of a running sum of ``terms`` and its rescalings, and one rounding more of each kind."""
+        """Return the same for a running sum of ``terms`` and its rescalings, and one more rounding of each."""
         factors = self.rescalings(terms) + 1
-        apart = self.gamma(terms + 1) + self.compounded(factors, self.unit_roundoff)
+        separate = self.gamma(terms + 1) + self.compounded(factors, self.unit_roundoff)
         if self.chance is None or self.accumulate.block:
-            return apart
-        return min(apart, self.gamma(terms + 1 + factors))  # chance takes all of them together
+            return separate
+        return min(separate, self.gamma(terms + 1 + factors))  # all factors together
 
     def compounded(self, factors: int, error: float) -> float:
-        """What so many factors 1 + e change, each |e| <= ``error``, which may be that of a function and have a side."""
+        """Return a bound on the product of ``factors`` factors 1 + e, |e| <= ``error``, less one; e may be biased."""
         total = factors * error
         if self.chance is not None and self.chance.deviations:
             total = min(total, self.chance.sum_of(factors, error))
         return math.expm1(min(_LARGEST_EXPONENT, total))
 
     def sum_rounding(self, terms: int) -> float:
-        """What a sum of ``terms`` radii may lack, u for each partial sum; one where `RADIUS_ROUNDING` covers it."""
+        """Return the factor for rounding a sum of ``terms`` radii, u per partial sum; one if `RADIUS_ROUNDING`
+        covers it."""
         return 1.0 if terms <= 2**20 else 1 + terms * 2.0**-52
 
     def rescalings(self, terms: int) -> int:
-        """How often a running sum of n ``terms`` is rescaled: once a block of b but the first, ceil((n - 1) / b)."""
+        """Return how often a running sum of n ``terms`` is rescaled: once per block of b but the first, ceil((n - 1)
+        / b)."""
         return math.ceil(max(terms - 1, 0) / self.rescale_every)
 
     def underflow(self, format: Format) -> float:
-        """Absolute error of one operation whose result is subnormal in ``format``.
+        """Return the absolute error of one operation whose result is subnormal in ``format``.
 
         Processors add a subnormal number ten times slower than others, so the evaluation itself claims no more than
         2^-1000.
@@ -179,15 +181,15 @@ class RoundingModel:
         return self.underflow(self.compute)
 
     def function_error(self, function: str) -> float:
-        """Relative error allowed to an elementary function: its ulps, each of at most 2 u."""
+        """Return the relative error allowed to an elementary function: its ulps, each of at most 2 u."""
         return 2 * self.unit_roundoff * self.ulps.get(function, UNLISTED_ULPS)
 
     def function_underflow(self, function: str) -> float:
-        """Absolute error allowed to an elementary function whose result is subnormal: the same ulps, of one size."""
+        """Return the absolute error allowed to an elementary function with a subnormal result: its ulps there."""
         return 2 * self.tiny * max(1.0, self.ulps.get(function, UNLISTED_ULPS))
 
     def represents(self, values: torch.Tensor) -> torch.Tensor:
-        """Where float64 ``values`` are numbers of the compute format, so that storing them loses nothing."""
+        """Return where float64 ``values`` are numbers of the compute format."""
         if self.compute.name == "float64":
             return torch.ones_like(values, dtype=torch.bool)
         if self.compute.name == "float32":
@@ -196,12 +198,12 @@ class RoundingModel:
 
 
 def all_finite(x: torch.Tensor) -> bool:
-    """Whether all elements are finite numbers, as their sum shows unless it overflows."""
+    """Return whether all elements are finite; a finite sum shows it without a mask."""
     return math.isfinite(float(x.sum())) or bool(torch.isfinite(x).all())
 
 
 def outward(radius: torch.Tensor) -> torch.Tensor:
-    """At or above what the radius stands for, to be subtracted from."""
+    """Return the radius rounded up, to be subtracted."""
     return radius * RADIUS_ROUNDING
 
 

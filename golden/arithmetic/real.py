@@ -131,8 +131,8 @@ def power_of_two(x: Tensor, *, above: bool) -> Tensor:
     """As `Arithmetic.power_of_two`; NaN and infinities as they are."""
     significand, exponent = torch.frexp(x)
     exact = significand == 0.5
-    found = torch.ldexp(torch.ones_like(x), torch.where(exact | ~torch.tensor(above), exponent - 1, exponent))
-    return torch.where((x > 0) & x.isfinite(), found.clamp(min=LEAST_E8M0), x)
+    power = torch.ldexp(torch.ones_like(x), torch.where(exact | ~torch.tensor(above), exponent - 1, exponent))
+    return torch.where((x > 0) & x.isfinite(), power.clamp(min=LEAST_E8M0), x)
 
 
 def codes_of(quotient: Tensor, format: str, zero: Tensor | None = None, mode: Mode = "nearest") -> Tensor:

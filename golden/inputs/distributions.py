@@ -7,16 +7,19 @@ platform. `np.exp2`, `np.log` and the like differ between libraries and between 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from assay.formats.codes import all_values
-from assay.formats.format import Format
+from assay.formats.format import Format, format_named
 from assay.golden.inputs.random_bits import bits, integers, normal, uniform
 from assay.golden.signature import TensorSpec
 
+Integers = npt.NDArray[np.int64]
+_E4M3, _INT8 = format_named("float8_e4m3fn"), format_named("int8")
 Array = npt.NDArray[Any]
 
 
@@ -50,8 +53,8 @@ class Draws:
             return np.zeros(self.shape)
         shape = [-1 if i == axis % len(self.shape) else 1 for i in range(len(self.shape))]
         first = self.start[axis]
-        place = np.arange(first, first + self.shape[axis], dtype=np.float64)
-        return np.broadcast_to(place.reshape(shape), self.shape)
+        coordinate = np.arange(first, first + self.shape[axis], dtype=np.float64)
+        return np.broadcast_to(coordinate.reshape(shape), self.shape)
 
     def normal(self) -> Array:
         return normal(self.bits())
@@ -104,7 +107,7 @@ def _blocks(draws: Draws) -> Array:
 
 
 def _one_hot(draws: Draws) -> Array:
-    """One element of each row is one: its place is the row's number, wrapped at 61."""
+    """One element of each row is one, in the column of the row's number modulo 61."""
     row = draws.position(-2) if len(draws.shape) > 1 else np.zeros(draws.shape)
     return (draws.position() == row % 61).astype(np.float64)
 
@@ -131,8 +134,8 @@ def _cycled_scales(draws: Draws) -> Array:
     """Negative, zero and positive scales in turn along every axis, from the ``seed``'s on; in e8m0 all are positive."""
     if not draws.format.signed:
         return 2.0**-4 * (0.5 + draws.uniform())
-    place = sum((draws.position(axis) for axis in range(len(draws.shape))), np.full(draws.shape, float(draws.seed)))
-    return (place % 3 - 1.0) * 2.0**-4 * (0.5 + draws.uniform())
+    total = sum((draws.position(axis) for axis in range(len(draws.shape))), np.full(draws.shape, float(draws.seed)))
+    return (total % 3 - 1.0) * 2.0**-4 * (0.5 + draws.uniform())
 
 
 def _far_scales(draws: Draws) -> Array:
@@ -195,7 +198,6 @@ REAL: dict[str, Callable[[Draws], Array]] = {
     "zeros": lambda d: np.zeros(d.shape),
     "ones": lambda d: np.ones(d.shape),
 }
-
 GENERAL = tuple(name for name in REAL if name not in {"zeros", "ones"})
 EXACT = ("integers", "powers", "one_hot", "ties", "seesaw")
 RELATIVE = ("patterns", "near_overflow", "lowest", "subnormal")  # made to the measure of the format
@@ -212,13 +214,11 @@ RANGE = (
     "patterns",
     "zeros",
 )
-
 EXTREME = frozenset(RANGE) | {
     "lognormal", "outliers", "loud_rows", "cancelling", "constant_rows", "large_mean", "peaked", "seesaw",
     "far", "ends", "large", "deep", "vast",
 }  # fmt: skip
 """Far from one, or cancelling; what isn't among these is ordinary."""
-
 ROLES: dict[str, dict[str, Callable[[Draws], Array]]] = {
     "real": REAL,
     "scale": {
@@ -312,3 +312,76 @@ def names_of(tensor: TensorSpec) -> tuple[str, ...]:
         return LENGTHS
     names = INTEGERS if tensor.is_integer else tuple(ROLES[tensor.role])
     return (*names, MIDPOINTS) if tensor.role == "real" and tensor.bound else names
+
+
+def midpoints(draws: Draws, largest: int) -> npt.NDArray[np.float64]:
+    """Return midpoints between codes up to ``largest``, times a power of two that a quantiser computes as its scale.
+
+    Every eighth number, from the first, is the largest code, so that each group contains it; for codes 0 to 15 every
+    eighth from the fifth is the other end of their range.
+    """
+    everywhere = range(len(draws.shape))
+    power = power_of_two(np.asarray([0, -3, 5])[integers(draws.bits("step", ignore=everywhere), 3)])
+    index = draws.position() % 8
+    if largest == _E4M3.largest:
+        codes = all_values(_E4M3).numpy()
+        codes = np.sort(abs(codes[codes >= 0]))  # of zeros of both signs a sort by vector units keeps any
+        between = draws.sign() * ((codes[:-1] + codes[1:]) / 2)[integers(draws.bits(), len(codes) - 1)]
+        return np.where(index == 0, draws.sign() * largest, between) * power
+    if largest == _INT8.largest:
+        between = integers(draws.bits(), 2 * largest) - largest + 0.5
+        return np.where(index == 0, draws.sign() * largest, between) * power
+    ends = np.asarray([(8, -7), (15, 0), (0, -15), (7, -7)])[integers(draws.bits("ends", ignore=everywhere), 4)]
+    top, bottom = ends[..., 0], ends[..., 1]
+    between = np.floor(draws.uniform() * (top - bottom)) + bottom + 0.5
+    return np.where(index == 0, top, np.where(index == 4, bottom, between)) * power
+
+
+def every_value(draws: Draws) -> npt.NDArray[np.float64]:
+    """Return the value of each bit pattern in order, 256 per row, beginning with the pattern ``seed``."""
+    values = all_values(draws.format).numpy()
+    number = draws.position(-2) * 256 + draws.position() if len(draws.shape) > 1 else draws.position()
+    return values[(number.astype(np.int64) + draws.seed) % len(values)]
+
+
+def label_values(draws: Draws, name: str, below: int, none: int) -> Integers:
+    """Return integers below ``below``: "uniform", "first", "last"; "mixed" (a quarter ``none``), or all of them
+    "none"."""
+    drawn = integers(draws.bits(), below)
+    if name in ("first", "last"):
+        return np.full(draws.shape, 0 if name == "first" else below - 1, dtype=np.int64)
+    share = {"mixed": 0.25, "none": 1.0}.get(name, 0.0)
+    return np.where(uniform(draws.bits("none")) < share, none, drawn)
+
+
+def offset_values(draws: Draws, name: str, total: int) -> Integers:
+    """Return where each part of ``total`` begins, and ``total`` at the end: "mixed" (parts of none, few and many, the
+    last the
+    rest), "even", "uniform" (cut anywhere), or "one" (a single part has all)."""
+    parts = draws.shape[0] - 1
+    number = np.arange(parts + 1)
+    if name == "even":
+        offsets = number * total // max(parts, 1)
+    elif name == "uniform":
+        offsets = np.sort(integers(draws.bits(), total + 1))
+    elif name == "one":
+        owner = integers(draws.bits("owner", ignore=[0]), max(parts, 1))
+        offsets = np.where(number > owner, total, 0)
+    else:
+        lengths = np.asarray([0, 1, 2, 3, 5, 17, 33, 64])[integers(draws.bits(), 8)]
+        offsets = np.minimum(np.cumsum(lengths) - lengths[0], total)
+    offsets[0], offsets[-1] = 0, total
+    return offsets.astype(np.int64)
+
+
+def pair_values(draws: Draws, name: str, below: int) -> Integers:
+    """Return pairs of neighbours along the last axis, two indices below ``below``, ascending: "uniform", "first",
+    "last";
+    or "any" indices, of which some descend and some are equal."""
+    if name == "any":
+        return integers(draws.bits(), below)
+    every = np.asarray(list(combinations(range(below), 2)))
+    drawn = integers(draws.bits()[..., ::2], len(every))
+    chosen = {"first": np.zeros_like(drawn), "last": np.full_like(drawn, len(every) - 1)}.get(name, drawn)
+    pairs: Any = every[chosen]
+    return pairs.reshape(*draws.shape).astype(np.int64)

@@ -1,7 +1,7 @@
-"""The numbers of one tensor: drawn by its distribution, rounded once into its dtype, the same bits on every platform.
+"""The numbers of one tensor: drawn by its distribution, rounded once to its dtype, the same bits on every platform.
 
-Between the random bits and the tensor stand integer arithmetic and IEEE basic operations only: sums, products,
-`ldexp` and `floor` of float64. Functions of a platform's mathematical library have no place here.
+Only integer arithmetic and IEEE basic operations are used: sums, products, `ldexp` and `floor` of float64; no functions
+of a platform's mathematical library.
 """
 
 from __future__ import annotations
@@ -26,24 +26,28 @@ from assay.golden.inputs.distributions import (
     STRUCTURED,
     TILED,
     Draws,
+    every_value,
     integer_values,
+    label_values,
     length_values,
+    midpoints,
     names_of,
+    offset_values,
+    pair_values,
 )
-from assay.golden.inputs.structured import every_value, label_values, midpoints, offset_values, pair_values
 from assay.golden.signature import TensorSpec, dimension
 from assay.runtime.errors import unknown
 
-VERSION = 1  # of the inputs' numbers: raised whenever a seed comes to mean other numbers than before
+VERSION = 1  # of the inputs' numbers: raised whenever a seed gives other numbers than before
 
 INTEGERS = ("bool", "int16", "int32", "int64")
 """Dtypes of indices, counts and masks, which are no formats of numbers."""
-_TILE = 262_139  # a prime: offsets that wrap at a power of two meet other numbers
+_TILE = 262_139  # a prime, so that offsets that wrap at a power of two read other numbers
 _FLOAT64 = format_named("float64")
 
 
 def dtype_of(tensor: TensorSpec, dtype: str | Mapping[str, str]) -> str:
-    """The dtype's name for a tensor: as given for it, as the op fixes it, or the one under examination."""
+    """Return the dtype's name for a tensor: given for it, fixed by the op, or the one under examination."""
     if isinstance(dtype, Mapping) and tensor.name in dtype:
         return format_or_integer(dtype[tensor.name])
     given = format_or_integer(dtype if isinstance(dtype, str) else next(iter(dtype.values())))
@@ -53,22 +57,22 @@ def dtype_of(tensor: TensorSpec, dtype: str | Mapping[str, str]) -> str:
 
 
 def format_or_integer(name: str) -> str:
-    """The full name of a dtype."""
+    """Return the full name of a dtype."""
     return name if name in INTEGERS else format_named(name).name
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype of that name."""
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
+    """Return the torch dtype of that name."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
         raise TypeError(f"torch has no dtype {name!r}")
-    return found
+    return dtype
 
 
 def stored(values: torch.Tensor, dtype: str) -> torch.Tensor:
-    """float64 ``values`` rounded to ``dtype``, beyond its range to its largest, and stored in it."""
+    """Return float64 ``values`` rounded to ``dtype``, saturated, and stored in it."""
     if dtype not in INTEGERS:
-        finite = torch.isfinite(values)  # what is not stays as it is
+        finite = torch.isfinite(values)  # infinities and NaN stay as they are
         values = torch.where(finite, round_to(torch.where(finite, values, 0.0), dtype, overflow="saturate"), values)
     target = torch_dtype(dtype)
     if target.is_floating_point and target.itemsize == 1:
@@ -86,10 +90,11 @@ def draw(
     start: Sequence[int] = (),
     tied: Sequence[int] = (),
 ) -> torch.Tensor:
-    """The values of a tensor, contiguous, in its dtype, drawn from the distribution ``kind`` (the plainest if empty).
+    """Return the values of a tensor, contiguous, in its dtype, drawn from the distribution ``kind`` (the plainest if
+    empty).
 
     ``start`` are the coordinates of the first element; elements along the axes in ``tied`` are equal. Raises
-    `RecipeError` where the tensor has no such distribution.
+    `RecipeError` if the tensor has no such distribution.
     """
     if kind == TILED:
         return _tiled(tensor, sizes, dtype, seed)
@@ -116,9 +121,9 @@ def draw(
 
 
 def _tiled(tensor: TensorSpec, sizes: Mapping[str, int], dtype: str, seed: int) -> torch.Tensor:
-    """The plainest numbers of the tensor, drawn for a prime number of elements, and repeated in row-major order.
+    """Return the plainest numbers of the tensor, drawn for a prime number of elements, repeated in row-major order.
 
-    What isn't drawn element by element (lengths, labels, an op's own inputs) is drawn whole; parts begin anywhere.
+    Tensors that aren't drawn element by element (lengths, labels, an op's own inputs) are drawn completely.
     """
     shape = tensor.shape(sizes)
     count = reduce(mul, shape, 1)
@@ -145,7 +150,7 @@ def _whole_numbers(tensor: TensorSpec, sizes: Mapping[str, int], dtype: str, dra
 
 
 def _spread(format: Format) -> float:
-    """Numbers of order one are spread over a narrow format's range: codes near one are few."""
+    """Return the factor that spreads numbers of order one over a narrow format's range, with few codes near one."""
     if format.kind == "integer":
         return 24.0
     return 16.0 if format.largest < 1000 and format.largest > 100 else 1.0

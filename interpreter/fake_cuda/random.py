@@ -365,7 +365,7 @@ def changes(device: Callable[[], CudaProperties]) -> list[Change]:
 
         return torch, name, make
 
-    def in_place(name: str, parse: Callable[..., Draw | None]) -> Change:
+    def tensor_method(name: str, parse: Callable[..., Draw | None]) -> Change:
         original = getattr(Tensor, name)
 
         @functools.wraps(original)
@@ -385,10 +385,10 @@ def changes(device: Callable[[], CudaProperties]) -> list[Change]:
         made("rand_like", lambda args, options: (args, _rand), of_tensor=True),
         made("randn_like", lambda args, options: (args, _randn), of_tensor=True),
         made("randint_like", _parse_randint_like, of_tensor=True),
-        in_place("uniform_", lambda low=0, high=1: _rand if (low, high) == (0, 1) else None),
-        in_place("normal_", lambda mean=0, std=1: _randn if (mean, std) == (0, 1) else None),
-        in_place("random_", _parse_random),
-        in_place("bernoulli_", lambda p=0.5: None if isinstance(p, Tensor) else _bernoulli(p)),
+        tensor_method("uniform_", lambda low=0, high=1: _rand if (low, high) == (0, 1) else None),
+        tensor_method("normal_", lambda mean=0, std=1: _randn if (mean, std) == (0, 1) else None),
+        tensor_method("random_", _parse_random),
+        tensor_method("bernoulli_", lambda p=0.5: None if isinstance(p, Tensor) else _bernoulli(p)),
     ]
 
 

@@ -40,7 +40,7 @@ class _World:
 
         if self._changes is None:
             self._changes = self._find_changes()
-        self.applied.enter_context(_restored_default_device())
+        self.applied.enter_context(_keep_default_device())
         self.applied.enter_context(_eager())
         self.applied.enter_context(replaced(self._changes))
         self.applied.enter_context(_nvidia_smi(self.device().name))
@@ -103,7 +103,7 @@ class _CompilerFinder(importlib.abc.MetaPathFinder):
 
 
 @contextlib.contextmanager
-def _restored_default_device() -> Iterator[None]:
+def _keep_default_device() -> Iterator[None]:
     """Restore torch's default device if it was set to CUDA inside."""
     import torch
 

@@ -8,7 +8,7 @@ rounded to nearest even). Source: MMA-Sim, as in ``configs/accumulators.toml``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,7 +100,7 @@ class ScaledOperand:
             scales = e8m0(scale.data)
         elif scale is not None:
             scales, scale_format = numbers(scale), scale.dtype.scalar.name
-        return cls(values, _repeat_along_k(scales, values.shape, is_rhs), _SCALED_FORMATS[format], scale_format)
+        return cls(values, _repeat_scales(scales, values.shape, is_rhs), _SCALED_FORMATS[format], scale_format)
 
     @property
     def product(self) -> Array:
@@ -124,7 +124,7 @@ def dot_scaled(a: ScaledOperand, b: ScaledOperand, c: Any, device: TensorCores |
     return TensorHandle(matmul(left, right, numbers(c), unit), c.dtype.scalar)
 
 
-def _repeat_along_k(scale: Array | None, shape: tuple[int, ...], is_rhs: bool) -> Array | None:
+def _repeat_scales(scale: Array | None, shape: tuple[int, ...], is_rhs: bool) -> Array | None:
     """Repeat scales [M, K/group] (rhs: [N, K/group]) to an operand's ``shape``."""
     if scale is None:
         return None
@@ -165,53 +165,57 @@ def matmul(a: Operand, b: Operand, c: Array, unit: Accumulator, *, promotion: in
     """
     narrow = unit.fraction + 2 + unit.block.bit_length() <= 24  # bits of a block's sum: float32 holds it exactly
     compute = np.float32 if narrow else np.float64
-    a_numbers, b_numbers = a.numbers.astype(compute), b.numbers.astype(compute)
+    a_numbers: Array = a.numbers.astype(compute)
+    b_numbers: Array = b.numbers.astype(compute)
     partial = np.zeros_like(c) if promotion else c
     num_terms = a_numbers.shape[-1]
     pending = 0
     for start in range(0, num_terms, unit.block):
         k = slice(start, start + unit.block)
+        left, right = a_numbers[..., k], b_numbers[..., k, :]
         if unit.group:
-            terms = _grouped(a_numbers[..., k], a.scale_exponents[..., k], b_numbers[..., k, :],
-                             b.scale_exponents[..., k, :], unit.group)  # fmt: skip
+            ea, eb = a.scale_exponents[..., k], b.scale_exponents[..., k, :]
+            partial = _add_aligned(*_grouped(left, ea, right, eb, unit.group), partial, unit, compute)
         else:
-            terms = _products(a_numbers[..., k], a.exponents[..., k], b_numbers[..., k, :], b.exponents[..., k, :])
-        partial = _align_and_add(list(terms), partial, unit, compute)
+            ea, eb = a.exponents[..., k], b.exponents[..., k, :]
+            exponents = (ea[..., i, None] + eb[..., i, None, :] for i in range(left.shape[-1]))
+            products = (left[..., i, None] * right[..., i, None, :] for i in range(left.shape[-1]))
+            partial = _add_aligned(exponents, products, partial, unit, compute)
         pending += unit.block
         if promotion and (pending >= promotion or start + unit.block >= num_terms):
             c, partial, pending = c + partial, np.zeros_like(c), 0
     return c if promotion else partial
 
 
-def _products(a: Array, ea: Array, b: Array, eb: Array) -> Iterator[tuple[Array, Array]]:
-    """Yield the products of a [..., M, L] and b [..., L, N], and their exponents."""
-    for k in range(a.shape[-1]):
-        yield a[..., k, None] * b[..., k, None, :], ea[..., k, None] + eb[..., k, None, :]
-
-
-def _grouped(a: Array, ea: Array, b: Array, eb: Array, group: int) -> Iterator[tuple[Array, Array]]:
-    """Yield exact sums of ``group`` products, and the exponents of their scales."""
-    for k in range(0, a.shape[-1], group):
-        left, right = a[..., k : k + group], b[..., k : k + group, :]
+def _grouped(a: Array, ea: Array, b: Array, eb: Array, group: int) -> tuple[list[Array], list[Array]]:
+    """Return the scales' exponents and the exact sums of each ``group`` products of a [..., M, L] and b [..., L, N]."""
+    exponents, sums = [], []
+    for i in range(0, a.shape[-1], group):
+        left, right = a[..., i : i + group], b[..., i : i + group, :]
         nonzero = np.matmul(np.abs(left), np.abs(right)) != 0
-        yield np.matmul(left, right), np.where(nonzero, ea[..., k, None] + eb[..., k, None, :], _NO_EXPONENT)
+        exponents.append(np.where(nonzero, ea[..., i, None] + eb[..., i, None, :], _NO_EXPONENT))
+        sums.append(np.matmul(left, right))
+    return exponents, sums
 
 
-def _align_and_add(terms: list[tuple[Array, Array]], c: Array, unit: Accumulator, compute: Any) -> Array:
-    """Evaluate one instruction: add ``terms`` and the running sum c [..., M, N]."""
+def _add_aligned(
+    exponents: Iterable[Array], terms: Iterable[Array], c: Array, unit: Accumulator, compute: Any
+) -> Array:
+    """Evaluate one instruction: add ``terms`` of these exponents (overwritten) and the running sum c [..., M, N]."""
     half = c.dtype == np.float16
     largest = np.maximum(_exponents(c, -14 if half else -126), unit.zero + 112 if half else unit.zero)
-    for _, exponents in terms:
-        np.maximum(largest, exponents, out=largest)
+    for each in exponents:
+        np.maximum(largest, each, out=largest)
     shift = unit.fraction - largest
     total = np.trunc(np.ldexp(c.astype(np.float64), shift)).astype(compute)
     # A shift beyond the largest exponent occurs only if all terms are zero.
     scale = np.ldexp(compute(1), np.minimum(shift, np.finfo(compute).maxexp - 1))
-    for term, _ in terms:
+    for term in terms:
         term *= scale
         total += np.trunc(term, out=term)
-    rounded: Array = _round_output(np.ldexp(total.astype(np.float64), -shift), unit.output, c.dtype)
-    return rounded + c.dtype.type(0)  # a zero result is positive
+    result: Array = _round_output(np.ldexp(total.astype(np.float64), -shift), unit.output, c.dtype)
+    result += c.dtype.type(0)  # a zero result is positive
+    return result
 
 
 def _exponents(numbers: Array, smallest: int) -> Array:

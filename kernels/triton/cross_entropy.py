@@ -7,7 +7,7 @@ them a row that is longer than a block is read twice. One program reduces the lo
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -313,7 +313,7 @@ def _cross_entropy_backward(
     return logit_gradients(logits, target, *token_gradients(target, dloss, options), stats, options)
 
 
-def options_of(saved) -> tuple:
+def options_of(saved: Any) -> tuple[Any, ...]:
     """Return the options from what `differentiate` saved of a call."""
     return tuple(getattr(saved, name) for name in LossOptions._fields)
 

@@ -1,36 +1,167 @@
-"""Which assignment to take: chosen by prediction under budgets, the best candidates measured, the best of them kept."""
+"""The recommended assignment: chosen by prediction under budgets, the best candidates measured, the best of them
+returned."""
+
+from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, fields
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 
 from assay.formats.errors import UnknownOption
-from assay.precision.choice.assignment import Assignment
 from assay.precision.choice.choosing import choose, closest, front
-from assay.precision.choice.explanation import ARGUMENTS, among, bound, missed, outdone, unconfirmed
-from assay.precision.choice.judging import Judge
 from assay.precision.choice.problem import Choice, Group, Option, Quantity, Totals
 from assay.precision.choice.roofline import Cost, Roofline
 from assay.precision.prediction.predictor import Predictor
+from assay.precision.prediction.quadratic_form import Prediction
+from assay.precision.sampling import MeasuredError
+from assay.precision.units import format_bytes, format_error, format_seconds
 
-_MEASURED = 4
-"""Candidates that are measured for one recommendation."""
-_OFF = 1.2
-"""Ratio of measured to predicted from which on a choice's fusion groups are measured."""
-_ROUNDS = 4
-"""Choices that are made anew with what was learnt."""
-_RUNS = 24
-"""Measurements that look for the groups to blame in each."""
+
+class Assignment(dict[str, str]):
+    """Site names to scheme names, with prediction, measurement and cost. Printed in a line; `dict(a)` shows all
+    sites."""
+
+    prediction: Prediction
+    measured: float = math.nan
+    """The error with the assignment simulated, over the held-out data where there are any; NaN: not measured."""
+    cost: Cost
+    """Bytes of weights and KV cache; seconds of a prefill and of a decode step."""
+    met: bool = True
+    """Whether every budget is kept."""
+    why: str = ""
+    """In words: what bound the choice, or which budgets can't be met together."""
+
+    def __str__(self) -> str:
+        counted = Counter(self.values()).most_common()
+        parts = [f"{len(self)} site{'s' * (len(self) != 1)}"]
+        if self:
+            parts[0] += ": " + ", ".join(f"{count} {scheme}" for scheme, count in counted)
+        if hasattr(self, "prediction"):
+            low, high = format_error(self.prediction.low), format_error(self.prediction.high)
+            parts.append(f"error predicted {format_error(self.prediction.error)} ({low} to {high})")
+        if not math.isnan(self.measured):
+            parts.append(f"measured {format_error(self.measured)}")
+        if hasattr(self, "cost"):
+            parts.append(f"weights {format_bytes(self.cost.bytes)}, KV cache {format_bytes(self.cost.kv_bytes)}")
+            if not math.isnan(self.cost.prefill):
+                parts.append(
+                    f"prefill {format_seconds(self.cost.prefill)}, decode step {format_seconds(self.cost.decode)}"
+                )
+        return "; ".join(parts if self.met else [*parts, "budgets not met"])
+
+    def __repr__(self) -> str:
+        return f"Assignment({self})"
+
+
+ARGUMENTS: Mapping[Quantity, str] = {
+    "error": "max_error",
+    "bytes": "max_bytes",
+    "kv_bytes": "max_kv_bytes",
+    "prefill": "max_prefill",
+    "decode": "max_time",
+}
+"""The argument of `recommend` that limits each quantity."""
+
+
+def bound(binding: Iterable[Quantity], totals: Totals, limits: Totals, unit: str) -> str:
+    """Return the binding budgets in words: ``bound by max_bytes (1.24 MB of at most 1.25 MB)``."""
+    pairs = {name: _apart(name, totals[name], limits[name], unit) for name in binding}
+    return "bound by " + " and ".join(
+        f"{ARGUMENTS[name]} ({has} of at most {ask})" for name, (has, ask) in pairs.items()
+    )
+
+
+def missed(
+    sets: Iterable[Iterable[Quantity]],
+    shown: Iterable[Quantity],
+    totals: Totals,
+    limits: Totals,
+    unit: str,
+    formats: int,
+) -> str:
+    """Return in words the sets of budgets that can't be met, alone or together, and the closest assignment's totals."""
+    names = [[ARGUMENTS[name] for name in each] for each in sets]
+    first, *others = [" and ".join(each) + "{}" + " together" * (len(each) > 1) for each in names]
+    kept = ", nor ".join([first.format(" can't be kept"), *(other.format("") for other in others)])
+    pairs = {name: _apart(name, totals[name], limits[name], unit) for name in shown}
+    has = " and ".join(f"{has} where {ARGUMENTS[name]} asks for at most {ask}" for name, (has, ask) in pairs.items())
+    return f"{kept}{',' * bool(others)} {among(formats)}; the closest has {has}"
+
+
+def outdone(totals: Totals, limits: Totals, unit: str) -> str:
+    """Return in words that the measured error exceeds the prediction, and no candidate meets the budgets."""
+    if "error" not in limits:
+        return f"predicted to keep the budgets, but measured {format_error(totals['error'])} {unit}"
+    has, ask = _apart("error", totals["error"], limits["error"], unit)
+    return f"predicted to keep max_error, but measured {has} where at most {ask} was asked for; none tried did better"
+
+
+def unconfirmed(choice_error: float, totals: Totals, limits: Totals, unit: str) -> str:
+    """Return in words that a choice meets the error budget on its own data, and not on the held-out data."""
+    has, ask = _apart("error", totals["error"], limits.get("error", math.inf), unit)
+    return (
+        f"max_error is kept on the data that was chosen on ({format_error(choice_error)}), but not on the held-out "
+        f"data: {has} of at most {ask}; give more text, which narrows the gap, or a smaller max_error"
+    )
+
+
+def among(formats: int) -> str:
+    """Return how many formats a choice had: fewer where `audit` got ``formats`` or a ``target``."""
+    return f"with the {formats} formats that this audit looked at" if formats > 1 else "with this audit's only format"
+
+
+def untrusted(reasons: Sequence[str]) -> str:
+    """Return a clause with the reasons, sentences, not to trust a prediction; empty without any."""
+    if not reasons:
+        return ""
+    return f"; go by what was measured, not by the prediction: {' '.join(reasons).removesuffix('.')}"
+
+
+def _apart(quantity: Quantity, total: float, limit: float, unit: str) -> tuple[str, str]:
+    """Return a total with its unit and its limit, with as many digits as distinguish them, up to nine."""
+    pairs = [(_told(quantity, total, digits), _told(quantity, limit, digits)) for digits in (3, 6, 9)]
+    has, ask = next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])
+    return f"{has} {unit}" if quantity == "error" else has, ask
+
+
+def _told(quantity: Quantity, value: float, digits: int = 3) -> str:
+    if quantity == "error":
+        return format_error(value, digits)
+    return (format_bytes if quantity in ("bytes", "kv_bytes") else format_seconds)(value, digits)
+
+
+_SURE = 1.645  # Standard errors of margin to an error budget: 95 % of normal errors are below
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Measures choices on held-out data."""
+
+    measure: Callable[[Mapping[str, str]], MeasuredError]
+    """An assignment to its error over the held-out data."""
+    sampling: float
+    """Standard error of the logarithm of the ratio of the two errors, by the sequences that each is over."""
+
+    @property
+    def margin(self) -> float:
+        """The divisor of an error budget for the choice, so that the held-out error mostly meets it too."""
+        return math.exp(_SURE * self.sampling)
+
+
+_MEASURED = 4  # Candidates measured for one recommendation
+_OFF = 1.2  # Ratio of measured to predicted error from which a choice's fusion groups are measured
+_ROUNDS = 4  # New choices with corrected predictions
+_RUNS = 24  # Measurements to find the mispredicted groups, in each round
 _COSTS = tuple(field.name for field in fields(Cost))
-_NEAR = 0.97
-"""Share of a budget from which on it counts as used up."""
+_NEAR = 0.97  # Share of a budget from which it counts as used up
 
 
 def groups_of(predictor: Predictor, roofline: Roofline, fixed: Collection[str] = ()) -> list[Group]:
-    """The fusion groups, sites that take one scheme together, with the schemes that all of their sites may have.
+    """Return the fusion groups, sites that take one scheme together, with the schemes that all of their sites support.
 
-    fixed: names of sites that keep their own format, and their groups with them. A scheme that breaks the model is no
-    option, nor is one that saves nothing: it would cost accuracy and win nothing that is counted.
+    fixed: names of sites that keep their own format, and their groups with them. Schemes that break the model are left
+    out, as are those that save nothing, which would cost accuracy without any gain.
     """
     observed = predictor.observed
     members: dict[str, list[str]] = {}
@@ -51,20 +182,20 @@ def groups_of(predictor: Predictor, roofline: Roofline, fixed: Collection[str] =
         if not set(fixed).isdisjoint(sites):
             continue
         shared = [s for s in observed.menus[sites[0]] if all(s in observed.menus[site] for site in sites)]
-        own, *others = (option(sites, scheme) for scheme in ["", *shared])
+        unchanged, *others = (option(sites, scheme) for scheme in ["", *shared])
         whole = [each for each in others if math.isfinite(each.error)]
-        saving = [each for each in whole if any(getattr(each, what) < getattr(own, what) for what in _COSTS)]
+        saving = [each for each in whole if any(getattr(each, what) < getattr(unchanged, what) for what in _COSTS)]
         if saving:
-            groups.append(Group(name, tuple(sites), (own, *saving)))
+            groups.append(Group(name, tuple(sites), (unchanged, *saving)))
     return groups
 
 
 class Recommender:
-    """What `Audit.recommend` and `Audit.pareto` do.
+    """Implements `Audit.recommend` and `Audit.pareto`.
 
-    predictor: it is replaced by what is learnt of it while candidates are measured. measure: an assignment to its
-    error. fixed: names of sites that keep their own format. judge: measures what is recommended on held-out data; None:
-    ``measure`` does. refitted: a predictor that learnt something to one whose interval is fitted anew.
+    predictor: it is replaced as measurements of candidates correct it. measure: an assignment to its error. fixed:
+    names of sites that keep their own format. judge: measures the recommendation on held-out data; None: ``measure``
+    does. refitted: returns a corrected predictor with a newly fitted interval.
     """
 
     def __init__(
@@ -86,8 +217,8 @@ class Recommender:
         self._renew()
 
     def _renew(self) -> None:
-        """Options with errors as they are predicted now; and what the groups leave out, as one without a choice: so
-        budgets and their excess are of the whole model."""
+        """Compute options with current predictions; one more group holds the rest of the model, so that budgets are of
+        all of it."""
         groups, whole = groups_of(self.predictor, self._roofline, self._fixed), self._roofline.total({})
         left = {
             what: max(math.fsum([getattr(whole, what), *(-getattr(each.options[0], what) for each in groups)]), 0.0)
@@ -97,51 +228,50 @@ class Recommender:
         self._sites = {group.name: group.sites for group in groups}
 
     def recommend(self, budgets: Mapping[Quantity, float | None]) -> Assignment:
-        """The assignment of least error within the budgets; of fewest bytes where only the error has one.
+        """Return the assignment of least error within the budgets; of fewest bytes where only the error has one.
 
-        A budget of the error is one of the measured error: where the prediction was off, the choice is made again. So
-        it is where the best choice measures worse than predicted, with the measured errors of the groups to blame.
+        An error budget limits the measured error: where the prediction was too low, the choice is made again, with the
+        measured errors of the mispredicted groups.
         """
-        asked = _checked(budgets)
+        limits = _checked(budgets)
         margin = self._judge.margin if self._judge else 1.0
-        limits = {name: limit / margin if name == "error" else limit for name, limit in asked.items()}
-        minimise: Quantity = "bytes" if set(limits) == {"error"} else "error"
-        found = self._choices(limits, 1.0, minimise)
-        if not found:
-            return self._closest(asked)
+        choice_limits = {name: limit / margin if name == "error" else limit for name, limit in limits.items()}
+        minimise: Quantity = "bytes" if set(choice_limits) == {"error"} else "error"
+        choices = self._choices(choice_limits, 1.0, minimise)
+        if not choices:
+            return self._closest(limits)
         before: list[Choice] = []
-        while len(before) < _ROUNDS and self._learn(found[0].schemes):
-            before.append(found[0])
-            found = self._choices(limits, 1.0, minimise) or found
-        share, found = 1.0, [*found[:_MEASURED], *before]
+        while len(before) < _ROUNDS and self._learn(choices[0].schemes):
+            before.append(choices[0])
+            choices = self._choices(choice_limits, 1.0, minimise) or choices
+        share, choices = 1.0, [*choices[:_MEASURED], *before]
         while True:
-            tried = [self._measured(choice) for choice in found]
-            kept = [each for each in tried if not _over(_totals(each.measured, each.cost), limits)]
+            tried = [self._measured(choice) for choice in choices]
+            kept = [each for each in tried if not _over(_totals(each.measured, each.cost), choice_limits)]
             if kept:
                 best = min(kept, key=lambda each: (each.cost.bytes if minimise == "bytes" else 0.0, each.measured))
-                return self._judged(best, asked, minimise)
+                return self._judged(best, limits, minimise)
             nearest = min(tried, key=lambda each: each.measured if math.isfinite(each.measured) else math.inf)
-            off = nearest.measured / limits["error"] if "error" in limits else math.nan
+            off = nearest.measured / choice_limits["error"] if "error" in choice_limits else math.nan
             share *= 0.9 / off if 1 < off < math.inf else 0.5
-            found = []
-            if "error" in limits and share > 0.05:
-                found = self._choices(limits, share, minimise)[:_MEASURED]
-            if not found:
-                if not _over(_totals(nearest.measured, nearest.cost), asked):  # only the margin is not kept
-                    return self._judged(nearest, asked, minimise)
+            choices = []
+            if "error" in choice_limits and share > 0.05:
+                choices = self._choices(choice_limits, share, minimise)[:_MEASURED]
+            if not choices:
+                if not _over(_totals(nearest.measured, nearest.cost), limits):  # only the margin is not kept
+                    return self._judged(nearest, limits, minimise)
                 nearest.met = False
-                nearest.why = outdone(_totals(nearest.measured, nearest.cost), asked, self.predictor.metric.unit)
+                nearest.why = outdone(_totals(nearest.measured, nearest.cost), limits, self.predictor.metric.unit)
                 return self._reported(nearest)
 
-    def _judged(self, best: Assignment, asked: Totals, minimise: Quantity) -> Assignment:
-        """A choice that keeps the budgets on the data that it was made on, as the held-out data have it."""
+    def _judged(self, best: Assignment, limits: Totals, minimise: Quantity) -> Assignment:
         on_choice = best.measured
         best = self._reported(best)
-        best.met = not _over(totals := _totals(best.measured, best.cost), asked)
+        best.met = not _over(totals := _totals(best.measured, best.cost), limits)
         if best.met:
-            best.why = self._bound(best, asked, minimise)
+            best.why = self._bound(best, limits, minimise)
         else:
-            best.why = unconfirmed(on_choice, totals, asked, self.predictor.metric.unit)
+            best.why = unconfirmed(on_choice, totals, limits, self.predictor.metric.unit)
         return best
 
     def _reported(self, best: Assignment) -> Assignment:
@@ -150,24 +280,25 @@ class Recommender:
         return best
 
     def front(self, points: int) -> list[dict[str, str]]:
-        """Assignments of which none is predicted to be beaten in bytes and error, by bytes."""
-        found = front(self._groups, minimise=("bytes", "error"), points=points, error_of=self._squares)
-        return [self._assignment(choice.schemes) for choice in found]
+        """Return assignments that none is predicted to beat in bytes and error, by bytes."""
+        choices = front(self._groups, minimise=("bytes", "error"), points=points, error_of=self._squares)
+        return [self._assignment(choice.schemes) for choice in choices]
 
-    def told(self, assignment: Mapping[str, str]) -> Assignment:
-        """An assignment with its prediction and its cost."""
-        found = Assignment(assignment)
-        found.prediction, found.cost = self.predictor.predict(found), self._roofline.told(found)
-        return found
+    def evaluated(self, assignment: Mapping[str, str]) -> Assignment:
+        """Return an assignment with its prediction and cost."""
+        result = Assignment(assignment)
+        result.prediction, result.cost = self.predictor.predict(result), self._roofline.cost_of(result)
+        return result
 
     def _learn(self, schemes: Mapping[str, str]) -> bool:
-        """Where a choice measures worse than predicted, the groups to blame, found by halving; whether there are any.
+        """Find the mispredicted groups by halving, where a choice measures worse than predicted; return whether there
+        are any.
 
-        Of many options the choice takes those whose errors are predicted too small, if there are such: their measured
-        errors take the place of these in the predictor.
+        Among many options a choice selects those whose errors are predicted too small: their measured errors replace
+        these in the predictor.
         """
         taken = {group: scheme for group, scheme in schemes.items() if scheme}
-        whole, suspects, runs, found = self._squares(taken), [taken], 0, False
+        whole, suspects, runs, learnt = self._squares(taken), [taken], 0, False
         if not taken or self._measured_squares(taken) <= _OFF * whole:
             return False
         while suspects and runs < _RUNS:
@@ -182,11 +313,11 @@ class Recommender:
                 else:
                     assignment, before = self._assignment(half), self._squares(half)
                     self.predictor = self.predictor.corrected(assignment, self._measure(assignment))
-                    found = found or self._squares(half) != before
-        if found:
+                    learnt = learnt or self._squares(half) != before
+        if learnt:
             self.predictor = self._refitted(self.predictor)
         self._renew()
-        return found
+        return learnt
 
     def _squares(self, schemes: Mapping[str, str]) -> float:
         return self.predictor.squares(self._assignment(schemes))
@@ -202,19 +333,20 @@ class Recommender:
         return choose(self._groups, self._squared(limits, share), minimise=minimise, error_of=self._squares)
 
     def _squared(self, limits: Totals, share: float = 1.0) -> Totals:
-        """Limits on what groups add up to: of a share of the error, on a sum of squares."""
+        """Return limits on the sums over groups: a share of the error becomes a sum of squares."""
         return {
             name: self.predictor.squares_at(limit * share) if name == "error" else limit
             for name, limit in limits.items()
         }
 
     def _measured(self, choice: Choice) -> Assignment:
-        found = self.told(self._assignment(choice.schemes))
-        found.measured = self._measure(found)
-        return found
+        result = self.evaluated(self._assignment(choice.schemes))
+        result.measured = self._measure(result)
+        return result
 
     def _closest(self, limits: Totals) -> Assignment:
-        """Where no assignment is predicted to keep the limits. An amplitude's excess is that of its square."""
+        """Return the closest assignment where none is predicted to meet the limits. An amplitude's excess is that of
+        its square."""
         choice, binding = closest(self._groups, self._squared(limits), error_of=self._squares)
         best = self._reported(self._measured(choice))
         totals = _totals(best.measured, best.cost)
@@ -232,11 +364,10 @@ class Recommender:
         return best
 
     def _least(self, quantity: Quantity) -> float:
-        """The least total that any assignment has."""
         return math.fsum(min(getattr(option, quantity) for option in group.options) for group in self._groups)
 
     def _bound(self, best: Assignment, limits: Totals, minimise: Quantity) -> str:
-        """What bound a choice that keeps the budgets: of those that the model as it is does not, what is used up."""
+        """Return in words the used-up budgets among those that the unchanged model does not meet."""
         totals, metric = _totals(best.measured, best.cost), self.predictor.metric.unit
         if minimise == "bytes":
             if best.cost.bytes > self._least("bytes") * (1 + 1e-9):
@@ -251,7 +382,7 @@ class Recommender:
 
 
 def _checked(budgets: Mapping[Quantity, float | None]) -> Totals:
-    """The finite limits that there are. Raises UnknownOption for one that is not above 0, and where there are none."""
+    """Return the finite limits. Raises UnknownOption for one that is not above 0, and where there are none."""
     given = {name: float(limit) for name, limit in budgets.items() if limit is not None}
     for name, limit in given.items():
         if not limit > 0:
@@ -267,7 +398,7 @@ def _totals(error: float, cost: Cost) -> dict[Quantity, float]:
 
 
 def _over(totals: Totals, limits: Totals) -> list[Quantity]:
-    """Budgets that totals, with the error that was measured, don't keep; all where the model breaks."""
+    """Return the budgets that totals with the measured error exceed; all where the model breaks."""
     if not math.isfinite(totals["error"]):
         return list(limits)
     return [name for name, limit in limits.items() if totals[name] > limit * (1 + 1e-9)]

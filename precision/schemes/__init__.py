@@ -1,12 +1,11 @@
-"""Schemes: what an assignment can put at a site, and how it is simulated to the bit.
+"""Schemes: what an assignment can choose for a site, simulated to the bit.
 
-scheme (the table of names) · quantizer (how a tensor may be stored) · storage (scales, codes, values) · fitting
-(what is chosen for one site, rotation) · ggml (its block types, by its own code) · rounding.
+scheme (the table of names) · quantizer (how a tensor may be stored: scales, codes, values) · fitting (parameters for
+one site, rotation) · ggml (its block types, by its own code).
 """
 
 from assay.precision.schemes.fitting import FakeQuantizer, Moments
-from assay.precision.schemes.quantizer import Quantizer
+from assay.precision.schemes.quantizer import Quantizer, Scales, store
 from assay.precision.schemes.scheme import SCHEMES, Scheme, Split, scheme_named
-from assay.precision.schemes.storage import Scales, store
 
 __all__ = ["SCHEMES", "FakeQuantizer", "Moments", "Quantizer", "Scales", "Scheme", "Split", "scheme_named", "store"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from assay.formats.codes import all_values
 from assay.formats.errors import NotRepresentable, UnknownFormat, UnknownOption, WrongDtype
 from assay.formats.format import FORMATS, Format
-from assay.formats.rounding import Mode, next_down, next_up, round_to, ulp, ulp_towards
+from assay.formats.rounding import Mode, next_down, next_up, round_float32, round_to, ulp, ulp_towards
 from assay.precision import AssayError
 
 INF, NAN = math.inf, math.nan
@@ -59,6 +59,21 @@ def test_rounding_twice_is_rounding_once(data: st.DataObject, format: Format, mo
     once = round_to(data.draw(numbers(format, within=not format.has_zero)), format, mode, "saturate")
     for again in MODES:
         assert torch.equal(round_to(once, format, again), once)
+
+
+FAST = [format for format in FORMATS.values() if format.has_zero and format.bits <= 32]
+
+
+@patient
+@given(st.data(), st.sampled_from(FAST))
+def test_rounding_in_float32_is_rounding_in_float64(data: st.DataObject, format: Format) -> None:
+    """Values at midpoints and beside them included, and without touching x unless that is allowed."""
+    x = data.draw(numbers(format, within=True)).float()
+    x = x[(x >= format.lowest) & (x <= format.largest)]
+    expected, before = round_to(x, format), x.clone()
+    assert torch.equal(round_float32(x, format).double(), expected)
+    assert torch.equal(x, before)
+    assert torch.equal(round_float32(x.clone(), format, in_place=True).double(), expected)
 
 
 @patient

@@ -68,7 +68,6 @@ def doubles(x_ptr):
     [(adds_blocks_of_two_sizes, "8 and 16"), (lacks_a_method, "no_such_method"), (asserts, "too small")],
 )
 def test_what_a_compiler_or_a_gpu_refuses_is_the_kernels(kernel, words):
-    """A kernel with an error of its own raises Triton's InterpreterError, naming the program."""
     with faithful(), pytest.raises(InterpreterError, match=rf"{words}.*in program \(0, 0, 0\)"):
         kernel[(1,)](torch.ones(1))
 
@@ -78,7 +77,6 @@ def broken_store(*_):
 
 
 def test_what_a_compiler_takes_is_the_interpreters(monkeypatch):
-    """An error inside of the interpreter, of a kernel that compiles, is NotInterpreted, its message in one line."""
     monkeypatch.setattr(kernels.builder, "create_store", broken_store)
     with faithful(), pytest.raises(NotInterpreted, match="TypeError: a store of numbers") as caught:
         doubles[(1,)](torch.ones(1))
@@ -87,7 +85,6 @@ def test_what_a_compiler_takes_is_the_interpreters(monkeypatch):
 
 
 def test_after_an_error_the_interpreter_goes_on():
-    """Whether the kernel or the interpreter failed, the next kernel runs."""
     y = torch.ones(1)
     with faithful():
         with pytest.raises(InterpreterError):
@@ -111,7 +108,6 @@ def hides_it(x):
 @pytest.mark.parametrize("isolate", [False, True])
 @pytest.mark.parametrize("kernel", [softmax, hides_it])
 def test_an_examination_refuses_what_is_not_interpreted(monkeypatch, kernel, isolate):
-    """The interpreter's own failure is no FAIL of the kernel: the outcome is REFUSED, and says why in one line."""
     monkeypatch.setattr(kernels.builder, "create_store", broken_store)
     verdict = examine(kernel, "softmax", dtype="float32", shapes={"R": [2], "N": [5]}, examples=3, isolate=isolate)
     assert verdict.outcome == "REFUSED"
@@ -121,8 +117,6 @@ def test_an_examination_refuses_what_is_not_interpreted(monkeypatch, kernel, iso
 
 
 def test_a_kernels_own_error_still_fails_it():
-    """The same examination FAILs a kernel that no compiler takes."""
-
     def kernel(x):
         lacks_a_method[(1,)](torch.ones(1))
         return torch.softmax(x, -1)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from triton.runtime.errors import InterpreterError
 
-from assay.interpreter import SanitizerError, faithful, sanitized
+from assay.interpreter import NotInterpreted, SanitizerError, faithful, sanitized
 from tests.interpreter.triton_kernels import run
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -40,7 +40,6 @@ def scans(x_ptr, y_ptr, N: tl.constexpr):
 
 @floats
 def test_scans_sorts_and_gathers(dtype):
-    """cumsum and cumprod in both directions, sort and gather give exact results of every float format."""
     x, y = halves(16).to(dtype), torch.empty(6, 16, dtype=dtype)
     run(scans, x, y, N=16)
     w = x.double()
@@ -66,7 +65,6 @@ def rows_and_columns(x_ptr, y_ptr, N: tl.constexpr):
 
 @floats
 def test_scans_of_matrices(dtype):
-    """A scan runs along its axis, and a bfloat16 one rounds each partial result to bfloat16."""
     x, y = halves(8, 8).to(dtype), torch.empty(3, 8, 8, dtype=dtype)
     run(rows_and_columns, x, y, N=8)
     w = x.double()
@@ -85,7 +83,6 @@ def places(x_ptr, y_ptr, N: tl.constexpr):
 
 @floats
 def test_the_first_of_equal_extremes_is_found(dtype):
-    """argmax, argmin and max with its index take the first of equals."""
     x, y = torch.tensor([1, 5, 2, 5, -3, 0, -3, 1]).to(dtype), torch.empty(3, dtype=torch.int32)
     run(places, x, y, N=8)
     assert y.tolist() == [1, 4, 1]
@@ -100,7 +97,6 @@ def histograms(x_ptr, y_ptr, N: tl.constexpr, BINS: tl.constexpr):
 
 
 def test_histograms():
-    """Numbers outside of the bins, negative ones too, and masked ones are not counted."""
     x = torch.randint(-3, 12, (32,), generator=torch.Generator().manual_seed(0)).int()
     y = torch.empty(2, 8, dtype=torch.int32)
     run(histograms, x, y, N=32, BINS=8)
@@ -114,7 +110,6 @@ def gathers_beyond(x_ptr, N: tl.constexpr):
 
 
 def test_a_gather_beyond_its_block_is_the_kernels_fault():
-    """The index is named; the compiler takes such a kernel, which a GPU then runs with anything."""
     with faithful(), pytest.raises(InterpreterError, match=r"IndexError.*index 8"):
         gathers_beyond[(1,)](torch.ones(8), N=8)
 
@@ -132,7 +127,6 @@ def atomics(x_ptr, y_ptr, old_ptr, N: tl.constexpr, EXCHANGE: tl.constexpr, APAR
 @floats
 @pytest.mark.parametrize("apart", [False, True])
 def test_atomic_additions_give_what_was_there(dtype, apart):
-    """Each lane adds to what the one before it has left, and gets that; masked lanes do nothing."""
     x, y, old = halves(8).to(dtype), torch.full((8,), 0.5, dtype=dtype), torch.empty(8, dtype=dtype)
     run(atomics, x, y, old, N=8, EXCHANGE=False, APART=apart)
     memory, seen = [0.5] * 8, []
@@ -144,7 +138,6 @@ def test_atomic_additions_give_what_was_there(dtype, apart):
 
 
 def test_floats_are_exchanged():
-    """atomic_xchg of float32 leaves the last lane's number and gives each the one before."""
     x, y, old = halves(8), torch.full((2,), 9.0), torch.empty(8)
     run(atomics, x, y, old, N=8, EXCHANGE=True, APART=False)
     assert y.tolist() == x.tolist()[-2:]
@@ -152,7 +145,6 @@ def test_floats_are_exchanged():
 
 
 def test_atomic_additions_of_halves_are_checked():
-    """The sanitizer sees a 16-bit atomic outside of its tensor."""
     x, y = torch.ones(8, dtype=torch.bfloat16), torch.zeros(7, dtype=torch.bfloat16)
     with sanitized(), pytest.raises(SanitizerError, match="element 7 of y_ptr"):
         atomics[(1,)](x, y, torch.empty_like(x), N=8, EXCHANGE=False, APART=True)
@@ -176,7 +168,6 @@ def described(x_ptr, y_ptr, M, N, OP: tl.constexpr):
 @floats
 @pytest.mark.parametrize("op", ["store", "add", "max", "min"])
 def test_descriptors(dtype, op):
-    """Loads are padded with zeros, stores and reductions end at the tensor's edge, in every float format."""
     if dtype == torch.float32 and op in ("max", "min"):
         return  # which Triton lacks
     x, y = (2 * halves(24, 40)).to(dtype), torch.ones(24, 40, dtype=dtype)
@@ -197,7 +188,6 @@ def gathered_rows(x_ptr, rows_ptr, y_ptr, M, N):
 
 @floats
 def test_descriptors_gather_and_scatter(dtype):
-    """Rows are gathered and scattered by index; those outside are zeros, and are not written."""
     x, y = halves(24, 40).to(dtype), torch.zeros(24, 40, dtype=dtype)
     rows = [3, 1, 7, 23, 2, 30, 11, 5]
     run(gathered_rows, x, torch.tensor(rows, dtype=torch.int32), y, 24, 40)
@@ -228,7 +218,6 @@ def maps(x_ptr, y_ptr, N: tl.constexpr):
 @floats
 @pytest.mark.skipif(not hasattr(tl, "map_elementwise"), reason="Triton has no map_elementwise")
 def test_a_function_of_scalars_branches_for_each_element(dtype):
-    """map_elementwise takes each element its own way."""
     x, y = halves(8).to(dtype), torch.empty(2, 8, dtype=dtype)
     run(maps, x, y, N=8)
     ways = [(v * (v + 1), v) if v > 0 else (-v, v + 1) for v in x.tolist()]
@@ -283,3 +272,52 @@ def test_scaled_dots_of_every_pair_of_formats(left, right):
     bound = 65 * 2.0**-24 / (1 - 65 * 2.0**-24) * (exact_a.abs() @ exact_b.abs())
     assert bool(((c.double() - exact_a @ exact_b).abs() <= bound).all())
     assert math.isfinite(float(c.sum()))
+
+
+HERE = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9)
+here = pytest.mark.skipif(not HERE, reason="this Triton has no block pointers")
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2]
+
+
+@triton.jit
+def doubled(x_ptr, y_ptr, M, N, stride, PADDING: tl.constexpr):
+    x = tl.make_block_ptr(x_ptr, (M, N), (stride, 1), (0, 0), (16, 16), (1, 0))
+    y = tl.make_block_ptr(y_ptr, (32, 32), (32, 1), (0, 0), (16, 16), (1, 0))
+    x, y = tl.advance(x, (16, 0)), tl.advance(y, (16, 0))
+    for _ in range(2):
+        block = tl.load(x, boundary_check=(0, 1), padding_option=PADDING)
+        tl.store(y, (2 * block.to(tl.float32)).to(y_ptr.dtype.element_ty), boundary_check=(0, 1))
+        x, y = tl.advance(x, (0, 16)), tl.advance(y, (0, 16))
+
+
+@here
+@pytest.mark.parametrize("padding", ["zero", "nan"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_blocks_are_padded_and_move_on(dtype, padding):
+    x = (torch.arange(20 * 24).reshape(20, 24) % 7 - 3).to(dtype)
+    y = torch.full((32, 32), 0.5).to(dtype)
+    run(doubled, x, y, 20, 24, 24, PADDING=padding)
+    expected = torch.full((32, 32), 0.5)
+    expected[16:] = 0.0 if padding == "zero" else math.nan
+    expected[16:20, :24] = 2 * x[16:].float()
+    got = y.float()
+    assert bool(((got == expected) | (got.isnan() & expected.isnan())).all())
+
+
+@triton.jit
+def unchecked(x_ptr, y_ptr, M, N):
+    x = tl.make_block_ptr(x_ptr, (M, N), (N, 1), (0, 0), (16, 16), (1, 0))
+    y = tl.make_block_ptr(y_ptr, (16, 16), (16, 1), (0, 0), (16, 16), (1, 0))
+    tl.store(y, tl.load(x))
+
+
+@here
+def test_a_block_without_a_check_is_sanitized():
+    with sanitized(), pytest.raises(SanitizerError, match="x_ptr"):
+        unchecked[(1,)](torch.ones(10, 16), torch.ones(16, 16), 10, 16)
+
+
+@pytest.mark.skipif(HERE, reason="this Triton has block pointers")
+def test_where_triton_has_none_its_own_words_say_so():
+    with pytest.raises(NotInterpreted, match=rf"^Triton {triton.__version__} can't do this: Block pointers have been"):
+        run(unchecked, torch.ones(10, 16), torch.ones(16, 16), 10, 16)

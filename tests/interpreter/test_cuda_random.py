@@ -36,7 +36,6 @@ def of_one_thread(seed: int, thread: int, turn: int) -> list[int]:
 
 @pytest.mark.parametrize(("counter", "key", "result"), KNOWN)
 def test_the_published_vectors(counter: str, key: str, result: str) -> None:
-    """The block function gives what its authors publish."""
     first, second = words(key)
     assert philox(np.array(words(counter), np.uint32), (first, second)).tolist() == words(result)
 
@@ -53,7 +52,6 @@ def _philox(y_ptr, low, high, N: tl.constexpr):
 
 @pytest.mark.parametrize(("low", "high"), [(0, 0), (42, 0), (7, 2**30 + 1)])
 def test_triton_has_the_same_words(low: int, high: int) -> None:
-    """Triton's own Philox, of the same seed and counters, gives the same numbers."""
     found = torch.empty(64, 4, dtype=torch.int32)
     run(_philox, found, low, high, N=64)
     wanted = np.array([of_one_thread(high << 32 | low, thread, 3) for thread in range(64)], np.uint32)
@@ -73,7 +71,6 @@ def test_elements_of_a_thread_lie_one_grid_apart() -> None:
 
 
 def test_the_number_of_multiprocessors_matters_beyond_one_grid() -> None:
-    """Small tensors are the same on every device, larger ones aren't."""
     h100, a100 = CudaGenerator(1, "h100"), CudaGenerator(1, "a100")
     assert torch.equal(h100.rand(1000), a100.rand(1000))
     small, large = 108 * 8 * 256, 132 * 8 * 256
@@ -84,7 +81,6 @@ def test_the_number_of_multiprocessors_matters_beyond_one_grid() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
 def test_rand_stays_below_one(dtype: torch.dtype) -> None:
-    """What rounds to one is zero, and the numbers are spread evenly."""
     drawn = CudaGenerator(3).rand(200_000, dtype=dtype)
     assert drawn.dtype == dtype
     assert drawn.min() >= 0
@@ -102,7 +98,6 @@ def test_rand_in_float64_takes_two_words() -> None:
 
 
 def test_whole_numbers_are_remainders() -> None:
-    """A narrow range takes one word of each number, a wide one two, the upper first."""
     narrow, wide = CudaGenerator(4).randint(-3, 7, (500,)), CudaGenerator(4).randint(-(2**62), 2**62, (500,))
     a, b, _, _ = of_one_thread(4, 77, 0)
     assert narrow[77].item() == a % 10 - 3
@@ -115,13 +110,11 @@ def test_whole_numbers_are_remainders() -> None:
 
 
 def test_bernoulli_asks_whether_the_number_is_below() -> None:
-    """The same numbers as torch.rand draws, compared with p in float32."""
     drawn, hit = CudaGenerator(8).rand(5000), CudaGenerator(8).bernoulli(0.3, 5000, dtype=torch.bool)
     assert torch.equal(hit, drawn < np.float32(0.3))
 
 
 def test_normal_numbers_are_box_and_mullers() -> None:
-    """Sine and cosine of the second word's angle times the first's length, within the radius of exact arithmetic."""
     found = CudaGenerator(6, **SMALL).randn(5000)
     for e in (0, 300, 1024, 1324, 2048, 3072, 4999):
         drawn = of_one_thread(6, e % 1024, e // 4096)
@@ -135,7 +128,6 @@ def test_normal_numbers_are_box_and_mullers() -> None:
 
 
 def test_angles_are_rounded_once() -> None:
-    """The fused multiply-add of the angle against whole-number arithmetic."""
     step = np.float32(2.0**-32) * np.float32(2 * np.pi)
     drawn = np.random.default_rng(0).integers(0, 2**32, 3000, dtype=np.uint32)
     for word, angle in zip(drawn, _angle(drawn), strict=True):
@@ -149,7 +141,6 @@ def test_angles_are_rounded_once() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_normal_numbers_of_16_bits(dtype: torch.dtype) -> None:
-    """They are those of float32, rounded, and the radius has room for a rounding that goes the other way."""
     wide, narrow = CudaGenerator(2).randn(1000), CudaGenerator(2).randn(1000, dtype=dtype)
     assert torch.equal(narrow.values, wide.values.to(dtype))
     assert bool(((wide.values + wide.radius).to(dtype).double() - narrow.values.double() <= narrow.radius).all())
@@ -168,13 +159,11 @@ def test_normal_numbers_of_16_bits(dtype: torch.dtype) -> None:
     ],
 )
 def test_what_is_not_reproduced_is_refused(ask: Any, message: str) -> None:
-    """One line says what was expected."""
     with pytest.raises(SettingError, match=message.replace("(", r"\(").replace("*", r"\*")):
         ask()
 
 
 def test_nothing_is_drawn_for_no_elements() -> None:
-    """An empty tensor leaves the generator where it is."""
     generator = CudaGenerator(0)
     assert generator.rand(0, 3).shape == (0, 3)
     assert generator.randn(0).values.shape == (0,)
@@ -236,7 +225,6 @@ def test_generators_of_cuda_have_a_seed_and_an_offset() -> None:
 
 
 def test_other_draws_come_from_the_cpu() -> None:
-    """Complex numbers, float64 normals, other parameters and strided tensors aren't reproduced."""
     with pretend_cuda():
         torch.manual_seed(2)
         results = [

@@ -75,7 +75,6 @@ def instructions(op: str) -> list[str]:
 
 @pytest.mark.parametrize("op", EMITTED)
 def test_the_backend_emits_what_is_said_of_it(op):
-    """The PTX that the installed Triton compiles, without a GPU, has the instructions that `Emission` speaks of."""
     assert instructions(op) == EMITTED[op]
 
 
@@ -104,7 +103,6 @@ def operands(dtype: torch.dtype) -> list[torch.Tensor]:
 @pytest.mark.parametrize(("dtype", "name"), [(torch.float32, "f32"), (torch.float16, "f16"), (torch.bfloat16, "bf16")])
 @pytest.mark.parametrize("emission", [None, FUSED])
 def test_products_are_contracted_with_the_sums_that_they_enter(dtype, name, emission):
-    """a b + c is rounded once, of two products the left one; without contraction each product is rounded first."""
     given, out = operands(dtype), torch.empty(8, 64, dtype=dtype)
     with faithful(emission=emission):
         sums[(1,)](*given, out, N=64)
@@ -130,7 +128,6 @@ def dot_product(x_ptr, y_ptr, out_ptr, N: tl.constexpr):
 
 
 def test_sums_of_products_are_contracted():
-    """The first additions of a sum of products take these unrounded."""
     x, y = torch.tensor([1 + 2.0**-12, -1.0]), torch.tensor([1 + 2.0**-12, 1 + 2.0**-11])
     found = []
     for emission in (None, FUSED):
@@ -173,7 +170,6 @@ def test_functions_are_as_wrong_as_documented_and_not_more():
 
 
 def test_subnormals_are_flushed_by_functions_alone():
-    """exp2 and sqrt give zeros for subnormals; exp and quotients keep them."""
     x, y = torch.tensor([-127.0, -90.0, 2.0**-130, 2.0**127]), torch.empty(9, 4)
     with faithful(emission=NVIDIA):
         functions[(1,)](x, y, N=4)
@@ -187,7 +183,6 @@ def test_subnormals_are_flushed_by_functions_alone():
 
 
 def test_what_is_exact_stays_exact():
-    """Powers of two, whole roots and quotients of few digits come out as they are."""
     x, y = torch.tensor([1.0, 4.0, 16.0, 64.0]), torch.empty(9, 4)
     with faithful(emission=NVIDIA):
         functions[(1,)](x, y, N=4)
@@ -195,7 +190,6 @@ def test_what_is_exact_stays_exact():
 
 
 def test_what_vanishes_is_zero_and_what_overflows_infinite():
-    """exp of numbers far below and above gives 0 and infinity, and NaN stays."""
     x, y = torch.tensor([-738.0, -1e30, 1e30, math.nan]), torch.empty(9, 4)
     with faithful(emission=NVIDIA):
         functions[(1,)](x, y, N=4)
@@ -229,7 +223,6 @@ SETTINGS = {"dtype": "float32", "examples": 0, "shapes": {"R": [3], "N": [70]}, 
 
 
 def test_an_examination_tries_what_the_backend_emits():
-    """A kernel that is right but for contraction fails, and its failure says so; an honest one passes."""
     verdict = examine(trusting_silu, "silu", shrinking=False, **SETTINGS)
     assert verdict.outcome == "FAIL"
     assert "as NVIDIA's backend has them" in verdict.aspects["numbers"].failure.message

@@ -29,7 +29,6 @@ def logic(x_ptr, y_ptr, N: tl.constexpr):
 
 
 def test_logic_and_extremes_of_blocks_are_elementwise():
-    """`and`, `or`, `not`, `min` and `max` of blocks combine elements."""
     x, y = torch.tensor([0.0, 2.0, 4.0, 1.0]), torch.empty(5, 4)
     run(logic, x, y, N=4)
     assert y.tolist() == [[0, 1, 0, 0], [1, 0, 1, 0], [1, 0, 0, 1], [1, 2, 4, 1], [0, 2, 3, 1]]
@@ -42,7 +41,6 @@ def branches_on_a_block(x_ptr, N: tl.constexpr):
 
 
 def test_a_branch_on_a_block_is_refused():
-    """A block has no single truth; the compiler says so, and so does the interpreter."""
     with faithful(), pytest.raises(InterpreterError, match="no truth to branch on"):
         branches_on_a_block[(1,)](torch.ones(4), N=4)
 
@@ -58,7 +56,6 @@ def double(y_ptr, n):
 
 
 def test_whole_numbers_have_the_width_of_a_launch():
-    """An annotated int64 stays one, and an int beyond 31 bits is one by itself."""
     y = torch.empty(1, dtype=torch.int64)
     with faithful():
         product[(1,)](y, 2**30, 8)
@@ -68,7 +65,6 @@ def test_whole_numbers_have_the_width_of_a_launch():
 
 
 def test_numpy_numbers_are_refused():
-    """A launch takes no NumPy number; the error names its type."""
     with faithful(), pytest.raises(TypeError, match=r"numpy\.int64"):
         double[(1,)](torch.empty(1), np.int64(3))
 
@@ -79,7 +75,6 @@ def through_e4b15(x_ptr, y_ptr):
 
 
 def test_a_format_that_is_not_here_is_refused():
-    """A cast to an 8-bit float without a table raises; it is never guessed."""
     with faithful(), pytest.raises(NotInterpreted, match="fp8e4b15 is not interpreted"):
         through_e4b15[(1,)](torch.ones(1), torch.ones(1))
 
@@ -91,7 +86,6 @@ def fma64(x_ptr, y_ptr):
 
 
 def test_fma_of_float64_rounds_once():
-    """x x + y keeps the bits that the rounded product has lost."""
     x, y = (torch.tensor([value], dtype=torch.float64) for value in (1 + 2.0**-30, -(1 + 2.0**-29)))
     run(fma64, x, y)
     assert float(y) == 2.0**-60
@@ -111,7 +105,6 @@ def kernel_with(width):
 
 
 def test_a_kernel_sees_the_function_around_it():
-    """A variable of the enclosing function comes before a global of its name; a default is what it was."""
     y = torch.empty(1)
     run(kernel_with(5), y)
     assert float(y) == 25
@@ -124,7 +117,6 @@ def count(y_ptr, start, stop):
 
 
 def test_a_loop_beyond_31_bits():
-    """The variable of a loop over large numbers is int64."""
     y = torch.empty(2, dtype=torch.int64)
     run(count, y, 2**40, 2**40 + 2)
     assert y.tolist() == [2**40, 2**40 + 1]
@@ -141,7 +133,6 @@ def kernel(y_ptr):
 
 
 def test_a_kernel_is_what_it_was_when_it_was_defined(tmp_path: Path):
-    """A file that is overwritten after the import does not change the kernel."""
     path = tmp_path / "kernel_in_a_file.py"
     path.write_text(SOURCE.format(value=1.0))
     spec = importlib.util.spec_from_file_location("kernel_in_a_file", path)
@@ -166,7 +157,6 @@ print(examine(softmax, "softmax", dtype="float32", examples=0, shapes={"R": [2],
 
 
 def test_a_kernel_that_imports_triton_in_its_first_call():
-    """Triton need not be imported before the examination begins."""
     done = subprocess.run([sys.executable, "-c", LAZY], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "PASS", done.stdout + done.stderr
 
@@ -177,7 +167,6 @@ def target_is_hopper(y_ptr):
 
 
 def test_the_target_is_one_of_nvidias():
-    """A kernel that asks for its target takes the way of compute capability 9.0."""
     y = torch.empty(1)
     run(target_is_hopper, y)
     assert float(y) == 1.0

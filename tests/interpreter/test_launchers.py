@@ -27,7 +27,6 @@ def grid_of(meta: dict[str, Any]) -> tuple[int]:
 
 
 def test_a_result_is_launched_again() -> None:
-    """What a launch returns takes a grid and all arguments, or those that are no constants, as libraries' caches do."""
     with faithful():
         y = torch.zeros_like(X)
         kernel = scale_kernel[grid_of](X, y, 20, 2.0, BLOCK=16, ADD=1)
@@ -112,7 +111,6 @@ def tuner(kind: Any) -> Any:
 )
 @pytest.mark.parametrize("pretend", ["", "cuda"])
 def test_a_launcher_of_ones_own_works(launcher: Any, constants: dict[str, int], pretend: str) -> None:
-    """Caches, subclasses of the autotuner and of heuristics launch, the first time and again."""
     with faithful(pretend=pretend):
         for factor in (2.0, 2.0, 3.0):
             y = torch.zeros_like(X)
@@ -139,7 +137,6 @@ def small_blocks_kernel(x, y, n, factor, BLOCK: tl.constexpr, LIMIT: tl.constexp
 
 
 def test_the_picked_configuration_is_one_that_pruning_leaves() -> None:
-    """Of those that a tuner prunes none is the quickest, and what is left compiles."""
     keep = {"early_config_prune": lambda configs, nargs, **_: [c for c in configs if c.kwargs["BLOCK"] != 8]}
     own = Tuner(small_blocks_kernel, small_blocks_kernel.arg_names, CONFIGS, ["n"], None, None, prune_configs_by=keep)
     seen = set()
@@ -152,7 +149,6 @@ def test_the_picked_configuration_is_one_that_pruning_leaves() -> None:
 
 @pytest.mark.parametrize("kind", [Autotuner, Tuner])
 def test_a_configuration_that_does_not_compile_is_not_taken(kind: Any) -> None:
-    """One whose static assertion fails counts as slow on a GPU; where all fail, the assertion is told."""
     own, seen = kind(small_blocks_kernel, small_blocks_kernel.arg_names, CONFIGS, ["n"], None, None), set()
     with faithful():
         for n in range(1, 13):
@@ -164,7 +160,6 @@ def test_a_configuration_that_does_not_compile_is_not_taken(kind: Any) -> None:
 
 
 def test_the_compiler_is_asked_once_for_the_same_types_and_constants(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other numbers are no other question; other constants are."""
     own, asked = Autotuner(small_blocks_kernel, small_blocks_kernel.arg_names, CONFIGS, ["n"], None, None), []
     monkeypatch.setattr(compiler, "_accepted", {})
     monkeypatch.setattr(compiler, "compiles", lambda *question: asked.append(question) or True)
@@ -212,15 +207,12 @@ COMPILED = [
 @pytest.mark.parametrize("pretend", ["", "cuda"])
 @pytest.mark.parametrize("function", COMPILED, ids=["op", "compiled op", "compiled", "whole", "tuned"])
 def test_operators_and_compiled_callers(function: Any, pretend: str) -> None:
-    """`triton_op`, `wrap_triton`, and functions that `torch.compile` made of callers run."""
     with faithful(pretend=pretend):
         for size in (20, 17):
             assert torch.equal(function(X[:size], 3.0), 3 * X[:size])
 
 
 def test_a_graph_without_a_launch_is_compiled() -> None:
-    """What holds a launch runs operator by operator; the compiler gets all else."""
-
     def graph_of(function: Any) -> torch.fx.GraphModule:
         return torch.fx.symbolic_trace(function, concrete_args={"factor": 2.0})
 

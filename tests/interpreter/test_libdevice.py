@@ -31,7 +31,6 @@ SIGNATURES = {
 
 
 def test_every_symbol_that_triton_names_is_here():
-    """Each of libdevice's functions takes its arguments and gives as many results, of integers where it says so."""
     assert len(SIGNATURES) > 300
     for symbol, (kinds, result) in SIGNATURES.items():
         arguments = [np.array([1, 2, 3, 0], kind) / (2 if kind in (np.float32, np.float64) else 1) for kind in kinds]
@@ -103,7 +102,6 @@ def test_functions_are_right_to_half_an_ulp(name):
 
 
 def test_functions_of_two_and_more_arguments():
-    """Norms, powers, Bessel functions of any order, remainders and scalings agree with exact or Arb's values."""
     x, y = np.array([3.0, 0.5, 7.25, 1e200]), np.array([4.0, 2.0, 0.75, 1e200])
     two = np.full(4, 2.0)
     assert libdevice("__nv_rhypot")(x, y).tolist() == [1 / math.hypot(a, b) for a, b in zip(x, y, strict=True)]
@@ -121,7 +119,6 @@ def test_functions_of_two_and_more_arguments():
 
 
 def test_whole_numbers_of_floats():
-    """Ties of round go away from zero, also just below a half; exponents are those of the number."""
     x = np.array([0.49999999999999994, 0.5, -2.5, 2.0**53 + 2, -0.2])
     assert libdevice("__nv_round")(x).tolist() == [0, 1, -3, 2.0**53 + 2, 0]
     assert libdevice("__nv_llround")(x).tolist() == [0, 1, -3, 2**53 + 2, 0]
@@ -133,7 +130,6 @@ def test_whole_numbers_of_floats():
 
 @pytest.mark.parametrize("mode", ["rn", "rz", "rd", "ru"])
 def test_conversions_are_rounded_as_their_names_say(mode):
-    """Between integers and floats each mode gives the neighbour that it names; NaN and overflow as cvt does."""
     ptx = {"rd": "rm", "ru": "rp"}.get(mode, mode)
     draw = random.Random(0)
     for kind, dtype in (("int", np.int32), ("uint", np.uint32), ("ll", np.int64), ("ull", np.uint64)):
@@ -156,7 +152,6 @@ def test_conversions_are_rounded_as_their_names_say(mode):
 
 
 def test_arithmetic_in_a_mode():
-    """fadd_rd, dmul_ru and their like round to the side that they name."""
     x, y = np.array([1.0, -3.1, 0.1]), np.array([2.0**-60, 7.3, 0.3])
     for name, op in (
         ("add", Fraction.__add__),
@@ -214,7 +209,6 @@ def several(x_ptr, y_ptr, n_ptr, N: tl.constexpr):
 
 
 def test_a_kernel_calls_them():
-    """A kernel's calls of libdevice reach these functions, scalars among the arguments too."""
     x = torch.tensor([-1.5, 0.0, 0.25, 3.0])
     y, n = torch.empty(4), torch.empty(4, dtype=torch.int32)
     run(several, x, y, n, N=4)

@@ -121,7 +121,7 @@ def test_every_instruction_is_mma_sims_to_the_last_bit() -> None:
     print(f"{len(INSTRUCTIONS)} instructions, {total:,} elements, no difference")
 
 
-@pytest.mark.parametrize(("seed", "middle"), [(0, 127), (1, 127), (2, 70), (3, 60)])
+@pytest.mark.parametrize(("seed", "middle"), [(0, 127), (1, 60)])
 @pytest.mark.parametrize(
     ("k_block", "a_type", "b_type", "scale_type"),
     [

@@ -1,6 +1,7 @@
 """The numbers of the faithful interpreter against torch, bit for bit where both do the same."""
 
 import math
+from functools import cache
 
 import hypothesis.strategies as st
 import numpy as np
@@ -34,6 +35,7 @@ def patterns(dtype: torch.dtype) -> torch.Tensor:
     return codes.to(torch.int16 if dtype.itemsize == 2 else torch.uint8).view(dtype)
 
 
+@cache
 def hard_float32s() -> torch.Tensor:
     """2^20 float32 values: every midpoint of every narrower format, its neighbours, and random bit patterns."""
     middles = []
@@ -69,28 +71,24 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     + [(source, target) for source in FP8 for target in (F32, F16, BF16)],
 )
 def test_casts_of_every_pattern_agree_with_torch(source, target):
-    """A cast of any pattern of 16 or 8 bits gives torch's bits."""
     x = patterns(source)
     assert bool(same_bits(cast(x, target), expected_cast(x, target)).all())
 
 
 @pytest.mark.parametrize("target", [F16, BF16, *FP8])
 def test_casts_of_float32_agree_with_torch(target):
-    """A cast of a float32, midpoints of the target among them, gives torch's bits."""
     x = hard_float32s()
     assert bool(same_bits(cast(x, target), expected_cast(x, target)).all())
 
 
 @pytest.mark.parametrize("target", [F32, F16, BF16])
 def test_casts_of_float64_round_once(target):
-    """A cast of a float64 just beside a midpoint rounds to its own side, not first to float32."""
     step = torch.finfo(target).eps
     x = torch.tensor([1 + step / 2 + 2.0**-50, 1 + 1.5 * step - 2.0**-50, 1 + step / 2, -1e300], dtype=torch.float64)
     assert cast(x, target).double().tolist() == round_to(x, format_named(target)).tolist()
 
 
 def test_rounding_toward_zero():
-    """fp_downcast_rounding="rtz" cuts off."""
     x = torch.tensor([1 + 3 * 2.0**-8, -1 - 3 * 2.0**-8, 1e39, 2.0**-140], dtype=F32)
     x[2] = torch.finfo(F32).max
     exact = round_to(x, "bfloat16", mode="toward_zero")
@@ -128,7 +126,6 @@ def test_dots_are_float32_sums_of_exact_products(dtype, shape):
 
 
 def test_integer_dots_are_exact():
-    """An int8 dot is exact, -128 times -128 over a long K included."""
     a, b = torch.full((16, 512), -128, dtype=torch.int8), torch.full((512, 16), -128, dtype=torch.int8)
     c = torch.empty(16, 16, dtype=torch.int32)
     run(kernels.dot, a, b, c, M=16, N=16, K=512, PRECISION="ieee")
@@ -147,7 +144,6 @@ def test_float32_dots_are_tf32_unless_the_kernel_says_otherwise():
 
 
 def test_scaled_dots_of_four_bits():
-    """An mxfp4 dot multiplies what its nibbles and scales stand for, the low nibble first."""
     values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
     values = torch.cat([values, -values])
     generator = torch.Generator().manual_seed(0)
@@ -198,7 +194,6 @@ def test_atomic_additions_of_16_bit_floats(dtype):
 
 
 def test_reductions_take_any_combining_function():
-    """A reduction of pairs finds the first largest element of each row."""
     x = torch.randint(0, 5, (16, 64), generator=torch.Generator().manual_seed(0)).float()
     value, index = torch.empty(16), torch.empty(16, dtype=torch.int32)
     run(kernels.argmax, x, value, index, R=16, N=64)
@@ -207,7 +202,6 @@ def test_reductions_take_any_combining_function():
 
 
 def test_scans_keep_the_order_of_their_elements():
-    """A scan with a combining function that does not commute gives the recurrence's values."""
     a = torch.tensor([1.0, 2, 3, 0.5, 1, 2, 0, 3])
     b = torch.tensor([1.0, 0, 2, 4, 1, 1, 5, 2])
     y = torch.empty(8)
@@ -221,7 +215,6 @@ def test_scans_keep_the_order_of_their_elements():
 
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])
 def test_sums_and_extremes(dtype):
-    """tl.sum, x.sum, tl.max and tl.min of a vector, in every width, NaN being passed over by the extremes."""
     x, y = torch.arange(-8, 24).to(dtype), torch.empty(4, dtype=dtype)
     run(kernels.sums, x, y, N=32)
     assert y.tolist() == [240, 240, 23, -8]

@@ -82,7 +82,6 @@ def strides_by_pointers(x_ptr, y_ptr, n, ROWS: tl.constexpr, COLUMNS: tl.constex
 
 
 def test_pointers_and_offsets():
-    """A pointer and offsets of either width, blocks and scalars, in either order, with Python's numbers too."""
     x, y = torch.arange(40, dtype=torch.int32), torch.empty(4, 8, dtype=torch.int32)
     run(strides_by_pointers, x, y, 9, ROWS=4, COLUMNS=8)
     assert y.tolist() == [[row * 9 + column + 1 for column in range(8)] for row in range(4)]

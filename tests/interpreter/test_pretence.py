@@ -32,7 +32,6 @@ def world() -> Iterator[None]:
 
 
 def test_everything_is_put_back() -> None:
-    """After leaving it, be it by an exception, nested or suspended, each replaced attribute is the very one it was."""
     before = everything()
     with pretend_cuda():
         assert everything() != before
@@ -52,7 +51,6 @@ def test_everything_is_put_back() -> None:
 
 
 def test_the_innermost_device_answers() -> None:
-    """A world within a world has its own device; the outer one's answers again afterwards."""
     with pretend_cuda():
         assert (pretended(), torch.cuda.get_device_capability()) == ("h200", (9, 0))
         with pretend_cuda("A100"):
@@ -61,7 +59,6 @@ def test_the_innermost_device_answers() -> None:
 
 
 def test_an_unknown_device_is_refused() -> None:
-    """A device without a row is answered with those that there are."""
     with pytest.raises(SettingError, match=r"unknown device to pretend 'rocm'.*h200"), pretend_cuda("rocm"):
         pass
     with pytest.raises(SettingError, match="rocm"), faithful(pretend="rocm"):
@@ -94,7 +91,6 @@ def test_an_unknown_device_is_refused() -> None:
     ],
 )
 def test_what_is_asked_for_on_cuda_says_so(make: Any) -> None:
-    """Whatever the way of asking, the tensor says that it lies on the device, by all names of that."""
     tensor = make()
     assert tensor.is_cuda
     assert not tensor.is_cpu
@@ -107,7 +103,6 @@ def test_what_is_asked_for_on_cuda_says_so(make: Any) -> None:
 
 @pytest.mark.usefixtures("world")
 def test_what_is_asked_for_on_the_host_says_so() -> None:
-    """A tensor made without a device, or brought to the CPU, lies there; those of other devices stay as they are."""
     for tensor in (torch.zeros(3), torch.zeros(3, device="cuda").cpu(), torch.ones(2).half(), torch.tensor(1)):
         assert (tensor.is_cuda, tensor.device.type, tensor.get_device()) == (False, "cpu", -1)
     assert torch.zeros(2, device="meta").device.type == "meta"
@@ -116,7 +111,6 @@ def test_what_is_asked_for_on_the_host_says_so() -> None:
 
 @pytest.mark.usefixtures("world")
 def test_another_place_means_a_copy() -> None:
-    """What is changed in place on the device doesn't change the host's tensor it came from, nor the other way."""
     host = torch.zeros(3)
     there = host.cuda()
     there += 1
@@ -132,7 +126,6 @@ def test_another_place_means_a_copy() -> None:
 
 @pytest.mark.usefixtures("world")
 def test_the_default_device_may_be_cuda() -> None:
-    """`torch.set_default_device` and a block with a device are followed, and can be asked."""
     with torch.device("cuda"):
         assert torch.zeros(1).is_cuda
         assert torch.get_default_device().type == "cuda"
@@ -146,7 +139,6 @@ def test_the_default_device_may_be_cuda() -> None:
 
 
 def test_the_default_device_ends_with_its_world() -> None:
-    """What a test has left as the default device isn't there afterwards, and is again after a suspension."""
     with pretend_cuda():
         torch.set_default_device("cuda")
         with suspended():
@@ -157,7 +149,6 @@ def test_the_default_device_ends_with_its_world() -> None:
 
 @pytest.mark.usefixtures("world")
 def test_gradients_lie_on_the_device() -> None:
-    """What a backward pass is given and gives says that it lies there, in every thread."""
     seen = []
 
     class Twice(torch.autograd.Function):
@@ -182,7 +173,6 @@ def test_gradients_lie_on_the_device() -> None:
 
 @pytest.mark.usefixtures("world")
 def test_the_device_tells_its_properties() -> None:
-    """`torch.cuda`, `torch.accelerator` and Triton's driver give the same facts, those of the table."""
     row = cuda_device_named("h200")
     found = torch.cuda.get_device_properties("cuda")
     driver = triton.runtime.driver.active
@@ -204,7 +194,6 @@ def test_the_device_tells_its_properties() -> None:
 
 @pytest.mark.usefixtures("world")
 def test_streams_events_and_memory() -> None:
-    """A stream is current inside its block, events measure time, memory counts what was asked for and given back."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -225,7 +214,6 @@ def test_streams_events_and_memory() -> None:
 
 @pytest.mark.usefixtures("world")
 def test_graphs_are_refused_in_one_line() -> None:
-    """Recording is no matter of the CPU; whoever asks is told what to do instead."""
     for ask in (torch.cuda.CUDAGraph, lambda: torch.cuda.graph(None), lambda: torch.cuda.make_graphed_callables(0, 0)):
         with pytest.raises(RuntimeError, match=r"^CUDA graphs: .* call the function itself$"):
             ask()
@@ -233,7 +221,6 @@ def test_graphs_are_refused_in_one_line() -> None:
 
 @pytest.mark.usefixtures("world")
 def test_autocast_generators_and_pinned_memory() -> None:
-    """They do on the CPU what was asked for on the device, and say so."""
     x = torch.ones(2, 2, device="cuda")
     with torch.autocast("cuda", dtype=torch.bfloat16):
         assert torch.is_autocast_enabled("cuda")
@@ -258,7 +245,6 @@ def test_autocast_generators_and_pinned_memory() -> None:
 
 @pytest.mark.usefixtures("world")
 def test_products_of_cuda_alone() -> None:
-    """Products whose dtype is wider than their operands' are those of the wider dtype, with ``out`` too."""
     a = torch.randn(3, 40, device="cuda").bfloat16()
     b = torch.randn(40, 5, device="cuda").bfloat16()
     into = torch.zeros(3, 5, device="cuda")
@@ -270,8 +256,6 @@ def test_products_of_cuda_alone() -> None:
 
 @pytest.mark.usefixtures("world")
 def test_an_operator_of_cuda_runs() -> None:
-    """What is registered for CUDA alone runs on the tensors there are."""
-
     @torch.library.custom_op("assay_pretence::one_more", mutates_args=(), device_types="cuda")
     def one_more(x: torch.Tensor) -> torch.Tensor:
         assert x.is_cuda
@@ -281,7 +265,6 @@ def test_an_operator_of_cuda_runs() -> None:
 
 
 def test_what_is_compiled_runs_uncompiled_meanwhile() -> None:
-    """A function of `torch.compile` runs as written inside, compiled afterwards; the compiler's tables are in order."""
     calls = []
 
     def backend(graph: Any, _: Any) -> Any:
@@ -301,7 +284,6 @@ def test_what_is_compiled_runs_uncompiled_meanwhile() -> None:
 
 
 def test_the_compiler_is_loaded_by_whoever_compiles_and_as_it_is() -> None:
-    """Pretending loads none of it; where it is loaded inside, it knows torch's own functions, and runs nothing."""
     text = """
 import sys, torch
 from assay.interpreter import pretend_cuda

@@ -7,12 +7,16 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
+import triton
 import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
 from assay.interpreter import NotInterpreted
 from assay.interpreter.numerics.ptx_floats import run_inline
+from assay.verify import examine
 from tests.interpreter.exact_floats import FLOATS, Float
+from tests.interpreter.triton_kernels import run
 
 UNSIGNED = {8: tl.uint8, 16: tl.uint16, 32: tl.uint32, 64: tl.uint64}
 
@@ -53,7 +57,6 @@ def exact(name: str, *given: Fraction) -> Fraction:
 @pytest.mark.parametrize("kind", ["f32", "f64", "f16", "bf16"])
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "fma", "div"])
 def test_arithmetic_is_rounded_once_as_its_mode_says(name, kind, mode):
-    """Of finite operands the result is the exact one, rounded once to the format in the mode of the instruction."""
     if kind in ("f16", "bf16") and (mode != "rn" or name == "div"):
         return  # which PTX lacks
     format = FLOATS[kind]
@@ -76,7 +79,6 @@ def test_arithmetic_is_rounded_once_as_its_mode_says(name, kind, mode):
 
 @pytest.mark.parametrize("kind", ["f16x2", "bf16x2"])
 def test_packed_halves_are_two_results(kind):
-    """fma of packed halves rounds each half by itself; what is packed comes back in its order."""
     format = FLOATS[kind.removesuffix("x2")]
     columns = [patterns(format, 40, place) for place in range(3)]
     columns[2] = columns[2][::-1]
@@ -118,7 +120,6 @@ def test_pairs_become_few_bits(source, target):
 
 @pytest.mark.parametrize("source", ["e4m3", "e5m2", "e2m1"])
 def test_few_bits_become_pairs_of_halves(source):
-    """cvt.rn.f16x2 of every pair of patterns gives the numbers that they stand for."""
     format = FLOATS[source]
     codes = list(range(2**format.bits))
     width = 4 if format.bits == 4 else 8
@@ -132,7 +133,6 @@ def test_few_bits_become_pairs_of_halves(source):
 
 
 def test_conversions_between_floats_and_integers():
-    """cvt rounds to whole numbers as its mode says and saturates; from integers it rounds once."""
     numbers = [0.5, 1.5, 2.5, -0.5, -1.5, 127.5, 128.5, -129.0, 1e10, -1e10, math.inf, math.nan]
     bits = np.array(numbers, np.float32).view(np.uint32).tolist()
     for mode, whole in (("rni", round), ("rzi", math.trunc), ("rmi", math.floor), ("rpi", math.ceil)):
@@ -153,7 +153,6 @@ def test_conversions_between_floats_and_integers():
 
 
 def test_scales_are_powers_of_two():
-    """cvt to ue8m0 rounds up or toward zero to a power of two; back to bfloat16 it is that power."""
     numbers = [1.0, 1.0001, 3.0, 2.0**-127, 0.0, math.inf, math.nan, 2.0**127 * 1.5]
     bits = np.array(numbers, np.float32).view(np.uint32).tolist()
     text = "{{ .reg .b16 t; cvt.{}.satfinite.ue8m0x2.f32 t, 0f00000000, $1; cvt.u32.u8 $0, t; }}"
@@ -167,7 +166,6 @@ WORDS = [0, 1, 2**32 - 1, 0x80000000, 0x7FFFFFFF, 0x12345678, 0xDEADBEEF, 0x0F0F
 
 
 def test_any_function_of_three_bits():
-    """lop3 looks up each of its 256 tables; so do and, or, xor and not."""
     a, b, c = 0xF0F0F0F0, 0xCCCCCCCC, 0xAAAAAAAA
     for table in range(256):
         (got,) = asm(f"lop3.b32 $0, $1, $2, $3, {table};", (32, [a]), (32, [b]), (32, [c]))
@@ -178,7 +176,6 @@ def test_any_function_of_three_bits():
 
 
 def test_bytes_are_permuted():
-    """prmt chooses bytes of two words by nibbles, or spreads their signs."""
     draw = random.Random(0)
     triples = [(draw.randrange(2**32), draw.randrange(2**32), draw.randrange(2**16)) for _ in range(50)]
     a, b, selectors = (list(column) for column in zip(*triples, strict=True))
@@ -226,7 +223,6 @@ def test_integers():
 
 
 def test_predicates_choose():
-    """setp, selp and guarded instructions take the way of each thread; NaN compares as its comparison says."""
     text = """{
         .reg .pred p, q;
         setp.lt.f32 p|q, $1, 0f3F800000;  // 1.0
@@ -240,7 +236,6 @@ def test_predicates_choose():
 
 
 def test_extremes_pass_nan_over_unless_told():
-    """min and max give the number beside a NaN; with .NaN they give NaN; -0 is below +0."""
     one, nan, minus = 0x3F800000, 0x7FC00000, 0x80000000
     assert asm("max.f32 $0, $1, $2;", (32, [one, nan, minus, nan]), (32, [nan, one, 0, nan])) == [
         one, one, 0, 0x7FFFFFFF,
@@ -249,7 +244,6 @@ def test_extremes_pass_nan_over_unless_told():
 
 
 def test_subnormals_are_flushed_where_the_instruction_says_so():
-    """.ftz makes zeros of subnormal operands and results, without it they are kept."""
     assert asm("add.f32 $0, $1, $1;", (32, [1])) == [2]
     assert asm("add.ftz.f32 $0, $1, $1;", (32, [1, 0x80000001])) == [0, 0x80000000]
     assert asm("ex2.approx.ftz.f32 $0, $1;", (32, [0xC2FE0000, 0xC3000000])) == [0, 0]  # 2^-127 and 2^-128
@@ -284,7 +278,6 @@ REFUSED = {
 
 @pytest.mark.parametrize("text", REFUSED)
 def test_another_instruction_is_refused_by_name(text):
-    """What isn't here raises NotInterpreted, one line with the instruction."""
     with pytest.raises(NotInterpreted, match="inline assembly") as caught:
         asm(text, (32, [1]))
     assert REFUSED[text] in str(caught.value)
@@ -292,7 +285,94 @@ def test_another_instruction_is_refused_by_name(text):
 
 
 def test_the_oracle_knows_its_formats():
-    """The largest numbers of the rational formats are the published ones."""
     largest = {name: float(format.largest) for name, format in FLOATS.items()}
     published = {"f16": 65504, "e4m3": 448, "e5m2": 57344, "e2m1": 6, "e2m3": 7.5, "e3m2": 28}
     assert {name: largest[name] for name in published} == published
+
+
+@triton.jit
+def int4_to_half(x_ptr, y_ptr, N: tl.constexpr):
+    packed = tl.load(x_ptr + tl.arange(0, N))
+    low, high = tl.inline_asm_elementwise(
+        """
+        {
+            .reg .b32 t;
+            lop3.b32 $0, $2, 0x000f000f, 0x64006400, 0xea;  // (x & mask) | 1024
+            sub.f16x2 $0, $0, 0x64086408;                   // minus 1032
+            shr.u32 t, $2, 4;
+            lop3.b32 t, t, 0x000f000f, 0x64006400, 0xea;
+            sub.f16x2 $1, t, 0x64086408;
+        }
+        """,
+        "=r,=r,r",
+        [packed],
+        dtype=(tl.int32, tl.int32),
+        is_pure=True,
+        pack=1,
+    )
+    tl.store(y_ptr + tl.arange(0, N), low)
+    tl.store(y_ptr + N + tl.arange(0, N), high)
+
+
+def test_a_kernel_unpacks_int4_as_published_ones_do():
+    draw = random.Random(0)
+    words = [draw.randrange(-(2**31), 2**31) for _ in range(16)]
+    y = torch.empty(2, 16, dtype=torch.int32)
+    run(int4_to_half, torch.tensor(words, dtype=torch.int32), y, N=16)
+    halves = y.view(torch.float16).reshape(2, 16, 2)
+    for place, word in enumerate(words):
+        nibbles = [(word >> 4 * n & 15) - 8 for n in range(8)]
+        assert halves[0, place].tolist() == [nibbles[0], nibbles[4]]
+        assert halves[1, place].tolist() == [nibbles[1], nibbles[5]]
+
+
+@triton.jit
+def four_at_once(a_ptr, b_ptr, c_ptr, d_ptr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    c, d = tl.inline_asm_elementwise(
+        """
+        { .reg .b8 t<4>;
+          mov.b32 {t0, t1, t2, t3}, $8;
+          cvt.u32.u8 $0, t0; cvt.u32.u8 $1, t1; cvt.u32.u8 $2, t2; cvt.u32.u8 $3, t3; }
+        cvt.rn.f32.s32 $4, $0; cvt.rn.f32.s32 $5, $1; cvt.rn.f32.s32 $6, $2; cvt.rn.f32.s32 $7, $3;
+        max.f32 $4, $4, $9; max.f32 $5, $5, $10; max.f32 $6, $6, $11; max.f32 $7, $7, $12;
+        """,
+        "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r",
+        [tl.load(a_ptr + i), tl.load(b_ptr + i)],
+        dtype=(tl.int32, tl.float32),
+        is_pure=True,
+        pack=4,
+    )
+    tl.store(c_ptr + i, c)
+    tl.store(d_ptr + i, d)
+
+
+def test_elements_of_8_bits_share_a_register():
+    a = torch.arange(250, 282).to(torch.uint8)
+    b, c, d = torch.randn(32) * 100, torch.empty(32, dtype=torch.int32), torch.empty(32)
+    run(four_at_once, a, b, c, d, N=32)
+    assert c.tolist() == a.tolist()
+    assert d.tolist() == torch.maximum(a.float(), b).tolist()
+
+
+@triton.jit
+def tanh_of_the_hardware(x_ptr, y_ptr, n, N: tl.constexpr):
+    i = tl.program_id(0) * N + tl.arange(0, N)
+    x = tl.load(x_ptr + i, mask=i < n).to(tl.float32)
+    y = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    tl.store(y_ptr + i, y.to(y_ptr.dtype.element_ty), mask=i < n)
+
+
+def fast_tanh(x):
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    if x.numel():
+        tanh_of_the_hardware[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), N=256)
+    return y
+
+
+def test_an_examination_sees_what_the_hardware_loses():
+    assert (
+        examine(fast_tanh, "tanh", dtype="float32", examples=0, shrinking=False, shapes={"R": [3], "N": [70]}).outcome
+        == "FAIL"
+    )

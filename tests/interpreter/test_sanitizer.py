@@ -30,7 +30,6 @@ def run_double(loaded: int, stored: int, y: torch.Tensor | None = None) -> Sanit
 
 
 def test_loads_and_stores_out_of_bounds_are_named():
-    """Tensor, element and program are those of the fault; a kernel that masks is left alone."""
     assert run_double(0, 0) is None
     load, store = run_double(3, 0), run_double(0, 5)
     assert (load.kind, load.tensor, load.index, load.program) == ("crash", "x_ptr", 100, (3, 0, 0))
@@ -41,7 +40,6 @@ def test_loads_and_stores_out_of_bounds_are_named():
 
 
 def test_a_store_out_of_bounds_is_not_made():
-    """What lies behind the tensor is as it was."""
     memory = torch.zeros(128)
     with pytest.raises(SanitizerError), sanitized([memory[:100]]):
         kernels.double[(4,)](X, memory[:100], 100, LOADED=0, STORED=5, BLOCK=32)
@@ -49,8 +47,6 @@ def test_a_store_out_of_bounds_is_not_made():
 
 
 def test_an_element_before_the_tensor_is_out_of_bounds():
-    """Index -1 of the first program."""
-
     def run(first: int) -> SanitizerError | None:
         return found(lambda: kernels.shifted[(4,)](X, torch.zeros(100), 100, FIRST=first, BLOCK=32))
 
@@ -67,7 +63,6 @@ def test_of_a_view_the_storage_counts_unless_the_tensor_is_named():
 
 
 def test_tensors_named_in_one_storage_are_told_apart():
-    """One overrunning into the other is found; a view that isn't named may reach what those in its storage span."""
     memory = torch.arange(256, dtype=torch.float32)
     named = [memory[:100], memory[100:228]]
     with pytest.raises(SanitizerError, match="element 100 of x_ptr"), sanitized(named):
@@ -79,7 +74,6 @@ def test_tensors_named_in_one_storage_are_told_apart():
 
 
 def test_an_access_counts_for_the_tensor_its_pointer_comes_from():
-    """Beyond one tensor and within another is out of bounds, and blocks of pointers may mix two tensors."""
     memory = torch.arange(128, dtype=torch.float32)
     first, second = memory[:64], memory[64:]
     with pytest.raises(SanitizerError, match="element 64 of x_ptr"), sanitized([first.clone()]):
@@ -90,14 +84,12 @@ def test_an_access_counts_for_the_tensor_its_pointer_comes_from():
 
 
 def test_empty_tensors_and_masked_lanes_are_no_access():
-    """Nothing is loaded where no lane is active, even from a tensor without elements."""
     empty = torch.zeros(0)
     assert found(lambda: kernels.double[(1,)](empty, empty, 0, LOADED=0, STORED=0, BLOCK=32)) is None
     assert found(lambda: kernels.double[(1,)](empty, empty, 0, LOADED=1, STORED=0, BLOCK=32)).index == 0
 
 
 def test_descriptors_are_checked():
-    """A block beyond the last row is padded, unless the descriptor claims rows that aren't there."""
     x, y = torch.ones(6, 16), torch.zeros(6, 16)
     right = TensorDescriptor(x, [6, 16], [16, 1], [4, 16])
     wrong = TensorDescriptor(x, [8, 16], [16, 1], [4, 16])
@@ -107,8 +99,6 @@ def test_descriptors_are_checked():
 
 
 def test_two_programs_that_store_other_values_race():
-    """Overlapping rows are found, with both programs."""
-
     def run(width: int) -> SanitizerError | None:
         return found(lambda: kernels.wide_rows[(4,)](torch.ones(4, 32), torch.zeros(4, 32), ROWS=4, N=32, WIDTH=width))
 
@@ -119,15 +109,12 @@ def test_two_programs_that_store_other_values_race():
 
 
 def test_programs_that_store_the_same_bits_do_not_race():
-    """Four programs that all make one result, workspace and all: no order changes anything."""
     work, y = torch.zeros(32), torch.zeros(32)
     assert found(lambda: kernels.halves[(4,)](X[:32], work, y, FILLED=32, BLOCK=32)) is None
     assert torch.equal(y, X[:32])
 
 
 def test_a_load_of_what_another_program_stores_is_a_race():
-    """In place with a neighbour's element: found from either side; in place with its own: not."""
-
     def run(ahead: int, programs: int) -> SanitizerError | None:
         n = 25 * programs
         return found(lambda: kernels.in_place[(programs,)](X[:n].clone(), n, AHEAD=ahead, BLOCK=32))
@@ -140,7 +127,6 @@ def test_a_load_of_what_another_program_stores_is_a_race():
 
 
 def test_adding_without_atomics_is_a_race():
-    """Load, add and store of one place by many programs is found; atomics among themselves are none."""
     x = torch.ones(128)
 
     def run(atomic: bool) -> SanitizerError | None:
@@ -152,7 +138,6 @@ def test_adding_without_atomics_is_a_race():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_atomics_of_16_bits_are_atomics(dtype: torch.dtype):
-    """Which the interpreter makes of loads and stores."""
     x, y = torch.ones(128, dtype=dtype), torch.zeros(1, dtype=dtype)
     assert found(lambda: kernels.total[(4,)](x, y, ATOMIC=True, BLOCK=32)) is None
     assert float(y) == 128
@@ -172,7 +157,6 @@ def test_atomics_that_acquire_and_release_order_programs():
 
 
 def test_a_lock_orders_programs():
-    """What is loaded and stored under one lock doesn't race; without the lock it does."""
     x, lock = torch.ones(128), torch.zeros(1, dtype=torch.int32)
 
     def run(locks: bool) -> SanitizerError | None:
@@ -224,7 +208,6 @@ def test_a_store_that_changes_nothing_races_with_no_load():
 
 
 def test_bytes_of_one_word_race_and_neighbours_do_not():
-    """Accesses of other widths meet in the bytes that they share."""
     x = torch.full((1,), 77, dtype=torch.int8)
 
     def run(first: int, y: torch.Tensor) -> SanitizerError | None:
@@ -236,8 +219,6 @@ def test_bytes_of_one_word_race_and_neighbours_do_not():
 
 
 def test_memory_that_nobody_has_written_is_not_read():
-    """Of a fresh workspace only what was stored may be loaded, unless torch has filled it; zeros are written memory."""
-
     def run(make, filled: int) -> SanitizerError | None:
         return found(lambda: kernels.halves[(1,)](torch.ones(32), make(), torch.empty(32), FILLED=filled, BLOCK=32))
 
@@ -251,8 +232,6 @@ def test_memory_that_nobody_has_written_is_not_read():
 
 
 def test_a_part_that_torch_writes_is_written():
-    """An assignment to a slice writes the slice and no more, strided ones too."""
-
     def half_filled() -> torch.Tensor:
         work = torch.empty(2, 16)
         work[1, ::2] = 5.0
@@ -275,7 +254,6 @@ def test_memory_written_behind_torchs_back_counts_as_written():
 
 
 def test_an_atomic_sum_into_fresh_memory_is_found():
-    """Accumulating into torch.empty starts from whatever was there."""
     x = torch.ones(128)
     error = found(lambda: kernels.total[(4,)](x, torch.empty(1), ATOMIC=True, BLOCK=32))
     assert (error.kind, error.tensor) == ("unwritten_output", "y_ptr")
@@ -283,7 +261,6 @@ def test_an_atomic_sum_into_fresh_memory_is_found():
 
 
 def test_allocations_inside_of_operators_and_of_poisoned_memory_are_watched():
-    """A registered operator's workspace is seen, and memory that the harness poisons is still unwritten."""
     a = torch.ones(17, 19)
     with sanitized() as sanitizer:
         assert torch.equal(gemm(a, a.T.contiguous()), torch.full((17, 17), 19.0))
@@ -295,7 +272,6 @@ def test_allocations_inside_of_operators_and_of_poisoned_memory_are_watched():
 
 
 def test_nothing_is_checked_outside():
-    """A finding ends with its context: plain `faithful` runs the same kernel without a word."""
     assert run_double(3, 0) is not None
     with faithful():
         kernels.double[(4,)](X, torch.zeros(128), 100, LOADED=3, STORED=0, BLOCK=32)
@@ -316,7 +292,6 @@ SMALL = {"dtype": "float32", "shapes": {"R": [1, 3], "N": [5, 8]}, "examples": 4
 
 
 def test_examine_sanitizes_by_itself():
-    """A softmax that loads beyond its rows, harmless for its numbers, fails as a crash; its honest twin passes."""
     assert examine(lambda x: softmax(x, masked=True), "softmax", **SMALL).passed
     failure = examine(lambda x: softmax(x, masked=False), "softmax", **SMALL).failure
     assert failure.kind == "crash"
@@ -324,8 +299,6 @@ def test_examine_sanitizes_by_itself():
 
 
 def test_a_finding_that_the_kernel_swallows_is_still_one():
-    """A fallback does not hide what went wrong before it."""
-
     def with_fallback(x: torch.Tensor) -> torch.Tensor:
         try:
             return softmax(x, masked=False)

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import InterpreterError
 from triton.runtime.jit import JITFunction
 
-from assay.interpreter import UnknownTriton, faithful, self_test, session
+from assay.interpreter import UnknownTriton, faithful, lasting, self_test, session
+from assay.interpreter.replacing import Shared
+from assay.kernels.triton.softmax import softmax
 from assay.verify import examine
 from tests.interpreter import triton_kernels as kernels
 
@@ -32,13 +35,11 @@ def normalised(x: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def test_all_self_tests_hold():
-    """Every claim of the self-test is true inside `faithful`."""
     with faithful():
         assert {claim: reason for claim, reason in self_test.self_test().items() if reason} == {}
 
 
 def test_self_tests_find_the_faults_of_the_plain_interpreter():
-    """The same self-test fails in Triton's own interpreter: it can."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "assay.interpreter.self_test"],
         env={"TRITON_INTERPRET": "1", "PATH": ""},
@@ -52,7 +53,6 @@ def test_self_tests_find_the_faults_of_the_plain_interpreter():
 
 
 def test_a_published_style_of_norm_runs():
-    """A kernel that converts its float argument and imports rsqrt by name runs, and is right to an ulp."""
     x = torch.randn(100, generator=torch.Generator().manual_seed(0))
     with faithful():
         y = normalised(x, 1e-6)
@@ -61,7 +61,6 @@ def test_a_published_style_of_norm_runs():
 
 
 def test_nothing_stays_patched():
-    """After `faithful`, and after an error inside, each attribute of Triton and of the kernel's module is as before."""
     with faithful():
         normalised(torch.ones(4), 0.0)
     before = state()
@@ -73,25 +72,21 @@ def test_nothing_stays_patched():
 
 
 def test_outside_a_kernel_still_needs_a_compiler():
-    """Outside of `faithful` a launch on a CPU fails as Triton lets it."""
     with pytest.raises(RuntimeError, match="active drivers"):
         normalised(torch.ones(4), 0.0)
 
 
 def test_an_error_names_the_program():
-    """What goes wrong inside a kernel is reported with the kernel and the program."""
     with faithful(), pytest.raises(InterpreterError, match=r"not here.*program \(2, 0, 0\) of fails_in_program_two"):
         kernels.fails_in_program_two[(4,)](torch.ones(1))
 
 
 def test_a_grid_that_no_gpu_takes_is_refused():
-    """More than 65,535 programs along the second axis raise, as the launch would on a GPU."""
     with faithful(), pytest.raises(ValueError, match="axis 1 has 65536 programs; a GPU takes at most 65535"):
         kernels.store_index[(1, 65536)](torch.empty(65536))
 
 
 def test_every_configuration_of_an_autotuned_kernel_comes_up():
-    """The configuration depends on the key alone, and over several keys each is chosen."""
     widths = []
     with faithful():
         for n in (*range(32), *range(32)):
@@ -103,7 +98,6 @@ def test_every_configuration_of_an_autotuned_kernel_comes_up():
 
 
 def test_a_global_that_changes_is_seen():
-    """A kernel sees the present value of a constant of its module, not that of the first launch."""
     x, y = torch.ones(4), torch.empty(4)
     with faithful():
         normalised(x, 0.0)
@@ -117,8 +111,6 @@ def test_a_global_that_changes_is_seen():
 
 
 def test_examine_interprets_by_itself():
-    """A Triton kernel examined on a CPU runs in the faithful interpreter without being told."""
-
     def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         rows = [normalised(row.contiguous(), 1e-6) for row in x.float()]
         return (torch.stack(rows) * weight.float()).to(x.dtype) if rows else torch.empty_like(x)
@@ -128,7 +120,6 @@ def test_examine_interprets_by_itself():
 
 
 def test_an_unknown_version_is_not_vouched_for(monkeypatch):
-    """In another version of Triton a warning says how many self-tests hold, and which don't."""
     monkeypatch.setattr(triton, "__version__", "99.0")
     monkeypatch.setattr(self_test, "CHECKS", (*self_test.CHECKS[:2], self_test.Check("pigs fly", lambda: "they don't")))
     session._check_version.cache_clear()
@@ -140,9 +131,76 @@ def test_an_unknown_version_is_not_vouched_for(monkeypatch):
 
 
 def test_a_known_version_is_vouched_for_in_silence():
-    """In the installed version, which is known, nothing is said."""
     session._check_version.cache_clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with faithful():
             pass
+
+
+def members() -> dict[str, object]:
+    """Those of Triton's tensors, as they are now."""
+    return {name: value for name, value in vars(tl.tensor).items() if name != "__annotations__"}
+
+
+def test_what_is_suspended_where_nothing_holds_stays_as_it_was() -> None:
+    owner = SimpleNamespace(name="own")
+    shared = Shared(lambda: [(owner, "name", "ours")])
+    with shared.suspended():
+        assert owner.name == "own"
+    assert owner.name == "own"
+    with shared:
+        with shared.suspended():
+            assert owner.name == "own"
+        assert owner.name == "ours"
+    assert owner.name == "own"
+
+
+def test_lasting_changes_hold_from_their_first_use_to_the_end() -> None:
+    owner = SimpleNamespace(lasts="own", ends="own")
+    lasts = Shared(lambda: [(owner, "lasts", "ours")], lasting=True)
+    ends = Shared(lambda: [(owner, "ends", "ours")])
+    with lasting():
+        assert owner.lasts == "own"
+        with lasting(), lasts, ends:
+            assert (owner.lasts, owner.ends) == ("ours", "ours")
+        assert (owner.lasts, owner.ends) == ("ours", "own")
+        with lasts.suspended():
+            assert owner.lasts == "own"
+        assert owner.lasts == "ours"
+    assert owner.lasts == "own"
+    with lasts:
+        assert owner.lasts == "ours"
+    assert owner.lasts == "own"
+
+
+def test_an_examination_leaves_the_language_as_it_was() -> None:
+    """Triton's language acts on arrays between two calls of an examined kernel, and no longer than that."""
+    before, seen = members(), []
+
+    def kernel(x: torch.Tensor) -> torch.Tensor:
+        seen.append(members() == before)
+        return softmax(x)
+
+    assert examine(kernel, "softmax", dtype="float32", effort="quick", examples=0).passed
+    assert seen[0]
+    assert not any(seen[1:])
+    assert members() == before
+    with faithful():
+        assert members() == before
+
+
+def test_blocks_of_one_shape_and_of_others_are_told_apart() -> None:
+    early = tl.block_type(tl.float32, [4, 1])
+    x = torch.ones(2, 3)
+    with lasting(), faithful():
+        softmax(x)
+        late = tl.block_type(tl.float32, [tl.constexpr(4), 1])
+        assert late == early
+        assert early == late
+        assert late.with_element_ty(tl.int32).with_element_ty(tl.float32) == early
+        assert late.with_element_ty(tl.int32) != late
+        assert tl.block_type(tl.float32, [1, 4]) != late
+        assert tl.float32 == tl.constexpr(tl.float32)
+        assert tl.float32 != tl.float16
+        assert tl.float32 != tl.pointer_type(tl.float32)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from assay.kernels.triton import attention as module
 from assay.kernels.triton.attention import attention
+from tests.kernels.conftest import distinct
 from tests.reference import reference
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -110,7 +111,7 @@ def _shape(config: Any) -> str:
     return f"{sides}, {config.num_warps} warps, {config.num_stages} stages"
 
 
-@pytest.mark.parametrize("config", module.CONFIGS, ids=_shape)
+@pytest.mark.parametrize("config", distinct(module.CONFIGS), ids=_shape)
 @pytest.mark.parametrize(("causal", "window"), MASKS)
 def test_every_configuration(
     config: Any, causal: str, window: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch

@@ -15,6 +15,7 @@ from assay.kernels.triton.attention_decode import (
     empty_partials,
     merge_splits,
 )
+from tests.kernels.conftest import distinct
 from tests.reference import reference
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -110,7 +111,7 @@ def test_compiled_code_gives_the_same_bits() -> None:
     assert torch.equal(compiled(*inputs.values()), attention_decode(*inputs.values(), k_scale=0.5) + 1)
 
 
-@pytest.mark.parametrize("config", NARROW, ids=shape_of)
+@pytest.mark.parametrize("config", distinct(NARROW), ids=shape_of)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_every_configuration(dtype: torch.dtype, config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever configuration tuning picks, in one part or in several, the result is that of float64."""
@@ -121,7 +122,7 @@ def test_every_configuration(dtype: torch.dtype, config: Any, monkeypatch: pytes
     assert_right(paged([700, 3], heads=66, groups=1, dtype=dtype))
 
 
-@pytest.mark.parametrize("config", WIDE, ids=shape_of)
+@pytest.mark.parametrize("config", distinct(WIDE), ids=shape_of)
 def test_every_configuration_of_float32(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same for those that float32 is left to."""
     monkeypatch.setattr(module._decode_kernel, "configs", [config])

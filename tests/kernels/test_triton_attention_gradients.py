@@ -17,6 +17,7 @@ from assay.kernels.triton.attention_backward import (
     prune_dq_configs,
 )
 from assay.verify import examine_backward
+from tests.kernels.conftest import distinct
 from tests.kernels.test_triton_attention import MASKS, inputs, per_head
 from tests.reference import reference
 
@@ -80,7 +81,7 @@ def _shape(config: Any) -> str:
     return f"{sides}, {config.num_warps} warps, {config.num_stages} stages"
 
 
-@pytest.mark.parametrize("config", [*DQ_CONFIGS, *DKDV_CONFIGS], ids=_shape)
+@pytest.mark.parametrize("config", [*distinct(DQ_CONFIGS), *distinct(DKDV_CONFIGS)], ids=_shape)
 @pytest.mark.parametrize(("causal", "window"), MASKS)
 def test_every_configuration(
     config: Any, causal: str, window: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from assay.kernels.triton import mla_decode as module
 from assay.kernels.triton.mla_decode import mla_decode
+from tests.kernels.conftest import distinct
 from tests.reference import reference
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -102,7 +103,7 @@ def test_compiled_code_gives_the_same_bits() -> None:
         assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("config", module._CONFIGS, ids=str)
+@pytest.mark.parametrize("config", distinct(module._CONFIGS), ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, BF16, torch.float16], ids=str)
 def test_every_configuration(dtype: torch.dtype, config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever configuration tuning picks, in one part or in several, in blocks of one page or of many."""

@@ -31,16 +31,15 @@ def test_the_stored_format_of_a_row_is_what_is_written(name: str) -> None:
 
 @pytest.mark.parametrize("name", engines())
 def test_a_row_has_a_version_a_source_and_known_names(name: str) -> None:
-    """What a row says of places and exports exists, and it tells what was read and when."""
     engine = engines()[name]
     assert engine.version
     assert engine.source
     assert engine.read.startswith("2026-")
     assert engine.exports
     assert set(engine.exports) <= set(TARGETS)
-    assert all(set(names) <= {"*", *engine.kernels} for names in engine.places.values())
+    assert all(set(names) <= {"*", *engine.kernels} for names in engine.schemes_by_kind.values())
     assert engine.caches in ("each", "some", "one", "none")
-    assert (engine.caches == "none") == (not any("kv_cache" in SCHEMES[s].places for s in engine.kernels))
+    assert (engine.caches == "none") == (not any("kv_cache" in SCHEMES[s].site_types for s in engine.kernels))
 
 
 @pytest.mark.parametrize(
@@ -56,14 +55,12 @@ def test_a_row_has_a_version_a_source_and_known_names(name: str) -> None:
     ],
 )
 def test_a_format_that_the_target_lacks_is_refused_with_the_reason(target: str, scheme: str, reason: str) -> None:
-    """In one line; it isn't looked at either where no formats are asked for."""
     with pytest.raises(UnknownOption, match=f"format {scheme}: .*{reason}; leave it out"):
         formats_of([scheme], target)
     assert scheme not in formats_of(None, target)
 
 
 def test_what_is_looked_at_for_an_engine_and_a_device_has_kernels_there() -> None:
-    """For each pair that is known the formats are the engine's and run on the device as they are simulated."""
     for name, engine in engines().items():
         for device in devices():
             try:
@@ -78,7 +75,6 @@ def test_what_is_looked_at_for_an_engine_and_a_device_has_kernels_there() -> Non
 
 
 def test_places_have_what_the_engine_loads_there() -> None:
-    """vLLM quantises no router, tables and experts by fewer schemes; transformers quantises routers."""
     vllm, plain = target_named("vllm"), target_named(None)
     router = Site("layers.0.gate", "linear", "router", (8, 64))
     table = Site("embed_tokens", "embedding", "embedding", (64, 64))
@@ -105,12 +101,12 @@ def test_the_caches_of_an_engine_with_one_scheme_for_all_are_chosen_together() -
 
     def units(target: str, *caches: str) -> list[str]:
         found = audit(subject().model, batches, formats=["fp8", *caches], target=target)
-        return sorted({site.unit for site in found.sites if site.place == "kv_cache"})
+        return sorted({site.unit for site in found.sites if site.type == "kv_cache"})
 
     assert units("sglang@h200", "kv-fp8") == units("vllm@h200", "kv-fp8", "kv-int8") == ["kv_cache"]
     assert units("vllm@h200", "kv-int8") == [f"model.layers.{layer}.self_attn:kv_cache" for layer in (0, 1)]
     found = audit(subject().model, batches, formats=["fp8", "w8a16", "kv-fp8"], target="vllm@h200")
-    assert {site.place for site in found.sites} == {"linear", "embedding", "kv_cache"}
+    assert {site.type for site in found.sites} == {"linear", "embedding", "kv_cache"}
     layer = "model.layers.0.self_attn"
     assert {site.unit for site in found.sites if str(site).startswith(f"{layer}.") and "o_proj" not in site} == {
         f"{layer}.qkv"
@@ -134,12 +130,11 @@ def test_exports_bound_what_is_chosen() -> None:
 
 
 def test_an_audit_is_limited_to_what_exports_hold() -> None:
-    """After `limit` nothing else is recommended, and what is beyond it can be predicted still."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Linear(32, 32))
     found = audit(model, [torch.randn(2, 4, 32)], "relative", formats=["bf16", "fp8", "w8a16"])
     found.calibrate(4)
     found.limit(["w8a16"])
-    assert {found.menu(site) for site in found.sites if site.place == "linear"} == {("w8a16",)}
+    assert {found.menu(site) for site in found.sites if site.type == "linear"} == {("w8a16",)}
     assert set(found.recommend(max_error=0.5).values()) == {"w8a16"}
     assert found.predict({"0": "fp8"}).error > 0

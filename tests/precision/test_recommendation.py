@@ -12,10 +12,10 @@ import torch
 
 from assay.formats.errors import UnknownOption
 from assay.precision import Assignment, Prediction, audit
-from assay.precision.amounts import in_bytes, in_error, in_seconds
 from assay.precision.auditing import Audit
 from assay.precision.choice.roofline import Cost
 from assay.precision.errors import BadAssignment
+from assay.precision.units import format_bytes, format_error, format_seconds
 from tests.precision.small_models import FORMATS, made
 
 ARGUMENTS = ("max_error", "max_bytes", "max_kv_bytes", "max_prefill", "max_time")
@@ -46,7 +46,6 @@ def every(audited: Audit) -> list[tuple[Cost, dict[str, str]]]:
 def test_out_of_reach_the_least_is_recommended(
     audited: Audit, every: list[tuple[Cost, dict[str, str]]], budget: str, what: str
 ) -> None:
-    """Under a budget that nothing comes near, what it limits is the least there is, with the least predicted error."""
     found = audited.recommend(**{budget: 1.0 if budget == "max_bytes" else 1e-15})
     least = min(getattr(cost, what) for cost, _ in every)
     alike = [assignment for cost, assignment in every if getattr(cost, what) <= least * (1 + 1e-12)]
@@ -56,7 +55,6 @@ def test_out_of_reach_the_least_is_recommended(
 
 
 def test_sites_that_are_fixed_keep_their_own_format(audited: Audit) -> None:
-    """Of the rest the choice is made as before; a name that there isn't is refused."""
     least = {
         site: min(audited.menu(site), key=lambda s: audited.cost({site: s}).bytes) for site in map(str, audited.sites)
     }
@@ -73,7 +71,6 @@ def test_sites_that_are_fixed_keep_their_own_format(audited: Audit) -> None:
 def test_two_budgets_out_of_reach_are_missed_by_the_least(
     audited: Audit, every: list[tuple[Cost, dict[str, str]]]
 ) -> None:
-    """Excesses are of the whole model's totals: the larger one is the least that any of the 625 assignments has."""
     whole = audited.cost({})
     for share in (0.04, 1e-6):
         limits = {"bytes": share * whole.bytes, "prefill": share * whole.prefill}
@@ -103,7 +100,6 @@ def test_two_budgets_out_of_reach_are_missed_by_the_least(
 def test_budgets_that_can_t_be_kept_are_named_as_they_were_given(
     audited: Audit, budgets: dict[str, float], words: list[str]
 ) -> None:
-    """By the arguments' names, with what was asked for and what the closest has, among the formats looked at."""
     found = audited.recommend(**budgets)
     assert not found.met
     assert "that this audit looked at" in found.why
@@ -114,19 +110,17 @@ def test_budgets_that_can_t_be_kept_are_named_as_they_were_given(
 
 @pytest.mark.parametrize("budget", ARGUMENTS)
 def test_a_budget_of_nothing_is_refused_by_its_name(audited: Audit, budget: str) -> None:
-    """The line names the argument, and none that there is not."""
     with pytest.raises(UnknownOption, match=f"expected {budget} above 0, got -1"):
         audited.recommend(**{budget: -1.0})
 
 
 def test_what_bound_the_choice_is_told(audited: Audit) -> None:
-    """The budget that forced it with its figures; none where the model as it is keeps all, or has no fewer bytes."""
     whole = audited.cost({})
     found = audited.recommend(max_bytes=0.5 * whole.bytes, max_time=2 * whole.decode)
-    assert found.why.startswith(f"bound by max_bytes ({in_bytes(found.cost.bytes)} of at most")
+    assert found.why.startswith(f"bound by max_bytes ({format_bytes(found.cost.bytes)} of at most")
     assert "max_time" not in found.why
     found = audited.recommend(max_error=0.01)
-    assert found.why.startswith(f"bound by max_error ({in_error(found.measured)} relative error of at most 0.01)")
+    assert found.why.startswith(f"bound by max_error ({format_error(found.measured)} relative error of at most 0.01)")
     assert audited.recommend(max_bytes=2 * whole.bytes).why.startswith("no budget binds: the model as it is")
     found = audited.recommend(max_error=10.0)
     assert "the fewest bytes that there are with the 4 formats" in found.why
@@ -134,11 +128,10 @@ def test_what_bound_the_choice_is_told(audited: Audit) -> None:
 
 
 def test_figures_that_differ_are_told_apart(audited: Audit) -> None:
-    """Where a total and its limit agree in three digits, more are shown."""
     least = audited.recommend(max_bytes=1.0).cost.bytes
     found = audited.recommend(max_bytes=least - 0.5)
     assert not found.met
-    assert f"{in_bytes(least, 6)} where max_bytes asks for at most {in_bytes(least - 0.5, 6)}" in found.why
+    assert f"{format_bytes(least, 6)} where max_bytes asks for at most {format_bytes(least - 0.5, 6)}" in found.why
 
 
 def test_a_prediction_that_was_off_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +149,6 @@ def test_a_prediction_that_was_off_is_told(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("budget", [{"max_bytes": 7776.0}, {"max_error": 0.01}])
 def test_what_is_predicted_far_too_small_is_found_by_measuring(audited: Audit, budget: dict[str, float]) -> None:
-    """One scheme of one unit is predicted a thousandth of its error: the choice is as if it had been predicted well."""
     honest, fooled = audited.recommend(**budget), audit(*made(), "relative", FORMATS)
     fooled.calibrate(8)
     one = {"layers.1.proj": "w4a16-g32"}
@@ -170,7 +162,6 @@ def test_what_is_predicted_far_too_small_is_found_by_measuring(audited: Audit, b
 
 
 def test_a_scheme_that_breaks_the_model_is_no_option() -> None:
-    """Once it measured infinite it is not recommended, and the fewest bytes that there are are those without it."""
     broken = audit(*made(), "relative", FORMATS)
     broken.calibrate(8)
     least = min(broken.menu("head"), key=lambda scheme: broken.cost({"head": scheme}).bytes)
@@ -183,7 +174,6 @@ def test_a_scheme_that_breaks_the_model_is_no_option() -> None:
 
 
 def test_an_assignment_is_printed_in_a_line_and_stays_a_dict() -> None:
-    """However many sites: how many take what, errors, bytes, times, whether budgets are kept; JSON has the sites."""
     found = Assignment({f"model.layers.{layer}.mlp": "fp8" if layer < 60 else "w8a8" for layer in range(100)})
     found.prediction, found.measured, found.met = Prediction(0.25, 0.125, 0.5), 0.3, False
     found.cost = Cost(bytes=1.25e9, kv_bytes=2e6, prefill=0.25, decode=1.5e-3)
@@ -198,7 +188,6 @@ def test_an_assignment_is_printed_in_a_line_and_stays_a_dict() -> None:
 
 
 def test_an_assignment_without_figures_is_printed() -> None:
-    """Nothing is said of what nobody predicted or measured."""
     assert repr(Assignment()) == "Assignment(0 sites)"
     assert repr(Assignment(head="fp8")) == "Assignment(1 site: 1 fp8)"
 
@@ -206,15 +195,15 @@ def test_an_assignment_without_figures_is_printed() -> None:
 @pytest.mark.parametrize(
     ("words", "value"),
     [
-        (in_bytes(999.7e6), "1 GB"),
-        (in_bytes(1.2345e9, 6), "1.2345 GB"),
-        (in_bytes(12), "12 B"),
-        (in_bytes(2e15), "2000000 GB"),
-        (in_seconds(0.9996e-3), "1 ms"),
-        (in_seconds(2.5e-9), "2.5 ns"),
-        (in_seconds(0.0), "0 ns"),
-        (in_error(math.inf), "∞"),
-        (in_error(None), "not measured"),
+        (format_bytes(999.7e6), "1 GB"),
+        (format_bytes(1.2345e9, 6), "1.2345 GB"),
+        (format_bytes(12), "12 B"),
+        (format_bytes(2e15), "2000000 GB"),
+        (format_seconds(0.9996e-3), "1 ms"),
+        (format_seconds(2.5e-9), "2.5 ns"),
+        (format_seconds(0.0), "0 ns"),
+        (format_error(math.inf), "∞"),
+        (format_error(None), "not measured"),
     ],
 )
 def test_amounts(words: str, value: str) -> None:
@@ -223,7 +212,6 @@ def test_amounts(words: str, value: str) -> None:
 
 
 def test_a_model_of_one_linear() -> None:
-    """With nothing but one unit, budgets are kept or missed as with many."""
     torch.manual_seed(0)
     data: list[Any] = [torch.randn(8, 32) for _ in range(2)]
     found = audit(torch.nn.Linear(32, 32), data, "relative", ["w8a16"])

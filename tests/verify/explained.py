@@ -9,19 +9,20 @@ from typing import Any
 from unittest import mock
 
 from assay.interpreter import faithful
+from assay.runtime import deadline
+from assay.runtime.tensors import same_numbers
 from assay.verify import Verdict, examine
 from assay.verify.cases.case import Case
 from assay.verify.cases.sampler import seeded, with_values
 from assay.verify.comparison.judge import judge
 from assay.verify.contract import Contract
 from assay.verify.examination import diagnosis
-from assay.verify.explanation import inquiry
 from assay.verify.explanation.fault_models import fault_models_of
 from assay.verify.explanation.fault_models.evaluation import kernel_of
 from assay.verify.explanation.fault_models.fault_model import FaultModel
 from assay.verify.explanation.fault_models.fault_tolerance import limits_of, observation_of
 from assay.verify.harness.call import Call
-from assay.verify.harness.runner import Bench, same_bits
+from assay.verify.harness.runner import KernelHarness
 
 from .fault_cases import sampler_of, settings_for
 from .others import Other
@@ -71,7 +72,7 @@ def told_of(op: str, fault: FaultModel, *, every_aspect: bool = False) -> Told:
 def _fails(op: str, fault: FaultModel | None, case: Case, settings: dict[str, Any]) -> bool:
     """Whether the kernel of a fault model, or without one, fails in a case."""
     listed: dict[str, Any] = {name: [] for name in settings["options"]}
-    return Bench(Call(kernel_of(fault, op), listed), Contract()).try_case(case).failure is not None
+    return KernelHarness(Call(kernel_of(fault, op), listed), Contract()).try_case(case).failure is not None
 
 
 def told_of_other(other: Other, *, every_aspect: bool = False) -> Told:
@@ -111,21 +112,21 @@ def are_alike(op: str, fault: FaultModel, other: FaultModel, failing: Case) -> b
     settings = settings_for(op, fault)
     assert settings is not None
     listed: dict[str, Any] = {name: [] for name in settings["options"]}
-    first, second = (Bench(Call(kernel_of(each, op), listed), Contract()) for each in (fault, other))
+    first, second = (KernelHarness(Call(kernel_of(each, op), listed), Contract()) for each in (fault, other))
     by_bits = bool(other.contract) or fault.side_effects is not None or other.side_effects is not None
     for case in (replace(failing, protocol="once"), *_fresh(op, fault, settings)):
         if by_bits:
-            a, b = (bench.outputs(replace(case, memory="nan")) for bench in (first, second))
-            if a is None or b is None or not all(map(same_bits, a, b)):
+            a, b = (harness.outputs(replace(case, memory="nan")) for harness in (first, second))
+            if a is None or b is None or not all(map(same_numbers, a, b)):
                 return False
         elif not _holds(other, first, case):
             return False
     return True
 
 
-def _holds(other: FaultModel, bench: Bench, case: Case) -> bool:
+def _holds(other: FaultModel, harness: KernelHarness, case: Case) -> bool:
     """Whether what a kernel gives is what one with the other fault may give."""
-    observation = observation_of(bench, replace(case, memory="nan"))
+    observation = observation_of(harness, replace(case, memory="nan"))
     if observation is None or not other.concerns(case):
         return observation is None or not observation.breaks
     limits = limits_of(other, observation)
@@ -164,7 +165,7 @@ class Stopwatch:
             finally:
                 self.seconds += time.process_time() - started
 
-        self._patches = mock.patch.object(diagnosis, "explain", timed), mock.patch.object(inquiry, "PATIENCE", 1e9)
+        self._patches = mock.patch.object(diagnosis, "explain", timed), mock.patch.object(deadline, "STRETCH", 1e9)
         for patch in self._patches:
             patch.start()
         return self

@@ -35,6 +35,7 @@ from itertools import zip_longest
 import torch
 
 from assay.formats.rounding import next_down, next_up, ulp_towards
+from assay.runtime.tensors import same_numbers
 from assay.verify.cases.case import Case, build
 from assay.verify.cases.sampler import Sampler, seeded, with_values
 from assay.verify.comparison.judge import Judgement, judge
@@ -54,7 +55,7 @@ from assay.verify.explanation.fault_models.fault_tolerance import (
 )
 from assay.verify.explanation.inquiry import Inquiry
 from assay.verify.findings import Explanation, Failure
-from assay.verify.harness.runner import Bench, same_bits
+from assay.verify.harness.runner import KernelHarness
 
 _ENOUGH_CONFIRMED = (
     2,
@@ -69,7 +70,7 @@ _MOST_CONFIRMING_WORK = 2**21
 
 
 def is_confirmed(
-    fault: FaultModel, bench: Bench, failure: Failure, first: Case, sampler: Sampler, inquiry: Inquiry
+    fault: FaultModel, harness: KernelHarness, failure: Failure, first: Case, sampler: Sampler, inquiry: Inquiry
 ) -> bool:
     """Whether the kernel gives what a kernel with this fault gives wherever that is wrong, as far as time allows.
 
@@ -82,7 +83,7 @@ def is_confirmed(
             return any(shown)
         if shown[others] >= _ENOUGH_CONFIRMED[others]:
             continue
-        observation = observation_of(bench, case) if fault.concerns(case) else None
+        observation = observation_of(harness, case) if fault.concerns(case) else None
         if observation is None:
             continue
         tried += 1
@@ -160,7 +161,7 @@ def described(fault: FaultModel, contract: Contract, *, kept: bool = False) -> s
 
 
 def explained_by_side_effects(
-    bench: Bench, failure: Failure, sampler: Sampler, inquiry: Inquiry
+    harness: KernelHarness, failure: Failure, sampler: Sampler, inquiry: Inquiry
 ) -> tuple[Explanation, ...]:
     """Faults of side effects that fail as the kernel does in a series of calls of two shapes that are new to both."""
     choose, cases = seeded(failure.case.seed + 2), []
@@ -174,9 +175,9 @@ def explained_by_side_effects(
 
         The series ends where the inquiry is over, and where it can't be ``like`` another any more.
         """
-        tried = bench
+        tried = harness
         if kernel is not None:
-            tried = replace(bench, call=replace(bench.call, kernel=kernel, framework="torch"), isolation=None)
+            tried = replace(harness, call=replace(harness.call, kernel=kernel, framework="torch"), isolation=None)
         if later:
             tried.outputs(cases[-1])
         shown: list[Result] = []
@@ -216,7 +217,7 @@ def explained_by_side_effects(
                     result.append((-alike, order, fault))
                     break
     result.sort(key=lambda entry: entry[:2])
-    return tuple(Explanation(s.name, described(s, bench.contract), 0.0) for *_, s in result[:MOST])
+    return tuple(Explanation(s.name, described(s, harness.contract), 0.0) for *_, s in result[:MOST])
 
 
 def kinds(results: list[Result]) -> list[str]:
@@ -246,7 +247,7 @@ def _give_alike(known: Result, result: Result) -> bool:
     return True
 
 
-def explained_by_bias(bench: Bench, failure: Failure, inquiry: Inquiry) -> tuple[Explanation, ...]:
+def explained_by_bias(harness: KernelHarness, failure: Failure, inquiry: Inquiry) -> tuple[Explanation, ...]:
     """Fault models whose kernels' errors lean the same way in the same calls, though each lies within the contract."""
     results = []
     for fault in fault_models_of(failure.case.spec):
@@ -258,10 +259,10 @@ def explained_by_bias(bench: Bench, failure: Failure, inquiry: Inquiry) -> tuple
             if not fault.concerns(failure.case):
                 continue
             kernel = kernel_of(fault, failure.case.spec, failure.case.out_dtype)
-            call = replace(bench.call, kernel=kernel, framework="torch")
-            seen = replace(bench, call=call, isolation=None).try_case(failure.case).failure
+            call = replace(harness.call, kernel=kernel, framework="torch")
+            seen = replace(harness, call=call, isolation=None).try_case(failure.case).failure
             if seen is not None and seen.kind == "bias" and seen.side == failure.side:
-                results.append(Explanation(fault.name, described(fault, bench.contract), seen.ratio or 0.0))
+                results.append(Explanation(fault.name, described(fault, harness.contract), seen.ratio or 0.0))
     return tuple(results[:MOST])
 
 
@@ -274,13 +275,13 @@ TAIL = "tail_loaded"
 
 
 def explained_by_accesses(
-    bench: Bench, failure: Failure, sampler: Sampler, inquiry: Inquiry
+    harness: KernelHarness, failure: Failure, sampler: Sampler, inquiry: Inquiry
 ) -> tuple[Explanation, ...]:
     """What a load out of bounds is not without: a label that is ignored, or a size that is no whole tile."""
-    return () if inquiry.is_over() else _by_labels(bench, failure) or _by_tails(bench, failure, sampler, inquiry)
+    return () if inquiry.is_over() else _by_labels(harness, failure) or _by_tails(harness, failure, sampler, inquiry)
 
 
-def _by_tails(bench: Bench, failure: Failure, sampler: Sampler, inquiry: Inquiry) -> tuple[Explanation, ...]:
+def _by_tails(harness: KernelHarness, failure: Failure, sampler: Sampler, inquiry: Inquiry) -> tuple[Explanation, ...]:
     """That a load isn't masked along a dimension: at whole tiles of it the kernel doesn't crash, at one more it loads
     out of bounds again, and all else is as it was."""
     case = failure.case
@@ -288,7 +289,7 @@ def _by_tails(bench: Bench, failure: Failure, sampler: Sampler, inquiry: Inquiry
         return ()
 
     def tried(symbol: str, size: int) -> Failure | None:
-        return bench.try_case(replace(case, sizes=sampler.with_size(case.sizes, symbol, size))).failure
+        return harness.try_case(replace(case, sizes=sampler.with_size(case.sizes, symbol, size))).failure
 
     def is_inside(symbol: str, size: int) -> bool:
         again = tried(symbol, size)
@@ -313,7 +314,7 @@ def _by_tails(bench: Bench, failure: Failure, sampler: Sampler, inquiry: Inquiry
     return ()
 
 
-def _by_labels(bench: Bench, failure: Failure) -> tuple[Explanation, ...]:
+def _by_labels(harness: KernelHarness, failure: Failure) -> tuple[Explanation, ...]:
     """That an ignored token's label was loaded: one points there, and without one nothing is loaded out of bounds."""
     result, case = _LOADED.search(failure.message), failure.case
     fault = next((fault for fault in fault_models_of(case.spec) if fault.name == _FAULT), None)
@@ -323,7 +324,7 @@ def _by_labels(bench: Bench, failure: Failure) -> tuple[Explanation, ...]:
     ignored = [row for row, label in enumerate(target.tolist()) if label == case.options["ignore_index"]]
     pointed = {row * case.sizes["V"] + case.options["ignore_index"] for row in ignored}
     labelled = replace(case, edits=(*case.edits, *(("target", (row,), 0.0) for row in ignored)))
-    again = bench.try_case(labelled).failure
+    again = harness.try_case(labelled).failure
     if int(result[1]) not in pointed or (again is not None and _LOADED.search(again.message)):
         return ()
     return (Explanation(fault.name, described(fault, Contract()), 0.0),)
@@ -415,7 +416,7 @@ class Explained:
 
 
 def explain(
-    bench: Bench,
+    harness: KernelHarness,
     failure: Failure,
     first: Case,
     sampler: Sampler,
@@ -430,40 +431,42 @@ def explain(
     """
     inquiry = Inquiry(seconds)
     if failure.kind == "crash":
-        return Explained(explained_by_accesses(bench, failure, sampler, inquiry))
+        return Explained(explained_by_accesses(harness, failure, sampler, inquiry))
     if failure.kind not in (*NUMBERS, *_SIDE_EFFECTS, "bias"):
         return Explained()
     results: tuple[Explanation, ...] = ()
     with one_thread():
         if failure.kind == "bias":
-            results = explained_by_bias(bench, failure, inquiry)
-        elif failure.kind in NUMBERS and failure.case.protocol == "once" and not _varies(bench, failure.case, inquiry):
-            results = _explained_by_numbers(bench, failure, first, sampler, inquiry, keeps)
+            results = explained_by_bias(harness, failure, inquiry)
+        elif (
+            failure.kind in NUMBERS and failure.case.protocol == "once" and not _varies(harness, failure.case, inquiry)
+        ):
+            results = _explained_by_numbers(harness, failure, first, sampler, inquiry, keeps)
         if not results and failure.kind != "bias":
-            results = explained_by_side_effects(bench, failure, sampler, inquiry)
+            results = explained_by_side_effects(harness, failure, sampler, inquiry)
     return Explained(results, tuple(inquiry.failed.values()))
 
 
-def _varies(bench: Bench, case: Case, inquiry: Inquiry) -> bool:
+def _varies(harness: KernelHarness, case: Case, inquiry: Inquiry) -> bool:
     """Whether the same call gives other bits the second time: no altered mathematics does."""
     if inquiry.is_over():
         return False
-    once, again = bench.outputs(case), bench.outputs(case)
-    return once is not None and again is not None and not all(map(same_bits, once, again))
+    once, again = harness.outputs(case), harness.outputs(case)
+    return once is not None and again is not None and not all(map(same_numbers, once, again))
 
 
 def _explained_by_numbers(
-    bench: Bench, failure: Failure, first: Case, sampler: Sampler, inquiry: Inquiry, keeps: Keeps
+    harness: KernelHarness, failure: Failure, first: Case, sampler: Sampler, inquiry: Inquiry, keeps: Keeps
 ) -> tuple[Explanation, ...]:
     """Fault models whose altered mathematics accounts for the outputs, case by case fewer."""
 
     def confirmed(fit: Fit) -> Iterator[tuple[Fit, Explanation]]:
         """A fault that fresh data confirm; a looser contract if an examination under it doesn't break it."""
         with inquiry.asking(fit.fault):
-            if is_confirmed(fit.fault, bench, failure, first, sampler, inquiry):
-                kept = keeps(fit.fault.loosened(bench.contract)) if fit.fault.contract else None
+            if is_confirmed(fit.fault, harness, failure, first, sampler, inquiry):
+                kept = keeps(fit.fault.loosened(harness.contract)) if fit.fault.contract else None
                 if kept is not False or not fit.fault.contract:
-                    words = described(fit.fault, bench.contract, kept=kept is True)
+                    words = described(fit.fault, harness.contract, kept=kept is True)
                     yield fit, Explanation(fit.fault.name, words, fit.ratio)
 
     def ranked(fits: list[Fit], seen: list[Observation]) -> tuple[Explanation, ...]:
@@ -479,7 +482,7 @@ def _explained_by_numbers(
     for index, case in enumerate(_cases(failure, first, sampler)):
         if inquiry.is_over():
             return ranked(alive, observations) if _has_ordinary(observations) else ()
-        observation = observation_of(bench, case)
+        observation = observation_of(harness, case)
         if index == 0 and (observation is None or not observation.breaks):
             return ()
         if observation is None:
@@ -491,7 +494,7 @@ def _explained_by_numbers(
             return ()
         if index >= _ENOUGH and len(alive) == 1 and alive[0].explained:
             return ranked(alive, observations)
-    told_apart, more = _told_apart(bench, alive, first, sampler, inquiry)
+    told_apart, more = _told_apart(harness, alive, first, sampler, inquiry)
     return ranked(told_apart, observations + more)
 
 
@@ -511,7 +514,7 @@ def _after(observation: Observation, fits: list[Fit], inquiry: Inquiry) -> list[
 
 
 def _told_apart(
-    bench: Bench, alive: list[Fit], first: Case, sampler: Sampler, inquiry: Inquiry
+    harness: KernelHarness, alive: list[Fit], first: Case, sampler: Sampler, inquiry: Inquiry
 ) -> tuple[list[Fit], list[Observation]]:
     """What is left of the faults after calls for which the likeliest two would give different outputs; the calls."""
     observations: list[Observation] = []
@@ -526,7 +529,7 @@ def _told_apart(
         case = replace(case, layouts=first.layouts, unused="plain", protocol="once", memory=first.memory)
         if first.definition.cost(case.sizes) > _MOST_WORK or not _differ(likeliest, case):
             continue
-        observation = observation_of(bench, case)
+        observation = observation_of(harness, case)
         if observation is not None:
             observations.append(observation)
             alive = [fit for fit in _after(observation, alive, inquiry) if fit.left == 0]
@@ -544,7 +547,7 @@ def _differ(faults: Sequence[FaultModel], case: Case) -> bool:
     """Whether the kernels of two fault models give different bits."""
     values = {name: guarded.tensor for name, guarded in build(case).guarded.items()}
     given = (given_by(fault, case, values) for fault in faults)
-    return not all(same_bits(a, b) for a, b in zip(*given, strict=True))
+    return not all(same_numbers(a, b) for a, b in zip(*given, strict=True))
 
 
 def _cases(failure: Failure, first: Case, sampler: Sampler) -> Iterator[Case]:

@@ -1,0 +1,68 @@
+"""Memory of freed tensors, returned to the system: glibc keeps several times a model between blocks in use."""
+
+import ctypes
+import mmap
+import sys
+from contextlib import suppress
+
+import numpy as np
+import torch
+
+__all__ = ["cast", "map_large_blocks", "trim_heap"]
+
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_M_MMAP_THRESHOLD = -3
+_BLOCK = 1 << 20
+
+
+class _Heap:
+    """Resident bytes after the last trim, and the most at any call."""
+
+    resident = 0
+    most = 0
+
+
+def trim_heap(grown: int = 0) -> None:
+    """Return freed memory to the system, where the C library can.
+
+    What is returned has to be got anew, which takes longer than to write to it. So with ``grown`` it is done only where
+    the process has so many bytes more than after the last time, and no less than ever before: up to there its peak
+    stays as it is.
+    """
+    trim = getattr(_LIBC, "malloc_trim", None)
+    if trim is None:
+        return
+    resident = _resident()
+    if not grown or resident >= max(_Heap.resident + grown, _Heap.most):
+        trim(0)
+        _Heap.resident = _resident()
+    _Heap.most = max(_Heap.most, resident)
+
+
+def _resident() -> int:
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * mmap.PAGESIZE
+
+
+def map_large_blocks() -> None:
+    """From now on take blocks of 1 MiB and more from the system, and return them when they are freed, where the C
+    library can. It costs time (docs/scale.md)."""
+    option = getattr(_LIBC, "mallopt", None)
+    if option is not None:
+        option(_M_MMAP_THRESHOLD, _BLOCK)
+
+
+def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The tensor in ``dtype``, itself if that is its own.
+
+    A large one of float32 on the CPU is in memory of its own, which goes back to the system with it; in huge pages, for
+    to get small ones takes several times as long as to write to them.
+    """
+    size = tensor.numel() * dtype.itemsize
+    apart = tensor.dtype != dtype == torch.float32 and tensor.device.type == "cpu" and size >= _BLOCK
+    if not apart or sys.platform != "linux":
+        return tensor.to(dtype)
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # where there are none
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.from_numpy(np.frombuffer(pages, np.float32)).view(tensor.shape).copy_(tensor)

@@ -1,0 +1,46 @@
+"""The second level of judgement: within the contract's worst case, and far outside of what rounding does.
+
+A contract's tolerance holds whatever its roundings do, and grows with the length n of a sum as n u: at 16,384 columns
+a float32 softmax may be off by 1.4e-3. What honest kernels do grows as sqrt(n) u. An error beyond that
+(`assay.golden.arithmetic.model`: the bound, its constant and the data that it takes) proves nothing, but is
+*suspect*: the same definition is evaluated again under the contract's model with ``chance``.
+
+It is asked of the lengths that an examination tries one after the other, on data drawn independently, as the bound
+supposes. Elements are judged as ever: the output lies in [store(exact - B), store(exact + B)].
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from assay.verify.cases.case import Case, all_contents
+from assay.verify.comparison.oracle import Oracle
+from assay.verify.comparison.result import Result
+
+INDEPENDENT = ("normal", "positive")
+"""Distributions of numbers that are drawn each for itself."""
+
+
+def has_independent_data(case: Case) -> bool:
+    """Whether the data of a case are such as the bound supposes."""
+    real = {tensor.name for tensor in case.signature.tensors if tensor.role == "real"}
+    drawn = all(kind in INDEPENDENT for name, kind in case.values.items() if name in real)
+    return drawn and case.protocol == "once" and not case.edits
+
+
+def judge_statistically(oracle: Oracle, case: Case, result: Result) -> Result:
+    """The outputs of a result without a failure, judged by what rounding is likely to do.
+
+    The failure that it may have is of kind "unlikely"; its ratio says how many times as far off the output is.
+    """
+    if not result.outputs:  # nothing was judged
+        return result
+    seen = replace(oracle, by_chance=True).judge(case, all_contents(case), result.outputs)
+    if seen.failure is None:
+        return seen
+    failure = seen.failure
+    message = (
+        f"{failure.violations} of {failure.elements} elements are within what the contract's worst case allows, but "
+        f"up to {failure.ratio:.3g} times as far off as rounding takes them"
+    )
+    return replace(seen, failure=replace(failure, kind="unlikely", message=message))

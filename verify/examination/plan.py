@@ -1,0 +1,94 @@
+"""The question that an examination asks: its settings on this machine, with a kernel, before that is first called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from assay.formats.accumulator import accumulator_named
+from assay.golden.registry import Spec
+from assay.verify.cases.case import Case
+from assay.verify.cases.sampler import Sampler
+from assay.verify.contract import Contract
+from assay.verify.errors import SettingError
+from assay.verify.harness.clean_process import is_there
+from assay.verify.harness.frameworks import check_device, check_dtypes, check_framework, layouts_of
+from assay.verify.harness.runner import KernelHarness
+from assay.verify.harness.target import target_of
+from assay.verify.settings import Settings
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Does this kernel keep this contract, on the cases that this sampler draws?
+
+    ``dtype`` is as a report shows it. ``refusal`` says why the contract has no answer, where it hasn't.
+    """
+
+    settings: Settings
+    kernel: str
+    dtype: str
+    harness: KernelHarness
+    sampler: Sampler
+    refusal: str
+
+    @property
+    def definition(self) -> Spec:
+        """The op."""
+        return self.sampler.definition
+
+    @property
+    def is_callable_outside(self) -> bool:
+        """Whether the kernel is isolated, and a plain process can call it: by its name, with torch's tensors."""
+        settings, kernel = self.settings, self.harness.call.kernel
+        return settings.isolate and settings.framework == "torch" and is_there(target_of(kernel))
+
+
+def make_plan(
+    kernel: Callable[..., Any], settings: Settings, before: Callable[[Case, float], None] | None = None
+) -> Plan:
+    """The question with these settings, or its error: why it can't be asked here. ``before`` is that of `Call`.
+
+    Raises `SettingError` or `ContractError`.
+    """
+    if not callable(kernel):
+        raise SettingError(f"kernel: expected a callable, got {type(kernel).__name__}")
+    definition, contract = settings.definition, settings.contract
+    check_device(settings.device)
+    check_framework(settings.framework, settings.device)
+    free = [tensor.name for tensor in definition.tensors if tensor.dtype is None]
+    if settings.dtype is None and free:
+        raise SettingError(f"dtype: {definition.name} needs the dtype of {', '.join(free)}, e.g. dtype='bfloat16'")
+    sampler = Sampler(
+        definition,
+        settings.dtype or "float8_e4m3fn",  # of the dtypes that an op fixes only fp8's may vary
+        settings.options,
+        settings.sizes,
+        layouts_of(settings.framework, settings.layouts),
+        settings.seed,
+        settings.out_dtype,
+        ties=settings.ties,
+    )
+    first = sampler.case(lambda values: values[0], style="small")
+    contract.model(definition, first.input_format)
+    results = zip((tensor.name for tensor in first.signature.returns), first.result_dtypes, strict=True)
+    check_dtypes(settings.framework, {**first.dtypes, **dict(results)})
+    return Plan(
+        settings,
+        kernel=getattr(kernel, "__qualname__", None) or getattr(kernel, "__name__", None) or repr(kernel),
+        dtype=", ".join(dict.fromkeys(first.dtypes.values())),
+        harness=KernelHarness.of(kernel, settings, before),
+        sampler=sampler,
+        refusal=_refusal(contract, first),
+    )
+
+
+def _refusal(contract: Contract, case: Case) -> str:
+    """Why the contract says nothing about this case, if so."""
+    unit = accumulator_named(contract.accumulate)
+    first = next(iter(case.dtypes.values()))
+    if not unit.takes(first):
+        known = ", ".join(unit.inputs)
+        return f"the accumulator {contract.accumulate!r} takes {known}; the contract says nothing about {first}"
+    return ""
