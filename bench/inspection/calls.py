@@ -128,7 +128,7 @@ def check_asked(settings: Settings, asked: Asked) -> None:
         signature = definition.signature(options)
         for symbol in (symbol for sizes in asked.sizes for symbol in sizes):
             if symbol not in signature.symbols:
-                raise SettingError(f"--shape: {unknown('dimension', symbol, signature.symbols)} of {definition.name}")
+                raise SettingError(f"--at: {unknown('dimension', symbol, signature.symbols)} of {definition.name}")
         names = [tensor.name for tensor in signature.tensors]
         for name, layout in (asked.layouts or {}).items():
             if name not in names:
