@@ -27,7 +27,7 @@ from assay.verify.examination.repro import repro_line
 from assay.verify.examination.run import Run, fixed_cases
 from assay.verify.examination.shrink import is_alike, shrink
 from assay.verify.explanation.explain import explain
-from assay.verify.explanation.inquiry import Inquiry
+from assay.verify.explanation.fault_budget import FaultBudget
 from assay.verify.findings import ASPECTS, GRAVITY, Aspect, Failure
 from assay.verify.harness.runner import KernelHarness, suspicion
 
@@ -60,11 +60,11 @@ class Promises:
         changed: dict[str, Any] = {"contract": contract, "effort": "quick", "examples": None, "at": (), "goldens": None}
         settings = replace(plan.settings, **changed)
         other = replace(plan, settings=settings, harness=replace(plan.harness, contract=contract))
-        inquiry, over = Inquiry(_SECONDS_OF_CONTRACT), False
+        budget, over = FaultBudget(_SECONDS_OF_CONTRACT), False
 
         def progress(phase: str, done: int, of: int) -> None:
             nonlocal over
-            if inquiry.is_over() or self._broken <= run.tally.broken:
+            if budget.is_over() or self._broken <= run.tally.broken:
                 over = run.ended = True
 
         run = Run(other, progress)
@@ -118,7 +118,7 @@ class Trials:
     """Cases that are tried until time is over."""
 
     def __init__(self, plan: Plan) -> None:
-        self._harness, self._inquiry = plan.harness, Inquiry(_KNOWN_SECONDS)
+        self._harness, self._budget = plan.harness, FaultBudget(_KNOWN_SECONDS)
 
     def sorted(self, cases: dict[str, Case]) -> tuple[list[str], list[str]]:
         """The names of the cases that are right, and of those that are wrong."""
@@ -129,7 +129,7 @@ class Trials:
 
     def _in_time(self, cases: dict[str, Case]) -> Iterator[tuple[str, Case]]:
         for name, case in cases.items():
-            if self._inquiry.is_over():
+            if self._budget.is_over():
                 break
             yield name, case
 
@@ -272,9 +272,9 @@ def _admitting(name: str, failure: Failure, plan: Plan) -> str:
 
 def _others_admitted(name: str, failure: Failure, contract: Contract, plan: Plan) -> str:
     """How many of the fixed cases that show an aspect and fail another contract admits, in words; of the first few."""
-    harness, inquiry, admitted = plan.harness, Inquiry(_SECONDS_OF_OTHERS), list[bool]()
+    harness, budget, admitted = plan.harness, FaultBudget(_SECONDS_OF_OTHERS), list[bool]()
     for case in (case for _, case in fixed_cases(plan) if case.protocol == "once" and name in aspects_of(case)):
-        if len(admitted) >= _MOST_OTHERS or inquiry.is_over():
+        if len(admitted) >= _MOST_OTHERS or budget.is_over():
             break
         tied = plan.sampler.tied(case)
         if tied != failure.case and harness.try_case(tied).failure is not None:
