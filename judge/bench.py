@@ -55,7 +55,7 @@ class Bench:
         self.parameters = self.process.build(
             instance, self.seed, evaluating=self.meaning.evaluating, given=self.given, pretend=self.pretend
         )
-        self.names = weights.shared(self.meaning.state, self.parameters, self.process.loose)
+        self.names = weights.shared(self.meaning.state, self.parameters, self.process.unbound)
         self.constructor_agrees = self.names is not None and weights.same_bits(
             self.meaning.state, self.parameters, self.names
         )
@@ -73,7 +73,7 @@ class Bench:
         alone that it shares. Raises `SolutionError`."""
         assert self.names
         state = weights.redrawn(self.made.state, self.seed)
-        if self.process.loose - self.names.keys():
+        if self.process.unbound - self.names.keys():
             shared = set(self.names.values())
             state = {name: value if name in shared else self.made.state[name] for name, value in state.items()}
         meaning = self.made.with_state(state)

@@ -49,9 +49,9 @@ class Course:
 
     def bench(self, choice: Choice, given: Sizes) -> Bench:
         """Solution and reference at some sizes. Raises `ProblemError` and `SolutionError`."""
-        before = len(self.process.told)
+        before = len(self.process.build_observations)
         bench = Bench(self.problem, self.process, self.contract, given, choice, self.seed, self.pretend)
-        for told in self.process.told[before:]:
+        for told in self.process.build_observations[before:]:
             self.cheats += noticed(told, set(), building=True)
         arguments = bench.meaning.instance.draw(self.seed)
         self.writes, self.aliased = bench.meaning.writes_to(arguments)

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from assay.golden.lowering import reference_spec
 from assay.judge.problems.problem import Instance, ProblemError
-from assay.judge.solution.host_data import parts
+from assay.judge.solution.host import parts
 from assay.runtime.environment import generators_kept, seed_generators, standard_environment
 from assay.runtime.errors import one_line
 from assay.verify.cases.case import Case

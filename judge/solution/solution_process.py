@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import atexit
 import math
 import os
@@ -20,7 +19,7 @@ import torch
 
 from assay.judge.problems.kernelbench import rewritten
 from assay.judge.problems.problem import Answer, Instance, Sizes
-from assay.judge.solution import host, host_bytes, host_data, host_events, host_watch
+from assay.judge.solution import host
 from assay.runtime.process import GIB, Lost, Process
 from assay.runtime.stem import Stem
 from assay.runtime.tensors import unpack
@@ -75,9 +74,9 @@ class SolutionProcess:
         self._process.memory = int(memory * GIB)
         self._built, self._results = 0, list[tuple[Any, Any]]()
         self._names: tuple[str, ...] = ()
-        self.told: list[dict[str, Any]] = []
+        self.build_observations: list[dict[str, Any]] = []
         """What was noticed while it was built, each time."""
-        self.loose: frozenset[str] = frozenset()
+        self.unbound: frozenset[str] = frozenset()
         """Which of the tensors that `build` gives are no parameters or buffers, but attributes alone."""
 
     def __enter__(self) -> SolutionProcess:
@@ -145,13 +144,13 @@ class SolutionProcess:
         self._results = [(shape, dtype) for _, shape, dtype in instance.results]
         self._names = tuple(name for name, _, _ in instance.results)
         with _answering():
-            self.told.append(_mapping(answer["seen"]))
-            own, loose = (
+            self.build_observations.append(_mapping(answer["seen"]))
+            own, unbound = (
                 {str(name): _tensor(value) for name, value in _mapping(answer[key]).items()}
-                for key in ("state", "loose")
+                for key in ("state", "unbound")
             )
-            self.loose = frozenset(loose)
-            return {**own, **loose}
+            self.unbound = frozenset(unbound)
+            return {**own, **unbound}
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         """Give it other parameters, by name. Raises `SolutionError`."""
@@ -220,18 +219,7 @@ class SolutionProcess:
         self.ask("compiled")
 
 
-def _text() -> str:
-    """`host` and its parts as one text, which imports nothing of ours."""
-    lines = []
-    for part in (host_events, host_watch, host_bytes, host_data, host):
-        source = Path(str(part.__file__)).read_text(encoding="utf-8").splitlines()
-        for node in ast.parse("\n".join(source)).body:
-            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("assay.judge"):
-                source[node.lineno - 1 : node.end_lineno] = [""] * ((node.end_lineno or 0) - node.lineno + 1)
-        lines += source
-    return "\n".join(lines)
-
-
+_PROGRAM = Path(str(host.__file__)).read_text(encoding="utf-8")
 _stems: dict[int, Stem] = {}
 
 
@@ -240,7 +228,7 @@ def _stem() -> Stem:
     result = _stems.get(os.getpid())
     if result is None or not result.alive:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_TELLTALE)}
-        result = _stems[os.getpid()] = Stem(_text(), "_serve", {**environment, "PYTHONDONTWRITEBYTECODE": "1"})
+        result = _stems[os.getpid()] = Stem(_PROGRAM, "_serve", {**environment, "PYTHONDONTWRITEBYTECODE": "1"})
         atexit.register(result.end)
     return result
 
