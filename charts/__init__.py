@@ -1,17 +1,12 @@
-"""Charts as SVG and HTML text, as wide as the page that holds them and drawn without a script.
+"""Charts as SVG and HTML text, as wide as the page that contains them and drawn without a script.
 
-In: series of numbers, each with the words that a reader is told of it. Out: markup, and the style and the script that a
-page takes once. Called by the pages of precision and verify.
+In: series of numbers, each with a tooltip. Out: markup, and the style and the script that a page takes once. Called by
+the pages of precision and verify.
 
-scale (from numbers to places, with ticks) · chart (lines, points and bars) · labels (names beside points) ·
-heat (tables of colours) · markup (all of them as HTML) ·
-rendering (pages of templates)
+chart (axes, series, guides and labels, and their layout) · markup (charts, heat maps and templates as HTML)
 """
 
-from assay.charts.chart import Chart, Guide, Mark, Series
-from assay.charts.heat import HeatMap
-from assay.charts.markup import SCRIPT, STYLE, drawn, heated
-from assay.charts.rendering import environment
-from assay.charts.scale import Axis
+from assay.charts.chart import Axis, Chart, Guide, Mark, Series
+from assay.charts.markup import SCRIPT, STYLE, HeatMap, drawn, environment, heated
 
 __all__ = ["SCRIPT", "STYLE", "Axis", "Chart", "Guide", "HeatMap", "Mark", "Series", "drawn", "environment", "heated"]

@@ -1,11 +1,9 @@
-"""A chart: series over two axes, with guides, laid out in thousandths of its width and in pixels of its height."""
+"""A chart: series over two axes, with guides and labels, laid out in thousandths of the width and pixels of height."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
-
-from assay.charts.labels import Label, labels_of
-from assay.charts.scale import Axis, Scale
 
 WIDE = 1000
 """The width of every drawing, which is stretched to that of its page."""
@@ -20,15 +18,171 @@ MARKS = {
     "cross": "M-4-4L4 4M-4 4L4-4",
     "triangle": "M0-5.5L5.5 4h-11z",
 }
+_TICKS = 6
+_FEW = 3
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_LETTER, _LINE, _GAP, _MARK = 6.6, 14.0, 9.0, 6.0
+"""Pixels, at which a drawing is taken to be 1000 wide."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One side of a chart; ``title`` names its quantity with the unit.
+
+    ``log``: a logarithmic scale, on which numbers not above 0 have no position. ``zero``: a linear scale begins at 0.
+    ``ticks``: numbers with their labels; round numbers if there are none.
+    """
+
+    title: str
+    log: bool = False
+    zero: bool = False
+    ticks: Sequence[tuple[float, str]] = ()
+
+    def holds(self, value: float) -> bool:
+        """Whether a number has a position on it."""
+        return math.isfinite(value) and (value > 0 or not self.log)
+
+
+class Scale:
+    """An axis over the range of ``values``, of those that have a position.
+
+    ``edge``: the margin at either end, as a fraction; none at 0 if the axis begins there.
+    """
+
+    def __init__(self, axis: Axis, values: Iterable[float], edge: float = 0.04) -> None:
+        known = [self._along(axis, value) for value in values if axis.holds(value)] or [0.0, 1.0]
+        low, high = min(known), max(known)
+        if axis.zero and not axis.log:
+            low = min(low, 0.0)
+        room = (high - low) * edge if high > low else 0.15 if axis.log else abs(high) * 0.05 or 1.0
+        self.axis = axis
+        self._low = low if axis.zero and low == 0 else low - room
+        self._high = high + room
+
+    def position(self, value: float) -> float:
+        """Return a position from 0 to 1; a number without one is at the nearer end."""
+        if not self.axis.holds(value):
+            return float(value > 0)
+        return (self._along(self.axis, value) - self._low) / (self._high - self._low)
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The numbers at its ends."""
+        low, high = (10.0**end if self.axis.log else end for end in (self._low, self._high))
+        return low, high
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """Return positions and labels."""
+        if self.axis.ticks:
+            return [(self.position(value), label) for value, label in self.axis.ticks if self.axis.holds(value)]
+        values = self._powers() if self.axis.log else []
+        if len(values) < _FEW:
+            values = _round_numbers(*self.ends)
+        return [(self.position(value), label) for value, label in zip(values, _labels(values), strict=True)]
+
+    def _powers(self) -> list[float]:
+        """Powers of ten, not more than a few of them; 2 and 5 times each where there are hardly any."""
+        first, last = math.floor(self._low), math.ceil(self._high)
+        step = math.ceil((self._high - self._low) / _TICKS)
+        digits = (1, 2, 5) if self._high - self._low < _FEW else (1,)
+        results = [digit * 10.0**power for power in range(first, last + 1, step) for digit in digits]
+        return [value for value in results if self._low <= math.log10(value) <= self._high]
+
+    @staticmethod
+    def _along(axis: Axis, value: float) -> float:
+        return math.log10(value) if axis.log else value
+
+
+def _round_numbers(low: float, high: float) -> list[float]:
+    """Multiples of 1, 2 or 5 times a power of ten between two numbers."""
+    least = (high - low) / _TICKS
+    power = 10.0 ** math.floor(math.log10(least))
+    step = next(digit * power for digit in (1, 2, 5, 10) if digit * power >= least)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [index * step for index in range(first, last + 1)]
+
+
+def _labels(values: Sequence[float]) -> list[str]:
+    """Plain decimals; digits and powers of ten where some are far from 1."""
+    if any(value and not 1e-4 <= abs(value) < 1e7 for value in values):
+        return [_power(value) for value in values]
+    return [f"{float(f'{value:.10g}'):,.10g}" for value in values]
+
+
+def _power(value: float) -> str:
+    """A number of two digits at most: 10⁻³, 2·10⁻³, 2.5·10⁸."""
+    if value == 0:
+        return "0"
+    power = math.floor(math.log10(abs(value)) + 1e-9)
+    digits = f"{value / 10.0**power:.2g}"
+    return f"{'' if digits == '1' else f'{digits}·'}10{str(power).translate(_RAISED)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """Text at a point (thousandths of the width, pixels from the top), ``dx`` and ``dy`` pixels from there."""
+
+    x: float
+    y: float
+    dx: float
+    dy: float
+    anchor: str
+    words: str
+    tone: str
+
+
+def labels_of(
+    named: Sequence[tuple[float, float, str, str]],
+    marks: Sequence[tuple[float, float]],
+    others: Sequence[Label],
+    lines: Sequence[tuple[str, float]],
+    height: float,
+) -> list[Label]:
+    """Label each of ``named`` (x, y, words, tone) that has room right of it, left, above or below.
+
+    A label covers neither ``marks``, the labels ``others``, earlier labels, nor ``lines`` at a position of the axis "x"
+    or "y".
+    """
+    results: list[Label] = []
+    taken = [(x - _MARK, y - _MARK, x + _MARK, y + _MARK) for x, y in marks] + [_box(label) for label in others]
+    taken += [(at - 1, 0.0, at + 1, height) if axis == "x" else (0.0, at - 1, 1000.0, at + 1) for axis, at in lines]
+    for x, y, words, tone in named:
+        for dx, dy, anchor in (
+            (_GAP, 4.0, "start"),
+            (-_GAP, 4.0, "end"),
+            (0.0, -_GAP, "middle"),
+            (0.0, 18.0, "middle"),
+        ):
+            label = Label(x, y, dx, dy, anchor, words, tone)
+            box = _box(label)
+            inside = box[0] >= 0 and box[2] <= 1000 and box[1] >= 0 and box[3] <= height
+            if inside and not any(_overlap(box, other) for other in taken):
+                taken.append(box)
+                results.append(label)
+                break
+    return results
+
+
+def _box(label: Label) -> tuple[float, float, float, float]:
+    """Left, top, right and bottom of a label."""
+    wide = _LETTER * len(label.words)
+    left = label.x + label.dx - {"start": 0.0, "middle": wide / 2, "end": wide}[label.anchor]
+    bottom = label.y + label.dy + 2
+    return left, bottom - _LINE, left + wide, bottom
+
+
+def _overlap(one: Iterable[float], other: Iterable[float]) -> bool:
+    (left, top, right, bottom), (left2, top2, right2, bottom2) = one, other
+    return left < right2 and left2 < right and top < bottom2 and top2 < bottom
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points of one kind, in the legend by ``name``. ``words``: what a reader is told of each, with units.
+    """Points of one kind, in the legend by ``name``. ``words``: the tooltip of each point, with units.
 
-    ``mark``: how each is drawn; "bar": as a bar from its x to the next, of which no words are told; "": not. ``line``:
-    what joins them. ``tone``: a colour of chart.css. ``low``, ``high``: the ends of an interval at each point, drawn as
-    a bar, or as a ``band`` over all. ``labels``: names that stand beside points where there is room.
+    ``mark``: the symbol of each; "bar": a bar from its x to the next, without a tooltip; "": none. ``line`` joins them.
+    ``tone``: a colour of chart.css. ``low``, ``high``: the ends of an interval at each point, drawn as a bar, or as a
+    ``band`` over all. ``labels``: names of points, shown where there is room.
     """
 
     name: str
@@ -46,7 +200,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """A line across at one value of an axis, with words beside it."""
+    """A line across the chart at one value of an axis, with a text."""
 
     axis: Literal["x", "y"]
     value: float
@@ -57,8 +211,10 @@ class Guide:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """What is drawn; ``about``: it in words, for those who don't see it. ``height`` in pixels, without its axes.
-    ``diagonal``: a line through all points where both axes have the same value, with its name."""
+    """A chart to draw; ``about`` describes it for screen readers. ``height`` in pixels, without its axes.
+
+    ``diagonal``: the name of a line through all points where both axes have the same value.
+    """
 
     about: str
     x: Axis
@@ -91,7 +247,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A label at a place; ``minor``: left out where there is little room."""
+    """A label at a position; ``minor``: left out where there is little room."""
 
     at: float
     words: str
@@ -100,7 +256,7 @@ class Tick:
 
 @dataclass(slots=True)
 class Layout:
-    """A chart with all its places; ``lost``: how many points have none."""
+    """A chart with all positions; ``lost``: the number of points without one."""
 
     x_ticks: list[Tick]
     y_ticks: list[Tick]
@@ -112,7 +268,7 @@ class Layout:
 
 
 def laid_out(chart: Chart) -> Layout:
-    """Where everything of a chart stands. Raises ValueError for a series whose sequences differ in length."""
+    """Compute the positions of a chart's elements. Raises ValueError if sequences of a series differ in length."""
     for series in chart.series:
         _check(series)
     xs = [value for series in chart.series for value in series.x]
@@ -156,10 +312,10 @@ class _Plan:
     height: int
 
     def across(self, value: float) -> float:
-        return _rounded(WIDE * self.x.place(value))
+        return _rounded(WIDE * self.x.position(value))
 
     def down(self, value: float) -> float:
-        return _rounded(self.height * (1 - self.y.place(value)))
+        return _rounded(self.height * (1 - self.y.position(value)))
 
     def line(self, xs: Sequence[float], ys: Sequence[float]) -> str:
         """A path through points."""
@@ -201,7 +357,7 @@ class _Plan:
         return f"M{self.across(edges[0]):g} {self.height}{''.join(tops)}V{self.height}z"
 
     def at(self, guide: Guide) -> float:
-        """Where a guide stands along its axis."""
+        """Return the position of a guide along its axis."""
         return self.down(guide.value) if guide.axis == "y" else self.across(guide.value)
 
     def guide(self, guide: Guide, into: Layout) -> None:
@@ -217,7 +373,7 @@ class _Plan:
             into.guides.append(Label(at, 0, -5 if left else 5, 12, "end" if left else "start", guide.words, guide.tone))
 
     def named(self, all_series: Sequence[Series]) -> list[tuple[float, float, str, str]]:
-        """Places of the points that have names, the names and their tones."""
+        """Return position, name and tone of each point that has a name."""
         return [
             (self.across(x), self.down(y), words, series.tone)
             for series in all_series

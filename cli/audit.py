@@ -39,7 +39,7 @@ from assay.runtime.files import write_text_atomically
 if TYPE_CHECKING:
     from assay.precision.auditing import Audit
     from assay.precision.cache import Cache
-    from assay.precision.choice.assignment import Assignment
+    from assay.precision.choice.recommendation import Assignment
     from assay.precision.export import Exported
     from assay.precision.report import record
 
@@ -172,8 +172,8 @@ def audit(
             bits=loaded.stored.itemsize * 8,
             shape=shape,
             progress=stages,
-            kept=kept,
-            apart=alone,
+            cache=kept,
+            unfused=alone,
             exact=exact,
         )
         if seconds is not None:
@@ -278,11 +278,7 @@ def _stoppable(kept: Cache) -> Iterator[None]:
 
 def _foreign(kept: Cache) -> bool:
     """Whether errors in a folder were measured in an audit with another fingerprint."""
-    try:
-        content = json.loads((kept.folder / "measured.json").read_text(encoding="utf-8"))
-        return bool(content["fingerprint"] != kept.fingerprint)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    return kept.stored_key not in ("", kept.fingerprint)
 
 
 def _report(
@@ -294,7 +290,7 @@ def _report(
     out: Path,
 ) -> None:
     """Write audit.json and report.html, and print the summary; what exports don't express goes to standard error."""
-    from assay.precision.advising import advise
+    from assay.precision.auditing import advise
     from assay.precision.report import content_of, page, summary
 
     parts = exported.parts if exported else ()

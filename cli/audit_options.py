@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from assay.precision.auditing import Audit
     from assay.precision.export import Exported
     from assay.precision.loading import Loaded
-    from assay.precision.prediction.positions import Curve
+    from assay.precision.prediction.measuring import Curve
 
 __all__ = [
     "CONTEXT",
@@ -113,9 +113,9 @@ def _option(message: str) -> str:
 
 def loaded_of(model: str, memory: float | None, device: str, *, trust: bool, checkpoint: bool) -> Loaded:
     """The model on its device; a large one as it is stored, where no bound on memory and no checkpoint is asked for."""
-    from assay.precision.loading import is_large, load
+    from assay.precision.loading import exceeds_limit, load
 
-    narrow = memory is None and not checkpoint and is_large(model)
+    narrow = memory is None and not checkpoint and exceeds_limit(model)
     most = None if memory is None else int(memory)
     try:
         loaded = load(model, trust=trust, max_memory=most, as_stored=narrow, device=device)
@@ -172,7 +172,7 @@ def lacking(
 ) -> list[str]:
     """What is not as it was asked for, a line each, which goes to standard error: exports by name that nothing was
     written for, and those that hold so little of the assignment that they exceed ``most`` bytes of weights."""
-    from assay.precision.amounts import in_bytes
+    from assay.precision.units import format_bytes
 
     written = {part.format: part for part in exported.parts} if exported is not None else {}
     missing = [name for name in asked if name not in written]
@@ -180,7 +180,7 @@ def lacking(
     for name, part in written.items():
         size = bytes_of_held(part.held) if part.bytes is None else float(part.bytes)
         if most is not None and size > most:
-            results.append(f"{name}: weights of {in_bytes(size)} exceed --max-bytes of {in_bytes(most)}")
+            results.append(f"{name}: weights of {format_bytes(size)} exceed --max-bytes of {format_bytes(most)}")
     for line in results:
         print(f"assay: {line}", file=sys.stderr)
     return results

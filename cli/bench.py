@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _PIPED_WIDTH = 200
 _COMPARED_RUNS = 7
+_ANSWERED_BY = "assay.cli.bench_runs"
 
 
 def bench(
@@ -119,14 +120,16 @@ def bench(
         if given := [name for name, value in (*without, ("--contract", contract), ("--graphs", graph)) if value]:
             raise BenchError(f"{given[0]}: a problem states its own sizes and reference; leave it out")
         asked = {"device": device, "seconds": seconds, "compiled": compiles}
+        asked_about = targets
         timed = of_solutions(targets[0], targets[1:], asked, count, trace)
     elif trace is not None:
         raise BenchError("--trace: expected a FlashInfer Trace definition and its solutions, got kernels")
     else:
         sizes = Asked(tuple(read_sizes(text, "--shape") for text in shape or ()), settings.tensor_layouts(layout))
         kernels = _chosen(targets or [], spec, dtype, option, contract, device)
+        asked_about = [kernel.target for kernel in kernels]
         timed = of_kernels(kernels, sizes, ways, count, against=against, compiles=compiles)
-    record = _recorded(timed, device)
+    record = _recorded(timed, device, asked_about)
     changes: list[Change] = []
     if past:
         changes = compared(past[-1], record, past, resolution=resolution)
@@ -180,8 +183,12 @@ def _chosen(
     ]
 
 
-def _recorded(timed: Timed, device: str) -> Record:
+def _recorded(timed: Timed, device: str, targets: Sequence[str]) -> Record:
+    """The record of kernels, or of files of a problem and its solutions."""
     from assay.bench.timing.contest import Record, machine, versions
+    from assay.runtime.results import contents, result_key
+
+    files = [contents(target) for target in targets if Path(target).exists()]
 
     return Record(
         made=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -193,6 +200,7 @@ def _recorded(timed: Timed, device: str) -> Record:
         command=" ".join(["assay", *sys.argv[1:]]),
         versions=versions(),
         lines=tuple(timed.lines),
+        key=result_key(files, _ANSWERED_BY, targets=targets)[:16],
     )
 
 

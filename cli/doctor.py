@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from assay.cli.progress import console, in_rows
+from assay.runtime.results import installed_version
 
 Row: TypeAlias = tuple[str, str | Text]
 """What a row is about, and what there is to say."""
@@ -67,10 +67,9 @@ def _tried(words: str, test: Callable[[], str]) -> Iterator[Row]:
 def _versions() -> Iterator[Row]:
     yield "python", f"{platform.python_version()}, {platform.platform()}"
     for name, purpose in _PACKAGES:
-        try:
-            yield name.replace("kernel-assay", "assay"), version(name)
-        except PackageNotFoundError:
-            yield name, f"not installed (only for {purpose})" if purpose else "not installed, and needed"
+        missing = f"not installed (only for {purpose})" if purpose else "not installed, and needed"
+        found = installed_version(name)
+        yield name.replace("kernel-assay", "assay") if found else name, found or missing
 
 
 def _devices() -> Iterator[Row]:

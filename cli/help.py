@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
+
+from assay.runtime.results import installed_version
 
 
 class Commands(TyperGroup):
@@ -28,7 +29,7 @@ def help_alone(context: typer.Context) -> None:
 def show_version(asked: bool) -> None:
     """The callback of ``--version``."""
     if asked:
-        typer.echo(f"assay {version('kernel-assay')}")
+        typer.echo(f"assay {installed_version('kernel-assay')}")
         raise typer.Exit
 
 

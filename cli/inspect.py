@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +20,7 @@ from assay.cli.progress import ProgressBar, console, report_error
 from assay.runtime.files import write_text_atomically
 from assay.runtime.pool import Pool, Raised, worker_count
 from assay.runtime.process import Lost
+from assay.runtime.results import installed_version
 from assay.verify.errors import SettingError, TargetError
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def _versions() -> str:
 
 
 def _as_dict(every: Sequence[Inspected], device: Arch) -> dict[str, Any]:
-    made = {"assay": version("kernel-assay"), "triton": version("triton")}
+    made = {"assay": installed_version("kernel-assay"), "triton": installed_version("triton")}
     limits = {"shared": device.shared, "registers": device.device.regs_per_multiprocessor}
     return {**made, "arch": device.name, "device": device.device.name, "limits": limits,
             "kernels": [one.as_dict(device) for one in every]}  # fmt: skip

@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +21,7 @@ from assay.cli.progress import console, examined, report_error, report_known
 from assay.cli.settings import Ops
 from assay.runtime.engines import engine_named, part_of
 from assay.runtime.pool import worker_count
+from assay.runtime.results import installed_version
 from assay.verify.errors import SettingError
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _write(out: Path, rows: Sequence[Row], asked: dict[str, Any], taken: float) 
     from assay.verify.campaign.page import survey_page, tally
 
     shown = {
-        "assay": version("kernel-assay"),
+        "assay": installed_version("kernel-assay"),
         "torch": torch.__version__,
         "machine": _machine(asked["device"]),
         "made": datetime.now().astimezone().isoformat(" ", timespec="minutes"),

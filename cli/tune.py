@@ -16,7 +16,7 @@ from assay.cli import settings
 from assay.cli.inspect import compiling
 from assay.cli.progress import console, report_error
 from assay.runtime.engines import engine_named
-from assay.runtime.structure import plain
+from assay.runtime.records import plain
 from assay.verify.errors import TuneError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import typer
 from assay.cli import settings
 from assay.cli.progress import examined, report_error, report_known
 from assay.runtime.engines import Engine, engine_named, part_of
-from assay.runtime.own_modules import is_module
+from assay.runtime.modules import is_module
 from assay.runtime.pool import Pool, worker_count
 from assay.verify.errors import SettingError, TargetError
 

@@ -6,7 +6,7 @@ of some format comes here: `golden`, `interpreter`, `verify` and `precision`.
 
 from typing import TYPE_CHECKING
 
-from assay.runtime.lazy import lazy
+from assay.runtime.modules import lazy
 
 if TYPE_CHECKING:
     from assay.formats.accumulator import Accumulator, accumulator_named

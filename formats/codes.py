@@ -1,4 +1,4 @@
-"""The way between bit patterns of a format and its values.
+"""Conversion between bit patterns of a format and its values.
 
 Values are float64 tensors, which hold every number of every format here; codes are int64 tensors of bit patterns.
 """
@@ -14,7 +14,7 @@ __all__ = ["all_values", "binade", "decode", "encode"]
 
 
 def binade(x: torch.Tensor, format: Format) -> torch.Tensor:
-    """The power of two at or below |x| (float64), held within the format's exponents: what its spacing hangs on.
+    """Return the power of two at or below |x| (float64), clamped to the format's exponents; it determines the spacing.
 
     Zero and subnormals get 2^min_exponent; whatever exceeds the largest value, infinities and NaN get 2^max_exponent.
     """
@@ -24,7 +24,7 @@ def binade(x: torch.Tensor, format: Format) -> torch.Tensor:
 
 
 def decode(codes: torch.Tensor, format: Format | str | torch.dtype) -> torch.Tensor:
-    """The values (float64) of bit patterns (any integer dtype and shape) of a format.
+    """Return the values (float64) of bit patterns (any integer dtype and shape) of a format.
 
     A code is the pattern read as an unsigned integer; read as two's complement it may be negative.
     Raises InvalidCode if a code needs more bits than the format has, WrongDtype if the codes are no integers.
@@ -58,7 +58,7 @@ def decode(codes: torch.Tensor, format: Format | str | torch.dtype) -> torch.Ten
 
 
 def encode(values: torch.Tensor, format: Format | str | torch.dtype) -> torch.Tensor:
-    """The bit patterns (int64; unsigned up to 32 bits) of values that the format holds: the inverse of `decode`.
+    """Return the bit patterns (int64; unsigned up to 32 bits) of values of the format: the inverse of `decode`.
 
     NaN becomes `Format.nan_code`; -0 becomes 0 where zero has no sign. Nothing is rounded.
     Raises NotRepresentable on any other value.
@@ -95,7 +95,7 @@ def encode(values: torch.Tensor, format: Format | str | torch.dtype) -> torch.Te
 
 
 def all_values(format: Format | str | torch.dtype) -> torch.Tensor:
-    """Every value (float64) of a format of up to 16 bits, indexed by bit pattern. Raises TooManyValues for others."""
+    """Return every value (float64) of a format of up to 16 bits, by bit pattern. Raises TooManyValues for others."""
     target = format_named(format)
     if target.bits > 16:
         raise TooManyValues(f"expected a format of at most 16 bits, got {target}: decode() the codes you need instead")

@@ -1,7 +1,7 @@
 """Rounding of float64 tensors into a number format, once, with mode and overflow explicit.
 
 A cast by way of float32 (ml_dtypes, torch on a CPU) rounds twice: 1 + 2^-8 + 2^-40 becomes 1 in bfloat16, not 1 + 2^-7.
-Here one addition rounds, at the very digit where the format ends: x + 1.5·2^52·ulp lies in the binade of float64 whose
+Here one addition rounds, at the very digit where the format ends: x + 1.5·2^52·ulp is in the binade of float64 whose
 spacing is that ulp, so the sum is x's integer significand rounded to nearest even, and the subtraction is exact.
 The other modes correct that result by one ulp, exactly too.
 """
@@ -29,7 +29,7 @@ def round_to(
     overflow: Overflow = "inf",
     generator: torch.Generator | None = None,
 ) -> torch.Tensor:
-    """x rounded to values of the format: a float64 tensor of x's shape, on x's device, without gradient.
+    """Round x to values of the format: a float64 tensor of x's shape, on x's device, without gradient.
 
     x: a tensor of any floating dtype; float64 holds them all exactly.
 
@@ -39,14 +39,14 @@ def round_to(
     probability that makes the mean x, to within 2^-53 ulp; drawn from `generator`, which must live on x's device, or
     from torch's global one).
 
-    overflow: what becomes of an infinity, and of a finite x that, rounded as if the exponent had no limit, lies beyond
+    overflow: the result for an infinity, and for a finite x that, rounded as if the exponent had no limit, exceeds
     the finite values: "inf" makes it an infinity of its sign, in a format without infinities NaN, and in a format with
     neither the nearest finite value; "saturate" the nearest finite value; "nan" NaN. Where a mode rounds a finite x
     towards zero ("toward_zero"; "down" above the largest value; "up" below the least), it never overflows but gives
     that value.
 
     Zero keeps its sign where the format's zero has one. An unsigned integer format overflows below 0. e8m0 has neither
-    zero nor sign: in every mode, what lies in [0, 2^-127] becomes 2^-127 and negative x NaN.
+    zero nor sign: in every mode, x in [0, 2^-127] becomes 2^-127 and negative x NaN.
 
     Raises NotRepresentable if x holds NaN, or overflow is "nan", and the format has no NaN; UnknownFormat;
     UnknownOption; WrongDtype.
@@ -70,7 +70,7 @@ def round_to(
 
 
 def ulp(x: torch.Tensor, format: Format | str | torch.dtype) -> torch.Tensor:
-    """Spacing (float64) of the format's values from |x|'s power of two to the next; 1 for an integer format.
+    """Return the spacing (float64) of the format's values from |x|'s power of two to the next; 1 for an integer format.
 
     In a codebook it is the distance from the value at or below |x| outwards to the next one, on x's side of zero.
     Below the smallest normal value it is the subnormal spacing, beyond the largest value that of the last binade, and
@@ -81,16 +81,16 @@ def ulp(x: torch.Tensor, format: Format | str | torch.dtype) -> torch.Tensor:
 
 
 def next_up(x: torch.Tensor, format: Format | str | torch.dtype) -> torch.Tensor:
-    """The least value of the format above x (float64), whether or not x is a value itself (IEEE 754-2019, 5.3.1).
+    """Return the least value of the format above x (float64); x need not be a value itself (IEEE 754-2019, 5.3.1).
 
-    Past the last value it is what `round_to` makes of overflow: infinity, NaN, or in a format with neither that value.
+    Past the last value it is the overflow result of `round_to`: infinity, NaN, or in a format with neither that value.
     """
     x = _as_float64(x)
     return round_to(torch.nextafter(x, torch.full_like(x, math.inf)), format, "up")
 
 
 def next_down(x: torch.Tensor, format: Format | str | torch.dtype) -> torch.Tensor:
-    """The greatest value of the format below x (float64); the mirror of `next_up`.
+    """Return the greatest value of the format below x (float64); the mirror of `next_up`.
 
     Below its least value, e8m0 gives that value for positive x and NaN for others.
     """
@@ -99,7 +99,7 @@ def next_down(x: torch.Tensor, format: Format | str | torch.dtype) -> torch.Tens
 
 
 def ulp_towards(x: torch.Tensor, y: torch.Tensor, format: Format | str | torch.dtype) -> torch.Tensor:
-    """The gap (float64) between x, values of the format, and its next value towards y; that beyond x where they meet.
+    """Return the gap (float64) from x, values of the format, to the next value towards y; the one beyond x if equal.
 
     Beyond the last value it is as wide as before it, at NaN and infinities anything.
     """
@@ -107,7 +107,7 @@ def ulp_towards(x: torch.Tensor, y: torch.Tensor, format: Format | str | torch.d
 
 
 def _resolve(target: Format, mode: str, overflow: str) -> str:
-    """Check the options; say what overflow means in a format that may lack infinities or NaN."""
+    """Check the options; return the overflow rule, which depends on whether the format has infinities and NaN."""
     if mode not in get_args(Mode):
         raise UnknownOption(f"expected a rounding mode of {', '.join(get_args(Mode))}, got {mode!r}")
     if overflow not in get_args(Overflow):
@@ -135,7 +135,7 @@ def _spacing(x: torch.Tensor, target: Format) -> torch.Tensor:
 
 
 def _sorted(codebook: Format, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """The distinct values (float64) of a codebook, ascending, and whether each one's first code is odd."""
+    """Return the distinct values (float64) of a codebook, ascending, and whether each one's first code is odd."""
     first = {value: code for code, value in reversed(list(enumerate(codebook.values)))}
     values = sorted(first)
     odd = [first[value] % 2 == 1 for value in values]
@@ -143,7 +143,7 @@ def _sorted(codebook: Format, device: torch.device) -> tuple[torch.Tensor, torch
 
 
 def _in_codebook(x: torch.Tensor, target: Format, mode: str, generator: torch.Generator | None) -> torch.Tensor:
-    """x rounded to one of the two values of a codebook between which it lies; beyond the ends, to the end."""
+    """Round x to one of the two neighbouring values of a codebook; beyond the ends, to the end."""
     values, odd = _sorted(target, x.device)
     lower = torch.searchsorted(values, x.contiguous(), right=True).sub_(1).clamp_(min=0)
     upper = torch.searchsorted(values, x.contiguous()).clamp_(max=len(values) - 1)
@@ -193,7 +193,7 @@ def _on_grid(x: torch.Tensor, step: torch.Tensor, mode: str, generator: torch.Ge
 
 
 def _limit(rounded: torch.Tensor, x: torch.Tensor, target: Format, mode: str, on_overflow: str) -> torch.Tensor:
-    """Treat what lies beyond the finite values; `rounded` is consumed."""
+    """Apply the overflow rule beyond the finite values; `rounded` is overwritten."""
     lowest, largest = target.lowest, target.largest
     if on_overflow == "saturate":
         return rounded.clamp_(lowest, largest)

@@ -10,7 +10,7 @@ kernels have (`Fault`); docs/adding-an-op.md is the guide.
 
 from typing import TYPE_CHECKING
 
-from assay.runtime.lazy import lazy
+from assay.runtime.modules import lazy
 
 if TYPE_CHECKING:
     from assay.golden.errors import DefinitionError, InputError, OptionError, ShapeError, UnknownSpec

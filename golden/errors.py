@@ -1,4 +1,4 @@
-"""What can go wrong when a golden is asked for, one class per thing that the caller can mend."""
+"""Errors of goldens, one class for each thing that the caller can correct."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ class UnknownSpec(AssayError, KeyError):
 
 
 class DefinitionError(AssayError, ValueError):
-    """A definition of an op that can't stand: a name that is taken, or a module of ops that can't be imported."""
+    """An invalid definition of an op: its name is taken, or its module can't be imported."""
 
 
 class OptionError(AssayError, ValueError):
-    """An option that the op doesn't have, or a value that the option can't take."""
+    """An option that the op doesn't have, or a value that the option doesn't accept."""
 
 
 class ShapeError(AssayError, ValueError):
-    """Shapes that contradict the op's signature; ``symbol`` is the one to blame, if it is one."""
+    """Shapes that contradict the op's signature; ``symbol`` is the dimension that is wrong, if known."""
 
     def __init__(self, message: str, symbol: str = "") -> None:
         super().__init__(message)
@@ -28,11 +28,11 @@ class ShapeError(AssayError, ValueError):
 
 
 class InputError(AssayError, ValueError):
-    """A tensor whose dtype or values the op can't take."""
+    """A tensor whose dtype or values the op doesn't accept."""
 
 
 class RecipeError(AssayError, ValueError):
-    """A recipe of inputs that names something which isn't there, or a text that isn't a recipe."""
+    """A recipe of inputs that names something unknown, or a text that isn't a recipe."""
 
 
 class StoreError(AssayError):
@@ -46,23 +46,23 @@ class MissingRecord(StoreError, KeyError):
 
 
 class DamagedRecord(StoreError, ValueError):
-    """What is stored under that key isn't what was written: make it again."""
+    """The record under that key is not what was written: build it again."""
 
 
 class OtherFormat(StoreError):
-    """A record of a format that this version of assay doesn't read; it needn't be damaged."""
+    """A record in a format that this version of assay doesn't read; it may be intact."""
 
 
 class CampaignError(AssayError, ValueError):
-    """A campaign file that can't be followed; the message names file, place and mend."""
+    """An invalid campaign file; the message names the file, the line or key, and the correction."""
 
 
 class MissingOperation(AssayError, NotImplementedError):
-    """A reference uses an operation that numbers can't be computed with."""
+    """A reference uses an operation that has no rule for certified numbers."""
 
 
 class Undecided(AssayError, ValueError):
-    """A reference asks what the radius of its numbers leaves open: a comparison, or a choice; ``line`` is where."""
+    """A reference depends on a comparison or choice that the radius leaves undecided; ``line`` is its source line."""
 
     def __init__(self, message: str, line: str = "the reference") -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Options of an op: their defaults, what they may be, and which values a campaign over the whole op varies."""
+"""Options of an op: defaults, accepted values, and the values that a campaign over the whole op varies."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from assay.golden.errors import OptionError
 
 @dataclass(frozen=True)
 class Option:
-    """An option of an op: its default, and what it may be.
+    """An option of an op: its default, and the values it accepts.
 
-    ``usual`` are the values that a campaign over the whole op varies (none: it leaves the option at its default).
-    ``tensor``: the option is the flag of a keyword tensor of its own name; kernels and the definition get the tensor,
-    or None.
+    ``usual``: the values that a campaign over the whole op varies (empty: only the default). ``tensor``: the option is
+    the flag of a keyword tensor of the same name; kernels and the definition get the tensor, or None.
     """
 
     default: Any
@@ -26,30 +25,30 @@ class Option:
     tensor: bool = False
 
     def check(self, op: str, name: str, value: Any) -> None:
-        """Raise `OptionError` unless ``value`` is one that the option can take."""
+        """Raise `OptionError` unless the option accepts ``value``."""
         if not self.accepts(value):
             raise OptionError(f"{op}: option {name}={value!r}; expected {self.expected}")
 
     def normal(self, value: Any) -> Any:
-        """The one form of equal values, which enters keys: where a number may be fractional, 30 is 30.0."""
+        """Return one form of equal values, for keys: if a number may be fractional, 30 becomes 30.0."""
         if type(value) is int and (isinstance(self.default, float) or (self.default is None and self.accepts(0.5))):
             return float(value) if float(value) == value else value
         return value
 
 
 def choice(*values: Any) -> Option:
-    """One of ``values``; the first is the default."""
+    """Return an option with one of ``values``; the first is the default."""
     return Option(values[0], lambda value: value in values, "one of " + ", ".join(map(repr, values)), values)
 
 
 def flag(default: bool = False, *, tensor: bool = False) -> Option:
-    """True or False; ``tensor``: where True, kernels get the keyword tensor of the option's name."""
+    """Return a flag; ``tensor``: if True, kernels get the keyword tensor of the option's name."""
     expected = "True, False or a tensor" if tensor else "True or False"
     return Option(default, lambda value: isinstance(value, bool), expected, (default, not default), tensor)
 
 
 def number(default: float | None, *, positive: bool = False, usual: tuple[float | None, ...] = ()) -> Option:
-    """A number (or None where that is the default)."""
+    """Return an option for a number (or None if that is the default)."""
 
     def accepts(value: Any) -> bool:
         if value is None:

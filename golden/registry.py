@@ -22,7 +22,7 @@ from assay.golden.errors import DefinitionError, OptionError, UnknownSpec
 from assay.golden.options import Option
 from assay.golden.signature import Inputs, Signature, TensorSpec, dimension, parse
 from assay.runtime.errors import unknown
-from assay.runtime.own_modules import import_own
+from assay.runtime.modules import import_users_module
 
 _BUILT_IN = "assay.golden.definitions"
 _REFERENCES = "assay.golden.lowering"
@@ -371,7 +371,7 @@ def _load() -> None:
 def load_ops(modules: Sequence[str] | None) -> Sequence[str]:
     """Import modules that define ops, also from the current folder. Raises `DefinitionError`."""
     for module in modules or ():
-        import_own(module, f"ops {module!r}", DefinitionError)
+        import_users_module(module, f"ops {module!r}", DefinitionError)
     return modules or ()
 
 

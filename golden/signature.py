@@ -5,15 +5,14 @@ A signature is written as text, ``"a:float8_e4m3fn[M,K], scale[M,ceil(K/128)]=sc
 - ``name[dims]``: dimensions are symbols (``M``) or expressions over them (``K/2``, ``2*F``, ``ceil(K/128)``, ``1``);
 - ``name:dtype[dims]``: a tensor whose dtype the op fixes (``fp8``: any 8-bit float, e4m3 unless another is examined);
   without it the tensor has the dtype under examination;
-- ``name[dims]=role``: what its numbers mean, which decides how they are drawn: ``real`` (the default), ``scale``,
+- ``name[dims]=role``: the meaning of its numbers, which decides how they are drawn: ``real`` (the default), ``scale``,
   ``weight`` (a share, between 0 and 1), ``angle`` (between -1 and 1), ``slope`` (positive, at most 1), ``code(n)``
-  (integers below n), ``index(E)`` (integers below the symbol E), ``length(n*m)`` (integers up to n m, that itself
-  among them; m is what lengths are counted out in), ``offsets(T)`` (where each part of T begins, and at last T: never
-  descending), ``pair(n)`` (neighbours are two places below n, mostly ascending), ``label(V,i)`` (integers below the
-  symbol V, and i, which says that there is none), ``lse`` (log-sum-exps, -inf among them),
-  ``bits`` (any bit pattern); ``real(n)``: numbers that are going to be codes up to n; of a result ``rounded``: codes
-  that the op rounds numbers to;
-- ``*name[dims]``: handed over as a keyword.
+  (integers below n), ``index(E)`` (integers below the symbol E), ``length(n*m)`` (integers up to n m, inclusive; m is
+  the unit of lengths), ``offsets(T)`` (where each part of T begins, and T at the end: never descending), ``pair(n)``
+  (neighbours are two indices below n, mostly ascending), ``label(V,i)`` (integers below the symbol V, and i for
+  "none"), ``lse`` (log-sum-exps, -inf among them), ``bits`` (any bit pattern); ``real(n)``: numbers that will be
+  rounded to codes up to n; for a result ``rounded``: codes that the op rounds numbers to;
+- ``*name[dims]``: passed as a keyword.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ _SYMBOL = re.compile(r"\b[A-Za-z]\w*\b(?!\()")
 
 Inputs = Mapping[str, Callable[[Any], Any]]
 """Distributions of a tensor by name: float64 arrays (NumPy) of `assay.golden.inputs.distributions.Draws`, which has the
-shape and the random bits; rounded into the tensor's dtype afterwards."""
+shape and the random bits; rounded to the tensor's dtype afterwards."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor of a signature; ``inputs`` are its op's own distributions of it, in place of those of its role."""
+    """One tensor of a signature; ``inputs`` are the op's own distributions of it, instead of those of its role."""
 
     name: str
     dims: tuple[str, ...]
@@ -49,11 +48,11 @@ class TensorSpec:
     role: str = "real"
     bound: str = ""
     keyword: bool = False
-    none: int | None = None  # an integer beyond the bound that says that there is none
+    none: int | None = None  # an integer beyond the bound that means "none"
     inputs: Inputs = field(default_factory=dict, compare=False)
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """The shape under ``sizes``; a quotient that doesn't come out even raises `ShapeError`."""
+        """Return the shape under ``sizes``; `ShapeError` if a quotient is not an integer."""
         return tuple(dimension(text, sizes) for text in self.dims)
 
     @property
@@ -63,11 +62,11 @@ class TensorSpec:
 
     @property
     def is_integer(self) -> bool:
-        """Whether its elements are codes or indices rather than numbers that enter the arithmetic as they are."""
+        """Whether its elements are codes, indices or lengths rather than real numbers."""
         return self.role in ("code", "index", "length", "offsets", "pair", "label", "bits")
 
     def most(self, sizes: Mapping[str, int]) -> int:
-        """The largest integer that an element may be, where the role bounds it."""
+        """Return the largest integer that an element may be, if the role bounds it."""
         return dimension(self.bound, sizes) - (self.role not in ("length", "offsets"))
 
     def __str__(self) -> str:
@@ -76,7 +75,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Signature:
-    """The tensors that an op takes and returns; ``steps``: what options make symbols multiples of."""
+    """The tensors that an op takes and returns; ``steps``: multiples of symbols that options require."""
 
     tensors: tuple[TensorSpec, ...]
     returns: tuple[TensorSpec, ...]
@@ -85,21 +84,22 @@ class Signature:
     @property
     def symbols(self) -> tuple[str, ...]:
         """Every symbolic dimension, in order of appearance."""
-        found = [name for tensor in self.tensors for text in tensor.dims for name in _SYMBOL.findall(text)]
-        return tuple(dict.fromkeys(found))
+        names = [name for tensor in self.tensors for text in tensor.dims for name in _SYMBOL.findall(text)]
+        return tuple(dict.fromkeys(names))
 
     def divisor(self, symbol: str) -> int:
-        """What a symbol must be a multiple of: for dimensions that are quotients of it to be whole, and `steps`."""
+        """Return the number that a symbol must be a multiple of, by `steps` and so that quotients of it are
+        integers."""
         parts = [text.partition("/") for tensor in (*self.tensors, *self.returns) for text in tensor.dims]
         quotients = (int(below) for above, _, below in parts if above == symbol and below.isdigit())
         return math.lcm(self.steps.get(symbol, 1), *quotients)
 
     def with_inputs(self, inputs: Mapping[str, Inputs]) -> Signature:
-        """The signature whose tensors have distributions of their own."""
+        """Return the signature with the op's own distributions of its tensors."""
         return replace(self, tensors=tuple(replace(t, inputs=inputs.get(t.name, {})) for t in self.tensors))
 
     def bind(self, op: str, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
-        """The size of every symbol, from the tensors' shapes; `ShapeError` where they contradict the signature."""
+        """Return the size of every symbol by the tensors' shapes; `ShapeError` if they contradict the signature."""
         if len(shapes) != len(self.tensors):
             names = ", ".join(map(str, self.tensors))
             raise ShapeError(f"{op}: expected {len(self.tensors)} tensors ({names}), got {len(shapes)}")
@@ -131,7 +131,7 @@ class Signature:
 
 @cache
 def parse(text: str) -> Signature:
-    """A `Signature` from its text; the grammar stands at the head of this module."""
+    """Return the `Signature` of a text; this module's docstring has the grammar."""
     left, _, right = text.partition("->")
     return Signature(_tensors(left), _tensors(right))
 
@@ -159,17 +159,17 @@ def _tensors(text: str) -> tuple[TensorSpec, ...]:
 
 
 def symbols_in(text: str) -> list[str]:
-    """The symbols of a dimension or an expression of sizes, in order."""
+    """Return the symbols of a dimension or an expression of sizes, in order."""
     return list(dict.fromkeys(_SYMBOL.findall(text)))
 
 
 def dimension(text: str, sizes: Mapping[str, int]) -> int:
-    """The value of a dimension's expression, e.g. ``ceil(K/128)``, as an exact integer."""
+    """Return the value of a dimension's expression, e.g. ``ceil(K/128)``, as an exact integer."""
     if text in sizes:
         return sizes[text]
     exact = {name: Fraction(size) for name, size in sizes.items()}
     try:
-        value = Fraction(eval(text, {"__builtins__": {}, "ceil": math.ceil}, exact))  # text: a spec author's own
+        value = Fraction(eval(text, {"__builtins__": {}, "ceil": math.ceil}, exact))  # text: written by a spec's author
     except NameError as error:
         raise ShapeError(f"the size of {text} is not determined: {error}") from None
     if value.denominator != 1:
@@ -190,5 +190,5 @@ def _solve(text: str, size: int, sizes: dict[str, int]) -> None:
     if unknown.isdigit() and numerator.isidentifier():
         sizes.setdefault(numerator, size * int(unknown))
     if unknown.isidentifier() and unknown not in sizes and numerator in sizes:
-        whole = sizes[numerator]
-        sizes[unknown] = max(1, whole // size) if size else max(1, whole)
+        dividend = sizes[numerator]
+        sizes[unknown] = max(1, dividend // size) if size else max(1, dividend)

@@ -1,20 +1,18 @@
 """Many solutions: a list of problems and solutions, and a file of verdicts to which each is added once.
 
 A line of the list is ``{"problem": PATH, "solution": PATH}``; paths are relative to the list, and what else the line
-holds (an id, a model's name) stands in the verdict's line too. A verdict's line has the key of what determines it: the
-files' contents, how it was asked, and the versions of assay and torch. A run that was ended goes on where it was: what
-the file holds is not made again.
+holds (an id, a model's name) is in the verdict's line too. A verdict's line has the key of what determines it: the
+contents of the files, the settings, and the sources and versions that judge (`assay.runtime.results`). A run that was
+stopped goes on where it was: what the file holds is not judged again.
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +20,10 @@ from assay.judge.problems.problem import ProblemError
 from assay.runtime.engines import Engine
 from assay.runtime.pool import Heartbeat, Raised
 from assay.runtime.process import Lost
+from assay.runtime.results import contents, result_key
 
 SILENT = 1800.0
 """Seconds that one judgement may take."""
-_MOST_BYTES = 2**24  # of a file that is read for a key
 
 
 @dataclass(frozen=True)
@@ -39,23 +37,8 @@ class Item:
 
     @property
     def key(self) -> str:
-        """SHA-256 of what determines the verdict, versions among it, in 16 hexadecimal digits."""
-        asked = {**self.settings, **{f"@{name}": _version(name) for name in ("kernel-assay", "torch")}}
-        digest = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode())
-        for path in (Path(self.problem), Path(self.solution)):
-            digest.update(str(path).encode())
-            files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-            for file in files:
-                if file.is_file() and file.stat().st_size <= _MOST_BYTES and "__pycache__" not in file.parts:
-                    digest.update(file.name.encode() + b"\0" + file.read_bytes())
-        return digest.hexdigest()[:16]
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
+        """The key of the verdict in 16 hexadecimal digits: a digest of both files, the settings, and what judges."""
+        return result_key([self.settings, *map(contents, (self.problem, self.solution))], __name__)[:16]
 
 
 def items(path: Path, settings: Mapping[str, Any]) -> list[Item]:

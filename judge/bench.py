@@ -16,6 +16,7 @@ from assay.judge.solution import weights
 from assay.judge.solution.inputs import Kind, kinds, may_roll, one_changed, redrawn, rolled, scaled
 from assay.judge.solution.solution_process import Called, SolutionError, SolutionProcess
 from assay.judge.solution.trials import Seen, Trial, sizes_of
+from assay.runtime.tensors import same_bits
 from assay.verify.comparison.result import Result
 from assay.verify.contract import Contract
 from assay.verify.findings import Failure
@@ -56,7 +57,7 @@ class Bench:
             instance, self.seed, evaluating=self.meaning.evaluating, given=self.given, pretend=self.pretend
         )
         self.names = weights.shared(self.meaning.state, self.parameters, self.process.unbound)
-        self.constructor_agrees = self.names is not None and weights.same_bits(
+        self.constructor_agrees = self.names is not None and weights.same_values(
             self.meaning.state, self.parameters, self.names
         )
         self.kinds = kinds(instance.draw)
@@ -165,16 +166,8 @@ def _nesting(seen: Mapping[str, Any]) -> str:
 
 
 def same_outputs(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
-    """Whether two calls gave the same bits."""
-    return len(first) == len(second) and all(
-        a.shape == b.shape and a.dtype == b.dtype and torch.equal(_bits(a), _bits(b))
-        for a, b in zip(first, second, strict=True)
-    )
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    flat = tensor.detach().contiguous().reshape(-1)
-    return flat.view(torch.uint8) if flat.numel() else flat
+    """Return whether two calls gave the same bits."""
+    return len(first) == len(second) and all(map(same_bits, first, second))
 
 
 def failing(seen: Seen, kind: str, words: str) -> Seen:

@@ -31,7 +31,7 @@ from assay.judge.timing import timed as time_it
 from assay.judge.verdict import SolutionVerdict, Workload
 from assay.runtime.environment import generators_kept, standard_environment
 from assay.runtime.errors import names_checked
-from assay.runtime.own_modules import asks_for_cuda
+from assay.runtime.modules import asks_for_cuda
 from assay.verify.comparison.result import Result, by_reason
 from assay.verify.contract import Contract, contract_from_table
 from assay.verify.errors import SettingError

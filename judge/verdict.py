@@ -9,7 +9,7 @@ from typing import Any
 
 from assay.judge.conduct import CHEATS, Cheat
 from assay.judge.speed import Speed
-from assay.runtime.structure import plain
+from assay.runtime.records import plain
 from assay.verify.findings import Count
 from assay.verify.report.text import text_report
 from assay.verify.verdict import Verdict

@@ -12,7 +12,7 @@ import msgspec
 
 from assay.mutation.places import Place
 from assay.mutation.words import PRECISION, SIZE, STRUCTURE
-from assay.runtime.structure import plain
+from assay.runtime.records import plain
 
 EACH = 64
 """At most so many comparisons of one line are replayed,"""

@@ -27,7 +27,6 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.machinery import ModuleSpec
-from importlib.metadata import version
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -38,6 +37,7 @@ from _pytest.outcomes import OutcomeException
 from assay.mutation import places, words
 from assay.mutation.comparisons import COMPARISONS, Call, Comparison, Wrapper, approximate_equality
 from assay.mutation.ledger import Ledger, Site
+from assay.runtime.results import installed_version
 from assay.verify.report.rendering import environment
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def write_page(ledger: Ledger, folder: Path) -> Path:
         made=made,
     )
     path.write_text(content, encoding="utf-8")
-    data = {"assay": version("kernel-assay"), "made": made} | ledger.as_data()
+    data = {"assay": installed_version("kernel-assay"), "made": made} | ledger.as_data()
     path.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     return path
 

@@ -2,17 +2,16 @@
 
 from typing import TYPE_CHECKING
 
-from assay.runtime.lazy import lazy
+from assay.runtime.modules import lazy
 
 if TYPE_CHECKING:
     from assay import formats
     from assay.formats.rounding import round_to
     from assay.precision.advice import Finding
-    from assay.precision.advising import advise, reliability
-    from assay.precision.auditing import Audit, audit
+    from assay.precision.auditing import Audit, advise, audit, reliability
     from assay.precision.baseline import Baseline, baselines
     from assay.precision.cache import Cache, fingerprint
-    from assay.precision.choice.assignment import Assignment
+    from assay.precision.choice.recommendation import Assignment
     from assay.precision.choice.roofline import Shape
     from assay.precision.prediction.quadratic_form import Prediction
     from assay.precision.sampling import Difference, MeasuredError, difference

@@ -1,204 +1,200 @@
-"""The audit of a model: its sites, what any assignment of formats to them will cost, and which one to take."""
+"""The audit of a model: its sites, the error that any assignment of formats to them makes, and which one to take."""
+
+from __future__ import annotations
 
 import math
 import random
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count as counting
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from assay.formats.errors import UnknownOption
-from assay.precision.advice import reasons
-from assay.precision.advice.passes import Routing, routing_of
+from assay.precision.advice import Finding, findings, reasons
+from assay.precision.advice.detectors import random_control
+from assay.precision.advice.routers import Routing, routing_of
 from assay.precision.cache import Cache
-from assay.precision.choice.assignment import Assignment
-from assay.precision.choice.explanation import untrusted
-from assay.precision.choice.judging import Judge
 from assay.precision.choice.problem import Quantity
-from assay.precision.choice.recommendation import Recommender
-from assay.precision.choice.roofline import Cost, Roofline, Shape, stored_apart
+from assay.precision.choice.recommendation import Assignment, Judge, Recommender, untrusted
+from assay.precision.choice.roofline import Cost, Roofline, Shape, stored_bits
 from assay.precision.metrics import metric_named
 from assay.precision.observation.observing import observe
 from assay.precision.observation.qparams import QParams
 from assay.precision.observation.running import in_float32, normalised
 from assay.precision.observation.sites import Site
+from assay.precision.prediction.backward import AGAIN, differentiate
 from assay.precision.prediction.calibration import UNCALIBRATED
-from assay.precision.prediction.measuring import Measuring, Part, part_of
-from assay.precision.prediction.positions import Curve, measured_over
-from assay.precision.prediction.predictor import Predictor
-from assay.precision.prediction.products import AGAIN, differentiate
-from assay.precision.prediction.quadratic_form import Prediction, QuadraticForm
-from assay.precision.prediction.recording import Recording
-from assay.precision.prediction.trials import (
+from assay.precision.prediction.chain import Recording
+from assay.precision.prediction.measuring import Curve, EvaluationData, Evaluator, error_by_position, evaluation_data
+from assay.precision.prediction.predictor import (
+    Predictor,
     Trial,
-    calibrated,
-    drawn,
+    draw_assignments,
     random_assignment,
-    renewed,
-    tried,
-    without_gradient,
+    recalibrated,
+    repredicted,
+    run_trials,
+    sites_without_gradient,
 )
+from assay.precision.prediction.quadratic_form import Prediction, QuadraticForm
 from assay.precision.sampling import MeasuredError, OtherSequences, relative_spread
 from assay.precision.targets import formats_of, kind_of, target_named
 from assay.runtime.errors import names_checked
 
 Progress = Callable[[str, int, int], None]
-"""Told the stage, how many of its steps are done, and how many there are."""
+"""Receives a stage, how many of its steps are done, and how many there are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditOptions:
+    """The options of `audit`, which describes them; invalid ones raise when the audit begins."""
+
+    metric: str | Callable[[Any, Any], Tensor] = "kl"
+    formats: Collection[str] | None = None
+    target: str | None = None
+    check: Sequence[Any] | None = None
+    seed: int = 0
+    bits: int | None = None
+    shape: Shape | None = None
+    progress: Progress = lambda stage, done, count: None
+    cache: Cache | None = None
+    unfused: bool | None = None
+    exact: bool = False
 
 
 class Audit:
     """The audit of a model over calibration data: sites, menus, predictions, measurements, recommendations.
 
-    One forward pass looks; others predict, with four backward passes.
-    model: a module or an exported program; it is left as it was. Weights of 16 bits are computed with in float32.
-    batches: dicts of keyword arguments, tuples of positional ones, or the only one; the first dimension of tensors is
-    that of sequences. An ``attention_mask`` [B, T] takes padding out of the metric and of what is fitted.
-    check: held-out batches like them, which `measure` and what `recommend` reports are over; what is fitted, predicted
-    and chosen only sees ``batches``. None: they are over ``batches`` too.
-    metric: "kl", nats per position at the logits; "relative", of last_hidden_state, logits or a tensor; or a loss,
-    called with outputs and batch, that gives a number for each sequence [B].
-    formats: names of schemes; None: all but those that are looked at on request only. target: an engine of
-    configs/engines.toml, a device of configs/devices.toml or ``engine@device``, which bound the menus; times are the
-    device's. bits: of the model's own weights, where they are not those it is given with. shape: what is served, for
-    times and the bytes of the KV cache. kept: where what an earlier audit computed is, and this one's goes.
-    exact: whether predictions look at every row of every weight, not at a sample of those of large ones.
-    apart: whether each linear may have a scheme of its own, where engines run q, k and v, and gate and up, as one
-    product; None: as the target does.
-    Raises BadModel, NoData, UnknownScheme, UnknownOption, UnknownDevice.
+    `audit` makes one: one forward pass observes the model, four backward passes give the products that predict.
     """
 
-    @names_checked("audit", "setting", UnknownOption)
     def __init__(
-        self,
-        model: torch.nn.Module | torch.export.ExportedProgram,
-        batches: Sequence[Any],
-        metric: str | Callable[[Any, Any], torch.Tensor] = "kl",
-        formats: Collection[str] | None = None,
-        target: str | None = None,
-        *,
-        check: Sequence[Any] | None = None,
-        seed: int = 0,
-        bits: int | None = None,
-        shape: Shape | None = None,
-        progress: Progress | None = None,
-        kept: Cache | None = None,
-        apart: bool | None = None,
-        exact: bool = False,
+        self, model: torch.nn.Module | torch.export.ExportedProgram, batches: Sequence[Any], options: AuditOptions
     ) -> None:
-        self.metric = metric_named(metric)
-        schemes = formats_of(formats, target)
+        self.metric = metric_named(options.metric)
+        schemes = formats_of(options.formats, options.target)
         model = model.module(check_guards=False) if isinstance(model, torch.export.ExportedProgram) else model
         self.model = in_float32(model)
-        self.bits = bits or min((p.element_size() * 8 for p in model.parameters() if p.is_floating_point()), default=32)
-        """Of the model's own weights: what a site costs that is left as it is."""
-        self.shape = shape
+        stored = (p.element_size() * 8 for p in model.parameters() if p.is_floating_point())
+        self.bits = options.bits or min(stored, default=32)
+        """Bits of an element of the model's own weights, which unassigned sites keep."""
+        self.options = options
         self.batches = normalised(batches, self.model)
-        self.check = None if check is None else normalised(check, self.model)
-        self.target = target
+        self.check = None if options.check is None else normalised(options.check, self.model)
         self.seconds: dict[str, float] = {}
         """Wall time of each stage."""
         self.measured: list[Trial] = []
         """Assignments that were measured to calibrate the interval."""
-        self._choice: frozenset[str] | None = None
-        self._seed, self._exact = seed, exact
-        self._progress = progress or (lambda stage, done, count: None)
-        self._cache = kept
+        self._allowed_schemes: frozenset[str] | None = None
         with self._timed("looking"):
-            served = target_named(target).served(schemes, kind_of(self.model))
-            served = served if apart is None else replace(served, apart=apart)
-            noted, done = Recording(self.model, self.batches), self._steps("looking")
-            self.observed = observe(self.model, self.batches, self.metric, schemes, done, served, noted.over)
-            part = Part("choice", self.batches, self.observed.references, self.observed.shares)
-            self.chosen_on = self.judged_on = Measuring(self.model, part, self.metric, self.observed, kept, noted)
+            rules = target_named(options.target).served(schemes, kind_of(self.model))
+            rules = rules if options.unfused is None else replace(rules, unfused=options.unfused)
+            recording, done = Recording(self.model, self.batches), self._steps("looking")
+            self.observed = observe(self.model, self.batches, self.metric, schemes, done, rules, recording.over)
+            data = EvaluationData("choice", self.batches, self.observed.references, self.observed.sequence_weights)
+            common = self.metric, self.observed, options.cache
+            self.choice_evaluator = Evaluator(self.model, data, *common, recording)
+            self.report_evaluator = self.choice_evaluator
             if self.check is not None:
-                part = part_of(self.model, self.check, self.metric, "check")
-                self.judged_on = Measuring(self.model, part, self.metric, self.observed, kept)
+                data = evaluation_data(self.model, self.check, self.metric, "check")
+                self.report_evaluator = Evaluator(self.model, data, *common)
         with self._timed("predicting"):
-            others = OtherSequences(self.chosen_on.part.weights, len(self.judged_on.part.weights)) if check else None
+            count = len(self.report_evaluator.data.weights)
+            others = OtherSequences(self.choice_evaluator.data.weights, count) if options.check else None
             self.predictor = Predictor(self.observed, self.metric, self._differentiated(), others=others)
-            """What is predicted from; another one each time that something is learnt."""
-        self.observed = self.observed.without_gradient(without_gradient(self.predictor, self.trial))
+            """Replaced whenever a measurement corrects it."""
+        self.observed = self.observed.without_gradient(sites_without_gradient(self.predictor, self.trial))
         self.predictor = replace(self.predictor, observed=self.observed)
         self.roofline = Roofline(
-            target_named(target).device,
-            self.observed.every,
-            shape or Shape.of(self.model),
+            target_named(options.target).device,
+            self.observed.all_sites,
+            options.shape or Shape.of(self.model),
             self.bits,
-            *stored_apart(model, self.observed.every, bits, self.bits),
+            *stored_bits(model, self.observed.all_sites, options.bits, self.bits),
         )
 
     @property
+    def target(self) -> str | None:
+        """The engine, the device or both that the audit is for."""
+        return self.options.target
+
+    @property
     def sites(self) -> tuple[Site, ...]:
-        """What can be given a format."""
+        """The sites that can be given a format."""
         return self.observed.sites
 
     @property
-    def every(self) -> tuple[Site, ...]:
-        """Sites with a menu or without, which what the model costs as it is comes from."""
-        return self.observed.every
+    def all_sites(self) -> tuple[Site, ...]:
+        """All sites, with a menu or without; the cost of the unchanged model is theirs."""
+        return self.observed.all_sites
 
     @property
-    def cut(self) -> tuple[Site, ...]:
-        """Sites whose formats change the output though no gradient leads back to them: they keep their own."""
+    def sites_without_gradient(self) -> tuple[Site, ...]:
+        """Sites whose formats change the output though no gradient reaches them: they keep their own."""
         return self.observed.no_gradient
 
     @property
     def fits(self) -> QParams:
-        """The quantisation parameters that schemes were simulated with, for exports."""
+        """The quantisation parameters of the simulation, for exports."""
         return self.observed.qparams
 
     def menu(self, site: str) -> tuple[str, ...]:
-        """The names of the schemes that may stand at a site. Raises BadAssignment for a site that there is not."""
-        return tuple(each for each in self.observed.menu(site) if self._choice is None or each in self._choice)
+        """Return the names of the schemes that a site may have. Raises BadAssignment for an unknown site."""
+        allowed = self._allowed_schemes
+        return tuple(each for each in self.observed.menu(site) if allowed is None or each in allowed)
 
     def predict(self, assignment: Mapping[str, str]) -> Prediction:
-        """The error of an assignment with its 95 % interval. No model is run, but in the first call, to calibrate."""
+        """Return the error of an assignment with its 95 % interval. The model runs in the first call only, to
+        calibrate."""
         return self._calibrated().predict(self.checked(assignment))
 
     def measure(self, assignment: Mapping[str, str]) -> MeasuredError:
-        """The error with that assignment simulated, over the held-out batches where there are any: a float with
+        """Return the error with the assignment simulated, over the held-out batches where there are any: a float with
         ``low`` and ``high``, its 95 % interval over sequences; not finite where the model breaks."""
-        return self.judged_on.error(self.checked(assignment))
+        return self.report_evaluator.error(self.checked(assignment))
 
     def measure_together(self, assignments: Sequence[Mapping[str, str]]) -> list[MeasuredError]:
-        """The same of several, which run side by side."""
-        self.judged_on.ahead([self.checked(each) for each in assignments])
+        """Return `measure` of several assignments, which run in one batch."""
+        self.report_evaluator.measure_all([self.checked(each) for each in assignments])
         return [self.measure(each) for each in assignments]
 
     def trial(self, assignment: Mapping[str, str]) -> MeasuredError:
-        """The same over ``batches``, by which is calibrated and chosen."""
-        return self.chosen_on.error(self.checked(assignment))
+        """Return the error over ``batches``, on which the audit calibrates and chooses."""
+        return self.choice_evaluator.error(self.checked(assignment))
 
     def agreement(self, assignment: Mapping[str, str]) -> float | None:
-        """The share of tokens (of a classifier, of sequences) of which the most likely one stays the same, over what
-        `measure` is over; None for metrics whose outputs have none."""
-        return self.judged_on.agreement(self.checked(assignment))
+        """Return the share of tokens (of a classifier: sequences) whose most likely value stays the same, over the data
+        of `measure`; None for metrics without such outputs."""
+        return self.report_evaluator.agreement(self.checked(assignment))
 
     def positions(self, assignment: Mapping[str, str], batches: Sequence[Any]) -> Curve:
-        """The error over positions of long sequences. Raises BadAssignment, NoData, WrongShape as `measured_over`."""
+        """Return the error over positions of long sequences. Raises BadAssignment, NoData, WrongShape."""
         given, chosen = normalised(batches, self.model), self.checked(assignment)
-        return measured_over(self.model, given, self.metric, self.observed, chosen)
+        return error_by_position(self.model, given, self.metric, self.observed, chosen)
 
     def predictor_over(self, batches: Sequence[Any], further: int = 0) -> Predictor:
-        """What predicts, by its `predict`, the errors of checked assignments over other sequences: longer ones, or of
-        other text. What was measured to calibrate is measured over them too, and the interval is fitted to that.
+        """Return a predictor of the errors over other sequences: longer ones, or other text. The calibration's
+        assignments are measured over them too, and the interval is fitted to that.
 
-        further: it holds for so many other sequences like them; 0: for these. Raises BadModel, NoData.
+        further: the interval holds for this many other sequences like them; 0: for these. Raises BadModel, NoData.
         """
         predictor, given = self._calibrated(), normalised(batches, self.model)
         routing = routing_of(self.model, given, self.observed)
-        measuring = Measuring(self.model, part_of(self.model, given, self.metric, "other"), self.metric, self.observed)
+        measuring = Evaluator(
+            self.model, evaluation_data(self.model, given, self.metric, "other"), self.metric, self.observed
+        )
         assignments = [assignment for assignment, _ in self.measured]
-        measuring.ahead(assignments)
-        known, weights = len(measuring.part.weights), self.chosen_on.part.weights
+        measuring.measure_all(assignments)
+        known, weights = len(measuring.data.weights), self.choice_evaluator.data.weights
         others = OtherSequences(weights, further, known) if further else None
         predictor = replace(predictor, others=others, flips=None if routing is None else routing.count)
-        return calibrated(predictor, tried(predictor, measuring.error, assignments))
+        return recalibrated(predictor, run_trials(predictor, measuring.error, assignments))
 
     def recommend(
         self,
@@ -210,86 +206,94 @@ class Audit:
         max_prefill: float | None = None,
         fixed: Collection[str] = (),
     ) -> Assignment:
-        """The assignment to take under budgets, measured: of least error, or of fewest bytes if only the error has one.
+        """Return the assignment to use under budgets, measured: of least error, or of fewest bytes where only the error
+        has a budget.
 
         max_error: in the metric's unit. max_bytes: of all weights. max_kv_bytes: of the cache at the context length of
-        ``shape``. max_time: seconds of a decode step on the target's device, max_prefill of a prefill. fixed: sites
-        that keep their own format. Where no assignment meets them, the closest, with ``met`` False and the budgets
-        that bind in ``why``. Raises UnknownOption, BadAssignment.
+        ``shape``. max_time: seconds of a decode step on the target's device, max_prefill: of a prefill. fixed: sites
+        that keep their own format. Where no assignment meets the budgets: the closest, with ``met`` False and the
+        binding budgets in ``why``. Raises UnknownOption, BadAssignment.
         """
         budgets: dict[Quantity, float | None] = {"error": max_error, "bytes": max_bytes, "kv_bytes": max_kv_bytes}
         budgets |= {"prefill": max_prefill, "decode": max_time}
-        kept = {self.observed.owner(self.observed.site(site)) for site in fixed}
+        kept = {self.observed.weight_site(self.observed.site(site)) for site in fixed}
         if self.roofline.device is None and not max_time is max_prefill is None:
             raise UnknownOption("expected a target with a device for max_time and max_prefill, such as target='h200'")
         predictor = self._chooser()
         judge = None if self.check is None else Judge(self.measure, self._sampling())
         recommender = Recommender(predictor, self.trial, self.roofline, kept, judge=judge, refitted=self._refitted)
-        found = recommender.recommend(budgets)
+        assignment = recommender.recommend(budgets)
         if recommender.predictor is not predictor:
             self.predictor = replace(recommender.predictor, observed=self.observed)
-            self.measured = renewed(self.predictor, self.measured)
-        found.why += ("" if found.met else self.observed.unaudited.clause) + untrusted(self.reliability(found))
-        return found
+            self.measured = repredicted(self.predictor, self.measured)
+        assignment.why += ("" if assignment.met else self.observed.unaudited.clause) + untrusted(
+            self.reliability(assignment)
+        )
+        return assignment
 
     def limit(self, schemes: Collection[str]) -> None:
-        """Choose from no other schemes than these, such as those that an export has words for; what is predicted and
-        measured may have others."""
-        self._choice = frozenset(schemes)
+        """Choose from these schemes only, such as those that an export supports; others can still be predicted and
+        measured."""
+        self._allowed_schemes = frozenset(schemes)
 
     def pareto(self, points: int = 16) -> list[tuple[float, float, Prediction, Assignment]]:
-        """(bytes, seconds of a decode step or NaN, prediction, assignment), none beaten in bytes and error."""
+        """Return (bytes, seconds of a decode step or NaN, prediction, assignment) of assignments not dominated in bytes
+        and error."""
         recommender = Recommender(self._chooser(), self.trial, self.roofline)
-        found = [recommender.told(assignment) for assignment in recommender.front(points)]
-        return [(each.cost.bytes, each.cost.decode, each.prediction, each) for each in found]
+        assignments = [recommender.evaluated(assignment) for assignment in recommender.front(points)]
+        return [(each.cost.bytes, each.cost.decode, each.prediction, each) for each in assignments]
 
     def cost(self, assignment: Mapping[str, str]) -> Cost:
-        """Bytes and, on the target's device, times of an assignment; NaN without one."""
-        return self.roofline.told(self.checked(assignment))
+        """Return bytes and, on the target's device, times of an assignment; NaN without a device."""
+        return self.roofline.cost_of(self.checked(assignment))
 
     @cached_property
     def noise_floor(self) -> MeasuredError:
-        """The error with every site rounded to bfloat16: below it, what runs in 16 bits can't be told apart."""
-        return self.judged_on.error(dict.fromkeys(self.observed.cast, "bf16"))
+        """The error with every site rounded to bfloat16: smaller differences mean nothing for a model that runs in 16
+        bits."""
+        return self.report_evaluator.error(dict.fromkeys(self.observed.bf16_sites, "bf16"))
 
     def reliability(self, assignment: Mapping[str, str]) -> list[str]:
-        """`precision.reliability` of an assignment."""
+        """Return the reasons not to trust the prediction; see `precision.reliability`."""
         chosen, predictor = self.checked(assignment), self._calibrated()
         return reasons(predictor, chosen, [pair.measured for _, pair in self.measured], self.routing)
 
     def contribution(self, site: str, scheme: str) -> float:
-        """The predicted error of one site alone, before calibration."""
+        """Return the predicted error of one site alone, before calibration."""
         return self.predictor.uncalibrated(self.checked({site: scheme}))[0]
 
     def calibrate(self, count: int = 20) -> None:
-        """Measure ``count`` assignments, drawn at random from dense to sparse and from the front of bytes and error,
-        and fit the interval to them: 19 are the fewest that promise 95 %. As many more are measured as hang on routers'
-        flips, by which no interval is judged."""
+        """Measure ``count`` assignments and fit the interval to them; a 95 % interval needs at least 19.
+
+        They are drawn at random, from dense to sparse, and from the Pareto front of bytes and error. Assignments whose
+        error depends on routers' flips don't count, and are replaced by as many more.
+        """
         if self.routing is not None:
             self.predictor = replace(self.predictor, flips=self.routing.count)
         for _ in range(2):
             self._calibrate_on(range(len(self.measured), count + self.predictor.calibration.unscored))
 
-    def _calibrate_on(self, places: range) -> None:
-        """Measure what is drawn for these places, and fit the interval to all that was drawn."""
-        if not places:
+    def _calibrate_on(self, indices: range) -> None:
+        if not indices:
             return
-        done, last = counting(1), len(places) - 1
+        done, last = counting(1), len(indices) - 1
         with self._timed("measuring"):
             best = Recommender(self.predictor, self.trial, self.roofline).front
-            assignments = drawn(self.predictor, best, self._seed, places)
-            self.chosen_on.ahead(assignments, lambda: self._progress("measuring", min(next(done), last), len(places)))
-            self.measured += tried(self.predictor, self.trial, assignments)
-        self._progress("measuring", len(places), len(places))
+            assignments = draw_assignments(self.predictor, best, self.options.seed, indices)
+            self.choice_evaluator.measure_all(
+                assignments, lambda: self.options.progress("measuring", min(next(done), last), len(indices))
+            )
+            self.measured += run_trials(self.predictor, self.trial, assignments)
+        self.options.progress("measuring", len(indices), len(indices))
         self.predictor = self._refitted(self.predictor)
 
     def random_assignment(self, draw: random.Random, share: float = 1.0, *, fine: bool = False) -> dict[str, str]:
-        """A random scheme at every site, or at a random share of them (one at least); 0: one wherever it may stand.
-        fine: of the half of each menu with the smaller errors, as what is recommended mostly has."""
+        """Return a random scheme at every site, or at a random share of them (at least one); share 0: one scheme
+        wherever possible. fine: from the half of each menu with the smaller errors, as most recommendations."""
         return random_assignment(self.predictor, draw, share, fine=fine)
 
     def checked(self, assignment: Mapping[str, str]) -> dict[str, str]:
-        """The assignment, its names known and allowed, that of a tied weight put at the site that holds it.
+        """Return the assignment with its names checked and the scheme of a tied weight moved to the site that holds it.
 
         Raises BadAssignment, UnknownScheme.
         """
@@ -297,8 +301,7 @@ class Audit:
 
     @cached_property
     def routing(self) -> Routing | None:
-        """How far assignments move the margins of routers; None without them. Runs one backward pass where there are
-        routers."""
+        """How far assignments move the margins of routers, by one backward pass; None for a model without routers."""
         with self._timed("routers"):
             return routing_of(self.model, self.batches, self.observed)
 
@@ -308,35 +311,42 @@ class Audit:
         return self.predictor
 
     def _chooser(self) -> Predictor:
-        """What assignments are chosen by: menus hold what may be chosen."""
+        """The predictor whose menus hold the allowed schemes only."""
         predictor = self._calibrated()
-        return predictor if self._choice is None else replace(predictor, observed=self.observed.limited(self._choice))
+        return (
+            predictor
+            if self._allowed_schemes is None
+            else replace(predictor, observed=self.observed.limited(self._allowed_schemes))
+        )
 
     def _refitted(self, predictor: Predictor) -> Predictor:
-        return calibrated(predictor, self.measured)
+        return recalibrated(predictor, self.measured)
 
     def _sampling(self) -> float:
-        """Standard error of the logarithm of an error over ``check`` over that over ``batches``."""
+        """Return the standard error of the logarithm of an error over ``check`` divided by the error over
+        ``batches``."""
         if self.check is None:
             return 0.0
         spread = relative_spread(
             [pair.measured for _, pair in self.measured if isinstance(pair.measured, MeasuredError)]
         )
-        return spread * math.sqrt(sum(1 / len(each.part.weights) for each in (self.chosen_on, self.judged_on)))
+        return spread * math.sqrt(
+            sum(1 / len(each.data.weights) for each in (self.choice_evaluator, self.report_evaluator))
+        )
 
     def _differentiated(self) -> QuadraticForm:
-        """The form, from forward and backward passes of each batch, or from the cache."""
-        if self._cache and (kept := self._cache.products(self.observed.menus)):
+        """Return the quadratic form, from forward and backward passes of each batch, or from the cache."""
+        if self.options.cache and (kept := self.options.cache.products(self.observed.menus)):
             return QuadraticForm(kept)
-        given, chain = (self.model, self.batches, self.metric, self.observed), self.chosen_on.chain
-        done, exact = self._steps("predicting"), self._exact
-        products = differentiate(*given, again=AGAIN, seed=self._seed, chain=chain, exact=exact, done=done)
-        if self._cache:
-            self._cache.keep(products, self.observed.menus)
+        given, chain = (self.model, self.batches, self.metric, self.observed), self.choice_evaluator.chain
+        done, exact = self._steps("predicting"), self.options.exact
+        products = differentiate(*given, again=AGAIN, seed=self.options.seed, chain=chain, exact=exact, done=done)
+        if self.options.cache:
+            self.options.cache.keep(products, self.observed.menus)
         return QuadraticForm(products)
 
     def _steps(self, stage: str) -> Callable[[int], None]:
-        return lambda done: self._progress(stage, done, len(self.batches))
+        return lambda done: self.options.progress(stage, done, len(self.batches))
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
@@ -345,5 +355,73 @@ class Audit:
         self.seconds[stage] = self.seconds.get(stage, 0.0) + time.monotonic() - began
 
 
-audit = Audit
-"""As a function, which it is called as."""
+@names_checked("audit", "setting", UnknownOption)
+def audit(
+    model: torch.nn.Module | torch.export.ExportedProgram,
+    batches: Sequence[Any],
+    metric: str | Callable[[Any, Any], Tensor] = "kl",
+    formats: Collection[str] | None = None,
+    target: str | None = None,
+    *,
+    check: Sequence[Any] | None = None,
+    seed: int = 0,
+    bits: int | None = None,
+    shape: Shape | None = None,
+    progress: Progress | None = None,
+    cache: Cache | None = None,
+    unfused: bool | None = None,
+    exact: bool = False,
+) -> Audit:
+    """Audit a model over calibration data.
+
+    model: a module or an exported program; it is left unchanged. 16-bit weights are computed with in float32.
+    batches: dicts of keyword arguments, tuples of positional arguments, or the only argument; sequences are along the
+    first dimension of tensors. An ``attention_mask`` [B, T] takes padding out of the metric and of all fits.
+    metric: "kl", nats per position at the logits; "relative", of last_hidden_state, logits or a tensor; or a loss,
+    called with outputs and batch, that gives a number for each sequence [B].
+    formats: names of schemes; None: all but those that are audited on request only.
+    target: an engine of configs/engines.toml, a device of configs/devices.toml, or ``engine@device``; it bounds the
+    menus, and the device gives the times.
+    check: held-out batches, over which `Audit.measure` and reported errors are; fits, predictions and choices use
+    ``batches`` only. None: ``batches``.
+    seed: of the random cotangents and assignments. bits: of the model's stored weights, where the model is given in
+    another dtype. shape: the served workload, for times and the bytes of the KV cache. cache: stores products and
+    measured errors, and reuses those of an earlier audit.
+    unfused: each linear may have a scheme of its own, although engines run q, k and v, and gate and up, as one product;
+    None: as the target does. exact: use every row of every weight instead of sampling the large ones.
+
+    Raises BadModel, NoData, UnknownScheme, UnknownOption, UnknownDevice.
+    """
+    options = AuditOptions(
+        metric=metric,
+        formats=formats,
+        target=target,
+        check=check,
+        seed=seed,
+        bits=bits,
+        shape=shape,
+        progress=progress or (lambda stage, done, count: None),
+        cache=cache,
+        unfused=unfused,
+        exact=exact,
+    )
+    return Audit(model, batches, options)
+
+
+def advise(audit: Audit) -> list[Finding]:
+    """Return all findings of an audit: what breaks the model, what a prediction can't show, what costs most, and notes.
+
+    No assignment is run; one more backward pass over the calibration data gives the random control.
+    """
+    predictor = audit.predictor
+    given = audit.model, audit.batches, predictor
+    return findings(predictor, lambda menus: random_control(*given, menus, audit.choice_evaluator.chain))
+
+
+def reliability(audit: Audit, assignment: Mapping[str, str]) -> list[str]:
+    """Return the reasons to measure this assignment rather than trust its prediction, a sentence each; empty: trust it.
+
+    Runs one backward pass over the calibration data at the first call for a model with routers and, like `predict`,
+    calibrates first if need be. Raises BadAssignment, UnknownScheme.
+    """
+    return audit.reliability(assignment)

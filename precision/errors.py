@@ -1,14 +1,14 @@
-"""What can go wrong in the audit of a model, one class per thing that the caller can mend."""
+"""Errors of the audit of a model, one class for each thing that the caller can fix."""
 
 from assay.runtime.errors import AssayError
 
 
 class UnknownScheme(AssayError, ValueError):
-    """A name that stands for no scheme of the audit."""
+    """The name of no scheme of the audit."""
 
 
 class WrongShape(AssayError, ValueError):
-    """A tensor whose shape a scheme can't take."""
+    """A tensor of a shape that a scheme does not support."""
 
 
 class UnknownModel(AssayError, ValueError):
@@ -32,7 +32,7 @@ class NoData(AssayError, ValueError):
 
 
 class BadAssignment(AssayError, ValueError):
-    """An assignment names a site that the model lacks, or a scheme that may not stand there."""
+    """An assignment names a site that the model lacks, or a scheme that the site does not support."""
 
 
 class UnknownDevice(AssayError, ValueError):
@@ -40,4 +40,4 @@ class UnknownDevice(AssayError, ValueError):
 
 
 class CannotExport(AssayError, ValueError):
-    """What was asked for has no place in an export format, or a file is in the way: the message says which and why."""
+    """The export format does not support the request, or a file is in the way: the message says which and why."""

@@ -14,7 +14,7 @@ from contextlib import redirect_stdout
 from typing import Any, Protocol
 
 from assay.runtime.errors import EngineError, first_line
-from assay.runtime.lazy import optional
+from assay.runtime.modules import optional
 from assay.runtime.pool import Pool, Raised, Task, core_count
 from assay.runtime.process import Lost
 

@@ -6,7 +6,7 @@ started it is killed, it ends too: at once on Linux, elsewhere when it next read
 
 Messages are bytes; what an answer's bytes mean, and whether they may be trusted, is the caller's to know. Between a
 question and its answer a process may say that it is alive (`Parent.heartbeat`): with a note, which outlives it, and the
-seconds within which it says something again, which a busy machine doesn't shorten (`runtime.patience`).
+seconds within which it says something again, which a busy machine doesn't shorten (`runtime.deadline`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import IO, Any
 
-from assay.runtime.patience import Patience, time_of
+from assay.runtime.deadline import CpuLimit, process_clock
 
 GIB = 2**30
 _ANSWER, _HEARTBEAT = b"a", b"h"
@@ -61,6 +61,13 @@ from assay.runtime.process import Parent
 main(Parent(pipe), *arguments)
 """
 
+_TEST_RUNNERS = ("PYTEST", "ASSAY", "HYPOTHESIS", "COV_")  # prefixes of variables by which code knows that it is tested
+
+
+def clean_environment() -> dict[str, str]:
+    """Return the environment variables without those by which test runners are known."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_TEST_RUNNERS)}
+
 
 @dataclass(frozen=True)
 class Lost:
@@ -86,7 +93,7 @@ class Process:
         self._log, self._ready = log, ready
         self._code: int | None = None
         self._timeout = 0.0
-        self._patience = Patience(0.0, time_of(pid))
+        self._limit = CpuLimit(0.0, process_clock(pid))
         self._resident, self._note = 0, ""
 
     @classmethod
@@ -176,7 +183,7 @@ class Process:
             os.lseek(self._log.fileno(), 0, os.SEEK_SET)  # of the process too, which shares the open file
         with suppress(OSError):  # `poll` will find it gone
             self.pipe.send_bytes(message)
-        return self._patience.seconds
+        return self._limit.seconds
 
     def poll(self) -> bytes | Lost | None:
         """The answer, or how the process was lost, or None as long as neither is known."""
@@ -195,8 +202,8 @@ class Process:
             return self._lost("crash")
         if self._resident and _resident(self.pid) - self._resident > self.memory:
             return self._lost("crash", f"it held more than {self.memory / GIB:.3g} GiB of memory")
-        if self._patience.is_over():
-            limit = self._patience.seconds
+        if self._limit.is_over():
+            limit = self._limit.seconds
             return self._lost("timeout", f"nothing came back for {limit:g} s, and it could not be interrupted")
         return None
 
@@ -221,9 +228,9 @@ class Process:
         return self._code
 
     def ends_within(self, seconds: float) -> bool:
-        """Wait for its end; whether it came within so many seconds, as `Patience` counts them."""
-        patience = Patience(seconds, time_of(self.pid))
-        while self.alive and not patience.is_over():
+        """Wait for its end; whether it came within so many seconds, as `CpuLimit` counts them."""
+        limit = CpuLimit(seconds, process_clock(self.pid))
+        while self.alive and not limit.is_over():
             time.sleep(0.01)
         return not self.alive
 
@@ -238,17 +245,17 @@ class Process:
     @property
     def soon(self) -> float:
         """Seconds after which it must be looked at, whether it says something or not."""
-        return min(self._patience.soon, _MEMORY_TICK if self.memory else _TICK)
+        return min(self._limit.next_check, _MEMORY_TICK if self.memory else _TICK)
 
     def _hear(self, frame: bytes) -> None:
         (seconds,) = struct.unpack_from("<d", frame, 1)
         self._note = frame[9:].decode("utf-8", errors="replace")
         self._expect(seconds or self._timeout)
         if self.on_heartbeat is not None:
-            self.on_heartbeat(self._patience.seconds)
+            self.on_heartbeat(self._limit.seconds)
 
     def _expect(self, seconds: float) -> None:
-        self._patience = Patience(seconds, time_of(self.pid))
+        self._limit = CpuLimit(seconds, process_clock(self.pid))
 
     def _lost(self, kind: str, message: str = "") -> Lost:
         self.ends_within(0.0 if message else _GRACE)

@@ -1,13 +1,38 @@
-"""Tensors, and lists of them, as bytes that may come from anybody: to read them runs no code of the sender's."""
+"""Tensors: compared by their bits, packed as bytes whose reading runs no code of the sender's, cached beyond memory."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+import tempfile
+from dataclasses import dataclass
+from typing import IO, Any
 
+import numpy as np
 import torch
 
+_IN_MEMORY = 256 << 20  # bytes of a `TensorCache`
 _HEAD = 8  # bytes that say how long the JSON text is which describes what follows
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether two tensors have one shape, one dtype and the same bits."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return not a.numel() or torch.equal(_flat(a).view(torch.uint8), _flat(b).view(torch.uint8))
+
+
+def same_numbers(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether two tensors of one shape and dtype have the same bits, or NaN of whatever bits, everywhere."""
+    if not a.dtype.is_floating_point:
+        return bool((a == b).all())
+    a, b = a.double(), b.double()
+    return bool((((a == b) & (torch.signbit(a) == torch.signbit(b))) | (a.isnan() & b.isnan())).all())
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Contiguous in one dimension, whose stride is one even where it has a single element."""
+    contiguous = tensor.detach().contiguous()
+    return contiguous.as_strided((contiguous.numel(),), (1,))
 
 
 def pack(value: Any) -> bytes:
@@ -26,9 +51,8 @@ def unpack(data: bytes) -> Any:
 
 def _described(value: Any, contents: list[bytes]) -> Any:
     if isinstance(value, torch.Tensor):
-        plain = value.detach().cpu().contiguous()
-        flat = plain.as_strided((plain.numel(),), (1,))  # also a lone number's stride is 1 now
-        contents.append(flat.view(torch.uint8).numpy().tobytes())
+        plain = value.detach().cpu()
+        contents.append(_flat(plain).view(torch.uint8).numpy().tobytes())
         return {"tensor": [str(plain.dtype).removeprefix("torch."), list(plain.shape), len(contents[-1])]}
     if isinstance(value, (list, tuple)):
         return [_described(part, contents) for part in value]
@@ -51,3 +75,54 @@ def _restored(value: Any, view: memoryview, place: list[int]) -> Any:
     # cloned, since bytes within a message need not lie where the dtype's numbers may
     flat = torch.frombuffer(part, dtype=torch.uint8).clone().view(dtype) if size else torch.empty(0, dtype=dtype)
     return flat.reshape(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Spilled:
+    """A tensor in the file, from ``start`` on."""
+
+    start: int
+    size: int
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+
+class TensorCache:
+    """Tensors in the order in which they are added, each given back bit for bit on the device that it was on.
+
+    Those beyond ``limit`` bytes are written to a temporary file, which is mapped for reading. The file has no name
+    where the system allows that, so it goes with the cache, also where the process is killed.
+    """
+
+    def __init__(self, limit: int = _IN_MEMORY) -> None:
+        self._free = limit
+        self._tensors: list[torch.Tensor | _Spilled] = []
+        self._file: IO[bytes] | None = None
+        self._end = 0
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Add a copy of a tensor."""
+        tensor, size = tensor.detach(), tensor.numel() * tensor.element_size()
+        if size <= self._free:
+            self._free -= size
+            self._tensors.append(tensor.clone())
+            return
+        if self._file is None:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the cache
+        self._file.seek(self._end)
+        self._file.write(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        self._file.flush()
+        self._tensors.append(_Spilled(self._end, size, tensor.shape, tensor.dtype, tensor.device))
+        self._end += size
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        tensor = self._tensors[index]
+        if isinstance(tensor, torch.Tensor):
+            return tensor
+        assert self._file is not None
+        mapped = np.memmap(self._file, np.uint8, "c", tensor.start, (tensor.size,))
+        return torch.from_numpy(mapped).view(tensor.dtype).reshape(tensor.shape).to(tensor.device)

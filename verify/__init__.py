@@ -6,7 +6,7 @@ what the kernel promises about its arithmetic; ``judge`` judges a solution of a 
 
 from typing import TYPE_CHECKING
 
-from assay.runtime.lazy import lazy
+from assay.runtime.modules import lazy
 
 if TYPE_CHECKING:
     from assay.judge.procedure import judge

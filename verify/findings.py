@@ -1,6 +1,6 @@
 """What an examination finds, as data: failures, explanations, error maps, numbers of a case, and all of it together.
 
-Everything here can be written as JSON (`assay.runtime.structure.plain`) and read back; the annotations say what the
+Everything here can be written as JSON (`assay.runtime.records.plain`) and read back; the annotations say what the
 JSON Schema of a verdict says (`assay.verify.report.schema`). Nothing here renders anything.
 """
 

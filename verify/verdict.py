@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from assay.runtime.files import write_text_atomically
-from assay.runtime.structure import plain
+from assay.runtime.records import plain
 from assay.verify.cases.case import Case
 from assay.verify.findings import Findings
 from assay.verify.report.text import text_report

@@ -18,7 +18,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,8 @@ from assay.bench.timing.timed import Entrant, Timing, clock_for, timed_and_judge
 from assay.formats.devices import devices
 from assay.runtime.files import write_text_atomically
 from assay.runtime.pool import Heartbeat
-from assay.runtime.structure import plain, read_record
+from assay.runtime.records import plain, read_record
+from assay.runtime.results import installed_version
 from assay.verify.campaign.table import Entry, entries
 from assay.verify.cases.case import Case
 from assay.verify.errors import BenchError, SettingError
@@ -191,6 +191,8 @@ class Record:
     versions: Mapping[str, str]
     lines: tuple[Line, ...]
     note: str = ""
+    key: str = ""
+    """As `assay.runtime.results` makes it: a digest of the sources of the kernels and of the code that timed them."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, as `read` takes it."""
@@ -412,12 +414,8 @@ def run(job: Run, heartbeat: Heartbeat) -> list[Found]:
 
 def versions() -> dict[str, str]:
     """Of Python and of what computes, as far as it is here."""
-    results = {"python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            results[name] = version(name)
-        except PackageNotFoundError:
-            continue
+    installed = {name: number for name in _PACKAGES if (number := installed_version(name))}
+    results = {"python": platform.python_version(), **installed}
     if torch.cuda.is_available():
         results["cuda"] = str(torch.version.cuda)
     return results

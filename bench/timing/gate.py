@@ -92,12 +92,12 @@ def values(line: Line) -> list[float]:
 
 
 def _shifts(key: tuple[str, str], past: Iterable[Record]) -> Iterator[float]:
-    """Between any two records of one commit."""
-    middles: dict[str, list[float]] = {}
+    """Between any two records of one commit and the same sources."""
+    middles: dict[tuple[str, str], list[float]] = {}
     for record in past:
         for line in record.lines:
             if line.key == key and line.runs and record.commit and not record.commit.endswith("+"):
-                middles.setdefault(record.commit, []).append(statistics.median(values(line)))
+                middles.setdefault((record.commit, record.key), []).append(statistics.median(values(line)))
     for same in middles.values():
         yield from (b - a for a, b in combinations(same, 2))
 

@@ -34,6 +34,7 @@ import torch
 from assay.golden.errors import Undecided
 from assay.runtime.environment import in_environment, standard_environment
 from assay.runtime.errors import first_line
+from assay.runtime.tensors import same_bits, same_numbers
 from assay.verify.cases.at_shape import smaller_cases
 from assay.verify.cases.case import Case, all_contents, build
 from assay.verify.cases.sampler import Sampler
@@ -44,7 +45,7 @@ from assay.verify.findings import Failure
 from assay.verify.harness.call import Finding, options_for
 from assay.verify.harness.compiled import every_variant_compiled
 from assay.verify.harness.frameworks import framework_named
-from assay.verify.harness.runner import Bench, same_bits
+from assay.verify.harness.runner import Bench
 from assay.verify.settings import Settings
 
 _CPU_CACHE = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -430,7 +431,7 @@ class _Side:
     def _check_memory(self) -> None:
         """The inputs hold what was put there last, and the zones around them what they always do."""
         for name, guarded in self._inputs.guarded.items():
-            if not _same(guarded.tensor, self._numbers[self._at][name]):
+            if not same_bits(guarded.tensor, self._numbers[self._at][name]):
                 return self._ends("FAIL", f"a timed call changed its input {name}")
         for name, guarded in self._inputs.guarded.items():
             _fill(guarded.tensor, self._numbers[0][name])  # as they were when they were first placed
@@ -440,7 +441,7 @@ class _Side:
     def _judge(self, at: int, outputs: Any) -> None:
         if isinstance(outputs, Finding):
             return self._ends("FAIL", f"in a timed call: {outputs.message}")
-        if self._known and not all(map(same_bits, outputs, self._known[at])):
+        if self._known and not all(map(same_numbers, outputs, self._known[at])):
             return self._ends("FAIL", "a timed call gave other bits than an earlier one of the same numbers")
         case = replace(self._draws[at], seed=self._chance.randrange(2**31))  # which chooses samples
         values = {name: tensor.cpu() for name, tensor in self._numbers[at].items()}
@@ -472,8 +473,3 @@ def _placed(values: Values, device: str) -> Values:
 def _fill(tensor: torch.Tensor, values: torch.Tensor) -> None:
     index = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
     tensor[index].copy_(values[index])
-
-
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors hold the same bits."""
-    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)) if a.dim() else a.equal(b)

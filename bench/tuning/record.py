@@ -13,7 +13,7 @@ from typing import Any
 from assay.bench.tuning.choice import Choice
 from assay.bench.tuning.space import Space
 from assay.runtime.files import write_text_atomically
-from assay.runtime.structure import plain, read_record
+from assay.runtime.records import plain, read_record
 from assay.verify.errors import TuneError
 
 

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -30,6 +29,7 @@ from assay.bench.tuning.space import combined
 from assay.runtime.engines import Engine
 from assay.runtime.pool import Pool, Raised, worker_count
 from assay.runtime.process import Lost
+from assay.runtime.results import result_key
 from assay.verify.campaign.cache import digest
 from assay.verify.campaign.survey import Job, plan, run
 from assay.verify.campaign.table import Entry
@@ -79,8 +79,8 @@ class Search:
         sizes = [bucket(case.sizes) for case in self.cases()]
         asked = {**vars(self.question), "sizes": sizes}
         space = [dict(self.question.space.choices), list(self.question.space.without)]
-        text = json.dumps([digest(job), {**asked, "space": space}, self._driver()], sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        question = [digest(job), {**asked, "space": space}, self._driver()]
+        return result_key(question, __name__, targets=[self.question.target])[:16]
 
     def run(self) -> Record:
         """Search. Raises `TuneError` where there is nothing to choose, and as what examines and times does."""

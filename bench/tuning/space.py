@@ -11,7 +11,7 @@ from typing import Any
 
 from assay.bench.tuning.choice import Choice
 from assay.runtime.errors import unknown
-from assay.runtime.structure import structured
+from assay.runtime.records import structured
 from assay.verify.errors import TuneError
 
 MOST = 512

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from assay.precision.observation.sites import place_of
+from assay.precision.observation.sites import layer_and_kind
 from assay.precision.schemes import SCHEMES
 from assay.precision.schemes.fitting import fit_weight
 
@@ -177,9 +177,9 @@ def by_weight_error(model: Any, groups: Groups, formats: Mapping[int, str]) -> C
 def first_and_last(model: Any, groups: Mapping[str, list[str]], formats: Mapping[int, str]) -> Choice:
     """The most bits in the first and the last layer and at the head, the fewest elsewhere; none beyond the budget."""
     names = [name for group in groups.values() for name in group]
-    layers = [layer for name in names if (layer := place_of(name)[0]) is not None]
+    layers = [layer for name in names if (layer := layer_and_kind(name)[0]) is not None]
     ends = {None, min(layers), max(layers)}
-    bits_of = {name: (min, max)[place_of(name)[0] in ends](formats) for name in names}
+    bits_of = {name: (min, max)[layer_and_kind(name)[0] in ends](formats) for name in names}
     sizes = {name: model.get_submodule(name).weight.numel() for name in names}
     mean = sum(bits_of[name] * sizes[name] for name in names) / sum(sizes.values())
     return lambda bits: {name: formats[bits_of[name]] for name in names} if mean <= bits else {}

@@ -214,18 +214,21 @@ def main() -> int:
             wrong += fault
             words = "served" if served else "off the menu"
             print(f"{name:16} {capability / 10:4.1f}  {words:12}  {', '.join(sorted(classes))}{'  WRONG' * fault}")
-    tables = row.places["tables"]
+    tables = row.schemes_by_kind["tables"]
     fail = [name for name in tables if not table_given(module.CompressedTensorsConfig, name)]
     wrong += len(fail)
     print(f"tables: {len(tables)} schemes{', WRONG: ' * bool(fail)}{', '.join(fail)}")
     for kind in _EXPERTS:
         fail = [
             name
-            for name in row.places["experts"]
+            for name in row.schemes_by_kind["experts"]
             if not experts_given(chosen.engine, module.CompressedTensorsConfig, kind, name)
         ]
         wrong += len(fail)
-        print(f"experts of {kind}: {len(row.places['experts'])} schemes{', WRONG: ' * bool(fail)}{', '.join(fail)}")
+        print(
+            f"experts of {kind}: {len(row.schemes_by_kind['experts'])} schemes"
+            f"{', WRONG: ' * bool(fail)}{', '.join(fail)}"
+        )
     print(f"{len(linears)} schemes, {wrong} disagreements")
     return int(wrong > 0)
 

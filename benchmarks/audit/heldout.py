@@ -22,7 +22,7 @@ from scipy.stats import spearmanr
 from assay.precision.auditing import Audit, audit
 from assay.precision.loading import load
 from assay.precision.observation.sites import Site
-from assay.precision.prediction.measuring import Measuring, part_of
+from assay.precision.prediction.measuring import Evaluator, evaluation_data
 from assay.precision.prediction.predictor import Predictor
 from assay.precision.prediction.quadratic_form import Prediction
 from assay.precision.schemes import SCHEMES
@@ -37,9 +37,9 @@ HEAD = (
 def assignments(result: Audit, draw: random.Random, each: int) -> dict[str, list[dict[str, str]]]:
     """Fresh assignments by their kind, of sites drawn at random."""
     free = [site for site in result.sites if not site.tied]
-    values = [site for site in free if site.place in ("activation", "kv_cache")]
-    caches = [site for site in free if site.place == "kv_cache"]
-    stages = [site for site in free if site.in_attention and site.place == "activation"]
+    values = [site for site in free if site.type in ("activation", "kv_cache")]
+    caches = [site for site in free if site.type == "kv_cache"]
+    stages = [site for site in free if site.in_attention and site.type == "activation"]
     weights = {
         str(site): [name for name in result.menu(site) if SCHEMES[name].weight and not SCHEMES[name].activation]
         for site in free
@@ -77,17 +77,17 @@ def assignments(result: Audit, draw: random.Random, each: int) -> dict[str, list
     return {name: [make() for _ in range(each)] for name, make in kinds.items() if present.get(name, True)}
 
 
-def judged(result: Audit, longer: Measuring, there: Predictor, draw: random.Random, each: int) -> tuple[Pairs, Pairs]:
+def judged(result: Audit, longer: Evaluator, there: Predictor, draw: random.Random, each: int) -> tuple[Pairs, Pairs]:
     """Predictions and measurements on held-out sequences, and on longer ones, as calibrated there and as it is;
     optimised: recommended under random budgets of bytes."""
-    whole, passes = result.cost({}).bytes, result.chosen_on.passes
+    whole, passes = result.cost({}).bytes, result.choice_evaluator.passes
     kinds: dict[str, list[dict[str, str]]] = assignments(result, draw, each)
     limits = [whole * draw.uniform(0.28, 0.9) for _ in range(-(-each // 3))]
     kinds["optimised"] = [result.recommend(max_bytes=limit) for limit in limits]
-    print(f"{len(limits)} recommendations took {result.chosen_on.passes - passes:.1f} passes", flush=True)
+    print(f"{len(limits)} recommendations took {result.choice_evaluator.passes - passes:.1f} passes", flush=True)
     seen, far = Pairs(), Pairs()
     for kind, some in kinds.items():
-        longer.ahead(some[::2])
+        longer.measure_all(some[::2])
         seen[kind] = [
             (result.predict(one), float(error)) for one, error in zip(some, result.measure_together(some), strict=True)
         ]
@@ -147,12 +147,12 @@ def main() -> None:
         level = result.predict(result.random_assignment(random.Random(0))).level
         print(
             f"split {split}: {spent[-1]:.1f} s, {predicted:.1f} s of it before anything is measured; "
-            f"{len(result.measured)} measurements, {result.chosen_on.passes:.1f} passes; "
+            f"{len(result.measured)} measurements, {result.choice_evaluator.passes:.1f} passes; "
             f"intervals promise {level:.1%}; {result.predictor.calibration}",
             flush=True,
         )
-        longer = Measuring(
-            result.model, part_of(result.model, long, result.metric, "long"), result.metric, result.observed
+        longer = Evaluator(
+            result.model, evaluation_data(result.model, long, result.metric, "long"), result.metric, result.observed
         )
         there = result.predictor_over(near, sum(len(batch["input_ids"]) for batch in long))
         seen, far = judged(result, longer, there, random.Random(100 + split), given.each)

@@ -32,11 +32,11 @@ from rich.console import Console
 from rich.table import Table
 
 from assay.precision import Audit, audit
-from assay.precision.amounts import in_bytes, in_error
 from assay.precision.loading import load
 from assay.precision.observation.sites import Site
 from assay.precision.sampling import MeasuredError, difference
 from assay.precision.schemes import SCHEMES
+from assay.precision.units import format_bytes, format_error
 
 TWO = {4: "w4a16-g128", 8: "w8a16"}
 """Schemes by their bits."""
@@ -100,7 +100,7 @@ def choices(model: Any, batches: list[dict[str, Any]], result: Audit, apart: boo
 
 def _linears(result: Audit) -> list[Site]:
     """What all choose for: the linears, each weight once, but routers."""
-    return [site for site in result.sites if site.place == "linear" and site.role != "router" and not site.tied]
+    return [site for site in result.sites if site.type == "linear" and site.role != "router" and not site.tied]
 
 
 def compared(result: Audit, peers: Mapping[str, Choice], budgets: list[float]) -> Iterator[Row]:
@@ -128,7 +128,13 @@ def shown(rows: list[Row], title: str) -> Table:
     table = Table("bits", "peer", "seconds", "bytes", "its error", "ours", "its / ours", "ours is", title=title)
     for row in sorted(rows, key=lambda row: row.bits):
         ratio = row.measured / row.ours if row.ours > 0 else float("nan")
-        cells = in_bytes(row.bytes, 4), in_error(row.measured), in_error(row.ours), f"{ratio:.2f}", row.verdict
+        cells = (
+            format_bytes(row.bytes, 4),
+            format_error(row.measured),
+            format_error(row.ours),
+            f"{ratio:.2f}",
+            row.verdict,
+        )
         table.add_row(f"{row.bits:g}", row.peer, f"{row.seconds:.1f}", *cells)
     return table
 
@@ -178,7 +184,14 @@ def main() -> None:
             ours = full.measure(full.recommend(max_bytes=best.bytes, fixed=fixed))
             less = f"{1 - ours / best.measured:.0%}" if best.measured > 0 else ""
             verdict = VERDICTS[difference(ours, best.measured).sign]
-            cells = in_bytes(best.bytes, 4), best.peer, in_error(best.measured), in_error(ours), less, verdict
+            cells = (
+                format_bytes(best.bytes, 4),
+                best.peer,
+                format_error(best.measured),
+                format_error(ours),
+                less,
+                verdict,
+            )
             table.add_row(f"{bits:g}", *cells)
     console.print(table)
 

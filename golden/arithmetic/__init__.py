@@ -1,9 +1,9 @@
 """The arithmetics that a definition is evaluated in.
 
-In: float64 and integer tensors, taken as exact (`Arithmetic.exact`, `integers`). Out: the definition's results in the
-arithmetic's numbers, all but `Real`'s and mpmath's with a radius that holds the exact one. Who calls: definitions, by
-`Arithmetic`'s methods; `assay.golden.evaluation`, which chooses the arithmetic and reads the radius; the fault models
-of `assay.verify`, which derive arithmetics with a fault in them.
+An arithmetic takes float64 and integer tensors as exact (`Arithmetic.exact`, `integers`), and evaluates a definition in
+its numbers, all but those of `Real` and mpmath with a radius that encloses the exact result. Definitions call
+`Arithmetic`'s methods; `assay.golden.evaluation` chooses the arithmetic and reads the radius; the fault models of
+`assay.verify` derive arithmetics with a fault.
 
 | arithmetic       | a number is                     | for                                                      |
 |------------------|---------------------------------|----------------------------------------------------------|

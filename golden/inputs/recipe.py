@@ -19,7 +19,7 @@ from assay.golden.inputs.values import draw, dtype_of, stored
 from assay.golden.registry import Spec, spec
 from assay.golden.signature import Signature, TensorSpec
 from assay.runtime.errors import unknown
-from assay.runtime.structure import structured
+from assay.runtime.records import structured
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,7 +31,7 @@ from assay.golden.options import Option
 from assay.golden.registry import Spec, spec, specs
 from assay.golden.signature import TensorSpec
 from assay.runtime.errors import AssayError, unknown
-from assay.runtime.structure import structured
+from assay.runtime.records import structured
 
 # Milliseconds of a record written, of an element drawn, and of a step evaluated; measured in docs/scale.md.
 _MS_PER_RECORD, _MS_PER_ELEMENT, _MS_PER_STEP = 8.0, 2e-4, 2e-6

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from assay.golden.errors import DefinitionError
-from assay.runtime.warned import silent
+from assay.runtime.output import silent
 
 _SYMBOLS = "BCDEFGHIJKLMNPQRSTUVWXYZ"
 _TYPICAL_SIZES = (*range(2, 10), 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 192, 255, 256, 257)

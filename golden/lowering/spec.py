@@ -30,7 +30,7 @@ from assay.golden.options import Option
 from assay.golden.registry import Sizes, Spec, define, register
 from assay.golden.signature import parse
 from assay.runtime.errors import AssayError
-from assay.runtime.own_modules import import_own
+from assay.runtime.modules import import_users_module
 from assay.runtime.source import source_of
 
 NARROW = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
@@ -276,7 +276,7 @@ def named(name: str) -> Spec:
 
 def _imported(address: str) -> Reference:
     module, _, path = address.partition(":")
-    import_own(module, f"reference {address!r}", DefinitionError)
+    import_users_module(module, f"reference {address!r}", DefinitionError)
     try:
         return _attribute(module, path)
     except AttributeError:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from assay.runtime.lazy import lazy
+from assay.runtime.modules import lazy
 
 if TYPE_CHECKING:
     from assay.golden.store.record import Record, make_record, record_key

@@ -14,7 +14,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from assay.golden.evaluation import evaluate
 from assay.golden.evaluation.golden import Golden
 from assay.golden.inputs import values
 from assay.golden.inputs.recipe import Recipe
+from assay.runtime.results import installed_version
 
 FORMAT = 1
 REMAKE = "`assay golden build CAMPAIGN --store URL --recheck` makes it again"
@@ -139,7 +139,7 @@ def versions(recipe: Recipe) -> dict[str, str]:
 @cache
 def _libraries() -> dict[str, str]:
     names = {"assay": "kernel-assay", "numpy": "numpy", "python-flint": "python-flint", "torch": "torch"}
-    return {name: version(package) for name, package in names.items()} | {"python": platform.python_version()}
+    return {name: installed_version(package) for name, package in names.items()} | {"python": platform.python_version()}
 
 
 def fingerprint(tensors: tuple[torch.Tensor, ...], keywords: Mapping[str, torch.Tensor]) -> str:

@@ -165,7 +165,8 @@ def matmul(a: Operand, b: Operand, c: Array, unit: Accumulator, *, promotion: in
     """
     narrow = unit.fraction + 2 + unit.block.bit_length() <= 24  # bits of a block's sum: float32 holds it exactly
     compute = np.float32 if narrow else np.float64
-    a_numbers, b_numbers = a.numbers.astype(compute), b.numbers.astype(compute)
+    a_numbers: Array = a.numbers.astype(compute)
+    b_numbers: Array = b.numbers.astype(compute)
     partial = np.zeros_like(c) if promotion else c
     num_terms = a_numbers.shape[-1]
     pending = 0

@@ -16,7 +16,7 @@ from assay.interpreter import pretend_cuda
 from assay.judge.problems.problem import ProblemError
 from assay.runtime.environment import generators_kept, seed_generators
 from assay.runtime.errors import one_line
-from assay.runtime.own_modules import asks_for_cuda
+from assay.runtime.modules import asks_for_cuda
 
 
 def executed(source: str, where: Path, name: str = "problem") -> dict[str, Any]:

@@ -20,11 +20,10 @@ import torch
 from assay.judge.problems.kernelbench import rewritten
 from assay.judge.problems.problem import Answer, Instance, Sizes
 from assay.judge.solution import host
-from assay.runtime.process import GIB, Lost, Process
-from assay.runtime.stem import Stem
+from assay.runtime.fork_server import ForkServer
+from assay.runtime.process import GIB, Lost, Process, clean_environment
 from assay.runtime.tensors import unpack
 
-_TELLTALE = ("PYTEST", "ASSAY", "HYPOTHESIS", "COV_")
 _NO_ANSWER = "its process answered with what is no answer"
 _START = 120.0  # seconds that a solution may take to be imported and built, compilers included
 
@@ -70,7 +69,7 @@ class SolutionProcess:
     ) -> None:
         self._answer, self._device, self._timeout, self._threads = answer, device, timeout, threads
         self._folder = Path(tempfile.mkdtemp(prefix="solution"))
-        self._process: Process = _stem().branch()
+        self._process: Process = _fork_server().fork()
         self._process.memory = int(memory * GIB)
         self._built, self._results = 0, list[tuple[Any, Any]]()
         self._names: tuple[str, ...] = ()
@@ -220,17 +219,17 @@ class SolutionProcess:
 
 
 _PROGRAM = Path(str(host.__file__)).read_text(encoding="utf-8")
-_stems: dict[int, Stem] = {}
+_fork_servers: dict[int, ForkServer] = {}  # by process id: a fork of this process needs its own
 
 
-def _stem() -> Stem:
-    """What solutions' processes are forked of: torch, the text of `host`, and nothing else."""
-    result = _stems.get(os.getpid())
-    if result is None or not result.alive:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(_TELLTALE)}
-        result = _stems[os.getpid()] = Stem(_PROGRAM, "_serve", {**environment, "PYTHONDONTWRITEBYTECODE": "1"})
-        atexit.register(result.end)
-    return result
+def _fork_server() -> ForkServer:
+    """The server of solutions' processes: it has torch, the text of `host`, and nothing else."""
+    server = _fork_servers.get(os.getpid())
+    if server is None or not server.alive:
+        environment = {**clean_environment(), "PYTHONDONTWRITEBYTECODE": "1"}
+        server = _fork_servers[os.getpid()] = ForkServer(_PROGRAM, "_serve", environment)
+        atexit.register(server.end)
+    return server
 
 
 def _resized(name: str, text: str, sizes: Sizes, given: Mapping[str, int]) -> str:

@@ -12,7 +12,7 @@ import torch
 from assay.judge.problems.problem import Sizes
 from assay.judge.problems.sizes import Choice
 from assay.judge.solution.inputs import SCHEMES
-from assay.runtime.structure import structured
+from assay.runtime.records import structured
 from assay.verify.comparison.result import Result
 from assay.verify.errors import ReproError
 

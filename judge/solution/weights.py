@@ -64,6 +64,6 @@ def handed(state: State, names: Mapping[str, str], solution: State) -> dict[str,
     return {name: state[other].to(solution[name].dtype) for name, other in names.items()}
 
 
-def same_bits(reference: State, solution: State, names: Mapping[str, str]) -> bool:
+def same_values(reference: State, solution: State, names: Mapping[str, str]) -> bool:
     """Whether the solution's constructor made what the reference's did."""
     return all(torch.equal(reference[other], solution[name].cpu()) for name, other in names.items())

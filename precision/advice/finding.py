@@ -1,8 +1,18 @@
-"""Findings: what they are called, and which come first."""
+"""X"""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
+from torch import Tensor
+
+from assay.precision.observation import groups
+from assay.precision.observation.observing import Observed
+from assay.precision.observation.sites import Site
+from assay.precision.prediction.predictor import Predictor
+from assay.precision.schemes import SCHEMES
 
 KINDS = {
     "nonfinite": 0,
@@ -48,3 +58,83 @@ class Finding:
 def ordered(findings: Iterable[Finding]) -> list[Finding]:
     """By rank of the kind, then by weight; equal ones stay as they are."""
     return sorted(findings, key=lambda finding: (KINDS[finding.kind], -finding.weight))
+
+
+def linears(observed: Observed) -> list[Site]:
+    """Sites of products, each weight once: a head whose weight is the table of embeddings is one, its table is not."""
+    products = {str(site) for site in observed.sites if site.type == "linear"}
+    return [site for site in observed.sites if site.type == "linear" and site.tied not in products]
+
+
+def owner(site: Site) -> str:
+    """The name under which an audit holds what schemes do to a site: that of the weight's first use."""
+    return site.tied or str(site)
+
+
+def rows_of(observed: Observed, site: str, part: str = "") -> Tensor | None:
+    """The sample of values [R, K] that passed a site."""
+    seen = observed.statistics.get((str(site), part))
+    return torch.cat(seen.rows) if seen is not None and seen.rows else None
+
+
+def matrices(observed: Observed, site: str) -> Mapping[int | None, Tensor]:
+    """Weights [N, K] of a site by expert; {None: weight} without experts."""
+    return observed.weights.get(str(site), {})
+
+
+def local_error(observed: Observed, site: Site, scheme: str) -> float | None:
+    """Squared error of a linear's output over its square, on the sample of inputs; None where it isn't on the menu.
+
+    Of experts the first that got tokens stands for all.
+    """
+    rows, weights = rows_of(observed, site), matrices(observed, site)
+    if rows is None or not weights or scheme not in observed.menu(site) or not bool(rows.isfinite().all()):
+        return None
+    expert, weight = next(iter(weights.items()))
+    exact = groups.linear(rows, weight)
+    size = float(exact.square().sum())
+    stored = product_of(observed, site, scheme, rows, weight, expert)
+    return float((stored - exact).square().sum()) / size if size > 0 else None
+
+
+def product_of(
+    observed: Observed, site: Site, scheme: str, rows: Tensor, weight: Tensor, expert: int | None = None
+) -> Tensor:
+    """What a linear gives for rows [R, K] of its input, or [R, G * K] of one in groups, under a scheme, [R, N]."""
+    name, chosen = owner(site), SCHEMES[scheme]
+    of_weight = observed.qparams.weight(name, chosen, weight, expert)
+    of_input = observed.qparams.input(name, chosen, weight, expert)
+    stored = weight if of_weight is None else of_weight(weight)
+    return groups.linear(rows if of_input is None else of_input(rows), stored)
+
+
+def at_stake(predictor: Predictor, site: str) -> float:
+    """The largest finite error that a scheme of 8 bits makes at this site, or any where the menu has none of 8 bits."""
+    observed = predictor.observed
+    menu = observed.menu(site)
+    eight = [
+        name
+        for name in menu
+        if all(q is None or q.element.bits == 8 for q in (SCHEMES[name].weight, SCHEMES[name].activation))
+    ]
+    costs = [predictor.site_error(site, name) for name in eight or menu]
+    return max((cost for cost in costs if math.isfinite(cost)), default=0.0)
+
+
+def remedied(
+    observed: Observed, site: Site, base: str, others: tuple[str, ...], advice: str, otherwise: str
+) -> tuple[str, dict[str, Any]]:
+    """A remedy, with local errors under the scheme that suffers and under the best of others; ``otherwise`` where none
+    of them halves the squared error, or the menu lacks them."""
+    before = local_error(observed, site, base)
+    errors = {name: error for name in others if (error := local_error(observed, site, name)) is not None}
+    if before is None or not errors:
+        return otherwise, {}
+    best = min(errors, key=errors.__getitem__)
+    numbers = {"suffers": base, "better": best, "error": before, "error_with_better": errors[best]}
+    if errors[best] * 2 > before:
+        return otherwise, numbers
+    return (
+        f"{advice}: {best} makes {before / max(errors[best], 1e-30):.0f} times less squared error than {base}.",
+        numbers,
+    )

@@ -3,8 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from assay.precision.advice.experts import experts_of
-from assay.precision.advice.passes import Routing
+from assay.precision.advice.routers import Routing, experts_of
 from assay.precision.observation.observing import Observed
 from assay.precision.prediction.predictor import Predictor
 from assay.runtime.errors import listed
@@ -32,7 +31,7 @@ def reasons(
     predictor: a calibrated one. measured: the errors of the assignments that were measured to calibrate it.
     """
     observed = predictor.observed
-    broken = [site for site, scheme in assignment.items() if not math.isfinite(predictor.alone(site, scheme))]
+    broken = [site for site, scheme in assignment.items() if not math.isfinite(predictor.site_error(site, scheme))]
     if broken:
         where = listed(broken)
         return [f"{assignment[broken[0]]} makes infinities or NaN at {where}: no error can be predicted."]
@@ -52,35 +51,35 @@ def _few(observed: Observed) -> list[str]:
 
 
 def _outside(predictor: Predictor, assignment: Mapping[str, str], measured: Sequence[float]) -> list[str]:
-    prediction, told = predictor.predict(assignment), predictor.told(assignment, 0.0)
+    prediction, point = predictor.predict(assignment), predictor.calibration_point(assignment, 0.0)
     usable = [error for error in measured if math.isfinite(error) and error > 0]
     if not prediction.error > 0 or not usable:
         return []
-    found = []
-    if predictor.calibration.is_large(told):
+    sentences = []
+    if predictor.calibration.exceeds_limit(point):
         largest = predictor.calibration.scale * predictor.calibration.limit
-        found.append(
+        sentences.append(
             f"The predicted error, {prediction.error:.3g}, is large: of those measured to calibrate, none above "
             f"{largest:.3g} lies where it was predicted, so its interval is a guess."
         )
     if prediction.high > _WIDE**2 * prediction.low:
-        found.append(
+        sentences.append(
             f"The interval is wide, {prediction.low:.2g} to {prediction.high:.2g}: predictions fail for this model."
         )
     elif prediction.error < min(usable) / _BELOW:
-        found.append(
+        sentences.append(
             f"The predicted error, {prediction.error:.3g}, lies far below what was measured to calibrate its interval, "
             f"{min(usable):.3g} to {max(usable):.3g}."
         )
-    return found
+    return sentences
 
 
 def _flips(predictor: Predictor, assignment: Mapping[str, str], routing: Routing | None) -> list[str]:
     if routing is None:
         return []
-    keys, told = predictor.keys(assignment), predictor.told(assignment, 0.0)
-    share, count, made = routing.flips(keys), routing.count(keys), predictor.calibration.jumping(told)
-    guessed = predictor.calibration.hangs_on_flips(told)
+    keys, point = predictor.keys(assignment), predictor.calibration_point(assignment, 0.0)
+    share, count, made = routing.flips(keys), routing.count(keys), predictor.calibration.jump_share(point)
+    guessed = predictor.calibration.depends_on_flips(point)
     if not guessed and (count < _HARDLY or (share < _FLIPS and made < _MADE)):
         return []
     return [
@@ -91,10 +90,12 @@ def _flips(predictor: Predictor, assignment: Mapping[str, str], routing: Routing
 
 
 def _unseen(observed: Observed, assignment: Mapping[str, str]) -> list[str]:
-    found = []
+    sentences = []
     for experts in experts_of(observed):
         without = [str(expert) for expert, load in enumerate(experts.loads) if not load]
         if without and any(str(site) in assignment for site in experts.sites):
             names = listed(without, most=8)
-            found.append(f"No calibration token reached expert {names} of {experts.name}: its error is not in any sum.")
-    return found
+            sentences.append(
+                f"No calibration token reached expert {names} of {experts.name}: its error is not in any sum."
+            )
+    return sentences

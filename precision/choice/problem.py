@@ -98,7 +98,7 @@ class Problem:
         column: Floats = self.values[:, QUANTITIES.index(quantity)]
         return column
 
-    def yardsticks(self, limits: Totals) -> dict[Quantity, float]:
+    def scales_of_limits(self, limits: Totals) -> dict[Quantity, float]:
         """What excesses over the limits are relative to: the limits; of none, a millionth of the largest sum."""
         kept = np.where(self.finite[:, None], self.values, 0.0)
         most = np.maximum.reduceat(kept, self.starts[:-1]).sum(0)
@@ -119,7 +119,7 @@ class Problem:
     def choice(self, picks: Solution, error: float | None = None) -> Choice:
         """The totals, each summed exactly and rounded once; ``error`` instead of the sum of errors."""
         taken = self.values[self.rows(picks)]
-        totals = [math.fsum(taken[:, place]) for place in range(len(QUANTITIES))]
+        totals = [math.fsum(taken[:, column]) for column in range(len(QUANTITIES))]
         return Choice(self.schemes(picks), totals[0] if error is None else error, *totals[1:])
 
     def undominated(self, quantities: Sequence[Quantity]) -> NDArray[np.bool_]:

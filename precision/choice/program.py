@@ -7,7 +7,6 @@ the tolerance is cut off and the program solved again, so limits hold exactly.
 """
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,14 +17,15 @@ from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
 from assay.precision.choice.problem import Floats, Problem, Solution, Totals
-from assay.runtime.silence import without_lines
+from assay.runtime.deadline import Deadline
+from assay.runtime.output import without_lines
 
 Mask = NDArray[np.bool_]
 """Which options may be taken, [options]."""
 
 _COST = 1e3
 """What the best known cost is scaled to: HiGHS ends at an absolute gap of 1e-6."""
-_MANY = 1000
+_EXACT_OPTIONS = 1000
 """Options up to which a program is solved to the least."""
 _GAP = 1e-5
 """Relative gap that is enough for larger ones; ten times that where a solution has to differ."""
@@ -37,17 +37,6 @@ class Difference:
 
     picks: Solution
     distance: int
-
-
-class Deadline:
-    """Seconds that may still be spent."""
-
-    def __init__(self, seconds: float) -> None:
-        self._end = time.monotonic() + seconds
-
-    @property
-    def left(self) -> float:
-        return max(self._end - time.monotonic(), 0.0)
 
 
 def solve(
@@ -99,12 +88,7 @@ def _improved(
 
 
 def _within(
-    problem: Problem,
-    kept: Mask,
-    costs: Floats,
-    limits: Totals,
-    deadline: Deadline,
-    differences: Sequence[Difference],
+    problem: Problem, kept: Mask, costs: Floats, limits: Totals, deadline: Deadline, differences: Sequence[Difference]
 ) -> Solution | None:
     """One solution that keeps the limits exactly. costs: about 1 in all."""
     differences, tight = list(differences), dict.fromkeys(limits, 0.0)
@@ -149,7 +133,7 @@ def narrowed(problem: Problem, kept: Mask, costs: Floats, limits: Totals) -> tup
     groups than there are limits take shares of several options (P. Sinha, A. Zoltners, *The multiple-choice knapsack
     problem*, Operations Research 27(3), 1979).
     """
-    many = max(_MANY, 3 * len(problem.groups) // 2)
+    many = max(_EXACT_OPTIONS, 3 * len(problem.groups) // 2)
     limited = _limited(problem, kept, limits, {})
     if limited is None or len(limited[0]) <= many:
         return kept, 0.0
@@ -250,7 +234,7 @@ def _one_each(problem: Problem, places: NDArray[np.int64]) -> Any:
 def _milp(costs: Floats, gap: float, deadline: Deadline, **program: Any) -> Floats | None:
     """The solution, [options]. HiGHS (in scipy 1.17) prints a line whenever it repairs a solution, which those that
     presolve maps back often need: small programs go without, and the line stays out of the output."""
-    many = len(costs) > _MANY
+    many = len(costs) > _EXACT_OPTIONS
     options = {"time_limit": max(deadline.left, 0.05), "mip_rel_gap": gap if many else 0.0, "presolve": many}
     with without_lines("HighsMipSolverData::"):
         result = milp(costs, options=options, **program)

@@ -1,17 +1,152 @@
-"""Which assignment to take: chosen by prediction under budgets, the best candidates measured, the best of them kept."""
+"""X"""
+
+from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, fields
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 
 from assay.formats.errors import UnknownOption
-from assay.precision.choice.assignment import Assignment
 from assay.precision.choice.choosing import choose, closest, front
-from assay.precision.choice.explanation import ARGUMENTS, among, bound, missed, outdone, unconfirmed
-from assay.precision.choice.judging import Judge
 from assay.precision.choice.problem import Choice, Group, Option, Quantity, Totals
 from assay.precision.choice.roofline import Cost, Roofline
 from assay.precision.prediction.predictor import Predictor
+from assay.precision.prediction.quadratic_form import Prediction
+from assay.precision.sampling import MeasuredError
+from assay.precision.units import format_bytes, format_error, format_seconds
+
+
+class Assignment(dict[str, str]):
+    """Site names to scheme names, with what is known of them. Printed in a line; `dict(a)` shows all sites."""
+
+    prediction: Prediction
+    measured: float = math.nan
+    """The error with the assignment simulated, over the held-out data where there are any; NaN: not measured."""
+    cost: Cost
+    """Bytes of weights and KV cache; seconds of a prefill and of a decode step."""
+    met: bool = True
+    """Whether every budget is kept."""
+    why: str = ""
+    """In words: what bound the choice, or which budgets can't be met together."""
+
+    def __str__(self) -> str:
+        counted = Counter(self.values()).most_common()
+        parts = [f"{len(self)} site{'s' * (len(self) != 1)}"]
+        if self:
+            parts[0] += ": " + ", ".join(f"{count} {scheme}" for scheme, count in counted)
+        if hasattr(self, "prediction"):
+            low, high = format_error(self.prediction.low), format_error(self.prediction.high)
+            parts.append(f"error predicted {format_error(self.prediction.error)} ({low} to {high})")
+        if not math.isnan(self.measured):
+            parts.append(f"measured {format_error(self.measured)}")
+        if hasattr(self, "cost"):
+            parts.append(f"weights {format_bytes(self.cost.bytes)}, KV cache {format_bytes(self.cost.kv_bytes)}")
+            if not math.isnan(self.cost.prefill):
+                parts.append(
+                    f"prefill {format_seconds(self.cost.prefill)}, decode step {format_seconds(self.cost.decode)}"
+                )
+        return "; ".join(parts if self.met else [*parts, "budgets not met"])
+
+    def __repr__(self) -> str:
+        return f"Assignment({self})"
+
+
+ARGUMENTS: Mapping[Quantity, str] = {
+    "error": "max_error",
+    "bytes": "max_bytes",
+    "kv_bytes": "max_kv_bytes",
+    "prefill": "max_prefill",
+    "decode": "max_time",
+}
+"""The argument of `recommend` that limits each quantity."""
+
+
+def bound(binding: Iterable[Quantity], totals: Totals, limits: Totals, unit: str) -> str:
+    """By what a choice is bound: ``bound by max_bytes (1.24 MB of at most 1.25 MB)``."""
+    pairs = {name: _apart(name, totals[name], limits[name], unit) for name in binding}
+    return "bound by " + " and ".join(
+        f"{ARGUMENTS[name]} ({has} of at most {ask})" for name, (has, ask) in pairs.items()
+    )
+
+
+def missed(
+    sets: Iterable[Iterable[Quantity]],
+    shown: Iterable[Quantity],
+    totals: Totals,
+    limits: Totals,
+    unit: str,
+    formats: int,
+) -> str:
+    """Sets of budgets of which none can be kept, neither one alone nor several together; what the closest has."""
+    names = [[ARGUMENTS[name] for name in each] for each in sets]
+    first, *others = [" and ".join(each) + "{}" + " together" * (len(each) > 1) for each in names]
+    kept = ", nor ".join([first.format(" can't be kept"), *(other.format("") for other in others)])
+    pairs = {name: _apart(name, totals[name], limits[name], unit) for name in shown}
+    has = " and ".join(f"{has} where {ARGUMENTS[name]} asks for at most {ask}" for name, (has, ask) in pairs.items())
+    return f"{kept}{',' * bool(others)} {among(formats)}; the closest has {has}"
+
+
+def outdone(totals: Totals, limits: Totals, unit: str) -> str:
+    """Where the measured error is not what was predicted, and nothing that was tried keeps the budgets."""
+    if "error" not in limits:
+        return f"predicted to keep the budgets, but measured {format_error(totals['error'])} {unit}"
+    has, ask = _apart("error", totals["error"], limits["error"], unit)
+    return f"predicted to keep max_error, but measured {has} where at most {ask} was asked for; none tried did better"
+
+
+def unconfirmed(choice_error: float, totals: Totals, limits: Totals, unit: str) -> str:
+    """Where a choice keeps the error on the data that it was made on, and not on the held-out data."""
+    has, ask = _apart("error", totals["error"], limits.get("error", math.inf), unit)
+    return (
+        f"max_error is kept on the data that was chosen on ({format_error(choice_error)}), but not on the held-out "
+        f"data: {has} of at most {ask}; give more text, which narrows the gap, or a smaller max_error"
+    )
+
+
+def among(formats: int) -> str:
+    """What a choice was made from: fewer formats where `audit` was given ``formats`` or a ``target``."""
+    return f"with the {formats} formats that this audit looked at" if formats > 1 else "with this audit's only format"
+
+
+def untrusted(reasons: Sequence[str]) -> str:
+    """A clause for reasons, sentences each, not to trust a prediction; empty without any."""
+    if not reasons:
+        return ""
+    return f"; go by what was measured, not by the prediction: {' '.join(reasons).removesuffix('.')}"
+
+
+def _apart(quantity: Quantity, total: float, limit: float, unit: str) -> tuple[str, str]:
+    """A total with its unit and its limit, in as many digits as tell them apart, up to nine."""
+    pairs = [(_told(quantity, total, digits), _told(quantity, limit, digits)) for digits in (3, 6, 9)]
+    has, ask = next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])
+    return f"{has} {unit}" if quantity == "error" else has, ask
+
+
+def _told(quantity: Quantity, value: float, digits: int = 3) -> str:
+    if quantity == "error":
+        return format_error(value, digits)
+    return (format_bytes if quantity in ("bytes", "kv_bytes") else format_seconds)(value, digits)
+
+
+_SURE = 1.645
+"""Standard errors that a budget of the error is kept by: 95 % of normal ones lie below."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Measures on held-out data what was chosen on other data."""
+
+    measure: Callable[[Mapping[str, str]], MeasuredError]
+    """An assignment to its error over the held-out data."""
+    sampling: float
+    """Standard error of the logarithm of the one error over the other, by the sequences that either is over."""
+
+    @property
+    def margin(self) -> float:
+        """What a budget of the error is divided by for the choice, so that the held-out error mostly keeps it too."""
+        return math.exp(_SURE * self.sampling)
+
 
 _MEASURED = 4
 """Candidates that are measured for one recommendation."""
@@ -51,11 +186,11 @@ def groups_of(predictor: Predictor, roofline: Roofline, fixed: Collection[str] =
         if not set(fixed).isdisjoint(sites):
             continue
         shared = [s for s in observed.menus[sites[0]] if all(s in observed.menus[site] for site in sites)]
-        own, *others = (option(sites, scheme) for scheme in ["", *shared])
+        unchanged, *others = (option(sites, scheme) for scheme in ["", *shared])
         whole = [each for each in others if math.isfinite(each.error)]
-        saving = [each for each in whole if any(getattr(each, what) < getattr(own, what) for what in _COSTS)]
+        saving = [each for each in whole if any(getattr(each, what) < getattr(unchanged, what) for what in _COSTS)]
         if saving:
-            groups.append(Group(name, tuple(sites), (own, *saving)))
+            groups.append(Group(name, tuple(sites), (unchanged, *saving)))
     return groups
 
 
@@ -102,46 +237,46 @@ class Recommender:
         A budget of the error is one of the measured error: where the prediction was off, the choice is made again. So
         it is where the best choice measures worse than predicted, with the measured errors of the groups to blame.
         """
-        asked = _checked(budgets)
+        limits = _checked(budgets)
         margin = self._judge.margin if self._judge else 1.0
-        limits = {name: limit / margin if name == "error" else limit for name, limit in asked.items()}
-        minimise: Quantity = "bytes" if set(limits) == {"error"} else "error"
-        found = self._choices(limits, 1.0, minimise)
-        if not found:
-            return self._closest(asked)
+        choice_limits = {name: limit / margin if name == "error" else limit for name, limit in limits.items()}
+        minimise: Quantity = "bytes" if set(choice_limits) == {"error"} else "error"
+        choices = self._choices(choice_limits, 1.0, minimise)
+        if not choices:
+            return self._closest(limits)
         before: list[Choice] = []
-        while len(before) < _ROUNDS and self._learn(found[0].schemes):
-            before.append(found[0])
-            found = self._choices(limits, 1.0, minimise) or found
-        share, found = 1.0, [*found[:_MEASURED], *before]
+        while len(before) < _ROUNDS and self._learn(choices[0].schemes):
+            before.append(choices[0])
+            choices = self._choices(choice_limits, 1.0, minimise) or choices
+        share, choices = 1.0, [*choices[:_MEASURED], *before]
         while True:
-            tried = [self._measured(choice) for choice in found]
-            kept = [each for each in tried if not _over(_totals(each.measured, each.cost), limits)]
+            tried = [self._measured(choice) for choice in choices]
+            kept = [each for each in tried if not _over(_totals(each.measured, each.cost), choice_limits)]
             if kept:
                 best = min(kept, key=lambda each: (each.cost.bytes if minimise == "bytes" else 0.0, each.measured))
-                return self._judged(best, asked, minimise)
+                return self._judged(best, limits, minimise)
             nearest = min(tried, key=lambda each: each.measured if math.isfinite(each.measured) else math.inf)
-            off = nearest.measured / limits["error"] if "error" in limits else math.nan
+            off = nearest.measured / choice_limits["error"] if "error" in choice_limits else math.nan
             share *= 0.9 / off if 1 < off < math.inf else 0.5
-            found = []
-            if "error" in limits and share > 0.05:
-                found = self._choices(limits, share, minimise)[:_MEASURED]
-            if not found:
-                if not _over(_totals(nearest.measured, nearest.cost), asked):  # only the margin is not kept
-                    return self._judged(nearest, asked, minimise)
+            choices = []
+            if "error" in choice_limits and share > 0.05:
+                choices = self._choices(choice_limits, share, minimise)[:_MEASURED]
+            if not choices:
+                if not _over(_totals(nearest.measured, nearest.cost), limits):  # only the margin is not kept
+                    return self._judged(nearest, limits, minimise)
                 nearest.met = False
-                nearest.why = outdone(_totals(nearest.measured, nearest.cost), asked, self.predictor.metric.unit)
+                nearest.why = outdone(_totals(nearest.measured, nearest.cost), limits, self.predictor.metric.unit)
                 return self._reported(nearest)
 
-    def _judged(self, best: Assignment, asked: Totals, minimise: Quantity) -> Assignment:
+    def _judged(self, best: Assignment, limits: Totals, minimise: Quantity) -> Assignment:
         """A choice that keeps the budgets on the data that it was made on, as the held-out data have it."""
         on_choice = best.measured
         best = self._reported(best)
-        best.met = not _over(totals := _totals(best.measured, best.cost), asked)
+        best.met = not _over(totals := _totals(best.measured, best.cost), limits)
         if best.met:
-            best.why = self._bound(best, asked, minimise)
+            best.why = self._bound(best, limits, minimise)
         else:
-            best.why = unconfirmed(on_choice, totals, asked, self.predictor.metric.unit)
+            best.why = unconfirmed(on_choice, totals, limits, self.predictor.metric.unit)
         return best
 
     def _reported(self, best: Assignment) -> Assignment:
@@ -151,14 +286,14 @@ class Recommender:
 
     def front(self, points: int) -> list[dict[str, str]]:
         """Assignments of which none is predicted to be beaten in bytes and error, by bytes."""
-        found = front(self._groups, minimise=("bytes", "error"), points=points, error_of=self._squares)
-        return [self._assignment(choice.schemes) for choice in found]
+        choices = front(self._groups, minimise=("bytes", "error"), points=points, error_of=self._squares)
+        return [self._assignment(choice.schemes) for choice in choices]
 
-    def told(self, assignment: Mapping[str, str]) -> Assignment:
+    def evaluated(self, assignment: Mapping[str, str]) -> Assignment:
         """An assignment with its prediction and its cost."""
-        found = Assignment(assignment)
-        found.prediction, found.cost = self.predictor.predict(found), self._roofline.told(found)
-        return found
+        result = Assignment(assignment)
+        result.prediction, result.cost = self.predictor.predict(result), self._roofline.cost_of(result)
+        return result
 
     def _learn(self, schemes: Mapping[str, str]) -> bool:
         """Where a choice measures worse than predicted, the groups to blame, found by halving; whether there are any.
@@ -167,7 +302,7 @@ class Recommender:
         errors take the place of these in the predictor.
         """
         taken = {group: scheme for group, scheme in schemes.items() if scheme}
-        whole, suspects, runs, found = self._squares(taken), [taken], 0, False
+        whole, suspects, runs, learnt = self._squares(taken), [taken], 0, False
         if not taken or self._measured_squares(taken) <= _OFF * whole:
             return False
         while suspects and runs < _RUNS:
@@ -182,11 +317,11 @@ class Recommender:
                 else:
                     assignment, before = self._assignment(half), self._squares(half)
                     self.predictor = self.predictor.corrected(assignment, self._measure(assignment))
-                    found = found or self._squares(half) != before
-        if found:
+                    learnt = learnt or self._squares(half) != before
+        if learnt:
             self.predictor = self._refitted(self.predictor)
         self._renew()
-        return found
+        return learnt
 
     def _squares(self, schemes: Mapping[str, str]) -> float:
         return self.predictor.squares(self._assignment(schemes))
@@ -209,9 +344,9 @@ class Recommender:
         }
 
     def _measured(self, choice: Choice) -> Assignment:
-        found = self.told(self._assignment(choice.schemes))
-        found.measured = self._measure(found)
-        return found
+        result = self.evaluated(self._assignment(choice.schemes))
+        result.measured = self._measure(result)
+        return result
 
     def _closest(self, limits: Totals) -> Assignment:
         """Where no assignment is predicted to keep the limits. An amplitude's excess is that of its square."""

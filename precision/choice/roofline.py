@@ -67,8 +67,8 @@ class Shape:
         config = getattr(model, "config", None)
 
         def value(*names: str, default: int) -> int:
-            found = (getattr(config, name, None) for name in names)
-            return next((each for each in found if isinstance(each, int) and each > 0), default)
+            values = (getattr(config, name, None) for name in names)
+            return next((each for each in values if isinstance(each, int) and each > 0), default)
 
         heads = value("num_attention_heads", "n_head", default=1)
         return cls(
@@ -126,7 +126,7 @@ def running(device: Device, scheme: Scheme) -> Running:
     return Running(scheme.compute, True)
 
 
-def stored_apart(
+def stored_bits(
     model: torch.nn.Module, sites: Collection[Site], bits: int | None, usual: int
 ) -> tuple[dict[str, int], float]:
     """Bits of an element of each weight, by the name of its site, and the bytes of parameters that no site holds.
@@ -145,8 +145,8 @@ def stored_apart(
 class Roofline:
     """Costs of a model's sites on a device. Sites without a scheme ("") are in the model's own dtype of ``bits`` bits.
 
-    Costs of sites add up to the model's, so a choice may be made by them. device: None, and nothing takes time: `told`
-    says that it isn't known. stored: bits of an element of each weight by its site's name, where not ``bits``. rest:
+    Costs of sites add up to the model's, so a choice may be made by them. device: None, and nothing takes time.
+    stored: bits of an element of each weight by its site's name, where not ``bits``. rest:
     bytes of weights that no site holds, as those of norms and biases.
     """
 
@@ -169,26 +169,26 @@ class Roofline:
         self._heads = heads_among(self.sites.values())
         experts: dict[str, set[str]] = defaultdict(set)
         for name in self.sites:
-            if found := architectures.expert_of(name):
-                experts[found[0]].add(found[1])
+            if expert := architectures.expert_of(name):
+                experts[expert[0]].add(expert[1])
         self._experts = {layer: len(numbers) for layer, numbers in experts.items()}
 
     def cost(self, name: str, scheme: str = "") -> Cost:
         """Of one site under a scheme, "" for none. Raises KeyError for no site, UnknownScheme."""
         site = self.sites[name]
         chosen = scheme_named(scheme) if scheme else None
-        if site.place == "kv_cache":
+        if site.type == "kv_cache":
             return self._attention(chosen)
-        if site.place == "embedding":
+        if site.type == "embedding":
             return self._embedding(site, chosen)
-        if site.place == "linear":
+        if site.type == "linear":
             return self._linear(site, chosen)
         return Cost()
 
     def rest(self) -> Cost:
         """What no site stands for, in the model's own dtype: attention of layers without a KV-cache site, and weights
         that no site holds."""
-        seen = sum(site.place == "kv_cache" for site in self.sites.values())
+        seen = sum(site.type == "kv_cache" for site in self.sites.values())
         attention = [self._attention(None)] * max(self.shape.layers - seen, 0)
         return sum(attention, Cost(bytes=self._rest))
 
@@ -197,11 +197,11 @@ class Roofline:
         costs = (self.cost(name, assignment.get(site.tied or name, "")) for name, site in self.sites.items())
         return sum(costs, Cost()) + self.rest()
 
-    def told(self, assignment: Mapping[str, str]) -> Cost:
+    def cost_of(self, assignment: Mapping[str, str]) -> Cost:
         """The same, with times that are NaN where no device is known."""
-        found = self.total(assignment)
-        found = found if self.shape.decodes else replace(found, decode=math.nan)
-        return found if self.device else replace(found, prefill=math.nan, decode=math.nan)
+        cost = self.total(assignment)
+        cost = cost if self.shape.decodes else replace(cost, decode=math.nan)
+        return cost if self.device else replace(cost, prefill=math.nan, decode=math.nan)
 
     def _linear(self, site: Site, scheme: Scheme | None) -> Cost:
         tokens = self.shape.batch * self.shape.prompt
@@ -233,8 +233,8 @@ class Roofline:
         Each token goes to k of E experts, independently and evenly: one is read with probability 1 - (1 - k/E)^tokens.
         """
         held = site.shape[0] if len(site.shape) == 3 else 1
-        found = architectures.expert_of(site)
-        experts = self._experts[found[0]] if found else held
+        expert = architectures.expert_of(site)
+        experts = self._experts[expert[0]] if expert else held
         if experts <= 1:
             return 1.0, 1.0
         chosen = min(self.shape.top_k / experts, 1.0)

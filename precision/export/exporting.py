@@ -132,13 +132,13 @@ def export(
                 parts.append(Part("checkpoint", tuple(paths), made.held, made.bytes))
                 _note(said, "checkpoint", [line for line in made.notes if said.get(line) != ["lint"]])
         notes = tuple(f"{', '.join(who)}: {line}" for line, who in said.items())
-        matrices = {name: site for name, site in sites.items() if site.place in ("linear", "embedding")}
+        matrices = {name: site for name, site in sites.items() if site.type in ("linear", "embedding")}
         about = {
             "held": {part.format: part.held for part in parts},
             "names": {name: list(request.names.get(name) or [name]) for name in matrices},
             "tensors": tensors,
             "tied": [name for name, site in matrices.items() if site.tied],
-            "tables": [name for name, site in matrices.items() if site.place == "embedding"],
+            "tables": [name for name, site in matrices.items() if site.type == "embedding"],
         }
         manifest.move(index, folder, assignment, notes, overwrite, about)
     return Exported(tuple(parts), notes, refused)
@@ -161,7 +161,7 @@ def unexportable(
     results = list(unstorable(model, sites)) if checkpoint or None in own else []
     plain = [TARGETS[name] for name in formats if TARGETS[name].fixed is None]
     if (checkpoint or plain) and not (target_named(target).engine and all(each.tables for each in plain)):
-        results += [name for name, site in sites.items() if site.place == "embedding"]
+        results += [name for name, site in sites.items() if site.type == "embedding"]
     request = _request(model, sites, assignment={})
     return list(dict.fromkeys([*results, *(name for fixed in own if fixed is not None for name in fixed(request))]))
 

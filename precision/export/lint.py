@@ -111,4 +111,4 @@ def _tied(assignment: Mapping[str, str], sites: Mapping[str, Site]) -> list[str]
 
 
 def _classes(site: Site) -> tuple[str, ...]:
-    return ("Embedding",) if site.place == "embedding" else ("Linear",)
+    return ("Embedding",) if site.type == "embedding" else ("Linear",)

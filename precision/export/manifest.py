@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from assay.precision.amounts import in_error
 from assay.precision.errors import CannotExport
 from assay.precision.sampling import MeasuredError
+from assay.precision.units import format_error
 from assay.runtime.files import write_text_atomically
 
 RECORD = "export.json"
@@ -134,7 +134,7 @@ class Reloaded:
         """Both errors in a line; a disagreement is called one."""
         if self.error is None:
             return f"{self.reader} refuses it: {self.reason}"
-        both = f"loaded by {self.reader} {in_error(self.error)}, simulated {in_error(self.simulated)}"
+        both = f"loaded by {self.reader} {format_error(self.error)}, simulated {format_error(self.simulated)}"
         return both if self.agrees else f"{both}: they disagree by more than rounding to bfloat16 makes of it"
 
 

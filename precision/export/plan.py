@@ -122,12 +122,12 @@ def plan_of(
             if _CASTS.get(scheme.name) != dtype:
                 kept = str(dtype).removeprefix("torch.")
                 plan.note(name, scheme.name, f"what isn't quantised is stored and computed in {kept}")
-        elif site.place == "kv_cache":
+        elif site.type == "kv_cache":
             # Engines whose attention multiplies in FP8 round queries by themselves.
             plan.caches[name] = scheme_named(scheme.name.removesuffix("-q")) if scheme.queries else scheme
-        elif site.place not in ("linear", "embedding") or scheme.weight is None:
+        elif site.type not in ("linear", "embedding") or scheme.weight is None:
             plan.note(name, scheme.name, "only weights, inputs of linears and the KV cache can be given a format")
-        elif site.place == "embedding" and (reason := tables(scheme, bool(site.tied) or name in owners)):
+        elif site.type == "embedding" and (reason := tables(scheme, bool(site.tied) or name in owners)):
             plan.note(name, scheme.name, reason)
         elif name.endswith(HEAD):
             plan.note(name, scheme.name, "no serving stack has a name for a product with a table of embeddings")
@@ -141,7 +141,7 @@ def plan_of(
             plan.note(name, scheme.name, "experts held in one parameter have no name here")
         else:
             plan.linears[name] = scheme
-            if site.place == "embedding":
+            if site.type == "embedding":
                 plan.tables.add(name)
     for name, site in sites.items():  # a tied weight follows the site that owns it
         if site.tied in plan.linears and name not in assignment and not name.endswith(HEAD):
@@ -149,7 +149,7 @@ def plan_of(
     left = tuple(
         name for name, site in sites.items() if site.shape and name not in plan.weights and not name.endswith(HEAD)
     )
-    every = {name for name, site in sites.items() if site.place == "kv_cache"}
+    every = {name for name, site in sites.items() if site.type == "kv_cache"}
     shared = {scheme.name for scheme in plan.caches.values()}
     return replace(plan, left=left, cache=shared.pop() if set(plan.caches) == every and len(shared) == 1 else "")
 

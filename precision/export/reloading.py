@@ -11,7 +11,6 @@ import json
 import tempfile
 from collections.abc import Callable
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,8 @@ from assay.precision.loading.quiet import quiet
 from assay.precision.observation.streaming import device_of, streamed_parameters
 from assay.precision.schemes.ggml import block_types
 from assay.runtime.errors import AssayError, first_line
-from assay.runtime.lazy import optional
+from assay.runtime.modules import optional
+from assay.runtime.results import installed_version
 
 if TYPE_CHECKING:
     from assay.precision.auditing import Audit
@@ -126,18 +126,18 @@ def reloaded(audit: Audit, part: Part) -> Reloaded | None:
     if part.format not in _READERS:
         return None
     packages, load = _READERS[part.format]
-    try:
-        reader = ", ".join(f"{name} {version(name)}" for name in packages)
-    except PackageNotFoundError:
+    versions = {name: installed_version(name) for name in packages}
+    if not all(versions.values()):
         return None
-    indices = {str(site): site.place for site in audit.every}
+    reader = ", ".join(f"{name} {number}" for name, number in versions.items())
+    indices = {str(site): site.type for site in audit.all_sites}
     simulated = audit.measure({name: scheme for name, scheme in part.held.items() if indices.get(name) != "kv_cache"})
     about = simulated, float(audit.noise_floor), audit.metric.power
     try:
         if streamed_parameters(audit.model):
             raise CannotExport("it is loaded beside a model in memory, and weights of this one are read as they pass")
         model = load(audit, part)
-        error = audit.judged_on.error_of(model)
+        error = audit.report_evaluator.error_of(model)
     except (AssayError, AssertionError, OSError, ValueError, TypeError, KeyError, RuntimeError) as refused:
         return Reloaded(reader, None, *about, first_line(refused))
     return Reloaded(reader, error, *about)

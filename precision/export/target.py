@@ -88,7 +88,7 @@ def of_linears(reason: Callable[[Scheme], str | None], caches: Collection[str] =
     """What a target lacks, of ``reason``, why it has no words for the scheme of a linear, and the caches it knows."""
 
     def lacks(scheme: Scheme) -> str:
-        if "kv_cache" in scheme.places and scheme.weight is None:
+        if "kv_cache" in scheme.site_types and scheme.weight is None:
             return "" if scheme.name in caches else f"of KV caches it holds {' and '.join(caches) or 'none'}"
         if scheme.weight is None or scheme.weight.per == "element":
             return "it holds formats of weights, and inputs of linears with them"

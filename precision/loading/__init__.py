@@ -8,7 +8,7 @@ loader (what a name means, what every model must have) · pretrained (Hugging Fa
 """
 
 from assay.precision.loading.loaded import Kind, Loaded
-from assay.precision.loading.loader import bundled, is_large, load
+from assay.precision.loading.loader import bundled, exceeds_limit, load
 from assay.precision.loading.text import batches_of, parts_of
 
-__all__ = ["Kind", "Loaded", "batches_of", "bundled", "is_large", "load", "parts_of"]
+__all__ = ["Kind", "Loaded", "batches_of", "bundled", "exceeds_limit", "load", "parts_of"]

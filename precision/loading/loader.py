@@ -22,7 +22,7 @@ from assay.precision.loading.loaded import Loaded, commonest_dtype
 from assay.precision.loading.pretrained import from_directory
 from assay.precision.loading.quiet import one_line, quiet
 from assay.precision.observation.streaming import streamed_parameters
-from assay.runtime.own_modules import import_own
+from assay.runtime.modules import import_users_module
 
 _PICKLED = ("custom_obj_", "opaque_obj_")
 """Names of an archive's entries that torch.export reads with the plain unpickler."""
@@ -32,7 +32,7 @@ def from_factory(module: str, factory: str, dtype: torch.dtype) -> Loaded:
     """What ``module:factory`` makes when it is called without arguments: a module, an exported program, or a module and
     its tokenizer of transformers, with which a text can be cut. Raises `UnknownModel` and `BadModel`."""
     target = f"{module}:{factory}"
-    result: Any = import_own(module, f"model {target!r}", UnknownModel)
+    result: Any = import_users_module(module, f"model {target!r}", UnknownModel)
     for part in factory.split("."):
         if not hasattr(result, part):
             near = difflib.get_close_matches(part, dir(result), n=1)
@@ -231,7 +231,7 @@ def _of_user(
     )
 
 
-def is_large(target: str | Path) -> bool:
+def exceeds_limit(target: str | Path) -> bool:
     """Whether a directory's weights are better held as they are stored: more than `_LARGE` bytes of files."""
     sizes = (file.stat().st_size for file in Path(target).glob("*.safetensors"))
     return Path(target).is_dir() and sum(sizes) > _LARGE

@@ -22,8 +22,8 @@ from assay.precision.errors import BadModel, UntrustedModel
 from assay.precision.loading.loaded import Kind, Loaded, commonest_dtype
 from assay.precision.loading.quiet import one_line, quiet
 from assay.runtime.errors import listed
-from assay.runtime.heap import cast, map_blocks
-from assay.runtime.lazy import optional
+from assay.runtime.memory import cast, map_large_blocks
+from assay.runtime.modules import optional
 
 _SMALL = 1 << 16
 """Elements of a module's own parameters up to which they are cast once: a hook would take longer than they do."""
@@ -205,7 +205,7 @@ def _model(
         if names:
             raise BadModel(f"{path} {problem} {listed(names)}; the weights and config.json must be of one model")
     if max_memory is not None:
-        map_blocks()  # a bound on memory is nothing unless the process returns what it frees
+        map_large_blocks()  # a bound on memory is nothing unless the process returns what it frees
         weakref.finalize(model, folder.cleanup)
         for parameter in model.parameters():
             if parameter.is_floating_point():

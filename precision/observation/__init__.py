@@ -1,8 +1,6 @@
-"""What one forward pass over the calibration data shows of a model.
+"""One forward pass over the calibration data: the sites of a model, their statistics, the quantisation parameters.
 
-In: a model in float32, calibration batches, a metric, names of schemes. Out: an `Observed`: the sites, the schemes that
-may stand at each, what passed there, the quantisation parameters that follow, the reference outputs. `auditing` calls.
-
-running (the model made ready, batches) · tracer (a visitor sees every site) · handlers, attention (which
-functions of torch are sites) · streaming (weights read from files) · sites (the observer) · qparams · observing.
+running (a float32 model and its batches) · tracer (a visitor sees every site) · operations (the functions of torch that
+are sites) · groups (grouped products) · streaming (weights read from files) · sites (the observer) · qparams ·
+observing (the result, an `Observed`).
 """

@@ -1,4 +1,4 @@
-"""What one forward pass over the calibration data shows: sites, their menus, what passes them, reference outputs."""
+"""What one forward pass over the calibration data shows: sites, their menus, statistics, reference outputs."""
 
 from __future__ import annotations
 
@@ -11,93 +11,176 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from assay.formats.errors import UnknownOption
 from assay.precision.errors import BadAssignment, BadModel, NoData
 from assay.precision.metrics import Metric, padding_of
-from assay.precision.observation.handlers import traced
+from assay.precision.observation.operations import traced
 from assay.precision.observation.qparams import QParams, menu_of
 from assay.precision.observation.running import batch_size, call, evaluating, mapping
-from assay.precision.observation.serving import USUAL, Served
-from assay.precision.observation.sites import Observer, Site, Statistics, heads_among
+from assay.precision.observation.sites import ANY_SCHEME, EngineRules, Observer, Site, Statistics, heads_among
 from assay.precision.observation.streaming import Weights, streamed_parameters
 from assay.precision.observation.tracer import HEAD, Tracer, Visitor
-from assay.precision.observation.unaudited import Unaudited, unaudited
 from assay.precision.schemes import SCHEMES, scheme_named
-from assay.runtime.shelf import Shelf
+from assay.runtime.tensors import TensorCache
+
+_TOLD = 3
+"""Parameters that are named in a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnauditedParameter:
+    """A parameter of two dimensions or more in no site."""
+
+    name: str
+    parameters: int
+    why: str
+    """The module or reason that hides it, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unaudited:
+    """The model's parameters in no site, without vectors (weights of norms) and biases of experts."""
+
+    shut: tuple[UnauditedParameter, ...] = ()
+    whole: int = 0
+    """Elements of all of the model's parameters, vectors included."""
+
+    @property
+    def parameters(self) -> int:
+        """Elements in no site."""
+        return sum(each.parameters for each in self.shut)
+
+    @property
+    def share(self) -> float:
+        """Share of all elements, from 0 to 1."""
+        return self.parameters / self.whole if self.whole else 0.0
+
+    @property
+    def clause(self) -> str:
+        """The same as a clause for the end of a sentence; empty where all is audited."""
+        return f"; {self}" if self.shut else ""
+
+    def __str__(self) -> str:
+        if not self.shut:
+            return ""
+        largest = ", ".join(f"{each.name} ({each.parameters:,}; {each.why})" for each in self.shut[:_TOLD])
+        more = f" and {len(self.shut) - _TOLD} more" if len(self.shut) > _TOLD else ""
+        share = f"{100 * self.share:.2g}" if self.share < 0.995 else "100"
+        return f"{share} % of the parameters have no site and keep their format: {largest}{more}"
+
+
+def unaudited(
+    model: torch.nn.Module, sites: Mapping[str, Site], ran: Collection[str], given: Collection[int]
+) -> Unaudited:
+    """Return the parameters in no site; ``ran``: names of the modules that ran; ``given``: identities of the parameters
+    that functions of torch received."""
+    streamed = streamed_parameters(model)
+    names: dict[object, list[str]] = {}
+    sizes: dict[str, Tensor] = {}
+    for name, values in model.named_parameters(remove_duplicate=False):
+        names.setdefault(streamed.get(name) or id(values), []).append(name)
+        sizes[name] = values
+    held = {str(site).removesuffix(HEAD) for site in sites.values() if site.shape}
+    shut = [
+        UnauditedParameter(
+            several[0], sizes[several[0]].numel(), _why(model, several[0], ran, id(sizes[several[0]]) in given)
+        )
+        for several in names.values()
+        if sizes[several[0]].dim() > 1
+        and not several[0].endswith("bias")
+        and not any(name.removesuffix(".weight") in held for name in several)
+    ]
+    whole = sum(sizes[several[0]].numel() for several in names.values())
+    return Unaudited(tuple(sorted(shut, key=lambda each: (-each.parameters, each.name))), whole)
+
+
+def _why(model: torch.nn.Module, name: str, ran: Collection[str], given: bool) -> str:
+    owner = name.rpartition(".")[0]
+    module = model.get_submodule(owner) if owner else model
+    if isinstance(module, torch.jit.ScriptModule):
+        return "in TorchScript"
+    if owner not in ran and not given:
+        return "didn't run on this data"
+    if isinstance(module, torch.nn.modules.conv._ConvNd):
+        return f"a {type(module).__name__}"
+    if isinstance(module, torch.nn.RNNBase):
+        return f"packed sequences of {type(module).__name__}"
+    return f"in {type(module).__name__}, the weight of no product that can be seen into"
+
 
 _SAME = 1e-3
-"""Relative difference of outputs that summation in another order may make."""
+"""Relative difference of outputs that another order of summation may make."""
 _CAST = re.compile(r"BFloat16|Half|Double")
-"""In what torch says of two dtypes that don't go together."""
+"""Dtypes in torch's messages about operands of different dtypes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """A model as the calibration data runs through it."""
+    """A model as observed on the calibration data."""
 
     by_name: Mapping[str, Site]
     """The sites with a menu."""
     menus: Mapping[str, tuple[str, ...]]
-    """Names of sites to those of the schemes that may stand there."""
+    """Names of the schemes that each site may have, by the site's name."""
     tied: Mapping[str, str]
-    """Names of sites to that of the site that holds the same weight."""
-    cast: tuple[str, ...]
-    """Names of the sites, with a menu or not, that a model in bfloat16 rounds at."""
+    """The name of the site that holds the same weight, by the site's name."""
+    bf16_sites: tuple[str, ...]
+    """Names of the sites, with a menu or not, at which a bfloat16 model rounds."""
     sources: Mapping[str, str]
-    """Names of sites to that of the site whose values they are given as they are; of all sites, with a menu or not."""
+    """For each site, with a menu or not, the name of the site whose output it receives unchanged."""
     statistics: Mapping[tuple[str, str], Statistics]
-    """What passed each site, by its name and the part of it: keys or values of a cache, mostly empty."""
+    """Statistics of each site's values by its name and part (keys or values of a cache, mostly empty)."""
     weights: Mapping[str, Weights]
     qparams: QParams
-    references: Shelf
-    """The outputs that are compared, one a batch."""
-    shares: np.ndarray
-    """[N]: what the metric's sums over sequences are divided by, what each sequence adds to that."""
+    references: TensorCache
+    """The outputs to compare, one for each batch."""
+    sequence_weights: np.ndarray
+    """[N]: each sequence's part of the divisor of the metric's sums."""
     sequences: int
     modules: tuple[str, ...]
-    """Names of all of the model's modules, those that didn't run too."""
-    every: tuple[Site, ...]
+    """Names of all modules, including those that didn't run."""
+    all_sites: tuple[Site, ...]
     """All sites, with a menu or not."""
     unaudited: Unaudited
-    """Parameters that no site holds."""
     no_gradient: tuple[Site, ...] = ()
-    """Sites whose formats change the output though no gradient leads back to them: they keep their own."""
+    """Sites whose formats change the output though no gradient reaches them: they keep their own."""
 
     @property
     def weight(self) -> float:
-        """What the metric's sums are divided by."""
-        return float(self.shares.sum())
+        """The divisor of the metric's sums."""
+        return float(self.sequence_weights.sum())
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        """Those with a menu."""
+        """The sites with a menu."""
         return tuple(self.by_name.values())
 
     def without_gradient(self, sites: Collection[Site]) -> Observed:
-        """The same without the menus of these sites, to which no gradient leads back."""
+        """Return the same without the menus of these sites, which no gradient reaches."""
         by_name = {name: site for name, site in self.by_name.items() if site not in sites}
         menus = {name: self.menus[name] for name in by_name}
         return replace(self, by_name=by_name, menus=menus, no_gradient=tuple(sites))
 
     def limited(self, schemes: Collection[str]) -> Observed:
-        """The same with no other schemes in the menus than these."""
+        """Return the same with the menus limited to these schemes."""
         shorter = {name: tuple(scheme for scheme in menu if scheme in schemes) for name, menu in self.menus.items()}
         menus = {name: menu for name, menu in shorter.items() if menu}
         return replace(self, by_name={name: self.by_name[name] for name in menus}, menus=menus)
 
-    def largest(self, site: str) -> torch.Tensor | None:
-        """The largest magnitude of each channel at a site, [K], of the part of it that reaches furthest."""
+    def largest(self, site: str) -> Tensor | None:
+        """Return the largest magnitude of each channel at a site, [K], of the part with the widest range."""
         passed = {part: seen for (name, part), seen in self.statistics.items() if name == site and part != "queries"}
         parts = [seen.largest for seen in passed.values()]
         return max((part for part in parts if part is not None), key=lambda part: float(part.max()), default=None)
 
-    def owner(self, name: str) -> str:
-        """The site under whose name a weight's scheme stands: that of the weight's first use."""
+    def weight_site(self, name: str) -> str:
+        """Return the site that holds a weight's scheme: the first that uses the weight."""
         return self.tied.get(name, str(name))
 
     def site(self, name: str) -> Site:
-        """The site of this name. Raises BadAssignment where there is none that may take another format."""
+        """Return the site of this name. Raises BadAssignment where no such site can take another format."""
         if name in self.by_name:
             return self.by_name[name]
         if name in self.no_gradient:
@@ -109,11 +192,11 @@ class Observed:
         raise BadAssignment(f"expected a site of this model, got {name!r}: {hint}")
 
     def menu(self, name: str) -> tuple[str, ...]:
-        """The names of the schemes that may stand at a site. Raises BadAssignment."""
+        """Return the names of the schemes that a site may have. Raises BadAssignment."""
         return self.menus[self.site(name)]
 
     def checked(self, assignment: Mapping[str, str]) -> dict[str, str]:
-        """The assignment, its names known and allowed, that of a tied weight put at the site that holds it.
+        """Return the assignment with its names checked and the scheme of a tied weight moved to the site that holds it.
 
         Raises BadAssignment, UnknownScheme.
         """
@@ -136,18 +219,17 @@ def observe(
     metric: Metric,
     formats: Sequence[str],
     done: Callable[[int], None],
-    served: Served = USUAL,
+    served: EngineRules = ANY_SCHEME,
     opened: Callable[[int, Visitor], AbstractContextManager[Tracer]] | None = None,
 ) -> Observed:
-    """Run the model once over the batches; ``done`` is told how many are.
+    """Run the model once over the batches; ``done`` receives the number of finished ones.
 
-    opened: what each batch, by its number, runs within for the visitor to see it; None: `traced`.
-
-    Raises BadModel for outputs that aren't finite and for a model without linears, NoData where the metric compares
-    nothing, UnknownOption where no format may stand at any site.
+    opened: the context in which a batch, by its index, runs for the visitor to see it; None: `traced`. Raises BadModel
+    for outputs that aren't finite and for a model without linears, NoData where the metric compares nothing,
+    UnknownOption where no format fits any site.
     """
     observer = Observer(model, served)
-    references = Shelf()
+    references = TensorCache()
     shares: list[np.ndarray] = []
     ran: set[str] = set()
     given: set[int] = set()
@@ -167,14 +249,14 @@ def observe(
         shares.append(metric.weights(reference, mapping(batch)).numpy(force=True))
         if not bool(metric.compared(reference, mapping(batch)).isfinite().all()):
             raise BadModel(f"expected finite outputs, got NaN or infinities for batch {index}: check model and inputs")
-        references.put(reference)
+        references.add(reference)
         done(index + 1)
     if not sum(float(each.sum()) for each in shares) > 0:
         raise NoData(
             f"expected outputs to compare, got none but padding or zeros ({metric.name}): an attention_mask [B, T] is "
             "above 0 at tokens, 0 at padding; one that is added to scores has another name or shape"
         )
-    if not any(site.place == "linear" for site in observer.sites.values()):
+    if not any(site.type == "linear" for site in observer.sites.values()):
         raise BadModel(
             "expected a model with linear, convolutional or recurrent layers, got one that runs none: is it the right "
             "module? Packed sequences, TorchScript, torch.vmap, sparse and nested tensors have no sites"
@@ -187,9 +269,9 @@ def observe(
     tied = {name: site.tied for name, site in sites.items() if site.tied}
     menus = _menus(sites, formats, served)
     for name, owner in tied.items():  # a table that a linear shares takes what the linear may take
-        linear = [each for each in (name, owner) if sites[each].place == "linear"]
+        linear = [each for each in (name, owner) if sites[each].type == "linear"]
         shared = menus[linear[0] if linear else name]
-        tables = [sites[each] for each in (name, owner) if sites[each].place == "embedding"]
+        tables = [sites[each] for each in (name, owner) if sites[each].type == "embedding"]
         allowed = shared if served.tied or not tables else ()
         menus[name] = menus[owner] = tuple(
             s for s in allowed if all(served.allows(table, s, False) for table in tables)
@@ -202,42 +284,44 @@ def observe(
         by_name={name: sites[name] for name in menus},
         menus=menus,
         tied=tied,
-        cast=tuple(name for name, site in sites.items() if not site.tied and site.place in SCHEMES["bf16"].places),
+        bf16_sites=tuple(
+            name for name, site in sites.items() if not site.tied and site.type in SCHEMES["bf16"].site_types
+        ),
         sources=_sources(sites, tied),
         statistics=observer.statistics,
         weights=observer.weights,
         qparams=QParams(
             observer.statistics,
             observer.weights,
-            observer.together(),
+            observer.sharing_factors(),
             observer.fused(),
             keep=_scales_kept(model),
         ),
         references=references,
-        shares=np.concatenate(shares),
+        sequence_weights=np.concatenate(shares),
         sequences=sum(map(batch_size, batches)),
         modules=tuple(name for name, _ in model.named_modules()),
-        every=tuple(sites.values()),
+        all_sites=tuple(sites.values()),
         unaudited=unaudited(model, sites, ran, given),
     )
 
 
 def _sources(sites: Mapping[str, Site], tied: Mapping[str, str]) -> dict[str, str]:
-    """From where each site is given values as they are, by the names that schemes stand at. A head that is given rows
-    of its own table, as they are, has none: what is stored there is one scheme's."""
-    found = {tied.get(name, name): site.source for name, site in sites.items() if site.source}
+    """Return the source of each site's values, by the names that schemes are assigned to. A head that receives rows of
+    its own table unchanged has none: one scheme stores both."""
+    sources = {tied.get(name, name): site.source for name, site in sites.items() if site.source}
     for owner in tied.values():
         path = [owner]
-        while (before := found.get(path[-1])) is not None and before not in path:
+        while (before := sources.get(path[-1])) is not None and before not in path:
             path.append(before)
         if before == owner:
-            del found[owner]
-    return found
+            del sources[owner]
+    return sources
 
 
 def _scales_kept(model: torch.nn.Module) -> int | None:
-    """Bytes of weights' scales to keep: all (None) beside weights in memory, none beside files, a quarter of weights
-    that are held in 16 bits."""
+    """Return the bytes of weight scales to cache: all (None) for weights in memory, none for weights in files, a
+    quarter of the weights' bytes for weights held in 16 bits."""
     streamed = streamed_parameters(model)
     if not streamed:
         return None
@@ -246,8 +330,7 @@ def _scales_kept(model: torch.nn.Module) -> int | None:
     return sum(model.get_parameter(name).numel() for name in streamed) * 2 // 4
 
 
-def _menus(sites: Mapping[str, Site], formats: Sequence[str], served: Served) -> dict[str, tuple[str, ...]]:
-    """The schemes of each site by its name, of those that are served there."""
+def _menus(sites: Mapping[str, Site], formats: Sequence[str], served: EngineRules) -> dict[str, tuple[str, ...]]:
     heads = heads_among(sites.values())
     return {
         name: tuple(scheme for scheme in menu_of(site, formats) if served.allows(site, scheme, name in heads))
@@ -256,8 +339,8 @@ def _menus(sites: Mapping[str, Site], formats: Sequence[str], served: Served) ->
 
 
 def _called(model: torch.nn.Module, batch: Any) -> Any:
-    """The model's outputs. Raises BadModel where it casts to the 16 bits that its weights no longer have, or where the
-    batch has what it doesn't take."""
+    """Return the model's outputs. Raises BadModel where it casts to a 16-bit dtype that its weights no longer have, or
+    where the batch has unknown arguments."""
     try:
         return call(model, batch)
     except TypeError as error:
@@ -277,12 +360,12 @@ def _called(model: torch.nn.Module, batch: Any) -> Any:
         ) from error
 
 
-def _check(model: torch.nn.Module, batch: Any, metric: Metric, reference: torch.Tensor) -> None:
-    """Raise BadModel where the model by itself gives other outputs than opened."""
+def _check(model: torch.nn.Module, batch: Any, metric: Metric, reference: Tensor) -> None:
+    """Raise BadModel where the model alone gives other outputs than the traced one."""
     with torch.no_grad(), evaluating(model, traced=False):
-        own = metric.output(call(model, batch), mapping(batch))
-    own, seen = (metric.compared(each, mapping(batch)).double() for each in (own, reference))
-    off = float((seen - own).norm() / own.norm().clamp(min=1e-300))
+        plain = metric.output(call(model, batch), mapping(batch))
+    plain, traced_output = (metric.compared(each, mapping(batch)).double() for each in (plain, reference))
+    off = float((traced_output - plain).norm() / plain.norm().clamp(min=1e-300))
     if off > _SAME:
         raise BadModel(
             f"expected the same outputs at every call, got other ones by {off:.1%}: "

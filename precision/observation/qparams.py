@@ -1,28 +1,29 @@
-"""Which schemes may stand at a site, and what each stores there."""
+"""The schemes that a site may have, and the quantisation parameters of each there."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from assay.precision.observation.operations import groups
+from assay.precision.observation import groups
 from assay.precision.observation.sites import Site, Statistics
 from assay.precision.observation.streaming import Weights
 from assay.precision.schemes import SCHEMES, FakeQuantizer, Moments, Quantizer, Scheme
 from assay.precision.schemes.fitting import awq_factors, fit_blocks, fit_values, fit_weight, smooth_factors, smoothed
-from assay.precision.schemes.storage import Extremes
+from assay.precision.schemes.quantizer import Extremes
 
 _EXPERTS = 8
-"""Of a layer's experts so many tell its column factors."""
+"""Experts of a layer that determine its column factors."""
 
 
 def menu_of(site: Site, formats: Collection[str]) -> tuple[str, ...]:
-    """The schemes of ``formats`` that may stand at a site: made for its place, their groups dividing its rows.
+    """Return the schemes of ``formats`` that a site may have: made for its type, with groups that divide its rows.
 
     A convolution's input has no scales within the tensor, since windows overlap, and no column factors, since a column
-    is one place of the kernel.
+    is one position of the kernel.
     """
-    return tuple(name for name in formats if site.place in SCHEMES[name].places and _fits(SCHEMES[name], site))
+    return tuple(name for name in formats if site.type in SCHEMES[name].site_types and _fits(SCHEMES[name], site))
 
 
 def _fits(scheme: Scheme, site: Site) -> bool:
@@ -36,12 +37,12 @@ def _fits(scheme: Scheme, site: Site) -> bool:
 
 
 class QParams:
-    """What schemes store, fitted to each site when first asked for: scales and column factors, never whole weights.
+    """Quantisation parameters, fitted to each site at first use: scales and column factors, never whole weights.
 
-    ``weights``: of the sites. ``together``: groups of linears that share column factors, for what comes before can
-    take up one set only. ``fused``: groups that run as one product, whose tensor has one scale. ``keep``: how many
-    bytes of weights' scales are kept, of which groups of 32 have an eighth of a byte a weight and scheme; None: all.
-    Within a bound only those are kept that are searched for, or packed: others take one look at the weight.
+    ``weights``: of the sites. ``together``: groups of linears that share column factors, since the operation before
+    them can absorb one set only. ``fused``: groups that run as one product, whose tensor has one scale. ``keep``: bytes
+    of weight scales to cache, which for groups of 32 take an eighth of a byte for each weight and scheme; None: all.
+    Within a bound only searched or packed scales are cached: others take one pass over the weight.
     """
 
     def __init__(
@@ -56,17 +57,15 @@ class QParams:
         self._keep = keep
         self._kept = 0
         self._full = False
-        """Whether there is no room for more."""
         self._seen = seen
         self._weights = weights or {}
         self._together = {name: tuple(names) for names in together for name in names}
         self._fused = {name: tuple(names) for names in fused for name in names}
         self._fitted: dict[tuple[object, ...], Any] = {}
 
-    def weight(
-        self, name: str, scheme: Scheme, weight: torch.Tensor, expert: int | None = None
-    ) -> FakeQuantizer | None:
-        """How a scheme stores the weight of a site; None: as it is. Schemes that store it alike give one object."""
+    def weight(self, name: str, scheme: Scheme, weight: Tensor, expert: int | None = None) -> FakeQuantizer | None:
+        """Return how a scheme stores the weight of a site; None: unchanged. Schemes that store it in the same way share
+        one object."""
         quantizer = scheme.weight
         if quantizer is None:
             return None
@@ -74,23 +73,24 @@ class QParams:
             return self._smoothed(name, scheme, weight, expert)[0]
         key = self._key(name, scheme, expert)
         if self._keep is None or key in self._fitted:
-            return self._once(key, lambda: self._fit(name, scheme, weight, weight, expert))
-        found = self._fit(name, scheme, weight, weight, expert)
+            return self._cached(key, lambda: self._fit(name, scheme, weight, weight, expert))
+        fitted = self._fit(name, scheme, weight, weight, expert)
         if _is_searched(quantizer) and not self._full:
-            self._full = self._kept + found.bytes > self._keep
+            self._full = self._kept + fitted.bytes > self._keep
         if _is_searched(quantizer) and not self._full:
-            self._kept += found.bytes
-            self._fitted[key] = found
-        return found
+            self._kept += fitted.bytes
+            self._fitted[key] = fitted
+        return fitted
 
     def by_rows(
-        self, name: str, schemes: Sequence[Scheme], weight: torch.Tensor, expert: int | None, *, few: bool = False
-    ) -> Callable[[slice | torch.Tensor], list[FakeQuantizer | None]]:
-        """How schemes store rows of the weight of a site, a slice of whole blocks or an index; None: as they are.
+        self, name: str, schemes: Sequence[Scheme], weight: Tensor, expert: int | None, *, few: bool = False
+    ) -> Callable[[slice | Tensor], list[FakeQuantizer | None]]:
+        """Return a function from rows of the weight of a site, a slice of whole blocks or an index, to how the schemes
+        store them; None: unchanged.
 
-        Where scales aren't kept, no more than these rows are looked at, once for all schemes, but for the few schemes
-        whose fit is of the whole weight. few: no more will be asked for than some rows, so none is fitted for all that
-        can be fitted for these; needed for an index.
+        Where scales aren't cached, only these rows are read, once for all schemes, except for the few schemes that are
+        fitted to the whole weight. few: only some rows will be requested, so nothing is fitted to all rows that can be
+        fitted to these; required for an index.
         """
 
         def is_whole(scheme: Scheme) -> bool:
@@ -104,32 +104,32 @@ class QParams:
         def fitted(scheme: Scheme) -> FakeQuantizer | None:
             if few and scheme.weight is not None and scheme.weight.per == "block":  # of few scales
                 key = self._key(name, scheme, expert)
-                return self._once(key, lambda: self._fit(name, scheme, weight, weight, expert))
+                return self._cached(key, lambda: self._fit(name, scheme, weight, weight, expert))
             return self.weight(name, scheme, weight, expert)
 
         whole = {each.name: fitted(each) for each in schemes if is_whole(each)}
 
-        def of(rows: slice | torch.Tensor) -> list[FakeQuantizer | None]:
+        def of(rows: slice | Tensor) -> list[FakeQuantizer | None]:
             piece = weight[rows]
             extremes = Extremes(piece)
 
             def stored(scheme: Scheme) -> FakeQuantizer | None:
                 if scheme.name not in whole:
                     return self._fit(name, scheme, weight, piece, expert, extremes)
-                found = whole[scheme.name]
-                if found is None:
+                fitted_whole = whole[scheme.name]
+                if fitted_whole is None:
                     return None
                 if isinstance(rows, slice):
-                    return found.of_rows(rows.start, rows.stop)
-                return found.at_rows(rows, weight.shape[-1])
+                    return fitted_whole.of_rows(rows.start, rows.stop)
+                return fitted_whole.at_rows(rows, weight.shape[-1])
 
             return [stored(scheme) for scheme in schemes]
 
         return of
 
-    def norms(self, name: str, weight: torch.Tensor, expert: int | None) -> torch.Tensor:
-        """Of the rows of the weight [N, K] of a site, [N]."""
-        norms: torch.Tensor = self._once(("norms", name, expert), lambda: torch.linalg.vector_norm(weight, dim=1))
+    def norms(self, name: str, weight: Tensor, expert: int | None) -> Tensor:
+        """Return the norms of the rows of the weight [N, K] of a site, [N]."""
+        norms: Tensor = self._cached(("norms", name, expert), lambda: torch.linalg.vector_norm(weight, dim=1))
         return norms
 
     def _key(self, name: str, scheme: Scheme, expert: int | None) -> tuple[object, ...]:
@@ -139,12 +139,12 @@ class QParams:
         self,
         name: str,
         scheme: Scheme,
-        weight: torch.Tensor,
-        piece: torch.Tensor,
+        weight: Tensor,
+        piece: Tensor,
         expert: int | None,
         extremes: Extremes | None = None,
     ) -> FakeQuantizer:
-        """How a scheme stores a piece of a weight: all of it, or some rows with their extremes."""
+        """Fit a piece of a weight: all of it, or some rows with their extremes."""
         quantizer, rotated = scheme.weight, scheme.transform == "hadamard"
         assert quantizer is not None
         if quantizer.blocks:
@@ -152,68 +152,72 @@ class QParams:
         factors = self._awq_factors(name, quantizer, weight)
         largest = None if rotated else self._largest(name, quantizer)
         if largest is None and piece is not weight and _is_whole(quantizer):
-            largest = self._once(("largest", name, expert), lambda: _magnitude(weight))
+            largest = self._cached(("largest", name, expert), lambda: _magnitude(weight))
         seen = self._moments(name) if _is_searched(quantizer) else None  # no other rule asks for the importance
         importance = _folded(None if seen is None else seen.square, piece)
         return fit_weight(quantizer, piece, importance, factors, rotated, largest, extremes)
 
     def values(self, name: str, scheme: Scheme, part: str = "") -> FakeQuantizer | None:
-        """How a scheme stores the values of a site, of a cache its keys, values or ``queries``; None: as they are."""
+        """Return how a scheme stores the values of a site, of a cache its keys, values or ``queries``; None:
+        unchanged."""
         quantizer, rotated = scheme.queries if part == "queries" else scheme.activation, scheme.transform == "hadamard"
         if quantizer is None:
             return None
-        return self._once(
+        return self._cached(
             ("values", name, part, quantizer, rotated),
             lambda: fit_values(quantizer, self._moments(name, part), rotated),
         )
 
-    def input(self, name: str, scheme: Scheme, weight: torch.Tensor, expert: int | None = None) -> FakeQuantizer | None:
-        """How a scheme stores the input of a linear, whose weight it may share factors with; None: as it is."""
+    def input(self, name: str, scheme: Scheme, weight: Tensor, expert: int | None = None) -> FakeQuantizer | None:
+        """Return how a scheme stores the input of a linear, with which its weight may share factors; None:
+        unchanged."""
         if scheme.transform == "smooth":
             return self._smoothed(name, scheme, weight, expert)[1]
         return self.values(name, scheme)
 
-    def importance(self, name: str) -> torch.Tensor | None:
-        """Of the columns [K] of a weight, as ggml weights its errors; None where no input was seen."""
+    def importance(self, name: str) -> Tensor | None:
+        """Return the importance of the columns [K] of a weight, with which ggml weights its errors; None without
+        observed inputs."""
         seen = self.squares(name)
         return None if seen is None else seen[0] / seen[1]
 
-    def squares(self, name: str) -> tuple[torch.Tensor, int] | None:
-        """Sums of squares of the input's columns [K] of a weight, and of how many rows; None where none was seen."""
+    def squares(self, name: str) -> tuple[Tensor, int] | None:
+        """Return sums of squares of the input's columns [K] of a weight, and the number of rows; None without observed
+        inputs."""
         seen = self._seen.get((name, ""))
         return None if seen is None or not seen.rows else seen.importance()
 
     def _smoothed(
-        self, name: str, scheme: Scheme, weight: torch.Tensor, expert: int | None
+        self, name: str, scheme: Scheme, weight: Tensor, expert: int | None
     ) -> tuple[FakeQuantizer, FakeQuantizer]:
         key = ("smooth factors", self._group(name), scheme.name)
-        factors = self._once(key, lambda: self._smooth_factors(name, scheme, weight))
-        return self._once(("smooth", name, expert, scheme.name), lambda: smoothed(scheme, weight, factors))
+        factors = self._cached(key, lambda: self._smooth_factors(name, scheme, weight))
+        return self._cached(("smooth", name, expert, scheme.name), lambda: smoothed(scheme, weight, factors))
 
-    def _awq_factors(self, name: str, quantizer: Quantizer, weight: torch.Tensor) -> torch.Tensor | None:
+    def _awq_factors(self, name: str, quantizer: Quantizer, weight: Tensor) -> Tensor | None:
         if quantizer.rule != "awq" or self._moments(name) is None:
             return None
         key = ("awq factors", self._group(name), quantizer)
-        return self._once(key, lambda: awq_factors(quantizer, *self._joint(name, weight)))
+        return self._cached(key, lambda: awq_factors(quantizer, *self._joint(name, weight)))
 
-    def _smooth_factors(self, name: str, scheme: Scheme, weight: torch.Tensor) -> torch.Tensor:
+    def _smooth_factors(self, name: str, scheme: Scheme, weight: Tensor) -> Tensor:
         weights, seen = self._joint(name, weight)
         return smooth_factors(scheme, torch.cat(weights), seen)
 
-    def _largest(self, name: str, quantizer: Quantizer) -> torch.Tensor | None:
-        """Largest magnitude of all weights of a product, [1, 1]; None where they share no scale."""
+    def _largest(self, name: str, quantizer: Quantizer) -> Tensor | None:
+        """Return the largest magnitude of all weights of a fused product, [1, 1]; None where they share no scale."""
         group = self._fused.get(name, (name,))
         if len(group) == 1 or not _is_whole(quantizer):
             return None
         whole = (_magnitude(weight) for each in group for weight in self._weights[each].values())
-        return self._once(("largest", group), lambda: torch.stack(list(whole)).amax(0))
+        return self._cached(("largest", group), lambda: torch.stack(list(whole)).amax(0))
 
-    def _joint(self, name: str, weight: torch.Tensor) -> tuple[list[torch.Tensor], Moments]:
-        """The weights of a product, [N, K] each, and what its input showed; of many experts, some."""
+    def _joint(self, name: str, weight: Tensor) -> tuple[list[Tensor], Moments]:
+        """Return the weights of a product, [N, K] each, and the moments of its input; of many experts, a few."""
         group = self._group(name)
-        own: Mapping[int | None, torch.Tensor] = {None: weight}
-        weights = [self._weights.get(each, own) for each in group]
-        moments = [found for each in group if (found := self._moments(each)) is not None]
+        default: Mapping[int | None, Tensor] = {None: weight}
+        weights = [self._weights.get(each, default) for each in group]
+        moments = [seen for each in group if (seen := self._moments(each)) is not None]
         return [held[expert] for held in weights for expert in _some(held)], Moments.joint(moments)
 
     def _group(self, name: str) -> tuple[str, ...]:
@@ -223,34 +227,31 @@ class QParams:
         seen = self._seen.get((name, part))
         return seen.moments() if seen is not None and seen.rows else None
 
-    def _once(self, key: tuple[object, ...], make: Callable[[], Any]) -> Any:
+    def _cached(self, key: tuple[object, ...], make: Callable[[], Any]) -> Any:
         if key not in self._fitted:
             self._fitted[key] = make()
         return self._fitted[key]
 
 
-def _folded(importance: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor | None:
-    """The importance of a weight's columns, where those of an input in groups are told."""
-    return None if importance is None else groups.folded(importance, weight.shape[-1])
+def _folded(importance: Tensor | None, weight: Tensor) -> Tensor | None:
+    return None if importance is None else groups.mean(importance, weight.shape[-1])
 
 
-def _magnitude(weight: torch.Tensor) -> torch.Tensor:
-    """The largest magnitude, [1, 1]."""
+def _magnitude(weight: Tensor) -> Tensor:
     least, most = weight.aminmax()
     return torch.maximum(-least, most).reshape(1, 1)
 
 
 def _is_searched(quantizer: Quantizer) -> bool:
-    """Whether a weight's scales take more than one look at it."""
+    """Return whether fitting a weight's scales takes more than one pass over it."""
     return bool(quantizer.blocks) or quantizer.rule in ("mse", "output")
 
 
 def _is_whole(quantizer: Quantizer) -> bool:
-    """Whether there is a scale of the whole tensor."""
+    """Return whether there is a scale of the whole tensor."""
     return quantizer.per == "tensor" or quantizer.scale_format == "float8_e4m3fn"
 
 
-def _some(held: Mapping[int | None, torch.Tensor]) -> list[int | None]:
-    """A few experts of a weight, evenly spread."""
+def _some(held: Mapping[int | None, Tensor]) -> list[int | None]:
     experts = sorted(held, key=lambda expert: -1 if expert is None else expert)
     return experts[:: -(-len(experts) // _EXPERTS)]

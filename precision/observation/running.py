@@ -1,4 +1,5 @@
-"""A model as the audit runs it: in float32, without gradients of its own, attention and experts open to the tracer."""
+"""The model as the audit runs it: in float32, without gradients of its own, attention and experts visible to the
+tracer."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -7,17 +8,18 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from assay.precision.errors import BadModel, NoData
 from assay.precision.observation.streaming import device_of, streamed_parameters
 
 
 def in_float32(model: torch.nn.Module | torch.export.ExportedProgram) -> torch.nn.Module:
-    """The module to audit: itself if its weights are float32, else a float32 copy of it. Streamed weights stay where
-    they are, and are looked at as they pass.
+    """Return the module to audit: itself if its weights are float32, else a float32 copy. Streamed weights are left in
+    their files, and checked as they are read.
 
-    Raises BadModel for what is no module or TorchScript, can't be copied, has lazy, NaN or infinite weights (named), or
-    streams weights of another dtype.
+    Raises BadModel for anything but a module, for TorchScript, a model that can't be copied, lazy, NaN or infinite
+    weights (named), or streamed weights of another dtype.
     """
     if isinstance(model, torch.export.ExportedProgram):
         model = model.module(check_guards=False)
@@ -58,8 +60,9 @@ def _copied(model: torch.nn.Module) -> torch.nn.Module:
 
 @contextmanager
 def evaluating(model: torch.nn.Module, *, traced: bool = True) -> Iterator[None]:
-    """Within: evaluation mode and no gradients of weights; ``traced``: no cache, attention and experts that can be seen
-    into. Eager attention stays: where it is, scaled_dot_product_attention may lack a mask, sinks or caps."""
+    """Run in evaluation mode and without gradients of weights; ``traced``: without cache, and with attention and
+    experts that the tracer can see into. Eager attention stays: its scaled_dot_product_attention may lack a mask, sinks
+    or caps."""
     configs = {id(each): each for each in (getattr(m, "config", None) for m in model.modules())} if traced else {}
     settings = {"use_cache": False, "_attn_implementation": "sdpa", "_experts_implementation": "eager"}
     with ExitStack() as after:
@@ -86,9 +89,9 @@ def evaluating(model: torch.nn.Module, *, traced: bool = True) -> Iterator[None]
 
 
 def call(model: torch.nn.Module, batch: Any) -> Any:
-    """The model's outputs for a copy of a batch: a dict of keyword arguments, a tuple of positional ones, or the only
-    one, such as a tensor."""
-    batch = _mapped(torch.Tensor.clone, batch)
+    """Return the model's outputs for a copy of a batch: a dict of keyword arguments, a tuple of positional ones, or the
+    only argument, such as a tensor."""
+    batch = _mapped(Tensor.clone, batch)
     if isinstance(batch, Mapping):
         return model(**batch)
     if isinstance(batch, Sequence):
@@ -97,27 +100,27 @@ def call(model: torch.nn.Module, batch: Any) -> Any:
 
 
 def normalised(batches: Iterable[Any], model: torch.nn.Module) -> list[Any]:
-    """The batches on the model's device, tensors of 16 or 64 bits in float32 as the model is. Raises NoData for what is
-    no list of batches and for batches without sequences."""
-    if batches is None or isinstance(batches, torch.Tensor | Mapping | str):
+    """Return the batches on the model's device, tensors of 16 or 64 bits in float32 as the model is. Raises NoData for
+    anything but a list of batches and for batches without sequences."""
+    if batches is None or isinstance(batches, Tensor | Mapping | str):
         given = type(batches).__name__
         raise NoData(f"expected a list of batches, got {given}: put one batch into a list")
     device = device_of(model)
 
-    def alike(tensor: torch.Tensor) -> torch.Tensor:
+    def alike(tensor: Tensor) -> Tensor:
         return tensor.to(device, torch.float32 if tensor.is_floating_point() else tensor.dtype)
 
-    found = [_mapped(alike, each) for each in batches]
-    if not found:
+    converted = [_mapped(alike, each) for each in batches]
+    if not converted:
         raise NoData("expected calibration batches, got none: give a longer text or fewer tokens a sequence")
-    for batch in found:
+    for batch in converted:
         batch_size(batch)
-    return found
+    return converted
 
 
-def _mapped(of: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """A batch with a function of each of its tensors, in lists, named tuples and dataclasses too."""
-    if isinstance(value, torch.Tensor):
+def _mapped(of: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Apply a function to each tensor of a batch, in lists, named tuples and dataclasses too."""
+    if isinstance(value, Tensor):
         return of(value)
     if isinstance(value, Mapping):
         return {key: _mapped(of, each) for key, each in value.items()}
@@ -134,42 +137,43 @@ def _mapped(of: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
     return value
 
 
-def tensors_in(batch: Any) -> list[torch.Tensor]:
-    """The tensors of a batch, however deep."""
-    found: list[torch.Tensor] = []
+def tensors_in(batch: Any) -> list[Tensor]:
+    """Return the tensors of a batch, at any depth."""
+    tensors: list[Tensor] = []
 
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor)
+    def note(tensor: Tensor) -> Tensor:
+        tensors.append(tensor)
         return tensor
 
     _mapped(note, batch)
-    return found
+    return tensors
 
 
 def mapping(batch: Any) -> Mapping[str, Any]:
-    """A batch by its names; empty where it has none."""
+    """Return a batch by argument names; empty where it has none."""
     return batch if isinstance(batch, Mapping) else {}
 
 
 def batch_size(batch: Any) -> int:
-    """Sequences in a batch: the first dimension of its first tensor. Raises NoData where there is none."""
+    """Return the number of sequences in a batch: the first dimension of its first tensor. Raises NoData where there is
+    none."""
     for tensor in tensors_in(batch):
         if tensor.dim() and tensor.size(0):
             return tensor.size(0)
     raise NoData("expected batches of tensors with a sequence or more in the first dimension, got one without")
 
 
-def rows_kept(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | None:
-    """Which rows of values [B, T, ..., K], [B, H, T, K] or [B * T, K] are no padding by a ``mask`` [B, T]; None: all
-    may be."""
+def rows_kept(x: Tensor, mask: Tensor | None) -> Tensor | None:
+    """Return which rows of values [B, T, ..., K], [B, H, T, K] or [B * T, K] are no padding by a ``mask`` [B, T]; None:
+    all."""
     if mask is None or bool(mask.all()):
         return None
     mask, rows = mask.to(x.device), x.shape[:-1]
     if rows == (mask.numel(),):
         return mask.flatten()
-    for place in (1, 2):
-        if len(rows) > place and (rows[0], rows[place]) == mask.shape:
+    for axis in (1, 2):
+        if len(rows) > axis and (rows[0], rows[axis]) == mask.shape:
             shape = [1] * len(rows)
-            shape[0], shape[place] = mask.shape
+            shape[0], shape[axis] = mask.shape
             return mask.view(shape).expand(rows).flatten()
     return None

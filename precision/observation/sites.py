@@ -7,26 +7,50 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from assay.configs import architectures
 from assay.precision.errors import BadModel
 from assay.precision.observation.running import rows_kept
-from assay.precision.observation.serving import USUAL, Served
 from assay.precision.observation.streaming import Weights
-from assay.precision.observation.tracer import LookUp, Product, Tracer, tensors_of
+from assay.precision.observation.tracer import LookUp, Product, Visitor, tensors_of
 from assay.precision.schemes import Moments
-from assay.precision.schemes.scheme import Place
+from assay.precision.schemes.scheme import SiteType
+
+
+def _all(site: Any, scheme: str, head: bool) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRules:
+    """How an engine groups a model's sites; by default as most engines do, with any scheme at any site."""
+
+    unfused: bool = False
+    """No linears run as one product."""
+    one_cache: bool = False
+    """The KV caches of all layers share one scheme."""
+    tied: bool = True
+    """A table that is also the head's weight may be quantised."""
+    allows: Callable[[Any, str, bool], bool] = _all
+    """Whether a `Site` may have a scheme made for its type; the last argument: the site gives the logits."""
+
+
+ANY_SCHEME = EngineRules()
+"""The rules without an engine."""
+
 
 _ROWS = 64
-"""Rows of a linear's input that are kept as a sample, at most so many batches' eight."""
+"""Rows of a linear's input to keep as a sample, eight of each of the first batches."""
 _ROUTED = 256
-"""Rows of a batch of which a router's logits are kept."""
+"""Rows of a batch whose router logits are kept."""
 
 _LEAST = 1e-12
-"""Share of the largest importance of a column that every column has."""
+"""Lower bound of a column's importance, as a share of the largest."""
 
 _ATTENTION = ("q", "k", "v", "scores", "probabilities")
 """Roles of the sites within attention."""
@@ -35,7 +59,7 @@ _LAYER = re.compile(r"(?:^|\.)(\d+)(?:[.:]|$)")
 
 
 class Site(str):
-    """A place whose values may take another format: its name, as assignments have it, with what is known of it.
+    """A tensor of the model that may take another format: its name, as in assignments, with its properties.
 
     A linear is named by its module or parameter; other sites carry a suffix: `model.layers.0.self_attn:scores`.
     """
@@ -43,7 +67,7 @@ class Site(str):
     def __new__(
         cls,
         name: str,
-        place: Place,
+        site_type: SiteType,
         role: str,
         shape: tuple[int, ...] = (),
         unit: str = "",
@@ -51,7 +75,7 @@ class Site(str):
         source: str = "",
     ) -> Site:
         site = super().__new__(cls, name)
-        site.place = place
+        site.type = site_type
         site.role = role
         site.shape = shape
         site.unit = unit or name
@@ -59,11 +83,11 @@ class Site(str):
         site.source = source
         return site
 
-    def __getnewargs__(self) -> tuple[str, Place, str]:  # type: ignore[override] # for copies and pickles
-        return str(self), self.place, self.role
+    def __getnewargs__(self) -> tuple[str, SiteType, str]:  # type: ignore[override] # for copies and pickles
+        return str(self), self.type, self.role
 
-    place: Place
-    """What kind of place it is: which schemes are made for it."""
+    type: SiteType
+    """The type of tensor, for which schemes are made."""
     role: str
     """linear, convolution, recurrence, router, experts, embedding, or the suffix."""
     shape: tuple[int, ...]
@@ -71,64 +95,65 @@ class Site(str):
     unit: str
     """What takes one scheme together in a serving engine: q, k and v; gate and up; the experts of a layer."""
     tied: str
-    """Name of the site that holds the same weight, whose scheme is this one's too; mostly empty."""
+    """Name of the site that holds the same weight and its scheme; mostly empty."""
     source: str
-    """Name of the site whose values come here as they left it: a norm's output in a linear; mostly empty."""
+    """Name of the site whose output is this one's unchanged input, such as a norm's output in a linear; mostly
+    empty."""
 
     @property
     def in_attention(self) -> bool:
-        """Whether it is a stage of attention, or what it keeps: not the linears around it."""
-        return self.place == "kv_cache" or self.role in _ATTENTION
+        """Whether it is a stage of attention or a KV cache: not the linears around it."""
+        return self.type == "kv_cache" or self.role in _ATTENTION
 
     @property
     def parameters(self) -> int:
-        """Elements of the weight."""
         return math.prod(self.shape) if self.shape else 0
 
 
-def place_of(name: str) -> tuple[int | None, str]:
-    """The layer of a site or a unit, None outside of the stack, and what it is there: of "model.layers.3.mlp.up_proj"
-    3 and "mlp.up_proj"."""
-    found = _LAYER.search(name)
-    if found is None:
+def layer_and_kind(name: str) -> tuple[int | None, str]:
+    """Return the layer of a site or a unit, None outside of the stack, and its name within the layer: of
+    "model.layers.3.mlp.up_proj" 3 and "mlp.up_proj"."""
+    match = _LAYER.search(name)
+    if match is None:
         return None, name
-    return int(found[1]), name[found.end() :] or name[: found.start()] or "layer"
+    return int(match[1]), name[match.end() :] or name[: match.start()] or "layer"
 
 
 def heads_among(sites: Collection[Site]) -> frozenset[str]:
-    """Names of the linears that give the logits: of the shape of a table of embeddings, outside of the stack of layers
-    or the only one of that shape; within it those of an MLP may have the shape of a table of positions."""
-    tables = {site.shape for site in sites if site.place == "embedding"}
+    """Return the names of the linears that give the logits: of the shape of an embedding table, outside of the stack of
+    layers or the only one of that shape (an MLP's linears may have the shape of a table of positions)."""
+    tables = {site.shape for site in sites if site.type == "embedding"}
     alike = [site for site in sites if site.role == "linear" and site.shape in tables]
     shapes = Counter(site.shape for site in alike)
-    return frozenset(str(site) for site in alike if place_of(site)[0] is None or shapes[site.shape] == 1)
+    return frozenset(str(site) for site in alike if layer_and_kind(site)[0] is None or shapes[site.shape] == 1)
 
 
 @dataclass(slots=True)
 class Statistics:
-    """What passed a site: largest magnitude, non-finite count, and for an input its columns."""
+    """Statistics of a site's values: largest magnitude, non-finite count, and for an input its columns."""
 
     nonfinite: int = 0
-    largest: torch.Tensor | None = None
-    """Of each column, [K]."""
-    total: torch.Tensor | None = None
-    square: torch.Tensor | None = None
-    rows: list[torch.Tensor] = field(default_factory=list)
+    largest: Tensor | None = None
+    """Largest magnitude of each column, [K]."""
+    total: Tensor | None = None
+    square: Tensor | None = None
+    rows: list[Tensor] = field(default_factory=list)
     count: int = 0
-    """Rows that passed, padding too."""
-    real: int = 0
-    """Those that are no padding, as far as that is known; all else is of these alone."""
+    """Rows, padding included."""
+    valid_rows: int = 0
+    """Rows that are no padding, as far as known; all other statistics are over these."""
     experts: dict[int, int] = field(default_factory=dict)
-    """How many of them each expert of a parameter [E, N, K] got; an expert that got none is missing."""
-    tops: list[torch.Tensor] = field(default_factory=list)
-    """Largest magnitude of each sequence, [B] a batch; [1], of the batch, where its rows aren't told apart."""
-    peaks: list[torch.Tensor] = field(default_factory=list)
-    """Of a residual stream: largest magnitude of each row, [B, T] a batch."""
-    logits: list[torch.Tensor] = field(default_factory=list)
-    """Of a router: a sample of what it gave, [R, E] a batch."""
+    """Rows of each expert of a parameter [E, N, K]; an expert without rows is missing."""
+    sequence_maxima: list[Tensor] = field(default_factory=list)
+    """Largest magnitude of each sequence, [B] for each batch; [1], of the batch, where its rows can't be assigned to
+    sequences."""
+    row_maxima: list[Tensor] = field(default_factory=list)
+    """Of a residual stream: largest magnitude of each row, [B, T] for each batch."""
+    logits: list[Tensor] = field(default_factory=list)
+    """Of a router: a sample of its logits, [R, E] for each batch."""
 
-    def add(self, x: torch.Tensor, columns: bool = True, sequences: int = 1, kept: torch.Tensor | None = None) -> None:
-        """Note one batch of values, of so many sequences; ``columns``: their last dimension is the same in every
+    def add(self, x: Tensor, columns: bool = True, sequences: int = 1, kept: Tensor | None = None) -> None:
+        """Add one batch of values of ``sequences`` sequences; ``columns``: their last dimension is the same in every
         batch; ``kept``: which of their rows are no padding, None: all."""
         if not x.numel():  # an expert without tokens
             return
@@ -136,10 +161,10 @@ class Statistics:
         self.count += flat.shape[0]
         if kept is not None:
             flat = torch.where(kept[:, None], flat, 0.0)
-        apart = torch.unflatten(flat, 0, (1 if flat.shape[0] % sequences else sequences, -1))
-        apart = apart if columns else apart.flatten(1)[..., None]
-        least, most = apart.amin(1), apart.amax(1)  # a tenth of the time of aminmax
-        self.tops.append(torch.maximum(-least, most).amax(1))
+        by_sequence = torch.unflatten(flat, 0, (1 if flat.shape[0] % sequences else sequences, -1))
+        by_sequence = by_sequence if columns else by_sequence.flatten(1)[..., None]
+        least, most = by_sequence.amin(1), by_sequence.amax(1)  # a tenth of the time of aminmax
+        self.sequence_maxima.append(torch.maximum(-least, most).amax(1))
         least, most = least.amin(0), most.amax(0)
         flat = flat if kept is None else flat[kept]
         if not flat.numel():  # padding alone
@@ -152,7 +177,7 @@ class Statistics:
         else:
             self.largest = torch.maximum(self.largest, largest)
             self.total, self.square = self.total + total, self.square + square
-        self.real += flat.shape[0]
+        self.valid_rows += flat.shape[0]
         if not bool(largest.isfinite().all()):
             self.nonfinite += int((~flat.isfinite()).sum())
         if len(self.rows) < _ROWS // 8:
@@ -164,58 +189,55 @@ class Statistics:
     def moments(self) -> Moments:
         if self.largest is None or self.total is None or self.square is None:
             raise ValueError("expected values that passed, got none: ask for rows first")
-        count = max(self.real, 1)
+        count = max(self.valid_rows, 1)
         return Moments(self.total / count, self.square / count, self.largest, torch.cat(self.rows))
 
-    def importance(self) -> tuple[torch.Tensor, int]:
-        """Sums of squares of an input's columns [K] and the rows that they are over, as an importance matrix has them.
+    def importance(self) -> tuple[Tensor, int]:
+        """Return sums of squares of an input's columns [K] and the number of rows, as in an importance matrix.
 
-        None is less than `_LEAST` of the largest, for quantisers divide by sums of them; all are one where none is
+        No sum is below `_LEAST` of the largest, since quantisers divide by sums of them; all are one where none is
         above zero.
         """
         if self.square is None:
             raise ValueError("expected values that passed, got none: ask for rows first")
         largest = self.square.amax()
         sums = self.square.clamp(min=float(largest) * _LEAST) if largest > 0 else torch.ones_like(self.square)
-        return sums, max(self.real, 1)
+        return sums, max(self.valid_rows, 1)
 
 
-class Observer:
-    """A visitor that notes the sites and what passes them."""
+class Observer(Visitor):
+    """A visitor that collects the sites and the statistics of their values."""
 
-    def __init__(self, model: torch.nn.Module, served: Served = USUAL) -> None:
-        self._unit = architectures.any_expert if served.apart else architectures.unit_of
+    def __init__(self, model: torch.nn.Module, served: EngineRules = ANY_SCHEME) -> None:
+        self._unit = architectures.any_expert if served.unfused else architectures.unit_of
         self._cache = "kv_cache" if served.one_cache else ""
         self.sites: dict[str, Site] = {}
         self.statistics: dict[tuple[str, str], Statistics] = {}
         self.weights: dict[str, Weights] = {}
         """Of each site, and of each expert that got tokens: the weight itself, [N, K] or [V, D]."""
-        self.tracer: Tracer | None = None
         self.sequences = 1
-        """Of the batch that runs."""
-        self.mask: torch.Tensor | None = None
+        """Sequences of the running batch."""
+        self.mask: Tensor | None = None
         """Which of its positions are no padding, [B, T]; None: all."""
         self._weights: dict[object, str] = {}
         self._modules = dict(model.named_modules())
         self._experts = {name.removesuffix(".weight"): len(p) for name, p in tensors_of(model) if p.dim() > 2}
         self._inputs: dict[str, str] = {}
-        """Of each linear, the first that was given the same tensor."""
-        self._turned: dict[tuple[str, int | None], tuple[object, ...]] = {}
+        """For each linear, the first linear with the same input tensor."""
+        self._layouts: dict[tuple[str, int | None], tuple[object, ...]] = {}
         """Shape of each weight, and whether its columns are contiguous, in its first product."""
-        self._left = _Marks()
-        """Which site a tensor comes from as it is."""
-        self._taken = _Marks()
-        """Which linear a tensor was given to first."""
+        self._producers = _TensorNames()
+        """The site whose unchanged output a tensor is."""
+        self._consumers = _TensorNames()
+        """The first linear that a tensor was the input of."""
 
-    def linear(
-        self, name: str, x: torch.Tensor, weight: torch.Tensor, expert: int | None, product: Product
-    ) -> torch.Tensor:
+    def linear(self, name: str, x: Tensor, weight: Tensor, expert: int | None, product: Product) -> Tensor:
         if name not in self.sites:
             self._note(name, "linear", weight, expert, x)
-            self._inputs[name] = self._taken[x] = self._taken[x] or name
+            self._inputs[name] = self._consumers[x] = self._consumers[x] or name
         self._trace(name, x)
-        turned = weight.dim() == 2 and weight.stride(0) < weight.stride(1)
-        if self._turned.setdefault((name, expert), (*weight.shape, turned)) != (*weight.shape, turned):
+        transposed = weight.dim() == 2 and weight.stride(0) < weight.stride(1)
+        if self._layouts.setdefault((name, expert), (*weight.shape, transposed)) != (*weight.shape, transposed):
             raise BadModel(
                 f"expected products with {name} from one side, got some with its transpose too: give the model a "
                 "parameter of its own for these, or hand the audit a model in which it is a copy"
@@ -234,52 +256,52 @@ class Observer:
             seen.logits.append(logits[:: max(-(-logits.shape[0] // _ROUTED), 1)].clone())
         return output
 
-    def embedding(self, name: str, ids: torch.Tensor, weight: torch.Tensor, look_up: LookUp) -> torch.Tensor:
+    def embedding(self, name: str, ids: Tensor, weight: Tensor, look_up: LookUp) -> Tensor:
         if name not in self.sites:
             self._note(name, "embedding", weight, None, None)
         self._hold(name, weight, None)
-        found = look_up(weight)
-        self._left[found] = name
-        return found
+        rows = look_up(weight)
+        self._producers[rows] = name
+        return rows
 
-    def values(self, name: str, x: torch.Tensor, part: str = "") -> torch.Tensor:
+    def values(self, name: str, x: Tensor, part: str = "") -> Tensor:
         role = name.rpartition(":")[2]
         if name not in self.sites:
-            place: Place = "kv_cache" if role == "kv_cache" else "activation"
-            unit = self._cache if place == "kv_cache" else ""
-            self.sites[name] = Site(name, place, role, unit=unit, source=self._left[x])
+            site_type: SiteType = "kv_cache" if role == "kv_cache" else "activation"
+            unit = self._cache if site_type == "kv_cache" else ""
+            self.sites[name] = Site(name, site_type, role, unit=unit, source=self._producers[x])
         if part != "queries":  # which a cache's other schemes leave as they are
             self._trace(name, x)
-            self._left[x] = name
+            self._producers[x] = name
         # The length of a row of scores changes with the sequence.
         seen = self.statistics.setdefault((name, part), Statistics())
         columns = role not in ("scores", "probabilities")
         seen.add(x, columns, self.sequences, rows_kept(x, self.mask))
         if role == "residual" and x.dim() == 3:
-            seen.peaks.append(torch.linalg.vector_norm(x.detach(), torch.inf, dim=-1))
+            seen.row_maxima.append(torch.linalg.vector_norm(x.detach(), torch.inf, dim=-1))
         return x
 
     def fused(self) -> list[list[str]]:
-        """Linears that serving engines run as one product of one input, whose tensor has one scale."""
+        """Return groups of linears that serving engines run as one product of one input, whose tensor has one scale."""
         return self._groups(lambda first: first)
 
-    def together(self) -> list[list[str]]:
-        """Linears that share column factors, which what gives them their input takes up: products of one input, and
-        of experts that are modules of their own all that have theirs from one norm."""
+    def sharing_factors(self) -> list[list[str]]:
+        """Return groups of linears that share column factors, absorbed by the operation before them: products of one
+        input, and modules of experts that share one norm's output."""
         return self._groups(architectures.any_expert)
 
     def _groups(self, of: Callable[[str], str]) -> list[list[str]]:
-        found: dict[object, list[str]] = {}
+        groups: dict[object, list[str]] = {}
         for name, first in self._inputs.items():
-            found.setdefault((self.sites[name].unit, self.sites[name].shape[-1], of(first)), []).append(name)
-        return list(found.values())
+            groups.setdefault((self.sites[name].unit, self.sites[name].shape[-1], of(first)), []).append(name)
+        return list(groups.values())
 
-    def _trace(self, name: str, x: torch.Tensor) -> None:
-        """A site that is passed from several places has no source."""
-        if self.sites[name].source and self.sites[name].source != self._left[x]:
+    def _trace(self, name: str, x: Tensor) -> None:
+        """Drop the source of a site whose input comes from several sites."""
+        if self.sites[name].source and self.sites[name].source != self._producers[x]:
             self.sites[name].source = ""
 
-    def _hold(self, name: str, weight: torch.Tensor, expert: int | None) -> None:
+    def _hold(self, name: str, weight: Tensor, expert: int | None) -> None:
         held = self.weights.setdefault(name, Weights())
         if expert in held:
             return
@@ -289,53 +311,52 @@ class Observer:
             raise BadModel(f"expected finite weights, got NaN or infinities in {name}: load the model anew")
         held[expert] = streamed or weight.detach()
 
-    def _note(self, name: str, place: Place, weight: torch.Tensor, expert: int | None, x: torch.Tensor | None) -> None:
+    def _note(self, name: str, site_type: SiteType, weight: Tensor, expert: int | None, x: Tensor | None) -> None:
         shape = tuple(weight.shape) if expert is None else (self._experts[name], *weight.shape)
-        role: str = "experts" if expert is not None else "router" if _is_router(name, self._modules) else place
-        if self.tracer is not None and place == "linear" and role == place:
+        role: str = "experts" if expert is not None else "router" if _is_router(name, self._modules) else site_type
+        if self.tracer is not None and site_type == "linear" and role == site_type:
             role = self.tracer.role or role
         streamed = self.tracer.streamed(weight) if self.tracer is not None else None
         same = weight.data_ptr() if streamed is None else streamed.source
         tied = self._weights.setdefault(same, name) if expert is None else name
-        source = "" if x is None else self._left[x]
-        self.sites[name] = Site(name, place, role, shape, self._unit(name), "" if tied == name else tied, source)
-        if place == "linear" and expert is None:
+        source = "" if x is None else self._producers[x]
+        self.sites[name] = Site(name, site_type, role, shape, self._unit(name), "" if tied == name else tied, source)
+        if site_type == "linear" and expert is None:
             self.sites[f"{name}:accumulator"] = Site(f"{name}:accumulator", "accumulator", "accumulator")
             if architectures.is_split(name):
                 self.sites[f"{name}:all_reduce"] = Site(f"{name}:all_reduce", "all_reduce", "all_reduce")
 
 
 def _is_router(name: str, modules: Mapping[str, torch.nn.Module]) -> bool:
-    """Whether a linear gives the logits that experts are chosen by: by its kind or name, or as a gate beside experts,
-    which a gated unit's gate isn't."""
+    """Return whether a linear gives the logits that choose experts: by its kind or name, or as a ``gate`` next to
+    experts, unlike the gate of a gated unit."""
     parent, _, last = name.rpartition(".")
     if "router" in last or "Router" in type(modules.get(name)).__name__:
         return True
     return last == "gate" and hasattr(modules.get(parent), "experts")
 
 
-class _Marks:
-    """Names of tensors, as long as these live and are not written to. Other shapes of the same rows share a name."""
+class _TensorNames:
+    """Names of tensors, while these live and are not written to. Other shapes of the same rows share a name."""
 
     def __init__(self) -> None:
-        self._names: MutableMapping[torch.Tensor, dict[object, tuple[str, int]]] = WeakIdKeyDictionary()
+        self._names: MutableMapping[Tensor, dict[object, tuple[str, int]]] = WeakIdKeyDictionary()
 
-    def __setitem__(self, x: torch.Tensor, name: str) -> None:
+    def __setitem__(self, x: Tensor, name: str) -> None:
         if x.is_inference():  # without a count of writes
             return
         self._names.setdefault(_base(x), {})[_rows(x)] = name, x._version
 
-    def __getitem__(self, x: torch.Tensor) -> str:
-        """The name; empty where there is none."""
+    def __getitem__(self, x: Tensor) -> str:
         name, written = self._names.get(_base(x), {}).get(_rows(x), ("", 0))
         return name if name and written == x._version else ""
 
 
-def _base(x: torch.Tensor) -> torch.Tensor:
+def _base(x: Tensor) -> Tensor:
     return x if x._base is None else x._base
 
 
-def _rows(x: torch.Tensor) -> tuple[object, ...]:
-    """What rows along the last dimension a tensor has of its base: one that is contiguous may have any shape."""
+def _rows(x: Tensor) -> tuple[object, ...]:
+    """Return which rows of its base a tensor holds: a contiguous one may have any shape."""
     layout = () if x.is_contiguous() else (x.shape, x.stride())
     return x.storage_offset(), x.numel(), x.shape[-1:], layout

@@ -1,6 +1,6 @@
 """Weights that are in memory only while their module runs: accelerate's hooks read them from files and drop them.
 
-What a backward pass or a later question needs of such a weight is read once more, a single expert alone.
+A backward pass or a later query reads such a weight again, for a single expert only that expert.
 """
 
 from __future__ import annotations
@@ -12,24 +12,25 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from assay.precision.errors import BadModel
-from assay.runtime.heap import cast
+from assay.runtime.memory import cast
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where accelerate has a parameter from. Equal ones are one weight, under several names."""
+    """Where accelerate reads a parameter from. Equal sources are one weight under several names."""
 
     file: str
-    """Path of a safetensors file; another path, or none, where accelerate keeps the tensor itself."""
+    """Path of a safetensors file; another path, or empty, where accelerate holds the tensor itself."""
     tensor: str
     """Its name in the file."""
-    held: Mapping[str, torch.Tensor] = field(compare=False, repr=False)
+    held: Mapping[str, Tensor] = field(compare=False, repr=False)
     key: str = field(compare=False)
 
-    def read(self, part: int | None = None) -> torch.Tensor:
-        """The tensor as it is stored, or one index of its first dimension. Raises `BadModel` if its file is gone."""
+    def read(self, part: int | None = None) -> Tensor:
+        """Return the stored tensor, or one index of its first dimension. Raises `BadModel` if its file is gone."""
         try:
             if not self.file.endswith(".safetensors"):
                 return self.held[self.key] if part is None else self.held[self.key][part]
@@ -41,45 +42,44 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """A weight that will be gone when its module has run; called, it is read again, from ``source``."""
+    """A weight that is dropped when its module has run; calling it reads it again from ``source``."""
 
     source: Source
     part: int | None
-    """Index of the first dimension, where the weight lies in one expert of a parameter [E, N, K]."""
+    """Index of the first dimension, for a weight of one expert of a parameter [E, N, K]."""
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
-    """Where the weight begins in what is read, in elements."""
+    """Offset of the weight in the tensor read, in elements."""
     dtype: torch.dtype
     device: torch.device
 
     @classmethod
-    def of(cls, weight: torch.Tensor, parameter: torch.Tensor, part: int | None, source: Source) -> Streamed:
-        """``weight`` is a view of ``parameter``, or of its ``part``, as long as that is there."""
+    def of(cls, weight: Tensor, parameter: Tensor, part: int | None, source: Source) -> Streamed:
+        """Return it for ``weight``, a view of ``parameter`` or of its ``part``, while that is in memory."""
         start = parameter.storage_offset() + (0 if part is None else part * parameter.stride(0))
         offset = int(weight.storage_offset() - start)
         return cls(source, part, tuple(weight.shape), weight.stride(), offset, weight.dtype, weight.device)
 
-    def __call__(self) -> torch.Tensor:
+    def __call__(self) -> Tensor:
         read = cast(self.source.read(self.part), self.dtype).to(self.device).contiguous()
         return read.as_strided(self.size, self.stride, read.storage_offset() + self.offset)
 
 
 class Weights(UserDict[int | None, Any]):
-    """The weights of a site by expert, streamed ones read each time they are asked for."""
+    """The weights of a site by expert; streamed ones are read at each access."""
 
-    def __getitem__(self, expert: int | None) -> torch.Tensor:
-        held: torch.Tensor | Streamed = self.data[expert]
+    def __getitem__(self, expert: int | None) -> Tensor:
+        held: Tensor | Streamed = self.data[expert]
         return held() if isinstance(held, Streamed) else held
 
 
 def _stored_in(held: Any) -> Any:
-    """The tensors of what accelerate reads from, as they are stored, where it has these."""
     return getattr(held, "state_dict", held)
 
 
 def source_of(module: torch.nn.Module, name: str) -> Source | None:
-    """Where a module's own parameter is read from whenever the module runs; None for one that stays."""
+    """Return where a module's own parameter is read from when the module runs; None for one that stays in memory."""
     hook: Any = getattr(module, "_hf_hook", None)
     for each in getattr(hook, "hooks", (hook,)):
         held = getattr(each, "weights_map", None)
@@ -96,7 +96,7 @@ def source_of(module: torch.nn.Module, name: str) -> Source | None:
 
 
 def device_of(model: torch.nn.Module) -> torch.device:
-    """Where a model takes its inputs: the device of its first weight, of a streamed one that its module runs on."""
+    """Return the device of a model's inputs: that of its first weight, for a streamed one that its module runs on."""
     for module in model.modules():
         hook: Any = getattr(module, "_hf_hook", None)
         for each in getattr(hook, "hooks", (hook,)):
@@ -109,8 +109,8 @@ def device_of(model: torch.nn.Module) -> torch.device:
 
 
 def streamed_parameters(model: torch.nn.Module) -> dict[str, Source]:
-    """The parameters that aren't in memory, by name. Raises `BadModel` for one that has no values anywhere."""
-    found: dict[str, Source] = {}
+    """Return the parameters that aren't in memory, by name. Raises `BadModel` for one without values."""
+    sources: dict[str, Source] = {}
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             if parameter.is_meta:
@@ -118,5 +118,5 @@ def streamed_parameters(model: torch.nn.Module) -> dict[str, Source]:
                 source = source_of(module, name)
                 if source is None:
                     raise BadModel(f"{full} is on the meta device, without values; load its weights first")
-                found[full] = source
-    return found
+                sources[full] = source
+    return sources

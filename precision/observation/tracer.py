@@ -1,44 +1,46 @@
-"""A model's forward pass with every site open: linears, embeddings, attention's stages, norms, residual stream, logits.
+"""A model's forward pass with every site visible: linears, embeddings, attention's stages, norms, residual stream,
+logits.
 
-A function mode sees each call of torch below the model, whatever module or exported graph makes it, and hands the ones
-that are sites to a visitor: one that collects, one that differentiates, one that simulates an assignment. Parameters
-give linears their names, the stack of modules gives the rest theirs.
+A function mode sees each call of torch below the model, from modules or an exported graph, and hands the sites to a
+visitor: one that collects, one that differentiates, one that simulates an assignment. Linears are named by their
+parameters, other sites by the stack of running modules.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from assay.configs import architectures
 from assay.precision.errors import BadModel
 from assay.precision.observation.streaming import Streamed, source_of, streamed_parameters
 
-Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Product = Callable[[Tensor, Tensor], Tensor]
 """x [..., K] and a weight [N, K] to their product [..., N], bias added."""
-LookUp = Callable[[torch.Tensor], torch.Tensor]
-"""A table [V, D] to the rows [..., D] that indices stand for."""
+LookUp = Callable[[Tensor], Tensor]
+"""A table [V, D] to the rows [..., D] that indices select."""
 Found = tuple[str, int | None]
-"""The name of the parameter that a weight is, or lies in, and which of the matrices [E, N, K] it is there."""
+"""The name of the parameter that a weight is a view of, and the index of the matrix in a parameter [E, N, K]."""
 HEAD = ":head"
-"""What the name of a table of embeddings ends in where something is multiplied with it: a use of its own, as that of a
-module with the same weight is."""
+"""Suffix of the name of an embedding table that is also multiplied with: a second use, as that of a module with the
+same weight."""
 Handler = Callable[["Tracer", Any, Any, Any], Any]
-"""What is done instead of a function of torch: (tracer, function, args, kwargs) to a result."""
+"""Replaces a function of torch: (tracer, function, args, kwargs) to a result."""
 
 
 class Steps:
-    """The products of a recurrence with one weight, one a step, which a visitor may look at as one."""
+    """The products of a recurrence with one weight, one for each step, which a visitor may treat as one."""
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._seen: list[tuple[torch.Tensor, ...]] = []
+        self._seen: list[tuple[Tensor, ...]] = []
 
-    def joined(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """What each step has, tensors [B, K], of all steps [B, T, K] when the last one comes; none before."""
+    def joined(self, *values: Tensor) -> tuple[Tensor, ...]:
+        """Return the tensors [B, K] of all steps as [B, T, K] at the last step; nothing before."""
         self._seen.append(values)
         if len(self._seen) < self._count:
             return ()
@@ -46,26 +48,27 @@ class Steps:
         return tuple(torch.stack(each, 1) for each in zip(*seen, strict=True))
 
 
-class Visitor(Protocol):
-    """What is done at the sites. Every method gives back what the model goes on with."""
+class Visitor:
+    """What is done at the sites; this one passes everything on. Each method returns what the model goes on with."""
 
-    tracer: Tracer | None
-    """The open forward pass, while there is one."""
+    tracer: Tracer | None = None
+    """The running forward pass, while there is one."""
 
-    def linear(
-        self, name: str, x: torch.Tensor, weight: torch.Tensor, expert: int | None, product: Product
-    ) -> torch.Tensor:
-        """A product with a parameter: weight [N, K]; ``expert``: its place in a parameter [E, N, K]."""
+    def linear(self, name: str, x: Tensor, weight: Tensor, expert: int | None, product: Product) -> Tensor:
+        """A product with a parameter: weight [N, K]; ``expert``: its index in a parameter [E, N, K]."""
+        return product(x, weight)
 
-    def embedding(self, name: str, ids: torch.Tensor, weight: torch.Tensor, look_up: LookUp) -> torch.Tensor:
+    def embedding(self, name: str, ids: Tensor, weight: Tensor, look_up: LookUp) -> Tensor:
         """Rows of a parameter [V, D]; look_up(weight) looks them up."""
+        return look_up(weight)
 
-    def values(self, name: str, x: torch.Tensor, part: str = "") -> torch.Tensor:
-        """Values that pass a site without a weight; ``part``: which of a site's tensors, keys or values of a cache."""
+    def values(self, name: str, x: Tensor, part: str = "") -> Tensor:
+        """Values at a site without a weight; ``part``: which of its tensors, as keys or values of a cache."""
+        return x
 
 
 class Tracer(TorchFunctionMode):
-    """The open forward pass. Used by `traced`, of the folder's `handlers`."""
+    """The running forward pass. Used by `operations.traced`."""
 
     def __init__(self, model: torch.nn.Module, visitor: Visitor, handlers: Mapping[Any, Handler]) -> None:
         super().__init__()
@@ -76,17 +79,18 @@ class Tracer(TorchFunctionMode):
         """Names of the modules that have run."""
         self._caches: dict[str, bool] = {}
         self.given: set[int] = set()
-        """Identities of the parameters that functions of torch were given."""
-        self.gathered: list[tuple[torch.Tensor, int, int]] = []
-        """Rows that the modules now open have gathered, of how many, and how deep: how experts get their tokens."""
+        """Identities of the parameters that functions of torch received."""
+        self.gathered: list[tuple[Tensor, int, int]] = []
+        """Row indices that the running modules have gathered, the number of rows indexed, and the depth: how experts
+        get their tokens."""
         self.role = ""
-        """Of the product that a visitor is given, where it is no linear layer's."""
+        """Role of the current product, where it is no linear layer's."""
         self.steps: Steps | None = None
-        """Of the product that a visitor is given, where it is one step's."""
+        """Steps of the current product, where it is one step's."""
         self._parameters = _by_storage(model)
         self._modules = dict(model.named_modules())
         self.streams = bool(streamed_parameters(model))
-        """Whether weights come and go with their modules."""
+        """Whether weights are loaded and dropped with their modules."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         several = (arg if isinstance(arg, list | tuple) else (arg,) for arg in args)
@@ -97,8 +101,8 @@ class Tracer(TorchFunctionMode):
         return handler(self, func, args, kwargs or {})
 
     def named(self, weight: object) -> Found | None:
-        """The parameter that a tensor is, or is one expert of; None where it is none."""
-        if not isinstance(weight, torch.Tensor):
+        """Return the parameter that a tensor is a view of, with the expert; None where there is none."""
+        if not isinstance(weight, Tensor):
             return None
         here = self.path[-1] if self.path else ""
         if weight.is_meta:
@@ -106,32 +110,34 @@ class Tracer(TorchFunctionMode):
                 raise BadModel(f"{here} uses weights of another module, which can't be streamed; load the model whole")
             return None
         # A tied weight has several names: that of the module that runs is meant.
-        found = self._parameters.get(weight.untyped_storage().data_ptr(), ())
-        own = [(f"{here}.{attribute}".removesuffix(".weight"), each) for attribute, each in self._own(weight)]
-        for name, parameter in own or sorted(found, key=lambda pair: pair[0] != here):
+        parameters = self._parameters.get(weight.untyped_storage().data_ptr(), ())
+        streamed = [(f"{here}.{attribute}".removesuffix(".weight"), each) for attribute, each in self._own(weight)]
+        for name, parameter in streamed or sorted(parameters, key=lambda pair: pair[0] != here):
             offset = weight.storage_offset() - parameter.storage_offset()
             if parameter.dim() > weight.dim() and (parameter.dim(), weight.dim()) != (3, 2):
                 continue  # a layer of several experts, or a head of one
-            whole = parameter.numel() // (parameter.shape[0] if parameter.dim() > weight.dim() else 1)
-            if 0 <= offset < max(parameter.numel(), 1) and weight.numel() == whole:
+            size = parameter.numel() // (parameter.shape[0] if parameter.dim() > weight.dim() else 1)
+            if 0 <= offset < max(parameter.numel(), 1) and weight.numel() == size:
                 return name, _part(weight, parameter)
         return None
 
-    def holds_matrices(self, weight: torch.Tensor) -> bool:
-        """Whether the first dimension of [E, ...] counts matrices of a parameter, not parts of one matrix, as heads."""
+    def holds_matrices(self, weight: Tensor) -> bool:
+        """Return whether the first dimension of [E, ...] counts matrices of a parameter, not parts of one matrix, such
+        as heads."""
         held = [*self._own(weight), *self._parameters.get(weight.untyped_storage().data_ptr(), ())]
         counts = (count for _, each in held for count in zip(each.shape[:-2], each.stride(), strict=False))
         return weight.dim() > 2 and (weight.shape[0], weight.stride(0)) in counts
 
-    def streamed(self, weight: torch.Tensor) -> Streamed | None:
-        """How a weight of the module that is running is read again; None for one that stays in memory."""
+    def streamed(self, weight: Tensor) -> Streamed | None:
+        """Return how a weight of the running module is read again; None for one that stays in memory."""
         for attribute, parameter in self._own(weight):
             source = source_of(self._modules[self.path[-1]], attribute)
             return None if source is None else Streamed.of(weight, parameter, _part(weight, parameter), source)
         return None
 
-    def _own(self, weight: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-        """Of the running module's own parameters the one that a weight lies in: streamed ones come and go with it."""
+    def _own(self, weight: Tensor) -> list[tuple[str, Tensor]]:
+        """Return the running module's parameter that a weight is a view of; streamed parameters are replaced at each
+        run."""
         if not self.streams or not self.path:
             return []
         storage = weight.untyped_storage().data_ptr()
@@ -142,33 +148,28 @@ class Tracer(TorchFunctionMode):
         ]
 
     def caches(self, decides: Callable[[], bool]) -> bool:
-        """Whether keys and values of the running module's attention are kept while a text grows: those of what another
-        model encoded are, and others where it ``decides``, once a pass."""
+        """Return whether keys and values of the running module's attention are cached while a text grows: always in
+        cross attention, else as ``decides`` says, evaluated once for each pass."""
         here = self.path[-1] if self.path else ""
         if here not in self._caches:
             self._caches[here] = architectures.is_cross(here) or decides()
         return self._caches[here]
 
     def site(self, suffix: str) -> str:
-        """Name of a site of the module that is running."""
+        """Return the name of a site of the running module."""
         return f"{self.path[-1] if self.path else ''}:{suffix}"
 
-    def beside(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        """The visitor's values of a site that a hook sees; what a visitor computes is no part of the model."""
+    def beside(self, name: str, x: Tensor) -> Tensor:
+        """Return the visitor's values of a site that a hook sees; the visitor's computations are no part of the
+        model."""
         with torch._C.DisableTorchFunction():
             return self.visitor.values(name, x)
 
     def product(
-        self,
-        weight: torch.Tensor,
-        x: torch.Tensor,
-        found: Found,
-        product: Product,
-        role: str = "",
-        steps: Steps | None = None,
-    ) -> torch.Tensor:
-        """A product with the parameter that was ``found``; logits of a head or a router are a site of their own."""
-        name, expert = found
+        self, weight: Tensor, x: Tensor, parameter: Found, product: Product, role: str = "", steps: Steps | None = None
+    ) -> Tensor:
+        """Return a product with a parameter; logits of a head or a router are a site of their own."""
+        name, expert = parameter
         table = getattr(self._modules.get(name), "weight", weight)
         if isinstance(self._modules.get(name), torch.nn.Embedding) and weight.shape == table.shape:
             name += HEAD if weight.stride() == table.stride() else ""
@@ -178,30 +179,27 @@ class Tracer(TorchFunctionMode):
 
 
 def opens(*args: Any) -> bool:
-    """Whether sites can be looked at in a call with these arguments: none is sparse or nested, and neither vmap nor
-    another transform of torch.func runs, in which a tensor stands for several."""
-    strided = all(
-        each.layout == torch.strided and not each.is_nested for each in args if isinstance(each, torch.Tensor)
-    )
+    """Return whether a call with these arguments can have sites: none is sparse or nested, and neither vmap nor another
+    transform of torch.func runs, in which one tensor represents several."""
+    strided = all(each.layout == torch.strided and not each.is_nested for each in args if isinstance(each, Tensor))
     return strided and not torch._C._are_functorch_transforms_active()
 
 
-def _part(weight: torch.Tensor, parameter: torch.Tensor) -> int | None:
-    """Which expert of a parameter [E, N, K] a weight [N, K] lies in."""
+def _part(weight: Tensor, parameter: Tensor) -> int | None:
+    """Return the index of the expert of a parameter [E, N, K] that a weight [N, K] is a view of."""
     if parameter.dim() != 3 or weight.dim() != 2:
         return None
     return (weight.storage_offset() - parameter.storage_offset()) // parameter.stride(0)
 
 
-def tensors_of(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Parameters, and buffers, which exported programs may hold weights in, by name."""
+def tensors_of(model: torch.nn.Module) -> list[tuple[str, Tensor]]:
+    """Return parameters and buffers (exported programs may hold weights in these) by name."""
     return [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
 
 
-def _by_storage(model: torch.nn.Module) -> dict[int, list[tuple[str, torch.Tensor]]]:
-    """Weights by the storage that they lie in."""
-    found: dict[int, list[tuple[str, torch.Tensor]]] = {}
+def _by_storage(model: torch.nn.Module) -> dict[int, list[tuple[str, Tensor]]]:
+    weights: dict[int, list[tuple[str, Tensor]]] = {}
     for name, tensor in tensors_of(model):
         if tensor.dim() > 1 and tensor.is_floating_point() and not tensor.is_meta and opens(tensor):
-            found.setdefault(tensor.untyped_storage().data_ptr(), []).append((name.removesuffix(".weight"), tensor))
-    return found
+            weights.setdefault(tensor.untyped_storage().data_ptr(), []).append((name.removesuffix(".weight"), tensor))
+    return weights

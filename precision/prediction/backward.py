@@ -1,24 +1,27 @@
-"""Cotangents led back to all sites: through the graph of the whole model, or block by block along a chain.
-
-Block by block, a block runs once more from the values before it and all cotangents pass it before the next, so that
-autograd holds the values of one block only, and the cotangents share its weights and what schemes change there.
-"""
+"""X"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from assay.precision.errors import BadModel
-from assay.precision.metrics import Metric
-from assay.precision.observation.handlers import traced
-from assay.precision.observation.running import call, mapping
+from assay.precision.metrics import Metric, padding_of
+from assay.precision.observation.observing import Observed
+from assay.precision.observation.operations import traced
+from assay.precision.observation.running import batch_size, call, evaluating, mapping
 from assay.precision.prediction.chain import Chain
-from assay.precision.prediction.sensitivity import Sensitivity
-from assay.runtime.heap import give_back
+from assay.precision.prediction.perturbations import Change, Key, Term
+from assay.precision.prediction.quadratic_form import Products, cotangents_of
+from assay.precision.prediction.row_sampling import RowSampler
+from assay.precision.prediction.sensitivity import Sensitivity, change_of
+from assay.runtime.memory import trim_heap
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ class Cotangents:
     generators: Sequence[torch.Generator]
     menus: Sequence[Mapping[str, Sequence[str]]]
 
-    def drawn(self, output: torch.Tensor, batch: Any) -> list[torch.Tensor]:
+    def drawn(self, output: Tensor, batch: Any) -> list[Tensor]:
         """One of each for the output of a batch. Raises BadModel for an output without a gradient."""
         if not output.requires_grad:
             raise BadModel(
@@ -39,60 +42,176 @@ class Cotangents:
         detached = output.detach()
         return [self.metric.cotangent(detached, mapping(batch), generator) for generator in self.generators]
 
-    def led_back(
+    def backpropagate(
         self,
         visitor: Sensitivity,
-        outputs: Sequence[torch.Tensor],
-        given: Sequence[Sequence[torch.Tensor | None]],
-        inputs: Sequence[torch.Tensor] = (),
-    ) -> list[Sequence[torch.Tensor | None]]:
+        outputs: Sequence[Tensor],
+        cotangents: Sequence[Sequence[Tensor | None]],
+        inputs: Sequence[Tensor] = (),
+    ) -> list[Sequence[Tensor | None]]:
         """Of every cotangent the products, by the visitor, and what it is at the inputs.
 
         ``given``: the cotangents of the outputs, None where they are zero.
         """
-        found: list[Sequence[torch.Tensor | None]] = [[None] * len(inputs)] * len(given)
-        for turn in reversed(range(len(given))):  # the first one last: it lets go of the values
-            visitor.begin(turn, self.menus[turn])
-            every = zip(outputs, given[turn], strict=True)
+        gradients: list[Sequence[Tensor | None]] = [[None] * len(inputs)] * len(cotangents)
+        for index in reversed(range(len(cotangents))):  # the first one last: it lets go of the values
+            visitor.begin(index, self.menus[index])
+            every = zip(outputs, cotangents[index], strict=True)
             pairs = [(output, g) for output, g in every if g is not None and output.requires_grad]
             if not pairs:
                 continue
-            roots, cotangents = zip(*pairs, strict=True)
+            roots, grad_outputs = zip(*pairs, strict=True)
             sought = [visitor.anchor, *(each for each in inputs if each.requires_grad)]
-            _, *grads = torch.autograd.grad(roots, sought, cotangents, retain_graph=turn > 0, allow_unused=True)
-            found[turn] = [grads.pop(0) if each.requires_grad else None for each in inputs]
-        return found
+            _, *grads = torch.autograd.grad(roots, sought, grad_outputs, retain_graph=index > 0, allow_unused=True)
+            gradients[index] = [grads.pop(0) if each.requires_grad else None for each in inputs]
+        return gradients
 
 
-def back_through_model(model: torch.nn.Module, batch: Any, visitor: Sensitivity, cotangents: Cotangents) -> None:
+def backward_through_model(model: torch.nn.Module, batch: Any, visitor: Sensitivity, cotangents: Cotangents) -> None:
     """Form all products of a batch from one graph."""
     with traced(model, visitor):
         outputs = call(model, batch)
     output = cotangents.metric.output(outputs, mapping(batch))
-    cotangents.led_back(visitor, [output], [[each] for each in cotangents.drawn(output, batch)])
+    cotangents.backpropagate(visitor, [output], [[each] for each in cotangents.drawn(output, batch)])
 
 
-def back_through_blocks(chain: Chain, batch: int, visitor: Sensitivity, cotangents: Cotangents) -> None:
+def backward_through_blocks(chain: Chain, batch: int, visitor: Sensitivity, cotangents: Cotangents) -> None:
     """Form all products of a batch from one graph of each block, the last block's first."""
-    give_back()  # what comes after the blocks may take more than any block does
+    trim_heap()  # what comes after the blocks may take more than any block does
     visitor.shares = chain.bytes_of_block()
     last = len(chain.blocks)
     state = [_leaf(value) for value in chain.state(batch, last)]
     output = chain.output(batch, tuple(state), cotangents.metric, visitor)
     drawn = cotangents.drawn(output, chain.batches[batch])
-    given = cotangents.led_back(visitor, [output], [[each] for each in drawn], state)
+    given = cotangents.backpropagate(visitor, [output], [[each] for each in drawn], state)
     for block in reversed(range(last)):
         visitor.forget()
         state = [_leaf(value) for value in chain.state(batch, block)]
         with traced(chain.model, visitor):
             outputs = chain.through(batch, block, tuple(state))
-        given = cotangents.led_back(visitor, outputs, given, state)
+        given = cotangents.backpropagate(visitor, outputs, given, state)
     visitor.forget()
     first = chain.before(batch, visitor)
     if first is None:
         raise BadModel("expected the same values before the blocks at every call, got other ones: take out randomness")
-    cotangents.led_back(visitor, first, given)
+    cotangents.backpropagate(visitor, first, given)
 
 
-def _leaf(value: torch.Tensor) -> torch.Tensor:
+def _leaf(value: Tensor) -> Tensor:
     return value.detach().requires_grad_(value.is_floating_point())
+
+
+_IN_PLACE = re.compile("in-?place")  # in autograd's errors
+
+AnySensitivity = TypeVar("AnySensitivity", bound=Sensitivity)
+
+AGAIN = 3
+"""Further cotangents: four together halve what one leaves open."""
+
+
+def differentiate(
+    model: torch.nn.Module,
+    batches: Sequence[Any],
+    metric: Metric,
+    observed: Observed,
+    *,
+    again: int = 0,
+    seed: int = 0,
+    change: Change = change_of,
+    chain: Chain | None = None,
+    exact: bool = False,
+    done: Callable[[int], None] = lambda count: None,
+) -> Products:
+    """The products of every scheme of ``observed`` at every site with a random cotangent of the metric's output.
+
+    again: so many further cotangents, for all sites but tables of embeddings. What few rows or sequences make, as
+    errors within attention, one cotangent tells within a factor of two only. The rows of a weight are looked at in
+    turns, those of a large one sampled (`prediction.turns`) unless all products are to be ``exact``. seed: of the
+    cotangents, and of which rows are looked at. change: what a scheme changes in a tensor. chain: the model as one
+    over these batches, which is led back through block by block. ``done`` is told how many batches are.
+    Raises BadModel for outputs without a gradient.
+    """
+    further = {name: menu for name, menu in observed.menus.items() if observed.by_name[name].type != "embedding"}
+    seeds = [seed + 1_000_003 * index for index in range(1 + again if any(further.values()) else 1)]
+    generators = [torch.Generator().manual_seed(each) for each in seeds]
+    cotangents = Cotangents(metric, generators, [observed.menus, *[further] * (len(seeds) - 1)])
+
+    def visitor_of(size: int, index: int) -> Sensitivity:
+        sampler = RowSampler(index, len(batches), len(seeds), seed, exact)
+        visitor = Sensitivity(observed.menus, observed.qparams, observed.tied, size, sampler, change, set(further))
+        visitor.mask = padding_of(batches[index])
+        return visitor
+
+    def form(visitor: Sensitivity, index: int) -> None:
+        with evaluating(model):
+            if chain is None:
+                backward_through_model(model, batches[index], visitor, cotangents)
+            else:
+                backward_through_blocks(chain, index, visitor, cotangents)
+
+    return products_of(batches, visitor_of, form, done)
+
+
+def products_of(
+    batches: Sequence[Any],
+    visitor_of: Callable[[int, int], AnySensitivity],
+    form: Callable[[AnySensitivity, int], None],
+    done: Callable[[int], None] = lambda count: None,
+) -> Products:
+    """The products that ``form`` has a visitor form of each batch, with copies of values where the model writes over
+    them.
+
+    ``visitor_of`` a batch's size and number; ``form`` takes the visitor and the batch's number, runs the model and
+    differentiates with respect to the visitor's anchor; ``done`` is told how many batches are.
+    """
+    terms: list[list[dict[Key, Term]]] = []
+    sizes = [batch_size(batch) for batch in batches]
+    copies = False
+
+    def passed(index: int) -> list[dict[Key, Term]]:
+        visitor = visitor_of(sizes[index], index)
+        visitor.copies = copies
+        with torch.enable_grad():
+            form(visitor, index)
+        return [visitor.terms_by_cotangent[index] for index in sorted(visitor.terms_by_cotangent)]
+
+    for index in range(len(batches)):
+        try:
+            terms.append(passed(index))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # where the model wrote over what the backward pass needs, copies are kept of it
+            if copies or not _IN_PLACE.search(str(error)):
+                raise _undifferentiable(error) from None
+            copies = True
+            try:
+                terms.append(passed(index))
+            except RuntimeError as second:
+                raise _undifferentiable(second) from None
+        done(index + 1)
+    first = _gathered([each[0] for each in terms], sizes)
+    further = [_gathered(each, sizes, first.keys) for each in list(zip(*terms, strict=True))[1:]]
+    if not further:
+        return first
+    again = (np.stack([each.sums for each in further], 1), np.stack([each.squares for each in further], 1))
+    variance = sum((each.variance for each in further), first.variance)
+    return replace(first, again=again, variance=variance / cotangents_of(again[1]) ** 2)
+
+
+def _undifferentiable(error: RuntimeError) -> BadModel:
+    reason = str(error).partition("\n")[0]
+    return BadModel(f"expected a model that gradients lead back through, got one that torch refuses: {reason}")
+
+
+def _gathered(batches: Sequence[Mapping[Key, Term]], sizes: Sequence[int], keys: tuple[Key, ...] = ()) -> Products:
+    """The batches' products side by side, of these keys or of all."""
+    keys = keys or tuple(dict.fromkeys(key for batch in batches for key in batch))
+    sums, squares, sampling, variance = [], [], np.ones(len(keys)), np.zeros(len(keys))
+    for batch, size in zip(batches, sizes, strict=True):
+        nothing = Term(torch.zeros(size), torch.zeros(size), 1)
+        terms = [batch.get(key, nothing) for key in keys]
+        sums.append(torch.stack([term.sums for term in terms]).double().numpy())
+        squares.append(torch.stack([term.squares for term in terms]).double().numpy())
+        sampling = np.maximum(sampling, [term.sampling for term in terms])
+        variance += [term.variance for term in terms]
+    return Products(keys, np.concatenate(sums, 1), np.concatenate(squares, 1), sampling, variance)

@@ -87,7 +87,7 @@ class Calibration:
     widths, as the others fit them: what was measured of larger ones lies elsewhere, or nothing was."""
 
     @classmethod
-    def fitted(cls, pairs: Sequence[Measured], level: float = 0.95, power: float = 1.0) -> Calibration:
+    def fit(cls, pairs: Sequence[Measured], level: float = 0.95, power: float = 1.0) -> Calibration:
         """From pairs of assignments that were drawn independently, of whatever kinds there are.
 
         Each is judged by the curve and the floor that the others fit: its score is the distance from that curve, in
@@ -104,19 +104,21 @@ class Calibration:
             return cls(power, 1.0, 0.0, 0.5, 2.0, 0.0)
         # Where the model broke and the prediction did not say so, no interval is wide enough.
         scores = [math.inf] * int((~known).sum())
-        whole = [pair for pair in usable if math.isfinite(pair.measured)]
+        finite = [pair for pair in usable if math.isfinite(pair.measured)]
         usual, limit = float(ndtri((1 + level) / 2)), 0.0
-        for place, pair in enumerate(whole):
-            others = cls._of([*whole[:place], *whole[place + 1 :]], power)
-            if not others.hangs_on_flips(pair):
+        for index, pair in enumerate(finite):
+            others = cls._of([*finite[:index], *finite[index + 1 :]], power)
+            if not others.depends_on_flips(pair):
                 scores.append(others._score(pair))
                 limit = max(limit, pair.predicted if scores[-1] <= usual else 0.0)
-        found, count = cls._of(whole, power), len(scores)
+        calibration, count = cls._of(finite, power), len(scores)
         kept = min(level, count / (count + 1))
         quantile = sorted(scores)[min(math.ceil((count + 1) * level), count) - 1] if scores else 0.0
         quantile = max(quantile, float(ndtri((1 + (kept or level)) / 2)))
         unscored = len(usable) - count
-        return replace(found, quantile=quantile, level=kept, unscored=unscored, limit=limit if scores else math.inf)
+        return replace(
+            calibration, quantile=quantile, level=kept, unscored=unscored, limit=limit if scores else math.inf
+        )
 
     @classmethod
     def _of(cls, pairs: Sequence[Measured], power: float) -> Calibration:
@@ -126,26 +128,26 @@ class Calibration:
         flips = any(pair.flips is not None for pair in pairs)
         scale, jumps, most = _curve(predicted, causes, np.log(measured), power, 1.0 if flips else _WORTH)
         usual = float(np.median(causes / predicted ** (power / 2)))
-        found = cls(power, scale, jumps, 0.0, 1.0, usual=usual, most=most if flips else jumps)
-        others = [found._width(pair) ** 2 for pair in pairs]
+        calibration = cls(power, scale, jumps, 0.0, 1.0, usual=usual, most=most if flips else jumps)
+        others = [calibration._width(pair) ** 2 for pair in pairs]
         off = _NORMAL * float(np.median(np.abs(np.log(measured / scale / _jumped(predicted, causes, jumps, power)))))
-        return replace(found, floor=math.sqrt(max(off**2 - float(np.median(others)), (_FLOOR / power) ** 2)))
+        return replace(calibration, floor=math.sqrt(max(off**2 - float(np.median(others)), (_FLOOR / power) ** 2)))
 
-    def jumping(self, pair: Measured) -> float:
+    def jump_share(self, pair: Measured) -> float:
         """The share of error^power that jumps may make."""
         return self._share(pair, self.most)
 
-    def hangs_on_flips(self, pair: Measured) -> bool:
+    def depends_on_flips(self, pair: Measured) -> bool:
         """Whether flips may make most of the error."""
-        return pair.flips is not None and self.jumping(pair) > _MOST
+        return pair.flips is not None and self.jump_share(pair) > _MOST
 
-    def is_large(self, pair: Measured) -> bool:
+    def exceeds_limit(self, pair: Measured) -> bool:
         """Whether an error is predicted that is larger than those that were measured where they were predicted."""
         return pair.predicted > self.limit
 
-    def promised(self, pair: Measured) -> float:
+    def level_of(self, pair: Measured) -> float:
         """What the interval of a prediction is to hold for: nothing where it hangs on flips or is large."""
-        return 0.0 if self.hangs_on_flips(pair) or self.is_large(pair) else self.level
+        return 0.0 if self.depends_on_flips(pair) or self.exceeds_limit(pair) else self.level
 
     def _share(self, pair: Measured, jumps: float) -> float:
         added = self._added(pair, jumps)
@@ -195,8 +197,8 @@ UNCALIBRATED = Calibration(power=1.0, scale=1.0, jumps=0.0, floor=0.0, quantile=
 
 
 def _jumped(predicted: np.ndarray, causes: np.ndarray, jumps: float, power: float) -> np.ndarray:
-    found: np.ndarray = (predicted**power + jumps * causes) ** (1 / power)
-    return found
+    errors: np.ndarray = (predicted**power + jumps * causes) ** (1 / power)
+    return errors
 
 
 def _curve(

@@ -1,27 +1,28 @@
 """A model as a chain: what comes before its blocks, the blocks, each given what the one before gives, what comes after.
 
 Blocks are the modules of the largest stack of layers, called once each, in their order. A forward pass of each batch
-(`recording`) notes the values that go from block to block, and what else a block is called with (masks, positions).
-That nothing else hangs on those values is checked, not believed: a disturbed run has to give the same outputs block by
-block as whole. A model that fails this has no chain.
+(`Recording`) notes the values that go from block to block, and what else a block is called with (masks, positions).
+That nothing else depends on those values is checked: a disturbed run has to give the same outputs block by block as in
+one piece. A model that fails this has no chain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from assay.precision.metrics import Metric
-from assay.precision.observation.handlers import traced
-from assay.precision.observation.running import call, mapping
+from assay.precision.observation.operations import is_layer, is_norm, traced
+from assay.precision.observation.running import call, evaluating, mapping
 from assay.precision.observation.streaming import streamed_parameters
 from assay.precision.observation.tracer import LookUp, Product, Tracer, Visitor
-from assay.runtime.shelf import Shelf
+from assay.runtime.tensors import TensorCache
 
 _SAME = 1e-6
 """Relative difference of outputs that a device's own indeterminacy may make."""
@@ -30,7 +31,7 @@ _ROOM = 1 << 30
 """Bytes that values of several assignments, and weights kept for them or for several cotangents, may take; of a model
 in memory half of its own float32 bytes, if that is more."""
 
-State = tuple[torch.Tensor, ...]
+State = tuple[Tensor, ...]
 """The values that a block is given by the one before; of the last block, all tensors that it gives."""
 
 
@@ -46,27 +47,27 @@ class Flat:
         leaves, spec = tree_flatten(tree)
         return cls(tuple(leaves), spec)
 
-    def filled(self, places: Sequence[int], values: Sequence[Any]) -> Any:
-        """The tree with something else at some places."""
-        return tree_unflatten(self.without(places, values).leaves, self.spec)
+    def filled(self, positions: Sequence[int], values: Sequence[Any]) -> Any:
+        """The tree with something else at some positions."""
+        return tree_unflatten(self.without(positions, values).leaves, self.spec)
 
-    def without(self, places: Sequence[int], values: Sequence[Any] | None = None) -> Flat:
-        """The same with None, or ``values``, at some places."""
+    def without(self, positions: Sequence[int], values: Sequence[Any] | None = None) -> Flat:
+        """The same with None, or ``values``, at some positions."""
         leaves = list(self.leaves)
-        for place, value in zip(places, values or [None] * len(places), strict=True):
-            leaves[place] = value
+        for position, value in zip(positions, values or [None] * len(positions), strict=True):
+            leaves[position] = value
         return Flat(tuple(leaves), self.spec)
 
     @property
     def tensors(self) -> list[int]:
         """Places of tensors."""
-        return [place for place, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)]
+        return [position for position, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)]
 
 
 class Chain:
     """The blocks of a model over some batches, with the values that the model by itself has before each of them.
 
-    ``places``: of each name that a visitor is given where that is: 0 before the blocks, l + 1 in block l, `after` them.
+    ``positions``: of each site's name the block it is in: 0 before the blocks, l + 1 in block l, `after` them.
     """
 
     def __init__(self, model: torch.nn.Module, batches: Sequence[Any], blocks: Sequence[torch.nn.Module]) -> None:
@@ -74,7 +75,7 @@ class Chain:
         self.batches = batches
         self.blocks = blocks
         self.after = len(blocks) + 1
-        self.places: dict[str, set[int]] = {}
+        self.positions: dict[str, set[int]] = {}
         self.calls: list[list[Flat]] = [[] for _ in batches]
         self.given = Flat((), tree_flatten(())[1])
         """The form of what a block gives, without tensors."""
@@ -83,12 +84,12 @@ class Chain:
         self.entries: list[int] = []
         """Where in a block's arguments the values of the chain are, and where in what the block before gives."""
         self.exits: list[int] = []
-        self._shelf = Shelf()
-        self._shelved: list[list[range]] = [[] for _ in batches]
+        self._cache = TensorCache()
+        self._cached: list[list[range]] = [[] for _ in batches]
 
     def state(self, batch: int, block: int) -> State:
         """What the model by itself gives to a block, or what the last one gives."""
-        return tuple(self._shelf[place] for place in self._shelved[batch][block])
+        return tuple(self._cache[position] for position in self._cached[batch][block])
 
     def bytes_of_state(self) -> int:
         """Of the values before the first block, over all batches."""
@@ -101,7 +102,7 @@ class Chain:
         others = sum(parameter.numel() for parameter in self.model.parameters()) - sum(sizes)
         return 4 * max(*sizes, others)
 
-    def room(self) -> int:
+    def free_bytes(self) -> int:
         """Bytes that may be taken beside the model."""
         streamed = bool(streamed_parameters(self.model))
         return max(_ROOM, 0 if streamed else 2 * sum(parameter.numel() for parameter in self.model.parameters()))
@@ -115,19 +116,19 @@ class Chain:
         if reached is None:  # what comes before has skipped it
             return None
         given = Flat.of(reached)
-        same = (torch.equal(given.leaves[place], known.leaves[place]) for place in known.tensors)
+        same = (torch.equal(given.leaves[position], known.leaves[position]) for position in known.tensors)
         if given.spec != known.spec or not all(same):
             return None
-        return tuple(given.leaves[place] for place in self.entries)
+        return tuple(given.leaves[position] for position in self.entries)
 
     def through(self, batch: int, block: int, state: State) -> State:
         """What a block makes of the values, which are left as they are. Within `traced`."""
         args, kwargs = self.calls[batch][block].filled(self.entries, [value.clone() for value in state])
         given = Flat.of(self.blocks[block](*args, **kwargs))
-        places = self.exits if block < len(self.blocks) - 1 else self.tensors
-        return tuple(given.leaves[place] for place in places)
+        positions = self.exits if block < len(self.blocks) - 1 else self.tensors
+        return tuple(given.leaves[position] for position in positions)
 
-    def output(self, batch: int, state: State, metric: Metric, visitor: Visitor) -> torch.Tensor:
+    def output(self, batch: int, state: State, metric: Metric, visitor: Visitor) -> Tensor:
         """What is compared of the model's outputs, of what the last block gives, which the visitor has seen."""
         given = self.given.filled(self.tensors, [value.clone() for value in state])
         with ExitStack() as after:
@@ -137,12 +138,12 @@ class Chain:
             after.enter_context(traced(self.model, visitor))
             return metric.output(call(self.model, self.batches[batch]), mapping(self.batches[batch]))
 
-    def shelve(self, batch: int, values: Sequence[torch.Tensor]) -> None:
+    def shelve(self, batch: int, values: Sequence[Tensor]) -> None:
         """Keep the values before the next block, or after the last."""
-        start = len(self._shelf)
+        start = len(self._cache)
         for value in values:
-            self._shelf.put(value)
-        self._shelved[batch].append(range(start, len(self._shelf)))
+            self._cache.add(value)
+        self._cached[batch].append(range(start, len(self._cache)))
 
     def holds(self, metric: Metric) -> bool:
         """Whether a disturbance before the first block comes out of the chain as it comes out of the model, which runs
@@ -153,7 +154,7 @@ class Chain:
         def disturbed(_module: object, args: Any, kwargs: Any) -> Any:
             visitor.on = False
             flat = Flat.of((args, kwargs))
-            return flat.filled(self.entries, [_disturbed(flat.leaves[place]) for place in self.entries])
+            return flat.filled(self.entries, [_disturbed(flat.leaves[position]) for position in self.entries])
 
         state = self.before(0, visitor)
         visitor.on = False
@@ -171,28 +172,21 @@ class Chain:
         return float((output - whole).norm()) <= _SAME * float(whole.norm())
 
 
-class _Disturber:
-    """A visitor that disturbs what comes out of weights, while it is ``on``."""
+class _Disturber(Visitor):
+    """Disturbs the results of products and look-ups while it is ``on``."""
 
-    def __init__(self) -> None:
-        self.on = True
-        self.tracer: Tracer | None = None
+    on = True
 
-    def linear(
-        self, name: str, x: torch.Tensor, weight: torch.Tensor, expert: int | None, product: Product
-    ) -> torch.Tensor:
+    def linear(self, name: str, x: Tensor, weight: Tensor, expert: int | None, product: Product) -> Tensor:
         return _disturbed(product(x, weight)) if self.on else product(x, weight)
 
-    def embedding(self, name: str, ids: torch.Tensor, weight: torch.Tensor, look_up: LookUp) -> torch.Tensor:
+    def embedding(self, name: str, ids: Tensor, weight: Tensor, look_up: LookUp) -> Tensor:
         return _disturbed(look_up(weight)) if self.on else look_up(weight)
-
-    def values(self, name: str, x: torch.Tensor, part: str = "") -> torch.Tensor:
-        return x
 
 
 def _disturbed(x: Any) -> Any:
     """Values changed by up to a twentieth, each by another share, the same every time; integers as they are."""
-    if not isinstance(x, torch.Tensor) or not x.is_floating_point():
+    if not isinstance(x, Tensor) or not x.is_floating_point():
         return x
     shares = torch.arange(x.numel(), device=x.device, dtype=x.dtype).reshape(x.shape).sin()
     return x * (1 + 0.05 * shares)
@@ -216,6 +210,156 @@ def _arguments(block: torch.nn.Module, run: Callable[[], object]) -> Any:
     with block.register_forward_pre_hook(reached, with_kwargs=True):
         try:
             run()
-        except _ReachedError as found:
-            return found.given
+        except _ReachedError as reached_error:
+            return reached_error.given
     return None
+
+
+class Recording:
+    """Of a model over some batches, each of which is to run once within `over`."""
+
+    def __init__(self, model: torch.nn.Module, batches: Sequence[Any]) -> None:
+        blocks = _largest_stack(model)
+        self._model = model
+        self._chain = Chain(model, batches, blocks) if len(blocks) > 1 else None
+        self._noted = 0
+
+    @property
+    def possible(self) -> bool:
+        """Whether the model may be a chain, as far as it has run."""
+        return self._chain is not None
+
+    @contextmanager
+    def over(self, batch: int, visitor: Visitor) -> Iterator[Tracer]:
+        """As `traced`, for the forward pass of a batch."""
+        chain = self._chain
+        if chain is None:
+            with traced(self._model, visitor) as tracer:
+                yield tracer
+            return
+        recorder = _Recorder(chain, batch, visitor)
+        with ExitStack() as after:
+            for block in chain.blocks:
+                after.callback(block.register_forward_pre_hook(recorder.enter, with_kwargs=True).remove)
+            tracer = after.enter_context(traced(self._model, recorder))
+            for block in chain.blocks:
+                after.callback(block.register_forward_hook(recorder.leave).remove)
+            yield tracer
+        self._noted += 1
+        if not recorder.ended():
+            self._chain = None
+
+    def chain(self, metric: Metric) -> Chain | None:
+        """The chain that the model is, by two forward passes more of the first batch; None where it isn't one."""
+        chain = self._chain
+        if chain is None or self._noted < len(chain.batches):
+            return None
+        with torch.no_grad(), evaluating(self._model):
+            return chain if chain.holds(metric) else None
+
+
+def chain_of(model: torch.nn.Module, batches: Sequence[Any], metric: Metric) -> Chain | None:
+    """The chain that a model is, by a forward pass a batch and two more of the first; None where it isn't one."""
+    recording = Recording(model, batches)
+    for batch, given in enumerate(batches):
+        if not recording.possible:
+            return None
+        with torch.no_grad(), evaluating(model), recording.over(batch, Visitor()):
+            call(model, given)
+    return recording.chain(metric)
+
+
+class _Recorder(Visitor):
+    """What stands before a visitor that changes nothing, and the hooks around blocks: what they are given goes to the
+    chain."""
+
+    def __init__(self, chain: Chain, batch: int, visitor: Visitor) -> None:
+        self._visitor = visitor
+        self._chain = chain
+        self._batch = batch
+        self._inside = False
+        self._entered = 0
+        self._between: set[str] = set()
+        self._first: list[Any] = []
+        self._given: Flat | None = None
+        self._whole = True
+
+    @property  # type: ignore[override]
+    def tracer(self) -> Tracer | None:
+        return self._visitor.tracer
+
+    @tracer.setter
+    def tracer(self, tracer: Tracer | None) -> None:
+        self._visitor.tracer = tracer
+
+    def linear(self, name: str, x: Tensor, weight: Tensor, expert: int | None, product: Product) -> Tensor:
+        self._note_site(name)
+        return self._visitor.linear(name, x, weight, expert, product)
+
+    def embedding(self, name: str, ids: Tensor, weight: Tensor, look_up: LookUp) -> Tensor:
+        self._note_site(name)
+        return self._visitor.embedding(name, ids, weight, look_up)
+
+    def values(self, name: str, x: Tensor, part: str = "") -> Tensor:
+        self._note_site(name)
+        return self._visitor.values(name, x, part)
+
+    def _note_site(self, name: str) -> None:
+        if self._entered and not self._inside:
+            self._between.add(name)
+        else:
+            self._chain.positions.setdefault(name, set()).add(self._entered)
+
+    def enter(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        chain, position = self._chain, self._entered
+        expected = position < len(chain.blocks) and module is chain.blocks[position]
+        self._whole = self._whole and expected and not self._inside and not self._between
+        if not self._whole:
+            return
+        self._inside, self._entered = True, position + 1
+        flat = Flat.of((args, kwargs))
+        if position == 0:
+            self._first = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in flat.leaves]
+            chain.calls[self._batch].append(flat)
+            return
+        given = self._given
+        assert given is not None
+        pairs = [(at, out) for at in flat.tensors for out in given.tensors if flat.leaves[at] is given.leaves[out]]
+        entries, exits = [at for at, _ in pairs], [out for _, out in pairs]
+        if position == 1 and not chain.entries:
+            chain.entries, chain.exits = entries, exits
+        begun = position > 1 or all(isinstance(self._first[at], Tensor) for at in entries)
+        if not entries or not begun or (entries, exits) != (chain.entries, chain.exits):
+            self._whole = False
+            return
+        if position == 1:
+            chain.calls[self._batch][0] = chain.calls[self._batch][0].without(entries)
+            chain.shelve(self._batch, [self._first[at] for at in entries])
+            self._first = []
+        chain.calls[self._batch].append(flat.without(entries))
+        chain.shelve(self._batch, [flat.leaves[at] for at in entries])
+
+    def leave(self, _module: object, _args: object, output: Any) -> None:
+        before, self._given, self._inside = self._given, Flat.of(output), False
+        self._whole = self._whole and (before is None or before.spec == self._given.spec)
+
+    def ended(self) -> bool:
+        """Note what the last block gave; whether the blocks were a chain's."""
+        chain, given = self._chain, self._given
+        if not self._whole or given is None or self._entered < len(chain.blocks):
+            return False
+        for name in self._between:
+            chain.positions.setdefault(name, set()).add(chain.after)
+        chain.tensors, chain.given = given.tensors, given.without(given.tensors)
+        chain.shelve(self._batch, [given.leaves[position] for position in given.tensors])
+        return True
+
+
+def _largest_stack(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The layers of the stack with the most parameters, in order."""
+    stacks: dict[str, list[torch.nn.Module]] = {}
+    for name, module in model.named_modules():
+        if is_layer(name, module) and not is_norm(module):
+            stacks.setdefault(name.rpartition(".")[0], []).append(module)
+    sizes = {name: sum(p.numel() for block in stack for p in block.parameters()) for name, stack in stacks.items()}
+    return stacks[max(sizes, key=lambda name: sizes[name])] if sizes else []

@@ -1,7 +1,8 @@
-"""Assignments measured: the model run as they would have it, sequence by sequence against what it gives by itself."""
+"""X"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,54 +10,54 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from assay.precision.cache import Cache
 from assay.precision.errors import BadModel, NoData
 from assay.precision.metrics import Metric
-from assay.precision.observation.handlers import traced
 from assay.precision.observation.observing import Observed
+from assay.precision.observation.operations import traced
 from assay.precision.observation.running import call, evaluating, mapping
 from assay.precision.observation.sites import Observer
-from assay.precision.prediction.abreast import passes, run_abreast
-from assay.precision.prediction.chain import Chain
-from assay.precision.prediction.recording import Recording, chain_of
-from assay.precision.sampling import MeasuredError
-from assay.runtime.shelf import Shelf
+from assay.precision.prediction.chain import Chain, Recording, chain_of
+from assay.precision.prediction.simulation import forward_passes, run_batched, simulated
+from assay.precision.sampling import MeasuredError, Ratio, ratio
+from assay.runtime.tensors import TensorCache
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class EvaluationData:
     """Batches that errors are measured over, with what the model gives for them by itself."""
 
     name: str
     """What a cache knows it by."""
     batches: Sequence[Any]
-    references: Shelf
+    references: TensorCache
     """The outputs that are compared, one a batch."""
     weights: np.ndarray
     """[N]: what each sequence's distance is divided by, float64."""
 
 
-def part_of(model: torch.nn.Module, batches: Sequence[Any], metric: Metric, name: str) -> Part:
+def evaluation_data(model: torch.nn.Module, batches: Sequence[Any], metric: Metric, name: str) -> EvaluationData:
     """A part of other data than was looked at, by a forward pass a batch.
 
     Raises BadModel for outputs that aren't finite, NoData where the metric compares nothing.
     """
-    references, weights = Shelf(), []
+    references, weights = TensorCache(), []
     for index, batch in enumerate(batches):
         with torch.no_grad(), evaluating(model), traced(model, Observer(model)):
             reference = metric.output(call(model, batch), mapping(batch))
         if not bool(metric.compared(reference, mapping(batch)).isfinite().all()):
             raise BadModel(f"expected finite outputs, got NaN or infinities for batch {index} of {name}: check inputs")
         weights.append(metric.weights(reference, mapping(batch)).numpy(force=True))
-        references.put(reference)
+        references.add(reference)
     whole = np.concatenate(weights)
     if not whole.sum() > 0:
         raise NoData(f"expected outputs to compare in {name}, got none but padding or zeros: check attention_mask")
-    return Part(name, batches, references, whole)
+    return EvaluationData(name, batches, references, whole)
 
 
-class Measuring:
+class Evaluator:
     """What is measured over a part; nothing is measured twice.
 
     cache: where what an earlier audit measured is, and this one's goes. recording: of the model over the part's
@@ -66,14 +67,14 @@ class Measuring:
     def __init__(
         self,
         model: torch.nn.Module,
-        part: Part,
+        data: EvaluationData,
         metric: Metric,
         observed: Observed,
         cache: Cache | None = None,
         recording: Recording | None = None,
     ) -> None:
         self.model = model
-        self.part = part
+        self.data = data
         self.metric = metric
         self.passes = 0.0
         """Forward passes that were run, apart from what comes before and after the blocks."""
@@ -85,9 +86,9 @@ class Measuring:
     def error(self, assignment: Mapping[str, str]) -> MeasuredError:
         """The metric with an assignment simulated; not finite where the model breaks."""
         (distances,) = self._by_sequence([assignment])
-        return MeasuredError.of(distances, self.part.weights, self.metric.power)
+        return MeasuredError.of(distances, self.data.weights, self.metric.power)
 
-    def ahead(self, assignments: Sequence[Mapping[str, str]], done: Callable[[], None] = lambda: None) -> None:
+    def measure_all(self, assignments: Sequence[Mapping[str, str]], done: Callable[[], None] = lambda: None) -> None:
         """Measure assignments side by side, for whoever asks for each `error` later; ``done`` is called once each."""
         self._by_sequence(assignments, done)
 
@@ -97,24 +98,24 @@ class Measuring:
         if type(self.metric).agreeing is Metric.agreeing:
             return None
         (same,) = self._by_sequence([assignment], agreeing=True)
-        return float(same.sum() / self.part.weights.sum())
+        return float(same.sum() / self.data.weights.sum())
 
     def error_of(self, other: torch.nn.Module) -> MeasuredError:
         """The metric of another model of the same inputs, such as an export that was loaded."""
-        found = []
-        for index, batch in enumerate(self.part.batches):
+        distances = []
+        for index, batch in enumerate(self.data.batches):
             with torch.no_grad(), evaluating(other):
                 output = self.metric.output(call(other, batch), mapping(batch))
-            compared = self.metric.compare(self.part.references[index], output, mapping(batch))
-            found.append(torch.as_tensor(compared).numpy(force=True))
-        return MeasuredError.of(np.concatenate(found), self.part.weights, self.metric.power)
+            compared = self.metric.compare(self.data.references[index], output, mapping(batch))
+            distances.append(torch.as_tensor(compared).numpy(force=True))
+        return MeasuredError.of(np.concatenate(distances), self.data.weights, self.metric.power)
 
     @cached_property
     def chain(self) -> Chain | None:
         """The model as a chain of blocks over these batches; None where it isn't one."""
         if self._recording is not None:
             return self._recording.chain(self.metric)
-        return chain_of(self.model, self.part.batches, self.metric)
+        return chain_of(self.model, self.data.batches, self.metric)
 
     def _by_sequence(
         self,
@@ -124,30 +125,95 @@ class Measuring:
         agreeing: bool = False,
     ) -> list[np.ndarray]:
         """Distances, or positions that agree, of each sequence, [N]: as they are known, or from a run."""
-        name = f"{self.part.name}: agreeing" if agreeing else self.part.name
+        name = f"{self.data.name}: agreeing" if agreeing else self.data.name
         keys = [(name, frozenset(each.items())) for each in assignments]
         new: dict[tuple[str, frozenset[tuple[str, str]]], Mapping[str, str]] = {}
         for key, assignment in zip(keys, assignments, strict=True):
             kept = self._cache.sequences(assignment, name) if self._cache and key not in self._known else None
-            if kept is not None and len(kept) == len(self.part.weights):
+            if kept is not None and len(kept) == len(self.data.weights):
                 self._known[key] = kept
             if key in self._known or key in new:
                 done()
             else:
                 new[key] = assignment
-        metric, part, runs = self.metric, self.part, list(new.values())
+        metric, data, runs = self.metric, self.data, list(new.values())
         each: list[list[np.ndarray]] = [[] for _ in runs]
 
-        def found(number: int, batch: int, output: torch.Tensor) -> None:
+        def record(number: int, batch: int, output: Tensor) -> None:
             compare = metric.agreeing if agreeing else metric.compare
-            values = compare(part.references[batch], output, mapping(part.batches[batch]))
+            values = compare(data.references[batch], output, mapping(data.batches[batch]))
             each[number].append(torch.as_tensor(values).numpy(force=True))
-            if len(each[number]) == len(part.batches):
+            if len(each[number]) == len(data.batches):
                 self._known[list(new)[number]] = whole = np.concatenate(each[number])
                 if self._cache:
                     self._cache.note(runs[number], whole, name)
 
         if runs:
-            run_abreast(self.chain, self.model, part.batches, metric, self._observed, runs, found, done)
-            self.passes += passes(self.chain, self._observed, runs)
+            run_batched(self.chain, self.model, data.batches, metric, self._observed, runs, record, done)
+            self.passes += forward_passes(self.chain, self._observed, runs)
         return [self._known[key] for key in keys]
+
+
+BASE = 128
+"""The position that the last one is compared with, where sequences are longer than twice that."""
+_FIRST = 8
+"""The last position of the first step of a curve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Errors over steps of half octaves of positions."""
+
+    ends: tuple[int, ...]
+    """The last position of each step, counted from 1; a step begins after the end of the one before."""
+    errors: tuple[MeasuredError, ...]
+    """Of the positions of each step, in the metric's unit, with what each sequence adds."""
+
+    @property
+    def base(self) -> int:
+        """The end of the step that the last one is compared with: 128, or a quarter of a shorter length."""
+        wanted = BASE if self.ends[-1] >= 2 * BASE else self.ends[-1] / 4
+        return min(self.ends, key=lambda end: abs(math.log(end / wanted)))
+
+    @property
+    def growth(self) -> Ratio:
+        """The error at the last step over that at `base`, with its 95 % interval, paired by sequences."""
+        return ratio(self.errors[-1], self.errors[self.ends.index(self.base)])
+
+
+def error_by_position(
+    model: torch.nn.Module, batches: Sequence[Any], metric: Metric, observed: Observed, assignment: Mapping[str, str]
+) -> Curve:
+    """The error of an assignment over positions, of batches whose sequences all have the same length.
+
+    Two passes a batch, neither with gradients. Raises NoData where there are none or lengths differ, WrongShape for
+    outputs that aren't of positions.
+    """
+    if not batches:
+        raise NoData("expected long sequences for errors over positions, got none: give a longer text")
+    distances: list[np.ndarray] = []
+    weights: list[np.ndarray] = []
+    for batch in batches:
+        reference = simulated(model, batch, metric, observed, {})
+        output = simulated(model, batch, metric, observed, assignment)
+        values = metric.by_position(reference, output, mapping(batch))
+        del reference, output
+        for kept, each in zip((distances, weights), values, strict=True):
+            kept.append(each.numpy(force=True))
+    lengths = sorted({each.shape[1] for each in distances})
+    if len(lengths) != 1:
+        raise NoData(f"expected sequences of one length for errors over positions, got lengths {lengths}")
+    ends = steps(lengths[0])
+    of = np.searchsorted(ends, np.arange(1, ends[-1] + 1))
+    summed = [
+        np.stack([np.concatenate(kept)[:, of == step].sum(1) for step in range(len(ends))])
+        for kept in (distances, weights)
+    ]
+    errors = (MeasuredError.of(some, by, metric.power) for some, by in zip(*summed, strict=True))
+    return Curve(ends, tuple(errors))
+
+
+def steps(length: int) -> tuple[int, ...]:
+    """The last positions of half octaves, through 128, up to a length; none so near it that it would be a sliver."""
+    ends = [round(BASE * 2 ** (half / 2)) for half in range(-8, 2 * max(length, 2).bit_length())]
+    return (*(end for end in ends if end >= _FIRST and end * 1.2 <= length), length)

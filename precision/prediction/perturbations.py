@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import torch
+from torch import Tensor
 
 from assay.precision.schemes import FakeQuantizer, Quantizer, Scheme
 
@@ -12,7 +12,7 @@ Perturbation = tuple[str, object, str]
 Key = tuple[str, Perturbation]
 """A site and one perturbation there: a row of the quadratic form."""
 
-Change = Callable[[FakeQuantizer, torch.Tensor], torch.Tensor]
+Change = Callable[[FakeQuantizer, Tensor], Tensor]
 """What storing changes in a tensor, such as `sensitivity.change_of`."""
 
 
@@ -20,9 +20,9 @@ Change = Callable[[FakeQuantizer, torch.Tensor], torch.Tensor]
 class Term:
     """What one perturbation of one site does in one batch."""
 
-    sums: torch.Tensor
+    sums: Tensor
     """[B], float32: the products of every sequence."""
-    squares: torch.Tensor
+    squares: Tensor
     """[B], float32: the squares of each product's terms, a row of the tensor each, summed."""
     sampling: float
     """One row of this many was looked at, but for the largest."""
@@ -33,19 +33,19 @@ class Term:
 def perturbations_of(scheme: Scheme) -> tuple[Perturbation, ...]:
     """The parts that a scheme's change is made of. Schemes that store a weight alike share that part."""
     transform = scheme.name if scheme.transform == "smooth" else scheme.transform
-    found: list[Perturbation] = []
+    perturbations: list[Perturbation] = []
     if scheme.weight is not None:
-        found.append(("weight", scheme.weight, transform))
+        perturbations.append(("weight", scheme.weight, transform))
     if scheme.activation is not None:
-        found.append(("values", scheme.activation, transform))
+        perturbations.append(("values", scheme.activation, transform))
     if scheme.queries is not None:
-        found.append(("queries", scheme.queries, transform))
+        perturbations.append(("queries", scheme.queries, transform))
     if scheme.split is not None:
-        found.append(("sum", scheme.split, transform))
-    return tuple(found)
+        perturbations.append(("sum", scheme.split, transform))
+    return tuple(perturbations)
 
 
-def passing(scheme: Scheme, part: str) -> Perturbation | None:
+def value_perturbation(scheme: Scheme, part: str) -> Perturbation | None:
     """What a scheme does to values that pass its site, of a cache its ``part``: keys, values or queries; None: nothing.
 
     Keys and values of a cache are one perturbation.
@@ -59,10 +59,10 @@ def is_repeated(name: str, schemes: Mapping[str, Scheme], sources: Mapping[str, 
 
     schemes: the assignment. sources: from where each site is given values as they are, as a linear is a norm's output.
     """
-    own, before = schemes[name].activation, _last(name, schemes, sources)
-    if own is None or before is None or schemes[name].transform != "none":
+    quantizer, before = schemes[name].activation, _last(name, schemes, sources)
+    if quantizer is None or before is None or schemes[name].transform != "none":
         return False
-    return _leaves(own, before)
+    return _leaves(quantizer, before)
 
 
 def _last(name: str, schemes: Mapping[str, Scheme], sources: Mapping[str, str]) -> Quantizer | None:
@@ -71,9 +71,9 @@ def _last(name: str, schemes: Mapping[str, Scheme], sources: Mapping[str, str]) 
     if source is None:
         return None
     before = _last(source, schemes, sources)
-    own = (schemes[source].weight or schemes[source].activation) if source in schemes else None
-    repeated = own is not None and before is not None and _leaves(own, before)
-    return before if own is None or repeated else own
+    quantizer = (schemes[source].weight or schemes[source].activation) if source in schemes else None
+    repeated = quantizer is not None and before is not None and _leaves(quantizer, before)
+    return before if quantizer is None or repeated else quantizer
 
 
 def _leaves(quantizer: Quantizer, stored: Quantizer) -> bool:

@@ -1,15 +1,4 @@
-"""The error of any assignment from the products of one backward pass, and how far it may be off.
-
-For each (site, scheme) there are two estimates of the same quadratic form. The *direct* one is the mean over
-sequences of t^2, t the product summed over all tokens and features: right for any change, but of N sequences it has a
-relative standard error of about sqrt(2 / N). The *spread* one squares every term by itself and sums, a term being that
-of a whole row, a token's values or a weight's output channel, since errors go together within one (where a large value
-makes small ones vanish); right where rows are independent, which most are, and of little noise. So what is used is the
-spread one, times a factor for its site and one for its scheme as far as two halves of the data agree on them, and times
-what the direct one makes of it, the mean of t^2 over the sum of squares of its terms, where that differs by more than
-chance allows (saturation, flushed values, anything with a bias). Cross terms come from the products' correlations where
-they are larger than chance makes them, as for two sites that change the same values.
-"""
+"""X"""
 
 from __future__ import annotations
 
@@ -21,7 +10,37 @@ from dataclasses import dataclass
 import numpy as np
 
 from assay.precision.prediction.perturbations import Key
-from assay.precision.prediction.profiles import pooled, profiles
+
+
+def profiles(keys: Sequence[Key], squares: np.ndarray) -> np.ndarray:
+    """Of every row the share of each sequence, [keys, N], from its mean squares over cotangents, [keys, N]: one profile
+    for all that a site's schemes do to its weight, and one for its values. A row of nothing has a flat one."""
+    finite = np.where(np.isfinite(squares), squares, 0.0)
+    totals = finite.sum(1, keepdims=True)
+    shares = np.divide(finite, totals, out=np.full_like(finite, 1 / max(finite.shape[1], 1)), where=totals > 0)
+    alike: dict[tuple[str, str], list[int]] = {}
+    for row, (site, perturbation) in enumerate(keys):
+        alike.setdefault((site, perturbation[0]), []).append(row)
+    for rows in alike.values():
+        shares[rows] = shares[rows].mean(0)
+    return shares
+
+
+def cotangents_of(again: np.ndarray) -> np.ndarray:
+    """How many cotangents a row has, [rows], of what further ones gave, [rows, C, N]: one where they gave nothing."""
+    return np.where(again.any((1, 2)), again.shape[1] + 1.0, 1.0)
+
+
+def pooled(first: np.ndarray, again: np.ndarray | None, power: float) -> np.ndarray:
+    """Sums (of power 0.5) or squares (1) of several cotangents [rows, N], [rows, C, N] side by side, [rows, (C + 1) N],
+    over the number of cotangents of a row to that power, so that squares add up to those of one."""
+    if again is None:
+        return first
+    count = cotangents_of(again)[:, None]
+    whole = np.concatenate([first, again.reshape(len(first), -1)], 1)
+    scaled: np.ndarray = whole / count**power
+    return scaled
+
 
 _DIFFERS = 5.0
 """Standard errors beyond which the direct estimate is believed: of 10^4 pairs of site and scheme none is by chance if
@@ -143,8 +162,8 @@ class QuadraticForm:
     def profile(self, keys: Sequence[Key]) -> np.ndarray:
         """What each sequence adds to the form, [N], apart from cross terms."""
         rows, parts = self._parts(keys)
-        found: np.ndarray = np.where(np.isfinite(parts), parts, 0.0) @ self._profiles[rows]
-        return found
+        added: np.ndarray = np.where(np.isfinite(parts), parts, 0.0) @ self._profiles[rows]
+        return added
 
     def _parts(self, keys: Sequence[Key]) -> tuple[list[int], np.ndarray]:
         rows = [self._row[key] for key in keys if key in self._row]
@@ -185,10 +204,10 @@ def _diagonal(products: Products, squares: np.ndarray, units: np.ndarray) -> np.
     means = [np.where(known, _mean(squared, squared[:, half::2]), 1.0) for half in (0, 1)]
     halves = [np.log(mean.clip(1e-6)) + 4 / (3 * count) for mean in means]
     expected = np.zeros_like(ratio)
-    for place in (0, 1):  # a factor for each site, then one for each part of what remains
+    for part in (0, 1):  # a factor for each site, then one for each part of what remains
         groups: dict[object, list[int]] = {}
         for row in np.flatnonzero(known):
-            groups.setdefault(products.keys[row][place], []).append(int(row))
+            groups.setdefault(products.keys[row][part], []).append(int(row))
         factors = _reliable(groups, ratio - expected, [half - expected for half in halves])
         for name, rows in groups.items():
             expected[rows] += factors[name]
@@ -196,8 +215,8 @@ def _diagonal(products: Products, squares: np.ndarray, units: np.ndarray) -> np.
     # Independent errors grow with the number of rows, those of a common bias with its square.
     with np.errstate(invalid="ignore"):
         biased = spread * (np.minimum(mean, 1.0) + subsample * np.maximum(mean - 1.0, 0.0))
-    found = np.where(believed, biased, np.where(known, spread * np.exp(expected), spread))
-    return np.where(finite, found, np.inf)
+    diagonal = np.where(believed, biased, np.where(known, spread * np.exp(expected), spread))
+    return np.where(finite, diagonal, np.inf)
 
 
 def _mean(squared: np.ndarray, of: np.ndarray) -> np.ndarray:

@@ -1,44 +1,204 @@
-"""Every scheme at every site from one backward pass: the products of the output's cotangent with what schemes change.
-
-For a cotangent v at the output, t[s, q] = <J_s' v, d_sq>, where d_sq is what scheme q changes at site s, summed over
-all tokens and features of a sequence before anything is squared; then, for every assignment c at once,
-E (sum_s t[s, c(s)])^2 is the metric's quadratic form, cross terms included. A weight's change needs the gradient of
-each sequence only, which is formed for some rows of one product at a time and never kept.
-"""
+"""X"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from assay.precision.observation.operations import groups
+from assay.precision.observation import groups
 from assay.precision.observation.qparams import QParams
 from assay.precision.observation.running import rows_kept
 from assay.precision.observation.streaming import Streamed
-from assay.precision.observation.tracer import LookUp, Product, Steps, Tracer
-from assay.precision.prediction.passed import Passed
-from assay.precision.prediction.perturbations import Change, Perturbation, Term, passing, perturbations_of
-from assay.precision.prediction.rows import Rows, Subsample
+from assay.precision.observation.tracer import LookUp, Product, Steps, Visitor
+from assay.precision.prediction.perturbations import Change, Perturbation, Term, perturbations_of, value_perturbation
+from assay.precision.prediction.row_sampling import Rows, RowSample, RowSampler, Subsample
 from assay.precision.prediction.simulation import SPLITS, split_product
-from assay.precision.prediction.turns import Turns
-from assay.precision.prediction.weights import Met, Sample, WeightProducts
 from assay.precision.schemes import SCHEMES, FakeQuantizer, Scheme
-from assay.runtime.heap import give_back
+from assay.runtime.memory import trim_heap
+
+
+class PassThrough(torch.autograd.Function):
+    """``run(x)`` in the forward pass; in the backward pass ``back(x, g)``, which gives x's cotangent, or None.
+
+    ``back`` must not hold a streamed weight, only how it is read again. ``copied``: x is kept, and the result given, as
+    a copy that the model can't write over.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Any, x: Any, run: Any, back: Any, copied: Any) -> Any:
+        ctx.save_for_backward(x.clone() if copied else x)
+        ctx.back = back
+        result = run(x)
+        return result.clone() if copied else result
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return None, ctx.back(x, g), None, None, None
+
+
+_AT_ONCE = 1 << 22
+"""Elements of weights' gradients, and of their changes, that are held at once; but no fewer rows than a block's."""
+_CACHED = 1 << 18
+"""Elements of a weight that are looked at together, for a core's cache to hold what is made of them."""
+
+Formed = tuple[int, Perturbation, Term]
+"""A cotangent's number, and what a perturbation does under it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardProduct:
+    """A product of a weight [N, K] as the backward pass meets it: x [..., G * K], cotangents g [..., G * N] of the
+    result, of which sequence each row is, and the number of the cotangent."""
+
+    x: Tensor
+    g: Tensor
+    rows: Rows
+    cotangent: int
+
+
+@dataclass(slots=True)
+class SharedRows:
+    """Of one product the rows that are drawn of its weight, and what each cotangent so far gives them, [..., n]."""
+
+    drawn: tuple[float, RowSample] | None = None
+    given: dict[int, Tensor] = field(default_factory=dict)
+
+
+class WeightProducts:
+    """<g_b' x_b, change of the weight> for every sequence b of a batch.
+
+    ``batch``: its sequences; ``turns``: who looks at which rows; ``further``: the weights that further cotangents meet
+    too, None: all. Cotangents come by from the last to the first.
+    """
+
+    def __init__(
+        self, qparams: QParams, batch: int, sampler: RowSampler, change: Change, further: Container[str] | None
+    ) -> None:
+        self._qparams = qparams
+        self._batch = batch
+        self._turns = sampler
+        self._change = change
+        self._further = further
+        self._runs: Counter[tuple[str, int | None]] = Counter()
+
+    def formed(
+        self,
+        name: str,
+        menu: Mapping[Perturbation, Scheme],
+        weight: Tensor,
+        expert: int | None,
+        product: BackwardProduct,
+        sample: SharedRows,
+    ) -> Iterator[Formed]:
+        """The products of the weight of a site, under the cotangent that meets it; of a ``sample``, which is this
+        product's own, under all when the last one does."""
+        if not menu:
+            return
+        sampler = self._turns if self._further is None or name in self._further else self._turns.alone()
+        if groups.count(product.x, weight) > 1 or not sampler.drawn(len(weight)):
+            yield from self._block_products(name, menu, weight, expert, product, sampler)
+            return
+        if sample.drawn is None:
+            sample.drawn = self._draw_rows(name, weight, expert, product, sampler)
+        sample.given[product.cotangent] = product.g[..., sample.drawn[1].rows]
+        if product.cotangent == 0:
+            yield from self._sampled_products(name, menu, weight, expert, product, sample)
+
+    def _block_products(
+        self,
+        name: str,
+        menu: Mapping[Perturbation, Scheme],
+        weight: Tensor,
+        expert: int | None,
+        product: BackwardProduct,
+        sampler: RowSampler,
+    ) -> Iterator[Formed]:
+        several = groups.count(product.x, weight)
+        sampling, parts = sampler.parts(weight, product.cotangent, min(_AT_ONCE // self._batch, _CACHED))
+        fitted = self._qparams.by_rows(name, list(menu.values()), weight, expert)
+        for rows in parts:
+            assert isinstance(rows.rows, slice)
+            x, g, held, here = groups.slice_rows(product.x, product.g, several, rows.rows.start, rows.rows.stop)
+            gradients = product.rows.outer(g, x, held, self._batch)[:, here].permute(1, 2, 0)
+            parts_of, products = self._products(weight[rows.rows], gradients, menu, fitted(rows.rows))
+            products *= rows.root_weights
+            sums, squares = products.sum(0).cpu(), products.square_().sum(0).cpu()
+            for part, each, square in zip(parts_of, sums, squares, strict=True):
+                yield product.cotangent, part, Term(each, square, sampling)
+
+    def _draw_rows(
+        self, name: str, weight: Tensor, expert: int | None, product: BackwardProduct, sampler: RowSampler
+    ) -> tuple[float, RowSample]:
+        lengths = product.x.flatten(0, -2).square().sum(1)
+        sizes = (lengths @ product.g.flatten(0, -2).square()) * self._qparams.norms(name, weight, expert).square()
+        self._runs[name, expert] += 1  # what runs several times draws anew each time
+        return sampler.sample(sizes, f"{name} {expert} {self._runs[name, expert]}")
+
+    def _sampled_products(
+        self,
+        name: str,
+        menu: Mapping[Perturbation, Scheme],
+        weight: Tensor,
+        expert: int | None,
+        product: BackwardProduct,
+        sample: SharedRows,
+    ) -> Iterator[Formed]:
+        assert sample.drawn is not None
+        sampling, drawn = sample.drawn
+        assert isinstance(drawn.rows, Tensor)
+        fitted = self._qparams.by_rows(name, list(menu.values()), weight, expert, few=True)
+        step = max(min(_AT_ONCE // (self._batch * len(sample.given)), _CACHED) // weight.shape[-1], 1)
+        parts: list[Perturbation] = []
+        pieces = []
+        for some in torch.split(torch.arange(len(drawn.rows)), step):
+            index = drawn.rows[some]
+            gradients = torch.cat(
+                [product.rows.outer(g[..., some], product.x, 1, self._batch) for g in sample.given.values()]
+            )
+            parts, products = self._products(weight[index], gradients.permute(1, 2, 0), menu, fitted(index))
+            pieces.append(products)
+        products = torch.cat(pieces).mul_(drawn.root_weights)
+        sums, squares = products.sum(0).cpu(), products.square_()
+        variance, squares = drawn.variance(squares).tolist(), squares.sum(0).cpu()
+        for slot, cotangent in enumerate(sample.given):
+            columns = slice(slot * self._batch, (slot + 1) * self._batch)
+            for number, part in enumerate(parts):
+                shared = 0.0 if cotangent else variance[number]  # of all cotangents together
+                yield cotangent, part, Term(sums[number, columns], squares[number, columns], sampling, shared)
+
+    def _products(
+        self, piece: Tensor, gradients: Tensor, menu: Mapping[Perturbation, Scheme], fitted: list[FakeQuantizer | None]
+    ) -> tuple[list[Perturbation], Tensor]:
+        """Of rows [n, K] of a weight and their gradients [n, K, B] what changes them, and the products [n, S, B]."""
+        forms = [(part, stored) for part, stored in zip(menu, fitted, strict=True) if stored is not None]
+        step = max(_AT_ONCE // max(piece.numel(), 1), 1)
+        products = [piece.new_empty(len(piece), 0, gradients.shape[-1])]
+        for first in range(0, len(forms), step):
+            some = forms[first : first + step]
+            changes = piece.new_empty(len(piece), len(some), piece.shape[-1])
+            for index, (_, stored) in enumerate(some):
+                changes[:, index] = self._change(stored, piece)
+            products.append(changes @ gradients)
+        return [part for part, _ in forms], torch.cat(products, 1)
+
 
 _Terms = dict[tuple[str, Perturbation], Term]
-_Changes = dict[object, tuple[FakeQuantizer, torch.Tensor]]
+_Changes = dict[object, tuple[FakeQuantizer, Tensor]]
 """Changes by `_identity`, with whom they are of, for an identity is only one's own as long as one lives."""
 
-_GROWN = 1 << 25
+_RELEASE_BYTES = 1 << 25
 """Bytes by which products may grow in memory before freed ones are returned."""
 _ENOUGH = 1 << 16
-"""Elements of values that tell the size of an error: more are subsampled to these, but not below _ROWS rows."""
-_ROWS = 256
+"""Elements of values that tell the size of an error: more are subsampled to these, but not below _LEAST_ROWS rows."""
+_LEAST_ROWS = 256
 
-_Values = tuple[torch.Tensor, Subsample, _Changes]
+_Values = tuple[Tensor, Subsample, _Changes]
 """Values with those of them that are looked at, and what changes these."""
 
 
@@ -47,13 +207,13 @@ class _Given:
     """What cotangents have given at one place: at rows of which values, [n, K] each."""
 
     of: _Values | None = None
-    cotangents: dict[int, torch.Tensor] = field(default_factory=dict)
+    cotangents: dict[int, Tensor] = field(default_factory=dict)
     overlapping: bool = False
     """Whether rows hold the same values, as windows of a convolution do: their errors add up, which some rows don't
     show."""
 
 
-class Sensitivity:
+class Sensitivity(Visitor):
     """A visitor that leaves the forward pass as it is and, in the backward pass, forms products for every menu.
 
     The batch's `terms` are there once `torch.autograd.grad` has run with respect to `anchor`; for a further cotangent
@@ -67,17 +227,16 @@ class Sensitivity:
         qparams: QParams,
         tied: Mapping[str, str],
         batch: int,
-        turns: Turns = Turns(),  # noqa: B008 - frozen
+        sampler: RowSampler = RowSampler(),  # noqa: B008 - frozen
         change: Change | None = None,
         further: Container[str] | None = None,
     ) -> None:
         self.terms: _Terms = {}
         """Of the cotangent that is led back."""
-        self.every = {0: self.terms}
+        self.terms_by_cotangent = {0: self.terms}
         """Of each cotangent."""
         self.anchor = torch.zeros((), requires_grad=True)
-        self.tracer: Tracer | None = None
-        self.mask: torch.Tensor | None = None
+        self.mask: Tensor | None = None
         """Which positions of the batch are no padding, [B, T]; None: all."""
         self.copies = False
         """Whether values are kept in copies, for a model that writes over them."""
@@ -87,17 +246,17 @@ class Sensitivity:
         self._qparams = qparams
         self._tied = tied
         self._batch = batch
-        self._joined: dict[Steps, tuple[Sample, _Given]] = {}
+        self._joined: dict[Steps, tuple[SharedRows, _Given]] = {}
         self._change = change or change_of
-        self._of_weights = WeightProducts(qparams, batch, turns, self._change, further)
-        self._draw = torch.Generator().manual_seed(turns.seed + turns.batch)
+        self._of_weights = WeightProducts(qparams, batch, sampler, self._change, further)
+        self._draw = torch.Generator().manual_seed(sampler.seed + sampler.batch)
         self._changes: dict[object, _Values] = {}
-        self._weights: dict[Streamed, torch.Tensor] = {}
+        self._weights: dict[Streamed, Tensor] = {}
         self.begin(0, menus)
 
     def begin(self, cotangent: int, menus: Mapping[str, Sequence[str]]) -> None:
         """What is led back from now on is the cotangent of this number, whose products are formed for these menus."""
-        self.terms, self._menus = self.every.setdefault(cotangent, {}), menus
+        self.terms, self._menus = self.terms_by_cotangent.setdefault(cotangent, {}), menus
         self._cotangent = cotangent
 
     def forget(self) -> None:
@@ -105,32 +264,30 @@ class Sensitivity:
         self._changes.clear()
         self._weights.clear()
 
-    def linear(
-        self, name: str, x: torch.Tensor, weight: torch.Tensor, expert: int | None, product: Product
-    ) -> torch.Tensor:
+    def linear(self, name: str, x: Tensor, weight: Tensor, expert: int | None, product: Product) -> Tensor:
         owner, read, rows = self._tied.get(name, name), self._reader(weight), self._rows(x)
         steps = self.tracer.steps if self.tracer is not None else None
-        kept = Sample(), _Given(overlapping=self.tracer is not None and self.tracer.role == "convolution")
+        kept = SharedRows(), _Given(overlapping=self.tracer is not None and self.tracer.role == "convolution")
         sample, inputs = kept if steps is None else self._joined.setdefault(steps, kept)
 
-        def back(x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        def back(x: Tensor, g: Tensor) -> Tensor:
             """Products from x [..., K] and the cotangents g [..., N] of the output; gives those of x."""
             weight, g = read(), g.to(x.dtype)  # the output's is another within autocast
-            gx = groups.led_back(g, weight, groups.count(x, weight))
+            gx = groups.input_gradient(g, weight, groups.count(x, weight))
             if steps is None:
                 form(weight, rows, x, g, gx)
             elif whole := steps.joined(x, g, gx):
                 form(weight, self._rows(whole[0]), *whole)
             return gx
 
-        def form(weight: torch.Tensor, rows: Rows, x: torch.Tensor, g: torch.Tensor, gx: torch.Tensor) -> None:
+        def form(weight: Tensor, rows: Rows, x: Tensor, g: Tensor, gx: Tensor) -> None:
             schemes = self._schemes(owner)
             weights = {perturbations_of(s)[0]: s for s in schemes if s.weight}
             of_weight = self._of_weights.formed(
-                owner, weights, weight, expert, Met(x, g, rows, self._cotangent), sample
+                owner, weights, weight, expert, BackwardProduct(x, g, rows, self._cotangent), sample
             )
             for cotangent, part, term in of_weight:
-                self._add(owner, part, term, self.every[cotangent])
+                self._add(owner, part, term, self.terms_by_cotangent[cotangent])
             if menu := {perturbations_of(s)[-1]: s for s in schemes if s.activation}:
                 self._on_values(owner, lambda: stored(menu, weight), x, gx, rows, inputs)
             for suffix in SPLITS:
@@ -138,59 +295,59 @@ class Sensitivity:
                     split = [scheme.split] if scheme.split else []
                     change = split_product(x, weight, split, product) - product(x, weight)
                     self._add(name + suffix, perturbations_of(scheme)[0], self._term(g * change, rows))
-            give_back(_GROWN)
+            trim_heap(_RELEASE_BYTES)
 
-        def stored(
-            menu: Mapping[Perturbation, Scheme], weight: torch.Tensor
-        ) -> dict[Perturbation, FakeQuantizer | None]:
+        def stored(menu: Mapping[Perturbation, Scheme], weight: Tensor) -> dict[Perturbation, FakeQuantizer | None]:
             return {part: self._qparams.input(owner, scheme, weight, expert) for part, scheme in menu.items()}
 
         return self._passed(x, lambda x: product(x, weight.detach()), back)
 
-    def embedding(self, name: str, ids: torch.Tensor, weight: torch.Tensor, look_up: LookUp) -> torch.Tensor:
+    def embedding(self, name: str, ids: Tensor, weight: Tensor, look_up: LookUp) -> Tensor:
         shape, read = ids.shape, self._reader(weight)
         shared = len(shape) == 2 and shape[0] == 1 < self._batch  # positions, which all sequences share
 
-        def run(ids: torch.Tensor) -> torch.Tensor:
-            found = look_up(weight.detach())
-            return found.expand(self._batch, -1, -1) if shared else found
+        def run(ids: Tensor) -> Tensor:
+            rows = look_up(weight.detach())
+            return rows.expand(self._batch, -1, -1) if shared else rows
 
-        def back(ids: torch.Tensor, g: torch.Tensor) -> None:
+        def back(ids: Tensor, g: Tensor) -> None:
             self._on_embedding(name, read(), ids.expand(self._batch, -1) if shared else ids, g)
 
         return self._passed(ids, run, back)
 
-    def values(self, name: str, x: torch.Tensor, part: str = "") -> torch.Tensor:
+    def values(self, name: str, x: Tensor, part: str = "") -> Tensor:
         rows = self._rows(x)
         if part == "queries" and not self._passing(name, part):
             return x
         given = _Given()
 
-        def back(x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        def back(x: Tensor, g: Tensor) -> Tensor:
             if menu := self._passing(name, part):
                 self._on_values(name, lambda: stored(menu), x, g, rows, given)
             return g
 
         def stored(menu: Mapping[Perturbation, Scheme]) -> dict[Perturbation, FakeQuantizer | None]:
-            return {found: self._qparams.values(name, scheme, part) for found, scheme in menu.items()}
+            return {perturbation: self._qparams.values(name, scheme, part) for perturbation, scheme in menu.items()}
 
         return self._passed(x, lambda x: x.view_as(x), back)
 
-    def _passed(self, x: torch.Tensor, run: Callable[[torch.Tensor], torch.Tensor], back: Callable[..., object]) -> Any:
-        def without_padding(x: torch.Tensor, g: torch.Tensor) -> object:
+    def _passed(self, x: Tensor, run: Callable[[Tensor], Tensor], back: Callable[..., object]) -> Any:
+        def without_padding(x: Tensor, g: Tensor) -> object:
             """Where nothing is compared gradients are zero, or NaN by a division that is zero there alone."""
             kept = rows_kept(g, self.mask)
             return back(x, g if kept is None else torch.where(kept.view(*g.shape[:-1], 1), g, 0.0))
 
-        return Passed.apply(self.anchor, x, run, without_padding, self.copies)  # type: ignore[no-untyped-call]
+        return PassThrough.apply(self.anchor, x, run, without_padding, self.copies)  # type: ignore[no-untyped-call]
 
     def _schemes(self, name: str) -> list[Scheme]:
         return [SCHEMES[scheme] for scheme in self._menus.get(name, ())]
 
     def _passing(self, name: str, part: str) -> dict[Perturbation, Scheme]:
-        return {found: scheme for scheme in self._schemes(name) if (found := passing(scheme, part))}
+        return {
+            perturbation: scheme for scheme in self._schemes(name) if (perturbation := value_perturbation(scheme, part))
+        }
 
-    def _reader(self, weight: torch.Tensor) -> Callable[[], torch.Tensor]:
+    def _reader(self, weight: Tensor) -> Callable[[], Tensor]:
         """What the backward pass has the weight from."""
         streamed = self.tracer.streamed(weight) if self.tracer is not None else None
         if streamed is None:
@@ -200,7 +357,7 @@ class Sensitivity:
             self._weights.setdefault(streamed, weight.detach())
         return lambda: self._weights[streamed] if streamed in self._weights else streamed()
 
-    def _rows(self, x: torch.Tensor) -> Rows:
+    def _rows(self, x: Tensor) -> Rows:
         count = x.numel() // max(x.shape[-1], 1)
         gathered = self.tracer.gathered if self.tracer is not None else []
         if x.dim() == 2 and gathered:
@@ -211,7 +368,7 @@ class Sensitivity:
         shared = x.dim() > 2 and x.shape[0] == 1 < self._batch
         return Rows() if shared or not count or count % self._batch else Rows(each=count // self._batch)
 
-    def _on_embedding(self, name: str, weight: torch.Tensor, ids: torch.Tensor, g: torch.Tensor) -> None:
+    def _on_embedding(self, name: str, weight: Tensor, ids: Tensor, g: Tensor) -> None:
         """Products of a table [V, D]: cotangents g [..., D] of the rows ids [B, ...] or [T] that were looked up.
 
         A row that a sequence looks up often changes in one way at all these places: its cotangents are added first.
@@ -221,9 +378,9 @@ class Sensitivity:
         shared = ids.dim() == 1 and bool((ids.diff() > 0).all())  # positions, which all sequences share
         known = not shared and count % self._batch == 0 and (ids.dim() == 1 or ids.shape[0] == self._batch)
         sequence = torch.arange(count, device=g.device) * (self._batch if known else 0) // count
-        places, of = torch.unique(sequence * weight.shape[0] + ids.flatten(), return_inverse=True)
-        g = g.new_zeros(len(places), g.shape[-1]).index_add_(0, of, g.flatten(0, -2))
-        ids, rows = places % weight.shape[0], Rows(index=places // weight.shape[0] if known else None)
+        positions, of = torch.unique(sequence * weight.shape[0] + ids.flatten(), return_inverse=True)
+        g = g.new_zeros(len(positions), g.shape[-1]).index_add_(0, of, g.flatten(0, -2))
+        ids, rows = positions % weight.shape[0], Rows(index=positions // weight.shape[0] if known else None)
         menu = {perturbations_of(s)[0]: s for s in self._schemes(owner) if s.weight}
         fitted, piece = self._qparams.by_rows(owner, list(menu.values()), weight, None, few=True), weight[ids]
         for part, stored in zip(menu, fitted(ids) if menu else (), strict=True):
@@ -234,8 +391,8 @@ class Sensitivity:
         self,
         name: str,
         menu: Callable[[], Mapping[Perturbation, FakeQuantizer | None]],
-        x: torch.Tensor,
-        g: torch.Tensor,
+        x: Tensor,
+        g: Tensor,
         rows: Rows,
         given: _Given,
     ) -> None:
@@ -256,27 +413,27 @@ class Sensitivity:
         if self._cotangent and self.shares:
             return
         some, cotangents = subsample.of(x), torch.stack(list(given.cotangents.values()))
-        products, found = torch.empty_like(cotangents), {}
+        products, terms_of = torch.empty_like(cotangents), {}
         for part, stored in menu().items():
             if stored is None:
                 continue
             form = _identity(stored)
             if form not in changes:
                 changes[form] = stored, self._change(stored, some)
-            found[part] = torch.mul(cotangents, changes[form][1], out=products).sum(-1)
-        if found:
+            terms_of[part] = torch.mul(cotangents, changes[form][1], out=products).sum(-1)
+        if terms_of:
             few, step = rows.subsampled(subsample.index), subsample.step
-            every = torch.stack(list(found.values()), 1)
-            for cotangent, terms in zip(given.cotangents, every, strict=True):
-                sums, squares = self._sums(terms, few, subsample.root_weights)
-                for part, each, square in zip(found, sums, squares, strict=True):
-                    self._add(name, part, Term(each, square, step), self.every[cotangent])
+            every = torch.stack(list(terms_of.values()), 1)
+            for cotangent, each_terms in zip(given.cotangents, every, strict=True):
+                sums, squares = self._sums(each_terms, few, subsample.root_weights)
+                for part, each, square in zip(terms_of, sums, squares, strict=True):
+                    self._add(name, part, Term(each, square, step), self.terms_by_cotangent[cotangent])
         given.of, given.cotangents = None, {}
 
-    def _subsample(self, x: torch.Tensor) -> Subsample:
+    def _subsample(self, x: Tensor) -> Subsample:
         """One row at random of every few, and all of those that are much larger than the mean."""
         count = x.numel() // x.shape[-1]
-        step = max(min(x.numel() // _ENOUGH, count // _ROWS, 16), 1)
+        step = max(min(x.numel() // _ENOUGH, count // _LEAST_ROWS, 16), 1)
         if step == 1:
             return Subsample()
         sizes = x.detach().flatten(0, -2).abs().amax(-1)
@@ -287,13 +444,11 @@ class Sensitivity:
         index = torch.cat([large.nonzero()[:, 0], picks])
         return Subsample(step, index, torch.where(large[index], 1.0, step**0.5))
 
-    def _term(self, terms: torch.Tensor, rows: Rows) -> Term:
+    def _term(self, terms: Tensor, rows: Rows) -> Term:
         sums, squares = self._sums(terms.flatten(0, -2).sum(-1)[None], rows)
         return Term(sums[0], squares[0], 1)
 
-    def _sums(
-        self, terms: torch.Tensor, rows: Rows, root_weights: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _sums(self, terms: Tensor, rows: Rows, root_weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Of terms [S, n] of rows their sums and those of their squares over the rows of every sequence, [S, B]."""
         if root_weights is not None:
             terms = terms * root_weights
@@ -309,10 +464,10 @@ class Sensitivity:
         terms[name, part] = term
 
 
-def change_of(stored: FakeQuantizer, x: torch.Tensor) -> torch.Tensor:
+def change_of(stored: FakeQuantizer, x: Tensor) -> Tensor:
     """What storing changes in a tensor."""
-    found = stored(x)
-    return found - x if found is x else found.sub_(x)
+    values = stored(x)
+    return values - x if values is x else values.sub_(x)
 
 
 def _identity(stored: FakeQuantizer) -> object:

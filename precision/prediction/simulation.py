@@ -1,30 +1,34 @@
-"""An assignment simulated: weights, inputs and values replaced by what their schemes store."""
+"""X"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from assay.formats.format import format_named
 from assay.formats.rounding import round_float32
 from assay.precision.metrics import Metric
-from assay.precision.observation.handlers import traced
+from assay.precision.observation import groups
 from assay.precision.observation.observing import Observed
-from assay.precision.observation.operations import groups
+from assay.precision.observation.operations import traced
 from assay.precision.observation.qparams import QParams
 from assay.precision.observation.running import call, evaluating, mapping
-from assay.precision.observation.tracer import LookUp, Product, Tracer, Visitor
+from assay.precision.observation.streaming import streamed_parameters
+from assay.precision.observation.tracer import LookUp, Product, Visitor
+from assay.precision.prediction.chain import Chain, State
 from assay.precision.prediction.perturbations import Perturbation, perturbations_of
 from assay.precision.schemes import SCHEMES, Scheme, Split
+from assay.runtime.memory import trim_heap
 
 SPLITS = (":all_reduce", ":accumulator")
 """Sites of a linear whose schemes take its sum in parts: those of ranks, and of each the steps of its accumulator."""
 
 
-class Simulator:
+class Simulator(Visitor):
     """A visitor that runs a model as an assignment would have it: a dict of site names to schemes.
 
     Weights are kept as the schemes store them, by what is stored: what takes another assignment later, or runs other
@@ -35,8 +39,7 @@ class Simulator:
         self._assignment = assignment
         self._qparams = qparams
         self._tied = tied
-        self._weights: dict[tuple[str, int | None, Perturbation], torch.Tensor] = {}
-        self.tracer: Tracer | None = None
+        self._weights: dict[tuple[str, int | None, Perturbation], Tensor] = {}
         self.keeps_streamed = False
         """Whether weights are kept too that are in memory only while their module runs."""
 
@@ -55,9 +58,7 @@ class Simulator:
         """Drop the weights that are kept."""
         self._weights.clear()
 
-    def linear(
-        self, name: str, x: torch.Tensor, weight: torch.Tensor, expert: int | None, product: Product
-    ) -> torch.Tensor:
+    def linear(self, name: str, x: Tensor, weight: Tensor, expert: int | None, product: Product) -> Tensor:
         owner = self._tied.get(name, name)
         scheme = self._assignment.get(owner)
         stored = self._weight(name, weight, expert)
@@ -68,17 +69,17 @@ class Simulator:
         splits = [split for split in summed if split is not None]
         return split_product(x, stored, splits, product) if splits else product(x, stored)
 
-    def embedding(self, name: str, ids: torch.Tensor, weight: torch.Tensor, look_up: LookUp) -> torch.Tensor:
+    def embedding(self, name: str, ids: Tensor, weight: Tensor, look_up: LookUp) -> Tensor:
         return look_up(self._weight(name, weight, None))
 
-    def values(self, name: str, x: torch.Tensor, part: str = "") -> torch.Tensor:
+    def values(self, name: str, x: Tensor, part: str = "") -> Tensor:
         scheme = self._assignment.get(name)
         if scheme is None:
             return x
         stored = self._qparams.values(name, scheme, part)
         return x if stored is None else stored(x)
 
-    def _weight(self, name: str, weight: torch.Tensor, expert: int | None) -> torch.Tensor:
+    def _weight(self, name: str, weight: Tensor, expert: int | None) -> Tensor:
         owner = self._tied.get(name, name)
         scheme = self._assignment.get(owner)
         how = None if scheme is None else next((each for each in perturbations_of(scheme) if each[0] == "weight"), None)
@@ -93,7 +94,7 @@ class Simulator:
         return stored
 
 
-def split_product(x: torch.Tensor, weight: torch.Tensor, splits: Sequence[Split], product: Product) -> torch.Tensor:
+def split_product(x: Tensor, weight: Tensor, splits: Sequence[Split], product: Product) -> Tensor:
     """x @ weight' with the sum over K in parts, each partial and each running sum rounded; the parts again in parts.
 
     The bias comes last, in full precision, as epilogues have it.
@@ -105,7 +106,7 @@ def split_product(x: torch.Tensor, weight: torch.Tensor, splits: Sequence[Split]
     return out + product(torch.zeros_like(x), weight)
 
 
-def _summed(x: torch.Tensor, weight: torch.Tensor, splits: Sequence[Split]) -> torch.Tensor:
+def _summed(x: Tensor, weight: Tensor, splits: Sequence[Split]) -> Tensor:
     """x [G, R, K] and a weight [G, N, K] to [G, R, N]."""
     if not splits:
         return x @ weight.mT
@@ -113,7 +114,7 @@ def _summed(x: torch.Tensor, weight: torch.Tensor, splits: Sequence[Split]) -> t
     columns = weight.shape[-1]
     length = split.length or -(-columns // split.parts)
     partial, total = format_named(split.partial), format_named(split.total)
-    running: torch.Tensor | None = None
+    running: Tensor | None = None
     for start in range(0, columns, length):
         some = slice(start, start + length)
         part = round_float32(_summed(x[..., some], weight[..., some], inner), partial)
@@ -123,12 +124,156 @@ def _summed(x: torch.Tensor, weight: torch.Tensor, splits: Sequence[Split]) -> t
 
 def simulated(
     model: torch.nn.Module, batch: Any, metric: Metric, observed: Observed, assignment: Mapping[str, str]
-) -> torch.Tensor:
+) -> Tensor:
     """What is compared of the model's outputs for a batch with an assignment simulated."""
     return output_of(model, batch, metric, Simulator.of(observed, assignment))
 
 
-def output_of(model: torch.nn.Module, batch: Any, metric: Metric, visitor: Visitor) -> torch.Tensor:
+def output_of(model: torch.nn.Module, batch: Any, metric: Metric, visitor: Visitor) -> Tensor:
     """What is compared of the model's outputs for a batch, run by way of a visitor."""
     with torch.no_grad(), evaluating(model), traced(model, visitor):
         return metric.output(call(model, batch), mapping(batch))
+
+
+Part = frozenset[tuple[str, str]]
+"""What an assignment changes at one position of a chain: (site, scheme)."""
+Plan = list[Part]
+"""An assignment's parts by position."""
+Step = tuple[int, Part]
+"""Values, by their number, and what changes next. Number 0: those that the model has by itself."""
+_UNCHANGED: Step = (0, frozenset())
+
+
+def run_batched(
+    chain: Chain | None,
+    model: torch.nn.Module,
+    batches: Sequence[object],
+    metric: Metric,
+    observed: Observed,
+    assignments: Sequence[Mapping[str, str]],
+    record: Callable[[int, int, Tensor], None],
+    done: Callable[[], None] = lambda: None,
+) -> None:
+    """Call ``found`` with each assignment's number, each batch's number, and what is compared of the outputs; ``done``
+    as often as there are assignments.
+
+    chain: of the model over these batches; None: each assignment runs by itself.
+    """
+    alone = list(range(len(assignments)))
+    if chain is not None:
+        plans = {number: _plan(chain, observed, each) for number, each in enumerate(assignments)}
+        alone = []
+        for group in _groups(chain, plans):
+            alone += _run_group(chain, metric, observed, group, record, done)
+    for number in alone:
+        simulator = Simulator.of(observed, assignments[number])
+        for batch, given in enumerate(batches):
+            record(number, batch, output_of(model, given, metric, simulator))
+        done()
+
+
+def forward_passes(chain: Chain | None, observed: Observed, assignments: Sequence[Mapping[str, str]]) -> float:
+    """How often these assignments run a block, over how many blocks there are: of single runs, their number."""
+    if chain is None:
+        return float(len(assignments))
+    plans = {number: _plan(chain, observed, each) for number, each in enumerate(assignments)}
+    count, of = 0, _merged(plans, dict.fromkeys(plans, 0), 0)[1]
+    for position in range(1, chain.after):
+        steps, of = _merged(plans, of, position)
+        count += len(steps)
+    return count / len(chain.blocks)
+
+
+def _plan(chain: Chain, observed: Observed, assignment: Mapping[str, str]) -> Plan:
+    """What an assignment changes at each position; a site of no known position is at the first."""
+    parts: list[set[tuple[str, str]]] = [set() for _ in range(chain.after + 1)]
+    for site, scheme in assignment.items():
+        linear = next((site.removesuffix(suffix) for suffix in SPLITS if site.endswith(suffix)), site)
+        names = [linear, *(name for name, owner in observed.tied.items() if owner == site)]
+        for position in {position for name in names for position in chain.positions.get(name, ())} or {0}:
+            parts[position].add((site, scheme))
+    return [frozenset(part) for part in parts]
+
+
+def _merged(plans: Mapping[int, Plan], of: Mapping[int, int], position: int) -> tuple[dict[Step, int], dict[int, int]]:
+    """The different steps at a position, each with the number of what it makes, and that number of each assignment."""
+    steps: dict[Step, int] = {}
+    made = {}
+    for number, plan in plans.items():
+        step = of[number], plan[position]
+        made[number] = 0 if step == _UNCHANGED else steps.setdefault(step, len(steps) + 1)
+    return steps, made
+
+
+def _groups(chain: Chain, plans: Mapping[int, Plan]) -> Iterator[dict[int, Plan]]:
+    """As many assignments as memory allows, those that begin at the same block together."""
+    first = {number: next((at for at, part in enumerate(plan) if part), chain.after) for number, plan in plans.items()}
+    order, size = sorted(plans, key=lambda number: first[number]), max(chain.free_bytes() // _needed(chain), 1)
+    for start in range(0, len(order), size):
+        yield {number: plans[number] for number in order[start : start + size]}
+
+
+def _needed(chain: Chain) -> int:
+    """Bytes of one assignment's values before and after a block, and of a block's rounded weights."""
+    return 2 * chain.bytes_of_state() + (chain.bytes_of_block() if _keeps(chain) else 0)
+
+
+def _keeps(chain: Chain) -> bool:
+    """Whether a block's rounded weights are kept until all have passed it."""
+    return chain.bytes_of_block() <= chain.free_bytes()
+
+
+def _run_group(
+    chain: Chain,
+    metric: Metric,
+    observed: Observed,
+    plans: Mapping[int, Plan],
+    record: Callable[[int, int, Tensor], None],
+    done: Callable[[], None],
+) -> list[int]:
+    """Run a group; those that have to run by themselves are given back."""
+    model, batches = chain.model, range(len(chain.batches))
+    simulator = Simulator.of(observed, {})
+    simulator.keeps_streamed = _keeps(chain)
+    states: dict[int, list[State]] = {}
+
+    def values(made: int, batch: int, block: int) -> State:
+        return states[made][batch] if made else chain.state(batch, block)
+
+    with torch.no_grad(), evaluating(model):
+        steps, of = _merged(plans, dict.fromkeys(plans, 0), 0)
+        for (_, part), made in steps.items():
+            simulator.take(dict(part))
+            begun = [chain.before(batch, simulator) for batch in batches]
+            states[made] = [state for state in begun if state is not None]
+        alone = [number for number in plans if of[number] and len(states[of[number]]) < len(batches)]
+        plans = {number: plan for number, plan in plans.items() if number not in alone}
+        reported = 0
+        for block in range(len(chain.blocks)):
+            simulator.forget()
+            steps, of = _merged(plans, of, block + 1)
+            after: dict[int, list[State]] = {made: [] for made in steps.values()}
+            for batch in batches:
+                with traced(model, simulator):
+                    for (before, part), made in steps.items():
+                        simulator.take(dict(part))
+                        after[made].append(chain.through(batch, block, values(before, batch, block)))
+            states = after
+            while reported < len(plans) * (block + 1) // (len(chain.blocks) + 1):
+                reported += 1
+                done()
+        simulator.forget()
+        if streamed_parameters(model):  # what comes after the blocks may take more than they do
+            trim_heap()
+        steps, ends = _merged(plans, of, chain.after)
+        steps |= {_UNCHANGED: 0}
+        for (before, part), made in sorted(steps.items(), key=lambda step: sorted(step[0][1])):
+            numbers = [number for number in plans if ends[number] == made]
+            simulator.take(dict(part))
+            for batch in batches if numbers else ():
+                output = chain.output(batch, values(before, batch, len(chain.blocks)), metric, simulator)
+                for number in numbers:
+                    record(number, batch, output)
+        for _ in range(len(plans) - reported):
+            done()
+    return alone

@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 
-from assay.precision.amounts import in_bytes, in_error, in_seconds
 from assay.precision.auditing import Audit
-from assay.precision.choice.assignment import Assignment
+from assay.precision.choice.recommendation import Assignment
 from assay.precision.report.content import assigned
 from assay.precision.report.summary import interval, measured_words
 from assay.precision.report.words import counted, plain
 from assay.precision.sampling import Difference, difference
+from assay.precision.units import format_bytes, format_error, format_seconds
 
 
 def compared(
@@ -58,13 +58,13 @@ def _verdict(names: Sequence[str], gap: Difference, floor: float) -> tuple[str, 
     if abs(gap.error) <= floor:
         return f"they can't be told apart in 16 bits: A minus B is {_signed(gap)}, the noise floor is {floor:.3g}", None
     low, high = sorted((abs(gap.low), abs(gap.high)))
-    size = f"{in_error(abs(gap.error))} (95 %: {in_error(low)} to {in_error(high)})"
+    size = f"{format_error(abs(gap.error))} (95 %: {format_error(low)} to {format_error(high)})"
     times = f", {abs(gap.error) / floor:.3g} times the noise floor" if floor > 0 else ""
     return f"{better} is better, by {size}{times}", better
 
 
 def _signed(gap: Difference) -> str:
-    return f"{in_error(gap.error)} (95 %: {in_error(gap.low)} to {in_error(gap.high)})"
+    return f"{format_error(gap.error)} (95 %: {format_error(gap.low)} to {format_error(gap.high)})"
 
 
 def in_lines(content: Mapping[str, Any]) -> str:
@@ -75,17 +75,17 @@ def in_lines(content: Mapping[str, Any]) -> str:
             f"  {letter}           {one['name']}",
             f"    predicted   {interval(one['prediction'])} {content['unit']}",
             f"    measured    {measured_words(one)} {content['unit']}",
-            f"    costs       weights {in_bytes(one['bytes'])}, {_times(one)}",
+            f"    costs       weights {format_bytes(one['bytes'])}, {_times(one)}",
         ]
     lines.append(f"  differ      at {counted(len(content['sites_that_differ']), 'site')}")
-    lines.append(f"  noise floor {in_error(content['noise_floor'])} {content['unit']}")
+    lines.append(f"  noise floor {format_error(content['noise_floor'])} {content['unit']}")
     return "\n".join(lines)
 
 
 def _times(one: Mapping[str, Any]) -> str:
     if one["prefill"] is None:
-        return f"KV cache {in_bytes(one['kv_bytes'])}" if one["kv_bytes"] is not None else "times of no device"
+        return f"KV cache {format_bytes(one['kv_bytes'])}" if one["kv_bytes"] is not None else "times of no device"
     if one["decode"] is None:
-        return f"pass {in_seconds(one['prefill'])}"
-    times = f"prefill {in_seconds(one['prefill'])}, decode step {in_seconds(one['decode'])}"
-    return f"KV cache {in_bytes(one['kv_bytes'])}, {times}"
+        return f"pass {format_seconds(one['prefill'])}"
+    times = f"prefill {format_seconds(one['prefill'])}, decode step {format_seconds(one['decode'])}"
+    return f"KV cache {format_bytes(one['kv_bytes'])}, {times}"

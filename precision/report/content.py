@@ -4,26 +4,26 @@ import math
 import platform
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import msgspec
 import torch
 
 from assay.precision.advice import Finding
-from assay.precision.amounts import in_bytes, in_error
 from assay.precision.auditing import Audit
 from assay.precision.baseline import Baseline
-from assay.precision.choice.assignment import Assignment
+from assay.precision.choice.recommendation import Assignment
 from assay.precision.choice.roofline import Cost
 from assay.precision.export import Part, Reloaded
-from assay.precision.observation.sites import Site, place_of
-from assay.precision.prediction.positions import Curve
+from assay.precision.observation.sites import Site, layer_and_kind
+from assay.precision.prediction.measuring import Curve
 from assay.precision.prediction.quadratic_form import Prediction
 from assay.precision.report import record
 from assay.precision.report.words import Group, grouped, plain
 from assay.precision.sampling import MeasuredError
 from assay.precision.schemes import SCHEMES
+from assay.precision.units import format_bytes, format_error
+from assay.runtime.results import installed_version
 
 _WORST = 6
 """Sites whose channels are shown."""
@@ -61,7 +61,7 @@ def content_of(
     content = record.Content(
         schema=1,
         made=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions={name: _version(name) for name in ("kernel-assay", "torch", "transformers", "numpy")}
+        versions={name: installed_version(name) or None for name in ("kernel-assay", "torch", "transformers", "numpy")}
         | {"python": platform.python_version()},
         model=model,
         unaudited=_unaudited(audit),
@@ -97,17 +97,17 @@ def content_of(
 
 def _unaudited(audit: Audit) -> record.Unaudited:
     result = audit.observed.unaudited
-    largest = [record.Shut(each.name, each.parameters, each.why) for each in result.shut[:_SHUT]]
+    largest = [record.UnauditedParameter(each.name, each.parameters, each.why) for each in result.shut[:_SHUT]]
     return record.Unaudited(result.parameters, result.share, largest, str(result))
 
 
 def _site(audit: Audit, site: Site, chosen: Mapping[str, str]) -> record.Site:
-    layer, kind = place_of(str(site))
+    layer, kind = layer_and_kind(str(site))
     menu = () if site.tied else audit.menu(site)
     largest = audit.observed.largest(site)
     return record.Site(
         name=str(site),
-        place=site.place,
+        place=site.type,
         role=site.role,
         shape=list(site.shape),
         unit=site.unit,
@@ -134,8 +134,8 @@ def _outliers(audit: Audit) -> list[record.Outlier]:
         if largest is None or not math.isfinite(ratio := _ratio(largest)):
             continue
         key = (float(largest.double().sum()), len(largest))
-        if key not in results or (site.place == "linear" and not results[key][1].startswith("linear ")):
-            results[key] = (ratio, f"{site.place} {site}", largest)
+        if key not in results or (site.type == "linear" and not results[key][1].startswith("linear ")):
+            results[key] = (ratio, f"{site.type} {site}", largest)
     worst = sorted(results.values(), key=lambda entry: (-entry[0], entry[1]))[:_WORST]
     return [
         record.Outlier(
@@ -245,12 +245,12 @@ def _change(audit: Audit, group: Group, chosen: Mapping[str, str], untouched: Co
     cost, error, whole = audit.cost(alone), audit.predict(alone).error, audit.predict(chosen).error
     saved = untouched.bytes - cost.bytes + untouched.kv_bytes - cost.kv_bytes
     if saved > 0:
-        does = f"saves {in_bytes(saved)}"
+        does = f"saves {format_bytes(saved)}"
     else:
-        does = f"takes {in_bytes(-saved)} more" if saved < 0 else "saves no bytes"
+        does = f"takes {format_bytes(-saved)} more" if saved < 0 else "saves no bytes"
     unit = audit.metric.unit
     share = f", {_percent(error / whole)} of what all together cost" if 0 < error <= whole < math.inf else ""
-    words = f"{group.where}: {group.scheme}; {does}, and alone costs {in_error(error)} {unit}{share}."
+    words = f"{group.where}: {group.scheme}; {does}, and alone costs {format_error(error)} {unit}{share}."
     return record.Change(*about, round(saved), error, words)
 
 
@@ -266,19 +266,12 @@ def _mildest(audit: Audit, group: Group) -> str:
         return ", for there is no smaller scheme"
     costs = {scheme: audit.predict(dict.fromkeys(group.sites, scheme)).error for scheme in smaller}
     least = min(costs, key=lambda scheme: costs[scheme])
-    return f"; the mildest smaller scheme, {least}, would alone cost {in_error(costs[least])} {audit.metric.unit}"
+    return f"; the mildest smaller scheme, {least}, would alone cost {format_error(costs[least])} {audit.metric.unit}"
 
 
 def _width(scheme: str, audit: Audit, name: str) -> float:
     """Bits that a scheme stores a value in, scales included; infinite where it stores none."""
     site = audit.observed.site(name)
-    stored = SCHEMES[scheme].activation if site.place == "kv_cache" else SCHEMES[scheme].weight
+    stored = SCHEMES[scheme].activation if site.type == "kv_cache" else SCHEMES[scheme].weight
     shape = site.shape[-2:] or (1, 64)
     return math.inf if stored is None else stored.bits(shape) / math.prod(shape)
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None

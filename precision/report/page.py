@@ -15,7 +15,6 @@ import jinja2
 from markupsafe import Markup
 
 from assay.charts import SCRIPT, STYLE, Axis, Chart, Guide, HeatMap, Series, drawn, environment, heated
-from assay.precision.amounts import in_bytes, in_error, in_seconds
 from assay.precision.report.summary import (
     advice_lines,
     budget_lines,
@@ -29,6 +28,7 @@ from assay.precision.report.summary import (
     next_steps,
 )
 from assay.precision.report.words import counted, grouped, growth_words
+from assay.precision.units import format_bytes, format_error, format_seconds
 
 _LINES = 14
 """Groups of an assignment that are told beside its point."""
@@ -94,11 +94,11 @@ def _pareto(content: Mapping[str, Any]) -> Chart:
                 rest[0]["name"], rest, lambda each: each["measured"], mark="triangle", tone="ink", labels=["bfloat16"]
             )
         )
-    guides = [Guide("y", floor, f"noise floor, {in_error(floor)} {unit}", line="dotted")] if floor > 0 else []
+    guides = [Guide("y", floor, f"noise floor, {format_error(floor)} {unit}", line="dotted")] if floor > 0 else []
     if "error" in budgets:
-        guides.append(Guide("y", budgets["error"], f"budget, {in_error(budgets['error'])} {unit}", "bad"))
+        guides.append(Guide("y", budgets["error"], f"budget, {format_error(budgets['error'])} {unit}", "bad"))
     if "bytes" in budgets:
-        guides.append(Guide("x", budgets["bytes"] / size, f"budget, {in_bytes(budgets['bytes'])}", "bad"))
+        guides.append(Guide("x", budgets["bytes"] / size, f"budget, {format_bytes(budgets['bytes'])}", "bad"))
     return Chart(
         f"Bytes of the weights against the error of {len(front)} assignments and of {len(shown)} simple ones; "
         "the numbers are in the tables.",
@@ -139,7 +139,7 @@ def _measured(content: Mapping[str, Any]) -> Chart:
             [_number(guess["error"]) for guess in guesses],
             [_number(point["measured"]) for point in points],
             [
-                f"predicted {interval(p['prediction'])} {unit}\nmeasured {in_error(p['measured'])} {unit}"
+                f"predicted {interval(p['prediction'])} {unit}\nmeasured {format_error(p['measured'])} {unit}"
                 for p in points
             ],
             mark=mark,
@@ -258,7 +258,7 @@ def _positions(content: Mapping[str, Any]) -> Chart:
 def _assignment_words(content: Mapping[str, Any], point: Mapping[str, Any]) -> str:
     """Bytes, errors and the groups of an assignment, or the name of a baseline."""
     unit = content["settings"]["unit"]
-    size = f"weights {in_bytes(point['bytes'])}"
+    size = f"weights {format_bytes(point['bytes'])}"
     measured = f"measured {measured_words(point)} {unit}"
     if "name" in point:
         return "\n".join([point["name"], size, measured])
@@ -304,9 +304,9 @@ def page(content: Mapping[str, Any]) -> str:
 def _rendering() -> jinja2.Environment:
     rendering = environment(Path(__file__).with_name("templates"))
     rendering.filters |= {
-        "bytes": in_bytes,
-        "error": in_error,
-        "seconds": in_seconds,
+        "bytes": format_bytes,
+        "error": format_error,
+        "seconds": format_seconds,
         "interval": interval,
         "ends": interval_ends,
         "between": measured_words,

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from assay.precision.schemes.scheme import Place
+from assay.precision.schemes.scheme import SiteType
 
 Count = Annotated[int, Meta(ge=1)]
 Number = float | Literal["inf", "-inf"]
@@ -38,7 +38,7 @@ class Model(Record, frozen=True):
         return self.kind not in ("encoder", "classifier")
 
 
-class Shut(Record, frozen=True):
+class UnauditedParameter(Record, frozen=True):
     """A parameter in no site, its elements, and what has it."""
 
     name: str
@@ -52,7 +52,7 @@ class Unaudited(Record, frozen=True):
 
     parameters: int
     share: float
-    largest: list[Shut]
+    largest: list[UnauditedParameter]
     words: str
 
 
@@ -219,7 +219,7 @@ class Site(Record, frozen=True):
     channel."""
 
     name: str
-    place: Place
+    place: SiteType
     role: str
     shape: list[int]
     unit: str

@@ -11,9 +11,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from assay.precision.amounts import in_bytes, in_error, in_seconds
 from assay.precision.report.words import counted, grouped, growth_words, layers_of
 from assay.precision.targets import engines
+from assay.precision.units import format_bytes, format_error, format_seconds
 
 _WIDE = 2.0
 """High over low of a measured error's interval, from which on more text is worth its time."""
@@ -32,7 +32,7 @@ def next_steps(content: Mapping[str, Any]) -> list[tuple[str, str]]:
     if not chosen["met"] and "error" in content["settings"]["budgets"]:
         measured = float(chosen["measured"] or math.nan)  # null where the model breaks
         if math.isfinite(measured):
-            allowed = _again(content, "--max-kl", in_error(1.05 * measured))
+            allowed = _again(content, "--max-kl", format_error(1.05 * measured))
             steps.append(("allow the error that the closest assignment has", allowed))
     if not exports:
         steps.append(_exporting(content))
@@ -113,7 +113,7 @@ def summary(content: Mapping[str, Any], written: Sequence[str] = ()) -> str:
         _line("model", f"{model['kind']}, {model['parameters']:,} parameters in {model['stored']}, {_places(content)}"),
         *(_line(*line) for line in data_lines(content)),
         _line("cost", ", ".join(f"{stage} {spent:.1f} s" for stage, spent in content["seconds"].items())),
-        _line("noise floor", f"{in_error(content['noise_floor'])} {settings['unit']} (every site in bfloat16)"),
+        _line("noise floor", f"{format_error(content['noise_floor'])} {settings['unit']} (every site in bfloat16)"),
         *(_line("budget", line) for line in budget_lines(content)),
         *_folded(_line("decided by", ""), chosen["why"]),
         *(part for line in fixed_lines(content) for part in _folded(_line("kept", ""), line)),
@@ -144,8 +144,9 @@ def headline(content: Mapping[str, Any]) -> str:
     share = f" ({100 * chosen['bytes'] / before:.0f} %)" if before else ""
     over = content["held_out"] or content["data"]
     words = [
-        f"{content['model']['name']}: weights take {in_bytes(chosen['bytes'])} instead of {in_bytes(before)}{share}",
-        _off(content["settings"], in_error(chosen["measured"])),
+        f"{content['model']['name']}: weights take {format_bytes(chosen['bytes'])} "
+        f"instead of {format_bytes(before)}{share}",
+        _off(content["settings"], format_error(chosen["measured"])),
     ]
     if chosen["agreement"] is not None:
         few = content["model"]["kind"] == "classifier"
@@ -185,14 +186,14 @@ def data_lines(content: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def interval(prediction: Mapping[str, Any]) -> str:
     """An error and its interval, with its level."""
-    return f"{in_error(prediction['error'])} ({interval_ends(prediction)})"
+    return f"{format_error(prediction['error'])} ({interval_ends(prediction)})"
 
 
 def interval_ends(prediction: Mapping[str, Any]) -> str:
     """The ends of a predicted interval, with its level."""
     level = prediction["level"]
     said = f"{math.floor(100 * level + 1e-9)} %" if level else "a guess"
-    return f"{said}: {in_error(prediction['low'])} to {in_error(prediction['high'])}"
+    return f"{said}: {format_error(prediction['low'])} to {format_error(prediction['high'])}"
 
 
 def _outside(chosen: Mapping[str, Any]) -> str:
@@ -208,8 +209,8 @@ def _outside(chosen: Mapping[str, Any]) -> str:
 def measured_words(one: Mapping[str, Any]) -> str:
     """A measured error with its 95 % interval over sequences, where it has one."""
     ends = one["interval"]
-    between = f" (95 %: {in_error(ends['low'])} to {in_error(ends['high'])})" if ends else ""
-    return f"{in_error(one['measured'])}{between}"
+    between = f" (95 %: {format_error(ends['low'])} to {format_error(ends['high'])})" if ends else ""
+    return f"{format_error(one['measured'])}{between}"
 
 
 def advice_lines(content: Mapping[str, Any]) -> list[str]:
@@ -219,7 +220,7 @@ def advice_lines(content: Mapping[str, Any]) -> list[str]:
         return []
     best = min(better, key=lambda each: float(each["measured"]))
     error = f"{measured_words(best)} {content['settings']['unit']}"
-    return [f"take {best['name']}: as good at no more bytes, {in_bytes(best['bytes'])}, {error}"]
+    return [f"take {best['name']}: as good at no more bytes, {format_bytes(best['bytes'])}, {error}"]
 
 
 def _baselines(content: Mapping[str, Any]) -> list[str]:
@@ -239,9 +240,9 @@ def budget_lines(content: Mapping[str, Any]) -> list[str]:
     """Each budget beside what the recommended assignment takes of it, and whether that keeps it."""
     chosen, unit = content["recommended"], content["settings"]["unit"]
     took: dict[str, tuple[Any, Callable[[Any], str]]] = {
-        "error": (chosen["measured"], lambda value: f"{in_error(value)} {unit}"),
-        "bytes": (chosen["bytes"], in_bytes),
-        "time": (chosen["decode"] if chosen["decode"] is not None else chosen["prefill"], in_seconds),
+        "error": (chosen["measured"], lambda value: f"{format_error(value)} {unit}"),
+        "bytes": (chosen["bytes"], format_bytes),
+        "time": (chosen["decode"] if chosen["decode"] is not None else chosen["prefill"], format_seconds),
     }
     assumed = " (half of the model's, since no budget was given)" if content["settings"]["assumed"] else ""
     lines = []
@@ -268,10 +269,10 @@ def export_lines(content: Mapping[str, Any]) -> list[str]:
     count, limit = len(content["recommended"]["assignment"]), content["settings"]["budgets"].get("bytes")
     lines = []
     for part in content["exports"]:
-        over = f", above the budget of {in_bytes(limit)}" if limit is not None and part["bytes"] > limit else ""
+        over = f", above the budget of {format_bytes(limit)}" if limit is not None and part["bytes"] > limit else ""
         again = f"; {part['loaded']['words']}" if part["loaded"] else ""
         sites = f"{part['sites']} of {counted(count, 'site')}"
-        lines.append(f"{part['format']}: weights {in_bytes(part['bytes'])}{over}; {sites}{again}")
+        lines.append(f"{part['format']}: weights {format_bytes(part['bytes'])}{over}; {sites}{again}")
     return lines
 
 
@@ -333,18 +334,24 @@ def _costs(content: Mapping[str, Any]) -> list[str]:
     before, after, settings = content["untouched"], content["recommended"], content["settings"]
     share = after["bytes"] / before["bytes"] if before["bytes"] else 1.0
     lines = [
-        _line("weights", f"{in_bytes(before['bytes'])} before, {in_bytes(after['bytes'])} after ({100 * share:.0f} %)")
+        _line(
+            "weights",
+            f"{format_bytes(before['bytes'])} before, {format_bytes(after['bytes'])} after ({100 * share:.0f} %)",
+        )
     ]
     if before["kv_bytes"]:
         context = f"at {counted(settings['context'], 'token')}"
         lines.append(
-            _line("KV cache", f"{in_bytes(before['kv_bytes'])} before, {in_bytes(after['kv_bytes'])} after, {context}")
+            _line(
+                "KV cache",
+                f"{format_bytes(before['kv_bytes'])} before, {format_bytes(after['kv_bytes'])} after, {context}",
+            )
         )
     if content["device"] is None:
         return lines
     steps = {"prefill": "prefill", "decode": "decode step"} if before["decode"] is not None else {"prefill": "pass"}
     for name, words in steps.items():
-        times = f"{in_seconds(before[name])} before, {in_seconds(after[name])} after"
+        times = f"{format_seconds(before[name])} before, {format_seconds(after[name])} after"
         lines.append(_line(words, f"{times}, at least, on {content['device']}"))
     return lines
 

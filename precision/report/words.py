@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from assay.precision.observation.sites import place_of
+from assay.precision.observation.sites import layer_and_kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,11 @@ def grouped(sites: Iterable[Mapping[str, Any]]) -> list[Group]:
     kinds: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
     for site in sites:
         if not site["tied"]:
-            kinds.setdefault(place_of(site["unit"])[1], {}).setdefault(site["scheme"] or "", []).append(site)
+            kinds.setdefault(layer_and_kind(site["unit"])[1], {}).setdefault(site["scheme"] or "", []).append(site)
     results = []
     for kind, schemes in kinds.items():
         for scheme, members in schemes.items():
-            layers = {layer for site in members if (layer := place_of(site["unit"])[0]) is not None}
+            layers = {layer for site in members if (layer := layer_and_kind(site["unit"])[0]) is not None}
             names = tuple(site["name"] for site in members)
             results.append(Group(kind, scheme, tuple(sorted(layers)), names, members[0]["place"]))
     return results

@@ -5,8 +5,7 @@ scheme (the table of names) · quantizer (how a tensor may be stored) · storage
 """
 
 from assay.precision.schemes.fitting import FakeQuantizer, Moments
-from assay.precision.schemes.quantizer import Quantizer
+from assay.precision.schemes.quantizer import Quantizer, Scales, store
 from assay.precision.schemes.scheme import SCHEMES, Scheme, Split, scheme_named
-from assay.precision.schemes.storage import Scales, store
 
 __all__ = ["SCHEMES", "FakeQuantizer", "Moments", "Quantizer", "Scales", "Scheme", "Split", "scheme_named", "store"]

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
+from torch import Tensor
 
 from assay.precision.schemes.ggml import pack, rounded, unpack
-from assay.precision.schemes.quantizer import Quantizer
+from assay.precision.schemes.quantizer import Extremes, Quantizer, Scales, divisor_of, grouped, scales_of, store
 from assay.precision.schemes.scheme import Scheme
-from assay.precision.schemes.storage import Extremes, Scales, divisor_of, grouped, scales_of, store
 
 _CLIPS = tuple(1.0 - 0.04 * step for step in range(11))
 """Shares of the largest magnitude that a searched scale may cover."""
@@ -29,10 +29,10 @@ _BALANCES = (0.35, 0.5, 0.65, 0.8)
 class Moments:
     """What the calibration data showed of an input: columns [K] of mean and largest magnitude and mean square, rows."""
 
-    mean: torch.Tensor
-    square: torch.Tensor
-    largest: torch.Tensor
-    rows: torch.Tensor
+    mean: Tensor
+    square: Tensor
+    largest: Tensor
+    rows: Tensor
     """A sample of inputs [R, K]."""
 
     @classmethod
@@ -51,15 +51,15 @@ class FakeQuantizer:
     quantizer: Quantizer
     scales: Scales | None = None
     """None: taken from the values at hand."""
-    columns: torch.Tensor | None = None
+    columns: Tensor | None = None
     """Factors [K] on the columns before storing, taken off after."""
     rotated: bool = False
-    divisor: torch.Tensor | None = None
+    divisor: Tensor | None = None
     """NVFP4's scale of the tensor, fixed for an input while those of its groups are not."""
-    packed: torch.Tensor | None = None
+    packed: Tensor | None = None
     """Blocks of ggml that a weight is stored in, uint8 [..., N, row bytes]; None for an input, which is stored anew."""
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         if self.rotated:
             return _rotate(self._stored(_rotate(x)))
         if self.columns is not None:
@@ -71,7 +71,7 @@ class FakeQuantizer:
         """Of what is held here."""
         scales = () if self.scales is None else (self.scales.scale, self.scales.zero, self.scales.divisor)
         held = (*scales, self.columns, self.divisor, self.packed)
-        return sum(each.nbytes for each in held if isinstance(each, torch.Tensor))
+        return sum(each.nbytes for each in held if isinstance(each, Tensor))
 
     def of_rows(self, start: int, stop: int) -> FakeQuantizer:
         """How rows start to stop of a weight [N, K] are stored; of blocks, ``start`` is the first row of one."""
@@ -82,7 +82,7 @@ class FakeQuantizer:
         size = self.quantizer.size if self.quantizer.per == "block" else 1
         return self._scaled(slice(start // size, -(-stop // size)))
 
-    def at_rows(self, index: torch.Tensor, columns: int) -> FakeQuantizer:
+    def at_rows(self, index: Tensor, columns: int) -> FakeQuantizer:
         """How the rows of an index [...] of a weight [N, K] of so many columns are stored; of blocks each with a scale
         for every element."""
         if self.packed is not None:
@@ -90,7 +90,7 @@ class FakeQuantizer:
         if self.scales is not None and self.quantizer.per == "block":
             size, (scale, zero) = self.quantizer.size, (self.scales.scale, self.scales.zero)
 
-            def each(held: torch.Tensor) -> torch.Tensor:
+            def each(held: Tensor) -> Tensor:
                 return held[index // size].flatten(-3).repeat_interleave(size, -1)[..., :columns]
 
             scales = Scales(each(scale), None if zero is None else each(zero))
@@ -99,12 +99,12 @@ class FakeQuantizer:
             return self
         return self._scaled(index)
 
-    def _scaled(self, rows: slice | torch.Tensor) -> FakeQuantizer:
+    def _scaled(self, rows: slice | Tensor) -> FakeQuantizer:
         assert self.scales is not None
         zero = None if self.scales.zero is None else self.scales.zero[rows]
         return replace(self, scales=Scales(self.scales.scale[rows], zero, self.scales.divisor))
 
-    def _stored(self, x: torch.Tensor) -> torch.Tensor:
+    def _stored(self, x: Tensor) -> Tensor:
         if self.quantizer.blocks:
             read = (
                 rounded(x, self.quantizer.blocks) if self.packed is None else unpack(self.packed, self.quantizer.blocks)
@@ -115,7 +115,7 @@ class FakeQuantizer:
         return store(x, self.quantizer, self.scales)
 
 
-def smooth_factors(scheme: Scheme, weight: torch.Tensor, seen: Moments) -> torch.Tensor:
+def smooth_factors(scheme: Scheme, weight: Tensor, seen: Moments) -> Tensor:
     """Factors [K] on the weight's columns, max|x|^a / max|w|^(1-a), with the a that leaves the least error of x W'.
 
     weight: [N, K], of all linears that share the input one below the other.
@@ -125,14 +125,14 @@ def smooth_factors(scheme: Scheme, weight: torch.Tensor, seen: Moments) -> torch
     weights = weights.clamp(min=1e-5 * float(weights.max().clamp(min=1e-30)))
     exact = seen.rows @ weight.mT
 
-    def error(factors: torch.Tensor) -> float:
+    def error(factors: Tensor) -> float:
         of_weight, of_input = smoothed(scheme, weight, factors)
         return float((of_input(seen.rows) @ of_weight(weight).mT - exact).square().sum())
 
     return min((_centred(inputs.pow(a) / weights.pow(1 - a)) for a in _BALANCES), key=error)
 
 
-def smoothed(scheme: Scheme, weight: torch.Tensor, factors: torch.Tensor) -> tuple[FakeQuantizer, FakeQuantizer]:
+def smoothed(scheme: Scheme, weight: Tensor, factors: Tensor) -> tuple[FakeQuantizer, FakeQuantizer]:
     """How the weight and the input are stored with these factors on the weight's columns and off the input's."""
     assert scheme.weight is not None
     assert scheme.activation is not None
@@ -140,7 +140,7 @@ def smoothed(scheme: Scheme, weight: torch.Tensor, factors: torch.Tensor) -> tup
     return of_weight, FakeQuantizer(scheme.activation, columns=1 / factors)
 
 
-def awq_factors(quantizer: Quantizer, weights: Sequence[torch.Tensor], seen: Moments) -> torch.Tensor:
+def awq_factors(quantizer: Quantizer, weights: Sequence[Tensor], seen: Moments) -> Tensor:
     """Factors [K], mean|x|^p with the p that leaves the least error of the output, inputs taken as uncorrelated.
 
     weights: [N, K], of all linears that share the input.
@@ -150,7 +150,7 @@ def awq_factors(quantizer: Quantizer, weights: Sequence[torch.Tensor], seen: Mom
     sample = torch.cat([each[(len(each) - end) % step :: step] for each, end in zip(weights, ends, strict=True)])
     means = seen.mean.clamp(min=1e-4 * float(seen.mean.max().clamp(min=1e-30)))
 
-    def error(factors: torch.Tensor) -> float:
+    def error(factors: Tensor) -> float:
         stored = FakeQuantizer(quantizer, columns=factors)(sample)
         return float((stored - sample).square_().mul_(seen.square).sum())
 
@@ -169,11 +169,11 @@ def fit_values(quantizer: Quantizer, seen: Moments | None, rotated: bool = False
 
 def fit_weight(
     quantizer: Quantizer,
-    weight: torch.Tensor,
-    importance: torch.Tensor | None,
-    factors: torch.Tensor | None = None,
+    weight: Tensor,
+    importance: Tensor | None,
+    factors: Tensor | None = None,
     rotated: bool = False,
-    largest: torch.Tensor | None = None,
+    largest: Tensor | None = None,
     extremes: Extremes | None = None,
 ) -> FakeQuantizer:
     """How a weight [N, K] or [E, N, K] is stored: scales by the quantizer's rule, weighted by its input where known.
@@ -182,7 +182,7 @@ def fit_weight(
     largest: magnitude of all weights that share the scale of a tensor with this one, [1, 1]; None: it has its own.
     extremes: of the weight, where others ask for them too.
     """
-    found = extremes or weight
+    source = extremes or weight
     if quantizer.per == "element":
         return FakeQuantizer(quantizer)
     if rotated:
@@ -190,19 +190,19 @@ def fit_weight(
     if largest is not None and quantizer.per == "tensor":
         return FakeQuantizer(quantizer, scales_of(largest, quantizer))
     if largest is not None:
-        return FakeQuantizer(quantizer, scales_of(found, quantizer, divisor=divisor_of(largest, quantizer)))
+        return FakeQuantizer(quantizer, scales_of(source, quantizer, divisor=divisor_of(largest, quantizer)))
     if quantizer.rule in ("absmax", "awq") or (importance is None and quantizer.rule != "mse"):
-        return FakeQuantizer(quantizer, scales_of(found if factors is None else weight * factors, quantizer), factors)
+        return FakeQuantizer(quantizer, scales_of(source if factors is None else weight * factors, quantizer), factors)
     return FakeQuantizer(quantizer, _clipped(quantizer, weight, importance if quantizer.rule == "output" else None))
 
 
-def fit_blocks(quantizer: Quantizer, weight: torch.Tensor, importance: torch.Tensor | None) -> FakeQuantizer:
+def fit_blocks(quantizer: Quantizer, weight: Tensor, importance: Tensor | None) -> FakeQuantizer:
     """How a weight [N, K] or [E, N, K] is stored in blocks of ggml; importance: [K], of its input, or None."""
     assert quantizer.blocks is not None
     return FakeQuantizer(quantizer, packed=pack(weight, quantizer.blocks, importance))
 
 
-def _clipped(quantizer: Quantizer, weight: torch.Tensor, importance: torch.Tensor | None) -> Scales:
+def _clipped(quantizer: Quantizer, weight: Tensor, importance: Tensor | None) -> Scales:
     """Scales that leave the least squared error, each for itself, columns weighted by ``importance`` [K]."""
     columns = torch.ones_like(weight) if importance is None else importance.expand_as(weight).contiguous()
     weights, axes = grouped(columns, quantizer)
@@ -223,12 +223,12 @@ def _clipped(quantizer: Quantizer, weight: torch.Tensor, importance: torch.Tenso
     return best
 
 
-def _centred(factors: torch.Tensor) -> torch.Tensor:
+def _centred(factors: Tensor) -> Tensor:
     """Factors of geometric middle one, so that no format's range is spent on their size."""
     return factors / (factors.max() * factors.min()).sqrt()
 
 
-def _rotate(x: torch.Tensor) -> torch.Tensor:
+def _rotate(x: Tensor) -> Tensor:
     """x [..., K] rotated, which spreads an outlier over its block and keeps every product: every block of b columns is
     multiplied by the orthogonal, symmetric Sylvester matrix H_b / sqrt(b).
 
@@ -240,7 +240,7 @@ def _rotate(x: torch.Tensor) -> torch.Tensor:
 
 
 @cache
-def _matrix(size: int) -> torch.Tensor:
+def _matrix(size: int) -> Tensor:
     matrix = torch.ones(1, 1, dtype=torch.float64)
     while matrix.shape[0] < size:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])

@@ -14,11 +14,12 @@ from functools import cache
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from assay.configs import table
 from assay.formats.format import Format
 from assay.precision.errors import BadModel, WrongShape
-from assay.runtime.lazy import optional
+from assay.runtime.modules import optional
 
 _LARGEST = 65504.0
 """Scales are float16; some quantisers end the process where one overflows."""
@@ -64,7 +65,7 @@ def block_types() -> dict[str, BlockType]:
     return {name: BlockType(name=name, **row) for name, row in table("ggml").items()}
 
 
-def pack(x: torch.Tensor, kind: BlockType, importance: torch.Tensor | None = None) -> torch.Tensor:
+def pack(x: Tensor, kind: BlockType, importance: Tensor | None = None) -> Tensor:
     """The blocks (uint8 [..., row bytes], on the CPU) that ggml's quantiser stores a weight x [..., K] in.
 
     importance: [K], positive: what the squared error of each column is weighted by, as with ``llama-quantize
@@ -89,7 +90,7 @@ def pack(x: torch.Tensor, kind: BlockType, importance: torch.Tensor | None = Non
     return packed
 
 
-def unpack(packed: torch.Tensor, kind: BlockType) -> torch.Tensor:
+def unpack(packed: Tensor, kind: BlockType) -> Tensor:
     """The values (float32 [..., K]) of blocks (uint8 [..., row bytes], on the CPU)."""
     blocks = packed.contiguous()
     values = torch.empty(*packed.shape[:-1], packed.shape[-1] // kind.bytes * kind.block)
@@ -97,7 +98,7 @@ def unpack(packed: torch.Tensor, kind: BlockType) -> torch.Tensor:
     return values
 
 
-def rounded(x: torch.Tensor, kind: BlockType) -> torch.Tensor:
+def rounded(x: Tensor, kind: BlockType) -> Tensor:
     """x [..., K] (float32) as a product of ggml's CPU code has its other operand, rounded to ``kind`` first.
 
     A block with NaN or an infinity in it is NaN: what ggml makes of one isn't defined.
@@ -107,26 +108,26 @@ def rounded(x: torch.Tensor, kind: BlockType) -> torch.Tensor:
     values = _laid(torch.where(spoilt, 0.0, laid))
     packed = torch.empty(*x.shape[:-1], kind.row_bytes(x.shape[-1]), dtype=torch.uint8)
     _function("quantize_row", kind)(_address(values), _address(packed), values.numel())
-    found = unpack(packed, kind).to(x.device)
-    return torch.where(spoilt, torch.nan, found.view(laid.shape)).view(x.shape) if x.numel() else x
+    values_read = unpack(packed, kind).to(x.device)
+    return torch.where(spoilt, torch.nan, values_read.view(laid.shape)).view(x.shape) if x.numel() else x
 
 
 @cache
 def _library() -> Any:
-    found = ctypes.CDLL(optional("xllamacpp.xllamacpp", purpose="a scheme of ggml", extra="gguf").__file__)
-    found.ggml_quantize_chunk.restype = ctypes.c_size_t
+    library = ctypes.CDLL(optional("xllamacpp.xllamacpp", purpose="a scheme of ggml", extra="gguf").__file__)
+    library.ggml_quantize_chunk.restype = ctypes.c_size_t
     address, whole = ctypes.c_void_p, ctypes.c_int64
-    found.ggml_quantize_chunk.argtypes = [ctypes.c_int, address, address, whole, whole, whole, address]
-    return found
+    library.ggml_quantize_chunk.argtypes = [ctypes.c_int, address, address, whole, whole, whole, address]
+    return library
 
 
 @cache
 def _function(what: str, kind: BlockType) -> Callable[..., None]:
     """The library's function of a type, of three arguments: from where, to where, how many elements."""
     name = kind.ggml_name.replace("_k", "_K")
-    found: Any = getattr(_library(), f"{what}_{name}")
-    found.restype, found.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
-    return found
+    function: Any = getattr(_library(), f"{what}_{name}")
+    function.restype, function.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+    return function
 
 
 def installed() -> None:
@@ -143,9 +144,9 @@ def _by_rows(some: Callable[[int, int], None], rows: int, columns: int) -> None:
             done.result()
 
 
-def _laid(x: torch.Tensor) -> torch.Tensor:
+def _laid(x: Tensor) -> Tensor:
     return x.detach().to("cpu", torch.float32).contiguous()
 
 
-def _address(x: torch.Tensor | None) -> int | None:
+def _address(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()

@@ -1,9 +1,15 @@
-"""How a tensor may be stored: element format, what shares a scale, and how the scale is chosen and stored itself."""
+"""X"""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+from torch import Tensor
+
 from assay.formats.format import Format, format_named
+from assay.formats.rounding import round_float32
+from assay.precision.errors import WrongShape
 from assay.precision.schemes.ggml import BlockType, block_types
 
 Granularity = Literal["element", "tensor", "row", "group", "block"]
@@ -63,3 +69,159 @@ class Quantizer:
         }[self.per]
         each = format_named(self.scale_format).bits + (0 if self.symmetric else self.element.bits)
         return elements * self.element.bits + scales * each + (32 if self.scale_format == "float8_e4m3fn" else 0)
+
+
+_E4M3 = format_named("float8_e4m3fn")
+_TINY = torch.finfo(torch.float32).tiny
+_STEP = 16
+"""Columns of the smallest groups of any scheme."""
+
+Reduce = Callable[..., Tensor]
+"""torch.amin or torch.amax."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """What is stored beside the codes. Shapes broadcast against the tensor as `grouped` lays it out."""
+
+    scale: Tensor
+    """float32, as it is multiplied with: for NVFP4 the e4m3 scale divided by ``divisor`` already."""
+    zero: Tensor | None = None
+    divisor: Tensor | None = None
+    """NVFP4's scale of the tensor, in the convention of compressed-tensors: 448 * 6 / largest magnitude."""
+
+
+def grouped(x: Tensor, quantizer: Quantizer, within: int = 1) -> tuple[Tensor, tuple[int, ...]]:
+    """x laid out so that one axis or two hold what shares a scale, and these axes: its values keep their order.
+
+    Rows: [..., K] itself. Groups: [..., K/size, size]. Blocks: [..., N/size, size, K/size, size], padded with zeros.
+    within: how many columns of the tensor each of x stands for. Raises WrongShape if a group size doesn't divide K.
+    """
+    rows, columns = quantizer.size, quantizer.size // within
+    if quantizer.per == "group":
+        if x.shape[-1] % columns:
+            raise WrongShape(f"expected rows of a multiple of {rows} elements, got {x.shape[-1]}: take another scheme")
+        return torch.unflatten(x, -1, (-1, columns)), (-1,)
+    if quantizer.per == "block":
+        pad = (0, -x.shape[-1] % columns, 0, -x.shape[-2] % rows)
+        padded = torch.nn.functional.pad(x, pad) if any(pad) else x
+        return torch.unflatten(torch.unflatten(padded, -1, (-1, columns)), -3, (-1, rows)), (-3, -1)
+    # Experts stand along the first dimension of a weight of three: each has scales of its own.
+    return x, ((-1,) if quantizer.per == "row" else tuple(range(x.dim())))
+
+
+def _restored(laid: Tensor, shape: torch.Size, quantizer: Quantizer) -> Tensor:
+    if quantizer.per == "group":
+        return laid.flatten(-2)
+    if quantizer.per == "block":
+        whole = laid.flatten(-2).flatten(-3, -2)
+        return whole[..., : shape[-2], : shape[-1]]
+    return laid
+
+
+class Extremes:
+    """The extreme values of a tensor's rows in steps of a few columns, from which those of any grouping are taken: for
+    several quantizers of one weight."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+        self._fine: dict[tuple[Reduce, bool], Tensor] = {}
+
+    def of(self, quantizer: Quantizer, reduce: Reduce, *, magnitudes: bool = False) -> Tensor:
+        """As `_extreme`."""
+        if self.x.shape[-1] % _STEP or quantizer.size % _STEP:
+            return _extreme(self.x, quantizer, reduce, magnitudes=magnitudes)
+        key = reduce, magnitudes
+        if key not in self._fine:
+            steps = torch.unflatten(self.x.abs() if magnitudes else self.x, -1, (-1, _STEP))
+            self._fine[key] = reduce(steps, -1)
+        laid, axes = grouped(self._fine[key], quantizer, _STEP)
+        return reduce(laid, axes, keepdim=True)
+
+
+def _extreme(x: Tensor | Extremes, quantizer: Quantizer, reduce: Reduce, *, magnitudes: bool = False) -> Tensor:
+    """The extreme values, or magnitudes, of what shares a scale, as `grouped` lays it out."""
+    if isinstance(x, Extremes):
+        return x.of(quantizer, reduce, magnitudes=magnitudes)
+    laid, axes = grouped(x, quantizer)
+    return reduce(laid.abs() if magnitudes else laid, axes, keepdim=True)
+
+
+def scales_of(
+    x: Tensor | Extremes, quantizer: Quantizer, shrink: Tensor | float = 1.0, divisor: Tensor | None = None
+) -> Scales:
+    """Scales by the largest magnitude (or range) of what shares one, times ``shrink`` (float32, broadcasts).
+
+    divisor: NVFP4's scale of the tensor where it is known beforehand, as that of an activation is.
+
+    Symmetric: the largest magnitude is half of the elements' range: of integers (int8: 127.5 steps, int4: 7.5), as
+    compressed-tensors and torchao have it; of floats and codebooks their largest value. e8m0: the power of two that
+    brings the largest magnitude into the element's last binade (OCP MX 1.0, 6.3), one more where it would round past
+    the largest value. NVFP4: e4m3 scales of groups, times a scale of the tensor that brings the largest of them to 448.
+    """
+    low, high = quantizer.element.lowest, quantizer.element.largest
+    if not quantizer.symmetric:
+        least = _extreme(x, quantizer, torch.amin).clamp(max=0.0) * shrink
+        most = _extreme(x, quantizer, torch.amax).clamp(min=0.0) * shrink
+        scale = _held((most - least) / (high - low), quantizer)
+        return Scales(scale, (low - least / scale).round().clamp(low, high))
+    largest = _extreme(x, quantizer, torch.amax, magnitudes=True) * shrink
+    if quantizer.scale_format == "float8_e8m0fnu":
+        return Scales(_power_of_two(largest, quantizer))
+    scale = largest / ((high - low) / 2)
+    if quantizer.scale_format == "float8_e4m3fn":
+        if divisor is None:
+            divisor = divisor_of(largest, quantizer)
+        coarse = (scale * divisor).clamp(max=_E4M3.largest).to(torch.float8_e4m3fn).to(torch.float32)
+        coarse = torch.where(coarse == 0, 0.125, coarse)  # compressed-tensors' eps; any will do, all codes are zero
+        return Scales(coarse / divisor, divisor=divisor)
+    return Scales(_held(scale, quantizer))
+
+
+def divisor_of(magnitudes: Tensor, quantizer: Quantizer) -> Tensor:
+    """NVFP4's scale of the tensor, 448 * 6 / largest magnitude: it brings the largest group's scale to e4m3's end."""
+    whole = _E4M3.largest * quantizer.element.largest / magnitudes.amax().clamp(min=_TINY)
+    return torch.where(whole.isfinite(), whole, 1.0)
+
+
+def _held(scale: Tensor, quantizer: Quantizer) -> Tensor:
+    """The scale as it is stored; where all is zero any will do, here the epsilon of its format."""
+    format = format_named(quantizer.scale_format)
+    return torch.where(scale == 0, format.epsilon, round_float32(scale, format).clamp(min=_TINY))
+
+
+def _power_of_two(largest: Tensor, quantizer: Quantizer) -> Tensor:
+    significand, exponent = torch.frexp(largest)  # largest = significand * 2^exponent, significand in [1/2, 1)
+    # What a value of this significand would round past the largest element from, in the element's last binade.
+    threshold = {"float6_e2m3fn": 1.9375}.get(quantizer.format, 1.75)
+    exponent = exponent - 1 + (significand >= threshold / 2) - quantizer.element.max_exponent
+    return torch.ldexp(torch.ones_like(largest), exponent.clamp(-127, 127))
+
+
+def codes_of(x: Tensor, quantizer: Quantizer, scales: Scales) -> Tensor:
+    """The element values (float32, laid out by `grouped`) that x is stored as."""
+    laid, _ = grouped(x, quantizer)
+    scaled = laid / scales.scale
+    if scales.zero is not None:
+        scaled += scales.zero
+    scaled.clamp_(quantizer.element.lowest, quantizer.element.largest)
+    return round_float32(scaled, quantizer.element, in_place=True)
+
+
+def values_of(codes: Tensor, quantizer: Quantizer, scales: Scales, shape: torch.Size) -> Tensor:
+    """The values (float32, of ``shape``) that codes stand for."""
+    return _restored((codes if scales.zero is None else codes - scales.zero) * scales.scale, shape, quantizer)
+
+
+def store(x: Tensor, quantizer: Quantizer, scales: Scales | None = None) -> Tensor:
+    """x (float32) stored and read back; with its own scales where none are given.
+
+    NaN stays NaN; an infinity spoils what it shares a scale with, as it does in a kernel.
+    """
+    if quantizer.per == "element":
+        return round_float32(x, quantizer.element)
+    chosen = scales if scales is not None else scales_of(x, quantizer)
+    values = codes_of(x, quantizer, chosen)  # in place: memory takes longer than arithmetic
+    if chosen.zero is not None:
+        values -= chosen.zero
+    return _restored(values.mul_(chosen.scale), x.shape, quantizer)

@@ -8,7 +8,7 @@ from assay.precision.schemes.ggml import BlockType, block_types
 from assay.precision.schemes.quantizer import Quantizer
 from assay.runtime.errors import unknown
 
-Place = Literal["linear", "embedding", "activation", "kv_cache", "accumulator", "all_reduce"]
+SiteType = Literal["linear", "embedding", "activation", "kv_cache", "accumulator", "all_reduce"]
 Transform = Literal["none", "smooth", "hadamard"]
 
 
@@ -28,7 +28,7 @@ class Scheme:
     """What happens to a site: how its weight and its input (or, where there is no weight, its values) are stored."""
 
     name: str
-    places: frozenset[Place]
+    site_types: frozenset[SiteType]
     weight: Quantizer | None = None
     activation: Quantizer | None = None
     queries: Quantizer | None = None
@@ -41,24 +41,24 @@ class Scheme:
     compute: str = "bf16"
     """The arithmetic that a device's product runs in: a column of configs/devices.toml."""
     on_request: bool = False
-    """Looked at only where it is asked for by name."""
+    """RowSample at only where it is asked for by name."""
 
 
-_TABLE: frozenset[Place] = frozenset({"linear", "embedding"})
-_LINEAR: frozenset[Place] = frozenset({"linear"})
-_ACTIVATION: frozenset[Place] = frozenset({"activation"})
-_CACHE: frozenset[Place] = frozenset({"kv_cache"})
-_SUMS: frozenset[Place] = frozenset({"accumulator"})
-_RANKS: frozenset[Place] = frozenset({"all_reduce"})
+_TABLE: frozenset[SiteType] = frozenset({"linear", "embedding"})
+_LINEAR: frozenset[SiteType] = frozenset({"linear"})
+_ACTIVATION: frozenset[SiteType] = frozenset({"activation"})
+_CACHE: frozenset[SiteType] = frozenset({"kv_cache"})
+_SUMS: frozenset[SiteType] = frozenset({"accumulator"})
+_RANKS: frozenset[SiteType] = frozenset({"all_reduce"})
 
 
 def _linear(name: str, weight: Quantizer, activation: Quantizer | None = None, **rest: Any) -> Scheme:
-    return Scheme(name=name, places=_LINEAR if activation else _TABLE, weight=weight, activation=activation, **rest)
+    return Scheme(name=name, site_types=_LINEAR if activation else _TABLE, weight=weight, activation=activation, **rest)
 
 
 def _cast(name: str, format: str) -> Scheme:
     stored = Quantizer(format=format)
-    return Scheme(name=name, places=_TABLE | _ACTIVATION | _CACHE, weight=stored, activation=stored, compute=name)
+    return Scheme(name=name, site_types=_TABLE | _ACTIVATION | _CACHE, weight=stored, activation=stored, compute=name)
 
 
 def _groups(size: int, format: str = "int4", **rest: Any) -> Quantizer:
@@ -131,12 +131,12 @@ _GGML = [
     if kind.weights
     for stored, other in ((_blocks(kind), block_types()[kind.activations]),)
     # No input of a table tells an importance, and none is rounded.
-    for places in (_LINEAR if kind.importance == "required" else _TABLE,)
+    for site_types in (_LINEAR if kind.importance == "required" else _TABLE,)
     for scheme in (
-        Scheme(name=kind.name, places=places, weight=stored, on_request=True),
+        Scheme(name=kind.name, site_types=site_types, weight=stored, on_request=True),
         Scheme(
             name=f"{kind.name}-{other.name}",
-            places=places,
+            site_types=site_types,
             weight=stored,
             activation=_blocks(other),
             compute="int8",
@@ -147,26 +147,21 @@ _GGML = [
 """Weights in blocks of ggml, and with them the rounding of inputs that its CPU products do."""
 
 _VALUES = [
-    Scheme(name="a-fp8", places=_ACTIVATION, activation=_FP8_TOKEN, compute="fp8"),
-    Scheme(name="a-e5m2", places=_ACTIVATION, activation=Quantizer(format=_E5M2), compute="fp8", on_request=True),
-    Scheme(name="a-int8", places=_ACTIVATION, activation=_INT8_TOKEN, compute="int8"),
-    Scheme(name="kv-fp8", places=_CACHE, activation=_FP8_STATIC),
+    Scheme(name="a-fp8", site_types=_ACTIVATION, activation=_FP8_TOKEN, compute="fp8"),
+    Scheme(name="a-e5m2", site_types=_ACTIVATION, activation=Quantizer(format=_E5M2), compute="fp8", on_request=True),
+    Scheme(name="a-int8", site_types=_ACTIVATION, activation=_INT8_TOKEN, compute="int8"),
+    Scheme(name="kv-fp8", site_types=_CACHE, activation=_FP8_STATIC),
     # As vLLM's FlashAttention-3 has it: K, V and the rotated queries in E4M3, each with a scale of the tensor.
     Scheme(
-        name="kv-fp8-q",
-        places=_CACHE,
-        activation=_FP8_STATIC,
-        queries=_FP8_STATIC,
-        compute="fp8",
-        on_request=True,
+        name="kv-fp8-q", site_types=_CACHE, activation=_FP8_STATIC, queries=_FP8_STATIC, compute="fp8", on_request=True
     ),
-    Scheme(name="kv-int8", places=_CACHE, activation=_INT8_TOKEN),
-    Scheme(name="kv-int4", places=_CACHE, activation=Quantizer(format="int4", per="row", symmetric=False)),
+    Scheme(name="kv-int8", site_types=_CACHE, activation=_INT8_TOKEN),
+    Scheme(name="kv-int4", site_types=_CACHE, activation=Quantizer(format="int4", per="row", symmetric=False)),
 ]
 
 _REDUCTIONS = [
-    Scheme(name=name, places=places, split=split, on_request=True)
-    for name, places, split in (
+    Scheme(name=name, site_types=site_types, split=split, on_request=True)
+    for name, site_types, split in (
         ("acc-fp16", _SUMS, Split(length=32, total="float16")),
         ("acc-bf16", _SUMS, Split(length=32, total="bfloat16")),
         ("tp2-bf16", _RANKS, Split(parts=2, partial="bfloat16", total="bfloat16")),

@@ -8,10 +8,8 @@ from itertools import pairwise
 import pytest
 
 from assay.charts import Axis, Chart, Guide, HeatMap, Series, drawn, heated
-from assay.charts.chart import laid_out
-from assay.charts.heat import short, steps_of
-from assay.charts.labels import labels_of
-from assay.charts.scale import Scale
+from assay.charts.chart import Scale, labels_of, laid_out
+from assay.charts.markup import short, steps_of
 
 LOG, LINEAR = Axis("error, nats", log=True), Axis("bits")
 
@@ -25,11 +23,11 @@ def test_numbers_have_places_in_their_order() -> None:
     """On a logarithmic scale equal ratios are equally far apart, on a linear one equal differences."""
     log, linear = Scale(LOG, [1e-6, 1.0]), Scale(LINEAR, [0.0, 6.0])
     for scale, values in ((log, [1e-6, 1e-4, 1e-2, 1.0]), (linear, [0.0, 2.0, 4.0, 6.0])):
-        places = [scale.place(value) for value in values]
+        places = [scale.position(value) for value in values]
         assert 0 < places[0] < places[-1] < 1
         gaps = [after - before for before, after in pairwise(places)]
         assert gaps == pytest.approx([gaps[0]] * 3)
-    assert (log.place(0.0), log.place(math.inf)) == (0.0, 1.0)
+    assert (log.position(0.0), log.position(math.inf)) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -58,8 +56,8 @@ def test_ticks_are_round_numbers_inside(axis: Axis, values: list[float], labels:
 
 def test_a_scale_begins_at_zero_where_that_is_asked() -> None:
     """A linear axis with ``zero`` has 0 at its very beginning; without, what is drawn fills it."""
-    assert Scale(Axis("size", zero=True), [50.0, 60.0]).place(0.0) == 0.0
-    assert Scale(LINEAR, [50.0, 60.0]).place(0.0) < 0
+    assert Scale(Axis("size", zero=True), [50.0, 60.0]).position(0.0) == 0.0
+    assert Scale(LINEAR, [50.0, 60.0]).position(0.0) < 0
 
 
 def test_every_point_is_drawn_or_counted() -> None:

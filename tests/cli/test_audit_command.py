@@ -17,9 +17,9 @@ from assay.cli.audit_effort import Pace
 from assay.cli.audit_options import bytes_of
 from assay.cli.main import main
 from assay.cli.progress import ProgressBar
-from assay.precision.amounts import in_seconds
 from assay.precision.auditing import Audit, audit
 from assay.precision.observation.streaming import streamed_parameters
+from assay.precision.units import format_seconds
 from tests.cli.audits import FEW, one_line, read, run
 from tests.precision.tiny_models import MODELS
 
@@ -235,7 +235,7 @@ def test_an_encoder_has_a_pass_and_no_decode_step(
         assert cost["kv_bytes"] is cost["decode"] is None
     assert "decode" not in said
     assert "KV cache" not in said
-    assert f"time of at most 1 s: {in_seconds(content['recommended']['prefill'])}, kept" in said
+    assert f"time of at most 1 s: {format_seconds(content['recommended']['prefill'])}, kept" in said
     assert "decode step" not in (out / "report.html").read_text().partition("<script")[0]
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from assay.precision.amounts import in_bytes
 from assay.precision.errors import CannotExport
+from assay.precision.units import format_bytes
 from tests.cli.audits import read, run
 
 
@@ -44,7 +44,7 @@ def test_the_bytes_of_a_checkpoint_are_told(models: Path, tmp_path: Path, capsys
     assert part["bytes"] == file.stat().st_size - header <= 48e3
     assert part["bytes"] == pytest.approx(chosen["bytes"], rel=0.02)
     said = capsys.readouterr().out
-    assert f"  exported    checkpoint: weights {in_bytes(part['bytes'])}; " in said
+    assert f"  exported    checkpoint: weights {format_bytes(part['bytes'])}; " in said
     assert "  kept        embedding tables keep their format because something is exported" in said
     assert "embedding tables keep their format because" in (out / "report.html").read_text()
 

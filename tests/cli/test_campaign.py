@@ -177,12 +177,15 @@ def test_a_changed_helper_makes_another(tmp_path: Path, monkeypatch: pytest.Monk
     assert digest(job) != before
 
 
-@pytest.mark.parametrize("name", ["_own_sources", "_machine"])
-def test_another_assay_or_machine_is_another(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """At one version too, this package's own sources and the device count."""
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("assay.runtime.results.own_sources", ("another", {})), ("assay.verify.campaign.cache._machine", "another")],
+)
+def test_another_assay_or_machine_is_another(monkeypatch: pytest.MonkeyPatch, name: str, other: object) -> None:
+    """At one version too, this package's own sources (tests/runtime/test_results.py) and the device count."""
     job = job_of("nowhere:kernel")
     before = digest(job)
-    monkeypatch.setattr(f"assay.verify.campaign.cache.{name}", lambda *device: "another")
+    monkeypatch.setattr(name, lambda *asked: other)
     assert digest(job) != before
 
 

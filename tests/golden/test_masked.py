@@ -117,7 +117,6 @@ def test_gradients_in_blocks_are_those_in_one(monkeypatch: pytest.MonkeyPatch) -
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 2**31), st.sampled_from([1.0, 30.0, 700.0]))
 def test_merged_states_are_attention_to_all_keys(seed: int, spread: float) -> None:
-    """Attention over two halves of the keys, merged, is attention over all of them."""
     q, k, v = normal(1, 2, 3, 4, seed=seed), normal(1, 2, 6, 4, seed=seed), normal(1, 2, 6, 4, seed=seed + 1)
     options = {"scale": spread, "return_lse": True}
     whole, halves = (evaluate("attention", q, k, v, **options)), []

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from assay.precision.loading.quiet import quiet
-from assay.precision.observation.handlers import traced
+from assay.precision.observation.operations import traced
 from assay.precision.observation.qparams import QParams
 from assay.precision.observation.sites import Observer, Site
 from assay.precision.prediction.simulation import Simulator
@@ -61,11 +61,11 @@ class Subject:
             self.model(ids)
         self.sites: dict[str, Site] = observer.sites
         self.seen = observer.statistics
-        self.fits = QParams(observer.statistics, observer.weights, observer.together(), observer.fused())
+        self.fits = QParams(observer.statistics, observer.weights, observer.sharing_factors(), observer.fused())
 
     def weights(self, scheme: str) -> dict[str, str]:
         """The scheme at every linear but the head."""
-        return {name: scheme for name, site in self.sites.items() if site.place == "linear" and name != "lm_head"}
+        return {name: scheme for name, site in self.sites.items() if site.type == "linear" and name != "lm_head"}
 
     def simulated(self, assignment: Mapping[str, str]) -> torch.Tensor:
         """Logits with the assignment simulated."""

@@ -8,14 +8,13 @@ import pytest
 import torch
 
 from assay.precision.advice import KINDS, Finding
-from assay.precision.advice.experts import flip_share, routers_of
+from assay.precision.advice.detectors import random_control
 from assay.precision.advice.finding import ordered
-from assay.precision.advice.passes import random_control
-from assay.precision.advising import advise, reliability
-from assay.precision.auditing import Audit, audit
+from assay.precision.advice.routers import flip_share, routers_of
+from assay.precision.auditing import Audit, advise, audit, reliability
 from assay.precision.errors import BadAssignment
 from assay.precision.loading import load
-from assay.precision.observation.handlers import traced
+from assay.precision.observation.operations import traced
 from assay.precision.observation.running import call, evaluating
 from assay.precision.prediction.perturbations import perturbations_of
 from assay.precision.prediction.simulation import Simulator
@@ -265,7 +264,7 @@ def test_an_error_outside_of_the_calibrated_range_is_unreliable(llama: Audit) ->
     """A prediction far below all that was measured is not trusted, one amid them is."""
     llama.calibrate(8)
     site = min(
-        (site for site in llama.sites if site.place == "linear"), key=lambda site: llama.contribution(site, "bf16")
+        (site for site in llama.sites if site.type == "linear"), key=lambda site: llama.contribution(site, "bf16")
     )
     (reason,) = reliability(llama, {site: "bf16"})
     assert "far below" in reason

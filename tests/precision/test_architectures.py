@@ -171,17 +171,17 @@ def test_every_matrix_is_a_site_or_is_told(case: tuple[str, Audit]) -> None:
     name, found = case
     told = found.observed.unaudited
     assert (SHUT[name] in str(told)) if name in SHUT else str(told) == ""
-    held = sum(site.parameters for site in found.every if not site.tied)
+    held = sum(site.parameters for site in found.all_sites if not site.tied)
     named = dict(found.model.named_parameters())
     matrices = sum(values.numel() for name, values in named.items() if values.dim() > 1 and not name.endswith("_bias"))
     assert held + told.parameters == matrices
-    assert found.cut == ()
+    assert found.sites_without_gradient == ()
 
 
 def test_only_what_decodes_has_caches(case: tuple[str, Audit]) -> None:
     """Encoders and vision models have no KV cache, no bytes of one and no decode step."""
     name, found = case
-    caches = [site for site in found.every if site.place == "kv_cache"]
+    caches = [site for site in found.all_sites if site.type == "kv_cache"]
     assert len(caches) == CACHES.get(name, 0)
     if name in ("BERT", "ViT"):
         assert not Shape.of(found.model).decodes
@@ -192,6 +192,6 @@ def test_only_what_decodes_has_caches(case: tuple[str, Audit]) -> None:
 def test_what_is_predicted_is_measured(case: tuple[str, Audit]) -> None:
     """The mildest scheme that stores at every weight: predicted within a factor of three of what is measured."""
     _, found = case
-    weights = [site for site in found.sites if site.place in ("linear", "embedding") and not site.tied]
+    weights = [site for site in found.sites if site.type in ("linear", "embedding") and not site.tied]
     assignment = {str(site): "w8a16" for site in weights}
     assert 1 / 3 < found.predictor.uncalibrated(assignment)[0] / found.trial(assignment) < 3

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from assay.precision.amounts import in_bytes, in_error
 from assay.precision.report import page, summary
 from assay.precision.report.page import undrawn
 from assay.precision.report.summary import headline
+from assay.precision.units import format_bytes, format_error
 from tests.browser import WIDTHS, browse, colours_on, complaints, framed, needs_browser, printed
 from tests.precision.reported import small_content
 
@@ -87,12 +87,14 @@ def test_every_point_of_the_front_is_told_with_units(content: dict[str, Any], sh
     visible = [point for point in content["pareto"] if float(point["prediction"]["error"]) > 0]
     assert len(visible) > 2
     for point in [*visible, content["recommended"]]:
-        assert f"weights {in_bytes(point['bytes'])}\npredicted {in_error(point['prediction']['error'])}" in told
+        assert f"weights {format_bytes(point['bytes'])}\npredicted {format_error(point['prediction']['error'])}" in told
     drawn = [each for each in content["baselines"] if f"{each['name']}\n" in told]
     assert len(drawn) + undrawn(content) == len(content["baselines"])
     assert any(each["name"].endswith(", first and last layers kept") for each in drawn)
     for each in drawn:
-        assert f"{each['name']}\nweights {in_bytes(each['bytes'])}\nmeasured {in_error(each['measured'])}" in told
+        assert (
+            f"{each['name']}\nweights {format_bytes(each['bytes'])}\nmeasured {format_error(each['measured'])}" in told
+        )
     assert all(unit in title for title in titles(shown, "pareto"))
 
 
@@ -102,7 +104,7 @@ def test_the_other_charts_have_their_numbers(content: dict[str, Any], shown: str
     pairs = "\n\n".join(titles(shown, "measured"))
     for pair in content["calibration"]:
         if float(pair["measured"]) > 0:
-            assert f"measured {in_error(pair['measured'])} {unit}" in pairs
+            assert f"measured {format_error(pair['measured'])} {unit}" in pairs
     assert titles(shown, "positions")[1] == f"up to position 64\n0.02 (95 %: 0.016 to 0.026) {unit}"
     (weights,) = re.findall(r'<div class="heat" id="weights".*?</table>', shown, re.DOTALL)
     for site in content["sites"]:

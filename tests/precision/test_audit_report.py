@@ -14,14 +14,14 @@ import jsonschema
 import pytest
 import torch
 
-from assay.precision.amounts import in_bytes
 from assay.precision.auditing import Audit, audit
 from assay.precision.export import Part
-from assay.precision.observation.sites import place_of
+from assay.precision.observation.sites import layer_and_kind
 from assay.precision.report import content_of, page, record, summary
 from assay.precision.report.comparison import compared, in_lines
 from assay.precision.report.summary import next_steps
 from assay.precision.report.words import grouped, layers_of, plain
+from assay.precision.units import format_bytes
 from tests.precision.reported import asked, small_audit, small_content
 from tests.precision.small_models import FORMATS
 
@@ -143,7 +143,7 @@ def test_a_comparison_names_the_better_one(audited: Audit) -> None:
 )
 def test_a_name_says_its_place(name: str, layer: int | None, kind: str) -> None:
     """The first number is the layer, what follows it the kind."""
-    assert place_of(name) == (layer, kind)
+    assert layer_and_kind(name) == (layer, kind)
 
 
 def test_groups_hold_layers_of_one_scheme() -> None:
@@ -181,8 +181,8 @@ def test_exports_are_told_with_their_own_bytes(audited: Audit, content: dict[str
     assert torchao["bytes"] > found["recommended"]["bytes"]
     assert checkpoint["bytes"] == 7
     told = summary(found)
-    over = f"above the budget of {in_bytes(audited.cost({}).bytes / 2)}; 1 of {len(chosen)} sites"
-    assert f"  exported    torchao: weights {in_bytes(torchao['bytes'])}, {over}\n" in told
+    over = f"above the budget of {format_bytes(audited.cost({}).bytes / 2)}; 1 of {len(chosen)} sites"
+    assert f"  exported    torchao: weights {format_bytes(torchao['bytes'])}, {over}\n" in told
     assert f"checkpoint: weights 7 B; {len(chosen)} of {len(chosen)} sites" in told
     assert "checkpoint: weights 7 B" in page(found)
     assert content["exports"] == []

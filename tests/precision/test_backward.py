@@ -10,9 +10,9 @@ import torch
 from assay.precision import audit
 from assay.precision.auditing import Audit
 from assay.precision.errors import BadModel
-from assay.precision.prediction.products import AGAIN, differentiate
+from assay.precision.prediction.backward import AGAIN, differentiate
 from assay.precision.prediction.quadratic_form import Products
-from tests.precision.test_abreast import MODELS
+from tests.precision.test_batched_assignments import MODELS
 
 FORMATS = ["bf16", "fp8", "w4a16-g32", "fp8-block", "kv-fp8", "a-fp8"]
 
@@ -28,7 +28,7 @@ def found_of(kind: str) -> Audit:
 
 
 def products(found: Audit, *, blocks: bool, **more: Any) -> Products:
-    chain = found.chosen_on.chain if blocks else None
+    chain = found.choice_evaluator.chain if blocks else None
     assert (chain is not None) is blocks
     given = found.model, found.batches, found.metric, found.observed
     return differentiate(*given, again=AGAIN, chain=chain, **more)
@@ -71,7 +71,7 @@ def test_autograd_holds_the_values_of_one_block() -> None:
 def test_a_model_that_changes_between_calls_is_refused() -> None:
     """Where its blocks are given something else than when they were found, in one line."""
     found = found_of("llama")
-    calls = found.chosen_on.chain.calls  # type: ignore[union-attr]
+    calls = found.choice_evaluator.chain.calls  # type: ignore[union-attr]
     changed = [
         each.clone() + 1 if isinstance(each, torch.Tensor) and each.is_floating_point() else each
         for each in calls[0][0].leaves

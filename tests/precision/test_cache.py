@@ -14,11 +14,11 @@ def test_a_second_audit_computes_nothing_again(tmp_path: Path) -> None:
     """With what the first one kept, only the forward passes that look at the model run; the answers are the same."""
     model, batches = made()
     digest = fingerprint(model, batches, "relative", FORMATS)
-    first = audit(model, batches, "relative", FORMATS, kept=Cache(tmp_path, digest))
+    first = audit(model, batches, "relative", FORMATS, cache=Cache(tmp_path, digest))
     first.calibrate(12)
     whole, model.calls = model.calls, 0
     kept = Cache(tmp_path, digest)
-    second = audit(model, batches, "relative", FORMATS, kept=kept)
+    second = audit(model, batches, "relative", FORMATS, cache=kept)
     second.calibrate(12)
     distinct = len({tuple(sorted(assignment.items())) for assignment, _ in first.measured})
     # Beside a pass as it is, in which the blocks are found, they take three of one batch to be checked; predicting
@@ -32,7 +32,7 @@ def test_what_is_kept_of_another_audit_is_left_alone(tmp_path: Path) -> None:
     """Other weights, inputs or settings have another fingerprint; under it, afresh, or damaged, nothing is found."""
     model, batches = made()
     digest = fingerprint(model, batches, "relative")
-    first = audit(model, batches, "relative", FORMATS, kept=Cache(tmp_path, digest))
+    first = audit(model, batches, "relative", FORMATS, cache=Cache(tmp_path, digest))
     first.measure({"head": "fp8"})
     menus = {str(site): first.menu(site) for site in first.sites}
     assert Cache(tmp_path, digest).products(menus) is not None
@@ -56,18 +56,18 @@ def test_products_of_other_formats_are_computed_anew(tmp_path: Path) -> None:
     model, batches = made()
     site = "layers.0.proj"
     for formats in (FORMATS[:1], FORMATS):
-        found = audit(model, batches, "relative", formats, kept=Cache(tmp_path, "the same"))
+        found = audit(model, batches, "relative", formats, cache=Cache(tmp_path, "the same"))
     assert all(found.contribution(site, scheme) > 0 for scheme in found.menu(site))
 
 
 def test_what_was_measured_before_a_stop_is_kept(tmp_path: Path) -> None:
     """Each assignment as soon as it is, where they run one by one."""
     model, batches = made()
-    found = audit(model, batches, "relative", FORMATS, kept=Cache(tmp_path, "one"))
-    found.chosen_on.chain = None  # as of a model that is no chain of blocks
+    found = audit(model, batches, "relative", FORMATS, cache=Cache(tmp_path, "one"))
+    found.choice_evaluator.chain = None  # as of a model that is no chain of blocks
     scheme = found.menu("layers.0.proj")[0]
     asked, done = [{site: scheme} for site in ("layers.0.proj", "layers.1.proj", "head")], iter(range(1))
     with pytest.raises(StopIteration):
-        found.chosen_on.ahead(asked, lambda: next(done))
+        found.choice_evaluator.measure_all(asked, lambda: next(done))
     kept = Cache(tmp_path, "one", fresh=False)
     assert [kept.sequences(each, "choice") is not None for each in asked] == [True, True, False]

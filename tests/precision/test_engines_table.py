@@ -38,9 +38,9 @@ def test_a_row_has_a_version_a_source_and_known_names(name: str) -> None:
     assert engine.read.startswith("2026-")
     assert engine.exports
     assert set(engine.exports) <= set(TARGETS)
-    assert all(set(names) <= {"*", *engine.kernels} for names in engine.places.values())
+    assert all(set(names) <= {"*", *engine.kernels} for names in engine.schemes_by_kind.values())
     assert engine.caches in ("each", "some", "one", "none")
-    assert (engine.caches == "none") == (not any("kv_cache" in SCHEMES[s].places for s in engine.kernels))
+    assert (engine.caches == "none") == (not any("kv_cache" in SCHEMES[s].site_types for s in engine.kernels))
 
 
 @pytest.mark.parametrize(
@@ -105,12 +105,12 @@ def test_the_caches_of_an_engine_with_one_scheme_for_all_are_chosen_together() -
 
     def units(target: str, *caches: str) -> list[str]:
         found = audit(subject().model, batches, formats=["fp8", *caches], target=target)
-        return sorted({site.unit for site in found.sites if site.place == "kv_cache"})
+        return sorted({site.unit for site in found.sites if site.type == "kv_cache"})
 
     assert units("sglang@h200", "kv-fp8") == units("vllm@h200", "kv-fp8", "kv-int8") == ["kv_cache"]
     assert units("vllm@h200", "kv-int8") == [f"model.layers.{layer}.self_attn:kv_cache" for layer in (0, 1)]
     found = audit(subject().model, batches, formats=["fp8", "w8a16", "kv-fp8"], target="vllm@h200")
-    assert {site.place for site in found.sites} == {"linear", "embedding", "kv_cache"}
+    assert {site.type for site in found.sites} == {"linear", "embedding", "kv_cache"}
     layer = "model.layers.0.self_attn"
     assert {site.unit for site in found.sites if str(site).startswith(f"{layer}.") and "o_proj" not in site} == {
         f"{layer}.qkv"
@@ -140,6 +140,6 @@ def test_an_audit_is_limited_to_what_exports_hold() -> None:
     found = audit(model, [torch.randn(2, 4, 32)], "relative", formats=["bf16", "fp8", "w8a16"])
     found.calibrate(4)
     found.limit(["w8a16"])
-    assert {found.menu(site) for site in found.sites if site.place == "linear"} == {("w8a16",)}
+    assert {found.menu(site) for site in found.sites if site.type == "linear"} == {("w8a16",)}
     assert set(found.recommend(max_error=0.5).values()) == {"w8a16"}
     assert found.predict({"0": "fp8"}).error > 0

@@ -23,7 +23,7 @@ NVFP4 = ("nvfp4", "w-nvfp4")
 STORED = {
     name: scheme.weight
     for name, scheme in SCHEMES.items()
-    if "linear" in scheme.places
+    if "linear" in scheme.site_types
     and scheme.weight is not None
     and scheme.weight.per != "element"
     and scheme.weight.rule != "awq"

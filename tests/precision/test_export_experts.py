@@ -16,7 +16,7 @@ from assay.precision.export.checkpoint.pieces import Piece, pieces_of, rows_of
 from assay.precision.export.patterns import matches
 from assay.precision.loading.quiet import quiet
 from assay.precision.schemes import SCHEMES, FakeQuantizer, Quantizer, store
-from assay.precision.schemes.storage import scales_of
+from assay.precision.schemes.quantizer import scales_of
 from tests.precision.exported import IDS, Subject
 
 SIZES: dict[str, Any] = {

@@ -22,7 +22,7 @@ from assay.precision.observation.sites import Site
 from assay.precision.schemes import SCHEMES
 from tests.precision.exported import subject
 
-LINEARS = [name for name, scheme in SCHEMES.items() if "linear" in scheme.places and scheme.weight is not None]
+LINEARS = [name for name, scheme in SCHEMES.items() if "linear" in scheme.site_types and scheme.weight is not None]
 QUANTISED = [name for name in LINEARS if SCHEMES[name].weight.per != "element"]  # type: ignore[union-attr]
 ELEMENTS = {"int3", "int4", "int8", "float4_e2m1fn", "float6_e2m3fn", "float8_e4m3fn"}
 """What a type and a number of bits mean to engines that read compressed-tensors."""
@@ -182,7 +182,7 @@ def test_targets_match_their_names_only(names: list[str], targets: list[str]) ->
 
 def caches(sites: dict[str, Site], scheme: str = "kv-fp8") -> dict[str, str]:
     """A scheme at every KV cache."""
-    return {name: scheme for name, site in sites.items() if site.place == "kv_cache"}
+    return {name: scheme for name, site in sites.items() if site.type == "kv_cache"}
 
 
 @pytest.mark.parametrize("scheme", QUANTISED)
@@ -286,7 +286,7 @@ def test_layers_whose_cache_stays_are_told_by_their_number() -> None:
 def test_what_no_format_has_a_place_for_is_noted(recipe_of: Any) -> None:
     """Norms, embeddings, caches of some layers, other dtypes: a line each, however many sites, and none that fits."""
     sites = many_layers(4)
-    norms = {name: "fp16" for name, site in sites.items() if site.place == "activation"}
+    norms = {name: "fp16" for name, site in sites.items() if site.type == "activation"}
     odd = {"model.embed_tokens": "w8a16", "model.layers.0.self_attn:kv_cache": "kv-int8", "lm_head": "fp16"}
     notes = recipe_of({**norms, **odd, "model.layers.0.mlp.down_proj": "fp8"}, sites).notes
     named = [note for note in notes if note.startswith("fp16 at model.layers.0.input_layernorm:input and 4 more: ")]

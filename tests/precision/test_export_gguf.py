@@ -67,7 +67,7 @@ def test_the_importance_matrix_is_the_simulation_s(tmp_path: Path) -> None:
     assert reader.fields["general.type"].contents() == "imatrix"
     assert {"imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size"} <= set(reader.fields)
     read = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in reader.tensors}
-    linears = [name for name, site in made.sites.items() if site.place == "linear"]
+    linears = [name for name, site in made.sites.items() if site.type == "linear"]
     assert len(read) == 2 * len(linears)
     names = TensorNames(made.model)
     for name in linears:
@@ -137,7 +137,7 @@ def test_what_stays_is_known_beforehand() -> None:
     made = sparse("mixtral")
     alone = unexportable(made.model, made.sites, ["gguf"])
     assert {made.sites[name].role for name in alone} == {"router"}
-    assert {made.sites[name].place for name in unexportable(made.model, made.sites, ["gguf", "vllm"])} >= {"embedding"}
+    assert {made.sites[name].type for name in unexportable(made.model, made.sites, ["gguf", "vllm"])} >= {"embedding"}
     assert unexportable(made.model, made.sites, []) == []
 
 

@@ -145,7 +145,7 @@ def test_groups_that_overlap_or_sort_otherwise_are_found() -> None:
 
 def test_a_class_as_target_is_understood() -> None:
     """ "Linear" matches every linear and no embedding, as engines read it."""
-    assignment = {name: "fp8" for name, site in SITES.items() if site.place == "linear"}
+    assignment = {name: "fp8" for name, site in SITES.items() if site.type == "linear"}
     content = config(assignment)
     content["config_groups"]["group_000"]["targets"] = ["Linear"]
     assert lint_config(content, assignment, SITES) == []

@@ -88,7 +88,7 @@ def test_what_torchao_llama_cpp_and_mlx_read_is_measured(stack: str, tmp_path: P
     whose scales are its own, gives a little more, which is told."""
     made, (scheme, _, _) = llama(), STACKS[stack]
     sites = {str(site): site for site in made.sites}
-    assignment = {name: scheme for name, site in sites.items() if site.place == "linear" and scheme in made.menu(name)}
+    assignment = {name: scheme for name, site in sites.items() if site.type == "linear" and scheme in made.menu(name)}
     assert len(assignment) > 20
     (part,) = export(made.model, assignment, tmp_path, [stack], sites=sites, fits=made.fits).parts
     found = reloaded(made, part)

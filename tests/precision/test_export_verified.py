@@ -38,7 +38,7 @@ def test_each_linear_gets_what_it_was_to_get(folder: Path, capsys: pytest.Captur
     assert all(each.wrong == () for each in found.values())
     assert {name for name, each in found.items() if not each.reader} == {"vllm.json"}
     assert found["checkpoint/config.json"].checked == sum(
-        s.place in ("linear", "embedding") for s in subject().sites.values()
+        s.type in ("linear", "embedding") for s in subject().sites.values()
     )
     assert main(("audit", "--verify-export", str(folder))) == 0
     said = capsys.readouterr().out

@@ -48,7 +48,7 @@ def converted(out: Path, layers: dict[str, dict[str, Any]]) -> Path:
     folder.mkdir(exist_ok=True)
     tensors = {}
     for name, site in subject().sites.items():
-        if site.place in ("linear", "embedding"):
+        if site.type in ("linear", "embedding"):
             weight = mlx.core.array(subject().model.get_parameter(f"{name}.weight").detach().numpy())
             parts = mlx.core.quantize(weight, **layers[name]) if name in layers else (weight,)
             tensors |= {

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from assay.precision.advising import reliability
-from assay.precision.auditing import Audit, audit
-from assay.precision.observation.handlers import traced
+from assay.precision.auditing import Audit, audit, reliability
+from assay.precision.observation.operations import traced
 from assay.precision.observation.running import call, evaluating
 from assay.precision.prediction.calibration import Calibration, Measured
 from assay.precision.prediction.simulation import Simulator
@@ -191,13 +190,13 @@ def test_no_interval_is_judged_by_errors_that_flips_make() -> None:
     usual = [pair(math.exp(draw.gauss(0, 0.1)), 0.0) for _ in range(24)]
     flipped = [pair(each, 100.0) for each in (100.0, 110.0, 90.0, 105.0)]
     without, beside, unexplained = (
-        Calibration.fitted([*usual, *some]) for some in ([], flipped, [*flipped, pair(100.0, 0.1)])
+        Calibration.fit([*usual, *some]) for some in ([], flipped, [*flipped, pair(100.0, 0.1)])
     )
     steady = pair(1.0, 0.0)
     assert beside.level == without.level == 0.95
     assert beside.interval(steady)[2] == pytest.approx(without.interval(steady)[2], rel=0.1)
-    assert beside.promised(flipped[0]) == 0
-    assert Calibration.fitted([*usual[:9], *flipped]).level == pytest.approx(0.9)
+    assert beside.level_of(flipped[0]) == 0
+    assert Calibration.fit([*usual[:9], *flipped]).level == pytest.approx(0.9)
     assert (beside.unscored, unexplained.unscored) == (4, 4)
     assert unexplained.quantile > 2 * beside.quantile
 

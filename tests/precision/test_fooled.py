@@ -54,9 +54,9 @@ def test_blocks_that_share_a_state_are_measured_as_the_model_is() -> None:
     torch.manual_seed(0)
     model = Sharing().eval()
     found = audit(model, [normal(4, 8, 32, seed=seed) for seed in range(2)], "relative", FORMATS)
-    assert found.chosen_on.chain is None
+    assert found.choice_evaluator.chain is None
     one, other = {"layers.3.o": "bf16"}, {"layers.0.v": "w4a16-g32"}
-    found.chosen_on.ahead([one, other])
+    found.choice_evaluator.measure_all([one, other])
     alone = audit(model, [normal(4, 8, 32, seed=seed) for seed in range(2)], "relative", FORMATS)
     assert float(found.trial(one)) == pytest.approx(float(alone.trial(one)), rel=1e-6)
 

@@ -16,7 +16,7 @@ from assay.precision.export import export, write_gguf
 from assay.precision.export.configurations.gguf import TensorNames
 from assay.precision.export.reloading import LlamaCpp
 from assay.precision.loading import load
-from assay.precision.observation.handlers import traced
+from assay.precision.observation.operations import traced
 from assay.precision.prediction.simulation import Simulator
 from assay.precision.schemes import SCHEMES
 from tests.precision.exported import Subject
@@ -162,7 +162,7 @@ def test_llama_cpp_runs_the_model_that_was_written(kind: str, tmp_path: Path) ->
     with torch.no_grad():
         exact = model(ids).logits
     assert divergence(exact, LlamaCpp(tmp_path / "exact.gguf")(ids).logits) < 1e-5 * float(exact.var())
-    linears = {name: "q8_0" for name, site in made.sites.items() if site.place == "linear" and site.role != "router"}
+    linears = {name: "q8_0" for name, site in made.sites.items() if site.type == "linear" and site.role != "router"}
     linears = {name: scheme for name, scheme in linears.items() if not made.sites[name].tied}
     written = write_gguf(model, linears, tmp_path / "eight.gguf", **given)
     assert written.held == linears

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.precision import Audit, advise, audit, reliability
-from assay.precision.observation.operations import groups
+from assay.precision.observation import groups
 from assay.precision.prediction.simulation import split_product
 from assay.precision.schemes import SCHEMES, Split
 from tests.precision.recurrent_models import trained
@@ -117,7 +117,7 @@ def test_a_convolution_in_groups_is_a_product_in_groups(
     model = kind(several * inputs, several * outputs, kernel, stride, 1, groups=several, bias=bias)
     x = drawn(*([2] if batched else []), several * inputs, *range(4, 4 + sides))
     site = seen(model, x)[0].sites["weight"]
-    assert (site.place, site.role, site.shape) == ("linear", "convolution", (several * outputs, inputs * kernel**sides))
+    assert (site.type, site.role, site.shape) == ("linear", "convolution", (several * outputs, inputs * kernel**sides))
 
 
 @pytest.mark.parametrize("padding", [1, "same"])
@@ -178,11 +178,11 @@ def test_products_in_groups_are_the_models_own_derivative(model: str, scheme: st
 def test_rows_of_a_weight_have_the_gradient_that_all_have() -> None:
     """Ranges of rows that begin and end within groups are given what a look at the whole weight is given."""
     x, g = drawn(5, 3 * 4), drawn(5, 3 * 6)
-    whole = groups.outer(g, x, 3)
+    whole = groups.weight_gradient(g, x, 3)
     assert whole.shape == (18, 4)
     for start, stop in [(0, 18), (0, 5), (4, 8), (7, 11), (5, 13), (17, 18)]:
-        some_x, some_g, held, here = groups.some_rows(x, g, 3, start, stop)
-        torch.testing.assert_close(groups.outer(some_g, some_x, held)[here], whole[start:stop])
+        some_x, some_g, held, here = groups.slice_rows(x, g, 3, start, stop)
+        torch.testing.assert_close(groups.weight_gradient(some_g, some_x, held)[here], whole[start:stop])
 
 
 def test_a_sum_in_parts_is_one_of_each_group() -> None:

@@ -13,7 +13,7 @@ from assay.precision import Assignment, Audit, MeasuredError, audit, baselines
 from assay.precision.errors import BadAssignment
 from assay.precision.loading import load
 from assay.precision.prediction.calibration import Calibration, Measured
-from assay.precision.prediction.measuring import Measuring, part_of
+from assay.precision.prediction.measuring import Evaluator, evaluation_data
 from tests.precision.small_models import FORMATS, made
 
 
@@ -153,9 +153,9 @@ def test_an_interval_promises_no_more_than_its_scores() -> None:
     def pairs(count: int) -> list[Measured]:
         return [Measured(1e-3, 1e-3 * math.exp(draw.gauss(0, 0.1)), 4.0) for _ in range(count)]
 
-    assert Calibration.fitted(pairs(19)).level == 0.95
-    assert Calibration.fitted(pairs(10)).level == pytest.approx(10 / 11)
-    assert Calibration.fitted(pairs(2)).level == 0.0
+    assert Calibration.fit(pairs(19)).level == 0.95
+    assert Calibration.fit(pairs(10)).level == pytest.approx(10 / 11)
+    assert Calibration.fit(pairs(2)).level == 0.0
 
 
 def test_a_pair_is_judged_by_what_the_others_fit() -> None:
@@ -163,7 +163,7 @@ def test_a_pair_is_judged_by_what_the_others_fit() -> None:
     draw = random.Random(1)
     pairs = [Measured(1e-3, 1e-3 * math.exp(draw.gauss(0, 0.05)), 4.0) for _ in range(8)]
     for count in (3, 8):
-        found = Calibration.fitted([*pairs[:count], Measured(1e-3, 4e-3, 4.0)])
+        found = Calibration.fit([*pairs[:count], Measured(1e-3, 4e-3, 4.0)])
         assert found.interval(Measured(1e-3, 0.0, 4.0))[2] >= 3.6e-3
 
 
@@ -201,7 +201,7 @@ def test_what_is_learnt_refits_the_interval() -> None:
     assert found.predict(one).error == pytest.approx(found.trial(one), rel=0.05)
     for assignment, pair in found.measured:
         assert pair.predicted == found.predictor.uncalibrated(assignment)[0]
-    assert found.predictor.calibration == Calibration.fitted([pair for _, pair in found.measured], power=2.0)
+    assert found.predictor.calibration == Calibration.fit([pair for _, pair in found.measured], power=2.0)
 
 
 def heavy(sequences: int, seed: int) -> torch.Tensor:
@@ -246,8 +246,8 @@ def test_intervals_hold_over_other_sequences_where_they_are_calibrated() -> None
     drawn = [found.random_assignment(random.Random(draw), share) for share in (1.0, 0.3) for draw in range(10)]
     before = [found.predict(one) for one in drawn]
     there = found.predictor_over(other(1), further=16)
-    part = part_of(found.model, other(2), found.metric, "far")
-    far = Measuring(found.model, part, found.metric, found.observed)
+    part = evaluation_data(found.model, other(2), found.metric, "far")
+    far = Evaluator(found.model, part, found.metric, found.observed)
     errors = [float(far.error(found.checked(one))) for one in drawn]
     pairs = list(zip(drawn, errors, strict=True))
     inside = [there.predict(one).low <= error <= there.predict(one).high for one, error in pairs]
@@ -260,7 +260,7 @@ def test_intervals_hold_over_other_sequences_where_they_are_calibrated() -> None
 
 def test_no_luck_makes_an_interval_shorter_than_what_cotangents_leave_open() -> None:
     """Twenty pairs that are all as predicted leave 1.96 known standard deviations either way at least."""
-    found = Calibration.fitted([Measured(1e-3, 1e-3, 4.0, 0.04) for _ in range(20)])
+    found = Calibration.fit([Measured(1e-3, 1e-3, 4.0, 0.04) for _ in range(20)])
     _, low, high = found.interval(Measured(1e-3, 0.0, 4.0, 0.04))
     assert low <= 1e-3 * math.exp(-1.96 * 0.2)
     assert high >= 1e-3 * math.exp(1.96 * 0.2)
@@ -272,7 +272,7 @@ def test_attention_is_known_worse_than_linears() -> None:
     batches = loaded.batches("a few words of text, " * 100, sequence=16, sequences=8)
     found = audit(loaded.model, batches, formats=("bf16", "a-fp8", "kv-fp8"))
     told = {
-        site: found.predictor.told({site: scheme}, 0.0).effective
+        site: found.predictor.calibration_point({site: scheme}, 0.0).effective
         for site, scheme in (
             ("model.layers.1.self_attn:kv_cache", "kv-fp8"),
             ("model.layers.1.self_attn:scores", "a-fp8"),

@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from assay.precision.advising import reliability
-from assay.precision.auditing import audit
+from assay.precision.auditing import audit, reliability
 from assay.precision.prediction.calibration import Calibration, Measured
 from assay.precision.report import content_of, page, summary
 from tests.precision.reported import asked
@@ -27,12 +26,12 @@ def pairs(seed: int, end: float = math.inf) -> list[Measured]:
 def test_no_interval_is_promised_above_what_was_measured_where_it_was_predicted(seed: int) -> None:
     """Where large measured errors leave the line the promise ends below them, and small ones keep it; where all lie on
     it, it ends with the largest but for chance, and nothing further is promised."""
-    bent, straight = Calibration.fitted(pairs(seed, 0.2)), Calibration.fitted(pairs(seed))
+    bent, straight = Calibration.fit(pairs(seed, 0.2)), Calibration.fit(pairs(seed))
     for found in (bent, straight):
-        assert [found.promised(Measured(size, 0.0, 4.0)) for size in (1e-7, 1e-3, 0.1)] == [0.95] * 3
-        assert found.promised(Measured(1.01, 0.0, 4.0)) == 0
-    assert bent.promised(Measured(0.37, 0.0, 4.0)) == 0
-    assert straight.promised(Measured(0.37, 0.0, 4.0)) == 0.95
+        assert [found.level_of(Measured(size, 0.0, 4.0)) for size in (1e-7, 1e-3, 0.1)] == [0.95] * 3
+        assert found.level_of(Measured(1.01, 0.0, 4.0)) == 0
+    assert bent.level_of(Measured(0.37, 0.0, 4.0)) == 0
+    assert straight.level_of(Measured(0.37, 0.0, 4.0)) == 0.95
 
 
 def test_a_large_error_stands_in_record_terminal_and_page() -> None:

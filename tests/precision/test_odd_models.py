@@ -192,7 +192,7 @@ def test_a_batch_of_padding_alone_adds_nothing() -> None:
     found, expected = _audited(_Masked(), [tokens, padding]), _audited(_Masked(), [tokens])
     assert _linears(found) == {"first", "last"}
     for key, seen in expected.observed.statistics.items():
-        assert found.observed.statistics[key].real == seen.real
+        assert found.observed.statistics[key].valid_rows == seen.valid_rows
         assert torch.equal(found.observed.statistics[key].largest, seen.largest)
     with pytest.raises(NoData, match=r"none but padding .* above 0 at tokens"):
         _audited(_Masked(), [_batch(torch.zeros(6, 5))])
@@ -202,7 +202,7 @@ def test_statistics_of_no_rows_are_empty() -> None:
     """Values that are all padding are counted and give no sample."""
     seen = Statistics()
     seen.add(torch.randn(2, 3, 4), sequences=2, kept=torch.zeros(6, dtype=torch.bool))
-    assert (seen.count, seen.real, seen.rows, seen.largest) == (6, 0, [], None)
+    assert (seen.count, seen.valid_rows, seen.rows, seen.largest) == (6, 0, [], None)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from assay.precision import audit
 from assay.precision.errors import BadModel
 from assay.precision.export import quantization_config
-from assay.precision.observation.handlers import traced
+from assay.precision.observation.operations import traced
 from assay.precision.observation.sites import Observer
 from assay.precision.schemes import SCHEMES
 from tests.precision.test_sensitivity import Opened
@@ -66,7 +66,7 @@ def test_a_convolution_is_a_product_with_its_windows(
     x = drawn(*([2] if batched else []), 3, *range(6, 6 + sides))
     observer, _ = seen(model, x)
     site = observer.sites["weight"]
-    assert (site.place, site.role, site.shape) == ("linear", "convolution", (5, 3 * kernel**sides))
+    assert (site.type, site.role, site.shape) == ("linear", "convolution", (5, 3 * kernel**sides))
 
 
 def test_same_padding_of_an_even_kernel_is_torchs() -> None:

@@ -6,7 +6,7 @@ import torch
 
 from assay.precision import audit
 from assay.precision.errors import NoData
-from assay.precision.prediction.positions import steps
+from assay.precision.prediction.measuring import steps
 from tests.precision.tiny_models import MODELS
 
 

@@ -94,7 +94,7 @@ def test_the_interval_covers(noise: float) -> None:
     """Fitted to 20 pairs, 60 times, the intervals hold 95 % of others on average, and their middle is right."""
     inside, off = [], []
     for seed in range(60):
-        calibration = Calibration.fitted(drawn(20, noise, seed))
+        calibration = Calibration.fit(drawn(20, noise, seed))
         for pair in drawn(100, noise, seed + 1000):
             error, low, high = calibration.interval(pair)
             inside.append(low <= pair.measured <= high)
@@ -107,14 +107,14 @@ def test_the_interval_is_not_wide_for_nothing() -> None:
     """An eighth of the noise makes less than two fifths of the interval."""
     widths = []
     for noise in (0.05, 0.4):
-        fitted = [Calibration.fitted(drawn(20, noise, seed)).interval(pair(1e-3)) for seed in range(10)]
+        fitted = [Calibration.fit(drawn(20, noise, seed)).interval(pair(1e-3)) for seed in range(10)]
         widths.append(np.mean([math.log(high / low) for _, low, high in fitted]))
     assert widths[0] < 0.4 * widths[1]
 
 
 def test_what_cotangents_leave_open_is_in_the_interval() -> None:
     """Of two predictions alike the one that hangs on few samples has the wider interval; so has a single site."""
-    calibration = Calibration.fitted(drawn(20, 0.1, 0))
+    calibration = Calibration.fit(drawn(20, 0.1, 0))
     known, open_, single = (
         calibration.interval(each)
         for each in (Measured(1e-3, 0.0, 20.0), Measured(1e-3, 0.0, 20.0, 0.2), Measured(1e-3, 0.0, 1.0))
@@ -129,7 +129,7 @@ def pair(predicted: float) -> Measured:
 
 def test_the_line_can_be_read_backwards() -> None:
     """`raw` gives the error that is calibrated to what it is asked for."""
-    calibration = Calibration.fitted(drawn(48, 0.1, 5))
+    calibration = Calibration.fit(drawn(48, 0.1, 5))
     for error in (1e-6, 1e-3, 0.1):
         assert calibration.interval(pair(calibration.raw(error)))[0] == pytest.approx(error, rel=1e-6)
 
@@ -143,7 +143,7 @@ def test_jumps_are_told_from_a_scale(power: float) -> None:
     noise = (0.03 + 0.5 * 0.01 / (predicted ** (power / 2) + 0.01)) / power
     measured = exact * np.exp(draw.normal(size=90) * noise)
     pairs = [Measured(float(p), float(m), 5.0) for p, m in zip(predicted, measured, strict=True)]
-    calibration = Calibration.fitted(pairs, power=power)
+    calibration = Calibration.fit(pairs, power=power)
     assert calibration.jumps == pytest.approx(0.01, rel=0.6)
     ends = [calibration.interval(pair(float(p))) for p in (predicted.min(), predicted.max())]
     for (error, _, _), p in zip(ends, (predicted.min(), predicted.max()), strict=True):

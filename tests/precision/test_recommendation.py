@@ -12,10 +12,10 @@ import torch
 
 from assay.formats.errors import UnknownOption
 from assay.precision import Assignment, Prediction, audit
-from assay.precision.amounts import in_bytes, in_error, in_seconds
 from assay.precision.auditing import Audit
 from assay.precision.choice.roofline import Cost
 from assay.precision.errors import BadAssignment
+from assay.precision.units import format_bytes, format_error, format_seconds
 from tests.precision.small_models import FORMATS, made
 
 ARGUMENTS = ("max_error", "max_bytes", "max_kv_bytes", "max_prefill", "max_time")
@@ -123,10 +123,10 @@ def test_what_bound_the_choice_is_told(audited: Audit) -> None:
     """The budget that forced it with its figures; none where the model as it is keeps all, or has no fewer bytes."""
     whole = audited.cost({})
     found = audited.recommend(max_bytes=0.5 * whole.bytes, max_time=2 * whole.decode)
-    assert found.why.startswith(f"bound by max_bytes ({in_bytes(found.cost.bytes)} of at most")
+    assert found.why.startswith(f"bound by max_bytes ({format_bytes(found.cost.bytes)} of at most")
     assert "max_time" not in found.why
     found = audited.recommend(max_error=0.01)
-    assert found.why.startswith(f"bound by max_error ({in_error(found.measured)} relative error of at most 0.01)")
+    assert found.why.startswith(f"bound by max_error ({format_error(found.measured)} relative error of at most 0.01)")
     assert audited.recommend(max_bytes=2 * whole.bytes).why.startswith("no budget binds: the model as it is")
     found = audited.recommend(max_error=10.0)
     assert "the fewest bytes that there are with the 4 formats" in found.why
@@ -138,7 +138,7 @@ def test_figures_that_differ_are_told_apart(audited: Audit) -> None:
     least = audited.recommend(max_bytes=1.0).cost.bytes
     found = audited.recommend(max_bytes=least - 0.5)
     assert not found.met
-    assert f"{in_bytes(least, 6)} where max_bytes asks for at most {in_bytes(least - 0.5, 6)}" in found.why
+    assert f"{format_bytes(least, 6)} where max_bytes asks for at most {format_bytes(least - 0.5, 6)}" in found.why
 
 
 def test_a_prediction_that_was_off_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,15 +206,15 @@ def test_an_assignment_without_figures_is_printed() -> None:
 @pytest.mark.parametrize(
     ("words", "value"),
     [
-        (in_bytes(999.7e6), "1 GB"),
-        (in_bytes(1.2345e9, 6), "1.2345 GB"),
-        (in_bytes(12), "12 B"),
-        (in_bytes(2e15), "2000000 GB"),
-        (in_seconds(0.9996e-3), "1 ms"),
-        (in_seconds(2.5e-9), "2.5 ns"),
-        (in_seconds(0.0), "0 ns"),
-        (in_error(math.inf), "∞"),
-        (in_error(None), "not measured"),
+        (format_bytes(999.7e6), "1 GB"),
+        (format_bytes(1.2345e9, 6), "1.2345 GB"),
+        (format_bytes(12), "12 B"),
+        (format_bytes(2e15), "2000000 GB"),
+        (format_seconds(0.9996e-3), "1 ms"),
+        (format_seconds(2.5e-9), "2.5 ns"),
+        (format_seconds(0.0), "0 ns"),
+        (format_error(math.inf), "∞"),
+        (format_error(None), "not measured"),
     ],
 )
 def test_amounts(words: str, value: str) -> None:

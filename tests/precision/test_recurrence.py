@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from assay.precision import Audit, advise, audit
 from assay.precision.export import quantization_config
-from assay.precision.observation.handlers import traced
+from assay.precision.observation.operations import traced
 from assay.precision.observation.sites import Observer
 from assay.precision.schemes import SCHEMES
 from tests.precision.recurrent_models import Recurrent, next_symbol, sentences, trained
@@ -193,7 +193,7 @@ def test_each_scheme_alone_is_predicted_within_a_factor_of_two(case: Audit) -> N
     """Over 48 sequences, at every weight of a recurrence, whatever it stores."""
     for site in case.sites:
         for scheme in case.menu(site) if site.role == "recurrence" else ():
-            ratio = float(case.trial({str(site): scheme})) / case.predictor.alone(str(site), scheme)
+            ratio = float(case.trial({str(site): scheme})) / case.predictor.site_error(str(site), scheme)
             assert 1 / 2 < ratio < 2, (site, scheme, ratio)
 
 

@@ -232,7 +232,7 @@ def test_rows_of_a_table_that_are_stored_once_more_are_counted_once() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Embedding(64, 32), torch.nn.Linear(32, 16))
     found = audit(model, [torch.randint(0, 64, (16, 8))], "relative", ["bf16", "tf32", "w-nvfp4", "nvfp4"])
-    assert {str(site): site.source for site in found.sites if site.place == "linear"} == {"1": "0"}
+    assert {str(site): site.source for site in found.sites if site.type == "linear"} == {"1": "0"}
     for table, linear in (("bf16", "bf16"), ("bf16", "tf32"), ("w-nvfp4", "nvfp4")):
         both = {"0": table, "1": linear}
         assert is_repeated("1", {name: SCHEMES[scheme] for name, scheme in both.items()}, found.observed.sources)

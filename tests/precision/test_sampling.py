@@ -116,11 +116,11 @@ def test_what_others_overrun_is_known_from_the_largest_at_hand() -> None:
         tops = np.abs(draw.normal(size=(96, 50))).max(1)
         others = OtherSequences(np.ones(64), 32)
         square = np.square(np.maximum(tops[64:] - tops[:64].max(), 0.0)).mean()
-        beyond += square > np.quantile(others.overrunning(tops[:64]), 0.975)
+        beyond += square > np.quantile(others.excess_squares(tops[:64]), 0.975)
     assert beyond <= 6
-    close = OtherSequences(np.ones(64), 32).overrunning(np.linspace(0.99, 1.0, 64))
+    close = OtherSequences(np.ones(64), 32).excess_squares(np.linspace(0.99, 1.0, 64))
     assert np.quantile(close, 0.975) < 0.1**2
-    assert not OtherSequences(np.ones(64), 32).overrunning(np.ones(64)).any()
+    assert not OtherSequences(np.ones(64), 32).excess_squares(np.ones(64)).any()
 
 
 def test_an_interval_is_longer_where_few_sequences_make_the_error() -> None:

@@ -15,12 +15,12 @@ from assay.precision.export.configurations.compressed_tensors import quantizatio
 from assay.precision.observation.sites import Site
 from assay.precision.schemes import SCHEMES, Quantizer, store
 from assay.precision.schemes.fitting import FakeQuantizer
-from assay.precision.schemes.storage import codes_of, divisor_of, scales_of
+from assay.precision.schemes.quantizer import codes_of, divisor_of, scales_of
 
 SCHEME_NAMES = [
     name
     for name, scheme in SCHEMES.items()
-    if "linear" in scheme.places
+    if "linear" in scheme.site_types
     and scheme.weight is not None
     and scheme.weight.per != "element"
     and scheme.transform == "none"

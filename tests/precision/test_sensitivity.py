@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from assay.precision.auditing import audit
 from assay.precision.metrics import metric_named
-from assay.precision.observation.handlers import traced
+from assay.precision.observation.operations import traced
 from assay.precision.observation.qparams import QParams, menu_of
 from assay.precision.observation.running import call, evaluating
 from assay.precision.observation.sites import Observer, Site
 from assay.precision.prediction.perturbations import Perturbation, perturbations_of
+from assay.precision.prediction.row_sampling import RowSampler
 from assay.precision.prediction.sensitivity import Sensitivity, Term
 from assay.precision.prediction.simulation import Simulator
-from assay.precision.prediction.turns import Turns
 from assay.precision.schemes import SCHEMES
 from tests.precision.tiny_models import MODELS
 
@@ -34,7 +34,7 @@ class Opened:
         self.sites = observer.sites
         self.tied = {str(site): site.tied for site in self.sites.values() if site.tied}
         self.menus = {str(site): menu_of(site, formats) for site in self.sites.values()}
-        self.fits = QParams(observer.statistics, observer.weights, observer.together(), observer.fused())
+        self.fits = QParams(observer.statistics, observer.weights, observer.sharing_factors(), observer.fused())
 
     def run(self, visitor: Any) -> torch.Tensor:
         with torch.no_grad(), evaluating(self.model), traced(self.model, visitor):
@@ -185,7 +185,7 @@ def test_rows_of_a_weight_are_not_taken_for_the_whole() -> None:
     """A linear with some rows of a parameter is no site: no other's rows may stand for them."""
     torch.manual_seed(0)
     found = audit(Eager(), [torch.randn(4, 6, 8)], "relative", ["bf16"])
-    assert {str(site) for site in found.sites if site.place == "linear"} == {"out"}
+    assert {str(site) for site in found.sites if site.type == "linear"} == {"out"}
 
 
 def test_subsampled_values_keep_the_size_of_the_error() -> None:
@@ -209,7 +209,7 @@ def test_large_first_tokens_are_never_left_out(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(16, 256, 256, generator=generator)
     x[:, 0] *= 300
-    visitor = Sensitivity({}, QParams({}), {}, 16, Turns(seed=seed))
+    visitor = Sensitivity({}, QParams({}), {}, 16, RowSampler(seed=seed))
     subsample = visitor._subsample(x)
     assert subsample.index is not None
     assert subsample.root_weights is not None
@@ -243,7 +243,7 @@ def test_batches_and_cotangents_take_turns_with_a_weights_rows(rows: int, count:
     weight = torch.empty(rows, 1)
     for index in range(count):
         for cotangent in range(cotangents):
-            turns, mine = Turns(index, count, cotangents).parts(weight, cotangent, 128)
+            turns, mine = RowSampler(index, count, cotangents).parts(weight, cotangent, 128)
             for part in mine:
                 assert isinstance(part.rows, slice)
                 assert part.rows.start % 128 == 0
@@ -289,6 +289,6 @@ def test_sites_have_names_roles_and_units() -> None:
     assert found["model.layers.0.mlp.gate:logits"].role == found["lm_head:logits"].role == "logits"
     assert {found[f"model.layers.0.mlp.experts.{name}_proj"].role for name in ("gate_up", "down")} == {"experts"}
     assert found["model.layers.0.mlp.experts.down_proj"].shape == (4, 32, 48)
-    assert found[f"{attention}:kv_cache"].place == "kv_cache"
+    assert found[f"{attention}:kv_cache"].type == "kv_cache"
     tied: dict[str, Site] = {str(s): s for s in audit(MODELS["gpt2"](), [ids(2)], formats=["bf16"]).sites}
     assert tied["lm_head"].tied == "transformer.wte"

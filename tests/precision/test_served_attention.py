@@ -7,8 +7,8 @@ import torch
 
 from assay.precision import audit
 from assay.precision.export import online_config
-from assay.precision.observation.handlers import traced
-from assay.precision.observation.operations import attention
+from assay.precision.observation import operations
+from assay.precision.observation.operations import traced
 from assay.precision.observation.running import evaluating
 from assay.precision.prediction.simulation import Simulator
 from assay.precision.schemes import SCHEMES
@@ -97,7 +97,7 @@ def test_chunks_of_queries_give_what_all_give(
     found = audit(model, [x], "relative", ["a-fp8", "a-int8", "kv-int8"])
     outputs, largest = [], []
     for scores in (1 << 24, 5 * 24 * 4 * HEADS):
-        monkeypatch.setattr(attention, "_SCORES", scores)
+        monkeypatch.setattr(operations, "_SCORES", scores)
         simulator = Watched({name: SCHEMES[each] for name, each in schemes.items()}, found.fits, {})
         with torch.no_grad(), evaluating(model), traced(model, simulator):
             outputs.append(model(x))

@@ -8,12 +8,12 @@ from assay.formats.rounding import round_float32
 from assay.precision.observation.qparams import QParams
 from assay.precision.observation.sites import Statistics
 from assay.precision.schemes import SCHEMES, FakeQuantizer, store
-from assay.precision.schemes.storage import Extremes, scales_of
+from assay.precision.schemes.quantizer import Extremes, scales_of
 
 WEIGHTS = {
     scheme.weight: scheme
     for scheme in SCHEMES.values()
-    if "linear" in scheme.places
+    if "linear" in scheme.site_types
     and scheme.weight is not None
     and (scheme.weight.blocks is None or scheme.name in ("q4_k", "q8_0"))  # others take long
 }

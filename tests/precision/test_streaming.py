@@ -52,7 +52,7 @@ def test_a_streamed_model_gives_the_results_of_one_in_memory(stored: Callable[[s
     assert contributions(outside) == pytest.approx(contributions(inside), rel=1e-5)
     assert max(contributions(inside).values()) > 0
     assignment = {ASSIGNED[kind]: "nvfp4" if kind != "gpt2" else "w4a16-g32"} | {
-        str(s): "bf16" for s in inside.sites if s.place == "activation"
+        str(s): "bf16" for s in inside.sites if s.type == "activation"
     }
     assert outside.measure(assignment) == pytest.approx(inside.measure(assignment), rel=1e-6)
     for name, weights in inside.observed.weights.items():

@@ -9,8 +9,7 @@ from assay.precision.auditing import audit
 from assay.precision.choice.recommendation import groups_of
 from assay.precision.errors import UnknownDevice, UnknownScheme
 from assay.precision.export import lint
-from assay.precision.observation.serving import Served
-from assay.precision.observation.sites import Observer, Site
+from assay.precision.observation.sites import EngineRules, Observer, Site
 from assay.precision.schemes import SCHEMES
 from assay.precision.schemes.scheme import DEFAULTS
 from assay.precision.targets import engines, formats_of, target_named
@@ -92,7 +91,7 @@ def test_an_audit_for_an_engine() -> None:
     found = audit(model, [torch.randn(2, 4, 32)], "relative", target="llama.cpp@a100")
     whole = tuple(name for name in LLAMA.schemes if (stored := SCHEMES[name].weight) and stored.size == 32)
     assert {found.menu(site) for site in found.sites} == {whole}
-    assert {site.place for site in found.sites} == {"linear"}
+    assert {site.type for site in found.sites} == {"linear"}
     assert found.roofline.device.name == "a100"
     assert audit(model, [torch.randn(2, 4, 32)], "relative", target="llama.cpp").roofline.device is None
 
@@ -127,7 +126,7 @@ def test_an_engine_that_runs_each_linear_alone_may_give_each_a_scheme() -> None:
 
 def test_experts_that_are_modules_are_one_tensor_of_a_kind() -> None:
     """Experts' linears of a kind take one scheme together where linears run apart, for one tensor holds them."""
-    observer = Observer(torch.nn.Module(), Served(apart=True))
+    observer = Observer(torch.nn.Module(), EngineRules(unfused=True))
     names = [f"layers.0.mlp.experts.{expert}.{part}" for expert in (0, 11) for part in ("w1", "w3")]
     units = [observer._unit(name) for name in names]
     assert units == ["layers.0.mlp.experts.*.w1", "layers.0.mlp.experts.*.w3"] * 2

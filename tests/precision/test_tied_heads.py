@@ -45,9 +45,9 @@ def test_a_head_that_is_tied_by_a_function_is_one_that_is_tied_by_a_module(produ
     model, other = _Head(product), _Head(lambda m, x: m.head(x), module=True)
     other.load_state_dict({**model.state_dict(), "head.weight": model.table.weight})
     found, expected = (audit(each.eval(), _IDS, "kl", [*FORMATS, "w8a8"], target="h200") for each in (model, other))
-    called = {str(site): site for site in found.every}
-    assert (called["table:head"].place, called["table:head"].tied) == ("linear", "table")
-    assert [name.replace("table:head", "head") for name in called] == list(map(str, expected.every))
+    called = {str(site): site for site in found.all_sites}
+    assert (called["table:head"].type, called["table:head"].tied) == ("linear", "table")
+    assert [name.replace("table:head", "head") for name in called] == list(map(str, expected.all_sites))
     assert found.menu("table") == expected.menu("table")
     assert found.cost({"table": "w8a8"}) == expected.cost({"table": "w8a8"})
     assert found.measure({"table": "w8a8"}) == pytest.approx(expected.measure({"table": "w8a8"}), rel=1e-4)
@@ -78,11 +78,11 @@ def test_a_table_has_its_weight_whatever_comes_first() -> None:
     """A product with a table before it is looked up follows the table's scheme, one without a look-up is by itself;
     exports, which name modules, leave both out."""
     found = _audited(looks_up=True)
-    sites = {str(site): site for site in found.every}
+    sites = {str(site): site for site in found.all_sites}
     assert (sites["table"].tied, sites["table:head"].tied) == ("", "table")
     assert set(plan_of({"first": "w8a16"}, sites).left) == {"table", "back", "last"}
     found = _audited(looks_up=False)
     assert not found.observed.unaudited.shut
-    sites = {str(site): site for site in found.every}
+    sites = {str(site): site for site in found.all_sites}
     plan = plan_of({"table:head": "w8a16", "last": "w8a16"}, sites)
     assert (set(plan.linears), set(plan.left)) == ({"last"}, {"first", "back"})

@@ -8,7 +8,7 @@ import torch
 
 from assay.precision import advise, audit, reliability
 from assay.precision.advice import Finding
-from assay.precision.advice.experts import experts_of
+from assay.precision.advice.routers import experts_of
 from assay.precision.auditing import Audit
 from assay.precision.loading import load
 from tests.precision import traps

@@ -48,7 +48,7 @@ def test_an_error_that_one_sequence_makes_is_told_as_uncertain() -> None:
     for factor in (1.0, 200.0):
         x[3] *= factor
         predictor = audit(model, [x.clone()], "relative", ["w8a16"]).predictor
-        noise.append(4 * predictor.told({"0": "w8a16"}, 0.0).noise)
+        noise.append(4 * predictor.calibration_point({"0": "w8a16"}, 0.0).noise)
     assert noise == [pytest.approx(1 / 64, rel=0.2), pytest.approx(1 / 4, rel=0.3)]
 
 
@@ -59,7 +59,7 @@ def test_a_correction_is_given_to_the_part_that_was_measured() -> None:
     for scheme in ("w8a16", "w8a8"):
         predictor = predictor.corrected({"one": scheme}, found.measure({"one": scheme}))
     for scheme in ("w8a16", "w8a8"):
-        assert predictor.alone("one", scheme) == pytest.approx(found.measure({"one": scheme}), rel=0.1)
+        assert predictor.site_error("one", scheme) == pytest.approx(found.measure({"one": scheme}), rel=0.1)
 
 
 def test_what_breaks_when_it_is_measured_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +157,7 @@ def test_what_no_gradient_leads_back_to_is_no_site() -> None:
     torch.manual_seed(0)
     found = audit(Rounded(), [torch.randn(16, 4, 16)], "relative", ["w8a16", "w4a8-g128", "fp8"])
     assert [str(site) for site in found.sites] == ["after"]
-    assert [str(site) for site in found.cut] == ["before"]
+    assert [str(site) for site in found.sites_without_gradient] == ["before"]
     with pytest.raises(BadAssignment, match="no gradient leads back"):
         found.predict({"before": "fp8"})
     assert set(found.recommend(max_bytes=0.9 * found.cost({}).bytes)) == {"after"}
@@ -170,7 +170,7 @@ def test_a_cut_site_is_found_by_a_scheme_that_changes_it(formats: list[str] | No
     """With every format there is, of which the first change nothing, and in any order."""
     torch.manual_seed(0)
     found = audit(Rounded(), [torch.randn(16, 4, 16)], "relative", formats)
-    assert [str(site) for site in found.cut if site.place == "linear"] == ["before"]
+    assert [str(site) for site in found.sites_without_gradient if site.type == "linear"] == ["before"]
 
 
 class SkippedOnce(torch.nn.Module):

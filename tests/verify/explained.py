@@ -9,19 +9,20 @@ from typing import Any
 from unittest import mock
 
 from assay.interpreter import faithful
+from assay.runtime import deadline
+from assay.runtime.tensors import same_numbers
 from assay.verify import Verdict, examine
 from assay.verify.cases.case import Case
 from assay.verify.cases.sampler import seeded, with_values
 from assay.verify.comparison.judge import judge
 from assay.verify.contract import Contract
 from assay.verify.examination import diagnosis
-from assay.verify.explanation import inquiry
 from assay.verify.explanation.fault_models import fault_models_of
 from assay.verify.explanation.fault_models.evaluation import kernel_of
 from assay.verify.explanation.fault_models.fault_model import FaultModel
 from assay.verify.explanation.fault_models.fault_tolerance import limits_of, observation_of
 from assay.verify.harness.call import Call
-from assay.verify.harness.runner import Bench, same_bits
+from assay.verify.harness.runner import Bench
 
 from .fault_cases import sampler_of, settings_for
 from .others import Other
@@ -116,7 +117,7 @@ def are_alike(op: str, fault: FaultModel, other: FaultModel, failing: Case) -> b
     for case in (replace(failing, protocol="once"), *_fresh(op, fault, settings)):
         if by_bits:
             a, b = (bench.outputs(replace(case, memory="nan")) for bench in (first, second))
-            if a is None or b is None or not all(map(same_bits, a, b)):
+            if a is None or b is None or not all(map(same_numbers, a, b)):
                 return False
         elif not _holds(other, first, case):
             return False
@@ -164,7 +165,7 @@ class Stopwatch:
             finally:
                 self.seconds += time.process_time() - started
 
-        self._patches = mock.patch.object(diagnosis, "explain", timed), mock.patch.object(inquiry, "PATIENCE", 1e9)
+        self._patches = mock.patch.object(diagnosis, "explain", timed), mock.patch.object(deadline, "STRETCH", 1e9)
         for patch in self._patches:
             patch.start()
         return self

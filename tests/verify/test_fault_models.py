@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from assay.golden import Fault, Spec, spec, specs
+from assay.runtime.tensors import same_numbers
 from assay.verify import examine
 from assay.verify.cases.case import build
 from assay.verify.explanation.fault_models import fault_models, fault_models_of
 from assay.verify.explanation.fault_models.evaluation import kernel_of
 from assay.verify.explanation.fault_models.fault_model import FAMILIES, FaultModel
 from assay.verify.harness.call import Call, Finding
-from assay.verify.harness.runner import same_bits
 
 from .fault_cases import drawn, names, pairs, settings_for
 
@@ -104,7 +104,7 @@ def changes(op: str, fault: FaultModel) -> bool:
         if isinstance(outputs[1], Finding):
             assert fault.shows(outputs[1].kind), outputs[1]
             return True
-        if not all(same_bits(a, b) for a, b in zip(*outputs, strict=True)):
+        if not all(same_numbers(a, b) for a, b in zip(*outputs, strict=True)):
             return True
     # Rare inputs (midpoints, one NaN, every number there is) belong to the fixed phases.
     return caught(op, fault, settings, examples=40)

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.runtime import patience
-from assay.runtime.patience import Patience
+from assay.runtime import deadline
+from assay.runtime.deadline import CpuLimit
 from assay.verify import examine
 from assay.verify.cases.case import Case
 from assay.verify.harness import time_limit as limits
@@ -28,9 +28,9 @@ class Watch:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = self.own = self.whole = 0.0
-        monkeypatch.setattr(patience.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(deadline.time, "monotonic", lambda: self.now)
 
-    def over_after(self, given: Patience, seconds: float, share: float, *, others: float = 0.0) -> float:
+    def over_after(self, given: CpuLimit, seconds: float, share: float, *, others: float = 0.0) -> float:
         """When it is over, looked at each second; ``share`` of a processor for its thread, ``others`` beside it."""
         while self.now < seconds:
             self.now, self.own, self.whole = self.now + 1, self.own + share, self.whole + share + others
@@ -52,13 +52,13 @@ def test_what_a_busy_machine_takes_is_not_counted(
 ) -> None:
     """Thirty seconds of computing, or of sleep; who waits for a turn has them later, and everything ends."""
     watch = Watch(monkeypatch)
-    assert watch.over_after(Patience(30.0, watch.clock), 1000, share, others=others) == over
+    assert watch.over_after(CpuLimit(30.0, watch.clock), 1000, share, others=others) == over
 
 
 def test_who_computes_and_then_sleeps_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once it has slept for a quarter of its limit."""
     watch = Watch(monkeypatch)
-    given = Patience(20.0, watch.clock)
+    given = CpuLimit(20.0, watch.clock)
     assert not watch.over_after(given, 18, 0.5)
     assert watch.over_after(given, 1000, 0.0) == 23.0
 

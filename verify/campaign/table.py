@@ -10,7 +10,6 @@ import pkgutil
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +18,7 @@ import msgspec
 from assay import configs
 from assay.golden.registry import spec
 from assay.runtime.errors import AssayError, unknown
+from assay.runtime.results import installed_version
 from assay.verify.errors import TableError
 from assay.verify.settings import OF_THE_RUN, Number, Settings, Text, Whole, fitting, names
 
@@ -64,9 +64,7 @@ class Entry:
     @property
     def version(self) -> str:
         """The version of its package that is installed, or else the one that the table was made with."""
-        with contextlib.suppress(PackageNotFoundError, ValueError):
-            return version(self.package)
-        return self.tried
+        return installed_version(self.package, self.tried)
 
     def absence(self, device: str) -> str:
         """Why the kernel can't be examined on ``device`` of this machine, in words; empty if it can."""

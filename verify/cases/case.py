@@ -18,7 +18,7 @@ from assay.golden.inputs.recipe import Recipe, tuples
 from assay.golden.inputs.values import INTEGERS, draw
 from assay.golden.signature import Signature, TensorSpec
 from assay.runtime.errors import AssayError
-from assay.runtime.structure import structured
+from assay.runtime.records import structured
 from assay.verify.cases.layouts import Guarded, place, tied_axes
 from assay.verify.errors import ReproError, SettingError
 

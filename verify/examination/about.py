@@ -5,11 +5,11 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 
+from assay.runtime.results import installed_version
 from assay.verify.harness.target import source_of
 
 _PACKAGES = {"assay": "kernel-assay", "torch": "torch", "triton": "triton"}
@@ -37,10 +37,5 @@ def _device(name: str) -> str:
 
 
 def _versions() -> list[str]:
-    results = [f"Python {platform.python_version()}"]
-    for name, package in _PACKAGES.items():
-        try:
-            results.append(f"{name} {version(package)}")
-        except PackageNotFoundError:  # Triton isn't everywhere
-            continue
-    return results
+    found = {name: installed_version(package) for name, package in _PACKAGES.items()}  # Triton isn't everywhere
+    return [f"Python {platform.python_version()}", *(f"{name} {number}" for name, number in found.items() if number)]

@@ -20,7 +20,7 @@ from itertools import islice
 from assay.configs import table
 from assay.golden.evaluation.golden import Golden
 from assay.golden.inputs.distributions import EVERY, EXACT, EXTREME, MIDPOINTS
-from assay.runtime.patience import Patience, own_time
+from assay.runtime.deadline import CpuLimit, thread_clock
 from assay.verify.cases.at_shape import PROTOCOL as AT
 from assay.verify.cases.at_shape import at_cases
 from assay.verify.cases.case import Case
@@ -328,9 +328,9 @@ class Course:
 
     def is_slow(self, phase: str, case: Case, seconds: float) -> bool:
         """Try a case; whether that takes so many seconds, however busy the machine is."""
-        patience = Patience(seconds, own_time)
+        limit = CpuLimit(seconds, thread_clock)
         self.attempt(phase, case)
-        return patience.is_over()
+        return limit.is_over()
 
     def look_twice(self, phase: str, case: Case) -> tuple[Result, Result] | None:
         """Try a case, and what it gave by what rounding is likely to do; None where it failed or showed no more."""
@@ -407,8 +407,8 @@ def _fuzz(course: Course, name: str) -> None:
 
 def _grow(course: Course, name: str) -> None:
     """Cases of growing size, each series as far as the next case won't take long."""
-    patience = _PATIENCE / (4 if course.question.settings.effort == "quick" else 1)
-    longest = min(patience, course.question.settings.timeout / 4) / phases.GROWTH
+    limit = _PATIENCE / (4 if course.question.settings.effort == "quick" else 1)
+    longest = min(limit, course.question.settings.timeout / 4) / phases.GROWTH
     for series in phases.beyond_cases(course.question.sampler):
         for done, case in enumerate(series, 1):
             tries = 2 if done == 1 else 1  # the first call may compile
@@ -439,9 +439,9 @@ def _lengths(course: Course, name: str) -> None:
         growth = series[done][0] / length if done < len(series) and length >= _TELLING else 1.0
         seen, slow = [], True
         for case in cases:
-            patience = Patience(min(_LONG_CASE, course.question.settings.timeout / 4) / growth, own_time)
+            limit = CpuLimit(min(_LONG_CASE, course.question.settings.timeout / 4) / growth, thread_clock)
             seen.append(course.look_twice(name, case))
-            slow = slow and patience.is_over()  # one of them may compile
+            slow = slow and limit.is_over()  # one of them may compile
         result = detectable(length, [pair for pair in seen if pair is not None])
         course.detectable += [result] if result is not None else []
         course.progress(name, done, len(series))

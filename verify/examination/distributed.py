@@ -22,10 +22,9 @@ import torch
 
 from assay.golden.registry import Spec, spec, specs
 from assay.runtime.process import Lost, Parent, Process, wait_for
-from assay.runtime.tensors import pack, unpack
+from assay.runtime.tensors import pack, same_numbers, unpack
 from assay.verify.errors import SettingError
 from assay.verify.examination.procedure import examine
-from assay.verify.harness.runner import same_bits
 from assay.verify.verdict import Verdict, joint_outcome
 
 _GRACE = 2.0  # seconds that the other ranks have left once one has failed
@@ -303,7 +302,7 @@ def _difference(answers: Sequence[Any]) -> Iterator[str]:
                 continue
             if whole.shape != own.shape or whole.dtype != own.dtype:
                 yield f"rank {rank} gave {_form(own)}, rank 0 {_form(whole)}"
-            elif not same_bits(whole, own):
+            elif not same_numbers(whole, own):
                 yield f"rank {rank} gave other bits than rank 0 in a result {_form(whole)}"
 
 

@@ -28,8 +28,8 @@ from assay.golden.evaluation.call import bind
 from assay.interpreter import emulated_device, emulated_emission, emulating, lasting, pretended, suspended
 from assay.runtime.environment import generators_kept, standard_environment
 from assay.runtime.errors import names_checked
+from assay.runtime.output import warned_once
 from assay.runtime.process import GIB
-from assay.runtime.warned import warned_once
 from assay.verify.cases.case import Case, all_contents, build
 from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.cases.sampler import seeded, with_values

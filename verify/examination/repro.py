@@ -12,7 +12,7 @@ from assay.golden.registry import spec
 from assay.interpreter import device_to_pretend, emulating, suspended
 from assay.runtime.environment import generators_kept
 from assay.runtime.errors import AssayError, unknown
-from assay.runtime.own_modules import importable
+from assay.runtime.modules import importable
 from assay.verify.cases.case import Case
 from assay.verify.comparison.result import Result
 from assay.verify.comparison.suspicion import second_look, takes_chance

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from assay.golden.inputs.distributions import names_of
 from assay.golden.signature import TensorSpec
-from assay.runtime.patience import Patience, own_time
+from assay.runtime.deadline import CpuLimit, thread_clock
 from assay.verify.cases.case import Case, Edit, contents
 from assay.verify.cases.layouts import tied_axes
 from assay.verify.cases.sampler import Sampler
@@ -175,7 +175,7 @@ def shrink(
 ) -> Failure:
     """The smallest failure of the same kind that greedy steps reach within so many trials and seconds, which a busy
     machine doesn't shorten."""
-    search = _Search(failure, attempt, sampler, trials, Patience(seconds, own_time))
+    search = _Search(failure, attempt, sampler, trials, CpuLimit(seconds, thread_clock))
     while search.smaller_sizes() | search.simpler():
         pass
     while search.fewer_elements() and search.smaller_sizes() | search.fewer_places():
@@ -196,11 +196,11 @@ class _Search:
     attempt: Callable[[Case], Failure | None]
     sampler: Sampler
     trials: int
-    patience: Patience
+    limit: CpuLimit
 
     def fails(self, case: Case) -> bool:
         """Whether ``case`` fails likewise; it is then the smallest failure."""
-        if self.trials == 0 or self.patience.is_over():
+        if self.trials == 0 or self.limit.is_over():
             return False
         self.trials -= 1
         result = self.attempt(self.sampler.tied(case))

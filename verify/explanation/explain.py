@@ -35,6 +35,7 @@ from itertools import zip_longest
 import torch
 
 from assay.formats.rounding import next_down, next_up, ulp_towards
+from assay.runtime.tensors import same_numbers
 from assay.verify.cases.case import Case, build
 from assay.verify.cases.sampler import Sampler, seeded, with_values
 from assay.verify.comparison.judge import Judgement, judge
@@ -54,7 +55,7 @@ from assay.verify.explanation.fault_models.fault_tolerance import (
 )
 from assay.verify.explanation.inquiry import Inquiry
 from assay.verify.findings import Explanation, Failure
-from assay.verify.harness.runner import Bench, same_bits
+from assay.verify.harness.runner import Bench
 
 _ENOUGH_CONFIRMED = (
     2,
@@ -449,7 +450,7 @@ def _varies(bench: Bench, case: Case, inquiry: Inquiry) -> bool:
     if inquiry.is_over():
         return False
     once, again = bench.outputs(case), bench.outputs(case)
-    return once is not None and again is not None and not all(map(same_bits, once, again))
+    return once is not None and again is not None and not all(map(same_numbers, once, again))
 
 
 def _explained_by_numbers(
@@ -544,7 +545,7 @@ def _differ(faults: Sequence[FaultModel], case: Case) -> bool:
     """Whether the kernels of two fault models give different bits."""
     values = {name: guarded.tensor for name, guarded in build(case).guarded.items()}
     given = (given_by(fault, case, values) for fault in faults)
-    return not all(same_bits(a, b) for a, b in zip(*given, strict=True))
+    return not all(same_numbers(a, b) for a, b in zip(*given, strict=True))
 
 
 def _cases(failure: Failure, first: Case, sampler: Sampler) -> Iterator[Case]:

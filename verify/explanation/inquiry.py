@@ -1,29 +1,18 @@
 """Asking fault models, one after the other, within a time: one that raises is noted, and the others are asked."""
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from assay.runtime.deadline import CpuBudget
 from assay.verify.explanation.fault_models.fault_model import FaultModel
 
-PATIENCE = 4.0
-"""How many times as long as processor time an inquiry may take on the clock."""
 
-
-class Inquiry:
-    """Lasts so much processor time, or `PATIENCE` times as much on the clock where a machine is busy otherwise.
-
-    ``failed`` says of each fault model that raised what it raised, in the order in which they were asked.
-    """
+class Inquiry(CpuBudget):
+    """A budget of time for fault models; ``failed`` has the error of each that raised, in the order of their calls."""
 
     def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
         self.failed: dict[str, str] = {}
-        self._seconds, self._processor, self._clock = seconds, time.process_time(), time.monotonic()
-
-    def is_over(self) -> bool:
-        """Whether the time is up."""
-        spent = max(time.process_time() - self._processor, (time.monotonic() - self._clock) / PATIENCE)
-        return spent > self._seconds
 
     @contextmanager
     def asking(self, fault: FaultModel) -> Iterator[None]:

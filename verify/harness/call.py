@@ -21,11 +21,11 @@ import torch
 from assay.formats.format import format_named
 from assay.golden.inputs.values import torch_dtype
 from assay.interpreter import NVIDIA, NotInterpreted, Watch, pretend_cuda, put_on_device, triton_is_loaded
+from assay.runtime.deadline import CpuLimit
 from assay.runtime.dispatch import ALLOCATIONS, AllocationMode
 from assay.runtime.environment import Environment, environment, in_environment, with_default_dtype
 from assay.runtime.errors import first_line, one_line
-from assay.runtime.own_modules import asks_for_cuda
-from assay.runtime.patience import Patience
+from assay.runtime.modules import asks_for_cuda
 from assay.verify.cases.case import Case, Inputs
 from assay.verify.findings import Kind
 from assay.verify.harness.compiled import every_variant_compiled
@@ -146,7 +146,7 @@ class Call:
 
     ``timeout``: seconds of processor time (`time_limit`), more where ``pace`` tells it. ``before(case, seconds)`` is
     told of each case that is tried, before and after each call: a call comes back within so many seconds (as
-    `assay.runtime.patience` counts them), or not at all; 0 where no call is under way. ``environment`` is the numeric
+    `assay.runtime.deadline` counts them), or not at all; 0 where no call is under way. ``environment`` is the numeric
     environment that the kernel is called in; what it leaves changed is put back, and said in ``left``. Only torch's
     default dtype, which a kernel may set in its first call for all that follow, is in its next call as it has left it
     (``default_dtype``). ``pretend`` is the device as which "cuda" answers meanwhile, and where inputs count as lying.
@@ -203,13 +203,13 @@ class Call:
             wanted = with_default_dtype(wanted, dtype)
         emission = NVIDIA if case.protocol == EMITTED else None
         limit = self.pace.limit(case, self.timeout)
-        patience: Patience | None = None
+        timer: CpuLimit | None = None
         self.tell(case, limit + GRACE)
         try:
             with (  # the interpreter outside of what a time-out interrupts
                 pretend_cuda(self.pretend) if self.pretend else contextlib.nullcontext(),
                 self.watch.interpreting(given, emission) if interpreted else contextlib.nullcontext() as sanitizer,
-                time_limit(limit, lambda: self.tell(case, limit + GRACE)) as patience,
+                time_limit(limit, lambda: self.tell(case, limit + GRACE)) as timer,
                 poison or contextlib.nullcontext(),
                 self.watch.allocating(sanitizer),
                 in_environment(wanted) as left,
@@ -221,8 +221,8 @@ class Call:
                 if any(tensor.is_cuda for tensor in inputs.positional):
                     torch.cuda.synchronize()
         except KernelTimeout:
-            if patience is not None and patience.set_aside > patience.aside:
-                return Finding("timeout", f"it compiled for more than {patience.aside:g} s")
+            if timer is not None and timer.uncounted > timer.most_uncounted:
+                return Finding("timeout", f"it compiled for more than {timer.most_uncounted:g} s")
             return Finding("timeout", f"no result within {limit:g} s (the limit is examine's timeout=)")
         except (KeyboardInterrupt, GeneratorExit):
             raise
@@ -247,8 +247,8 @@ class Call:
         finally:
             self.left.update(dict.fromkeys(left))
             self.tell(case)
-        if patience is not None:
-            self.pace.add(case, patience.used)
+        if timer is not None:
+            self.pace.add(case, timer.used)
         if sanitizer is not None and sanitizer.finding is not None:  # and the kernel has caught it
             return Finding(sanitizer.finding.kind, str(sanitizer.finding))
         if poison is not None and poison.overrun():

@@ -7,7 +7,6 @@ is watched is judged by what it gives here.
 
 from __future__ import annotations
 
-import os
 import pickle
 import sys
 import tempfile
@@ -19,9 +18,8 @@ from typing import Any
 
 import torch
 
-from assay.runtime.process import Process
+from assay.runtime.process import Process, clean_environment
 
-_TELLTALE = ("PYTEST", "ASSAY", "HYPOTHESIS", "COV_")
 START = 120.0
 """Seconds to import torch and the kernel's module."""
 
@@ -69,12 +67,11 @@ def call_outside(
     target: str, arguments: list[torch.Tensor], keywords: Mapping[str, Any], timeout: float
 ) -> list[torch.Tensor] | NoResult:
     """The results of ``module:function`` in a plain process, or how it failed."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(_TELLTALE)}
     with tempfile.TemporaryDirectory() as folder:
         given, result = Path(folder) / "given", Path(folder) / "found"
         with given.open("wb") as file:
             pickle.dump((sys.path, target, [_alone(tensor) for tensor in arguments], _all_alone(keywords)), file)
-        process = Process.start_plain(_BODY, (str(given), str(result)), environment)
+        process = Process.start_plain(_BODY, (str(given), str(result)), clean_environment())
         in_time = process.ends_within(timeout + START)
         code = process.kill()
         if not in_time:

@@ -23,11 +23,11 @@ from typing import Any
 import torch
 
 from assay.interpreter import emulating
+from assay.runtime.deadline import WALL_FACTOR
 from assay.runtime.environment import on_one_thread
-from assay.runtime.patience import BUSY
+from assay.runtime.output import as_data, warn_again
 from assay.runtime.process import GIB, Lost, Parent, Process, limit_memory
 from assay.runtime.tensors import pack, unpack
-from assay.runtime.warned import as_data, tell
 from assay.verify.cases.case import Case, build
 from assay.verify.contract import Contract
 from assay.verify.errors import SettingError
@@ -76,8 +76,8 @@ class Isolation:
         """What `Bench.observe` gives, from the worker; a lost worker is a failure of the case."""
         call = self.bench.call
         worker = self._worker = self._worker or self._started()
-        worker.on_heartbeat = lambda seconds: call.tell(case, BUSY * seconds)  # this process only waits
-        call.tell(case, BUSY * worker.submit(pickle.dumps(case), call.timeout + GRACE))
+        worker.on_heartbeat = lambda seconds: call.tell(case, WALL_FACTOR * seconds)  # this process only waits
+        call.tell(case, WALL_FACTOR * worker.submit(pickle.dumps(case), call.timeout + GRACE))
         result = worker.result()
         if isinstance(result, Lost):
             self.end()
@@ -86,7 +86,7 @@ class Isolation:
         answer = unpack(result)
         call.left.update(dict.fromkeys(answer.pop("left", ())))
         call.watch.launches |= answer.pop("launches", False)
-        tell(answer.pop("warned", ()))
+        warn_again(answer.pop("warned", ()))
         if "outputs" in answer:
             return tuple(answer["outputs"])
         refused = self._has_limit and any(words in answer["message"] for words in _REFUSED)

@@ -28,8 +28,9 @@ import torch
 from assay.golden.errors import Undecided
 from assay.golden.evaluation.golden import Golden
 from assay.interpreter import device_to_pretend
+from assay.runtime.deadline import WALL_FACTOR
 from assay.runtime.environment import seed_generators, standard_environment, with_changes
-from assay.runtime.patience import BUSY
+from assay.runtime.tensors import same_numbers
 from assay.verify.cases.at_shape import PROTOCOL as AT
 from assay.verify.cases.case import Case, Inputs, all_contents, build
 from assay.verify.comparison.bias import try_series
@@ -201,7 +202,7 @@ class Bench:
         if damage is not None and "memory" not in self.known:
             name, kind = damage
             return self._found(case, Finding(kind, _DAMAGE[kind].format(name)))
-        if any(not same_bits(now, then) for now, then in zip(before, held, strict=True)):
+        if any(not same_numbers(now, then) for now, then in zip(before, held, strict=True)):
             return self._found(case, Finding("nondeterministic", "a later call changed an earlier call's result"))
         for finding in (self._repeated(case, inputs, outputs), self._alone(case, outputs)):
             if finding is not None:
@@ -240,14 +241,14 @@ class Bench:
             if isinstance(answer, Finding):
                 return answer
             last = answer
-        if not self.contract.deterministic or all(map(same_bits, last, held)):
+        if not self.contract.deterministic or all(map(same_numbers, last, held)):
             return last
         return Finding("nondeterministic", f"the last of {_MANY} equal calls gave other bits than the first")
 
     def _outside(self, case: Case, inputs: Inputs) -> tuple[torch.Tensor, ...] | Failure:
         """What the kernel gives where nothing tells of an examination."""
         keywords = options_for(case, inputs, self.call.listed)
-        self.call.tell(case, BUSY * (self.call.timeout + START))  # this process only waits
+        self.call.tell(case, WALL_FACTOR * (self.call.timeout + START))  # this process only waits
         result = call_outside(target_of(self.call.kernel), inputs.positional, keywords, self.call.timeout)
         self.call.tell(case)
         if isinstance(result, NoResult) and not (result.lacks_gpu or self.call.pretend):
@@ -263,7 +264,7 @@ class Bench:
         if isinstance(again, Finding):
             return replace(again, message=f"in the second of two equal calls: {again.message}")
         for index, (first, second) in enumerate(zip(held, again, strict=True)):
-            if not same_bits(first, second):
+            if not same_numbers(first, second):
                 return Finding(
                     "nondeterministic", "the same call gave other bits the second time", index, _differ(first, second)
                 )
@@ -285,7 +286,7 @@ class Bench:
             if isinstance(alone, Finding):
                 return replace(alone, message=f"row {row} alone: {alone.message}")
             for index, (tensor, part, full) in enumerate(zip(signature.returns, alone, outputs, strict=True)):
-                if symbol in tensor.dims and not same_bits(part, _row(full, tensor.dims, symbol, row)):
+                if symbol in tensor.dims and not same_numbers(part, _row(full, tensor.dims, symbol, row)):
                     return Finding("batch_variant", f"row {row} alone gives other bits than among {rows}", index)
         return None
 
@@ -338,14 +339,6 @@ _DAMAGE = {
     "input_mutated": "the kernel changed its input {0}",
     "out_of_bounds_write": "the kernel wrote beyond its input {0}",
 }
-
-
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors of one shape and dtype hold the same bits (any NaN equals any NaN)."""
-    if a.dtype.is_floating_point:
-        a, b = a.double(), b.double()
-        return bool((((a == b) & (torch.signbit(a) == torch.signbit(b))) | (a.isnan() & b.isnan())).all())
-    return bool((a == b).all())
 
 
 def _differ(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from assay.runtime.errors import unknown
-from assay.runtime.own_modules import import_own
+from assay.runtime.modules import import_users_module
 from assay.verify.errors import TargetError
 
 _LAMBDA = "lambda"
@@ -31,7 +31,7 @@ def load_target(target: str) -> Callable[..., Any]:
     module_name, _, name = target.partition(":")
     if not module_name or not name:
         raise TargetError(f"target {target!r}; expected package.module:function")
-    result: Any = import_own(module_name, f"target {target!r}", TargetError)
+    result: Any = import_users_module(module_name, f"target {target!r}", TargetError)
     if is_adapter(target):
         return _adapter(name, result, target)
     for part in name.split("."):

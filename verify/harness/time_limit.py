@@ -12,7 +12,7 @@ from math import prod
 from types import FrameType
 from typing import Any
 
-from assay.runtime.patience import Patience, end_children_since, own_time
+from assay.runtime.deadline import CpuLimit, kill_children_since, thread_clock
 from assay.verify.cases.case import Case
 
 COMPILATION = 600.0
@@ -36,19 +36,19 @@ def can_be_limited() -> bool:
 
 
 @contextlib.contextmanager
-def time_limit(seconds: float, compiling: Callable[[], object] = lambda: None) -> Iterator[Patience]:
+def time_limit(seconds: float, compiling: Callable[[], object] = lambda: None) -> Iterator[CpuLimit]:
     """Interrupt the body by `KernelTimeout` once it has had its ``seconds``, where it can be; what it started ends.
 
     ``compiling`` is called now and then while it compiles, which isn't counted.
     """
-    patience, started = Patience(seconds, own_time, COMPILATION), time.monotonic()
+    limit, started = CpuLimit(seconds, thread_clock, COMPILATION), time.monotonic()
     if not can_be_limited():
-        yield patience
+        yield limit
         return
 
     def look(signum: int, frame: FrameType | None) -> None:
         busy = _compiles(frame)
-        if patience.is_over(counted=not busy):
+        if limit.is_over(counted=not busy):
             raise KernelTimeout  # and again at the next look, from a kernel that has caught it
         if busy:
             compiling()
@@ -57,10 +57,10 @@ def time_limit(seconds: float, compiling: Callable[[], object] = lambda: None) -
     handler = signal.signal(signal.SIGALRM, look)
     remaining, interval = signal.setitimer(signal.ITIMER_REAL, tick, tick)
     try:
-        yield patience
+        yield limit
     except KernelTimeout:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-        end_children_since(started)
+        kill_children_since(started)
         raise
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)

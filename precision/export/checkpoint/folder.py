@@ -13,7 +13,7 @@ import torch
 
 from assay.precision.errors import CannotExport
 from assay.precision.loading.quiet import quiet
-from assay.runtime.lazy import optional
+from assay.runtime.modules import optional
 
 _COPIED = (
     "tokenizer*",

@@ -10,7 +10,7 @@ from assay.precision.errors import CannotExport
 from assay.precision.loading.quiet import quiet
 from assay.precision.observation.sites import Site
 from assay.precision.schemes import FakeQuantizer
-from assay.runtime.lazy import optional
+from assay.runtime.modules import optional
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def pieces_of(model: torch.nn.Module, sites: Mapping[str, Site]) -> dict[str, li
     count = 0
     for name, site in sites.items():
         key = name if name in parameters else f"{name}.weight"
-        if site.place in ("linear", "embedding") and key in parameters and tuple(parameters[key].shape) == site.shape:
+        if site.type in ("linear", "embedding") and key in parameters and tuple(parameters[key].shape) == site.shape:
             rows = site.parameters // site.shape[-1]
             numbers[key] = torch.arange(count, count + rows, dtype=torch.float64).view(*site.shape[:-1], 1)
             linears.append(name)

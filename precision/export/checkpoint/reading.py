@@ -23,7 +23,7 @@ from assay.precision.export.checkpoint.folder import needed
 from assay.precision.export.configurations.compressed_tensors import TABLE
 from assay.precision.loading.pretrained import json_of
 from assay.precision.loading.quiet import quiet
-from assay.runtime.lazy import optional
+from assay.runtime.modules import optional
 
 
 def is_mixture(folder: Path, quantization: Mapping[str, Any]) -> bool:

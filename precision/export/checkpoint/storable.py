@@ -23,9 +23,9 @@ def unstorable(model: torch.nn.Module, sites: Mapping[str, Site]) -> dict[str, s
     pieces, shared, kind = pieces_of(model, sites), _shared(model), kind_of(model)
     vllm, result = engines()["vllm"], {}
     for name, site in sites.items():
-        if site.place in ("linear", "embedding"):
+        if site.type in ("linear", "embedding"):
             reason = _never(model, name, site, pieces, shared)
-            if site.place == "embedding" and kind not in vllm.tables_of:
+            if site.type == "embedding" and kind not in vllm.tables_of:
                 reason = f"vLLM {vllm.version} loads no quantised table of {kind or 'such a model'}"
             if reason is not None:
                 result[name] = reason
@@ -102,7 +102,7 @@ def _never(
     """Why a linear can't be stored in any scheme; None: it can."""
     if len(site.shape) == 2:
         module = dict(model.named_modules()).get(name)
-        stored = torch.nn.Linear if site.place == "linear" else torch.nn.Embedding
+        stored = torch.nn.Linear if site.type == "linear" else torch.nn.Embedding
         if type(module) is not stored:
             kind = "parameter" if module is None else type(module).__name__
             return f"it is a {kind}; compressed-tensors stores torch.nn.{stored.__name__}"

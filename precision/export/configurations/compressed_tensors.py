@@ -53,7 +53,11 @@ def tables_of(kind: str) -> Callable[[Scheme, bool], str]:
             return f"vLLM {vllm.version} loads quantised tables of {', '.join(vllm.tables_of)} only"
         if tied:
             return "vLLM forms no product with a quantised table"
-        return "" if scheme.name in vllm.places["tables"] else f"tables may have {', '.join(vllm.places['tables'])}"
+        return (
+            ""
+            if scheme.name in vllm.schemes_by_kind["tables"]
+            else f"tables may have {', '.join(vllm.schemes_by_kind['tables'])}"
+        )
 
     return lacks
 

@@ -40,7 +40,8 @@ from assay.precision.observation.qparams import QParams
 from assay.precision.observation.sites import Site
 from assay.precision.schemes import scheme_named
 from assay.precision.schemes.ggml import BlockType, block_types
-from assay.runtime.lazy import optional
+from assay.runtime.modules import optional
+from assay.runtime.results import installed_version
 
 
 def library() -> Any:
@@ -84,9 +85,7 @@ def _letters(name: str) -> str:
 
 
 def _version() -> str:
-    from importlib.metadata import version
-
-    return version("gguf")
+    return installed_version("gguf")
 
 
 _ARCHITECTURES = ("llama", "qwen2", "qwen3")

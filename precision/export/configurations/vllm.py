@@ -13,7 +13,7 @@ from assay.configs.architectures import fused_name
 from assay.precision.export.patterns import targets_of
 from assay.precision.export.plan import Plan, plan_of, units_of
 from assay.precision.export.target import Recipe, Request, json_file, of_linears, register
-from assay.precision.observation.sites import Site, place_of
+from assay.precision.observation.sites import Site, layer_and_kind
 
 _SHORTHANDS = {
     "fp8": "fp8_per_channel",
@@ -70,7 +70,9 @@ def cache_options(plan: Plan, sites: Mapping[str, Site]) -> list[str]:
     Empty where there are none, they differ, vLLM has no such cache, or a layer that is to stay has no number.
     """
     kinds = {scheme.name for scheme in plan.caches.values()}
-    left = [place_of(name)[0] for name, site in sites.items() if site.place == "kv_cache" and name not in plan.caches]
+    left = [
+        layer_and_kind(name)[0] for name, site in sites.items() if site.type == "kv_cache" and name not in plan.caches
+    ]
     if len(kinds) != 1 or not kinds <= _CACHES.keys() or None in left:
         return []
     skipped = ["--kv-cache-dtype-skip-layers", *map(str, left)] if left else []

@@ -14,7 +14,7 @@ from assay.precision.export.configurations.compressed_tensors import group_of
 from assay.precision.export.manifest import OPTIONS
 from assay.precision.export.verifying.verified import Asked, Verified, difference
 from assay.precision.schemes import scheme_named
-from assay.runtime.lazy import optional
+from assay.runtime.modules import optional
 
 
 def configuration(asked: Asked, file: str) -> Verified:

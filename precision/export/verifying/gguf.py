@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Set
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from assay.precision.export.configurations.gguf import kinds_of, library, types_
 from assay.precision.export.verifying.verified import Asked, Verified, difference
 from assay.precision.schemes import scheme_named
 from assay.precision.schemes.ggml import BlockType, block_types
+from assay.runtime.results import installed_version
 
 MODEL = "model.gguf"
 """What the commands of an export call the file that llama-quantize makes."""
@@ -40,7 +40,7 @@ def types(asked: Asked, file: str) -> Verified:
         alone = not result and not quantised_by_gguf(tensor)  # routers: llama-quantize leaves them as they are
         if not (alone and site not in asked.held["gguf"]) and (len(result) != 1 or not result <= expected):
             wrong.append(_line(asked, site, tensor, sorted(result)))
-    rules = f"llama-quantize's rules, types of gguf {version('gguf')}"
+    rules = f"llama-quantize's rules, types of gguf {installed_version('gguf')}"
     return Verified(file, rules, len(asked.tensors), tuple(wrong))
 
 
@@ -58,7 +58,7 @@ def importance(asked: Asked, file: str) -> Verified:
         sums, counts = read.get(f"{tensor}.in_sum2"), read.get(f"{tensor}.counts")
         if sums is None or counts is None or not (np.isfinite(sums).all() and (sums >= 0).all() and (counts > 0).all()):
             wrong.append(f"{site}: expected sums of squares of its inputs for {tensor}, finite, with a count")
-    return Verified(file, f"gguf {version('gguf')}", len(weighted), tuple(wrong))
+    return Verified(file, f"gguf {installed_version('gguf')}", len(weighted), tuple(wrong))
 
 
 def model(asked: Asked, path: Path) -> Verified:
@@ -69,7 +69,7 @@ def model(asked: Asked, path: Path) -> Verified:
         for site, tensor, expected in _tensors(asked)
         if results.get(tensor) not in expected
     ]
-    return Verified(path.name, f"gguf {version('gguf')}", len(asked.tensors), tuple(wrong))
+    return Verified(path.name, f"gguf {installed_version('gguf')}", len(asked.tensors), tuple(wrong))
 
 
 def _tensors(asked: Asked) -> Iterator[tuple[str, str, Set[str]]]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from assay.precision.export.configurations.mlx import layers_in, parameters_of
 from assay.precision.export.verifying.verified import Asked, Verified, difference
 from assay.precision.schemes import scheme_named
-from assay.runtime.lazy import optional
+from assay.runtime.modules import optional
+from assay.runtime.results import installed_version
 
 FOLDER = "mlx_model"
 """Where the program of an export has mlx_lm write."""
@@ -39,7 +39,7 @@ def program(asked: Asked, file: str) -> Verified:
         for path, module in model.named_modules()
         if isinstance(module, nn.QuantizedLinear)
     }
-    return Verified(file, f"mlx {version('mlx')}", len(asked.names), _differing(asked, results))
+    return Verified(file, f"mlx {installed_version('mlx')}", len(asked.names), _differing(asked, results))
 
 
 def converted(asked: Asked, folder: Path) -> Verified:
@@ -64,7 +64,7 @@ def converted(asked: Asked, folder: Path) -> Verified:
         elif f"{name}.weight" not in tensors and name not in asked.tied:
             wrong.append(f"{name}: it has no weight")
     differing = _differing(asked, results)
-    return Verified(folder.name, f"mlx {version('mlx')}", len(asked.names), (*differing, *wrong))
+    return Verified(folder.name, f"mlx {installed_version('mlx')}", len(asked.names), (*differing, *wrong))
 
 
 def _differing(asked: Asked, result: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:

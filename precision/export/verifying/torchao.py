@@ -1,13 +1,13 @@
 """torchao's file, read by torchao."""
 
 import json
-from importlib.metadata import version
 from typing import Any
 
 from assay.precision.export.configurations.torchao import entry_of
 from assay.precision.export.verifying.verified import Asked, Verified, difference
 from assay.precision.schemes import scheme_named
-from assay.runtime.lazy import optional
+from assay.runtime.modules import optional
+from assay.runtime.results import installed_version
 
 
 def torchao(asked: Asked, file: str) -> Verified:
@@ -22,4 +22,4 @@ def torchao(asked: Asked, file: str) -> Verified:
         given = None if read.get(site) is None else core.config_to_dict(read[site])
         if given != expected:
             wrong.append(difference(site, held.get(site), given and given["_type"]))
-    return Verified(file, f"torchao {version('torchao')}", len(asked.names), tuple(wrong))
+    return Verified(file, f"torchao {installed_version('torchao')}", len(asked.names), tuple(wrong))

@@ -14,9 +14,9 @@ from assay.precision.auditing import Audit
 from assay.precision.metrics import metric_named
 from assay.precision.observation.qparams import QParams
 from assay.precision.observation.running import mapping
-from assay.precision.prediction.recording import chain_of
+from assay.precision.prediction.chain import chain_of
 from assay.precision.prediction.simulation import Simulator, simulated
-from assay.runtime.shelf import Shelf
+from assay.runtime.tensors import TensorCache
 from tests.precision.small_models import FORMATS, Layer, Model, made
 from tests.precision.tiny_models import SIZES
 
@@ -61,9 +61,9 @@ def test_side_by_side_is_bit_for_bit_one_by_one(kind: str) -> None:
     draw = random.Random(0)
     some: list[dict[str, str]] = [found.random_assignment(draw, share) for share in (1.0, 0.3, 0.05, 0.0)]
     some += [{}, *({str(site): found.menu(site)[-1]} for site in found.sites)]
-    found.chosen_on.ahead(some)
-    assert found.chosen_on.chain is not None
-    assert found.chosen_on.passes < 4 + (len(some) - 4) * 0.75
+    found.choice_evaluator.measure_all(some)
+    assert found.choice_evaluator.chain is not None
+    assert found.choice_evaluator.passes < 4 + (len(some) - 4) * 0.75
     for assignment in some:
         np.testing.assert_array_equal(found.trial(assignment).distances, alone(found, assignment))
 
@@ -84,13 +84,13 @@ def test_what_lies_before_the_first_change_is_not_run() -> None:
     model.layers = torch.nn.ModuleList(Counted() for _ in range(3))
     found = audit(model, batches, "relative", FORMATS)
     first, last = "layers.0.proj", "layers.2.proj"
-    found.chosen_on.ahead([{}])
+    found.choice_evaluator.measure_all([{}])
     Counted.runs = 0
     assignments = [{last: "fp8"}, {last: "w8a16"}, {first: "fp8"}, {first: "fp8", last: "fp8"}]
-    found.chosen_on.ahead(assignments)
+    found.choice_evaluator.measure_all(assignments)
     assert Counted.runs == (1 + 1 + 2 + 2) * len(batches)
-    assert found.chosen_on.passes == pytest.approx(6 / 3)
-    found.chosen_on.ahead(assignments)
+    assert found.choice_evaluator.passes == pytest.approx(6 / 3)
+    found.choice_evaluator.measure_all(assignments)
     assert Counted.runs == 6 * len(batches)
     for assignment in assignments:
         np.testing.assert_array_equal(found.trial(assignment).distances, alone(found, assignment))
@@ -148,10 +148,10 @@ def test_a_model_that_is_no_chain_is_run_as_a_whole(kind: Any) -> None:
     assert chain_of(model, batches, metric_named("relative")) is None
     found = audit(model, batches, "relative", FORMATS)
     some = [{"layers.2.proj": "fp8"}, {"layers.0.proj": "w4a16-g32", "head": "fp8"}]
-    found.chosen_on.ahead(some)
+    found.choice_evaluator.measure_all(some)
     for assignment in some:
         np.testing.assert_array_equal(found.trial(assignment).distances, alone(found, assignment))
-    assert found.chosen_on.passes == 2
+    assert found.choice_evaluator.passes == 2
 
 
 def test_a_model_is_left_as_it_was() -> None:
@@ -171,19 +171,19 @@ def test_a_model_is_left_as_it_was() -> None:
 def test_what_does_not_fit_into_memory_is_read_from_a_file(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    """Bit for bit, and the file is gone with the shelf."""
+    """Bit for bit, and the file is gone with the cache."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     torch.manual_seed(0)
     tensors = [(torch.randn(size) * 3).to(dtype) for size in ((3, 5), (7,), (2, 0), (1, 4, 3))]
-    shelf = Shelf(tensors[0].numel() * tensors[0].element_size())
+    cache = TensorCache(tensors[0].numel() * tensors[0].element_size())
     for tensor in tensors:
-        shelf.put(tensor)
-    assert len(shelf) == len(tensors)
-    for tensor, kept in zip(tensors, shelf, strict=True):
+        cache.add(tensor)
+    assert len(cache) == len(tensors)
+    for tensor, kept in zip(tensors, cache, strict=True):
         assert kept.dtype == dtype
         assert torch.equal(kept, tensor)
-    assert shelf._file is not None
-    del shelf
+    assert cache._file is not None
+    del cache
     assert not list(tmp_path.iterdir())
 
 
@@ -191,7 +191,7 @@ def test_reference_outputs_are_computed_once(monkeypatch: pytest.MonkeyPatch) ->
     """Also where they are too large for memory: errors are the same, and the model runs no more often."""
     errors, calls = [], []
     for limit in (1 << 20, 0):
-        monkeypatch.setattr(Shelf.__init__, "__defaults__", (limit,))
+        monkeypatch.setattr(TensorCache.__init__, "__defaults__", (limit,))
         model, batches = made()
         found = audit(model, batches, "relative", FORMATS)
         before = model.calls

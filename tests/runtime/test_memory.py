@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from assay.runtime import heap
+from assay.runtime import memory
 
 
 @pytest.fixture
@@ -15,17 +15,17 @@ def resident(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def malloc_trim(_pad: int) -> None:
         now[0] = 10
 
-    monkeypatch.setattr(heap, "_LIBC", SimpleNamespace(malloc_trim=malloc_trim))
-    monkeypatch.setattr(heap, "_resident", lambda: now[0])
-    monkeypatch.setattr(heap._Heap, "resident", 0)
-    monkeypatch.setattr(heap._Heap, "most", 0)
+    monkeypatch.setattr(memory, "_LIBC", SimpleNamespace(malloc_trim=malloc_trim))
+    monkeypatch.setattr(memory, "_resident", lambda: now[0])
+    monkeypatch.setattr(memory._Heap, "resident", 0)
+    monkeypatch.setattr(memory._Heap, "most", 0)
     return now
 
 
 def has(resident: list[int], size: int, grown: int) -> int:
     """What is left of so much."""
     resident[0] = size
-    heap.give_back(grown)
+    memory.trim_heap(grown)
     return resident[0]
 
 

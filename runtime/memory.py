@@ -1,4 +1,4 @@
-"""Memory that comes and goes: of what is freed glibc keeps several times a model between blocks that are still held."""
+"""Memory of freed tensors, returned to the system: glibc keeps several times a model between blocks in use."""
 
 import ctypes
 import mmap
@@ -8,7 +8,7 @@ from contextlib import suppress
 import numpy as np
 import torch
 
-__all__ = ["cast", "give_back", "map_blocks"]
+__all__ = ["cast", "map_large_blocks", "trim_heap"]
 
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _M_MMAP_THRESHOLD = -3
@@ -16,13 +16,13 @@ _BLOCK = 1 << 20
 
 
 class _Heap:
-    """What the process had in memory when freed memory was last returned, and the most when that was asked for."""
+    """Resident bytes after the last trim, and the most at any call."""
 
     resident = 0
     most = 0
 
 
-def give_back(grown: int = 0) -> None:
+def trim_heap(grown: int = 0) -> None:
     """Return freed memory to the system, where the C library can.
 
     What is returned has to be got anew, which takes longer than to write to it. So with ``grown`` it is done only where
@@ -44,7 +44,7 @@ def _resident() -> int:
         return int(file.read().split()[1]) * mmap.PAGESIZE
 
 
-def map_blocks() -> None:
+def map_large_blocks() -> None:
     """From now on take blocks of 1 MiB and more from the system, and return them when they are freed, where the C
     library can. It costs time (docs/scale.md)."""
     option = getattr(_LIBC, "mallopt", None)

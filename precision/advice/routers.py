@@ -1,17 +1,26 @@
-"""Mixtures of experts: routers near ties, and experts that the calibration data does not reach."""
+"""X"""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from assay.configs import architectures
-from assay.precision.advice.finding import Finding
-from assay.precision.advice.local import at_stake, matrices, product_of, rows_of
+from assay.precision.advice.finding import Finding, at_stake, matrices, product_of, rows_of
 from assay.precision.observation.observing import Observed
+from assay.precision.observation.operations import traced
+from assay.precision.observation.running import call, evaluating
 from assay.precision.observation.sites import Site
+from assay.precision.observation.tracer import Product
+from assay.precision.prediction.backward import products_of
+from assay.precision.prediction.perturbations import Key
 from assay.precision.prediction.predictor import Predictor
+from assay.precision.prediction.quadratic_form import QuadraticForm
+from assay.precision.prediction.row_sampling import RowSampler
+from assay.precision.prediction.sensitivity import Sensitivity
 
 _FLIPS = 0.02
 """Share of tokens that rounding the router's own product to bfloat16 may send elsewhere."""
@@ -38,7 +47,7 @@ class Router:
     site: Site
     top: int
     tokens: int
-    margins: torch.Tensor
+    margins: Tensor
     """Of a sample of tokens, float32 [R]: the least logit that is picked less the largest that is not."""
 
 
@@ -47,7 +56,7 @@ def experts_of(observed: Observed) -> list[Experts]:
     stacked: dict[str, list[Site]] = {}
     for site in observed.sites:
         name = architectures.experts_of(site)
-        if name and site.place == "linear":
+        if name and site.type == "linear":
             stacked.setdefault(name, []).append(site)
     return [Experts(name, tuple(sites), _loads(observed, name, sites)) for name, sites in stacked.items()]
 
@@ -71,7 +80,7 @@ def _loads(observed: Observed, name: str, sites: list[Site]) -> tuple[int, ...]:
 
 def routers_of(observed: Observed) -> list[Router]:
     """Routers with the experts beside them. How many experts a token takes is counted, not read from a config."""
-    found = []
+    routers = []
     experts = {each.name.rpartition(".")[0]: each for each in experts_of(observed)}
     for site in observed.sites:
         seen = observed.statistics.get((str(site), ""))
@@ -82,11 +91,11 @@ def routers_of(observed: Observed) -> list[Router]:
         logits = torch.cat(seen.logits)
         if 0 < top < logits.shape[-1]:
             largest = logits.topk(top + 1, -1).values
-            found.append(Router(site, top, seen.real, largest[:, -2] - largest[:, -1]))
-    return found
+            routers.append(Router(site, top, seen.valid_rows, largest[:, -2] - largest[:, -1]))
+    return routers
 
 
-def flip_share(margins: torch.Tensor, noise: float) -> float:
+def flip_share(margins: Tensor, noise: float) -> float:
     """Expected share of tokens whose choice changes under normal noise of this standard deviation in their margin."""
     if noise <= 0:
         return 0.0
@@ -96,10 +105,10 @@ def flip_share(margins: torch.Tensor, noise: float) -> float:
 def near_ties(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
     """Routers whose choice is so close that the rounding of their own input and weight to bfloat16 changes it."""
     for router in routers_of(observed):
-        rows, found = rows_of(observed, router.site), matrices(observed, router.site)
-        if rows is None or not found:
+        rows, weights = rows_of(observed, router.site), matrices(observed, router.site)
+        if rows is None or not weights:
             continue
-        weight = found[None]
+        weight = weights[None]
         shares = {}
         for scheme in dict.fromkeys(("bf16", *observed.menu(router.site))):
             noise = product_of(observed, router.site, scheme, rows, weight) - rows @ weight.mT
@@ -134,3 +143,80 @@ def unseen_experts(predictor: Predictor, observed: Observed) -> Iterator[Finding
                     "Calibrate on text that reaches it, or keep the experts of this layer as they are.",
                     max(at_stake(predictor, site) for site in experts.sites),
                 )
+
+
+class _Routed(Sensitivity):
+    """A visitor that keeps what the routers give."""
+
+    def __init__(self, routers: Container[str], *rest: Any) -> None:
+        super().__init__(*rest)
+        self.logits: list[tuple[str, Tensor]] = []
+        """Of each router that ran."""
+        self._routers = routers
+
+    def linear(self, name: str, x: Tensor, weight: Tensor, expert: int | None, product: Product) -> Tensor:
+        output = super().linear(name, x, weight, expert, product)
+        if name in self._routers:
+            self.logits.append((name, output))
+        return output
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How far an assignment moves the margins of a model's routers, to first order, as a quadratic form over sites.
+
+    The cotangent of each token at each router is a random sign times (onehot of the last expert picked - onehot of the
+    first not picked), so the form is the sum of squared changes of the margins over all tokens and routers.
+    """
+
+    form: QuadraticForm
+    routers: tuple[Router, ...]
+
+    def noise(self, keys: Sequence[Key]) -> float:
+        """Root mean square change of a margin, in units of logits, by an assignment's `Predictor.keys`; infinite where
+        they hold infinities."""
+        return float((self.form.of(keys) / sum(router.tokens for router in self.routers)) ** 0.5)
+
+    def flips(self, keys: Sequence[Key]) -> float:
+        """Expected share of choices, over tokens and routers, that change."""
+        return flip_share(torch.cat([router.margins for router in self.routers]), self.noise(keys))
+
+    def count(self, keys: Sequence[Key]) -> float:
+        """Expected number of choices that change, each of a token at a router."""
+        return self.flips(keys) * sum(router.tokens for router in self.routers)
+
+
+def routing_of(model: torch.nn.Module, batches: Sequence[Any], observed: Observed) -> Routing | None:
+    """The margins' form, and routers with their margins over these batches, from one forward and backward pass a batch;
+    None for a model without routers."""
+    routers = tuple(routers_of(observed))
+    if not routers:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    tops = {str(router.site): router.top for router in routers}
+    margins: dict[tuple[str, int], list[Tensor]] = {}
+
+    def visitor_of(size: int, index: int) -> _Routed:
+        every_row = RowSampler(seed=index, exact=True)
+        return _Routed(tops, observed.menus, observed.qparams, observed.tied, size, every_row)
+
+    def form(visitor: _Routed, index: int) -> None:
+        with evaluating(model), traced(model, visitor):
+            call(model, batches[index])
+        cotangents = []
+        margins.update({(name, index): [] for name in tops})
+        for name, logits in visitor.logits:
+            largest, order = logits.detach().topk(tops[name] + 1, -1)
+            margins[name, index].append((largest[..., -2] - largest[..., -1]).flatten().cpu())
+            sign = torch.randint(0, 2, (*logits.shape[:-1], 1), generator=generator).to(logits) * 2 - 1
+            cotangent = torch.zeros_like(logits).scatter_(-1, order[..., -2:-1], sign)
+            cotangents.append(cotangent.scatter_(-1, order[..., -1:], -sign))
+        torch.autograd.grad([logits for _, logits in visitor.logits], visitor.anchor, cotangents, allow_unused=True)
+
+    products = products_of(batches, visitor_of, form)
+
+    def over_these(router: Router) -> Router:
+        every = [each for (name, _), some in margins.items() if name == str(router.site) for each in some]
+        return replace(router, tokens=sum(map(len, every)), margins=torch.cat([router.margins[:0], *every]))
+
+    return Routing(QuadraticForm(products), tuple(map(over_these, routers)))

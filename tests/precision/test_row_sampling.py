@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from assay.precision.auditing import audit
-from assay.precision.prediction import turns
-from assay.precision.prediction.turns import Looked, Turns
+from assay.precision.prediction import row_sampling
+from assay.precision.prediction.row_sampling import RowSample, RowSampler
 
 
-def rows_of(looked: Looked) -> tuple[torch.Tensor, torch.Tensor]:
+def rows_of(looked: RowSample) -> tuple[torch.Tensor, torch.Tensor]:
     """The rows, and how many each of them stands for."""
     assert isinstance(looked.rows, torch.Tensor)
     assert isinstance(looked.root_weights, torch.Tensor)
@@ -29,7 +29,7 @@ def estimates(sizes: torch.Tensor, squares: torch.Tensor) -> tuple[np.ndarray, n
     """Sums over all rows as 400 draws estimate them, and the standard errors that these tell."""
     sums, errors = [], []
     for batch in range(400):
-        _, looked = Turns(batch, 4, 4).sample(sizes, "x")
+        _, looked = RowSampler(batch, 4, 4).sample(sizes, "x")
         rows, weights = rows_of(looked)
         some = (squares[rows] * weights).reshape(-1, 1, 1)
         sums.append(float(some.sum()))
@@ -60,7 +60,7 @@ def test_sizes_that_say_nothing_cost_no_more_than_a_few_times_the_spread() -> No
     sizes, _ = skewed()
     sums, _ = estimates(sizes, torch.ones(2048, dtype=torch.float64))
     assert abs(sums.mean() - 2048) < 4 * sums.std() / 400**0.5
-    _, looked = Turns(0, 4, 4).sample(sizes, "x")
+    _, looked = RowSampler(0, 4, 4).sample(sizes, "x")
     assert float(rows_of(looked)[1].max()) <= 1.01 * 2048 / 64 / 0.25
 
 
@@ -69,7 +69,7 @@ def test_a_row_that_is_nearly_all_is_taken_for_certain() -> None:
     sizes = torch.ones(1024)
     sizes[17] = 1e6
     for batch in range(20):
-        rows, weights = rows_of(Turns(batch, 4, 4).sample(sizes, "x")[1])
+        rows, weights = rows_of(RowSampler(batch, 4, 4).sample(sizes, "x")[1])
         assert float(weights[rows == 17]) == pytest.approx(1.0)
         assert len(rows) == 64
 
@@ -77,14 +77,14 @@ def test_a_row_that_is_nearly_all_is_taken_for_certain() -> None:
 @pytest.mark.parametrize("bad", [0.0, torch.nan, torch.inf])
 def test_rows_of_no_size_are_drawn_alike(bad: float) -> None:
     """Where sizes are all zero or not finite, each row has the same chance."""
-    step, looked = Turns(0, 4, 4).sample(torch.full((1024,), bad), "x")
+    step, looked = RowSampler(0, 4, 4).sample(torch.full((1024,), bad), "x")
     assert step == pytest.approx(16)
     torch.testing.assert_close(rows_of(looked)[1], torch.full((64,), 16.0, dtype=torch.float64), rtol=1e-5, atol=0)
 
 
 def test_draws_are_the_same_every_time_and_others_elsewhere() -> None:
     """A seed, batch and weight has one sample; another of any of them has another."""
-    sizes, own = skewed()[0], Turns(1, 4, 4, 7)
+    sizes, own = skewed()[0], RowSampler(1, 4, 4, 7)
     drawn = [
         rows_of(each.sample(sizes, name)[1])[0].tolist()
         for each, name in (
@@ -101,11 +101,11 @@ def test_draws_are_the_same_every_time_and_others_elsewhere() -> None:
 
 def test_small_weights_and_exact_ones_are_not_sampled() -> None:
     """Below 1,024 rows all are looked at, and so they are where that is asked for."""
-    assert Turns(0, 4, 4).drawn(1023) == 0
-    assert Turns(0, 4, 4).drawn(1024) == 64
-    assert Turns(0, 4, 1).drawn(1024) == 128
-    assert Turns(0, 1000, 4).drawn(1024) == 16
-    assert Turns(0, 4, 4, exact=True).drawn(100_000) == 0
+    assert RowSampler(0, 4, 4).drawn(1023) == 0
+    assert RowSampler(0, 4, 4).drawn(1024) == 64
+    assert RowSampler(0, 4, 1).drawn(1024) == 128
+    assert RowSampler(0, 1000, 4).drawn(1024) == 16
+    assert RowSampler(0, 4, 4, exact=True).drawn(100_000) == 0
 
 
 def test_a_weight_that_one_cotangent_meets_is_looked_at_whole() -> None:
@@ -113,7 +113,7 @@ def test_a_weight_that_one_cotangent_meets_is_looked_at_whole() -> None:
     for exact, rows in ((True, 4096), (False, 800)):
         weight, seen = torch.zeros(rows, 8), set()
         for batch in range(4):
-            own = Turns(batch, 4, 4, exact=exact).alone()
+            own = RowSampler(batch, 4, 4, exact=exact).alone()
             for looked in own.parts(weight, 0, 1 << 20)[1]:
                 seen |= set(range(rows)[looked.rows])
         assert seen == set(range(rows))
@@ -142,6 +142,6 @@ def test_what_is_predicted_from_a_sample_spreads_as_it_is_told(monkeypatch: pyte
     assert 0.7 < np.sqrt(np.mean(np.square(off) / np.square(own))) < 1.4
     assert abs(np.mean(off)) < 4 * np.mean(own) / 8
     assert np.mean(np.abs(off) < 2 * np.array(own)) > 0.85
-    monkeypatch.setattr(turns, "_LARGE", 1 << 20)
+    monkeypatch.setattr(row_sampling, "_LARGE", 1 << 20)
     again = audit(wide, batches, "relative", formats, seed=7).predictor
     assert np.array_equal(again.form.diagonal, exact.form.diagonal)

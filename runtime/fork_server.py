@@ -1,8 +1,8 @@
-"""A stem: a plain interpreter that has imported what is slow to import, and of which processes are forked in no time.
+"""A fork server: a plain interpreter with the slow imports done, from which processes are forked within milliseconds.
 
-What runs in it is a text that knows nothing of this project. The text answers two kinds of messages on its pipe (see
-`BRANCHING`): to fork, with the end of a pipe that the new process serves, and to tell how a process of its ended. A
-process dies with the stem, the stem with the one that started it.
+It runs a text that knows nothing of this project. The text answers two kinds of messages on its pipe (`_SERVER`): to
+fork, with the end of a pipe that the new process serves, and to report the exit code of one of its processes. A process
+dies with the server, the server with the process that started it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection
 
 from assay.runtime.process import Process
 
-BRANCHING = """
-def _branch(pipe, serve):
+_SERVER = """
+def _serve_forks(pipe, serve):
     import ctypes, os, signal
     from multiprocessing import connection, reduction
     parent = os.getpid()
@@ -51,23 +51,21 @@ def _branch(pipe, serve):
                 answer = str(-int(signal.SIGKILL))
         pipe.send_bytes(answer.encode())
 """
-"""The part of a stem's text that forks: ``_branch(pipe, serve)``."""
-
 _START = 300.0  # seconds that its imports may take
 
 
-class Branch(Process):
-    """A process forked of a stem."""
+class ForkedProcess(Process):
+    """A process forked by a server."""
 
-    def __init__(self, pid: int, pipe: Connection, stem: Stem) -> None:
+    def __init__(self, pid: int, pipe: Connection, server: ForkServer) -> None:
         super().__init__(pid, pipe, ready=True)
-        self._stem = stem
+        self._server = server
 
     @property
     def alive(self) -> bool:
         """Whether it has not ended yet."""
         if self._code is None:
-            self._code = self._stem.told("look", self.pid)
+            self._code = self._server.exit_code(self.pid)
         return self._code is None
 
     def kill(self) -> int:
@@ -79,19 +77,19 @@ class Branch(Process):
         if self.alive:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)  # it leads no group yet
-            self._code = self._stem.told("wait", self.pid)
+            self._code = self._server.exit_code(self.pid, wait=True)
         return -int(signal.SIGKILL) if self._code is None else self._code
 
 
-class Stem:
-    """A plain interpreter that runs ``body`` up to its imports, and then ``serve(pipe)`` in each process forked of it.
+class ForkServer:
+    """A plain interpreter that runs the text ``body``, and then its function ``serve(pipe)`` in each forked process.
 
-    ``body`` defines ``serve``; ``environment`` is that of all of them.
+    ``environment`` has the environment variables of all of them.
     """
 
     def __init__(self, body: str, serve: str, environment: Mapping[str, str]) -> None:
-        rest = f"\n_branch(connection.Connection(pipe), {serve})\n"
-        text = f"{body}\n{BRANCHING}\nfrom multiprocessing import connection{rest}"
+        rest = f"\n_serve_forks(connection.Connection(pipe), {serve})\n"
+        text = f"{body}\n{_SERVER}\nfrom multiprocessing import connection{rest}"
         self._process = Process.start_plain(text, (), environment)
 
     @property
@@ -99,18 +97,18 @@ class Stem:
         """Whether it can still be forked."""
         return self._process.alive
 
-    def branch(self) -> Branch:
-        """A new process. Raises `OSError` where the stem is lost."""
+    def fork(self) -> ForkedProcess:
+        """Return a new process. Raises `OSError` where the server is lost."""
         ours, theirs = Pipe()
         with theirs:
             self._process.pipe.send_bytes(b"fork 0")
             reduction.send_handle(self._process.pipe, theirs.fileno(), None)
-        return Branch(int(self._answer()), ours, self)
+        return ForkedProcess(int(self._answer()), ours, self)
 
-    def told(self, what: str, pid: int) -> int | None:
-        """The exit code of a process: "wait" for it, or "look" whether there is one. -9 where the stem is lost."""
+    def exit_code(self, pid: int, *, wait: bool = False) -> int | None:
+        """Return the exit code of a process, None while it runs; ``wait`` for its end. -9 where the server is lost."""
         try:
-            self._process.pipe.send_bytes(f"{what} {pid}".encode())
+            self._process.pipe.send_bytes(f"{'wait' if wait else 'look'} {pid}".encode())
             answer = self._answer()
             return int(answer) if answer else None
         except (OSError, EOFError):
@@ -118,9 +116,9 @@ class Stem:
 
     def _answer(self) -> str:
         if not self._process.pipe.poll(_START):
-            raise OSError("the interpreter that processes are forked of doesn't answer")
+            raise OSError("the fork server doesn't answer")
         return self._process.pipe.recv_bytes(64).decode()
 
     def end(self) -> None:
-        """End it, and what was forked of it."""
+        """End it and its processes."""
         self._process.kill()

@@ -1,20 +1,49 @@
-"""Importing what a user names: a module of the current folder, of PYTHONPATH, or of an installed distribution."""
+"""Imports by name: a package's names on first use, optional packages, and modules that a user names."""
 
 from __future__ import annotations
 
+import ast
 import os
 import sys
 import sysconfig
 import traceback
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from assay.runtime.errors import AssayError
+from assay.runtime.errors import AssayError, NotInstalled
 
 
-def import_own(name: str, what: str, error: type[AssayError]) -> ModuleType:
+def lazy(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of ``package``: what it imports ``if TYPE_CHECKING`` is imported on first use."""
+    module = sys.modules[package]
+    text = Path(str(module.__file__)).read_text(encoding="utf-8")
+    imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
+    homes = {alias.name: node.module for node in imports for alias in node.names}
+
+    def load(name: str) -> object:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        exec(f"from {homes[name]} import {name}", vars(module))
+        return vars(module)[name]
+
+    return load, lambda: sorted({*vars(module), *homes})
+
+
+def optional(module: str, *, purpose: str, extra: str) -> Any:
+    """An optional package's module. Raises NotInstalled, which names what needs it and the extra that brings it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        why = "" if isinstance(error, ModuleNotFoundError) and error.name == package else f" ({error})"
+        raise NotInstalled(f"{purpose} needs {package}{why}: pip install 'kernel-assay[{extra}]'") from None
+
+
+def import_users_module(name: str, what: str, error: type[AssayError]) -> ModuleType:
     """The module called ``name``; ``error`` says of ``what`` why it can't be imported, and what would mend it."""
     _look_here()
     try:
@@ -36,7 +65,7 @@ def asks_for_cuda(error: BaseException) -> bool:
 
 
 def is_module(name: str) -> bool:
-    """Whether `import_own` would find a module of that name; it isn't imported, the packages above it are."""
+    """Whether `import_users_module` would find a module of that name; it isn't imported, the packages above it are."""
     _look_here()
     try:
         return find_spec(name) is not None

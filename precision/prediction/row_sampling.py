@@ -1,18 +1,4 @@
-"""Which rows of a weight are looked at: of a small one all, in turns, of a large one those that a sample draws.
-
-To store a weight under every scheme takes longer than to multiply with it, so each batch looks at some rows only. A
-weight of fewer than 1,024 rows is cut into parts, and each part is looked at by as many batches and cotangents. Of a
-larger one each batch draws rows for all of its cotangents, of row r a number that has the mean p_r: p_r is proportional
-to the squares that the row is expected to add, |w_r|^2 sum_t g_tr^2 |x_t|^2 with the g of the cotangent that comes by
-first (a change that is independent of everything and in proportion to the row, tokens whose gradients are independent),
-a quarter of them the same for all rows, lest one counts for much more than it is looked at; rows that would be drawn
-more than once are taken for certain. With t_r^2 the square of the product of a row, summed over the cotangents, the sum
-of t_r^2 / p_r over the rows that are drawn has the mean sum t_r^2 over all of them (Horvitz and Thompson 1952; drawn
-systematically in a random order: Madow 1949; Cochran, Sampling Techniques, 1977, sections 9A.7 and 8.1; in the order
-of a weight's rows, which have a period where heads do, the draws would be alike), and its variance is about
-sum c_r (y_r - y)^2, y_r = t_r^2 / p_r, c_r = (1 - p_r) n / (n - 1), y their mean with the weights c_r (Deville 1999;
-Tillé, Sampling Algorithms, 2006, section 7.6).
-"""
+"""X"""
 
 from __future__ import annotations
 
@@ -21,6 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
+
+from assay.precision.observation import groups
 
 BLOCK = 128
 """Rows that are looked at together where all are: a multiple of those of every scheme's blocks."""
@@ -36,14 +25,14 @@ _EVEN = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class RowSample:
     """Some rows of a weight, and how many each of them stands for."""
 
-    rows: slice | torch.Tensor
-    root_weights: torch.Tensor | float
+    rows: slice | Tensor
+    root_weights: Tensor | float
     """Roots of these numbers, [n, 1, 1] or one for all: squares grow with them, sums of independent rows with that."""
 
-    def variance(self, squares: torch.Tensor) -> torch.Tensor:
+    def variance(self, squares: Tensor) -> Tensor:
         """Of the sums [S] over the rows and B of squares [n, S, B], times how many each row stands for: what the draw
         leaves open of them; zero where it leaves none."""
         if isinstance(self.root_weights, float):
@@ -55,7 +44,7 @@ class Looked:
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class RowSampler:
     """One batch's part: its number, of how many, with how many cotangents; ``exact``: no weight is sampled."""
 
     batch: int = 0
@@ -64,7 +53,7 @@ class Turns:
     seed: int = 0
     exact: bool = False
 
-    def alone(self) -> Turns:
+    def alone(self) -> RowSampler:
         """Of a weight that one cotangent of each batch meets."""
         return replace(self, cotangents=1)
 
@@ -73,18 +62,20 @@ class Turns:
         count = max(-(-_SAMPLE // (self.batches * min(self.cotangents, 2))), _LEAST)
         return 0 if self.exact or rows < max(_LARGE, 2 * count) else count
 
-    def parts(self, weight: torch.Tensor, cotangent: int, most: int) -> tuple[float, Iterator[Looked]]:
+    def parts(self, weight: Tensor, cotangent: int, most: int) -> tuple[float, Iterator[RowSample]]:
         """How many batches and cotangents look at all rows of a weight [N, K] together, and the rows of this batch and
         a cotangent, in ranges of so many ``most``: whole blocks. As many look at each row."""
         index, count = (each * self.cotangents for each in (self.batch, self.batches))
         blocks = -(-weight.shape[0] // BLOCK)
-        turns = max(t for t in range(1, min(_TURNS * self.cotangents, blocks) + 1) if count % t == 0)
-        size = -(-blocks // turns) * BLOCK
-        first = (index + cotangent) % turns * size
+        count_parts = max(t for t in range(1, min(_TURNS * self.cotangents, blocks) + 1) if count % t == 0)
+        size = -(-blocks // count_parts) * BLOCK
+        first = (index + cotangent) % count_parts * size
         mine = some_rows(weight[first : first + size], most)
-        return float(turns), (Looked(slice(first + start, first + stop), turns**0.5) for start, stop in mine)
+        return float(count_parts), (
+            RowSample(slice(first + start, first + stop), count_parts**0.5) for start, stop in mine
+        )
 
-    def sample(self, sizes: torch.Tensor, name: str) -> tuple[float, Looked]:
+    def sample(self, sizes: Tensor, name: str) -> tuple[float, RowSample]:
         """How many rows one that is drawn stands for, and rows drawn in proportion to their ``sizes`` [N], of the
         weight of this name.
 
@@ -103,10 +94,10 @@ class Turns:
         points = points.clamp(max=float(ends[-1]) * (1 - 1e-12))
         rows = order[torch.unique_consecutive(torch.searchsorted(ends, points, right=True))].sort().values
         weights = chances[rows].rsqrt().float().to(device)[:, None, None]
-        return float(chances.sqrt().sum() / count) ** 2, Looked(rows, weights)
+        return float(chances.sqrt().sum() / count) ** 2, RowSample(rows, weights)
 
 
-def _chances(sizes: torch.Tensor, count: int) -> torch.Tensor:
+def _chances(sizes: Tensor, count: int) -> Tensor:
     """Chances [N] in proportion to sizes, none above one, that add up to ``count``."""
     chances = sizes * (count / sizes.sum())
     while bool((chances > 1 + 1e-9).any()):
@@ -116,7 +107,67 @@ def _chances(sizes: torch.Tensor, count: int) -> torch.Tensor:
     return chances.clamp(max=1.0)
 
 
-def some_rows(weight: torch.Tensor, most: int) -> Iterator[tuple[int, int]]:
+def some_rows(weight: Tensor, most: int) -> Iterator[tuple[int, int]]:
     """Ranges of rows of a weight [N, K], whole blocks of no more than ``most`` elements, or of one block."""
     count = max(most // max(weight.shape[-1], 1) // BLOCK, 1) * BLOCK
     return ((start, min(start + count, weight.shape[0])) for start in range(0, weight.shape[0], count))
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Which sequence each row of a flattened tensor is of: ``each`` rows in order, or an index [n]; else unknown.
+
+    Unknown are rows that sequences share and those that came by a way that isn't followed. Their products are given to
+    the first sequence as one, whose expected square is that of all, for cotangents of sequences are independent.
+    """
+
+    each: int = 0
+    index: Tensor | None = None
+
+    def sums(self, products: Tensor, batch: int) -> Tensor:
+        """Sums of several [S, n] over the rows of every sequence, [S, B]."""
+        if self.each:
+            return products.reshape(len(products), batch, -1).sum(2)
+        sums = products.new_zeros(len(products), batch)
+        if self.index is None:
+            sums[:, 0] = products.sum(1)
+            return sums
+        return sums.index_add_(1, self.index.to(sums.device), products)
+
+    def outer(self, g: Tensor, x: Tensor, of: int, batch: int) -> Tensor:
+        """g' x over the rows of every sequence, the gradient of a weight, [B, N, K]: g [..., N], x [..., G * K], of
+        which there are ``of`` groups."""
+        if self.each:
+            return groups.weight_gradient(g.reshape(batch, -1, g.shape[-1]), x.reshape(batch, -1, x.shape[-1]), of)
+        x, g = x.flatten(0, -2), g.flatten(0, -2)
+        gradients = x.new_zeros(batch, g.shape[-1], x.shape[-1] // of)
+        if self.index is None:
+            gradients[0] = groups.weight_gradient(g, x, of)
+            return gradients
+        for sequence in torch.unique(self.index).tolist():
+            chosen = self.index == sequence
+            gradients[sequence] = groups.weight_gradient(g[chosen], x[chosen], of)
+        return gradients
+
+    def subsampled(self, index: Tensor | None) -> Rows:
+        """Of some of the rows."""
+        if index is None:
+            return self
+        if self.each:
+            return Rows(index=index // self.each)
+        return Rows(index=None if self.index is None else self.index[index])
+
+
+@dataclass(frozen=True, slots=True)
+class Subsample:
+    """Some of a tensor's rows, or all."""
+
+    step: int = 1
+    """How many rows the smaller ones of them stand for."""
+    index: Tensor | None = None
+    root_weights: Tensor | None = None
+    """Of each row the root of how many it stands for: squares grow with them, sums of independent rows with that."""
+
+    def of(self, x: Tensor) -> Tensor:
+        flat = x.flatten(0, -2)
+        return flat.contiguous() if self.index is None else flat[self.index]

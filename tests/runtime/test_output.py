@@ -5,7 +5,7 @@ import sys
 
 _PRINTED = """
 import ctypes, os
-from assay.runtime.silence import without_lines
+from assay.runtime.output import without_lines
 c = ctypes.CDLL(None)
 c.printf(b"before\\n")
 with without_lines("Noise::"):

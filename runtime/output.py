@@ -1,0 +1,82 @@
+"""What code prints and warns: warned once where it is called a thousand times, dropped, or without some lines."""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import os
+import tempfile
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+
+_LIBC = ctypes.CDLL(None) if os.name == "posix" else None
+WarningData = tuple[str, str, str, int]
+"""A warning for another process: category, message, file and line."""
+
+
+@contextmanager
+def warned_once() -> Iterator[None]:
+    """Catch the warnings inside, and give the first of each line and category at the end, as if that line gave it."""
+    with warnings.catch_warnings(record=True) as caught:
+        try:
+            yield
+        finally:
+            first = {(warning.category, warning.filename, warning.lineno): warning for warning in reversed(caught)}
+    for warning in reversed(first.values()):
+        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Drop what Python code prints and warns inside; a filter that makes errors of warnings doesn't act there."""
+    with (
+        open(os.devnull, "w", encoding="utf-8") as nowhere,
+        redirect_stdout(nowhere),
+        redirect_stderr(nowhere),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def as_data(caught: Iterable[warnings.WarningMessage]) -> list[WarningData]:
+    """Return warnings for another process, one of each line."""
+    warned = {(each.filename, each.lineno): (each.category.__name__, str(each.message)) for each in caught}
+    return [(*words, *line) for line, words in warned.items()]
+
+
+def warn_again(warned: Iterable[WarningData]) -> None:
+    """Give another process's warnings here; those of a category that isn't Python's own as `UserWarning`."""
+    for name, message, file, line in warned:
+        warnings.warn_explicit(message, getattr(builtins, name, UserWarning), file, line)
+
+
+@contextmanager
+def without_lines(start: str) -> Iterator[None]:
+    """Hold the process's standard output back inside, and write it afterwards without lines that begin with ``start``.
+
+    It works below Python, on what a C library prints. Without effect where C's buffers can't be flushed, or the output
+    is closed.
+    """
+    try:
+        before = None if _LIBC is None else os.dup(1)
+    except OSError:
+        before = None
+    if _LIBC is None or before is None:
+        yield
+        return
+    _LIBC.fflush(None)
+    with tempfile.TemporaryFile() as waiting:
+        os.dup2(waiting.fileno(), 1)
+        try:
+            yield
+        finally:
+            _LIBC.fflush(None)
+            os.dup2(before, 1)
+            waiting.seek(0)
+            lines = [line for line in waiting if not line.startswith(start.encode())]
+            os.close(before)
+            if lines:
+                with open(1, "wb", closefd=False) as out:
+                    out.writelines(lines)
