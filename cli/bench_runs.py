@@ -14,8 +14,8 @@ from assay.runtime.process import Lost
 from assay.verify.errors import BenchError, TargetError
 
 if TYPE_CHECKING:
-    from assay.bench.inspection.calls import Asked
-    from assay.bench.timing.contest import Line, Ways
+    from assay.bench.inspection.calls import Request
+    from assay.bench.timing.contest import Line, TimingOptions
     from assay.judge.verdict import SolutionVerdict
     from assay.verify.campaign.table import Entry
 
@@ -37,7 +37,7 @@ def is_problem(target: str) -> bool:
 
 
 def of_kernels(
-    kernels: Sequence[Entry], sizes: Asked, ways: Ways, count: int, *, against: str, compiles: bool
+    kernels: Sequence[Entry], sizes: Request, ways: TimingOptions, count: int, *, against: str, compiles: bool
 ) -> Timed:
     """Kernels by turns with what else does the same. Raises `TargetError` and `BenchError`."""
     from assay.bench.timing.contest import Run, contests_of, lines_of, run

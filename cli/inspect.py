@@ -145,10 +145,10 @@ def _jobs(
     layout: Sequence[str] | None,
 ) -> list[Job]:
     """A job for each kernel and each of its dtypes; mistakes are told before any compiler starts."""
-    from assay.bench.inspection.calls import Asked, check_asked
+    from assay.bench.inspection.calls import Request, check_request
     from assay.verify.cases.at_shape import read_sizes
 
-    asked = Asked(tuple(read_sizes(text, "--shape") for text in shape or ()), settings.tensor_layouts(layout))
+    asked = Request(tuple(read_sizes(text, "--shape") for text in shape or ()), settings.tensor_layouts(layout))
     if inputs:
         if op or len(targets) != 1 or ":" not in targets[0]:
             raise SettingError(f"--inputs {inputs}: expected one package.module:function beside it, and no --spec")
@@ -163,7 +163,7 @@ def _jobs(
         for kind in kinds:
             usual = chosen.definition.default_settings["dtype"] if kind is None else kind
             own = replace(chosen, dtype=usual)
-            check_asked(own, asked)
+            check_request(own, asked)
             wanted.append((entry, own))
     from assay.bench.inspection.inspecting import Job
 

@@ -436,7 +436,7 @@ class _Host:
     def __init__(self) -> None:
         self.callable: Any = None
         self.style, self.device = "arguments", "cpu"
-        self.placed: dict[str, Any] = {}
+        self.stored: dict[str, Any] = {}
         self.results: list[Any] = []
         self.timed: list[Any] = []
         self.base: dict[str, Any] = {}
@@ -456,7 +456,7 @@ class _Host:
         sys.path[:] = [folder, *(path for path in sys.path if path != before)]
         watched.folder = folder
         os.chdir(folder)
-        self.placed, self.base, self.results, self.timed = {}, {}, [], []
+        self.stored, self.base, self.results, self.timed = {}, {}, [], []
         self.style, self.device = request["style"], request["device"]
         torch.set_num_threads(request["threads"])
         if self.callable is None:
@@ -501,17 +501,17 @@ class _Host:
                 self.callable.load_state_dict(registered, strict=False)
         return Answer(), {}
 
-    def place(self, request: dict[str, Any]) -> Any:
+    def store(self, request: dict[str, Any]) -> Any:
         """Store arguments by name.
 
         ``how``: "new" memory; "plain" copies into the previous arguments; "quiet" does so without a change of their
         version counters; "objects" like "quiet", and makes new tensor objects of the same memory.
         """
         tree = mapped(request["arguments"], lambda tensor: CLONE(TO(tensor, self.device)))
-        old = self.placed.get(request["name"])
+        old = self.stored.get(request["name"])
         self.base.pop(request["name"], None)
         if request["how"] == "new" or old is None:
-            self.placed[request["name"]] = tree
+            self.stored[request["name"]] = tree
             return Answer(), {}
         now, new = leaves(old), leaves(tree)
         for target, value in zip(now, new, strict=True):
@@ -522,14 +522,14 @@ class _Host:
                 flat = NUMPY(VIEW(STRIDED(DETACH(target), (target.numel(),), (1,)), UINT8))
                 flat[:] = NUMPY(VIEW(STRIDED(CONTIGUOUS(value), (value.numel(),), (1,)), UINT8))
         if request["how"] == "objects":
-            self.placed[request["name"]] = mapped(
+            self.stored[request["name"]] = mapped(
                 old, lambda tensor: STRIDED(DETACH(tensor), tensor.shape, tensor.stride())
             )
         return Answer(), {}
 
     def call(self, request: dict[str, Any]) -> Any:
         """Call the solution once; answer its results and the observations."""
-        arguments = self.placed[request["name"]]
+        arguments = self.stored[request["name"]]
         held = [CLONE(leaf) for leaf in leaves(arguments)]
         litter(request["dirt"])
         with contextlib.nullcontext() if request["fill"] is None else Filled(request["fill"]):
@@ -567,7 +567,7 @@ class _Host:
         self.timed = []
         for count, shift in enumerate(request["shifts"]):
             name = names[count % len(names)]
-            arguments = self.placed[name]
+            arguments = self.stored[name]
             if name not in self.base:
                 self.base[name] = mapped(arguments, CLONE)
             roll_into(arguments, self.base[name], request["rolled"], shift)

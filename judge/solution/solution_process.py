@@ -155,9 +155,9 @@ class SolutionProcess:
         """Give it other parameters, by name. Raises `SolutionError`."""
         self.ask("load", state=dict(state))
 
-    def place(self, name: str, arguments: Sequence[Any], how: str = "new") -> None:
+    def store(self, name: str, arguments: Sequence[Any], how: str = "new") -> None:
         """Keep arguments there by a name; ``how`` they get there: see `host`."""
-        self.ask("place", name=name, arguments=tuple(arguments), how=how)
+        self.ask("store", name=name, arguments=tuple(arguments), how=how)
 
     def call(
         self,
