@@ -113,7 +113,7 @@ def bench(
         raise BenchError(f"--compare {compare}: holds no record of this machine ({machine(device)})")
     told = [line for path in profile or () for line in counters(path)]
     on_gpu = device.startswith("cuda")
-    ways = TimingOptions(device, seconds, rounds, on_gpu if cold is None else cold, graph)
+    options = TimingOptions(device, seconds, rounds, on_gpu if cold is None else cold, graph)
     count = runs or (_COMPARED_RUNS if save is not None or compare is not None else 1)
     if targets and is_problem(targets[0]):
         without = ("--spec", spec), ("--dtype", dtype), ("--option", option), ("--shape", shape), ("--layout", layout)
@@ -128,7 +128,7 @@ def bench(
         sizes = Request(tuple(read_sizes(text, "--shape") for text in shape or ()), settings.tensor_layouts(layout))
         kernels = _chosen(targets or [], spec, dtype, option, contract, device)
         asked_about = [kernel.target for kernel in kernels]
-        timed = of_kernels(kernels, sizes, ways, count, against=against, compiles=compiles)
+        timed = of_kernels(kernels, sizes, options, count, against=against, compiles=compiles)
     record = _recorded(timed, device, asked_about)
     changes: list[Change] = []
     if past:
