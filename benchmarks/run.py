@@ -69,8 +69,8 @@ def zoo() -> None:
 
 def lengths() -> None:
     """Honest kernels of the tests at growing lengths: how many are suspect of errors that rounding hardly explains."""
-    from assay.verify.examination.course import Course
-    from assay.verify.examination.question import ask
+    from assay.verify.examination.plan import make_plan
+    from assay.verify.examination.run import Run
     from assay.verify.settings import Settings
     from tests.verify.zoo import HONEST
 
@@ -79,7 +79,7 @@ def lengths() -> None:
     for seed in range(4):
         for entry in track(HONEST, console=console, description=f"seed {seed}"):
             settings = Settings(entry.spec, **(entry.examine | {"examples": 0, "seed": seed}))
-            tally = Course(ask(entry.kernel, settings), lambda phase, done, of: None).run(("lengths",))
+            tally = Run(make_plan(entry.kernel, settings), lambda phase, done, of: None).execute(("lengths",))
             examinations += 1
             flagged += [entry.name] if tally.suspect or tally.broken else []
     console.print(f"honest kernels suspect or broken: {len(flagged)} in {examinations} examinations {flagged}")

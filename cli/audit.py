@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from assay.cli import settings
 from assay.cli.audit_effort import QUICK, USUAL, Pace, check_effort, pace_of, span
 from assay.cli.audit_exports import exported_of
 from assay.cli.audit_options import (
@@ -33,6 +34,7 @@ from assay.cli.audit_options import (
 from assay.cli.progress import ProgressBar, report_error
 from assay.formats.errors import UnknownOption
 from assay.precision.errors import BadAssignment
+from assay.runtime.deadline import Deadline
 from assay.runtime.errors import AssayError
 from assay.runtime.files import write_text_atomically
 
@@ -91,13 +93,11 @@ def audit(
     ] = "",
     device: Device = "cpu",
     quick: Annotated[bool, typer.Option("--quick", help="Measure less: intervals are wider and promise less.")] = False,
-    seconds: Annotated[
-        float | None, typer.Option(metavar="N", help="Measure as much as takes about so long, 6 to 96 to calibrate.")
-    ] = None,
+    budget: settings.Budget = None,
     exact: Annotated[
         bool, typer.Option("--exact", help="Predict from every row of every weight, not from a sample of large ones'.")
     ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Take what DIR holds of the same audit.")] = False,
+    anew: settings.Anew = False,
     compare: Annotated[
         tuple[Path, Path] | None,
         typer.Option(metavar="A B", help="Two assignments, or two audit.json: which is better, and by how much."),
@@ -121,7 +121,7 @@ def audit(
     """
     size, memory = bytes_of("--max-bytes", max_bytes), bytes_of("--max-memory", max_memory)
     wanted, bound = exports_of(export or [])
-    check_effort(quick, seconds)
+    check_effort(quick, budget)
     for flag, limit in (("--max-kl", max_kl), ("--max-bytes", size), ("--max-time", max_time)):
         if limit is not None and not limit > 0:
             raise UnknownOption(f"{flag} {limit:g}; expected a number above 0")
@@ -147,16 +147,16 @@ def audit(
     decodes = loaded.kind not in ("encoder", "classifier")
     length = sequence or min(_LONGEST, loaded.positions or _LONGEST)
     batches, held_out = loaded.parts(text, check, sequence=length, sequences=sequences, batch=batch, lines=lines)
-    began = time.monotonic()
+    deadline = Deadline(math.inf if budget is None else budget)
     pace, effort = pace_of(loaded.model, batches, held_out, menu), QUICK if quick else USUAL
-    foretold = pace.whole(effort) if seconds is None else seconds
+    foretold = pace.whole(effort) if budget is None else budget
     if foretold >= _LONG and not compare:
-        print(f"assay: takes about {span(foretold)}{_shorter(pace, quick or seconds is not None)}", file=sys.stderr)
+        print(f"assay: takes about {span(foretold)}{_shorter(pace, quick or budget is not None)}", file=sys.stderr)
     alone = apart(target or None, bound)
     asked = len(batches), metric, looked, target, alone, seed, exact
     digest = fingerprint(loaded.model, [*batches, *(held_out or ())], *asked)
-    kept = Cache(out / "kept", digest, fresh=not resume)
-    if resume and _foreign(kept):
+    kept = Cache(out / "kept", digest, fresh=anew)
+    if not anew and _foreign(kept):
         words = "another model, text, set of options that what is measured depends on, or version of assay"
         print(f"assay: {kept.folder} is of {words}: nothing is taken from it", file=sys.stderr)
     shape = replace(Shape.of(loaded.model), context=context or CONTEXT)
@@ -176,9 +176,9 @@ def audit(
             unfused=alone,
             exact=exact,
         )
-        if seconds is not None:
+        if budget is not None:
             pace = pace.confirmed(result)
-            effort = pace.within(left := seconds - (time.monotonic() - began))
+            effort = pace.within(left := deadline.left)
             if pace.left(effort) > left:
                 print(f"assay: the least takes {span(pace.left(effort))} from here on", file=sys.stderr)
         result.calibrate(effort.count)
@@ -272,7 +272,7 @@ def _stoppable(kept: Cache) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         there = kept.folder.is_dir()
-        what = f"what was measured is in {kept.folder}, go on with --resume" if there else "nothing was measured yet"
+        what = f"what was measured is in {kept.folder}, and is reused" if there else "nothing was measured yet"
         raise typer.Exit(report_error(f"stopped; {what}", status=130)) from None
 
 

@@ -105,12 +105,12 @@ def pace_of(
     return Pace(each * choice, each * other, _SIMPLE * sum(SCHEMES[name].weight is not None for name in menu))
 
 
-def check_effort(quick: bool, seconds: float | None) -> None:
+def check_effort(quick: bool, budget: float | None) -> None:
     """Raise for both, and for no time."""
-    if quick and seconds is not None:
-        raise UnknownOption("--quick and --seconds both say how much is measured; give one of them")
-    if seconds is not None and not seconds > 0:
-        raise UnknownOption(f"--seconds {seconds:g}; expected a number above 0")
+    if quick and budget is not None:
+        raise UnknownOption("--quick and --budget both say how much is measured; give one of them")
+    if budget is not None and not budget > 0:
+        raise UnknownOption(f"--budget {budget:g}; expected a number above 0")
 
 
 def span(seconds: float) -> str:

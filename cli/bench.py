@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from assay.cli import settings
-from assay.cli.progress import console
+from assay.cli.progress import console, console_table
 from assay.runtime.files import write_text_atomically
 from assay.verify.errors import BenchError
 
@@ -43,10 +42,7 @@ def bench(
     spec: Annotated[str, typer.Option(help="What package.module:function implements, e.g. softmax.")] = "",
     dtype: settings.Dtypes = None,
     option: settings.Options = None,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(help="M=16,N=4096: sizes of the calls; the others, and all if none, are usual ones. Repeatable."),
-    ] = None,
+    at: settings.Sizes = None,
     layout: settings.TensorLayouts = None,
     contract: settings.ContractFields = None,
     device: settings.Device = "cpu",
@@ -88,7 +84,7 @@ def bench(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE.md", dir_okay=False, help="Write a page in Markdown, too.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON instead.")] = False,
+    as_json: settings.AsJson = False,
     ops: settings.Ops = None,
 ) -> int:
     """Time kernels by turns with what else does the same, judging the calls that are timed.
@@ -116,7 +112,7 @@ def bench(
     options = TimingOptions(device, seconds, rounds, on_gpu if cold is None else cold, graph)
     count = runs or (_COMPARED_RUNS if save is not None or compare is not None else 1)
     if targets and is_problem(targets[0]):
-        without = ("--spec", spec), ("--dtype", dtype), ("--option", option), ("--shape", shape), ("--layout", layout)
+        without = ("--spec", spec), ("--dtype", dtype), ("--option", option), ("--at", at), ("--layout", layout)
         if given := [name for name, value in (*without, ("--contract", contract), ("--graphs", graph)) if value]:
             raise BenchError(f"{given[0]}: a problem states its own sizes and reference; leave it out")
         asked = {"device": device, "seconds": seconds, "compiled": compiles}
@@ -125,7 +121,7 @@ def bench(
     elif trace is not None:
         raise BenchError("--trace: expected a FlashInfer Trace definition and its solutions, got kernels")
     else:
-        sizes = Request(tuple(read_sizes(text, "--shape") for text in shape or ()), settings.tensor_layouts(layout))
+        sizes = Request(tuple(read_sizes(text, "--at") for text in at or ()), settings.tensor_layouts(layout))
         kernels = _chosen(targets or [], spec, dtype, option, contract, device)
         asked_about = [kernel.target for kernel in kernels]
         timed = of_kernels(kernels, sizes, options, count, against=against, compiles=compiles)
@@ -224,10 +220,5 @@ def _report(record: Record, changes: Sequence[Change], *, as_json: bool) -> None
     out = console(_PIPED_WIDTH)
     out.print(f"{record.machine}; {record.clock}", soft_wrap=True, highlight=False)
     for case, same in page.by_case(record.lines):
-        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-        for name in page.HEAD:
-            table.add_column(name, overflow="fold")
-        for line in same:
-            table.add_row(*map(Text, page.row(line, same[0].seconds)))
         out.print(Text(f"\n{case}", style="bold"), soft_wrap=True)
-        out.print(table)
+        out.print(console_table(page.HEAD, (page.row(line, same[0].seconds) for line in same)))

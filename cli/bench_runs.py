@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.cli.progress import ProgressBar
-from assay.runtime.pool import Heartbeat, Pool, Raised
+from assay.runtime.pool import Heartbeat, Raised, run_alone
 from assay.runtime.process import Lost
 from assay.verify.errors import BenchError, TargetError
 
@@ -87,8 +87,7 @@ def _in_processes(function: Callable[[Any, Heartbeat], Any], item: Any, count: i
     results = []
     with ProgressBar("run", count, float(count)) as bar:
         for _ in range(count):
-            with Pool(1, preload=preload, timeout=_SILENT) as pool:
-                ((_, answer),) = pool.run(function, [item])
+            answer = run_alone(function, item, preload=preload, timeout=_SILENT)
             if isinstance(answer, Raised) and not answer.user_error:
                 print(answer.trace, file=sys.stderr)
             if isinstance(answer, Raised | Lost):

@@ -13,7 +13,7 @@ import typer
 from assay.cli import settings
 from assay.cli.progress import ProgressBar
 from assay.golden import registry
-from assay.runtime.pool import Heartbeat, Pool, Raised
+from assay.runtime.pool import Heartbeat, Raised, run_alone
 from assay.runtime.process import Lost
 from assay.verify.errors import SettingError, TargetError
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from assay.verify.fingerprint import Card
     from assay.verify.settings import Settings
 
-_PATIENCE = 600.0
+_SILENT = 600.0  # seconds that a kernel may take to be read
 
 
 def fingerprint(
@@ -37,8 +37,7 @@ def fingerprint(
     out: Annotated[
         Path | None, typer.Option(file_okay=False, help="Folder for the card as JSON and as an HTML page.")
     ] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the card as JSON here.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write the card as an HTML page here.")] = None,
+    as_json: settings.AsJson = False,
     ops: settings.Ops = None,
 ) -> int:
     """Read a kernel's accumulator, order of summation, rounding, subnormals and NaN policy from its results."""
@@ -48,22 +47,18 @@ def fingerprint(
     (asked,) = settings.dtypes([dtype]) if dtype else (None,)
     op = registry.spec(spec, target).qualified_name
     chosen = settings.adapted(Settings(op), option, shape, dtype=asked, out_dtype=out_dtype, **said)
-    pool = Pool(1, preload="assay.verify.fingerprint", timeout=_PATIENCE, quiet=False)
-    with pool, ProgressBar("read", 1, 1.0):
-        ((_, answer),) = pool.run(read, [(target, chosen)])
+    with ProgressBar("read", 1, 1.0):
+        answer = run_alone(read, (target, chosen), preload="assay.verify.fingerprint", timeout=_SILENT, quiet=False)
     if isinstance(answer, Raised):
         raise SettingError(answer.message if answer.user_error else f"fingerprint of {target}: {answer.message}")
     if isinstance(answer, Lost):
         raise TargetError(f"fingerprint of {target}: {answer.message}")
-    print(answer)
+    print(answer.to_json() if as_json else answer)
     if out is not None:
         name = "-".join(re.findall(r"[\w.]+", f"{target} {chosen.dtype_name}"))
-        json, html = json or out / f"{name}.json", html or out / f"{name}.html"
-    if json is not None:
-        answer.to_json(json)
-        print(f"assay: wrote {json}", file=sys.stderr)
-    if html is not None:
-        print(f"assay: wrote {answer.to_html(html)}", file=sys.stderr)
+        answer.to_json(out / f"{name}.json")
+        print(f"assay: wrote {out / f'{name}.json'}", file=sys.stderr)
+        print(f"assay: wrote {answer.to_html(out / f'{name}.html')}", file=sys.stderr)
     return 0
 
 

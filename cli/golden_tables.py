@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.table import Table
 from rich.text import Text
 
-from assay.cli.progress import console, in_rows
+from assay.cli.progress import console, console_table, in_rows
 from assay.golden.errors import CampaignError, DamagedRecord, MissingRecord, OtherFormat, StoreError
 from assay.golden.registry import specs
 
@@ -22,9 +21,8 @@ def show_store(store: Store, spec: str, limit: int) -> None:
 
     Raises `StoreError` where the store has none of ``spec``.
     """
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in ("key", "spec", "sizes", "dtype", "distribution", "digits", "worst radius", "versions"):
-        table.add_column(name, overflow="fold", justify="right" if name == "worst radius" else "left")
+    radius = "worst radius", {"overflow": "fold", "justify": "right"}
+    table = console_table(("key", "spec", "sizes", "dtype", "distribution", "digits", radius, "versions"))
     shown, more, unread, others = 0, 0, 0, set[str]()
     for key in store.keys():  # noqa: SIM118  a store is no mapping
         if shown == limit and not spec:

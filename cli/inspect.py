@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from assay.cli import settings
-from assay.cli.progress import ProgressBar, console, report_error
+from assay.cli.progress import ProgressBar, console, console_table, report_error
 from assay.runtime.files import write_text_atomically
 from assay.runtime.pool import Pool, Raised, worker_count
 from assay.runtime.process import Lost
@@ -50,12 +49,7 @@ def inspect(
     ] = "",
     dtype: settings.Dtypes = None,
     option: settings.Options = None,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="M=16,N=4096: sizes of a call; the others, and all if none, are usual ones. May be repeated."
-        ),
-    ] = None,
+    at: settings.Sizes = None,
     layout: settings.TensorLayouts = None,
     each: Annotated[
         bool, typer.Option("--each", help="A row for each configuration, where several are inspected.")
@@ -63,7 +57,7 @@ def inspect(
     pruned: Annotated[
         bool, typer.Option("--pruned", help="In the JSON, also what a tuner's own pruning leaves out at these sizes.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all that is known as JSON instead.")] = False,
+    as_json: settings.AsJson = False,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE.md", dir_okay=False, help="Write a page in Markdown, too.")
     ] = None,
@@ -76,7 +70,7 @@ def inspect(
     Of several kernels those dtypes are taken that a survey takes; of one all that are listed.
     Exits with 1 where a kernel doesn't compile, or no configuration of it fits the device.
     """
-    jobs = _jobs(targets or [], spec, inputs, arch, dtype, option, shape, layout)
+    jobs = _jobs(targets or [], spec, inputs, arch, dtype, option, at, layout)
     if not jobs:
         raise TargetError("inspect: none of these kernels is here; `assay survey` says how to install them")
     from assay.bench.inspection.arch import arch_named
@@ -141,14 +135,14 @@ def _jobs(
     arch: str,
     dtype: Sequence[str] | None,
     option: Sequence[str] | None,
-    shape: Sequence[str] | None,
+    at: Sequence[str] | None,
     layout: Sequence[str] | None,
 ) -> list[Job]:
     """A job for each kernel and each of its dtypes; mistakes are told before any compiler starts."""
     from assay.bench.inspection.calls import Request, check_request
     from assay.verify.cases.at_shape import read_sizes
 
-    request = Request(tuple(read_sizes(text, "--shape") for text in shape or ()), settings.tensor_layouts(layout))
+    request = Request(tuple(read_sizes(text, "--at") for text in at or ()), settings.tensor_layouts(layout))
     if inputs:
         if op or len(targets) != 1 or ":" not in targets[0]:
             raise SettingError(f"--inputs {inputs}: expected one package.module:function beside it, and no --spec")
@@ -228,9 +222,7 @@ def _print(every: Sequence[Inspected], device: Arch, *, each: bool) -> None:
     """The table, and under it what is wrong."""
     from assay.bench.inspection.page import HEAD, finding_lines, rows
 
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in HEAD:
-        table.add_column(name, overflow="fold")
+    table = console_table(HEAD)
     before = ""
     for one in every:
         for name, *rest in rows(one, each=each):

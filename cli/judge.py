@@ -14,7 +14,7 @@ import typer
 from assay.cli import settings
 from assay.cli.progress import ProgressBar, report_error
 from assay.runtime.engines import engine_named, part_of
-from assay.runtime.pool import Pool, Raised, core_count
+from assay.runtime.pool import Raised, core_count, run_alone
 from assay.runtime.process import Lost
 from assay.verify.errors import SettingError
 
@@ -46,7 +46,7 @@ def judge(
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the verdict as traces of FlashInfer Bench, too.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as a line of JSON instead.")] = False,
+    as_json: settings.AsJson = False,
     list_: Annotated[
         Path | None,
         typer.Option("--list", metavar="FILE.jsonl", help='Lines {"problem": PATH, "solution": PATH}, each judged.'),
@@ -86,8 +86,8 @@ def judge(
         raise SettingError(
             "judge: expected PROBLEM and SOLUTION, e.g. assay judge problem.py solution.py, or --list FILE"
         )
-    with Pool(1, preload=_PRELOAD, timeout=3600.0, quiet=False) as pool:
-        ((_, answer),) = pool.run(_one, [(problem, solution, {**asked, "trial": trial}, trace)])
+    item = problem, solution, {**asked, "trial": trial}, trace
+    answer = run_alone(_one, item, preload=_PRELOAD, timeout=3600.0, quiet=False)
     if isinstance(answer, Lost):
         return report_error(f"the process that judged was lost: {answer.message}", status=1)
     if isinstance(answer, Raised):

@@ -34,7 +34,10 @@ def power(
     against: Annotated[
         str, typer.Option(help="A plain check to compare with, e.g. 'allclose(1e-2,1e-2)' or assert_close.")
     ] = "",
-    json: Annotated[Path | None, typer.Option(help="Write the report as JSON to this file too.")] = None,
+    as_json: settings.AsJson = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", dir_okay=False, help="Write the report as JSON, too.")
+    ] = None,
     ops: settings.Ops = None,
 ) -> int:
     """Run known faults as kernels, and print which of them an examination catches, by family.
@@ -58,10 +61,10 @@ def power(
                 bars[0].advance(1.0)
 
         report = measured(campaign, families=family, against=against, progress=show)
-    print(report)
-    if json is not None:
-        report.to_json(json)
-        print(f"assay: wrote {json}", file=sys.stderr)
+    print(report.to_json() if as_json else report)
+    if out is not None:
+        report.to_json(out)
+        print(f"assay: wrote {out}", file=sys.stderr)
     return 0
 
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -38,6 +38,17 @@ def report_known(rows: Mapping[int, Row], jobs: Sequence[Job], folder: Path | No
 def console(piped_width: int | None = None) -> Console:
     """Standard output, so wide where it is no terminal."""
     return Console(width=None if sys.stdout.isatty() else piped_width)
+
+
+def console_table(head: Iterable[str | tuple[str, Mapping[str, Any]]], rows: Iterable[Sequence[str]] = ()) -> Table:
+    """A table without lines. Its columns fold, but for those that come with options of `Table.add_column`."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for column in head:
+        name, options = (column, {"overflow": "fold"}) if isinstance(column, str) else column
+        table.add_column(name, **options)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
 
 
 def in_rows(rows: Iterable[tuple[str | Text, ...]], first: int | None = None) -> Table:

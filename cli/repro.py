@@ -8,7 +8,7 @@ import typer
 
 from assay.cli.progress import ProgressBar
 from assay.cli.settings import Pretend
-from assay.runtime.pool import Heartbeat, Pool, Raised
+from assay.runtime.pool import Heartbeat, Raised, run_alone
 from assay.runtime.process import Lost
 from assay.verify.errors import ReproError
 
@@ -30,8 +30,8 @@ def repro(
         from assay.verify.examination.repro import pretending
 
         line = pretending(line, pretend)
-    with Pool(1, preload="assay.verify.examination.repro", quiet=False) as pool, ProgressBar("tried", 1, 1.0):
-        ((_, answer),) = pool.run(repeat, [(line, target)])
+    with ProgressBar("tried", 1, 1.0):
+        answer = run_alone(repeat, (line, target), preload="assay.verify.examination.repro", quiet=False)
     if isinstance(answer, Raised):
         raise ReproError(answer.message if answer.user_error else f"repro line: can't be run ({answer.message})")
     if isinstance(answer, Lost):  # the kernel took its process down, again

@@ -1,4 +1,4 @@
-"""The options that are settings of an examination, declared once, and `Settings` made of what they say."""
+"""The options that several commands have, declared once with one meaning each, and `Settings` made of them."""
 
 from __future__ import annotations
 
@@ -37,6 +37,15 @@ At = Annotated[
     list[str] | None,
     typer.Option(help="R=8192,N=4096: sizes of production, at which samples are judged; may be repeated."),
 ]
+Sizes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--at", help="M=16,N=4096: sizes of a call; the others, and all if none, are usual ones. May be repeated."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON instead.")]
+Anew = Annotated[bool, typer.Option("--anew", help="Make again what is stored there of the same question.")]
+Budget = Annotated[float | None, typer.Option(min=0, help="Seconds of the whole run: begin nothing more after it.")]
 ContractFields = Annotated[list[str] | None, typer.Option(help="A contract's name, or field=value; may be repeated.")]
 OutDtype = Annotated[str, typer.Option(help="Dtype of the result, where it isn't the inputs'.")]
 Layouts = Annotated[list[str] | None, typer.Option(help="Memory layouts that the kernel takes, where not all.")]

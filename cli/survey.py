@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from assay.cli import settings
-from assay.cli.progress import console, examined, report_error, report_known
+from assay.cli.progress import console, console_table, examined, report_error, report_known
 from assay.cli.settings import Ops
 from assay.runtime.engines import engine_named, part_of
 from assay.runtime.pool import worker_count
@@ -46,13 +45,11 @@ def survey(
         str | None,
         typer.Option(help='"others", kernels of other packages; or a file in the form of configs/survey.toml.'),
     ] = None,
-    seconds: Annotated[
-        float | None, typer.Option("--time", min=0, help="Begin no further kernel after so many seconds.")
-    ] = None,
+    budget: settings.Budget = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with 1 unless every kernel that is here passed.")
     ] = False,
-    anew: Annotated[bool, typer.Option("--anew", help="Make verdicts again that the folder holds.")] = False,
+    anew: settings.Anew = False,
     engine: Annotated[str, typer.Option(help="local, or ray: at RAY_ADDRESS, or started here.")] = "local",
     part: Annotated[str, typer.Option(help="3/10: examine the third of ten parts only; the folder joins them.")] = "",
     ops: Ops = None,
@@ -79,7 +76,7 @@ def survey(
         rows = [before.get(index) or not_run(job, "not yet") for index, job in enumerate(jobs)]
         number, of = part_of(part, len(jobs))
         left = [index for index in range(number - 1, len(jobs), of) if index not in before]
-        until = float("inf") if seconds is None else started + seconds
+        until = float("inf") if budget is None else started + budget
         _write(out, rows, asked, 0.0)  # where that can't be done, nobody waits to learn it
 
         def show(position: int, row: Row) -> None:
@@ -155,16 +152,16 @@ def _print(rows: Sequence[Row], where: str) -> None:
     from assay.verify.campaign.page import tally
     from assay.verify.report.html import ratio
 
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name, style in (
-        ("kernel", {"overflow": "fold", "min_width": 20}),
-        ("dtype", {"no_wrap": True}),
-        ("cases", {"justify": "right"}),
-        ("worst", {"justify": "right", "no_wrap": True}),
-        ("outcome", {"no_wrap": True}),
-        ("first violation (sizes not listed are 1)", {"overflow": "fold", "min_width": 30}),
-    ):
-        table.add_column(name, **style)
+    table = console_table(
+        (
+            ("kernel", {"overflow": "fold", "min_width": 20}),
+            ("dtype", {"no_wrap": True}),
+            ("cases", {"justify": "right"}),
+            ("worst", {"justify": "right", "no_wrap": True}),
+            ("outcome", {"no_wrap": True}),
+            ("first violation (sizes not listed are 1)", {"overflow": "fold", "min_width": 30}),
+        )
+    )
     before = ""
     for row in rows:
         verdict = row.verdict

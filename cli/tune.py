@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from assay.cli import settings
 from assay.cli.inspect import compiling
-from assay.cli.progress import console, report_error
+from assay.cli.progress import console, console_table, report_error
 from assay.runtime.engines import engine_named
 from assay.runtime.records import plain
 from assay.verify.errors import TuneError
@@ -43,10 +42,7 @@ def tune(
     ] = None,
     dtype: settings.Dtype = "",
     option: settings.Options = None,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(help="M=16,N=4096: sizes, each of which has a winner; usual ones if none. May be repeated."),
-    ] = None,
+    at: settings.Sizes = None,
     layout: settings.TensorLayouts = None,
     contract: settings.ContractFields = None,
     device: settings.Device = "cpu",
@@ -63,11 +59,11 @@ def tune(
         Path | None,
         typer.Option(metavar="FILE.json", dir_okay=False, help="The record; kept, it answers the same question again."),
     ] = None,
-    anew: Annotated[bool, typer.Option("--anew", help="Search again though --out holds the answer.")] = False,
+    anew: settings.Anew = False,
     replay: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Run a record's search again: does it still hold?")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON instead.")] = False,
+    as_json: settings.AsJson = False,
     ops: settings.Ops = None,
 ) -> int:
     """Find the fastest configuration of a kernel that keeps its contract.
@@ -88,7 +84,7 @@ def tune(
     else:
         wanted = _space(choice, space)
         question = _question(
-            target, spec, wanted, dtype, option, shape, layout, contract,
+            target, spec, wanted, dtype, option, at, layout, contract,
             device=device, arch=arch, effort=effort, most_error=most_error, seconds=seconds, rounds=rounds,
         )  # fmt: skip
     check_device(question.device)
@@ -143,7 +139,7 @@ def _question(
     space: Space,
     dtype: str,
     option: Sequence[str] | None,
-    shape: Sequence[str] | None,
+    at: Sequence[str] | None,
     layout: Sequence[str] | None,
     contract: Sequence[str] | None,
     **ways: Any,
@@ -165,7 +161,7 @@ def _question(
         target=entry.target,
         spec=own.spec,
         space=space,
-        sizes=tuple(read_sizes(text, "--shape") for text in shape or ()),
+        sizes=tuple(read_sizes(text, "--at") for text in at or ()),
         settings={name: value for name, value in table.items() if name not in ("spec", "effort", "device")},
         layouts=settings.tensor_layouts(layout),
         **ways,
@@ -177,14 +173,10 @@ def _report(record: Record) -> None:
     out = console(_PIPED_WIDTH)
     cases = dict.fromkeys(one.case for one in record.candidates)
     for case in cases:
-        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-        for name in _HEAD:
-            table.add_column(name, overflow="fold")
         own = [one for one in record.candidates if one.case == case]
-        for one in sorted(own, key=lambda one: (one.outcome not in ("PASS", "SLOWER"), one.time)):
-            table.add_row(*map(Text, _row(one)))
+        own.sort(key=lambda one: (one.outcome not in ("PASS", "SLOWER"), one.time))
         out.print(Text(f"\n{case}", style="bold"), soft_wrap=True)
-        out.print(table)
+        out.print(console_table(_HEAD, map(_row, own)))
     for winner in record.winners:
         sizes = ", ".join(f"{name}={size}" for name, size in winner.sizes.items())
         how = "measured" if winner.measured else "by the model, not measured"

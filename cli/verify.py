@@ -73,7 +73,7 @@ def verify(
             help="Folder for the reports; verdicts that it holds of the same kernels are not made again.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON instead.")] = False,
+    as_json: settings.AsJson = False,
     summary: Annotated[
         Path | None, typer.Option(metavar="FILE", help='Append a table in Markdown, e.g. to "$GITHUB_STEP_SUMMARY".')
     ] = None,

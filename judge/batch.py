@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.judge.problems.problem import ProblemError
-from assay.runtime.engines import Engine
+from assay.runtime.engines import Engine, run_retried
 from assay.runtime.pool import Heartbeat, Raised
 from assay.runtime.process import Lost
 from assay.runtime.results import contents, result_key
@@ -82,24 +82,17 @@ def stored(path: Path) -> set[str]:
 def run(list_: list[Item], engine: Engine) -> Iterator[tuple[Item, dict[str, Any]]]:
     """Each item with its line, as they come; an item that can't be judged costs itself alone. One whose process was
     lost, as on a machine that went, is judged once more."""
-    indices = list(range(len(list_)))
-    for last in (False, True):
-        again = []
-        for position, answer in engine.run(one, [list_[index] for index in indices]):
-            item = list_[indices[position]]
-            if isinstance(answer, Lost) and not last:
-                again.append(indices[position])
-                continue
-            results: dict[str, Any]
-            if isinstance(answer, Raised):
-                results = {"outcome": "ERROR", "error": answer.message}
-            elif isinstance(answer, Lost):
-                words = f"the process that judged was lost: {answer.message}"
-                results = {"outcome": "ERROR", "error": words, "lost": True}
-            else:
-                results = answer
-            yield item, {"key": item.key, "problem": item.problem, "solution": item.solution, **item.beside, **results}
-        indices = again
+    for index, answer in run_retried(engine, one, list_):
+        item = list_[index]
+        results: dict[str, Any]
+        if isinstance(answer, Raised):
+            results = {"outcome": "ERROR", "error": answer.message}
+        elif isinstance(answer, Lost):
+            words = f"the process that judged was lost: {answer.message}"
+            results = {"outcome": "ERROR", "error": words, "lost": True}
+        else:
+            results = answer
+        yield item, {"key": item.key, "problem": item.problem, "solution": item.solution, **item.beside, **results}
 
 
 def one(item: Item, heartbeat: Heartbeat) -> dict[str, Any]:

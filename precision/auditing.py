@@ -87,10 +87,8 @@ class Audit:
         self.options = options
         self.batches = normalised(batches, self.model)
         self.check = None if options.check is None else normalised(options.check, self.model)
-        self.seconds: dict[str, float] = {}
-        """Wall time of each stage."""
-        self.measured: list[Trial] = []
-        """Assignments that were measured to calibrate the interval."""
+        self.seconds: dict[str, float] = {}  # Wall time of each stage
+        self.measured: list[Trial] = []  # Assignments that were measured to calibrate the interval
         self._allowed_schemes: frozenset[str] | None = None
         with self._timed("looking"):
             rules = target_named(options.target).served(schemes, kind_of(self.model))

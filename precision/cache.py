@@ -34,8 +34,7 @@ class Cache:
         self.folder = Path(folder)
         self.fingerprint = fingerprint
         self._store = ResultStore(self.folder)
-        self.reused = 0
-        """How many errors that an earlier audit measured were asked for."""
+        self.reused = 0  # Errors measured by an earlier audit that this one reused
         self._fresh = fresh
         self._errors = {} if fresh else self._read()
         self._earlier = set(self._errors)

@@ -18,8 +18,7 @@ from assay.precision.errors import WrongShape
 
 Batch = Mapping[str, Any]
 
-_POSITIONS = 256
-"""Positions of a batch that `by_position` compares at once, to bound memory."""
+_POSITIONS = 256  # Positions of a batch that `by_position` compares at once, to bound memory
 
 
 class Metric(ABC):

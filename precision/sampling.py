@@ -15,8 +15,7 @@ from scipy.special import stdtrit
 
 LEVEL = 0.95
 """Confidence level of the intervals over sequences."""
-_DRAWS = 2000
-"""Bootstrap draws: 50 of them lie beyond either end of an interval."""
+_DRAWS = 2000  # Bootstrap draws: 50 of them lie beyond either end of an interval
 
 
 class MeasuredError(float):

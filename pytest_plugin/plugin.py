@@ -152,14 +152,14 @@ class Assay:
         __tracebackhide__ = True
         from assay.golden.errors import StoreError
         from assay.verify import examine  # torch is imported here, by a test that needs it
-        from assay.verify.reference import question_by_example, question_of
+        from assay.verify.reference import spec_name_by_example, spec_name_of
 
         asked = self._marked | settings | self._given
         if "inputs" in asked:
-            kernel, question, usual = question_by_example(kernel, op, asked.pop("inputs"))
+            kernel, question, usual = spec_name_by_example(kernel, op, asked.pop("inputs"))
             asked.setdefault("dtype", usual)
         else:
-            question = question_of(op, asked.pop("tensors", None))
+            question = spec_name_of(op, asked.pop("tensors", None))
         asked |= self._at(question)
         refused = ""
         try:

@@ -9,7 +9,7 @@ import faulthandler
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
 from typing import Any, Protocol
 
@@ -47,6 +47,29 @@ def engine_named(name: str, workers: int | None, *, preload: str, timeout: float
     if name == "ray":
         return RayEngine(workers, timeout=timeout)
     raise EngineError(f"--engine {name!r}; expected local or ray")
+
+
+def run_retried(
+    engine: Engine,
+    task: Task,
+    items: Sequence[Any],
+    *,
+    until: float = float("inf"),
+    again: Callable[[Lost], bool] = lambda lost: True,
+) -> Iterator[tuple[int, Any | Lost | Raised]]:
+    """As `Engine.run`; an item whose process was lost, as on a machine that went, is done once more after the others.
+
+    ``again`` tells whether it is, where the loss may be the item's own fault.
+    """
+    indices = list(range(len(items)))
+    for last in (False, True):
+        lost = []
+        for position, answer in engine.run(task, [items[index] for index in indices], until=until):
+            if isinstance(answer, Lost) and not last and again(answer):
+                lost.append(indices[position])
+            else:
+                yield indices[position], answer
+        indices = lost
 
 
 def part_of(text: str, most: int) -> tuple[int, int]:

@@ -115,6 +115,15 @@ class Pool:
         return Process.start(_work, self._preload, quiet=self._quiet)
 
 
+def run_alone(
+    task: Task, item: Any, *, preload: str, timeout: float = 300.0, quiet: bool = True
+) -> Any | Lost | Raised:
+    """Return ``task(item, heartbeat)`` of a process of its own, or how that was lost, or what it raised."""
+    with Pool(1, preload=preload, timeout=timeout, quiet=quiet) as pool:
+        ((_, answer),) = pool.run(task, [item])
+    return answer
+
+
 def _work(parent: Parent, preload: str) -> None:
     """A worker's life."""
     importlib.import_module(preload)

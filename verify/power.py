@@ -18,14 +18,14 @@ from assay.runtime.errors import unknown
 from assay.verify.cases.case import Case, build
 from assay.verify.cases.sampler import seeded, with_values
 from assay.verify.errors import SettingError
+from assay.verify.examination.plan import Plan, make_plan
 from assay.verify.examination.procedure import examination
-from assay.verify.examination.question import Question, ask
 from assay.verify.explanation.fault_models import fault_models_of
 from assay.verify.explanation.fault_models.evaluation import evaluate, kernel_of
 from assay.verify.explanation.fault_models.fault_model import FAMILIES, FaultModel
 from assay.verify.harness.call import Finding
 from assay.verify.power_report import PowerReport, Tried
-from assay.verify.reference import Reference, question_of
+from assay.verify.reference import Reference, spec_name_of
 from assay.verify.settings import Settings
 
 _CHECK = re.compile(r"\s*(allclose|assert_close)\s*(?:\(\s*([^,()]+?)\s*,\s*([^,()]+?)\s*\))?\s*")
@@ -56,10 +56,8 @@ def power(
     read, and where the kernel without a fault does not pass the examination, or fails the plain check.
     """
     given = {name: value for name, value in settings.items() if value is not None}
-    question = question_of(op, tensors)
-    return measured(
-        Settings(question, examples=examples, **given), families=families, against=against, progress=progress
-    )
+    spec = spec_name_of(op, tensors)
+    return measured(Settings(spec, examples=examples, **given), families=families, against=against, progress=progress)
 
 
 def measured(
@@ -70,13 +68,13 @@ def measured(
     settings = replace(settings.anywhere(), every_aspect=False, at=())
     definition, out_dtype = settings.definition, settings.out_dtype
     op = definition.qualified_name if definition.needs_dtypes else definition.name
-    question = ask(kernel_of(None, op), settings)
+    plan = make_plan(kernel_of(None, op), settings)
     tolerances = _tolerances(against) if against else None
     for family in families or ():
         if family not in FAMILIES:
             raise SettingError(f"families: {unknown('family', family, FAMILIES)}")
-    faults = [fault for fault in _admitted(question, op) if fault.family in (families or FAMILIES)]
-    _require_a_pass(question, op, against, tolerances)
+    faults = [fault for fault in _admitted(plan, op) if fault.family in (families or FAMILIES)]
+    _require_a_pass(plan, op, against, tolerances)
     trials = []
     for index, fault in enumerate(faults):
         if progress is not None:
@@ -92,37 +90,35 @@ def measured(
                 caught=verdict.failure is not None and fault.shows(verdict.failure.kind),
                 kind=verdict.failure.kind if verdict.failure else "",
                 cases=verdict.cases,
-                against=None if tolerances is None else _plain_check_fails(question, fault, tolerances),
+                against=None if tolerances is None else _plain_check_fails(plan, fault, tolerances),
             )
         )
     contract, seconds = str(settings.contract), time.perf_counter() - started
-    return PowerReport(op, question.dtype, contract, settings.fuzzed, tuple(trials), against, seconds)
+    return PowerReport(op, plan.dtype, contract, settings.fuzzed, tuple(trials), against, seconds)
 
 
-def _require_a_pass(
-    question: Question, op: str, against: str, check: tuple[str, tuple[float, float] | None] | None
-) -> None:
+def _require_a_pass(plan: Plan, op: str, against: str, check: tuple[str, tuple[float, float] | None] | None) -> None:
     """Raise `SettingError` unless the kernel without a fault, in float32 inside, passes what faults are put to."""
-    verdict = examination(kernel_of(None, op, question.settings.out_dtype), question.settings)
+    verdict = examination(kernel_of(None, op, plan.settings.out_dtype), plan.settings)
     if not verdict.passed:
         why = verdict.failure.message if verdict.failure is not None else verdict.note
         raise SettingError(
-            f"power: {op} in {question.dtype} under {question.bench.contract}: expected that the kernel without a "
+            f"power: {op} in {plan.dtype} under {plan.harness.contract}: expected that the kernel without a "
             f"fault, in float32 inside, passes; got {verdict.outcome} ({why}), so that a rate would tell nothing; "
             "ask in float32 or narrower, or under a contract that float32 keeps"
         )
-    if check is not None and _plain_check_fails(question, None, check):
+    if check is not None and _plain_check_fails(plan, None, check):
         raise SettingError(
-            f"power: against={against!r} fails the kernel without a fault ({op} in {question.dtype}), so that a rate "
+            f"power: against={against!r} fails the kernel without a fault ({op} in {plan.dtype}), so that a rate "
             "would tell nothing; ask with larger tolerances"
         )
 
 
-def _admitted(question: Question, op: str) -> list[FaultModel]:
+def _admitted(plan: Plan, op: str) -> list[FaultModel]:
     """The fault models that some set of the options admits, and that break the contract asked for."""
-    sampler, choose = question.sampler, seeded(0)
+    sampler, choose = plan.sampler, seeded(0)
     cases = [sampler.case(choose, style="tile", options=options) for options in sampler.option_sets()]
-    kept = question.bench.contract.changed()
+    kept = plan.harness.contract.changed()
     return [
         fault
         for fault in fault_models_of(op)
@@ -144,17 +140,15 @@ def _tolerances(text: str) -> tuple[str, tuple[float, float] | None]:
         raise SettingError(expected) from None
 
 
-def _plain_check_fails(
-    question: Question, fault: FaultModel | None, check: tuple[str, tuple[float, float] | None]
-) -> bool:
+def _plain_check_fails(plan: Plan, fault: FaultModel | None, check: tuple[str, tuple[float, float] | None]) -> bool:
     """Whether a comparison with a float64 reference on normal numbers of one size catches the fault (None: no fault).
 
     It is made once for each set of options, and any of them may catch it.
     """
-    kernel = kernel_of(fault, question.definition.name, question.sampler.out_dtype)
-    call = question.bench.call
-    for options in question.sampler.option_sets():
-        case = question.sampler.case(seeded(question.sampler.seed), style="tile", options=options)
+    kernel = kernel_of(fault, plan.definition.name, plan.sampler.out_dtype)
+    call = plan.harness.call
+    for options in plan.sampler.option_sets():
+        case = plan.sampler.case(seeded(plan.sampler.seed), style="tile", options=options)
         case = with_values(case, "normal", layouts={}, protocol="once", memory="plain", unused="plain")
         inputs = build(case)
         outputs = type(call)(kernel, call.listed)(case, inputs)

@@ -13,7 +13,7 @@ from assay.verify.errors import SettingError
 Reference = Callable[..., Any]
 
 
-def question_of(op: str | Reference | Sequence[Reference], tensors: str | None = None) -> str:
+def spec_name_of(op: str | Reference | Sequence[Reference], tensors: str | None = None) -> str:
     """The name of what a kernel is to compute: that of an op, or the one that a reference's spec has in any process.
 
     Raises `SettingError` or `DefinitionError`.
@@ -32,7 +32,7 @@ def question_of(op: str | Reference | Sequence[Reference], tensors: str | None =
     return reference_spec(op, tensors).qualified_name
 
 
-def question_by_example(
+def spec_name_by_example(
     kernel: Any, op: str | Reference | Sequence[Reference], inputs: Callable[[], Any]
 ) -> tuple[Any, str, str]:
     """The kernel as a function of tensors, the name of what it is to compute, and the dtype of the example inputs.

@@ -128,7 +128,7 @@ def check_request(settings: Settings, request: Request) -> None:
         signature = definition.signature(options)
         for symbol in (symbol for sizes in request.sizes for symbol in sizes):
             if symbol not in signature.symbols:
-                raise SettingError(f"--shape: {unknown('dimension', symbol, signature.symbols)} of {definition.name}")
+                raise SettingError(f"--at: {unknown('dimension', symbol, signature.symbols)} of {definition.name}")
         names = [tensor.name for tensor in signature.tensors]
         for name, layout in (request.layouts or {}).items():
             if name not in names:

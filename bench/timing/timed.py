@@ -45,7 +45,7 @@ from assay.verify.findings import Failure
 from assay.verify.harness.call import Finding, options_for
 from assay.verify.harness.compiled import every_variant_compiled
 from assay.verify.harness.frameworks import framework_named
-from assay.verify.harness.runner import Bench
+from assay.verify.harness.runner import KernelHarness
 from assay.verify.settings import Settings
 
 _CPU_CACHE = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -339,7 +339,7 @@ class _Arm:
         self.timing = Timing(competitor.name)
         self._kernel, self._draws, self._numbers, self._chance = competitor.kernel, draws, numbers, chance
         self._device = device
-        self._bench = Bench.of(competitor.kernel, settings)
+        self._bench = KernelHarness.of(competitor.kernel, settings)
         self._sampler = Sampler(
             settings.definition, settings.dtype or "float8_e4m3fn", settings.options, settings.sizes
         )

@@ -27,7 +27,7 @@ from assay.bench.tuning.pruning import configs_of, of_choice, with_resources, wi
 from assay.bench.tuning.record import Candidate, Question, Record, Winner, bucket
 from assay.bench.tuning.space import combined
 from assay.runtime.engines import Engine
-from assay.runtime.pool import Pool, Raised, worker_count
+from assay.runtime.pool import Pool, Raised, run_alone, worker_count
 from assay.runtime.process import Lost
 from assay.runtime.results import result_key
 from assay.verify.campaign.cache import digest
@@ -191,8 +191,8 @@ class Search:
             not self._on_gpu and any(one.registers for one in results)
         ):  # an interpreter would run them
             return results
-        with Pool(1, preload="assay.bench.timing.contest", timeout=contest.SILENT) as pool:
-            ((_, answer),) = pool.run(contest.run, [contest.Run(tuple(contests), options)])
+        run = contest.Run(tuple(contests), options)
+        answer = run_alone(contest.run, run, preload="assay.bench.timing.contest", timeout=contest.SILENT)
         if isinstance(answer, Raised | Lost):
             raise TuneError(f"timing: {answer.message}")
         for own, of_case in zip(indices, answer, strict=True):

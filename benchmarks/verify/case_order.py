@@ -1,4 +1,4 @@
-"""The order of the fixed cases (`assay.verify.examination.course`), measured on the faulty kernels of the tests."""
+"""The order of the fixed cases (`assay.verify.examination.run`), measured on the faulty kernels of the tests."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from assay.verify.examination.course import fixed_cases, kind_of
-from assay.verify.examination.question import ask
+from assay.verify.examination.plan import make_plan
+from assay.verify.examination.run import fixed_cases, kind_of
 from assay.verify.settings import Settings
 
 _FILE = Path(__file__).resolve().parents[2] / "configs" / "case_order.toml"
@@ -42,11 +42,11 @@ def measure(console: Console) -> None:
     torch.set_num_threads(1)
     kinds: dict[str, Kind] = defaultdict(Kind)
     for entry in track(FAULTY, console=console, description="faulty"):
-        question = ask(entry.kernel, Settings(entry.spec, strict=True, **entry.examine))
+        plan = make_plan(entry.kernel, Settings(entry.spec, strict=True, **entry.examine))
         began, taken = time.monotonic(), defaultdict[str, float](float)
-        for fixed in fixed_cases(question):
+        for fixed in fixed_cases(plan):
             started = time.process_time()
-            failed = question.bench.try_case(fixed[1]).failure is not None
+            failed = plan.harness.try_case(fixed[1]).failure is not None
             taken[kind_of(fixed)] += time.process_time() - started
             if failed:
                 kinds[kind_of(fixed)].found.add(entry.name)
@@ -58,7 +58,7 @@ def measure(console: Console) -> None:
     order, quick = greedy(kinds, findable)
     _FILE.write_text(
         "# Written by ./dev bench order: kinds of fixed cases, those first that find the most faults a second, and\n"
-        "# how many of them a quick examination tries (assay.verify.examination.course).\n"
+        "# how many of them a quick examination tries (assay.verify.examination.run).\n"
         f"quick = {quick}\nkinds = {json.dumps(order, indent=4)}\n",
         encoding="utf-8",
     )

@@ -14,7 +14,7 @@ from assay.golden.options import flag, number
 from assay.golden.registry import Fault, Reduction, define
 
 
-def slots_of(native: ModuleType, block_table: Idx, seq_lens: Idx, page: int) -> tuple[Idx, Idx]:
+def slots_and_mask(native: ModuleType, block_table: Idx, seq_lens: Idx, page: int) -> tuple[Idx, Idx]:
     """Return the cache slot of each position of each sequence, and whether there is such a position, [B,L]."""
     position = native.arange(block_table.shape[1] * page)
     seen = position[None, :] < seq_lens[:, None]
@@ -32,7 +32,7 @@ def _free(slots: Any, seen: Any, total: int) -> Any:
 def unused_slots(block_table: torch.Tensor, seq_lens: torch.Tensor, **caches: torch.Tensor) -> dict[str, torch.Tensor]:
     """Slots that no sequence has a position in, and the table's entries behind the last page of each sequence."""
     pages, page = next(iter(caches.values())).shape[:2]
-    slots, seen = slots_of(torch, block_table.to(torch.int64), seq_lens, page)
+    slots, seen = slots_and_mask(torch, block_table.to(torch.int64), seq_lens, page)
     free = _free(slots, seen, pages * page).reshape(pages, page)
     first = torch.arange(block_table.shape[1]) * page
     return {
@@ -91,7 +91,7 @@ def attention_decode(
     """
     (batch, heads, width), (pages, page, groups, _) = q.shape, k_cache.shape
     shared = heads_per_group("attention_decode", heads, groups)
-    slots, seen = slots_of(xp.native, block_table, seq_lens, page)
+    slots, seen = slots_and_mask(xp.native, block_table, seq_lens, page)
     if pages * page == 0:  # then all sequences are empty
         slots, seen = slots[:, :0], seen[:, :0]
     group = xp.integers(range(groups))[None, :, None]
@@ -205,7 +205,7 @@ def mla_decode(
     block_table[b, p // page].
     """
     pages, page = cache.shape[:2]
-    slots, seen = slots_of(xp.native, block_table, seq_lens, page)
+    slots, seen = slots_and_mask(xp.native, block_table, seq_lens, page)
     if pages * page == 0:  # then all sequences are empty
         slots, seen = slots[:, :0], seen[:, :0]
     latent, rope = (

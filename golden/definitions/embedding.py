@@ -106,7 +106,7 @@ def rope(xp: Arithmetic[N], x: N, cos: N, sin: N, *, interleaved: bool) -> N:
     return xp.concatenate(rotated, -1)
 
 
-def _turned_on(xp: Arithmetic[N], cos: N, sin: N, dy: N, *, interleaved: bool) -> N:
+def _rotated_forward(xp: Arithmetic[N], cos: N, sin: N, dy: N, *, interleaved: bool) -> N:
     return rope(xp, dy, cos, sin, interleaved=interleaved)
 
 
@@ -123,7 +123,7 @@ def _turned_on(xp: Arithmetic[N], cos: N, sin: N, dy: N, *, interleaved: bool) -
     faults=(
         "saturating_store",
         "store_rounds_ties_away",
-        Fault("rope_gradient_turned_on", "the gradient is turned the way that x was, not back", _turned_on),
+        Fault("rope_gradient_turned_on", "the gradient is rotated by the angle, not by its opposite", _rotated_forward),
         Fault("rope_gradient_pairing", "pairs (i, i + D/2) are taken for neighbours, or vice versa",
               lambda xp, cos, sin, dy, *, interleaved: rope_backward(xp, cos, sin, dy, interleaved=not interleaved),
               "layout", needs="D of at least 4"),
@@ -136,5 +136,5 @@ def _turned_on(xp: Arithmetic[N], cos: N, sin: N, dy: N, *, interleaved: bool) -
     ),
 )  # fmt: skip
 def rope_backward(xp: Arithmetic[N], cos: N, sin: N, dy: N, *, interleaved: bool) -> N:
-    """The pairs of dy turned back: rope by the opposite angle."""
+    """The pairs of dy rotated by the opposite angle."""
     return rope(xp, dy, cos, -sin, interleaved=interleaved)

@@ -382,7 +382,7 @@ def logarithms(xp: Arithmetic[N], op: str, temperature: float, *tensors: N) -> l
 
 
 def _divergence(xp: Arithmetic[N], log_p: N, log_q: N) -> N:
-    """sum p (log p - log q) [T], of the shares from their logarithms; term by term, or both sums apart."""
+    """sum p (log p - log q) [T], of the shares from their logarithms; term by term, or as two sums."""
     share = xp.exp(log_p)
     both = xp.any_formula(
         lambda: xp.sum(share * (log_p - log_q)),

@@ -127,7 +127,7 @@ def _interleaved(xp: Any, x: Any, weight: Any, bias: Any, *, groups: int, eps: f
         Fault("group_norm_by_channel", "mean and variance are of each channel, not of its group", _by_channel),
         Fault("group_norm_of_all", "mean and variance are of all channels, not of the group", _of_all),
         Fault(
-            "group_norm_interleaved",
+            "group_norm_dealt_out",
             "group g takes the channels that leave g when divided by the groups",
             _interleaved,
             "layout",

@@ -59,7 +59,7 @@ class Cut:
         """Return the parts of all tensors, and their sizes; gathered symbols keep only the indices that are read."""
         parts = {tensor.name: self.of(tensor, values[tensor.name]) for tensor in signature.tensors}
         parts.update(self.tensors)
-        sizes = {text: len(places) for text, places in self.index.items() if text in signature.symbols}
+        sizes = {text: len(indices) for text, indices in self.index.items() if text in signature.symbols}
         for symbol in definition.axes.gathered:
             index_tensors = [tensor.name for tensor in signature.tensors if tensor.bound == symbol]
             used = torch.unique(torch.cat([parts[name].reshape(-1).long() for name in index_tensors]))

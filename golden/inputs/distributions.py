@@ -53,8 +53,8 @@ class Draws:
             return np.zeros(self.shape)
         shape = [-1 if i == axis % len(self.shape) else 1 for i in range(len(self.shape))]
         first = self.start[axis]
-        place = np.arange(first, first + self.shape[axis], dtype=np.float64)
-        return np.broadcast_to(place.reshape(shape), self.shape)
+        coordinate = np.arange(first, first + self.shape[axis], dtype=np.float64)
+        return np.broadcast_to(coordinate.reshape(shape), self.shape)
 
     def normal(self) -> Array:
         return normal(self.bits())
@@ -107,7 +107,7 @@ def _blocks(draws: Draws) -> Array:
 
 
 def _one_hot(draws: Draws) -> Array:
-    """One element of each row is one: its place is the row's number, wrapped at 61."""
+    """One element of each row is one, in the column of the row's number modulo 61."""
     row = draws.position(-2) if len(draws.shape) > 1 else np.zeros(draws.shape)
     return (draws.position() == row % 61).astype(np.float64)
 
@@ -134,8 +134,8 @@ def _cycled_scales(draws: Draws) -> Array:
     """Negative, zero and positive scales in turn along every axis, from the ``seed``'s on; in e8m0 all are positive."""
     if not draws.format.signed:
         return 2.0**-4 * (0.5 + draws.uniform())
-    place = sum((draws.position(axis) for axis in range(len(draws.shape))), np.full(draws.shape, float(draws.seed)))
-    return (place % 3 - 1.0) * 2.0**-4 * (0.5 + draws.uniform())
+    total = sum((draws.position(axis) for axis in range(len(draws.shape))), np.full(draws.shape, float(draws.seed)))
+    return (total % 3 - 1.0) * 2.0**-4 * (0.5 + draws.uniform())
 
 
 def _far_scales(draws: Draws) -> Array:

@@ -164,14 +164,14 @@ def _dtype(op: str, tensor: TensorSpec, dtype: str | Mapping[str, str]) -> str:
     if isinstance(dtype, Mapping) and not dtype:
         raise RecipeError(f"{op}: expected the dtype of at least one tensor, got none")
     try:
-        found = dtype_of(tensor, dtype)
-        stored(torch.zeros(1, dtype=torch.float64), found)
+        name = dtype_of(tensor, dtype)
+        stored(torch.zeros(1, dtype=torch.float64), name)
     except (UnknownFormat, TypeError, RuntimeError) as error:  # torch names dtypes that it can't fill
         reason = str(error).partition("\n")[0]
         raise RecipeError(f"{op}: {tensor.name}: no tensor of {dtype} can be made: {reason}") from None
-    if tensor.dtype not in (None, "fp8", found):
-        raise RecipeError(f"{op}: {tensor.name} is always {tensor.dtype}, got {found}")
-    return found
+    if tensor.dtype not in (None, "fp8", name):
+        raise RecipeError(f"{op}: {tensor.name} is always {tensor.dtype}, got {name}")
+    return name
 
 
 def check_sizes(definition: Spec, signature: Signature, options: Mapping[str, Any], sizes: Mapping[str, int]) -> None:

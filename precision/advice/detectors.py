@@ -1,4 +1,5 @@
-"""X"""
+"""Detectors of findings: overflow, underflow, static scales, outliers, what better scales can gain, sites without
+effect."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,12 +24,11 @@ from assay.precision.prediction.quadratic_form import QuadraticForm
 from assay.precision.schemes import SCHEMES, FakeQuantizer, Quantizer
 from assay.precision.schemes.quantizer import grouped
 
-_OVERRUN = 2.0
-"""Ratio of the two largest batches' magnitudes beyond which a static scale rests on one of them."""
+_OVERRUN = 2.0  # Ratio of the two largest batches' magnitudes from which a static scale depends on one of them
 
 
 def nonfinite(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
-    """NaN and infinities in the model's own values. Masked scores are minus infinity and no fault."""
+    """Yield NaN and infinities in the model's own values. Masked scores are minus infinity and no fault."""
     for (name, part), seen in observed.statistics.items():
         if seen.nonfinite and not name.endswith(":scores"):
             yield Finding(
@@ -42,7 +42,7 @@ def nonfinite(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
 
 
 def overflows(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
-    """Values beyond the largest of a format that the menu offers without a scale."""
+    """Yield values beyond the largest of a format that the menu offers without a scale."""
     for site in observed.sites:
         overflowing = list(_beyond(observed, site))
         if not overflowing:
@@ -64,7 +64,7 @@ def overflows(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
 
 
 def _beyond(observed: Observed, site: Site) -> Iterator[tuple[str, str, float, Quantizer]]:
-    """Schemes that have no code for the largest of a tensor: scheme, tensor, its largest magnitude, quantizer."""
+    """Yield schemes with no code for a tensor's largest value: scheme, tensor, its largest magnitude, quantizer."""
     weights = [float(w.abs().max()) for w in matrices(observed, site).values() if w.numel()]
     # What passes a table are indices.
     passed = None if site.type == "embedding" else observed.largest(site)
@@ -89,7 +89,7 @@ def _is_beyond(largest: float, quantizer: Quantizer) -> bool:
 
 
 def static_scales(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
-    """Static scales that one batch alone has set: without it, its values would have been clipped."""
+    """Yield static scales that one batch alone determines: without it, its values would have been clipped."""
     for site in observed.sites:
         if site.type == "embedding":
             continue
@@ -115,7 +115,7 @@ def static_scales(predictor: Predictor, observed: Observed) -> Iterator[Finding]
 
 
 def underflows(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
-    """Schemes whose error comes, by more than half, from values that are flushed to zero rather than rounded."""
+    """Yield schemes whose error comes mostly from values that are flushed to zero rather than rounded."""
     for site in linears(observed):
         rows, weights = rows_of(observed, site), matrices(observed, site)
         if rows is None or not weights:
@@ -169,7 +169,8 @@ def underflows(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
 
 
 def _flushed(stored: FakeQuantizer, x: Tensor, energy: Tensor) -> tuple[float, float, float]:
-    """Share of values that become zero, their share of the squared error of the output, largest range in binades."""
+    """Return the share of values that become zero, their share of the squared error of the output, and the largest
+    range in binades."""
     back = stored(x)
     gone = (back == 0) & (x != 0)
     error = (back - x).square().double() * energy.double()
@@ -187,12 +188,9 @@ def _of(part: str) -> str:
     return f" of the {part}" if part else ""
 
 
-_FAR = 20.0
-"""Multiples of the median from which on a channel, row or token is an outlier."""
-_FEW = 0.05
-"""Share of channels or rows up to which they are outliers; of more, it is the others that are small."""
-_NAMED = 8
-"""Outliers that a sentence names."""
+_FAR = 20.0  # Multiples of the median from which a channel, row or token is an outlier
+_FEW = 0.05  # Share of channels or rows up to which they are outliers; of more, it is the others that are small
+_NAMED = 8  # Outliers named in a sentence
 _REMEDIES = {
     "input": (
         "w8a8",
@@ -213,11 +211,12 @@ _REMEDIES = {
         "Prefer schemes with small groups along the row here.",
     ),
 }
-"""Of outliers there: the scheme that suffers, others, the advice where one of them helps, and where none does."""
+"""For each kind of outlier: the affected scheme, alternatives, the advice where one of them helps, and where none
+does."""
 
 
 def outlier_channels(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
-    """Outlier channels of inputs, once for linears that share an input, and of the keys of a cache."""
+    """Yield outlier channels of inputs, once for linears that share an input, and of the keys of a cache."""
     reported: set[tuple[str, int]] = set()
     for site in observed.sites:
         part = "keys" if site.type == "kv_cache" else ""
@@ -245,7 +244,7 @@ def outlier_channels(predictor: Predictor, observed: Observed) -> Iterator[Findi
 
 
 def rows_and_columns(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
-    """Outlier rows (output channels) and columns (input channels) of weights; of experts, the worst one's."""
+    """Yield outlier rows (output channels) and columns (input channels) of weights; of experts, the worst one's."""
     for site in linears(observed):
         for what, axis in (("row", -1), ("column", 0)):
             sizes = {expert: w.abs().amax(axis) for expert, w in matrices(observed, site).items()}
@@ -267,7 +266,7 @@ def rows_and_columns(predictor: Predictor, observed: Observed) -> Iterator[Findi
 
 
 def massive_tokens(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
-    """Positions whose residual is far larger than that of the others, as attention sinks have it: where they begin."""
+    """Yield the first position whose residual is far larger than that of the others, such as an attention sink."""
     first: Finding | None = None
     layers = 0
     for site in observed.sites:
@@ -298,7 +297,7 @@ def massive_tokens(predictor: Predictor, observed: Observed) -> Iterator[Finding
 
 
 def _far(sizes: Tensor) -> tuple[list[int], float] | None:
-    """Places of the outliers, largest first, and how many times the median the largest is."""
+    """Return the indices of outliers, largest first, and the ratio of the largest to the median."""
     median = float(sizes.median())
     if not median > 0 or not bool(sizes.isfinite().all()):
         return None
@@ -329,17 +328,14 @@ _FAMILIES = (
     ("mxfp4", ("nvfp4", "nvfp4-hadamard")),
     ("w-mxfp4", ("w-nvfp4",)),
 )
-"""A scheme, and those of as many bits an element that differ from it in granularity or in how scales are chosen."""
-_REPAIRED = 4.0
-"""Ratio of squared errors from which another granularity is a repair."""
-_LIFTED = 2.0
-"""Ratio of an actual change's squared error to a random one's from which scales are to blame."""
-_DEAD = 1e-9
-"""Share of the median site's error below which a site counts as without effect."""
+"""A scheme, and those of equally many bits that differ in granularity or in how scales are chosen."""
+_REPAIRED = 4.0  # Ratio of squared errors from which another granularity is a repair
+_LIFTED = 2.0  # Ratio of a scheme's squared error to that of a random change from which its scales are the cause
+_DEAD = 1e-9  # Share of the median site's error below which a site has no effect
 
 
 Control = Callable[[Mapping[str, tuple[str, ...]]], QuadraticForm]
-"""Names of schemes, by the owners of weights, to the form for random changes as large as theirs."""
+"""From names of schemes, by the sites that hold weights, to the form for random changes as large as theirs."""
 
 
 def random_control(
@@ -349,8 +345,11 @@ def random_control(
     menus: Mapping[str, tuple[str, ...]],
     chain: Chain | None = None,
 ) -> QuadraticForm:
-    """The form for changes of normal entries that are as large in all as those of the schemes in ``menus``, which are
-    named by the owners of weights, over all calibration data. chain: as in `differentiate`."""
+    """Return the form for normal random changes as large as those of the schemes in ``menus``, over all calibration
+    data.
+
+    menus: by the names of the sites that hold weights. chain: as in `differentiate`.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def random_change(stored: FakeQuantizer, x: Tensor) -> Tensor:
@@ -363,15 +362,14 @@ def random_control(
 
 
 def scaling(predictor: Predictor, control: Control) -> Iterator[Finding]:
-    """Sites at which other scales of as many bits are a repair; and of each family's costliest site, if there is none,
-    whether better scales could help at all, or only more bits."""
+    """Yield sites where other scales of equally many bits are a repair; and for the costliest other site of each
+    family, whether better scales could help, or only more bits."""
     repaired = list(_granularities(predictor))
     yield from repaired
     yield from _bits_or_scales(predictor, control, {(finding.site, finding.numbers["scheme"]) for finding in repaired})
 
 
 def _granularities(predictor: Predictor) -> Iterator[Finding]:
-    """Schemes of one menu, compared by their predicted errors."""
     observed = predictor.observed
     for base, others in _FAMILIES:
         squares = {
@@ -445,9 +443,9 @@ def _meaning(ratio: float) -> str:
 
 
 def dead(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
-    """Linears whose change, by any scheme, doesn't reach the output that is compared; also weights that are all zero.
+    """Yield linears whose change, by any scheme, doesn't reach the compared output; also weights that are all zero.
 
-    A pooler is one where hidden states are compared: it is used, but elsewhere.
+    A pooler is one where hidden states are compared: its output is used elsewhere.
     """
     sites = [site for site in linears(observed) if observed.menu(site)]
     costs = {
@@ -478,7 +476,7 @@ def dead(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
 
 
 def no_gradient(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
-    """Sites that change the output though no gradient leads back to them, or none but zero."""
+    """Yield sites that change the output though no gradient reaches them, or only zero."""
     reached = {name for name, _ in predictor.form.keys}
     for back, reason in (
         (False, "no gradient comes back to it, since what follows detaches, picks or defines none"),
@@ -498,7 +496,7 @@ def no_gradient(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
 
 
 def tied(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
-    """Weights that two sites share."""
+    """Yield weights that two sites share."""
     for site in observed.sites:
         if site.tied:
             yield Finding(
@@ -528,7 +526,7 @@ _DETECTORS = (
 
 
 def findings(predictor: Predictor, control: Control) -> list[Finding]:
-    """What breaks first, then what a prediction can't see, what costs most, and notes. ``control`` is asked at most
-    once, for sites whose scales may be to blame."""
+    """Return all findings: what breaks the model, what a prediction can't show, what costs most, and notes. ``control``
+    is called at most once, for sites whose scales may be the cause."""
     results = [finding for detector in _DETECTORS for finding in detector(predictor, predictor.observed)]
     return ordered([*results, *scaling(predictor, control)])

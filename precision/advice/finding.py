@@ -1,4 +1,4 @@
-"""X"""
+"""Findings: their kinds and order; and errors of one site alone, on the audit's sample of its input rows."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -32,60 +32,63 @@ KINDS = {
     "dead": 3,
     "tied": 3,
 }
-"""Kinds of findings and their rank: what breaks a model (0), what a prediction can't see (1), what costs (2), notes."""
+"""Kinds of findings and their rank: what breaks a model (0), what a prediction can't show (1), what costs (2), notes
+(3)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fact about one site, and what to do about it."""
+    """One fact about one site, with a remedy."""
 
     kind: str
     """Of `KINDS`."""
     site: str
     words: str
-    """One plain sentence."""
+    """One sentence."""
     numbers: dict[str, Any]
-    """What the sentence says, by name: numbers, indices, names of schemes."""
+    """The sentence's data by name: numbers, indices, names of schemes."""
     remedy: str
     """One sentence."""
     weight: float = field(default=0.0)
-    """What is at stake, in the metric's unit: the predicted error at this site of the scheme that suffers."""
+    """The predicted error at this site of the affected scheme, in the metric's unit."""
 
     def __str__(self) -> str:
         return f"{self.site}: {self.words} {self.remedy}"
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:
-    """By rank of the kind, then by weight; equal ones stay as they are."""
+    """Return findings by rank of the kind, then by weight; equal ones keep their order."""
     return sorted(findings, key=lambda finding: (KINDS[finding.kind], -finding.weight))
 
 
 def linears(observed: Observed) -> list[Site]:
-    """Sites of products, each weight once: a head whose weight is the table of embeddings is one, its table is not."""
+    """Return the sites of products, each weight once: a head whose weight is the embedding table counts, its table does
+    not."""
     products = {str(site) for site in observed.sites if site.type == "linear"}
     return [site for site in observed.sites if site.type == "linear" and site.tied not in products]
 
 
 def owner(site: Site) -> str:
-    """The name under which an audit holds what schemes do to a site: that of the weight's first use."""
+    """Return the name of the site that holds a site's scheme: the first use of the weight."""
     return site.tied or str(site)
 
 
 def rows_of(observed: Observed, site: str, part: str = "") -> Tensor | None:
-    """The sample of values [R, K] that passed a site."""
+    """Return the sample of a site's values [R, K]."""
     seen = observed.statistics.get((str(site), part))
     return torch.cat(seen.rows) if seen is not None and seen.rows else None
 
 
 def matrices(observed: Observed, site: str) -> Mapping[int | None, Tensor]:
-    """Weights [N, K] of a site by expert; {None: weight} without experts."""
+    """Return the weights [N, K] of a site by expert; {None: weight} without experts."""
     return observed.weights.get(str(site), {})
 
 
 def local_error(observed: Observed, site: Site, scheme: str) -> float | None:
-    """Squared error of a linear's output over its square, on the sample of inputs; None where it isn't on the menu.
+    """Return the squared error of a linear's output over its square, on the sample of inputs; None for a scheme off the
+    menu.
 
-    Of experts the first that got tokens stands for all.
+    Of experts the first that got tokens represents all.
     """
     rows, weights = rows_of(observed, site), matrices(observed, site)
     if rows is None or not weights or scheme not in observed.menu(site) or not bool(rows.isfinite().all()):
@@ -100,7 +103,7 @@ def local_error(observed: Observed, site: Site, scheme: str) -> float | None:
 def product_of(
     observed: Observed, site: Site, scheme: str, rows: Tensor, weight: Tensor, expert: int | None = None
 ) -> Tensor:
-    """What a linear gives for rows [R, K] of its input, or [R, G * K] of one in groups, under a scheme, [R, N]."""
+    """Return a linear's output [R, N] for rows [R, K] of its input, or [R, G * K] of one in groups, under a scheme."""
     name, chosen = owner(site), SCHEMES[scheme]
     of_weight = observed.qparams.weight(name, chosen, weight, expert)
     of_input = observed.qparams.input(name, chosen, weight, expert)
@@ -109,7 +112,8 @@ def product_of(
 
 
 def at_stake(predictor: Predictor, site: str) -> float:
-    """The largest finite error that a scheme of 8 bits makes at this site, or any where the menu has none of 8 bits."""
+    """Return the largest finite error of an 8-bit scheme at this site, or of any scheme where the menu has none of 8
+    bits."""
     observed = predictor.observed
     menu = observed.menu(site)
     eight = [
@@ -124,8 +128,8 @@ def at_stake(predictor: Predictor, site: str) -> float:
 def remedied(
     observed: Observed, site: Site, base: str, others: tuple[str, ...], advice: str, otherwise: str
 ) -> tuple[str, dict[str, Any]]:
-    """A remedy, with local errors under the scheme that suffers and under the best of others; ``otherwise`` where none
-    of them halves the squared error, or the menu lacks them."""
+    """Return a remedy, with local errors under the affected scheme and the best of others; ``otherwise`` where none of
+    them halves the squared error, or the menu lacks them."""
     before = local_error(observed, site, base)
     errors = {name: error for name in others if (error := local_error(observed, site, name)) is not None}
     if before is None or not errors:

@@ -1,4 +1,4 @@
-"""Where the quadratic form says nothing of an assignment, so that only a measurement does."""
+"""Assignments whose quadratic form is not reliable, so that only a measurement is."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,24 +8,18 @@ from assay.precision.observation.observing import Observed
 from assay.precision.prediction.predictor import Predictor
 from assay.runtime.errors import listed
 
-_FLIPS = 0.01
-"""Share of changed choices of experts that a prediction is trusted up to,"""
-_MADE = 0.1
-"""and share of the predicted error that they make."""
-_HARDLY = 0.5
-"""Expected number of changed choices below which none is likely."""
-_FEW = 8
-"""Sequences from which on correlations are told from chance."""
-_WIDE = 5.0
-"""Factor either way beyond which an interval says little."""
-_BELOW = 3.0
-"""Factor below the least of the calibrated range down to which its line is trusted."""
+_FLIPS = 0.01  # Share of changed choices of experts that a prediction is trusted up to,
+_MADE = 0.1  # and share of the predicted error that they make
+_HARDLY = 0.5  # Expected number of changed choices below which none is likely
+_FEW = 8  # Sequences from which correlations can be distinguished from chance
+_WIDE = 5.0  # Factor either way beyond which an interval is too wide
+_BELOW = 3.0  # Factor below the smallest calibrated error down to which the fit is trusted
 
 
 def reasons(
     predictor: Predictor, assignment: Mapping[str, str], measured: Sequence[float], routing: Routing | None
 ) -> list[str]:
-    """Reasons to measure an assignment, a checked one, rather than to trust its prediction, a sentence each; none:
+    """Return the reasons to measure a checked assignment rather than trust its prediction, a sentence each; empty:
     trust it.
 
     predictor: a calibrated one. measured: the errors of the assignments that were measured to calibrate it.

@@ -1,4 +1,5 @@
-"""X"""
+"""Mixtures of experts: routers near ties, experts without calibration tokens, and how far assignments move the
+margins."""
 
 import math
 from collections.abc import Container, Iterator, Sequence
@@ -22,37 +23,34 @@ from assay.precision.prediction.quadratic_form import QuadraticForm
 from assay.precision.prediction.row_sampling import RowSampler
 from assay.precision.prediction.sensitivity import Sensitivity
 
-_FLIPS = 0.02
-"""Share of tokens that rounding the router's own product to bfloat16 may send elsewhere."""
-_FEW = 0.05
-"""Share of an even load below which an expert counts as unseen."""
-_LEAST = 8
-"""Tokens below which it does anyway, if an even load is more than twice that."""
+_FLIPS = 0.02  # Share of tokens that rounding the router's own product to bfloat16 may reroute
+_FEW = 0.05  # Share of an even load below which an expert counts as unseen
+_LEAST = 8  # Tokens below which an expert counts as unseen too, if an even load is more than twice that
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The experts of one layer, by the name that their sites begin with."""
+    """The experts of one layer, by the common prefix of their sites' names."""
 
     name: str
     sites: tuple[Site, ...]
     loads: tuple[int, ...]
-    """Tokens that each expert got."""
+    """Tokens of each expert."""
 
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """A router that picks ``top`` experts for each token."""
+    """A router that selects ``top`` experts for each token."""
 
     site: Site
     top: int
     tokens: int
     margins: Tensor
-    """Of a sample of tokens, float32 [R]: the least logit that is picked less the largest that is not."""
+    """For a sample of tokens, float32 [R]: the smallest selected logit less the largest other."""
 
 
 def experts_of(observed: Observed) -> list[Experts]:
-    """Layers of experts: parameters [E, N, K], or numbered modules below one called ``experts``."""
+    """Return layers of experts: parameters [E, N, K], or numbered modules below one called ``experts``."""
     stacked: dict[str, list[Site]] = {}
     for site in observed.sites:
         name = architectures.experts_of(site)
@@ -79,7 +77,8 @@ def _loads(observed: Observed, name: str, sites: list[Site]) -> tuple[int, ...]:
 
 
 def routers_of(observed: Observed) -> list[Router]:
-    """Routers with the experts beside them. How many experts a token takes is counted, not read from a config."""
+    """Return routers with experts in the same module. The number of experts for each token is counted, not read from a
+    config."""
     routers = []
     experts = {each.name.rpartition(".")[0]: each for each in experts_of(observed)}
     for site in observed.sites:
@@ -96,14 +95,15 @@ def routers_of(observed: Observed) -> list[Router]:
 
 
 def flip_share(margins: Tensor, noise: float) -> float:
-    """Expected share of tokens whose choice changes under normal noise of this standard deviation in their margin."""
+    """Return the expected share of tokens whose choice changes under normal noise of this standard deviation in their
+    margin."""
     if noise <= 0:
         return 0.0
     return float(torch.special.ndtr(-margins.double() / noise).mean())
 
 
 def near_ties(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
-    """Routers whose choice is so close that the rounding of their own input and weight to bfloat16 changes it."""
+    """Yield routers whose choice is so close that rounding their own input and weight to bfloat16 changes it."""
     for router in routers_of(observed):
         rows, weights = rows_of(observed, router.site), matrices(observed, router.site)
         if rows is None or not weights:
@@ -128,7 +128,7 @@ def near_ties(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
 
 
 def unseen_experts(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
-    """Experts with no or almost no tokens: their scales are guesses, and their errors count for nothing."""
+    """Yield experts with almost no tokens: their scales are guesses, and their errors are missing from all sums."""
     for experts in experts_of(observed):
         even = sum(experts.loads) / max(len(experts.loads), 1)
         limit = max(_FEW * even, _LEAST if even > 2 * _LEAST else 0)
@@ -146,12 +146,11 @@ def unseen_experts(predictor: Predictor, observed: Observed) -> Iterator[Finding
 
 
 class _Routed(Sensitivity):
-    """A visitor that keeps what the routers give."""
+    """A visitor that collects the routers' logits."""
 
     def __init__(self, routers: Container[str], *rest: Any) -> None:
         super().__init__(*rest)
-        self.logits: list[tuple[str, Tensor]] = []
-        """Of each router that ran."""
+        self.logits: list[tuple[str, Tensor]] = []  # Of each router that ran
         self._routers = routers
 
     def linear(self, name: str, x: Tensor, weight: Tensor, expert: int | None, product: Product) -> Tensor:
@@ -165,30 +164,30 @@ class _Routed(Sensitivity):
 class Routing:
     """How far an assignment moves the margins of a model's routers, to first order, as a quadratic form over sites.
 
-    The cotangent of each token at each router is a random sign times (onehot of the last expert picked - onehot of the
-    first not picked), so the form is the sum of squared changes of the margins over all tokens and routers.
+    The cotangent of each token at each router is a random sign times (onehot of the last selected expert - onehot of
+    the first not selected), so the form is the sum of squared changes of the margins over all tokens and routers.
     """
 
     form: QuadraticForm
     routers: tuple[Router, ...]
 
     def noise(self, keys: Sequence[Key]) -> float:
-        """Root mean square change of a margin, in units of logits, by an assignment's `Predictor.keys`; infinite where
-        they hold infinities."""
+        """Return the root mean square change of a margin, in units of logits, for an assignment's `Predictor.keys`;
+        infinite where they hold infinities."""
         return float((self.form.of(keys) / sum(router.tokens for router in self.routers)) ** 0.5)
 
     def flips(self, keys: Sequence[Key]) -> float:
-        """Expected share of choices, over tokens and routers, that change."""
+        """Return the expected share of choices, over tokens and routers, that change."""
         return flip_share(torch.cat([router.margins for router in self.routers]), self.noise(keys))
 
     def count(self, keys: Sequence[Key]) -> float:
-        """Expected number of choices that change, each of a token at a router."""
+        """Return the expected number of choices that change, each of a token at a router."""
         return self.flips(keys) * sum(router.tokens for router in self.routers)
 
 
 def routing_of(model: torch.nn.Module, batches: Sequence[Any], observed: Observed) -> Routing | None:
-    """The margins' form, and routers with their margins over these batches, from one forward and backward pass a batch;
-    None for a model without routers."""
+    """Return the margins' form, and routers with their margins over these batches, from one forward and backward pass
+    for each batch; None for a model without routers."""
     routers = tuple(routers_of(observed))
     if not routers:
         return None

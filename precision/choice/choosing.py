@@ -1,4 +1,9 @@
-"""X"""
+"""Choices that meet all budgets: the integer program's best and diverse others, refined by exchanges under the true
+error.
+
+Also the Pareto front of two quantities, the least of one for every level of the other; and, where no choice meets the
+budgets, the closest one, with the budgets that can't be met.
+"""
 
 from collections.abc import Iterable, Sequence
 
@@ -19,29 +24,26 @@ from assay.precision.choice.problem import (
 from assay.precision.choice.program import Difference, Mask, least_sum, narrowed, nearest, solve
 from assay.runtime.deadline import Deadline
 
-_PAIRED = 300
-"""Single exchanges of which pairs are formed."""
-_TRIPLED = 40
-"""Single exchanges up to which triples are."""
+_PAIRED = 300  # Single exchanges of which pairs are formed
+_TRIPLED = 40  # Single exchanges up to which triples are formed
 
 Key = tuple[float, float, float]
 
 
 class Objective:
-    """What a choice is worth: limits first, then what is minimised, then the error. Remembers what it was told."""
+    """The value of a choice: limits first, then the minimised quantity, then the error. Caches evaluations."""
 
     def __init__(self, problem: Problem, limits: Totals, minimise: Quantity, error_of: ErrorOf | None) -> None:
         self.problem = problem
         self.limits = dict(limits)
         self.minimise: Quantity = minimise
-        self.exact = error_of is None
-        """Errors add up, so that the integer program has the last word."""
+        self.exact = error_of is None  # Errors add up, so that the integer program has the last word
         self.calls = 0
         self._error_of = error_of
         self._known: dict[Solution, Choice] = {}
 
     def choice(self, picks: Solution) -> Choice:
-        """The totals, with the true error."""
+        """Return the totals, with the true error."""
         if picks not in self._known:
             error = None
             if self._error_of is not None:
@@ -51,16 +53,16 @@ class Objective:
         return self._known[picks]
 
     def key(self, picks: Solution) -> Key:
-        """Less is better: the largest relative excess over a limit, the quantity that is minimised, the error."""
+        """Return (largest relative excess over a limit, minimised quantity, error); less is better."""
         choice = self.choice(picks)
         return choice.excess(self.limits), getattr(choice, self.minimise), choice.error
 
     def estimated(self, totals: Floats) -> Floats:
-        """The keys of totals [n, 5], [n, 3]."""
+        """Return the keys of totals [n, 5], [n, 3]."""
         return np.stack([self.excess(totals), totals[:, QUANTITIES.index(self.minimise)], totals[:, 0]], 1)
 
     def excess(self, totals: Floats, but: Quantity | None = None) -> Floats:
-        """Largest relative excess of totals [n, 5] over the limits, ``but`` one, [n]."""
+        """Return the largest relative excess of totals [n, 5] over the limits, except ``but``, [n]."""
         excess = np.zeros(len(totals))
         for quantity, limit in self.limits.items():
             over = totals[:, QUANTITIES.index(quantity)] - limit * (1 + 1e-12)
@@ -71,9 +73,11 @@ class Objective:
 
 @np.errstate(over="ignore", invalid="ignore")
 def greedy(objective: Objective, calls: int) -> Solution:
-    """From the least errors on, the exchange that lowers the largest excess most for its true error, until limits hold
-    or ``calls`` are spent. A change is asked for again only where it comes first (M. Minoux, *Accelerated greedy
-    algorithms*, 1978)."""
+    """Return a choice: from the least errors, repeat the exchange that lowers the largest excess most for its true
+    error, until limits hold or ``calls`` are spent.
+
+    A change is evaluated again only when it comes first (M. Minoux, *Accelerated greedy algorithms*, 1978).
+    """
     problem, last = objective.problem, objective.calls + calls
     errors = np.where(problem.finite, problem.values[:, 0], np.inf)
     picks = tuple(int(np.argmin(part)) for part in np.split(errors, problem.starts[1:-1]))
@@ -92,12 +96,12 @@ def greedy(objective: Objective, calls: int) -> Solution:
 
 
 def refine(objective: Objective, start: Solution, calls: int) -> Solution:
-    """A choice that no exchange of one or two options makes better, nor of three where there are few, as far as
-    ``calls`` of the true error reach.
+    """Return a choice that no exchange of one or two options improves, nor of three where there are few, within
+    ``calls`` evaluations of the true error.
 
-    Exchanges are tried in the order of what they promise: single ones by their true changes where there are calls
-    enough for all, otherwise by the options' own errors; pairs by the sums of these; triples by the true changes of
-    their pairs, from which a quadratic form follows.
+    Exchanges are tried in the order of their promise: single ones by their true changes if calls suffice for all,
+    otherwise by the options' own errors; pairs by the sums of these; triples by the true changes of their pairs, which
+    determine a quadratic form.
     """
     picks, last = start, objective.calls + calls
     while objective.calls < last:
@@ -116,7 +120,7 @@ def _step(objective: Objective, picks: Solution, last: int) -> Solution | None:
         changes[:, 0] = [_error(objective, picks, move) - totals[0, 0] for move in moves]
 
     def best_of(indices: NDArray[np.int64], change: Floats) -> Solution | None:
-        """Exchanges of the moves at ``places`` [n, 1 to 3], what they change [n, 5]."""
+        """Try exchanges of the moves at ``indices`` [n, 1 to 3], with their changes [n, 5]."""
         keys = objective.estimated(totals + change)
         order = np.lexsort(keys.T[::-1])[: last - objective.calls + len(moves)]
         order = order[
@@ -149,7 +153,8 @@ def _step(objective: Objective, picks: Solution, last: int) -> Solution | None:
 def _first_better(
     objective: Objective, picks: Solution, exchanges: NDArray[np.int64], keys: Floats, last: int
 ) -> Solution | None:
-    """The first exchange that is better in truth. Only errors are estimated: what is worse without them isn't tried."""
+    """Return the first exchange that truly improves. Only errors are estimated, so what is worse without them isn't
+    tried."""
     now = objective.key(picks)
     others: Totals = {quantity: limit for quantity, limit in objective.limits.items() if quantity != "error"}
     for exchange, estimate in zip(exchanges, keys, strict=True):
@@ -166,7 +171,7 @@ def _first_better(
 
 
 def _promising(objective: Objective, changes: Floats) -> NDArray[np.int64]:
-    """Exchanges that lower the error most, and those that free most of a limited quantity for their error."""
+    """Return exchanges that lower the error most, and those that free most of a limited quantity for their error."""
     half = _PAIRED // 2
     chosen = [np.argsort(changes[:, 0], kind="stable")[:half]]
     limited = [quantity for quantity in {*objective.limits, objective.minimise} if quantity != "error"]
@@ -178,7 +183,7 @@ def _promising(objective: Objective, changes: Floats) -> NDArray[np.int64]:
 
 
 def _exchanges(objective: Objective, picks: Solution) -> tuple[Floats, NDArray[np.int64], Floats]:
-    """The totals [1, 5]; the options that may be taken instead, [n]; what each changes by its own error, [n, 5]."""
+    """Return the totals [1, 5]; the alternative options, [n]; the change of each by its own error, [n, 5]."""
     problem, here = objective.problem, objective.choice(picks)
     current = problem.rows(picks)[problem.group_of]
     moves = np.flatnonzero(problem.finite & (np.arange(len(current)) != current))
@@ -198,10 +203,8 @@ def _moved(problem: Problem, picks: Solution, moves: Iterable[int]) -> Solution:
     return tuple(changed)
 
 
-_CALLS = 4000
-"""How often the true error is asked for."""
-_SECONDS = 20.0
-"""What the integer programs of one choice may take."""
+_CALLS = 4000  # Evaluations of the true error for one choice
+_SECONDS = 20.0  # Time limit of the integer programs of one choice
 
 
 def choose(
@@ -214,13 +217,13 @@ def choose(
     distance: int | None = None,
     seconds: float = _SECONDS,
 ) -> list[Choice]:
-    """Choices that keep all limits, the least of ``minimise`` first, then of the error; empty if there are none.
+    """Return choices that meet all limits, the least of ``minimise`` first, then of the error; empty if there are none.
 
-    Errors of options are added up first; ``candidates`` solutions that differ in at least ``distance`` groups (a
-    twentieth of them where left out) are found so. With ``error_of``, the error of an assignment with its cross terms,
-    each, and a greedy one, is improved by exchanges with half of the `_CALLS`, the best with the rest, and what comes
-    out the same is listed once. ``seconds``: after which the integer programs stop with the best that they have;
-    the result is the same at every run that ends before. Raises ValueError for a group without finite options.
+    Errors of options are added up first; this finds ``candidates`` solutions that differ in at least ``distance``
+    groups (default: a twentieth of them). With ``error_of``, the error of an assignment with its cross terms, each of
+    them, and a greedy one, is improved by exchanges with half of the `_CALLS`, the best with the rest; duplicates are
+    dropped. ``seconds``: time limit of the integer programs, which then return their best so far; without reaching it,
+    results are reproducible. Raises ValueError for a group without finite options.
     """
     problem = Problem(groups)
     if not groups:
@@ -238,7 +241,7 @@ def choose(
 
 
 def _starts(objective: Objective, kept: Mask, candidates: int, distance: int, seconds: float) -> list[Solution]:
-    """Solutions with added errors; where there are none, the nearest to one."""
+    """Return solutions with added errors; where there are none, the nearest to one."""
     problem, limits = objective.problem, dict(objective.limits)
     solutions = [_least(objective, kept, limits, Deadline(seconds / 2))]
     for _ in range(3 if "error" in limits and not objective.exact else 0):
@@ -265,7 +268,7 @@ def _starts(objective: Objective, kept: Mask, candidates: int, distance: int, se
 def _least(
     objective: Objective, kept: Mask, limits: Totals, deadline: Deadline, differences: Sequence[Difference] = ()
 ) -> Solution | None:
-    """The least of what is minimised within the limits, and of these the least error; errors added up."""
+    """Return the minimum of the minimised quantity within the limits, and of these the least error; errors added up."""
     problem = objective.problem
     picks = solve(problem, kept, problem.column(objective.minimise), limits, deadline, differences)
     if picks is None or objective.minimise == "error":
@@ -282,11 +285,10 @@ def front(
     points: int = 16,
     error_of: ErrorOf | None = None,
 ) -> list[Choice]:
-    """Choices of which none is beaten in both quantities by another, in the order of the first.
+    """Return choices that no other beats in both quantities, ordered by the first.
 
     The epsilon-constraint method: the second quantity is minimised under ``points`` evenly spaced limits on the first,
-    from the least that it can have to what the least of the second takes. The other arguments and errors are as of
-    `choose`.
+    from its minimum to its value at the second's minimum. Other arguments and errors as in `choose`.
     """
     problem = Problem(groups)
     if not groups:
@@ -322,14 +324,14 @@ def _unbeaten(choices: Sequence[Choice], level: Quantity, cost: Quantity) -> lis
 def closest(
     groups: Sequence[Group], limits: Totals, *, error_of: ErrorOf | None = None
 ) -> tuple[Choice, list[Quantity]]:
-    """The choice whose largest relative excess over a limit is least, and the quantities whose budgets bind.
+    """Return the choice whose largest relative excess over a limit is least, and the binding budgets.
 
-    Those that bind are each that no assignment meets by itself and, of the others, an irreducible set: no assignment
-    meets them all, but without any one of them some does (J. W. Chinneck, E. W. Dravnieks, *Locating minimal infeasible
-    constraint sets*, ORSA J. Computing 3(2), 1991: the deletion filter), judged with errors added up. The rest are met
-    as well if that costs those that bind no more. No binding budgets: some assignment meets all, or the time was up
-    before any was known to bind. Of choices that miss alike, the one of least error. What misses a budget of 0 is
-    compared with a millionth of the largest sum that there can be. Arguments and errors as of `choose`.
+    Binding are all budgets that no assignment meets alone and, of the others, an irreducible set: no assignment meets
+    them all, but without any one of them some does (J. W. Chinneck, E. W. Dravnieks, *Locating minimal infeasible
+    constraint sets*, ORSA J. Computing 3(2), 1991: the deletion filter), decided with errors added up. The rest are met
+    too if that doesn't worsen the binding ones. No binding budgets: some assignment meets all, or time was up before
+    any was known to bind. Of choices with the same excess, the one of least error. The excess over a budget of 0 is
+    relative to a millionth of the largest possible sum. Arguments and errors as in `choose`.
     """
     problem, deadline = Problem(groups), Deadline(_SECONDS)
     if not groups:
@@ -351,10 +353,10 @@ def closest(
 
 
 def _closest_added(objective: Objective, binding: Sequence[Quantity], deadline: Deadline) -> Solution:
-    """The closest with errors added up, the others than those that bind within their limits if that can be.
+    """Return the closest choice with errors added up, the other budgets within their limits if possible.
 
-    No excess is below that of the least sums of each quantity alone. Where one assignment has it, as where one budget
-    is far out of reach, that is found exactly; otherwise the excess is the integer program's.
+    No excess is below that of the least sums of each quantity alone. Where one assignment reaches it, for instance
+    where one budget is far out of reach, it is found exactly; otherwise the excess is the integer program's.
     """
     problem, limits = objective.problem, objective.limits
     kept = problem.undominated(tuple(dict.fromkeys(("error", *limits))))
@@ -373,7 +375,7 @@ def _closest_added(objective: Objective, binding: Sequence[Quantity], deadline: 
 
 
 def _feasible(problem: Problem, limits: Totals, deadline: Deadline) -> bool:
-    """Whether some assignment meets the limits; so it is taken to be where the time is up before that is known."""
+    """Return whether some assignment meets the limits; True if time is up before that is known."""
     if not limits:
         return True
     kept = problem.undominated(tuple(limits))

@@ -1,4 +1,4 @@
-"""Groups and their options, as users give them and as arrays."""
+"""Groups and their options, as records and as arrays."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -11,22 +11,21 @@ from numpy.typing import NDArray
 Quantity = Literal["error", "bytes", "kv_bytes", "prefill", "decode"]
 QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
 Totals = Mapping[Quantity, float]
-"""What an assignment comes to in some quantities, or finite limits on that, each at least 0."""
+"""Totals of an assignment in some quantities, or finite limits on them, each at least 0."""
 
 ErrorOf = Callable[[Mapping[str, str]], float]
 """Group names to scheme names, to the error of that assignment, cross terms included."""
 
 Floats = NDArray[np.float64]
 Solution = tuple[int, ...]
-"""The place of the option taken in each group."""
+"""The index of the option taken in each group."""
 
-_ROUNDING = 1e-12
-"""Relative: what a budget that was itself added up in another order may be off by."""
+_ROUNDING = 1e-12  # Relative tolerance for a budget that was itself added up in another order
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A scheme that a group may take, "" for leaving it as it is, with what it adds to each total."""
+    """A scheme for a group, "" for none, with its part of each total."""
 
     scheme: str
     error: float
@@ -38,7 +37,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Sites that take one scheme together, and the options, of which exactly one is taken."""
+    """Sites that take one scheme together, and their options, of which exactly one is taken."""
 
     name: str
     sites: tuple[str, ...]
@@ -52,14 +51,14 @@ class Choice:
     schemes: Mapping[str, str]
     """Group names to scheme names, "" for a group left as it is."""
     error: float
-    """With cross terms where the caller can tell them, otherwise the sum."""
+    """With cross terms where known, otherwise the sum."""
     bytes: float
     kv_bytes: float
     prefill: float
     decode: float
 
     def excess(self, limits: Totals) -> float:
-        """Largest share by which a total exceeds its limit; 0 where all hold. Of a limit of 0: infinite."""
+        """Return the largest share by which a total exceeds its limit; 0 where all hold. Of a limit of 0: infinite."""
         return max([0.0, *(_excess(getattr(self, quantity), limit) for quantity, limit in limits.items())])
 
 
@@ -94,12 +93,12 @@ class Problem:
                 raise ValueError(f"expected an option with finite figures in every group, got none in {group.name!r}")
 
     def column(self, quantity: Quantity) -> Floats:
-        """What each option adds to a total."""
+        """Return each option's part of a total."""
         column: Floats = self.values[:, QUANTITIES.index(quantity)]
         return column
 
     def scales_of_limits(self, limits: Totals) -> dict[Quantity, float]:
-        """What excesses over the limits are relative to: the limits; of none, a millionth of the largest sum."""
+        """Return the divisors of excesses over the limits: the limits; for zero, a millionth of the largest sum."""
         kept = np.where(self.finite[:, None], self.values, 0.0)
         most = np.maximum.reduceat(kept, self.starts[:-1]).sum(0)
         largest = dict(zip(QUANTITIES, most.tolist(), strict=True))
@@ -109,21 +108,22 @@ class Problem:
         }
 
     def rows(self, picks: Solution) -> NDArray[np.int64]:
-        """The options taken, as rows of `values`."""
+        """Return the taken options as rows of `values`."""
         return self.starts[:-1] + np.asarray(picks, dtype=np.int64)
 
     def schemes(self, picks: Solution) -> dict[str, str]:
-        """Group names to scheme names."""
+        """Return group names to scheme names."""
         return {group.name: group.options[pick].scheme for group, pick in zip(self.groups, picks, strict=True)}
 
     def choice(self, picks: Solution, error: float | None = None) -> Choice:
-        """The totals, each summed exactly and rounded once; ``error`` instead of the sum of errors."""
+        """Return the totals, each summed exactly and rounded once; ``error`` instead of the sum of errors."""
         taken = self.values[self.rows(picks)]
         totals = [math.fsum(taken[:, column]) for column in range(len(QUANTITIES))]
         return Choice(self.schemes(picks), totals[0] if error is None else error, *totals[1:])
 
     def undominated(self, quantities: Sequence[Quantity]) -> NDArray[np.bool_]:
-        """Options that no other of their group matches or beats in all of ``quantities`` (of equals, the first)."""
+        """Return the options that no other of their group matches or beats in all of ``quantities`` (of equals, the
+        first)."""
         kept = self.finite.copy()
         columns = [QUANTITIES.index(quantity) for quantity in quantities]
         for first, last in zip(self.starts, self.starts[1:], strict=False):

@@ -23,12 +23,9 @@ from assay.runtime.output import without_lines
 Mask = NDArray[np.bool_]
 """Which options may be taken, [options]."""
 
-_COST = 1e3
-"""What the best known cost is scaled to: HiGHS ends at an absolute gap of 1e-6."""
-_EXACT_OPTIONS = 1000
-"""Options up to which a program is solved to the least."""
-_GAP = 1e-5
-"""Relative gap that is enough for larger ones; ten times that where a solution has to differ."""
+_COST = 1e3  # What the best known cost is scaled to: HiGHS ends at an absolute gap of 1e-6
+_EXACT_OPTIONS = 1000  # Options up to which a program is solved to the least
+_GAP = 1e-5  # Relative gap that is enough for larger ones; ten times that where a solution has to differ
 
 
 @dataclass(frozen=True, slots=True)

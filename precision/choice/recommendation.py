@@ -1,4 +1,5 @@
-"""X"""
+"""The recommended assignment: chosen by prediction under budgets, the best candidates measured, the best of them
+returned."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from assay.precision.units import format_bytes, format_error, format_seconds
 
 
 class Assignment(dict[str, str]):
-    """Site names to scheme names, with what is known of them. Printed in a line; `dict(a)` shows all sites."""
+    """Site names to scheme names, with prediction, measurement and cost. Printed in a line; `dict(a)` shows all
+    sites."""
 
     prediction: Prediction
     measured: float = math.nan
@@ -63,7 +65,7 @@ ARGUMENTS: Mapping[Quantity, str] = {
 
 
 def bound(binding: Iterable[Quantity], totals: Totals, limits: Totals, unit: str) -> str:
-    """By what a choice is bound: ``bound by max_bytes (1.24 MB of at most 1.25 MB)``."""
+    """Return the binding budgets in words: ``bound by max_bytes (1.24 MB of at most 1.25 MB)``."""
     pairs = {name: _apart(name, totals[name], limits[name], unit) for name in binding}
     return "bound by " + " and ".join(
         f"{ARGUMENTS[name]} ({has} of at most {ask})" for name, (has, ask) in pairs.items()
@@ -78,7 +80,7 @@ def missed(
     unit: str,
     formats: int,
 ) -> str:
-    """Sets of budgets of which none can be kept, neither one alone nor several together; what the closest has."""
+    """Return in words the sets of budgets that can't be met, alone or together, and the closest assignment's totals."""
     names = [[ARGUMENTS[name] for name in each] for each in sets]
     first, *others = [" and ".join(each) + "{}" + " together" * (len(each) > 1) for each in names]
     kept = ", nor ".join([first.format(" can't be kept"), *(other.format("") for other in others)])
@@ -88,7 +90,7 @@ def missed(
 
 
 def outdone(totals: Totals, limits: Totals, unit: str) -> str:
-    """Where the measured error is not what was predicted, and nothing that was tried keeps the budgets."""
+    """Return in words that the measured error exceeds the prediction, and no candidate meets the budgets."""
     if "error" not in limits:
         return f"predicted to keep the budgets, but measured {format_error(totals['error'])} {unit}"
     has, ask = _apart("error", totals["error"], limits["error"], unit)
@@ -96,7 +98,7 @@ def outdone(totals: Totals, limits: Totals, unit: str) -> str:
 
 
 def unconfirmed(choice_error: float, totals: Totals, limits: Totals, unit: str) -> str:
-    """Where a choice keeps the error on the data that it was made on, and not on the held-out data."""
+    """Return in words that a choice meets the error budget on its own data, and not on the held-out data."""
     has, ask = _apart("error", totals["error"], limits.get("error", math.inf), unit)
     return (
         f"max_error is kept on the data that was chosen on ({format_error(choice_error)}), but not on the held-out "
@@ -105,19 +107,19 @@ def unconfirmed(choice_error: float, totals: Totals, limits: Totals, unit: str) 
 
 
 def among(formats: int) -> str:
-    """What a choice was made from: fewer formats where `audit` was given ``formats`` or a ``target``."""
+    """Return how many formats a choice had: fewer where `audit` got ``formats`` or a ``target``."""
     return f"with the {formats} formats that this audit looked at" if formats > 1 else "with this audit's only format"
 
 
 def untrusted(reasons: Sequence[str]) -> str:
-    """A clause for reasons, sentences each, not to trust a prediction; empty without any."""
+    """Return a clause with the reasons, sentences, not to trust a prediction; empty without any."""
     if not reasons:
         return ""
     return f"; go by what was measured, not by the prediction: {' '.join(reasons).removesuffix('.')}"
 
 
 def _apart(quantity: Quantity, total: float, limit: float, unit: str) -> tuple[str, str]:
-    """A total with its unit and its limit, in as many digits as tell them apart, up to nine."""
+    """Return a total with its unit and its limit, with as many digits as distinguish them, up to nine."""
     pairs = [(_told(quantity, total, digits), _told(quantity, limit, digits)) for digits in (3, 6, 9)]
     has, ask = next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])
     return f"{has} {unit}" if quantity == "error" else has, ask
@@ -129,43 +131,37 @@ def _told(quantity: Quantity, value: float, digits: int = 3) -> str:
     return (format_bytes if quantity in ("bytes", "kv_bytes") else format_seconds)(value, digits)
 
 
-_SURE = 1.645
-"""Standard errors that a budget of the error is kept by: 95 % of normal ones lie below."""
+_SURE = 1.645  # Standard errors of margin to an error budget: 95 % of normal errors are below
 
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Measures on held-out data what was chosen on other data."""
+    """Measures choices on held-out data."""
 
     measure: Callable[[Mapping[str, str]], MeasuredError]
     """An assignment to its error over the held-out data."""
     sampling: float
-    """Standard error of the logarithm of the one error over the other, by the sequences that either is over."""
+    """Standard error of the logarithm of the ratio of the two errors, by the sequences that each is over."""
 
     @property
     def margin(self) -> float:
-        """What a budget of the error is divided by for the choice, so that the held-out error mostly keeps it too."""
+        """The divisor of an error budget for the choice, so that the held-out error mostly meets it too."""
         return math.exp(_SURE * self.sampling)
 
 
-_MEASURED = 4
-"""Candidates that are measured for one recommendation."""
-_OFF = 1.2
-"""Ratio of measured to predicted from which on a choice's fusion groups are measured."""
-_ROUNDS = 4
-"""Choices that are made anew with what was learnt."""
-_RUNS = 24
-"""Measurements that look for the groups to blame in each."""
+_MEASURED = 4  # Candidates measured for one recommendation
+_OFF = 1.2  # Ratio of measured to predicted error from which a choice's fusion groups are measured
+_ROUNDS = 4  # New choices with corrected predictions
+_RUNS = 24  # Measurements to find the mispredicted groups, in each round
 _COSTS = tuple(field.name for field in fields(Cost))
-_NEAR = 0.97
-"""Share of a budget from which on it counts as used up."""
+_NEAR = 0.97  # Share of a budget from which it counts as used up
 
 
 def groups_of(predictor: Predictor, roofline: Roofline, fixed: Collection[str] = ()) -> list[Group]:
-    """The fusion groups, sites that take one scheme together, with the schemes that all of their sites may have.
+    """Return the fusion groups, sites that take one scheme together, with the schemes that all of their sites support.
 
-    fixed: names of sites that keep their own format, and their groups with them. A scheme that breaks the model is no
-    option, nor is one that saves nothing: it would cost accuracy and win nothing that is counted.
+    fixed: names of sites that keep their own format, and their groups with them. Schemes that break the model are left
+    out, as are those that save nothing, which would cost accuracy without any gain.
     """
     observed = predictor.observed
     members: dict[str, list[str]] = {}
@@ -195,11 +191,11 @@ def groups_of(predictor: Predictor, roofline: Roofline, fixed: Collection[str] =
 
 
 class Recommender:
-    """What `Audit.recommend` and `Audit.pareto` do.
+    """Implements `Audit.recommend` and `Audit.pareto`.
 
-    predictor: it is replaced by what is learnt of it while candidates are measured. measure: an assignment to its
-    error. fixed: names of sites that keep their own format. judge: measures what is recommended on held-out data; None:
-    ``measure`` does. refitted: a predictor that learnt something to one whose interval is fitted anew.
+    predictor: it is replaced as measurements of candidates correct it. measure: an assignment to its error. fixed:
+    names of sites that keep their own format. judge: measures the recommendation on held-out data; None: ``measure``
+    does. refitted: returns a corrected predictor with a newly fitted interval.
     """
 
     def __init__(
@@ -221,8 +217,8 @@ class Recommender:
         self._renew()
 
     def _renew(self) -> None:
-        """Options with errors as they are predicted now; and what the groups leave out, as one without a choice: so
-        budgets and their excess are of the whole model."""
+        """Compute options with current predictions; one more group holds the rest of the model, so that budgets are of
+        all of it."""
         groups, whole = groups_of(self.predictor, self._roofline, self._fixed), self._roofline.total({})
         left = {
             what: max(math.fsum([getattr(whole, what), *(-getattr(each.options[0], what) for each in groups)]), 0.0)
@@ -232,10 +228,10 @@ class Recommender:
         self._sites = {group.name: group.sites for group in groups}
 
     def recommend(self, budgets: Mapping[Quantity, float | None]) -> Assignment:
-        """The assignment of least error within the budgets; of fewest bytes where only the error has one.
+        """Return the assignment of least error within the budgets; of fewest bytes where only the error has one.
 
-        A budget of the error is one of the measured error: where the prediction was off, the choice is made again. So
-        it is where the best choice measures worse than predicted, with the measured errors of the groups to blame.
+        An error budget limits the measured error: where the prediction was too low, the choice is made again, with the
+        measured errors of the mispredicted groups.
         """
         limits = _checked(budgets)
         margin = self._judge.margin if self._judge else 1.0
@@ -269,7 +265,6 @@ class Recommender:
                 return self._reported(nearest)
 
     def _judged(self, best: Assignment, limits: Totals, minimise: Quantity) -> Assignment:
-        """A choice that keeps the budgets on the data that it was made on, as the held-out data have it."""
         on_choice = best.measured
         best = self._reported(best)
         best.met = not _over(totals := _totals(best.measured, best.cost), limits)
@@ -285,21 +280,22 @@ class Recommender:
         return best
 
     def front(self, points: int) -> list[dict[str, str]]:
-        """Assignments of which none is predicted to be beaten in bytes and error, by bytes."""
+        """Return assignments that none is predicted to beat in bytes and error, by bytes."""
         choices = front(self._groups, minimise=("bytes", "error"), points=points, error_of=self._squares)
         return [self._assignment(choice.schemes) for choice in choices]
 
     def evaluated(self, assignment: Mapping[str, str]) -> Assignment:
-        """An assignment with its prediction and its cost."""
+        """Return an assignment with its prediction and cost."""
         result = Assignment(assignment)
         result.prediction, result.cost = self.predictor.predict(result), self._roofline.cost_of(result)
         return result
 
     def _learn(self, schemes: Mapping[str, str]) -> bool:
-        """Where a choice measures worse than predicted, the groups to blame, found by halving; whether there are any.
+        """Find the mispredicted groups by halving, where a choice measures worse than predicted; return whether there
+        are any.
 
-        Of many options the choice takes those whose errors are predicted too small, if there are such: their measured
-        errors take the place of these in the predictor.
+        Among many options a choice selects those whose errors are predicted too small: their measured errors replace
+        these in the predictor.
         """
         taken = {group: scheme for group, scheme in schemes.items() if scheme}
         whole, suspects, runs, learnt = self._squares(taken), [taken], 0, False
@@ -337,7 +333,7 @@ class Recommender:
         return choose(self._groups, self._squared(limits, share), minimise=minimise, error_of=self._squares)
 
     def _squared(self, limits: Totals, share: float = 1.0) -> Totals:
-        """Limits on what groups add up to: of a share of the error, on a sum of squares."""
+        """Return limits on the sums over groups: a share of the error becomes a sum of squares."""
         return {
             name: self.predictor.squares_at(limit * share) if name == "error" else limit
             for name, limit in limits.items()
@@ -349,7 +345,8 @@ class Recommender:
         return result
 
     def _closest(self, limits: Totals) -> Assignment:
-        """Where no assignment is predicted to keep the limits. An amplitude's excess is that of its square."""
+        """Return the closest assignment where none is predicted to meet the limits. An amplitude's excess is that of
+        its square."""
         choice, binding = closest(self._groups, self._squared(limits), error_of=self._squares)
         best = self._reported(self._measured(choice))
         totals = _totals(best.measured, best.cost)
@@ -367,11 +364,10 @@ class Recommender:
         return best
 
     def _least(self, quantity: Quantity) -> float:
-        """The least total that any assignment has."""
         return math.fsum(min(getattr(option, quantity) for option in group.options) for group in self._groups)
 
     def _bound(self, best: Assignment, limits: Totals, minimise: Quantity) -> str:
-        """What bound a choice that keeps the budgets: of those that the model as it is does not, what is used up."""
+        """Return in words the used-up budgets among those that the unchanged model does not meet."""
         totals, metric = _totals(best.measured, best.cost), self.predictor.metric.unit
         if minimise == "bytes":
             if best.cost.bytes > self._least("bytes") * (1 + 1e-9):
@@ -386,7 +382,7 @@ class Recommender:
 
 
 def _checked(budgets: Mapping[Quantity, float | None]) -> Totals:
-    """The finite limits that there are. Raises UnknownOption for one that is not above 0, and where there are none."""
+    """Return the finite limits. Raises UnknownOption for one that is not above 0, and where there are none."""
     given = {name: float(limit) for name, limit in budgets.items() if limit is not None}
     for name, limit in given.items():
         if not limit > 0:
@@ -402,7 +398,7 @@ def _totals(error: float, cost: Cost) -> dict[Quantity, float]:
 
 
 def _over(totals: Totals, limits: Totals) -> list[Quantity]:
-    """Budgets that totals, with the error that was measured, don't keep; all where the model breaks."""
+    """Return the budgets that totals with the measured error exceed; all where the model breaks."""
     if not math.isfinite(totals["error"]):
         return list(limits)
     return [name for name, limit in limits.items() if totals[name] > limit * (1 + 1e-9)]

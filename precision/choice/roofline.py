@@ -27,18 +27,19 @@ from assay.runtime.errors import unknown
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """How a device runs a scheme's product."""
+    """The arithmetic of a scheme's product on a device."""
 
     arithmetic: str
     """A key of the device's rates."""
     native: bool
     note: str = ""
-    """What is done instead, where it isn't native."""
+    """The substitute, where it isn't native."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What is served: a prefill of ``batch`` prompts, and decode steps with ``context`` tokens in the cache of each."""
+    """The served workload: a prefill of ``batch`` prompts, and decode steps with ``context`` tokens in the cache of
+    each."""
 
     batch: int
     prompt: int
@@ -47,9 +48,9 @@ class Shape:
     kv_heads: int
     head_dim: int
     layers: int
-    """Attention layers, those without a KV-cache site too; 0 for a model without attention."""
+    """Attention layers, including those without a KV-cache site; 0 for a model without attention."""
     top_k: int = 1
-    """Experts that a token goes to."""
+    """Experts for each token."""
     causal: bool = True
     decodes: bool = True
     """Whether texts grow token by token; else nothing is cached, and there are no decode steps."""
@@ -62,8 +63,8 @@ class Shape:
 
     @classmethod
     def of(cls, model: object) -> Shape:
-        """One prompt of 2048 tokens, a context of 4096, and heads and layers as the model's configuration has them; one
-        head of 64 where there is no configuration."""
+        """Return one prompt of 2048 tokens, a context of 4096, and heads and layers of the model's configuration; one
+        head of 64 without a configuration."""
         config = getattr(model, "config", None)
 
         def value(*names: str, default: int) -> int:
@@ -98,7 +99,7 @@ class Cost:
 
 
 def devices() -> tuple[str, ...]:
-    """Return the names that `device_named` takes: of devices with known peak rates."""
+    """Return the names of devices."""
     return tuple(name for name, device in all_devices().items() if device.rates)
 
 
@@ -110,10 +111,11 @@ def device_named(name: str) -> Device:
 
 
 def running(device: Device, scheme: Scheme) -> Running:
-    """How a device runs a scheme: in its own arithmetic; weight-only in 16 bits; what it lacks falls back to 16 bits.
+    """Return how a device runs a scheme: in its own arithmetic; weight-only in 16 bits; unsupported schemes fall back
+    to 16 bits.
 
-    Weights of a scheme that falls back stay small in memory and are dequantised on the way, activations stay in 16
-    bits, as serving engines do it: what is served is then not what the audit simulated.
+    Weights of a scheme that falls back stay small in memory and are dequantised on the fly, activations stay in 16
+    bits, as in serving engines: this differs from the audit's simulation.
     """
     used = [quantizer for quantizer in (scheme.weight, scheme.activation) if quantizer is not None]
     if scheme.weight is not None and scheme.activation is None:
@@ -129,10 +131,10 @@ def running(device: Device, scheme: Scheme) -> Running:
 def stored_bits(
     model: torch.nn.Module, sites: Collection[Site], bits: int | None, usual: int
 ) -> tuple[dict[str, int], float]:
-    """Bits of an element of each weight, by the name of its site, and the bytes of parameters that no site holds.
+    """Return the bits of an element of each weight, by the name of its site, and the bytes of parameters in no site.
 
-    bits: of every weight, where the model is given in another dtype than it is stored in; None: of each its own, and
-    ``usual`` of one that isn't known by its site's name.
+    bits: of every weight, where the model is given in another dtype than it is stored in; None: each weight's own, and
+    ``usual`` for one not known by its site's name.
     """
     stored = {name.removesuffix(".weight"): bits or 8 * each.element_size() for name, each in tensors_of(model)}
     whole = sum(each.numel() * (bits or 8 * each.element_size()) for each in model.parameters())
@@ -145,9 +147,9 @@ def stored_bits(
 class Roofline:
     """Costs of a model's sites on a device. Sites without a scheme ("") are in the model's own dtype of ``bits`` bits.
 
-    Costs of sites add up to the model's, so a choice may be made by them. device: None, and nothing takes time.
-    stored: bits of an element of each weight by its site's name, where not ``bits``. rest:
-    bytes of weights that no site holds, as those of norms and biases.
+    Costs of sites add up to the model's, so a choice may be made by them. device: None gives times of zero. stored:
+    bits of an element of each weight by its site's name, where not ``bits``. rest: bytes of weights in no site, such as
+    those of norms and biases.
     """
 
     def __init__(
@@ -174,7 +176,8 @@ class Roofline:
         self._experts = {layer: len(numbers) for layer, numbers in experts.items()}
 
     def cost(self, name: str, scheme: str = "") -> Cost:
-        """Of one site under a scheme, "" for none. Raises KeyError for no site, UnknownScheme."""
+        """Return the cost of one site under a scheme, "" for none. Raises KeyError for an unknown site,
+        UnknownScheme."""
         site = self.sites[name]
         chosen = scheme_named(scheme) if scheme else None
         if site.type == "kv_cache":
@@ -186,19 +189,20 @@ class Roofline:
         return Cost()
 
     def rest(self) -> Cost:
-        """What no site stands for, in the model's own dtype: attention of layers without a KV-cache site, and weights
-        that no site holds."""
+        """Return the cost outside of sites, in the model's own dtype: attention of layers without a KV-cache site, and
+        weights in no site."""
         seen = sum(site.type == "kv_cache" for site in self.sites.values())
         attention = [self._attention(None)] * max(self.shape.layers - seen, 0)
         return sum(attention, Cost(bytes=self._rest))
 
     def total(self, assignment: Mapping[str, str]) -> Cost:
-        """Of the model under an assignment, site name to scheme name. A tied weight has the scheme of the other's."""
+        """Return the cost of the model under an assignment, site name to scheme name. A tied weight has the scheme of
+        its owner."""
         costs = (self.cost(name, assignment.get(site.tied or name, "")) for name, site in self.sites.items())
         return sum(costs, Cost()) + self.rest()
 
     def cost_of(self, assignment: Mapping[str, str]) -> Cost:
-        """The same, with times that are NaN where no device is known."""
+        """Return the same, with NaN for times without a device."""
         cost = self.total(assignment)
         cost = cost if self.shape.decodes else replace(cost, decode=math.nan)
         return cost if self.device else replace(cost, prefill=math.nan, decode=math.nan)
@@ -214,7 +218,8 @@ class Roofline:
         )
 
     def _product(self, site: Site, scheme: Scheme | None, tokens: int) -> float:
-        """Seconds of x [tokens, K] times the weight; of experts, those of a layer that the tokens go to."""
+        """Return the seconds of x [tokens, K] times the weight; of experts, of those in a layer that the tokens
+        select."""
         rows, columns = site.shape[-2:]
         share, touched = self._routed(site, tokens)
         passed = tokens * share
@@ -228,9 +233,10 @@ class Roofline:
         return self._time(2.0 * passed * rows * columns, how.arithmetic, moved) + self._seconds(extra)
 
     def _routed(self, site: Site, tokens: int) -> tuple[float, float]:
-        """Rows of the products with a site's weights per token, and the expected share of these weights that is read.
+        """Return the rows of the products with a site's weights per token, and the expected share of these weights that
+        is read.
 
-        Each token goes to k of E experts, independently and evenly: one is read with probability 1 - (1 - k/E)^tokens.
+        Each token selects k of E experts, independently and evenly: one is read with probability 1 - (1 - k/E)^tokens.
         """
         held = site.shape[0] if len(site.shape) == 3 else 1
         expert = architectures.expert_of(site)
@@ -249,8 +255,8 @@ class Roofline:
         return Cost(0.0 if site.tied else self._weight(site, scheme), 0.0, *times)
 
     def _attention(self, scheme: Scheme | None) -> Cost:
-        """Of one layer, without the projections: scores and probabilities stay on chip, products run in 16 bits but
-        where queries are stored as the cache is."""
+        """Return the cost of one layer without the projections: scores and probabilities stay on chip, products run in
+        16 bits unless queries are stored as the cache is."""
         s, stored = self.shape, scheme.activation if scheme else None
         arithmetic = self._own_arithmetic
         if scheme and scheme.queries and self.device:
@@ -279,7 +285,7 @@ class Roofline:
         return held * _bits(scheme.weight, site.shape[-2:]) / 8
 
     def _own_bytes(self, site: Site) -> float:
-        """Of an element of a weight that is left as it is."""
+        """Return the bytes of an element of an unquantised weight."""
         bits = self._stored.get(site.tied or str(site))
         return self._own if bits is None else bits / 8
 

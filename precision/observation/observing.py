@@ -25,8 +25,7 @@ from assay.precision.observation.tracer import HEAD, Tracer, Visitor
 from assay.precision.schemes import SCHEMES, scheme_named
 from assay.runtime.tensors import TensorCache
 
-_TOLD = 3
-"""Parameters that are named in a line."""
+_TOLD = 3  # Parameters that are named in a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +109,8 @@ def _why(model: torch.nn.Module, name: str, ran: Collection[str], given: bool) -
     return f"in {type(module).__name__}, the weight of no product that can be seen into"
 
 
-_SAME = 1e-3
-"""Relative difference of outputs that another order of summation may make."""
-_CAST = re.compile(r"BFloat16|Half|Double")
-"""Dtypes in torch's messages about operands of different dtypes."""
+_SAME = 1e-3  # Relative difference of outputs that another order of summation may make
+_CAST = re.compile(r"BFloat16|Half|Double")  # Dtypes in torch's messages about operands of different dtypes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -497,8 +497,7 @@ def _step_product(
     return tracer.product(weight, x, parameter, lambda a, w: linear(a, w, bias), role="recurrence", steps=steps)
 
 
-_RELEASE_BYTES = 1 << 25
-"""Bytes by which a model of streamed weights may grow in memory before freed ones are returned."""
+_RELEASE_BYTES = 1 << 25  # Bytes by which a model of streamed weights may grow in memory before freed ones are returned
 
 
 @contextmanager

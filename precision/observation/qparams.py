@@ -13,8 +13,7 @@ from assay.precision.schemes import SCHEMES, FakeQuantizer, Moments, Quantizer, 
 from assay.precision.schemes.fitting import awq_factors, fit_blocks, fit_values, fit_weight, smooth_factors, smoothed
 from assay.precision.schemes.quantizer import Extremes
 
-_EXPERTS = 8
-"""Experts of a layer that determine its column factors."""
+_EXPERTS = 8  # Experts of a layer that determine its column factors
 
 
 def menu_of(site: Site, formats: Collection[str]) -> tuple[str, ...]:

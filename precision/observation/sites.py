@@ -44,16 +44,12 @@ ANY_SCHEME = EngineRules()
 """The rules without an engine."""
 
 
-_ROWS = 64
-"""Rows of a linear's input to keep as a sample, eight of each of the first batches."""
-_ROUTED = 256
-"""Rows of a batch whose router logits are kept."""
+_ROWS = 64  # Rows of a linear's input to keep as a sample, eight of each of the first batches
+_ROUTED = 256  # Rows of a batch whose router logits are kept
 
-_LEAST = 1e-12
-"""Lower bound of a column's importance, as a share of the largest."""
+_LEAST = 1e-12  # Lower bound of a column's importance, as a share of the largest
 
-_ATTENTION = ("q", "k", "v", "scores", "probabilities")
-"""Roles of the sites within attention."""
+_ATTENTION = ("q", "k", "v", "scores", "probabilities")  # Roles of the sites within attention
 
 _LAYER = re.compile(r"(?:^|\.)(\d+)(?:[.:]|$)")
 
@@ -215,21 +211,16 @@ class Observer(Visitor):
         self.statistics: dict[tuple[str, str], Statistics] = {}
         self.weights: dict[str, Weights] = {}
         """Of each site, and of each expert that got tokens: the weight itself, [N, K] or [V, D]."""
-        self.sequences = 1
-        """Sequences of the running batch."""
-        self.mask: Tensor | None = None
-        """Which of its positions are no padding, [B, T]; None: all."""
+        self.sequences = 1  # Sequences of the running batch
+        self.mask: Tensor | None = None  # Which of its positions are no padding, [B, T]; None: all
         self._weights: dict[object, str] = {}
         self._modules = dict(model.named_modules())
         self._experts = {name.removesuffix(".weight"): len(p) for name, p in tensors_of(model) if p.dim() > 2}
-        self._inputs: dict[str, str] = {}
-        """For each linear, the first linear with the same input tensor."""
+        self._inputs: dict[str, str] = {}  # For each linear, the first linear with the same input tensor
         self._layouts: dict[tuple[str, int | None], tuple[object, ...]] = {}
         """Shape of each weight, and whether its columns are contiguous, in its first product."""
-        self._producers = _TensorNames()
-        """The site whose unchanged output a tensor is."""
-        self._consumers = _TensorNames()
-        """The first linear that a tensor was the input of."""
+        self._producers = _TensorNames()  # The site whose unchanged output a tensor is
+        self._consumers = _TensorNames()  # The first linear that a tensor was the input of
 
     def linear(self, name: str, x: Tensor, weight: Tensor, expert: int | None, product: Product) -> Tensor:
         if name not in self.sites:

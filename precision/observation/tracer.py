@@ -75,22 +75,17 @@ class Tracer(TorchFunctionMode):
         self._handlers = handlers
         self.visitor = visitor
         self.path: list[str] = []
-        self.ran: set[str] = set()
-        """Names of the modules that have run."""
+        self.ran: set[str] = set()  # Names of the modules that have run
         self._caches: dict[str, bool] = {}
-        self.given: set[int] = set()
-        """Identities of the parameters that functions of torch received."""
+        self.given: set[int] = set()  # Identities of the parameters that functions of torch received
         self.gathered: list[tuple[Tensor, int, int]] = []
         """Row indices that the running modules have gathered, the number of rows indexed, and the depth: how experts
         get their tokens."""
-        self.role = ""
-        """Role of the current product, where it is no linear layer's."""
-        self.steps: Steps | None = None
-        """Steps of the current product, where it is one step's."""
+        self.role = ""  # Role of the current product, where it is no linear layer's
+        self.steps: Steps | None = None  # Steps of the current product, where it is one step's
         self._parameters = _by_storage(model)
         self._modules = dict(model.named_modules())
-        self.streams = bool(streamed_parameters(model))
-        """Whether weights are loaded and dropped with their modules."""
+        self.streams = bool(streamed_parameters(model))  # Whether weights are loaded and dropped with their modules
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         several = (arg if isinstance(arg, list | tuple) else (arg,) for arg in args)

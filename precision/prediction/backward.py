@@ -1,4 +1,8 @@
-"""X"""
+"""Backward passes of all cotangents and batches, through the graph of the whole model or block by block along a chain.
+
+Block by block, a block runs once more from its stored input and all cotangents pass through it before the next, so that
+autograd holds the values of one block only, and the cotangents share its weights and the schemes' changes there.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,8 @@ class Cotangents:
     menus: Sequence[Mapping[str, Sequence[str]]]
 
     def drawn(self, output: Tensor, batch: Any) -> list[Tensor]:
-        """One of each for the output of a batch. Raises BadModel for an output without a gradient."""
+        """Return a cotangent from each generator for the output of a batch. Raises BadModel for an output without a
+        gradient."""
         if not output.requires_grad:
             raise BadModel(
                 "expected outputs that gradients lead back from, got none: take torch.no_grad, inference_mode, "
@@ -49,7 +54,7 @@ class Cotangents:
         cotangents: Sequence[Sequence[Tensor | None]],
         inputs: Sequence[Tensor] = (),
     ) -> list[Sequence[Tensor | None]]:
-        """Of every cotangent the products, by the visitor, and what it is at the inputs.
+        """Form the products of every cotangent, by the visitor, and return the cotangents of the inputs.
 
         ``given``: the cotangents of the outputs, None where they are zero.
         """
@@ -106,7 +111,7 @@ _IN_PLACE = re.compile("in-?place")  # in autograd's errors
 AnySensitivity = TypeVar("AnySensitivity", bound=Sensitivity)
 
 AGAIN = 3
-"""Further cotangents: four together halve what one leaves open."""
+"""Further cotangents: four together halve the standard error of one."""
 
 
 def differentiate(
@@ -122,14 +127,13 @@ def differentiate(
     exact: bool = False,
     done: Callable[[int], None] = lambda count: None,
 ) -> Products:
-    """The products of every scheme of ``observed`` at every site with a random cotangent of the metric's output.
+    """Return the products of every scheme of ``observed`` at every site with random cotangents of the metric's output.
 
-    again: so many further cotangents, for all sites but tables of embeddings. What few rows or sequences make, as
-    errors within attention, one cotangent tells within a factor of two only. The rows of a weight are looked at in
-    turns, those of a large one sampled (`prediction.turns`) unless all products are to be ``exact``. seed: of the
-    cotangents, and of which rows are looked at. change: what a scheme changes in a tensor. chain: the model as one
-    over these batches, which is led back through block by block. ``done`` is told how many batches are.
-    Raises BadModel for outputs without a gradient.
+    again: the number of further cotangents, for all sites but embedding tables. Where few rows or sequences dominate,
+    as within attention, one cotangent is accurate within a factor of two only. Rows of large weights are sampled
+    (`row_sampling`) unless ``exact``. seed: of the cotangents and the rows. change: what a scheme changes in a tensor.
+    chain: the model as a chain over these batches, for passes block by block. ``done`` receives the number of finished
+    batches. Raises BadModel for outputs without a gradient.
     """
     further = {name: menu for name, menu in observed.menus.items() if observed.by_name[name].type != "embedding"}
     seeds = [seed + 1_000_003 * index for index in range(1 + again if any(further.values()) else 1)]
@@ -158,11 +162,11 @@ def products_of(
     form: Callable[[AnySensitivity, int], None],
     done: Callable[[int], None] = lambda count: None,
 ) -> Products:
-    """The products that ``form`` has a visitor form of each batch, with copies of values where the model writes over
-    them.
+    """Return the products that ``form`` makes with a visitor of each batch, with copies of values where the model
+    overwrites them.
 
-    ``visitor_of`` a batch's size and number; ``form`` takes the visitor and the batch's number, runs the model and
-    differentiates with respect to the visitor's anchor; ``done`` is told how many batches are.
+    ``visitor_of`` takes a batch's size and index; ``form`` takes the visitor and the index, runs the model and
+    differentiates with respect to the visitor's anchor; ``done`` receives the number of finished batches.
     """
     terms: list[list[dict[Key, Term]]] = []
     sizes = [batch_size(batch) for batch in batches]
@@ -204,7 +208,7 @@ def _undifferentiable(error: RuntimeError) -> BadModel:
 
 
 def _gathered(batches: Sequence[Mapping[Key, Term]], sizes: Sequence[int], keys: tuple[Key, ...] = ()) -> Products:
-    """The batches' products side by side, of these keys or of all."""
+    """Concatenate the batches' products, of these keys or of all."""
     keys = keys or tuple(dict.fromkeys(key for batch in batches for key in batch))
     sums, squares, sampling, variance = [], [], np.ones(len(keys)), np.zeros(len(keys))
     for batch, size in zip(batches, sizes, strict=True):

@@ -1,7 +1,7 @@
 """A prediction's interval: conformal, from assignments that were both predicted and measured, each left out in turn.
 
 References: Lei et al., Distribution-free predictive inference for regression, JASA 2018 (scores over a width that
-depends on what is predicted); Barber et al., Predictive inference with the jackknife+, Annals of Statistics 2021.
+depends on the prediction); Barber et al., Predictive inference with the jackknife+, Annals of Statistics 2021.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ _FEW_FLIPS = 30.0
 open, and of an error that jumps make, whose variance grows by so much over the number of flips: what one costs differs
 by factors of a hundred. They only say which predictions are known better than others, as residuals of the bundled
 models do (docs/evidence.md); how wide intervals are is measured."""
-_NORMAL = 1.4826
-"""Standard deviations of normal values in the median of their magnitudes."""
-_UNLIKELY = 0.05
-"""Expected flips below which an interval that knows of none holds in 95 % of all cases."""
+_NORMAL = 1.4826  # Standard deviations of normal values in the median of their magnitudes
+_UNLIKELY = 0.05  # Expected flips below which an interval that knows of none holds in 95 % of all cases
 _MOST = 0.5
 """Share of an error by flips above which its interval isn't promised: which tokens they happen at decides it."""
 _WORTH = 0.75
@@ -33,19 +31,19 @@ _WORTH = 0.75
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One assignment's error as predicted before calibration and as measured, and how many sites it comes from, one
-    within attention counting less than one."""
+    """One assignment's error before calibration and measured, and the effective number of its sites, one within
+    attention counting less than one."""
 
     predicted: float
     measured: float
     effective: float
     noise: float = 0.0
-    """The relative variance of the prediction that is known before anything is measured: that of its cotangents."""
+    """The relative variance of the prediction known beforehand: that of its cotangents."""
     flips: float | None = None
-    """How many of the routers' choices are expected to change over the data; None: no routers are known."""
+    """Expected number of routers' choices that change over the data; None: no routers are known."""
 
     def cause(self, power: float) -> float:
-        """What jumps are counted by: flips, where one is not too unlikely; where no routers are known, the size of the
+        """Return the measure of jumps: flips, where one is not too unlikely; without known routers, the size of the
         change."""
         if self.flips is None:
             return self.predicted ** (power / 2)
@@ -134,19 +132,19 @@ class Calibration:
         return replace(calibration, floor=math.sqrt(max(off**2 - float(np.median(others)), (_FLOOR / power) ** 2)))
 
     def jump_share(self, pair: Measured) -> float:
-        """The share of error^power that jumps may make."""
+        """Return the share of error^power that jumps may make."""
         return self._share(pair, self.most)
 
     def depends_on_flips(self, pair: Measured) -> bool:
-        """Whether flips may make most of the error."""
+        """Return whether flips may make most of the error."""
         return pair.flips is not None and self.jump_share(pair) > _MOST
 
     def exceeds_limit(self, pair: Measured) -> bool:
-        """Whether an error is predicted that is larger than those that were measured where they were predicted."""
+        """Return whether the predicted error is larger than those that were predicted well."""
         return pair.predicted > self.limit
 
     def level_of(self, pair: Measured) -> float:
-        """What the interval of a prediction is to hold for: nothing where it hangs on flips or is large."""
+        """Return the level of a prediction's interval: 0 where it depends on flips or exceeds the limit."""
         return 0.0 if self.depends_on_flips(pair) or self.exceeds_limit(pair) else self.level
 
     def _share(self, pair: Measured, jumps: float) -> float:
@@ -154,7 +152,6 @@ class Calibration:
         return 1 / (1 + pair.predicted**self.power / added) if added else 0.0
 
     def _at(self, pair: Measured, jumps: float) -> float:
-        """The error of a pair, where jumps add so much."""
         return self.scale * (pair.predicted**self.power + self._added(pair, jumps)) ** (1 / self.power)
 
     def _added(self, pair: Measured, jumps: float) -> float:
@@ -167,14 +164,14 @@ class Calibration:
         return max(above / self._width(pair), below / self._width(pair, jumps=False), 0.0)
 
     def _width(self, pair: Measured, *, jumps: bool = True) -> float:
-        """In logarithms, before the quantile; with what jumps add to it or without."""
+        """Return the width in logarithms, before the quantile, with the jumps' part or without."""
         share = self._share(pair, self.jumps) if jumps else 0.0
         wild = share**2 * (_JUMP**2 + (_FEW_FLIPS / pair.flips if pair.flips else 0.0))
         return math.sqrt(self.floor**2 + (_SINGLE**2 / pair.effective + wild) / self.power**2 + pair.noise)
 
     def interval(self, pair: Measured, others: tuple[float, float] = (0.0, 0.0)) -> tuple[float, float, float]:
-        """The calibrated error of what is predicted, and its interval's ends; ``others``: how far below and above it
-        other sequences may lie, in logarithms, both of them at least zero. Independent errors, so each end is the root
+        """Return the calibrated error of a prediction, and its interval's ends; ``others``: how far below and above it
+        other sequences may be, in logarithms, both at least zero. The errors are independent, so each end is the root
         of the sum of squares."""
         predicted = pair.predicted
         if predicted <= 0 or not math.isfinite(predicted):
@@ -186,14 +183,15 @@ class Calibration:
         return self._at(pair, self.jumps), low, high
 
     def raw(self, error: float) -> float:
-        """The error before calibration that is calibrated to ``error``, of an assignment with the usual jumps."""
+        """Return the error before calibration that is calibrated to ``error``, of an assignment with the usual
+        jumps."""
         squared, jumps = (error / self.scale) ** self.power, self.jumps * self.usual
         root = 2 * squared / (jumps + math.sqrt(jumps**2 + 4 * squared)) if squared else 0.0
         return float(root ** (2 / self.power))
 
 
 UNCALIBRATED = Calibration(power=1.0, scale=1.0, jumps=0.0, floor=0.0, quantile=0.0)
-"""Takes an error as it is."""
+"""Leaves an error unchanged."""
 
 
 def _jumped(predicted: np.ndarray, causes: np.ndarray, jumps: float, power: float) -> np.ndarray:

@@ -24,20 +24,19 @@ from assay.precision.observation.streaming import streamed_parameters
 from assay.precision.observation.tracer import LookUp, Product, Tracer, Visitor
 from assay.runtime.tensors import TensorCache
 
-_SAME = 1e-6
-"""Relative difference of outputs that a device's own indeterminacy may make."""
+_SAME = 1e-6  # Relative difference of outputs that a device's nondeterminism may make
 
 _ROOM = 1 << 30
-"""Bytes that values of several assignments, and weights kept for them or for several cotangents, may take; of a model
-in memory half of its own float32 bytes, if that is more."""
+"""Bytes for the values of several assignments, and for weights shared by them or by several cotangents; for a model in
+memory half of its own float32 bytes, if that is more."""
 
 State = tuple[Tensor, ...]
-"""The values that a block is given by the one before; of the last block, all tensors that it gives."""
+"""The values that a block receives from the one before; of the last block, all its output tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """Arguments or outputs of a module."""
+    """Flattened arguments or outputs of a module."""
 
     leaves: tuple[Any, ...]
     spec: TreeSpec
@@ -48,11 +47,11 @@ class Flat:
         return cls(tuple(leaves), spec)
 
     def filled(self, positions: Sequence[int], values: Sequence[Any]) -> Any:
-        """The tree with something else at some positions."""
+        """Return the tree with other values at some positions."""
         return tree_unflatten(self.without(positions, values).leaves, self.spec)
 
     def without(self, positions: Sequence[int], values: Sequence[Any] | None = None) -> Flat:
-        """The same with None, or ``values``, at some positions."""
+        """Return the same with None, or ``values``, at some positions."""
         leaves = list(self.leaves)
         for position, value in zip(positions, values or [None] * len(positions), strict=True):
             leaves[position] = value
@@ -60,14 +59,14 @@ class Flat:
 
     @property
     def tensors(self) -> list[int]:
-        """Places of tensors."""
+        """Positions of tensors."""
         return [position for position, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)]
 
 
 class Chain:
-    """The blocks of a model over some batches, with the values that the model by itself has before each of them.
+    """The blocks of a model over some batches, with the unchanged model's values before each of them.
 
-    ``positions``: of each site's name the block it is in: 0 before the blocks, l + 1 in block l, `after` them.
+    ``positions``: the block of each site's name: 0 before the blocks, l + 1 in block l, `after` them.
     """
 
     def __init__(self, model: torch.nn.Module, batches: Sequence[Any], blocks: Sequence[torch.nn.Module]) -> None:
@@ -77,10 +76,8 @@ class Chain:
         self.after = len(blocks) + 1
         self.positions: dict[str, set[int]] = {}
         self.calls: list[list[Flat]] = [[] for _ in batches]
-        self.given = Flat((), tree_flatten(())[1])
-        """The form of what a block gives, without tensors."""
-        self.tensors: list[int] = []
-        """Where these are."""
+        self.given = Flat((), tree_flatten(())[1])  # The form of what a block gives, without tensors
+        self.tensors: list[int] = []  # Where these are
         self.entries: list[int] = []
         """Where in a block's arguments the values of the chain are, and where in what the block before gives."""
         self.exits: list[int] = []
@@ -88,27 +85,27 @@ class Chain:
         self._cached: list[list[range]] = [[] for _ in batches]
 
     def state(self, batch: int, block: int) -> State:
-        """What the model by itself gives to a block, or what the last one gives."""
+        """Return the unchanged model's input of a block, or the last block's output."""
         return tuple(self._cache[position] for position in self._cached[batch][block])
 
     def bytes_of_state(self) -> int:
-        """Of the values before the first block, over all batches."""
+        """Return the bytes of the values before the first block, over all batches."""
         values = (value for batch in range(len(self.batches)) for value in self.state(batch, 0))
         return sum(value.numel() * value.element_size() for value in values)
 
     def bytes_of_block(self) -> int:
-        """Of the largest block's weights in float32, or of all others if these are more."""
+        """Return the bytes of the largest block's weights in float32, or of all other weights if these are more."""
         sizes = [sum(parameter.numel() for parameter in block.parameters()) for block in self.blocks]
         others = sum(parameter.numel() for parameter in self.model.parameters()) - sum(sizes)
         return 4 * max(*sizes, others)
 
     def free_bytes(self) -> int:
-        """Bytes that may be taken beside the model."""
+        """Return the bytes that may be used in addition to the model."""
         streamed = bool(streamed_parameters(self.model))
         return max(_ROOM, 0 if streamed else 2 * sum(parameter.numel() for parameter in self.model.parameters()))
 
     def before(self, batch: int, visitor: Visitor) -> State | None:
-        """What the first block is given where a visitor changes something before it; None where that changes other
+        """Return the first block's input where a visitor changes something before it; None where that changes other
         arguments too."""
         known = self.calls[batch][0]
         with traced(self.model, visitor):
@@ -122,14 +119,14 @@ class Chain:
         return tuple(given.leaves[position] for position in self.entries)
 
     def through(self, batch: int, block: int, state: State) -> State:
-        """What a block makes of the values, which are left as they are. Within `traced`."""
+        """Return a block's output for these values, which are not modified. Within `traced`."""
         args, kwargs = self.calls[batch][block].filled(self.entries, [value.clone() for value in state])
         given = Flat.of(self.blocks[block](*args, **kwargs))
         positions = self.exits if block < len(self.blocks) - 1 else self.tensors
         return tuple(given.leaves[position] for position in positions)
 
     def output(self, batch: int, state: State, metric: Metric, visitor: Visitor) -> Tensor:
-        """What is compared of the model's outputs, of what the last block gives, which the visitor has seen."""
+        """Return the model's compared output for the last block's output, which the visitor has seen."""
         given = self.given.filled(self.tensors, [value.clone() for value in state])
         with ExitStack() as after:
             for block in self.blocks:  # whose hooks don't see this call
@@ -138,17 +135,19 @@ class Chain:
             after.enter_context(traced(self.model, visitor))
             return metric.output(call(self.model, self.batches[batch]), mapping(self.batches[batch]))
 
-    def shelve(self, batch: int, values: Sequence[Tensor]) -> None:
-        """Keep the values before the next block, or after the last."""
+    def cache_values(self, batch: int, values: Sequence[Tensor]) -> None:
+        """Store the values before the next block, or after the last."""
         start = len(self._cache)
         for value in values:
             self._cache.add(value)
         self._cached[batch].append(range(start, len(self._cache)))
 
     def holds(self, metric: Metric) -> bool:
-        """Whether a disturbance before the first block comes out of the chain as it comes out of the model, which runs
-        last, lest what it left behind leads the chain. After each block the undisturbed values pass it too, as other
-        assignments' do: what a block leaves elsewhere for those after it is these values' then."""
+        """Return whether a disturbance before the first block gives the same output by the chain as by the model.
+
+        The model runs last, so that its side effects can't help the chain. After each block the undisturbed values pass
+        through it too, as other assignments' do, so that a block's side effects are those of these values.
+        """
         visitor = _Disturber()
 
         def disturbed(_module: object, args: Any, kwargs: Any) -> Any:
@@ -173,8 +172,6 @@ class Chain:
 
 
 class _Disturber(Visitor):
-    """Disturbs the results of products and look-ups while it is ``on``."""
-
     on = True
 
     def linear(self, name: str, x: Tensor, weight: Tensor, expert: int | None, product: Product) -> Tensor:
@@ -185,7 +182,7 @@ class _Disturber(Visitor):
 
 
 def _disturbed(x: Any) -> Any:
-    """Values changed by up to a twentieth, each by another share, the same every time; integers as they are."""
+    """Return values changed by up to a twentieth, each by another share, the same every time; integers unchanged."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         return x
     shares = torch.arange(x.numel(), device=x.device, dtype=x.dtype).reshape(x.shape).sin()
@@ -193,16 +190,14 @@ def _disturbed(x: Any) -> Any:
 
 
 class _ReachedError(Exception):
-    """The first block is called."""
-
     def __init__(self, given: Any) -> None:
         super().__init__("reached")
         self.given = given
 
 
 def _arguments(block: torch.nn.Module, run: Callable[[], object]) -> Any:
-    """(args, kwargs) that a module is called with first; what comes after it doesn't run. Within `traced`, so that the
-    hook is the last, and those that close what was opened find it open."""
+    """Return the (args, kwargs) of a module's first call; nothing after it runs. Within `traced`, so that the hook is
+    the last, and those that close sites find them open."""
 
     def reached(_module: object, args: Any, kwargs: Any) -> None:
         raise _ReachedError((args, kwargs))
@@ -216,7 +211,7 @@ def _arguments(block: torch.nn.Module, run: Callable[[], object]) -> Any:
 
 
 class Recording:
-    """Of a model over some batches, each of which is to run once within `over`."""
+    """Records a model as a chain over some batches, each of which runs once within `over`."""
 
     def __init__(self, model: torch.nn.Module, batches: Sequence[Any]) -> None:
         blocks = _largest_stack(model)
@@ -226,7 +221,7 @@ class Recording:
 
     @property
     def possible(self) -> bool:
-        """Whether the model may be a chain, as far as it has run."""
+        """Whether the model may be a chain, from the runs so far."""
         return self._chain is not None
 
     @contextmanager
@@ -250,7 +245,7 @@ class Recording:
             self._chain = None
 
     def chain(self, metric: Metric) -> Chain | None:
-        """The chain that the model is, by two forward passes more of the first batch; None where it isn't one."""
+        """Return the model's chain, verified by two more forward passes of the first batch; None where it isn't one."""
         chain = self._chain
         if chain is None or self._noted < len(chain.batches):
             return None
@@ -259,7 +254,8 @@ class Recording:
 
 
 def chain_of(model: torch.nn.Module, batches: Sequence[Any], metric: Metric) -> Chain | None:
-    """The chain that a model is, by a forward pass a batch and two more of the first; None where it isn't one."""
+    """Return the model's chain, by one forward pass for each batch and two more of the first; None where it isn't
+    one."""
     recording = Recording(model, batches)
     for batch, given in enumerate(batches):
         if not recording.possible:
@@ -270,8 +266,7 @@ def chain_of(model: torch.nn.Module, batches: Sequence[Any], metric: Metric) -> 
 
 
 class _Recorder(Visitor):
-    """What stands before a visitor that changes nothing, and the hooks around blocks: what they are given goes to the
-    chain."""
+    """Wraps a visitor that changes nothing, with hooks around blocks that record their inputs and outputs."""
 
     def __init__(self, chain: Chain, batch: int, visitor: Visitor) -> None:
         self._visitor = visitor
@@ -284,7 +279,7 @@ class _Recorder(Visitor):
         self._given: Flat | None = None
         self._whole = True
 
-    @property  # type: ignore[override]
+    @property
     def tracer(self) -> Tracer | None:
         return self._visitor.tracer
 
@@ -334,29 +329,29 @@ class _Recorder(Visitor):
             return
         if position == 1:
             chain.calls[self._batch][0] = chain.calls[self._batch][0].without(entries)
-            chain.shelve(self._batch, [self._first[at] for at in entries])
+            chain.cache_values(self._batch, [self._first[at] for at in entries])
             self._first = []
         chain.calls[self._batch].append(flat.without(entries))
-        chain.shelve(self._batch, [flat.leaves[at] for at in entries])
+        chain.cache_values(self._batch, [flat.leaves[at] for at in entries])
 
     def leave(self, _module: object, _args: object, output: Any) -> None:
         before, self._given, self._inside = self._given, Flat.of(output), False
         self._whole = self._whole and (before is None or before.spec == self._given.spec)
 
     def ended(self) -> bool:
-        """Note what the last block gave; whether the blocks were a chain's."""
+        """Record the last block's output; return whether the blocks were a chain."""
         chain, given = self._chain, self._given
         if not self._whole or given is None or self._entered < len(chain.blocks):
             return False
         for name in self._between:
             chain.positions.setdefault(name, set()).add(chain.after)
         chain.tensors, chain.given = given.tensors, given.without(given.tensors)
-        chain.shelve(self._batch, [given.leaves[position] for position in given.tensors])
+        chain.cache_values(self._batch, [given.leaves[position] for position in given.tensors])
         return True
 
 
 def _largest_stack(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The layers of the stack with the most parameters, in order."""
+    """Return the layers of the stack with the most parameters, in order."""
     stacks: dict[str, list[torch.nn.Module]] = {}
     for name, module in model.named_modules():
         if is_layer(name, module) and not is_norm(module):

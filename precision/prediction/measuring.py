@@ -1,4 +1,8 @@
-"""X"""
+"""Errors of assignments measured: the model run with each simulated, compared sequence by sequence to its own outputs.
+
+Formats are chosen on short sequences; the error of a KV cache or of attention's stages may grow with the number of
+visible keys. `error_by_position` runs long sequences, one at a time, attention in chunks of queries.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +31,19 @@ from assay.runtime.tensors import TensorCache
 
 @dataclass(frozen=True, slots=True)
 class EvaluationData:
-    """Batches that errors are measured over, with what the model gives for them by itself."""
+    """Batches to measure errors over, with the unchanged model's outputs."""
 
     name: str
-    """What a cache knows it by."""
+    """Its name in a cache."""
     batches: Sequence[Any]
     references: TensorCache
-    """The outputs that are compared, one a batch."""
+    """The outputs to compare, one for each batch."""
     weights: np.ndarray
-    """[N]: what each sequence's distance is divided by, float64."""
+    """[N]: the divisor of each sequence's distance, float64."""
 
 
 def evaluation_data(model: torch.nn.Module, batches: Sequence[Any], metric: Metric, name: str) -> EvaluationData:
-    """A part of other data than was looked at, by a forward pass a batch.
+    """Return data other than the calibration's, by one forward pass for each batch.
 
     Raises BadModel for outputs that aren't finite, NoData where the metric compares nothing.
     """
@@ -58,10 +62,10 @@ def evaluation_data(model: torch.nn.Module, batches: Sequence[Any], metric: Metr
 
 
 class Evaluator:
-    """What is measured over a part; nothing is measured twice.
+    """Measures errors over evaluation data, each once.
 
-    cache: where what an earlier audit measured is, and this one's goes. recording: of the model over the part's
-    batches, which have run within it; None: they are run for it when it is needed.
+    cache: stores measured errors, and those of an earlier audit. recording: of the model over the batches, which have
+    run within it; None: they run for it when needed.
     """
 
     def __init__(
@@ -76,8 +80,7 @@ class Evaluator:
         self.model = model
         self.data = data
         self.metric = metric
-        self.passes = 0.0
-        """Forward passes that were run, apart from what comes before and after the blocks."""
+        self.passes = 0.0  # Forward passes that were run, apart from what comes before and after the blocks
         self._observed = observed
         self._cache = cache
         self._recording = recording
@@ -89,19 +92,19 @@ class Evaluator:
         return MeasuredError.of(distances, self.data.weights, self.metric.power)
 
     def measure_all(self, assignments: Sequence[Mapping[str, str]], done: Callable[[], None] = lambda: None) -> None:
-        """Measure assignments side by side, for whoever asks for each `error` later; ``done`` is called once each."""
+        """Measure assignments in one pass, for later calls of `error`; ``done`` is called once for each."""
         self._by_sequence(assignments, done)
 
     def agreement(self, assignment: Mapping[str, str]) -> float | None:
-        """The share of positions at which the model's most likely token or class stays the same; None where the
-        outputs have none."""
+        """Return the share of positions at which the model's most likely token or class stays the same; None for
+        outputs without."""
         if type(self.metric).agreeing is Metric.agreeing:
             return None
         (same,) = self._by_sequence([assignment], agreeing=True)
         return float(same.sum() / self.data.weights.sum())
 
     def error_of(self, other: torch.nn.Module) -> MeasuredError:
-        """The metric of another model of the same inputs, such as an export that was loaded."""
+        """Return the metric of another model of the same inputs, such as a loaded export."""
         distances = []
         for index, batch in enumerate(self.data.batches):
             with torch.no_grad(), evaluating(other):
@@ -124,7 +127,8 @@ class Evaluator:
         *,
         agreeing: bool = False,
     ) -> list[np.ndarray]:
-        """Distances, or positions that agree, of each sequence, [N]: as they are known, or from a run."""
+        """Return the distances, or the number of agreeing positions, of each sequence, [N], from memory, cache or a
+        run."""
         name = f"{self.data.name}: agreeing" if agreeing else self.data.name
         keys = [(name, frozenset(each.items())) for each in assignments]
         new: dict[tuple[str, frozenset[tuple[str, str]]], Mapping[str, str]] = {}
@@ -155,9 +159,8 @@ class Evaluator:
 
 
 BASE = 128
-"""The position that the last one is compared with, where sequences are longer than twice that."""
-_FIRST = 8
-"""The last position of the first step of a curve."""
+"""The position to compare the last one with, for sequences longer than twice that."""
+_FIRST = 8  # The last position of the first step of a curve
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +174,7 @@ class Curve:
 
     @property
     def base(self) -> int:
-        """The end of the step that the last one is compared with: 128, or a quarter of a shorter length."""
+        """The end of the step to compare the last one with: 128, or a quarter of a shorter length."""
         wanted = BASE if self.ends[-1] >= 2 * BASE else self.ends[-1] / 4
         return min(self.ends, key=lambda end: abs(math.log(end / wanted)))
 
@@ -184,10 +187,10 @@ class Curve:
 def error_by_position(
     model: torch.nn.Module, batches: Sequence[Any], metric: Metric, observed: Observed, assignment: Mapping[str, str]
 ) -> Curve:
-    """The error of an assignment over positions, of batches whose sequences all have the same length.
+    """Return the error of an assignment over positions, of batches whose sequences all have the same length.
 
-    Two passes a batch, neither with gradients. Raises NoData where there are none or lengths differ, WrongShape for
-    outputs that aren't of positions.
+    Two forward passes for each batch. Raises NoData where there are none or lengths differ, WrongShape for outputs
+    without positions.
     """
     if not batches:
         raise NoData("expected long sequences for errors over positions, got none: give a longer text")
@@ -214,6 +217,6 @@ def error_by_position(
 
 
 def steps(length: int) -> tuple[int, ...]:
-    """The last positions of half octaves, through 128, up to a length; none so near it that it would be a sliver."""
+    """Return the last positions of half octaves, through 128, up to a length; none within a fifth of it."""
     ends = [round(BASE * 2 ** (half / 2)) for half in range(-8, 2 * max(length, 2).bit_length())]
     return (*(end for end in ends if end >= _FIRST and end * 1.2 <= length), length)

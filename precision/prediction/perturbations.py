@@ -1,4 +1,4 @@
-"""What a scheme's change at a site is made of, and when a site changes nothing."""
+"""The perturbations that a scheme makes at a site, and when a site changes nothing."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,30 +8,30 @@ from torch import Tensor
 from assay.precision.schemes import FakeQuantizer, Quantizer, Scheme
 
 Perturbation = tuple[str, object, str]
-"""What a scheme does to a tensor: "weight", "values", "queries" or "sum"; how it is stored, how transformed."""
+"""A scheme's effect on a tensor: "weight", "values", "queries" or "sum"; how it is stored, how transformed."""
 Key = tuple[str, Perturbation]
 """A site and one perturbation there: a row of the quadratic form."""
 
 Change = Callable[[FakeQuantizer, Tensor], Tensor]
-"""What storing changes in a tensor, such as `sensitivity.change_of`."""
+"""The change that storing makes in a tensor, such as `sensitivity.change_of`."""
 
 
 @dataclass(slots=True)
 class Term:
-    """What one perturbation of one site does in one batch."""
+    """The products of one perturbation of one site in one batch."""
 
     sums: Tensor
-    """[B], float32: the products of every sequence."""
+    """[B], float32: the product of every sequence."""
     squares: Tensor
-    """[B], float32: the squares of each product's terms, a row of the tensor each, summed."""
+    """[B], float32: the sum of squares of each product's terms, a row of the tensor each."""
     sampling: float
-    """One row of this many was looked at, but for the largest."""
+    """How many rows each sampled row represents, except the largest."""
     variance: float = 0.0
-    """Of the sum of the squares, what the sampling of a weight's rows leaves open."""
+    """Sampling variance of the sum of the squares."""
 
 
 def perturbations_of(scheme: Scheme) -> tuple[Perturbation, ...]:
-    """The parts that a scheme's change is made of. Schemes that store a weight alike share that part."""
+    """Return the parts of a scheme's change. Schemes that store a weight in the same way share that part."""
     transform = scheme.name if scheme.transform == "smooth" else scheme.transform
     perturbations: list[Perturbation] = []
     if scheme.weight is not None:
@@ -46,7 +46,8 @@ def perturbations_of(scheme: Scheme) -> tuple[Perturbation, ...]:
 
 
 def value_perturbation(scheme: Scheme, part: str) -> Perturbation | None:
-    """What a scheme does to values that pass its site, of a cache its ``part``: keys, values or queries; None: nothing.
+    """Return a scheme's perturbation of values at its site, of a cache its ``part``: keys, values or queries; None:
+    none.
 
     Keys and values of a cache are one perturbation.
     """
@@ -55,9 +56,9 @@ def value_perturbation(scheme: Scheme, part: str) -> Perturbation | None:
 
 
 def is_repeated(name: str, schemes: Mapping[str, Scheme], sources: Mapping[str, str]) -> bool:
-    """Whether a site is given values that were stored before in such a way that its own scheme leaves them as they are.
+    """Return whether a site's input was already stored in such a way that its own scheme leaves it unchanged.
 
-    schemes: the assignment. sources: from where each site is given values as they are, as a linear is a norm's output.
+    schemes: the assignment. sources: the site of each site's unchanged input, such as a norm for a linear.
     """
     quantizer, before = schemes[name].activation, _last(name, schemes, sources)
     if quantizer is None or before is None or schemes[name].transform != "none":
@@ -66,7 +67,7 @@ def is_repeated(name: str, schemes: Mapping[str, Scheme], sources: Mapping[str, 
 
 
 def _last(name: str, schemes: Mapping[str, Scheme], sources: Mapping[str, str]) -> Quantizer | None:
-    """How the values that a site is given were stored last, rows of a table as its weight is; None: they weren't."""
+    """Return the last quantizer of a site's input, for rows of a table its weight's; None without one."""
     source = sources.get(name)
     if source is None:
         return None
@@ -77,10 +78,10 @@ def _last(name: str, schemes: Mapping[str, Scheme], sources: Mapping[str, str]) 
 
 
 def _leaves(quantizer: Quantizer, stored: Quantizer) -> bool:
-    """Whether all that the one has stored is as it is to the other: the same once more, or a cast to a wider format.
+    """Return whether a quantizer leaves values of ``stored`` unchanged: the same again, or a cast to a wider format.
 
-    Symmetric integers change a little more each time, for their largest magnitude lies half a step beyond the last
-    code, so a new scale is smaller: by less than half of the first error, which counts alone.
+    Symmetric integers change a little more each time, for their largest magnitude is half a step beyond the last code,
+    so a new scale is smaller: by less than half of the first error, which counts alone.
     """
     if quantizer == stored:
         return True

@@ -1,4 +1,9 @@
-"""X"""
+"""The prediction of any assignment's error, and the assignments that are measured to calibrate it.
+
+Static scales: a static scale is that of the largest magnitude of the calibration data. Other sequences that exceed it
+are clipped at one value at least, with an error of the excess, beside the rounding errors of all their values.
+`saturation` compares the squares of both, as if the output depended on all values in the same way.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +27,7 @@ from assay.precision.schemes.fitting import fit_values
 
 
 def saturation(observed: Observed, others: OtherSequences, shares: Mapping[Key, float]) -> np.ndarray | float:
-    """What clipping adds in each draw of ``others``, [D], to an error of which each key has a share, over it."""
+    """Return the clipping error in each draw of ``others``, [D], over an error of which each key has a share."""
     total: np.ndarray | float = 0.0
     for key, share in shares.items():
         if key not in others.saturation_cache:
@@ -32,7 +37,7 @@ def saturation(observed: Observed, others: OtherSequences, shares: Mapping[Key, 
 
 
 def _saturation_of(observed: Observed, others: OtherSequences, key: Key) -> np.ndarray | float:
-    """Over the error of one key; of a cache, whose keys and values have a scale each, the larger."""
+    """Return the same over the error of one key; of a cache, whose keys and values have a scale each, the larger."""
     site, (kind, stored, transform) = key
     if kind not in ("values", "queries") or not isinstance(stored, Quantizer) or transform != "none":
         return 0.0
@@ -55,25 +60,25 @@ def _saturation_of(observed: Observed, others: OtherSequences, key: Key) -> np.n
 
 
 _WITHIN = 2.0
-"""How many times as far off the error of one site is within attention and of a KV cache, where a step in a score moves
-whole rows of probabilities beyond what a quadratic form follows (docs/evidence.md)."""
+"""The relative uncertainty of a site within attention or a KV cache: a step in a score moves whole rows of
+probabilities further than a quadratic form follows (docs/evidence.md)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Predictor:
-    """Assignments, checked ones, to errors in the metric's unit and to the quadratic form in which they add up."""
+    """Predicts checked assignments' errors in the metric's unit, and the quadratic form in which they add up."""
 
     observed: Observed
     metric: Metric
     form: QuadraticForm
     calibration: Calibration = UNCALIBRATED
     others: OtherSequences | None = None
-    """Those that the interval is to hold for; None: the error is over the sequences that are calibrated on."""
+    """The sequences that the interval is to hold for; None: those of the calibration data."""
     flips: Callable[[Sequence[Key]], float] | None = None
-    """How many of the routers' choices are expected to change over the data; None: no routers are known."""
+    """Returns the expected number of routers' choices that change over the data; None: no routers are known."""
 
     def predict(self, assignment: Mapping[str, str]) -> Prediction:
-        """The error of an assignment with its interval."""
+        """Return the error of an assignment with its interval."""
         raw = self.calibration_point(assignment, 0.0)
         ends = (0.0, 0.0)
         if self.others is not None and 0 < raw.predicted < math.inf:
@@ -83,14 +88,15 @@ class Predictor:
         return Prediction(*self.calibration.interval(raw, ends), self.calibration.level_of(raw))
 
     def calibration_point(self, assignment: Mapping[str, str], measured: float) -> Measured:
-        """What calibration takes of an assignment: its error before calibration, beside what was measured."""
+        """Return the assignment's uncalibrated prediction with a measured error, for calibration."""
         error, effective = self.uncalibrated(assignment)
         keys = self.keys(assignment)
         flips = None if self.flips is None else self.flips(keys)
         return Measured(error, measured, effective, self.form.noise(keys) / self.metric.power**2, flips)
 
     def uncalibrated(self, assignment: Mapping[str, str]) -> tuple[float, float]:
-        """The error before calibration, and how many sites it comes from, one within attention counting a quarter."""
+        """Return the error before calibration, and the effective number of sites, one within attention counting a
+        quarter."""
         keys = self.keys(assignment)
         squares = self.form.of(keys)
         error = math.inf if math.isinf(squares) else float(self.metric.error(squares, self.observed.weight))
@@ -101,19 +107,20 @@ class Predictor:
         return _WITHIN if site is not None and site.in_attention else 1.0
 
     def site_error(self, site: str, scheme: str) -> float:
-        """The error of one site alone, before calibration."""
+        """Return the error of one site alone, before calibration."""
         return self.uncalibrated({self.observed.weight_site(site): scheme})[0]
 
     def squares(self, assignment: Mapping[str, str]) -> float:
-        """The quadratic form of an assignment: errors of choices add up in it, apart from cross terms."""
+        """Return the quadratic form of an assignment, in which errors of choices add up except for cross terms."""
         return self.form.of(self.keys(assignment))
 
     def squares_at(self, error: float) -> float:
-        """The quadratic form at which the calibrated prediction is ``error``."""
+        """Return the quadratic form at which the calibrated prediction is ``error``."""
         return self.metric.squares(self.calibration.raw(error), self.observed.weight)
 
     def keys(self, assignment: Mapping[str, str]) -> list[Key]:
-        """Of the form, those of what changes: not of values that an earlier site has left as this one would."""
+        """Return the form's keys of an assignment, without sites whose input an earlier site already stores in the same
+        way."""
         schemes = {name: SCHEMES[scheme] for name, scheme in assignment.items()}
         return [
             (name, perturbation)
@@ -123,7 +130,7 @@ class Predictor:
         ]
 
     def corrected(self, assignment: Mapping[str, str], measured: float) -> Predictor:
-        """The predictor that gives the error that was measured of an assignment, calibrated as it is."""
+        """Return the predictor that gives the measured error of an assignment, with the same calibration."""
         squares = self.squares_at(measured) if math.isfinite(measured) else math.inf
         return replace(self, form=self.form.corrected(self.keys(assignment), squares))
 
@@ -131,20 +138,22 @@ class Predictor:
 Measure = Callable[[Mapping[str, str]], float]
 """An assignment to its measured error."""
 Trial = tuple[dict[str, str], Measured]
-"""An assignment, with its error as it was predicted and as it was measured."""
+"""An assignment with its predicted and measured error."""
 
 _BEST = None
 _FINE = (1.0, True)
 _KINDS = ((1.0, False), _FINE, (0.3, False), (0.1, False), (0.0, False), _BEST)
-"""Of the assignments that are measured to calibrate, of which each is drawn at random from these: one of the front of
-bytes and error; or the share of sites that they take, and whether finely; a share of 0: one scheme wherever it may
-stand."""
+"""The kinds of assignments measured to calibrate, each drawn at random: from the Pareto front of bytes and error; or
+the share of sites that take a scheme, and whether from the finer half; share 0: one scheme wherever possible."""
 
 
 def sites_without_gradient(predictor: Predictor, measure: Measure) -> tuple[Site, ...]:
-    """Sites of which no scheme has an effect to first order, though one has when it is measured: what comes after them
-    rounds, detaches or picks. Each that has no effect is measured alone in the scheme that stores most, in fewest bits,
-    unless all of them together change nothing."""
+    """Return the sites where no scheme has an effect to first order, but one has when measured: later operations round,
+    detach or select.
+
+    Each silent site is measured alone in the scheme that stores most, in fewest bits, unless all together change
+    nothing.
+    """
     menus = predictor.observed.menus
     silent = {
         site: max(menus[site], key=lambda scheme: (len(predictor.keys({str(site): scheme})), -_bits(scheme)))
@@ -157,7 +166,6 @@ def sites_without_gradient(predictor: Predictor, measure: Measure) -> tuple[Site
 
 
 def _bits(scheme: str) -> float:
-    """That a scheme stores a row of 128 in, weight, input and queries together."""
     quantised = SCHEMES[scheme]
     stored = (quantised.weight, quantised.activation, quantised.queries)
     return sum(each.bits((1, 128)) for each in stored if each is not None)
@@ -166,10 +174,10 @@ def _bits(scheme: str) -> float:
 def draw_assignments(
     predictor: Predictor, best: Callable[[int], list[dict[str, str]]], seed: int, indices: range
 ) -> list[dict[str, str]]:
-    """Random assignments of `_KINDS`, each of a index its own, so that more of them begin with those of fewer, apart
-    from those of the front.
+    """Return random assignments of `_KINDS`, one for each index, so that a longer calibration begins with those of a
+    shorter one, except for those of the front.
 
-    best: so many assignments of the front, at most.
+    best: returns at most this many assignments of the front.
     """
     draws = [random.Random(f"{seed} {index}") for index in indices]
     kinds = [draw.choice(_KINDS) for draw in draws]
@@ -185,24 +193,24 @@ def draw_assignments(
 
 
 def run_trials(predictor: Predictor, measure: Measure, assignments: Iterable[dict[str, str]]) -> list[Trial]:
-    """Assignments predicted, before calibration, and measured."""
+    """Return assignments with their uncalibrated predictions and measured errors."""
     return [(assignment, predictor.calibration_point(assignment, measure(assignment))) for assignment in assignments]
 
 
 def repredicted(predictor: Predictor, trials: Iterable[Trial]) -> list[Trial]:
-    """Trials as a predictor that has learnt something predicts them, before calibration."""
+    """Return trials with the predictions of a corrected predictor."""
     return [(assignment, predictor.calibration_point(assignment, pair.measured)) for assignment, pair in trials]
 
 
 def recalibrated(predictor: Predictor, trials: Iterable[Trial]) -> Predictor:
-    """The predictor with the interval that fits what it predicts of these trials now; `Calibration.fit`."""
+    """Return the predictor with the interval fitted to its own predictions of these trials; see `Calibration.fit`."""
     pairs = [pair for _, pair in repredicted(predictor, trials)]
     return replace(predictor, calibration=Calibration.fit(pairs, power=predictor.metric.power))
 
 
 def random_assignment(predictor: Predictor, draw: random.Random, share: float, *, fine: bool) -> dict[str, str]:
-    """A random scheme at every site, or at a random share of them (one at least), or for a share of 0 one wherever it
-    may stand; ``fine``: of the half of each menu with the smaller errors. None that is predicted to break the model."""
+    """Return a random scheme at every site, or at a random share of them (at least one), or for share 0 one wherever
+    possible; ``fine``: from the half of each menu with the smaller errors. None is predicted to break the model."""
     return _random(_menus(predictor), draw, share, fine)
 
 
@@ -215,7 +223,7 @@ def _random(menus: Mapping[str, list[str]], draw: random.Random, share: float, f
 
 
 def _menus(predictor: Predictor) -> dict[str, list[str]]:
-    """The schemes of each site, the smallest error first, without those that are predicted to break the model."""
+    """Return the schemes of each site, the smallest error first, without those predicted to break the model."""
     menus = {}
     for site in predictor.observed.sites:
         if not site.tied:

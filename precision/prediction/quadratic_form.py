@@ -1,4 +1,15 @@
-"""X"""
+"""The error of any assignment from the products of one backward pass, and its uncertainty.
+
+For each (site, scheme) there are two estimates of the same quadratic form. The *direct* one is the mean over sequences
+of t^2, t the product summed over all tokens and features: right for any change, but of N sequences it has a relative
+standard error of about sqrt(2 / N). The *spread* one squares every term by itself and sums, a term being that of a
+whole row, a token's values or a weight's output channel, since errors are correlated within one (where a large value
+makes small ones vanish); right where rows are independent, which most are, and of little noise. So the estimate is the
+spread one, times a factor for its site and one for its scheme as far as two halves of the data agree on them, and times
+the ratio of the direct one to it, the mean of t^2 over the sum of squares of its terms, where that differs by more than
+chance allows (saturation, flushed values, anything with a bias). Cross terms come from the products' correlations where
+they are larger than chance makes them, as for two sites that change the same values.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +24,14 @@ from assay.precision.prediction.perturbations import Key
 
 
 def profiles(keys: Sequence[Key], squares: np.ndarray) -> np.ndarray:
-    """Of every row the share of each sequence, [keys, N], from its mean squares over cotangents, [keys, N]: one profile
-    for all that a site's schemes do to its weight, and one for its values. A row of nothing has a flat one."""
+    """Return each row's share of every sequence, [keys, N], from its mean squares over cotangents, [keys, N].
+
+    A sum of squares of one cotangent's products is, for every sequence, its expected value times a factor like a
+    chi-square over its degrees of freedom, which spreads by 1 or more where few rows dominate the error, as within
+    attention. The text's part of a row's departure from a flat profile is common to the schemes of its site: the
+    derivatives are the same, and the sizes of the changes follow those of the stored values. So a row's profile is the
+    mean over cotangents and over all schemes of its site's weight, or of its values. A row of zeros has a flat one.
+    """
     finite = np.where(np.isfinite(squares), squares, 0.0)
     totals = finite.sum(1, keepdims=True)
     shares = np.divide(finite, totals, out=np.full_like(finite, 1 / max(finite.shape[1], 1)), where=totals > 0)
@@ -27,12 +44,13 @@ def profiles(keys: Sequence[Key], squares: np.ndarray) -> np.ndarray:
 
 
 def cotangents_of(again: np.ndarray) -> np.ndarray:
-    """How many cotangents a row has, [rows], of what further ones gave, [rows, C, N]: one where they gave nothing."""
+    """Return the number of cotangents of each row, [rows], from the further ones' values, [rows, C, N]: one where these
+    are zero."""
     return np.where(again.any((1, 2)), again.shape[1] + 1.0, 1.0)
 
 
 def pooled(first: np.ndarray, again: np.ndarray | None, power: float) -> np.ndarray:
-    """Sums (of power 0.5) or squares (1) of several cotangents [rows, N], [rows, C, N] side by side, [rows, (C + 1) N],
+    """Concatenate sums (power 0.5) or squares (1) of several cotangents [rows, N], [rows, C, N] to [rows, (C + 1) N],
     over the number of cotangents of a row to that power, so that squares add up to those of one."""
     if again is None:
         return first
@@ -46,7 +64,8 @@ _DIFFERS = 5.0
 """Standard errors beyond which the direct estimate is believed: of 10^4 pairs of site and scheme none is by chance if
 products are normal (6e-7 each); they have heavier tails, so less would not do."""
 _FEW = 8
-"""Samples below which neither biases nor correlations are told from chance: the error of their mean square is half."""
+"""Samples below which neither biases nor correlations can be distinguished from chance: the error of their mean square
+is half."""
 _CORRELATES = 4.0
 """Multiples of a correlation's standard error 1 / sqrt(N) beyond which it is: by chance of 10^4 pairs less than one."""
 
@@ -60,22 +79,22 @@ class Prediction:
     high: float
     level: float = 0.95
     """The share of assignments that the interval is to hold for: less than 95 % where too few were measured, 0 where
-    routers' flips may make most of the error or it is larger than what calibrated the interval."""
+    routers' flips may make most of the error or it is larger than the errors that calibrated the interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """What the backward passes gave, float64: rows are the keys."""
+    """The result of the backward passes, float64: rows are the keys."""
 
     keys: tuple[Key, ...]
     sums: np.ndarray
-    """[keys, N]: t of every sequence; where one row in n was looked at, times the root of n."""
+    """[keys, N]: t of every sequence; with one row in n sampled, times the root of n."""
     squares: np.ndarray
     """[keys, N]: the sum of squares of the terms of each, times n."""
     sampling: np.ndarray
     """[keys]: the largest n."""
     variance: np.ndarray
-    """[keys]: of a form's diagonal, what the sampling of a weight's rows leaves open."""
+    """[keys]: the sampling variance of a form's diagonal."""
     again: tuple[np.ndarray, np.ndarray] | None = None
     """Sums and squares, [keys, C, N], under C further cotangents, zero for keys that had none; None: none had."""
 
@@ -102,11 +121,11 @@ class QuadraticForm:
 
     @property
     def keys(self) -> Collection[Key]:
-        """Of all schemes at sites that a gradient came back to."""
+        """Keys of all schemes at sites that a gradient reached."""
         return self._row.keys()
 
     def of(self, keys: Sequence[Key]) -> float:
-        """The form for sites that take these schemes; infinite where one makes infinities or NaN."""
+        """Return the form for these keys; infinite where one makes infinities or NaN."""
         rows = [self._row[key] for key in keys if key in self._row]
         if not rows:
             return 0.0
@@ -116,10 +135,10 @@ class QuadraticForm:
         return float(max(diagonal.sum() + self._cross(rows, np.sqrt(diagonal)), 0.0))
 
     def corrected(self, keys: Sequence[Key], squares: float) -> QuadraticForm:
-        """The form that gives what was measured of these keys together; infinite for what is not finite.
+        """Return the form that gives the measured squares of these keys together; infinite for what is not finite.
 
-        The difference is shared among those that nothing has corrected yet, in proportion to their parts, which keep a
-        twentieth at least.
+        The difference is shared among those that nothing has corrected yet, in proportion to their parts, which keep at
+        least a twentieth.
         """
         rows = np.array([self._row[key] for key in keys if key in self._row], dtype=np.intp)
         open_rows = rows[self._standard_error[rows] > 0] if len(rows) else rows
@@ -135,8 +154,8 @@ class QuadraticForm:
         return other
 
     def effective(self, keys: Sequence[Key], spread: Callable[[Key], float] = lambda key: 1.0) -> float:
-        """How many sites the error comes from: (sum of contributions)^2 / sum of (spread * contribution)^2; ``spread``:
-        how many times as far off a contribution may be."""
+        """Return the effective number of sites of an error: (sum of contributions)^2 / sum of (spread *
+        contribution)^2; ``spread``: the relative uncertainty of a contribution."""
         _, parts = self._parts(keys)
         if not len(parts) or not np.isfinite(parts).all() or not parts.sum() > 0:
             return 1.0
@@ -144,23 +163,23 @@ class QuadraticForm:
         return float(parts.sum() ** 2 / np.square(wide * parts).sum())
 
     def noise(self, keys: Sequence[Key]) -> float:
-        """The relative variance that the drawing of cotangents and of a weight's rows leaves in the form: of n samples
-        s, those of every sequence under each cotangent, at most sum s^2 / (sum s)^2 of a part that nothing has
-        corrected, and the rows' own."""
+        """Return the relative variance of the form by the random cotangents and rows: of n samples s, those of every
+        sequence under each cotangent, at most sum s^2 / (sum s)^2 of a part that nothing has corrected, and the rows'
+        own."""
         rows, parts = self._parts(keys)
         if not np.isfinite(parts).all() or not parts.sum() > 0:
             return 0.0
         return float(np.square(self._standard_error[rows]).sum() / parts.sum() ** 2)
 
     def shares(self, keys: Sequence[Key]) -> dict[Key, float]:
-        """Of the form that of each key, apart from cross terms; nothing where the form has none or isn't finite."""
+        """Return the share of each key in the form, without cross terms; empty where the form is zero or not finite."""
         _, parts = self._parts(keys)
         if not np.isfinite(parts).all() or not parts.sum() > 0:
             return {}
         return dict(zip((key for key in keys if key in self._row), (parts / parts.sum()).tolist(), strict=True))
 
     def profile(self, keys: Sequence[Key]) -> np.ndarray:
-        """What each sequence adds to the form, [N], apart from cross terms."""
+        """Return each sequence's part of the form, [N], without cross terms."""
         rows, parts = self._parts(keys)
         added: np.ndarray = np.where(np.isfinite(parts), parts, 0.0) @ self._profiles[rows]
         return added
@@ -179,10 +198,8 @@ class QuadraticForm:
 
 
 def _units(sums: np.ndarray, squares: np.ndarray) -> np.ndarray:
-    """Products over the root of the sum of squares of their terms, [keys, N]: of variance one for independent terms.
-
-    So every sequence counts alike, however much the output there depends on anything.
-    """
+    """Return products over the root of the sum of squares of their terms, [keys, N]: of variance one for independent
+    terms, so that every sequence has the same weight, however sensitive the output is there."""
     usable = (squares > 0) & np.isfinite(squares) & np.isfinite(sums)
     return np.divide(sums, np.sqrt(squares), out=np.zeros_like(sums), where=usable)
 
@@ -220,7 +237,6 @@ def _diagonal(products: Products, squares: np.ndarray, units: np.ndarray) -> np.
 
 
 def _mean(squared: np.ndarray, of: np.ndarray) -> np.ndarray:
-    """Means of those of some samples that aren't zero; of all samples where these are."""
     count = (of != 0).sum(1)
     whole = squared.sum(1) / np.maximum((squared != 0).sum(1), 1)
     return np.where(count > 0, of.sum(1) / np.maximum(count, 1), whole)
@@ -229,7 +245,7 @@ def _mean(squared: np.ndarray, of: np.ndarray) -> np.ndarray:
 def _reliable(
     groups: Mapping[object, Sequence[int]], whole: np.ndarray, halves: Sequence[np.ndarray]
 ) -> dict[object, float]:
-    """Each group's median log ratio, shrunk by how far those of the two halves of the data vary together."""
+    """Return each group's median log ratio, shrunk by how much those of the two halves of the data vary together."""
     medians = {name: float(np.median(whole[rows])) for name, rows in groups.items()}
     pairs = np.array([[np.median(half[rows]) for half in halves] for rows in groups.values()])
     if len(pairs) < 3:

@@ -1,4 +1,18 @@
-"""X"""
+"""The rows of a weight to evaluate: all of a small weight, over several batches; a random sample of a large one.
+
+To store a weight under every scheme takes longer than to multiply with it, so each batch evaluates some rows only. A
+weight of fewer than 1,024 rows is cut into parts, and each part is evaluated by equally many batches and cotangents. Of
+a larger one each batch draws rows for all of its cotangents; the number of draws of row r has the mean p_r. p_r is
+proportional to the expected squares of the row, |w_r|^2 sum_t g_tr^2 |x_t|^2 with the g of the first cotangent
+(assuming a change that is independent of everything and proportional to the row, and tokens whose gradients are
+independent). A quarter of p_r is the same for all rows, so that no row gets a much larger weight than its share; rows
+that would be drawn more than once are certain. With t_r^2 the square of the product of a row, summed over the
+cotangents, the sum of t_r^2 / p_r over the drawn rows has the mean sum t_r^2 over all of them (Horvitz and Thompson
+1952; drawn systematically in a random order: Madow 1949; Cochran, Sampling Techniques, 1977, sections 9A.7 and 8.1; in
+the order of a weight's rows, which heads make periodic, the draws would be alike). Its variance is about sum c_r (y_r -
+y)^2, y_r = t_r^2 / p_r, c_r = (1 - p_r) n / (n - 1), y their mean with the weights c_r (Deville 1999; Tillé, Sampling
+Algorithms, 2006, section 7.6).
+"""
 
 from __future__ import annotations
 
@@ -12,29 +26,27 @@ from torch import Tensor
 from assay.precision.observation import groups
 
 BLOCK = 128
-"""Rows that are looked at together where all are: a multiple of those of every scheme's blocks."""
-_TURNS = 4
-"""Batches that may share a weight's rows among them, each cotangent of theirs a part of its own."""
-_LARGE = 1024
-"""Rows from which on they are sampled."""
+"""Rows evaluated together where all are: a multiple of every scheme's blocks."""
+_TURNS = 4  # Batches that may share a weight's rows, with a part for each of their cotangents
+_LARGE = 1024  # Rows from which a weight is sampled
 _SAMPLE = 512
-"""Rows that all batches draw together for one cotangent, half as many for several; but each no fewer than _LEAST."""
+"""Rows that all batches draw together for one cotangent, half as many for several; but each at least _LEAST."""
 _LEAST = 16
-_EVEN = 0.25
-"""Of the draws, the share that any row gets alike."""
+_EVEN = 0.25  # Share of the draws that is the same for all rows
 
 
 @dataclass(frozen=True, slots=True)
 class RowSample:
-    """Some rows of a weight, and how many each of them stands for."""
+    """Some rows of a weight, and how many rows each represents."""
 
     rows: slice | Tensor
     root_weights: Tensor | float
-    """Roots of these numbers, [n, 1, 1] or one for all: squares grow with them, sums of independent rows with that."""
+    """Roots of these numbers, [n, 1, 1] or one for all: squares grow with them, sums of independent rows with their
+    roots."""
 
     def variance(self, squares: Tensor) -> Tensor:
-        """Of the sums [S] over the rows and B of squares [n, S, B], times how many each row stands for: what the draw
-        leaves open of them; zero where it leaves none."""
+        """Return the sampling variance of the sums [S] over the rows and B of squares [n, S, B], weighted; zero without
+        sampling."""
         if isinstance(self.root_weights, float):
             return squares.new_zeros(squares.shape[1])
         each, count = squares.sum(-1), len(squares)
@@ -45,7 +57,7 @@ class RowSample:
 
 @dataclass(frozen=True, slots=True)
 class RowSampler:
-    """One batch's part: its number, of how many, with how many cotangents; ``exact``: no weight is sampled."""
+    """The rows for one batch: its index, the number of batches and of cotangents; ``exact``: no weight is sampled."""
 
     batch: int = 0
     batches: int = 1
@@ -54,17 +66,17 @@ class RowSampler:
     exact: bool = False
 
     def alone(self) -> RowSampler:
-        """Of a weight that one cotangent of each batch meets."""
+        """Return the sampler of a weight with one cotangent in each batch."""
         return replace(self, cotangents=1)
 
     def drawn(self, rows: int) -> int:
-        """How many rows are drawn of so many; 0: none, all are looked at in turns."""
+        """Return how many of ``rows`` rows to draw; 0: all are evaluated, in parts."""
         count = max(-(-_SAMPLE // (self.batches * min(self.cotangents, 2))), _LEAST)
         return 0 if self.exact or rows < max(_LARGE, 2 * count) else count
 
     def parts(self, weight: Tensor, cotangent: int, most: int) -> tuple[float, Iterator[RowSample]]:
-        """How many batches and cotangents look at all rows of a weight [N, K] together, and the rows of this batch and
-        a cotangent, in ranges of so many ``most``: whole blocks. As many look at each row."""
+        """Return how many batches and cotangents share the rows of a weight [N, K], and the rows of this batch and a
+        cotangent, in ranges of at most ``most`` elements: whole blocks. Equally many evaluate each row."""
         index, count = (each * self.cotangents for each in (self.batch, self.batches))
         blocks = -(-weight.shape[0] // BLOCK)
         count_parts = max(t for t in range(1, min(_TURNS * self.cotangents, blocks) + 1) if count % t == 0)
@@ -76,10 +88,10 @@ class RowSampler:
         )
 
     def sample(self, sizes: Tensor, name: str) -> tuple[float, RowSample]:
-        """How many rows one that is drawn stands for, and rows drawn in proportion to their ``sizes`` [N], of the
-        weight of this name.
+        """Return how many rows a drawn row represents, and rows drawn in proportion to their ``sizes`` [N], of the
+        named weight.
 
-        The former is of what all rows have in common, in proportion to the root of their size: (sum of p^(1/2))^2 over
+        The former is for what all rows have in common, in proportion to the root of their size: (sum of p^(1/2))^2 over
         (sum of p)^2.
         """
         count, device, sizes = self.drawn(len(sizes)), sizes.device, sizes.double().cpu()
@@ -98,7 +110,7 @@ class RowSampler:
 
 
 def _chances(sizes: Tensor, count: int) -> Tensor:
-    """Chances [N] in proportion to sizes, none above one, that add up to ``count``."""
+    """Return probabilities [N] in proportion to sizes, none above one, with the sum ``count``."""
     chances = sizes * (count / sizes.sum())
     while bool((chances > 1 + 1e-9).any()):
         certain = chances >= 1
@@ -108,24 +120,24 @@ def _chances(sizes: Tensor, count: int) -> Tensor:
 
 
 def some_rows(weight: Tensor, most: int) -> Iterator[tuple[int, int]]:
-    """Ranges of rows of a weight [N, K], whole blocks of no more than ``most`` elements, or of one block."""
+    """Return ranges of rows of a weight [N, K], whole blocks of at most ``most`` elements, or of one block."""
     count = max(most // max(weight.shape[-1], 1) // BLOCK, 1) * BLOCK
     return ((start, min(start + count, weight.shape[0])) for start in range(0, weight.shape[0], count))
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Which sequence each row of a flattened tensor is of: ``each`` rows in order, or an index [n]; else unknown.
+    """The sequence of each row of a flattened tensor: ``each`` rows in order, or an index [n]; else unknown.
 
-    Unknown are rows that sequences share and those that came by a way that isn't followed. Their products are given to
-    the first sequence as one, whose expected square is that of all, for cotangents of sequences are independent.
+    Unknown are rows that sequences share and those of untraced operations. Their products are assigned to the first
+    sequence as one, whose expected square is that of all, for cotangents of sequences are independent.
     """
 
     each: int = 0
     index: Tensor | None = None
 
     def sums(self, products: Tensor, batch: int) -> Tensor:
-        """Sums of several [S, n] over the rows of every sequence, [S, B]."""
+        """Return the sums of products [S, n] over the rows of every sequence, [S, B]."""
         if self.each:
             return products.reshape(len(products), batch, -1).sum(2)
         sums = products.new_zeros(len(products), batch)
@@ -135,8 +147,8 @@ class Rows:
         return sums.index_add_(1, self.index.to(sums.device), products)
 
     def outer(self, g: Tensor, x: Tensor, of: int, batch: int) -> Tensor:
-        """g' x over the rows of every sequence, the gradient of a weight, [B, N, K]: g [..., N], x [..., G * K], of
-        which there are ``of`` groups."""
+        """Return g' x over the rows of every sequence, the gradient of a weight, [B, N, K]: g [..., N], x [..., G * K]
+        in ``of`` groups."""
         if self.each:
             return groups.weight_gradient(g.reshape(batch, -1, g.shape[-1]), x.reshape(batch, -1, x.shape[-1]), of)
         x, g = x.flatten(0, -2), g.flatten(0, -2)
@@ -150,7 +162,7 @@ class Rows:
         return gradients
 
     def subsampled(self, index: Tensor | None) -> Rows:
-        """Of some of the rows."""
+        """Return the same for some of the rows."""
         if index is None:
             return self
         if self.each:
@@ -163,10 +175,11 @@ class Subsample:
     """Some of a tensor's rows, or all."""
 
     step: int = 1
-    """How many rows the smaller ones of them stand for."""
+    """How many rows each small row represents."""
     index: Tensor | None = None
     root_weights: Tensor | None = None
-    """Of each row the root of how many it stands for: squares grow with them, sums of independent rows with that."""
+    """For each row the root of how many it represents: squares grow with that number, sums of independent rows with the
+    root."""
 
     def of(self, x: Tensor) -> Tensor:
         flat = x.flatten(0, -2)

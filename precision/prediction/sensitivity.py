@@ -1,4 +1,12 @@
-"""X"""
+"""Every scheme at every site from one backward pass: products of the output's cotangent with each scheme's change.
+
+For a cotangent v at the output, t[s, q] = <J_s' v, d_sq>, where d_sq is the change of scheme q at site s, summed over
+all tokens and features of a sequence before anything is squared; then, for every assignment c at once, E (sum_s t[s,
+c(s)])^2 is the metric's quadratic form, cross terms included. A weight's change needs the gradient of each sequence,
+which is formed for some rows of one product at a time and never stored. Where rows are sampled (`row_sampling`), a
+batch's cotangents share the rows, so that schemes store them once: until the last cotangent only its values at these
+rows are stored.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +33,8 @@ from assay.runtime.memory import trim_heap
 class PassThrough(torch.autograd.Function):
     """``run(x)`` in the forward pass; in the backward pass ``back(x, g)``, which gives x's cotangent, or None.
 
-    ``back`` must not hold a streamed weight, only how it is read again. ``copied``: x is kept, and the result given, as
-    a copy that the model can't write over.
+    ``back`` must not hold a streamed weight, only its reader. ``copied``: x is stored, and the result returned, as a
+    copy that the model can't overwrite.
     """
 
     @staticmethod
@@ -42,19 +50,17 @@ class PassThrough(torch.autograd.Function):
         return None, ctx.back(x, g), None, None, None
 
 
-_AT_ONCE = 1 << 22
-"""Elements of weights' gradients, and of their changes, that are held at once; but no fewer rows than a block's."""
-_CACHED = 1 << 18
-"""Elements of a weight that are looked at together, for a core's cache to hold what is made of them."""
+_AT_ONCE = 1 << 22  # Elements of weight gradients, and of their changes, held at once; at least the rows of one block
+_CACHED = 1 << 18  # Elements of a weight evaluated together, so that their intermediate values fit a core's cache
 
 Formed = tuple[int, Perturbation, Term]
-"""A cotangent's number, and what a perturbation does under it."""
+"""The index of a cotangent, and the term of a perturbation under it."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackwardProduct:
-    """A product of a weight [N, K] as the backward pass meets it: x [..., G * K], cotangents g [..., G * N] of the
-    result, of which sequence each row is, and the number of the cotangent."""
+    """A product of a weight [N, K] in the backward pass: x [..., G * K], cotangents g [..., G * N] of the result, the
+    sequence of each row, and the index of the cotangent."""
 
     x: Tensor
     g: Tensor
@@ -64,7 +70,7 @@ class BackwardProduct:
 
 @dataclass(slots=True)
 class SharedRows:
-    """Of one product the rows that are drawn of its weight, and what each cotangent so far gives them, [..., n]."""
+    """The sampled rows of one product's weight, and the cotangents so far at these rows, [..., n]."""
 
     drawn: tuple[float, RowSample] | None = None
     given: dict[int, Tensor] = field(default_factory=dict)
@@ -73,8 +79,8 @@ class SharedRows:
 class WeightProducts:
     """<g_b' x_b, change of the weight> for every sequence b of a batch.
 
-    ``batch``: its sequences; ``turns``: who looks at which rows; ``further``: the weights that further cotangents meet
-    too, None: all. Cotangents come by from the last to the first.
+    ``batch``: its sequences; ``sampler``: chooses rows; ``further``: the weights that further cotangents evaluate too,
+    None: all. Cotangents come from the last to the first.
     """
 
     def __init__(
@@ -96,8 +102,8 @@ class WeightProducts:
         product: BackwardProduct,
         sample: SharedRows,
     ) -> Iterator[Formed]:
-        """The products of the weight of a site, under the cotangent that meets it; of a ``sample``, which is this
-        product's own, under all when the last one does."""
+        """Yield the products of a site's weight under this cotangent; with a ``sample``, of this product alone, under
+        all cotangents at the last one."""
         if not menu:
             return
         sampler = self._turns if self._further is None or name in self._further else self._turns.alone()
@@ -175,7 +181,8 @@ class WeightProducts:
     def _products(
         self, piece: Tensor, gradients: Tensor, menu: Mapping[Perturbation, Scheme], fitted: list[FakeQuantizer | None]
     ) -> tuple[list[Perturbation], Tensor]:
-        """Of rows [n, K] of a weight and their gradients [n, K, B] what changes them, and the products [n, S, B]."""
+        """Return the perturbations of rows [n, K] of a weight, and their products [n, S, B] with the gradients [n, K,
+        B]."""
         forms = [(part, stored) for part, stored in zip(menu, fitted, strict=True) if stored is not None]
         step = max(_AT_ONCE // max(piece.numel(), 1), 1)
         products = [piece.new_empty(len(piece), 0, gradients.shape[-1])]
@@ -190,35 +197,33 @@ class WeightProducts:
 
 _Terms = dict[tuple[str, Perturbation], Term]
 _Changes = dict[object, tuple[FakeQuantizer, Tensor]]
-"""Changes by `_identity`, with whom they are of, for an identity is only one's own as long as one lives."""
+"""Changes by `_identity`, with their quantizers, whose identities hold only while these live."""
 
-_RELEASE_BYTES = 1 << 25
-"""Bytes by which products may grow in memory before freed ones are returned."""
+_RELEASE_BYTES = 1 << 25  # Bytes by which products may grow in memory before freed ones are returned
 _ENOUGH = 1 << 16
-"""Elements of values that tell the size of an error: more are subsampled to these, but not below _LEAST_ROWS rows."""
+"""Elements of values that suffice to estimate an error: more are subsampled, but to no fewer than _LEAST_ROWS rows."""
 _LEAST_ROWS = 256
 
-_Values = tuple[Tensor, Subsample, _Changes]
-"""Values with those of them that are looked at, and what changes these."""
+_Values = tuple[Tensor, Subsample, _Changes]  # Values with the subsample of rows and the changes at these
 
 
 @dataclass(slots=True)
 class _Given:
-    """What cotangents have given at one place: at rows of which values, [n, K] each."""
+    """The cotangents so far at one site: the values, and the cotangents at their rows, [n, K] each."""
 
     of: _Values | None = None
     cotangents: dict[int, Tensor] = field(default_factory=dict)
     overlapping: bool = False
-    """Whether rows hold the same values, as windows of a convolution do: their errors add up, which some rows don't
-    show."""
+    """Whether rows hold the same values, as windows of a convolution do: their errors add up, which a sample of rows
+    can't show."""
 
 
 class Sensitivity(Visitor):
-    """A visitor that leaves the forward pass as it is and, in the backward pass, forms products for every menu.
+    """A visitor that leaves the forward pass unchanged and, in the backward pass, forms products for every menu.
 
-    The batch's `terms` are there once `torch.autograd.grad` has run with respect to `anchor`; for a further cotangent
-    it runs again, after `begin`. ``batch``: its sequences; ``turns``: who looks at which rows of a weight; ``further``:
-    the sites that further cotangents meet too, None: all.
+    The batch's `terms` are complete once `torch.autograd.grad` has run with respect to `anchor`; for a further
+    cotangent it runs again, after `begin`. ``batch``: its sequences; ``sampler``: chooses rows of weights; ``further``:
+    the sites that further cotangents evaluate too, None: all.
     """
 
     def __init__(
@@ -231,15 +236,11 @@ class Sensitivity(Visitor):
         change: Change | None = None,
         further: Container[str] | None = None,
     ) -> None:
-        self.terms: _Terms = {}
-        """Of the cotangent that is led back."""
-        self.terms_by_cotangent = {0: self.terms}
-        """Of each cotangent."""
+        self.terms: _Terms = {}  # Of the cotangent that is led back
+        self.terms_by_cotangent = {0: self.terms}  # Of each cotangent
         self.anchor = torch.zeros((), requires_grad=True)
-        self.mask: Tensor | None = None
-        """Which positions of the batch are no padding, [B, T]; None: all."""
-        self.copies = False
-        """Whether values are kept in copies, for a model that writes over them."""
+        self.mask: Tensor | None = None  # Which positions of the batch are no padding, [B, T]; None: all
+        self.copies = False  # Whether values are kept in copies, for a model that writes over them
         self.shares = 0
         """Bytes of weights that are in memory only while their module runs, and of changes of values, to keep for all
         cotangents until `forget`."""
@@ -255,12 +256,12 @@ class Sensitivity(Visitor):
         self.begin(0, menus)
 
     def begin(self, cotangent: int, menus: Mapping[str, Sequence[str]]) -> None:
-        """What is led back from now on is the cotangent of this number, whose products are formed for these menus."""
+        """Form products for the cotangent of this index, with these menus, from now on."""
         self.terms, self._menus = self.terms_by_cotangent.setdefault(cotangent, {}), menus
         self._cotangent = cotangent
 
     def forget(self) -> None:
-        """Drop what is kept for all cotangents."""
+        """Drop what all cotangents share."""
         self._changes.clear()
         self._weights.clear()
 
@@ -271,7 +272,7 @@ class Sensitivity(Visitor):
         sample, inputs = kept if steps is None else self._joined.setdefault(steps, kept)
 
         def back(x: Tensor, g: Tensor) -> Tensor:
-            """Products from x [..., K] and the cotangents g [..., N] of the output; gives those of x."""
+            """Form products from x [..., K] and the cotangents g [..., N] of the output; return those of x."""
             weight, g = read(), g.to(x.dtype)  # the output's is another within autocast
             gx = groups.input_gradient(g, weight, groups.count(x, weight))
             if steps is None:
@@ -333,7 +334,7 @@ class Sensitivity(Visitor):
 
     def _passed(self, x: Tensor, run: Callable[[Tensor], Tensor], back: Callable[..., object]) -> Any:
         def without_padding(x: Tensor, g: Tensor) -> object:
-            """Where nothing is compared gradients are zero, or NaN by a division that is zero there alone."""
+            """Zero the gradients at padding: they are zero, or NaN by a division that is zero there alone."""
             kept = rows_kept(g, self.mask)
             return back(x, g if kept is None else torch.where(kept.view(*g.shape[:-1], 1), g, 0.0))
 
@@ -348,7 +349,7 @@ class Sensitivity(Visitor):
         }
 
     def _reader(self, weight: Tensor) -> Callable[[], Tensor]:
-        """What the backward pass has the weight from."""
+        """Return the function by which the backward pass reads the weight."""
         streamed = self.tracer.streamed(weight) if self.tracer is not None else None
         if streamed is None:
             return weight.detach
@@ -369,9 +370,10 @@ class Sensitivity(Visitor):
         return Rows() if shared or not count or count % self._batch else Rows(each=count // self._batch)
 
     def _on_embedding(self, name: str, weight: Tensor, ids: Tensor, g: Tensor) -> None:
-        """Products of a table [V, D]: cotangents g [..., D] of the rows ids [B, ...] or [T] that were looked up.
+        """Form products of a table [V, D]: cotangents g [..., D] of the selected rows ids [B, ...] or [T].
 
-        A row that a sequence looks up often changes in one way at all these places: its cotangents are added first.
+        A row that a sequence selects often changes in the same way at all these positions: its cotangents are added
+        first.
         """
         owner = self._tied.get(name, name)
         count = ids.numel()
@@ -396,10 +398,10 @@ class Sensitivity(Visitor):
         rows: Rows,
         given: _Given,
     ) -> None:
-        """Products of values x [..., K] with what the ``menu`` changes there, for cotangents g like them.
+        """Form products of values x [..., K] with the changes of the ``menu``, for cotangents g of x's shape.
 
-        Linears that share an input, as q, k and v do, share its changes, and so does the norm that it comes from. Where
-        there is room for it cotangents wait for the last one, among those that are ``given``.
+        Linears that share an input, as q, k and v do, share its changes, as does the norm that produced it. If memory
+        allows, the cotangents are collected in ``given`` until the last one.
         """
         if given.of is None:
             key = x.data_ptr(), x.shape, x.stride()
@@ -431,7 +433,7 @@ class Sensitivity(Visitor):
         given.of, given.cotangents = None, {}
 
     def _subsample(self, x: Tensor) -> Subsample:
-        """One row at random of every few, and all of those that are much larger than the mean."""
+        """Return one random row of every ``step``, and all rows that are much larger than the mean."""
         count = x.numel() // x.shape[-1]
         step = max(min(x.numel() // _ENOUGH, count // _LEAST_ROWS, 16), 1)
         if step == 1:
@@ -449,13 +451,12 @@ class Sensitivity(Visitor):
         return Term(sums[0], squares[0], 1)
 
     def _sums(self, terms: Tensor, rows: Rows, root_weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Of terms [S, n] of rows their sums and those of their squares over the rows of every sequence, [S, B]."""
+        """Return the sums of terms [S, n], and of their squares, over the rows of every sequence, [S, B]."""
         if root_weights is not None:
             terms = terms * root_weights
         return rows.sums(terms, self._batch).cpu(), rows.sums(terms.square(), self._batch).cpu()
 
     def _add(self, name: str, part: Perturbation, term: Term, terms: _Terms | None = None) -> None:
-        """To this cotangent's terms, or others."""
         terms = self.terms if terms is None else terms
         before = terms.get((name, part))
         if before is not None:
@@ -465,13 +466,13 @@ class Sensitivity(Visitor):
 
 
 def change_of(stored: FakeQuantizer, x: Tensor) -> Tensor:
-    """What storing changes in a tensor."""
+    """Return the change that storing makes in a tensor."""
     values = stored(x)
     return values - x if values is x else values.sub_(x)
 
 
 def _identity(stored: FakeQuantizer) -> object:
-    """What tells stored forms of one tensor apart."""
+    """Return a key that is equal for equal stored forms of one tensor."""
     if all(each is None for each in (stored.scales, stored.columns, stored.divisor, stored.packed)):
         return stored.quantizer, stored.rotated
     return id(stored)

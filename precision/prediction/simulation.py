@@ -1,4 +1,9 @@
-"""X"""
+"""Assignments simulated: weights, inputs and values replaced by what their schemes store; many assignments in one pass.
+
+Block by block, all assignments and all batches pass before the next: the weights of a block are rounded once for all
+assignments that store them in the same way, and assignments with the same values so far and the same schemes there run
+as one. Assignments without a change so far don't run; they start where they first differ from the model.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +30,13 @@ from assay.precision.schemes import SCHEMES, Scheme, Split
 from assay.runtime.memory import trim_heap
 
 SPLITS = (":all_reduce", ":accumulator")
-"""Sites of a linear whose schemes take its sum in parts: those of ranks, and of each the steps of its accumulator."""
+"""Sites of a linear whose schemes split its sum: into those of ranks, and of each into the steps of its accumulator."""
 
 
 class Simulator(Visitor):
-    """A visitor that runs a model as an assignment would have it: a dict of site names to schemes.
+    """A visitor that runs a model under an assignment: a dict of site names to schemes.
 
-    Weights are kept as the schemes store them, by what is stored: what takes another assignment later, or runs other
-    batches, has them.
+    Quantised weights are cached by how they are stored, for other assignments and batches.
     """
 
     def __init__(self, assignment: Mapping[str, Scheme], qparams: QParams, tied: Mapping[str, str]) -> None:
@@ -40,12 +44,11 @@ class Simulator(Visitor):
         self._qparams = qparams
         self._tied = tied
         self._weights: dict[tuple[str, int | None, Perturbation], Tensor] = {}
-        self.keeps_streamed = False
-        """Whether weights are kept too that are in memory only while their module runs."""
+        self.keeps_streamed = False  # Whether weights are kept too that are in memory only while their module runs
 
     @classmethod
     def of(cls, observed: Observed, assignment: Mapping[str, str]) -> Simulator:
-        """For a checked assignment of scheme names."""
+        """Return a simulator of a checked assignment of scheme names."""
         simulator = cls({}, observed.qparams, observed.tied)
         simulator.take(assignment)
         return simulator
@@ -55,7 +58,7 @@ class Simulator(Visitor):
         self._assignment = {name: SCHEMES[scheme] for name, scheme in assignment.items()}
 
     def forget(self) -> None:
-        """Drop the weights that are kept."""
+        """Drop the cached weights."""
         self._weights.clear()
 
     def linear(self, name: str, x: Tensor, weight: Tensor, expert: int | None, product: Product) -> Tensor:
@@ -95,9 +98,10 @@ class Simulator(Visitor):
 
 
 def split_product(x: Tensor, weight: Tensor, splits: Sequence[Split], product: Product) -> Tensor:
-    """x @ weight' with the sum over K in parts, each partial and each running sum rounded; the parts again in parts.
+    """Return x @ weight' with the sum over K in parts, each partial and each running sum rounded; the parts again in
+    parts.
 
-    The bias comes last, in full precision, as epilogues have it.
+    The bias comes last, in full precision, as in epilogues.
     """
     several = groups.count(x, weight)
     laid = x.reshape(math.prod(x.shape[:-1]), several, weight.shape[-1]).transpose(0, 1)
@@ -107,7 +111,6 @@ def split_product(x: Tensor, weight: Tensor, splits: Sequence[Split], product: P
 
 
 def _summed(x: Tensor, weight: Tensor, splits: Sequence[Split]) -> Tensor:
-    """x [G, R, K] and a weight [G, N, K] to [G, R, N]."""
     if not splits:
         return x @ weight.mT
     split, *inner = splits
@@ -125,22 +128,22 @@ def _summed(x: Tensor, weight: Tensor, splits: Sequence[Split]) -> Tensor:
 def simulated(
     model: torch.nn.Module, batch: Any, metric: Metric, observed: Observed, assignment: Mapping[str, str]
 ) -> Tensor:
-    """What is compared of the model's outputs for a batch with an assignment simulated."""
+    """Return the compared output of the model for a batch with an assignment simulated."""
     return output_of(model, batch, metric, Simulator.of(observed, assignment))
 
 
 def output_of(model: torch.nn.Module, batch: Any, metric: Metric, visitor: Visitor) -> Tensor:
-    """What is compared of the model's outputs for a batch, run by way of a visitor."""
+    """Return the compared output of the model for a batch, run with a visitor."""
     with torch.no_grad(), evaluating(model), traced(model, visitor):
         return metric.output(call(model, batch), mapping(batch))
 
 
 Part = frozenset[tuple[str, str]]
-"""What an assignment changes at one position of a chain: (site, scheme)."""
+"""The changes of an assignment at one position of a chain: (site, scheme)."""
 Plan = list[Part]
 """An assignment's parts by position."""
 Step = tuple[int, Part]
-"""Values, by their number, and what changes next. Number 0: those that the model has by itself."""
+"""The index of the values before, and the next changes. Index 0: the values of the unchanged model."""
 _UNCHANGED: Step = (0, frozenset())
 
 
@@ -154,10 +157,10 @@ def run_batched(
     record: Callable[[int, int, Tensor], None],
     done: Callable[[], None] = lambda: None,
 ) -> None:
-    """Call ``found`` with each assignment's number, each batch's number, and what is compared of the outputs; ``done``
-    as often as there are assignments.
+    """Call ``record`` with each assignment's index, each batch's index, and the compared output; ``done`` once for each
+    assignment.
 
-    chain: of the model over these batches; None: each assignment runs by itself.
+    chain: of the model over these batches; None: each assignment runs alone.
     """
     alone = list(range(len(assignments)))
     if chain is not None:
@@ -173,7 +176,8 @@ def run_batched(
 
 
 def forward_passes(chain: Chain | None, observed: Observed, assignments: Sequence[Mapping[str, str]]) -> float:
-    """How often these assignments run a block, over how many blocks there are: of single runs, their number."""
+    """Return how many forward passes these assignments take: block runs over the number of blocks; without a chain,
+    their number."""
     if chain is None:
         return float(len(assignments))
     plans = {number: _plan(chain, observed, each) for number, each in enumerate(assignments)}
@@ -185,7 +189,7 @@ def forward_passes(chain: Chain | None, observed: Observed, assignments: Sequenc
 
 
 def _plan(chain: Chain, observed: Observed, assignment: Mapping[str, str]) -> Plan:
-    """What an assignment changes at each position; a site of no known position is at the first."""
+    """Return the changes of an assignment at each position; a site of unknown position is at the first."""
     parts: list[set[tuple[str, str]]] = [set() for _ in range(chain.after + 1)]
     for site, scheme in assignment.items():
         linear = next((site.removesuffix(suffix) for suffix in SPLITS if site.endswith(suffix)), site)
@@ -196,7 +200,8 @@ def _plan(chain: Chain, observed: Observed, assignment: Mapping[str, str]) -> Pl
 
 
 def _merged(plans: Mapping[int, Plan], of: Mapping[int, int], position: int) -> tuple[dict[Step, int], dict[int, int]]:
-    """The different steps at a position, each with the number of what it makes, and that number of each assignment."""
+    """Return the distinct steps at a position, each with the index of its result, and that index for each
+    assignment."""
     steps: dict[Step, int] = {}
     made = {}
     for number, plan in plans.items():
@@ -206,7 +211,7 @@ def _merged(plans: Mapping[int, Plan], of: Mapping[int, int], position: int) -> 
 
 
 def _groups(chain: Chain, plans: Mapping[int, Plan]) -> Iterator[dict[int, Plan]]:
-    """As many assignments as memory allows, those that begin at the same block together."""
+    """Yield as many assignments as fit in memory, those that begin at the same block together."""
     first = {number: next((at for at, part in enumerate(plan) if part), chain.after) for number, plan in plans.items()}
     order, size = sorted(plans, key=lambda number: first[number]), max(chain.free_bytes() // _needed(chain), 1)
     for start in range(0, len(order), size):
@@ -214,12 +219,12 @@ def _groups(chain: Chain, plans: Mapping[int, Plan]) -> Iterator[dict[int, Plan]
 
 
 def _needed(chain: Chain) -> int:
-    """Bytes of one assignment's values before and after a block, and of a block's rounded weights."""
+    """Return the bytes of one assignment's values before and after a block, and of a block's rounded weights."""
     return 2 * chain.bytes_of_state() + (chain.bytes_of_block() if _keeps(chain) else 0)
 
 
 def _keeps(chain: Chain) -> bool:
-    """Whether a block's rounded weights are kept until all have passed it."""
+    """Return whether a block's rounded weights stay in memory until all assignments have passed it."""
     return chain.bytes_of_block() <= chain.free_bytes()
 
 
@@ -231,7 +236,7 @@ def _run_group(
     record: Callable[[int, int, Tensor], None],
     done: Callable[[], None],
 ) -> list[int]:
-    """Run a group; those that have to run by themselves are given back."""
+    """Run a group; return the assignments that have to run alone."""
     model, batches = chain.model, range(len(chain.batches))
     simulator = Simulator.of(observed, {})
     simulator.keeps_streamed = _keeps(chain)

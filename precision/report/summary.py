@@ -93,7 +93,7 @@ def _again(content: Mapping[str, Any], *more: str) -> str:
             while name in given:
                 index = given.index(name)
                 del given[index : index + (1 if after.startswith("--") else 2)]
-    return shlex.join([*given, *more, *([] if "--resume" in given else ["--resume"])])
+    return shlex.join([*given, *more])
 
 
 _WIDTH = 116

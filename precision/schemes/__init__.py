@@ -1,7 +1,7 @@
-"""Schemes: what an assignment can put at a site, and how it is simulated to the bit.
+"""Schemes: what an assignment can choose for a site, simulated to the bit.
 
-scheme (the table of names) · quantizer (how a tensor may be stored) · storage (scales, codes, values) · fitting
-(what is chosen for one site, rotation) · ggml (its block types, by its own code) · rounding.
+scheme (the table of names) · quantizer (how a tensor may be stored: scales, codes, values) · fitting (parameters for
+one site, rotation) · ggml (its block types, by its own code).
 """
 
 from assay.precision.schemes.fitting import FakeQuantizer, Moments

@@ -1,4 +1,4 @@
-"""What a scheme needs to know about one site before it can be simulated: scales, column factors, zero-points."""
+"""Parameters of a scheme for one site, fitted before it can be simulated: scales, column factors, zero-points."""
 
 from __future__ import annotations
 
@@ -16,18 +16,16 @@ from assay.precision.schemes.quantizer import Extremes, Quantizer, Scales, divis
 from assay.precision.schemes.scheme import Scheme
 
 _CLIPS = tuple(1.0 - 0.04 * step for step in range(11))
-"""Shares of the largest magnitude that a searched scale may cover."""
-_POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Exponents of the column factors that are searched for AWQ."""
-_SAMPLE = 128
-"""Rows of a weight that such searches look at."""
-_BALANCES = (0.35, 0.5, 0.65, 0.8)
-"""SmoothQuant's alpha: how much of the input's spread moves into the weight."""
+"""Shares of the largest magnitude that a search for scales tries."""
+_POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)  # Exponents of the column factors that a search for AWQ tries
+_SAMPLE = 128  # Rows of a weight that such searches evaluate
+_BALANCES = (0.35, 0.5, 0.65, 0.8)  # SmoothQuant's alpha: how much of the input's spread moves into the weight
 
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """What the calibration data showed of an input: columns [K] of mean and largest magnitude and mean square, rows."""
+    """Statistics of an input over the calibration data: mean and largest magnitude and mean square of columns [K],
+    rows."""
 
     mean: Tensor
     square: Tensor
@@ -37,7 +35,8 @@ class Moments:
 
     @classmethod
     def joint(cls, several: Sequence[Moments]) -> Moments:
-        """Of inputs that share column factors: one input seen by several linears, or those of several experts."""
+        """Return the moments of inputs that share column factors: one input of several linears, or those of several
+        experts."""
         mean, square, largest = (
             torch.stack([getattr(one, name) for one in several]) for name in ("mean", "square", "largest")
         )
@@ -46,18 +45,18 @@ class Moments:
 
 @dataclass(frozen=True, slots=True)
 class FakeQuantizer:
-    """How one tensor of one site is stored; called with its values, it gives those that are read back (float32)."""
+    """How one tensor of one site is stored; called with its values, it returns those that are read back (float32)."""
 
     quantizer: Quantizer
     scales: Scales | None = None
-    """None: taken from the values at hand."""
+    """None: computed at run time."""
     columns: Tensor | None = None
-    """Factors [K] on the columns before storing, taken off after."""
+    """Factors [K] that multiply the columns before storing and divide them after."""
     rotated: bool = False
     divisor: Tensor | None = None
-    """NVFP4's scale of the tensor, fixed for an input while those of its groups are not."""
+    """NVFP4's scale of the tensor, static for an input while those of its groups are dynamic."""
     packed: Tensor | None = None
-    """Blocks of ggml that a weight is stored in, uint8 [..., N, row bytes]; None for an input, which is stored anew."""
+    """ggml blocks of a weight, uint8 [..., N, row bytes]; None for an input, which is stored at run time."""
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.rotated:
@@ -68,13 +67,14 @@ class FakeQuantizer:
 
     @property
     def bytes(self) -> int:
-        """Of what is held here."""
+        """Bytes of its tensors."""
         scales = () if self.scales is None else (self.scales.scale, self.scales.zero, self.scales.divisor)
         held = (*scales, self.columns, self.divisor, self.packed)
         return sum(each.nbytes for each in held if isinstance(each, Tensor))
 
     def of_rows(self, start: int, stop: int) -> FakeQuantizer:
-        """How rows start to stop of a weight [N, K] are stored; of blocks, ``start`` is the first row of one."""
+        """Return the quantizer of rows start to stop of a weight [N, K]; of blocks, ``start`` is the first row of
+        one."""
         if self.packed is not None:
             return replace(self, packed=self.packed[start:stop])
         if self.scales is None or self.scales.scale.shape[0] == 1:
@@ -83,8 +83,8 @@ class FakeQuantizer:
         return self._scaled(slice(start // size, -(-stop // size)))
 
     def at_rows(self, index: Tensor, columns: int) -> FakeQuantizer:
-        """How the rows of an index [...] of a weight [N, K] of so many columns are stored; of blocks each with a scale
-        for every element."""
+        """Return the quantizer of the rows of an index [...] of a weight [N, K] with ``columns`` columns; blocks get a
+        scale for each element."""
         if self.packed is not None:
             return replace(self, packed=self.packed[index.cpu()])
         if self.scales is not None and self.quantizer.per == "block":
@@ -116,9 +116,9 @@ class FakeQuantizer:
 
 
 def smooth_factors(scheme: Scheme, weight: Tensor, seen: Moments) -> Tensor:
-    """Factors [K] on the weight's columns, max|x|^a / max|w|^(1-a), with the a that leaves the least error of x W'.
+    """Return factors [K] for the weight's columns, max|x|^a / max|w|^(1-a), with the a of least error of x W'.
 
-    weight: [N, K], of all linears that share the input one below the other.
+    weight: [N, K], of all linears that share the input, concatenated.
     """
     inputs = seen.largest.clamp(min=1e-5 * float(seen.largest.max().clamp(min=1e-30)))
     weights = weight.abs().amax(tuple(range(weight.dim() - 1)))
@@ -133,7 +133,8 @@ def smooth_factors(scheme: Scheme, weight: Tensor, seen: Moments) -> Tensor:
 
 
 def smoothed(scheme: Scheme, weight: Tensor, factors: Tensor) -> tuple[FakeQuantizer, FakeQuantizer]:
-    """How the weight and the input are stored with these factors on the weight's columns and off the input's."""
+    """Return the quantizers of the weight and the input with these factors on the weight's columns and off the
+    input's."""
     assert scheme.weight is not None
     assert scheme.activation is not None
     of_weight = FakeQuantizer(scheme.weight, scales_of(weight * factors, scheme.weight), factors)
@@ -141,7 +142,7 @@ def smoothed(scheme: Scheme, weight: Tensor, factors: Tensor) -> tuple[FakeQuant
 
 
 def awq_factors(quantizer: Quantizer, weights: Sequence[Tensor], seen: Moments) -> Tensor:
-    """Factors [K], mean|x|^p with the p that leaves the least error of the output, inputs taken as uncorrelated.
+    """Return factors [K], mean|x|^p with the p of least error of the output, inputs taken as uncorrelated.
 
     weights: [N, K], of all linears that share the input.
     """
@@ -158,7 +159,7 @@ def awq_factors(quantizer: Quantizer, weights: Sequence[Tensor], seen: Moments) 
 
 
 def fit_values(quantizer: Quantizer, seen: Moments | None, rotated: bool = False) -> FakeQuantizer:
-    """How an input or other values are stored: static scales from what calibration showed, others from the values."""
+    """Return how an input or other values are stored: static scales from the calibration data, others at run time."""
     if quantizer.scale_format == "float8_e4m3fn" and seen is not None and not rotated:
         return FakeQuantizer(quantizer, divisor=divisor_of(seen.largest, quantizer))
     if quantizer.dynamic or quantizer.per == "element" or seen is None:
@@ -176,11 +177,12 @@ def fit_weight(
     largest: Tensor | None = None,
     extremes: Extremes | None = None,
 ) -> FakeQuantizer:
-    """How a weight [N, K] or [E, N, K] is stored: scales by the quantizer's rule, weighted by its input where known.
+    """Return how a weight [N, K] or [E, N, K] is stored: scales by the quantizer's rule, weighted by its input where
+    known.
 
     importance: of its columns, [K]; None: not known. factors: on its columns, for a quantizer with the rule "awq".
-    largest: magnitude of all weights that share the scale of a tensor with this one, [1, 1]; None: it has its own.
-    extremes: of the weight, where others ask for them too.
+    largest: magnitude of all weights that share the tensor's scale with this one, [1, 1]; None: it has its own.
+    extremes: of the weight, shared by several quantizers.
     """
     source = extremes or weight
     if quantizer.per == "element":
@@ -197,13 +199,13 @@ def fit_weight(
 
 
 def fit_blocks(quantizer: Quantizer, weight: Tensor, importance: Tensor | None) -> FakeQuantizer:
-    """How a weight [N, K] or [E, N, K] is stored in blocks of ggml; importance: [K], of its input, or None."""
+    """Return how a weight [N, K] or [E, N, K] is stored in ggml blocks; importance: [K], of its input, or None."""
     assert quantizer.blocks is not None
     return FakeQuantizer(quantizer, packed=pack(weight, quantizer.blocks, importance))
 
 
 def _clipped(quantizer: Quantizer, weight: Tensor, importance: Tensor | None) -> Scales:
-    """Scales that leave the least squared error, each for itself, columns weighted by ``importance`` [K]."""
+    """Return scales of least squared error, each searched separately, columns weighted by ``importance`` [K]."""
     columns = torch.ones_like(weight) if importance is None else importance.expand_as(weight).contiguous()
     weights, axes = grouped(columns, quantizer)
     best: Scales | None = None
@@ -224,16 +226,16 @@ def _clipped(quantizer: Quantizer, weight: Tensor, importance: Tensor | None) ->
 
 
 def _centred(factors: Tensor) -> Tensor:
-    """Factors of geometric middle one, so that no format's range is spent on their size."""
+    """Return factors with geometric mid-range one, so that they use up no format's range."""
     return factors / (factors.max() * factors.min()).sqrt()
 
 
 def _rotate(x: Tensor) -> Tensor:
-    """x [..., K] rotated, which spreads an outlier over its block and keeps every product: every block of b columns is
-    multiplied by the orthogonal, symmetric Sylvester matrix H_b / sqrt(b).
+    """Return x [..., K] rotated, which spreads an outlier over its block and preserves products: every block of b
+    columns is multiplied by the orthogonal, symmetric Sylvester matrix H_b / sqrt(b).
 
-    b is the largest power of two that divides K; the rotation is its own inverse, so weights and inputs that are both
-    rotated have the product they had.
+    b is the largest power of two that divides K; the rotation is its own inverse, so rotated weights and inputs have
+    the same product as before.
     """
     size = x.shape[-1] & -x.shape[-1]
     return (torch.unflatten(x, -1, (-1, size)) @ _matrix(size).to(x)).flatten(-2)

@@ -1,7 +1,7 @@
-"""ggml's block types: facts of configs/ggml.toml, and tensors stored and read back by ggml's own code.
+"""ggml's block types: the table of configs/ggml.toml, and tensors stored and read back by ggml's own code.
 
-The code is that of the shared library in the wheel of xllamacpp: what llama-quantize calls, of that version and build.
-Rows are stored each for itself: any of them may be stored, or read back, alone.
+The code is the shared library of the wheel of xllamacpp, which llama-quantize calls, of that version and build. Rows
+are stored independently: any of them may be stored, or read back, alone.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ from assay.formats.format import Format
 from assay.precision.errors import BadModel, WrongShape
 from assay.runtime.modules import optional
 
-_LARGEST = 65504.0
-"""Scales are float16; some quantisers end the process where one overflows."""
-_CHUNK = 1 << 16
-"""Elements, at the least, that a thread stores at a time."""
+_LARGEST = 65504.0  # Scales are float16; some quantisers end the process where one overflows
+_CHUNK = 1 << 16  # Minimum number of elements for a thread to store at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,17 +41,17 @@ class BlockType:
 
     @property
     def ggml_name(self) -> str:
-        """The name that ggml, and a tensor-type file, has for it."""
+        """Its name in ggml and in a tensor-type file."""
         return self.name.removeprefix("ggml-")
 
     @property
     def element(self) -> Format:
-        """Its codes, as whole numbers of so many bits; those of some types are indices of tables."""
+        """Its codes, as integers of this many bits; for some types indices of tables."""
         source = "ggml-common.h of llama.cpp"
         return Format(name=self.name, kind="integer", bits=self.code, precision=self.code, source=source)
 
     def row_bytes(self, columns: int) -> int:
-        """Bytes of a row. Raises WrongShape where it isn't whole blocks."""
+        """Return the bytes of a row. Raises WrongShape unless it is whole blocks."""
         if columns % self.block:
             raise WrongShape(f"expected rows of a multiple of {self.block} elements for {self.name}, got {columns}")
         return columns // self.block * self.bytes
@@ -66,11 +64,11 @@ def block_types() -> dict[str, BlockType]:
 
 
 def pack(x: Tensor, kind: BlockType, importance: Tensor | None = None) -> Tensor:
-    """The blocks (uint8 [..., row bytes], on the CPU) that ggml's quantiser stores a weight x [..., K] in.
+    """Return the blocks (uint8 [..., row bytes], on the CPU) of ggml's quantiser for a weight x [..., K].
 
-    importance: [K], positive: what the squared error of each column is weighted by, as with ``llama-quantize
-    --imatrix``. Raises WrongShape for rows that aren't whole blocks and for a type that needs an importance without
-    one, BadModel for values that aren't finite or beyond float16, NotInstalled.
+    importance: [K], positive: weights of the squared error of each column, as with ``llama-quantize --imatrix``. Raises
+    WrongShape for rows that aren't whole blocks and for a type that needs an importance without one, BadModel for
+    values that aren't finite or beyond float16, NotInstalled.
     """
     if kind.importance == "required" and importance is None:
         raise WrongShape(f"expected the inputs of a weight that {kind.name} stores, got none: take another scheme")
@@ -91,7 +89,7 @@ def pack(x: Tensor, kind: BlockType, importance: Tensor | None = None) -> Tensor
 
 
 def unpack(packed: Tensor, kind: BlockType) -> Tensor:
-    """The values (float32 [..., K]) of blocks (uint8 [..., row bytes], on the CPU)."""
+    """Return the values (float32 [..., K]) of blocks (uint8 [..., row bytes], on the CPU)."""
     blocks = packed.contiguous()
     values = torch.empty(*packed.shape[:-1], packed.shape[-1] // kind.bytes * kind.block)
     _function("dequantize_row", kind)(_address(blocks), _address(values), values.numel())
@@ -99,9 +97,9 @@ def unpack(packed: Tensor, kind: BlockType) -> Tensor:
 
 
 def rounded(x: Tensor, kind: BlockType) -> Tensor:
-    """x [..., K] (float32) as a product of ggml's CPU code has its other operand, rounded to ``kind`` first.
+    """Return x [..., K] (float32) rounded to ``kind``, as ggml's CPU products round their other operand.
 
-    A block with NaN or an infinity in it is NaN: what ggml makes of one isn't defined.
+    A block with NaN or an infinity in it is NaN: ggml doesn't define its result.
     """
     laid = torch.unflatten(x, -1, (-1, kind.block)) if x.numel() else x
     spoilt = ~laid.isfinite().all(-1, keepdim=True)
@@ -123,7 +121,7 @@ def _library() -> Any:
 
 @cache
 def _function(what: str, kind: BlockType) -> Callable[..., None]:
-    """The library's function of a type, of three arguments: from where, to where, how many elements."""
+    """Return the library's function for a type, with the arguments source, target, number of elements."""
     name = kind.ggml_name.replace("_k", "_K")
     function: Any = getattr(_library(), f"{what}_{name}")
     function.restype, function.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
@@ -136,7 +134,7 @@ def installed() -> None:
 
 
 def _by_rows(some: Callable[[int, int], None], rows: int, columns: int) -> None:
-    """Rows in turn, by as many threads as torch has; which takes which changes no bit."""
+    """Store rows in as many threads as torch has; the split changes no bit."""
     step = max(_CHUNK // max(columns, 1), 1)
     starts = range(0, rows, step)
     with ThreadPoolExecutor(max(min(torch.get_num_threads(), len(starts)), 1)) as pool:

@@ -1,4 +1,8 @@
-"""X"""
+"""How a tensor may be stored: element format, granularity and format of scales; scales, codes and the values read back.
+
+The arithmetic is that of compressed-tensors and torchao, in float32: codes are round(x / scale) (+ zero), clamped, and
+the value is (code - zero) * scale. So the simulation matches a checkpoint bit for bit.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,13 +31,13 @@ class Quantizer:
     format: str
     """Element format, of `assay.formats`; or a block type of ggml, of configs/ggml.toml, which its code stores."""
     per: Granularity = "element"
-    """What shares a scale: nothing has one ("element": a plain cast), the tensor, a row, a group of `size` along the
-    row, or a block of `size` rows by `size` columns."""
+    """The granularity of scales: "element" (none: a plain cast), the tensor, a row, a group of `size` along the row, or
+    a block of `size` rows by `size` columns."""
     size: int = 0
     symmetric: bool = True
     """Without zero-point. An asymmetric range always holds zero."""
     dynamic: bool = True
-    """An activation's scales are taken from the values at hand; otherwise once, from the calibration data."""
+    """An activation's scales are computed from the values at run time; otherwise once, from the calibration data."""
     scale_format: ScaleFormat = "float32"
     """bfloat16: as checkpoints of 16-bit models hold scales, and transformers rounds those to that are float32; e8m0:
     powers of two, as in OCP MX; e4m3: with one float32 scale of the tensor beside them, as in NVFP4."""
@@ -49,11 +53,11 @@ class Quantizer:
 
     @property
     def blocks(self) -> BlockType | None:
-        """The block type of ggml that it stores in; None: it has scales as the other fields say."""
+        """The block type of ggml; None: scales as the other fields say."""
         return block_types().get(self.format)
 
     def bits(self, shape: tuple[int, ...]) -> float:
-        """Bits that a tensor of this shape takes, scales and zero-points included."""
+        """Return the bits of a tensor of this shape, scales and zero-points included."""
         elements, columns = 1.0, float(shape[-1]) if shape else 1.0
         for length in shape:
             elements *= length
@@ -73,8 +77,7 @@ class Quantizer:
 
 _E4M3 = format_named("float8_e4m3fn")
 _TINY = torch.finfo(torch.float32).tiny
-_STEP = 16
-"""Columns of the smallest groups of any scheme."""
+_STEP = 16  # Columns of the smallest groups of any scheme
 
 Reduce = Callable[..., Tensor]
 """torch.amin or torch.amax."""
@@ -82,20 +85,22 @@ Reduce = Callable[..., Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """What is stored beside the codes. Shapes broadcast against the tensor as `grouped` lays it out."""
+    """Scales and zero-points of a tensor. Shapes broadcast against the tensor as laid out by `grouped`."""
 
     scale: Tensor
-    """float32, as it is multiplied with: for NVFP4 the e4m3 scale divided by ``divisor`` already."""
+    """float32, as in the product: for NVFP4 the e4m3 scale divided by ``divisor`` already."""
     zero: Tensor | None = None
     divisor: Tensor | None = None
     """NVFP4's scale of the tensor, in the convention of compressed-tensors: 448 * 6 / largest magnitude."""
 
 
 def grouped(x: Tensor, quantizer: Quantizer, within: int = 1) -> tuple[Tensor, tuple[int, ...]]:
-    """x laid out so that one axis or two hold what shares a scale, and these axes: its values keep their order.
+    """Return x laid out so that one axis or two hold the elements that share a scale, and these axes; the order of
+    values stays.
 
     Rows: [..., K] itself. Groups: [..., K/size, size]. Blocks: [..., N/size, size, K/size, size], padded with zeros.
-    within: how many columns of the tensor each of x stands for. Raises WrongShape if a group size doesn't divide K.
+    within: the number of columns of the tensor that each of x represents. Raises WrongShape if a group size doesn't
+    divide K.
     """
     rows, columns = quantizer.size, quantizer.size // within
     if quantizer.per == "group":
@@ -120,7 +125,7 @@ def _restored(laid: Tensor, shape: torch.Size, quantizer: Quantizer) -> Tensor:
 
 
 class Extremes:
-    """The extreme values of a tensor's rows in steps of a few columns, from which those of any grouping are taken: for
+    """The extreme values of a tensor's rows in steps of a few columns, from which those of any grouping follow: for
     several quantizers of one weight."""
 
     def __init__(self, x: Tensor) -> None:
@@ -140,7 +145,6 @@ class Extremes:
 
 
 def _extreme(x: Tensor | Extremes, quantizer: Quantizer, reduce: Reduce, *, magnitudes: bool = False) -> Tensor:
-    """The extreme values, or magnitudes, of what shares a scale, as `grouped` lays it out."""
     if isinstance(x, Extremes):
         return x.of(quantizer, reduce, magnitudes=magnitudes)
     laid, axes = grouped(x, quantizer)
@@ -150,14 +154,15 @@ def _extreme(x: Tensor | Extremes, quantizer: Quantizer, reduce: Reduce, *, magn
 def scales_of(
     x: Tensor | Extremes, quantizer: Quantizer, shrink: Tensor | float = 1.0, divisor: Tensor | None = None
 ) -> Scales:
-    """Scales by the largest magnitude (or range) of what shares one, times ``shrink`` (float32, broadcasts).
+    """Return scales by the largest magnitude (or range) of the elements that share one, times ``shrink`` (float32,
+    broadcasts).
 
-    divisor: NVFP4's scale of the tensor where it is known beforehand, as that of an activation is.
+    divisor: NVFP4's scale of the tensor where it is known beforehand, as for an activation.
 
-    Symmetric: the largest magnitude is half of the elements' range: of integers (int8: 127.5 steps, int4: 7.5), as
-    compressed-tensors and torchao have it; of floats and codebooks their largest value. e8m0: the power of two that
-    brings the largest magnitude into the element's last binade (OCP MX 1.0, 6.3), one more where it would round past
-    the largest value. NVFP4: e4m3 scales of groups, times a scale of the tensor that brings the largest of them to 448.
+    Symmetric: the largest magnitude is half of the elements' range: of integers (int8: 127.5 steps, int4: 7.5), as in
+    compressed-tensors and torchao; of floats and codebooks their largest value. e8m0: the power of two that brings the
+    largest magnitude into the element's last binade (OCP MX 1.0, 6.3), one more where it would round past the largest
+    value. NVFP4: e4m3 scales of groups, times a scale of the tensor that brings the largest of them to 448.
     """
     low, high = quantizer.element.lowest, quantizer.element.largest
     if not quantizer.symmetric:
@@ -185,7 +190,7 @@ def divisor_of(magnitudes: Tensor, quantizer: Quantizer) -> Tensor:
 
 
 def _held(scale: Tensor, quantizer: Quantizer) -> Tensor:
-    """The scale as it is stored; where all is zero any will do, here the epsilon of its format."""
+    """Return the scale as stored; for zeros, where any scale is right, the epsilon of its format."""
     format = format_named(quantizer.scale_format)
     return torch.where(scale == 0, format.epsilon, round_float32(scale, format).clamp(min=_TINY))
 
@@ -199,7 +204,7 @@ def _power_of_two(largest: Tensor, quantizer: Quantizer) -> Tensor:
 
 
 def codes_of(x: Tensor, quantizer: Quantizer, scales: Scales) -> Tensor:
-    """The element values (float32, laid out by `grouped`) that x is stored as."""
+    """Return the codes of x as element values (float32, laid out by `grouped`)."""
     laid, _ = grouped(x, quantizer)
     scaled = laid / scales.scale
     if scales.zero is not None:
@@ -209,14 +214,14 @@ def codes_of(x: Tensor, quantizer: Quantizer, scales: Scales) -> Tensor:
 
 
 def values_of(codes: Tensor, quantizer: Quantizer, scales: Scales, shape: torch.Size) -> Tensor:
-    """The values (float32, of ``shape``) that codes stand for."""
+    """Return the values (float32, of ``shape``) of codes."""
     return _restored((codes if scales.zero is None else codes - scales.zero) * scales.scale, shape, quantizer)
 
 
 def store(x: Tensor, quantizer: Quantizer, scales: Scales | None = None) -> Tensor:
-    """x (float32) stored and read back; with its own scales where none are given.
+    """Return x (float32) stored and read back, with its own scales where none are given.
 
-    NaN stays NaN; an infinity spoils what it shares a scale with, as it does in a kernel.
+    NaN stays NaN; an infinity spoils the elements that share its scale, as in a kernel.
     """
     if quantizer.per == "element":
         return round_float32(x, quantizer.element)

@@ -1,4 +1,4 @@
-"""Schemes: the names that an assignment uses, what each does to a site, and where it may stand. Data."""
+"""Schemes: the names that an assignment uses, what each does to a site, and the sites it is for. Data."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -14,10 +14,10 @@ Transform = Literal["none", "smooth", "hadamard"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """A sum over K taken in parts: each partial sum is rounded to ``partial``, each sum of them to ``total``."""
+    """A sum over K in parts: each partial sum is rounded to ``partial``, each sum of them to ``total``."""
 
     parts: int = 0
-    """Number of equal parts, as ranks of tensor parallelism have it; 0: parts of `length`."""
+    """Number of equal parts, as ranks of tensor parallelism; 0: parts of `length`."""
     length: int = 0
     partial: str = "float32"
     total: str = "float32"
@@ -25,14 +25,14 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """What happens to a site: how its weight and its input (or, where there is no weight, its values) are stored."""
+    """How the weight and the input of a site (or, without a weight, its values) are stored."""
 
     name: str
     site_types: frozenset[SiteType]
     weight: Quantizer | None = None
     activation: Quantizer | None = None
     queries: Quantizer | None = None
-    """Of a KV cache: how the queries that it is multiplied with are stored, where attention multiplies in 8 bits."""
+    """Of a KV cache: how the queries are stored, where attention multiplies in 8 bits."""
     transform: Transform = "none"
     """Before storing, columns of the weight are multiplied and those of the input divided by factors that balance their
     largest magnitudes ("smooth", arXiv:2211.10438), or both are rotated by a Hadamard matrix ("hadamard",
@@ -41,7 +41,7 @@ class Scheme:
     compute: str = "bf16"
     """The arithmetic that a device's product runs in: a column of configs/devices.toml."""
     on_request: bool = False
-    """RowSample at only where it is asked for by name."""
+    """Audited only if named."""
 
 
 _TABLE: frozenset[SiteType] = frozenset({"linear", "embedding"})
@@ -144,7 +144,7 @@ _GGML = [
         ),
     )
 ]
-"""Weights in blocks of ggml, and with them the rounding of inputs that its CPU products do."""
+"""Weights in ggml blocks, and with them the rounding of inputs in its CPU products."""
 
 _VALUES = [
     Scheme(name="a-fp8", site_types=_ACTIVATION, activation=_FP8_TOKEN, compute="fp8"),
@@ -176,11 +176,11 @@ SCHEMES: dict[str, Scheme] = {
 
 
 DEFAULTS = tuple(name for name, scheme in SCHEMES.items() if not scheme.on_request)
-"""What an audit looks at where nothing else is asked for."""
+"""The schemes that an audit includes by default."""
 
 
 def scheme_named(name: str) -> Scheme:
-    """The scheme of this name. Raises UnknownScheme with the nearest names."""
+    """Return the scheme of this name. Raises UnknownScheme with the nearest names."""
     if name in SCHEMES:
         return SCHEMES[name]
     raise UnknownScheme(unknown("scheme", name, SCHEMES))

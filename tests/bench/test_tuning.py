@@ -40,7 +40,7 @@ def softmax(x, way="right"):
         time.sleep(0.01)
     return y
 """
-SIZES = ["--shape", "R=192,N=256", "--dtype", "float32", "--seconds", "0.05", "--rounds", "2", "--jobs", "1"]
+SIZES = ["--at", "R=192,N=256", "--dtype", "float32", "--seconds", "0.05", "--rounds", "2", "--jobs", "1"]
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def silu(x):
         encoding="utf-8",
     )
     monkeypatch.chdir(tmp_path)
-    shape = ["--shape", "R=256,N=4096"]
+    shape = ["--at", "R=256,N=4096"]
     command = ["tune", "tiles:silu", "--spec", "silu", "--dtype", "float32", *shape, "--jobs", "1", "--json"]
     assert main(command) == 0
     content = json.loads(capsys.readouterr().out)
@@ -210,6 +210,6 @@ def test_mistakes_are_told_in_a_line(
     module: str, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
 ) -> None:
     """What can't be searched is told with what was expected."""
-    shape = ["--shape", "R=16,N=64", "--jobs", "1"] if arguments and "--replay" not in arguments else []
+    shape = ["--at", "R=16,N=64", "--jobs", "1"] if arguments and "--replay" not in arguments else []
     assert main(["tune", *arguments, *shape]) in (1, 2)
     assert told in capsys.readouterr().err

@@ -48,7 +48,7 @@ def test_an_audit_writes_its_answer(audited: Path) -> None:
 def test_errors_over_positions_are_told_with_a_context(models: Path, audited: Path, again: Path) -> None:
     """The report has a curve up to that position; without --context there is none."""
     assert read(audited)["positions"] is None
-    assert run(models, again, "--max-kl", "0.01", "--target", "h200", "--resume", "--context", "32") == 0
+    assert run(models, again, "--max-kl", "0.01", "--target", "h200", "--context", "32") == 0
     content = read(again)
     jsonschema.validate(content, json.loads((files("assay.precision.report") / "audit.schema.json").read_text()))
     assert content["positions"]["steps"][-1]["end"] == content["settings"]["context"] == 32
@@ -63,7 +63,7 @@ def test_a_context_that_cannot_be_measured_is_told(
     models: Path, again: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line says why there is no curve; bytes and times are of the context all the same."""
-    assert run(models, again, "--max-kl", "0.01", "--target", "h200", "--resume", "--context", "100000") == 0
+    assert run(models, again, "--max-kl", "0.01", "--target", "h200", "--context", "100000") == 0
     assert "assay: no error over positions: " in capsys.readouterr().err
     content = read(again)
     assert (content["positions"], content["settings"]["context"]) == (None, 100000)
@@ -72,10 +72,10 @@ def test_a_context_that_cannot_be_measured_is_told(
 def test_a_resumed_audit_gives_the_same_answer(
     models: Path, audited: Path, again: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With --resume nothing is differentiated or measured again, and what is recommended is the same."""
+    """In the same folder nothing is differentiated or measured again, and what is recommended is the same."""
     monkeypatch.setattr("assay.precision.prediction.simulation.Simulator", None)
     monkeypatch.setattr("assay.precision.auditing.differentiate", None)
-    assert run(models, again, "--max-kl", "0.01", "--target", "h200", "--resume", "--export", EXPORTS) == 0
+    assert run(models, again, "--max-kl", "0.01", "--target", "h200", "--export", EXPORTS) == 0
     out_text, err = capsys.readouterr()
     assert "of the errors were measured before" in err
     assert out_text.startswith("MET  llama: ")
@@ -116,17 +116,15 @@ def test_an_interrupted_audit_goes_on(
         patched.setattr(Audit, "recommend", stop)
         assert run(models, tmp_path / "out", "--target", "h200") == 130
     assert not (tmp_path / "out" / "audit.json").exists()
-    assert (
-        f"stopped; what was measured is in {tmp_path / 'out' / 'kept'}, go on with --resume" in capsys.readouterr().err
-    )
-    assert run(models, tmp_path / "out", "--target", "h200", "--resume") == 0
+    assert f"stopped; what was measured is in {tmp_path / 'out' / 'kept'}, and is reused" in capsys.readouterr().err
+    assert run(models, tmp_path / "out", "--target", "h200") == 0
     (reused,) = re.findall(r"(\d+) of the errors were measured before", capsys.readouterr().err)
     assert int(reused) >= 20
 
 
 def test_a_budget_that_cannot_be_met_gives_1(models: Path, again: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The closest assignment and the budgets that bind are told."""
-    assert run(models, again, "--max-kl", "1e-9", "--max-bytes", "30kB", "--target", "h200", "--resume") == 1
+    assert run(models, again, "--max-kl", "1e-9", "--max-bytes", "30kB", "--target", "h200") == 1
     said = capsys.readouterr().out
     assert said.startswith("NOT MET  ")
     assert "max_error and max_bytes can't be kept together" in said
@@ -136,8 +134,8 @@ def test_a_budget_that_cannot_be_met_gives_1(models: Path, again: Path, capsys: 
 
 
 def test_what_is_kept_of_another_audit_is_told(models: Path, again: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--resume where the folder is of other settings says so in one line; of the same, it is silent."""
-    more = ("--target", "h200", "--resume", "--max-kl", "0.01")
+    """A folder of other settings says so in one line; of the same, it is silent."""
+    more = ("--target", "h200", "--max-kl", "0.01")
     assert run(models, again, *more) == 0
     assert "nothing is taken from it" not in capsys.readouterr().err
     assert run(models, again, *more, "--seed", "1") == 0
@@ -146,7 +144,7 @@ def test_what_is_kept_of_another_audit_is_told(models: Path, again: Path, capsys
 
 def test_without_a_budget_the_weights_are_halved(models: Path, again: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Half of the bytes is the budget then, and it is told that nobody gave it; bytes are whole."""
-    assert run(models, again, "--target", "h200", "--resume") == 0
+    assert run(models, again, "--target", "h200") == 0
     content = read(again)
     assert "kept (half of the model's, since no budget was given)" in capsys.readouterr().out
     assert all(isinstance(content[key]["bytes"], int) for key in ("untouched", "recommended"))
@@ -160,7 +158,7 @@ def test_two_assignments_are_compared(
     """An audit.json against an assignment: which is better, by how much, in words and in compare.json."""
     (tmp_path / "rough.json").write_text('{"lm_head": "w4a16-g32", "model.layers.0.mlp.up_proj": "w4a16-g32"}')
     files_ = (str(tmp_path / "rough.json"), str(audited / "audit.json"))
-    assert run(models, again, "--target", "h200", "--resume", "--compare", *files_) == 0
+    assert run(models, again, "--target", "h200", "--compare", *files_) == 0
     said = capsys.readouterr().out
     found = json.loads((again / "compare.json").read_text())
     assert found["words"] in said
@@ -256,7 +254,7 @@ def test_a_quick_audit_says_that_it_promises_less(
 
 def test_seconds_say_how_much_is_measured(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The least where there is no time, the most where there is much; both at once with --quick make no sense."""
-    assert run(models, tmp_path / "out", "--max-kl", "0.01", "--seconds", "0.01") == 0
+    assert run(models, tmp_path / "out", "--max-kl", "0.01", "--budget", "0.01") == 0
     assert "the least takes" in capsys.readouterr().err
     assert len(read(tmp_path / "out")["calibration"]) == 6
     pace = Pace(choice=0.1, held_out=0.05)
@@ -265,8 +263,8 @@ def test_seconds_say_how_much_is_measured(models: Path, tmp_path: Path, capsys: 
     assert (counts[0], counts[-1]) == (6, 96)
     assert all(pace.left(pace.within(seconds)) <= seconds for seconds in (10.0, 15.0, 20.0, 1000.0))
     capsys.readouterr()
-    assert run(models, tmp_path / "out", "--quick", "--seconds", "5") == 2
-    one_line(capsys, "--quick and --seconds both say how much is measured")
+    assert run(models, tmp_path / "out", "--quick", "--budget", "5") == 2
+    one_line(capsys, "--quick and --budget both say how much is measured")
 
 
 def test_without_a_target_no_device_is_assumed(

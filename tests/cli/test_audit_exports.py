@@ -50,9 +50,9 @@ def test_the_bytes_of_a_checkpoint_are_told(models: Path, tmp_path: Path, capsys
 
 
 def test_exports_are_those_of_the_run(models: Path, again: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Under another budget with --resume, files that this run doesn't write go; the user's own stay."""
+    """Under another budget in the same folder, files that this run doesn't write go; the user's own stay."""
     (again / "export" / "mine.txt").write_text("a note of the user")
-    more = ("--max-bytes", "45kB", "--target", "h200", "--resume")
+    more = ("--max-bytes", "45kB", "--target", "h200")
     assert run(models, again, *more, "--export", "compressed-tensors") == 0
     found = {path.name for path in (again / "export").iterdir()}
     assert found == {"export.json", "mine.txt", "quantization_config.json"}
@@ -75,7 +75,7 @@ def test_a_refused_export_leaves_no_earlier_one(
         raise CannotExport("no place for it")
 
     monkeypatch.setattr("assay.precision.export.exporting.write_checkpoint", refuse)
-    assert run(models, again, "--max-bytes", "45kB", "--target", "h200", "--resume", "--checkpoint") == 1
+    assert run(models, again, "--max-bytes", "45kB", "--target", "h200", "--checkpoint") == 1
     said, err = capsys.readouterr()
     assert "budget      bytes of at most 45 kB" in said
     assert err.endswith("assay: checkpoint: not written: no place for it\n")
@@ -89,7 +89,7 @@ def test_a_file_of_the_user_is_never_replaced(models: Path, again: Path, capsys:
     (again / "audit.json").unlink()
     (again / "export").mkdir()
     (again / "export" / "torchao.json").write_text("{}")
-    more = ("--max-kl", "0.01", "--target", "h200", "--resume", "--export", "torchao")
+    more = ("--max-kl", "0.01", "--target", "h200", "--export", "torchao")
     assert run(models, again, *more) == 2
     said, err = capsys.readouterr()
     assert said.startswith("MET  llama")

@@ -145,7 +145,7 @@ def test_a_bad_assignment_is_one_line(
     """A file that is no assignment, or one of another model, is named."""
     (tmp_path / "bad.json").write_text(content)
     bad = str(tmp_path / "bad.json")
-    assert run(models, again, "--target", "h200", "--resume", "--compare", bad, bad) == 2
+    assert run(models, again, "--target", "h200", "--compare", bad, bad) == 2
     one_line(capsys, message)
 
 
@@ -155,7 +155,7 @@ def test_a_bad_assignment_is_named_by_its_file(
     """Of two files, the one that doesn't fit the model."""
     (tmp_path / "bad.json").write_text('{"encoder.block": "fp8"}')
     files = (str(audited / "audit.json"), str(tmp_path / "bad.json"))
-    assert run(models, again, "--target", "h200", "--resume", "--compare", *files) == 2
+    assert run(models, again, "--target", "h200", "--compare", *files) == 2
     one_line(capsys, f"{tmp_path / 'bad.json'}: expected a site of this model, got 'encoder.block'")
 
 

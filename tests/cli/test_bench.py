@@ -25,7 +25,7 @@ def slower(x):
 def wrong(x):
     return torch.softmax(x, -1) * 1.01
 """
-SHORT = ["--shape", "R=64,N=512", "--dtype", "float32", "--seconds", "0.02", "--rounds", "2", "--no-compiled"]
+SHORT = ["--at", "R=64,N=512", "--dtype", "float32", "--seconds", "0.02", "--rounds", "2", "--no-compiled"]
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_mistakes_are_told_in_one_line(module: str, tmp_path: Path, capsys: pyte
         (["--compare", "empty"], "it has no .json"),
         (["--compare", "nowhere.json"], "can't be read"),
         (["--layout", "x"], "expected tensor=layout"),
-        (["--shape", "Q=3"], "unknown dimension 'Q'"),
+        (["--at", "Q=3"], "unknown dimension 'Q'"),
         (["--profile", "other.json"], "triton.profiler"),
         (["--compare", "elsewhere.json"], "no record of this machine"),
         (["--device", "cuda:77"], "can't be used"),
@@ -134,7 +134,7 @@ def test_solutions_of_a_problem_are_timed_at_each_stated_size(
     ("more", "words"),
     [
         ([], "expected its solutions behind it"),
-        (["solution.json", "--shape", "T=3"], "--shape: a problem states its own sizes"),
+        (["solution.json", "--at", "T=3"], "--at: a problem states its own sizes"),
     ],
 )
 def test_a_problem_without_solutions_or_with_sizes_is_told(

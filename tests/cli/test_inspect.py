@@ -52,7 +52,7 @@ def test_a_users_kernel_is_compiled_from_its_arguments(module: str, capsys: pyte
 
 def test_a_table_is_printed_of_an_op_at_given_sizes(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     """With an op's name the arguments are the op's, at the sizes that are asked for."""
-    arguments = ["--spec", "softmax", "--shape", "R=2,N=2048", "--dtype", "float16", "--arch", "a100"]
+    arguments = ["--spec", "softmax", "--at", "R=2,N=2048", "--dtype", "float16", "--arch", "a100"]
     assert main(["inspect", f"{module}:softmax", *arguments]) == 0
     out = capsys.readouterr().out
     assert "R=2, N=2048" in " ".join(out.split())
@@ -64,7 +64,7 @@ def test_a_table_is_printed_of_an_op_at_given_sizes(module: str, capsys: pytest.
     [
         (["doubled:twice"], "needs --spec"),
         (["doubled:twice", "--spec", "softmax", "--arch", "sm_42"], "--arch sm_42: unknown"),
-        (["doubled:twice", "--spec", "softmax", "--shape", "Q=2"], "unknown dimension 'Q'"),
+        (["doubled:twice", "--spec", "softmax", "--at", "Q=2"], "unknown dimension 'Q'"),
         (["doubled:twice", "--spec", "softmax", "--layout", "x=upright"], "--layout x=upright: expected one of"),
         (["--inputs", "doubled:arguments"], "expected one package.module:function beside it"),
         (["doubled:twice", "--inputs", "doubled:missing"], "unknown function 'missing'"),

@@ -14,7 +14,7 @@ def test_it_prints_rates_and_survivors(capsys: pytest.CaptureFixture[str], tmp_p
     """By fault family, beside those of a plain check, with the survivors; and the same as JSON."""
     path = tmp_path / "power.json"
     line = ["power", "--spec", "exp", "--dtype", "bfloat16", *SMALL, "--against", "allclose(1e-2,1e-2)"]
-    assert main([*line, "--family", "store", "--family", "tail", "--json", str(path)]) == 0
+    assert main([*line, "--family", "store", "--family", "tail", "--out", str(path)]) == 0
     out = capsys.readouterr().out
     assert "fault family" in out
     assert "allclose(1e-2,1e-2)" in out

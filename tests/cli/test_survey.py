@@ -139,7 +139,7 @@ def own_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_what_was_not_examined_has_not_passed(own_table: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """When the time is up, kernels are listed as not run; with `--strict` the exit status tells."""
-    assert main(("survey", "--table", own_table.name, "--only", "honest", "--time", "0", "--strict")) == 1
+    assert main(("survey", "--table", own_table.name, "--only", "honest", "--budget", "0", "--strict")) == 1
     assert "1 NOT RUN" in capfd.readouterr().out
 
 

@@ -16,7 +16,7 @@ from assay.golden.registry import spec
 from assay.verify.campaign.table import Entry
 from assay.verify.cases.case import Case
 from assay.verify.harness.call import Call
-from assay.verify.harness.runner import Bench
+from assay.verify.harness.runner import KernelHarness
 
 
 def public_functions(folder: Path) -> set[str]:
@@ -58,7 +58,9 @@ def first_failure(kernel: Any, entry: Entry, sizes: dict[str, int], dtype: Any, 
     """What is wrong at these sizes, if anything: among ordinary numbers, whole ones, and with an infinity."""
     op, framework = entry.settings.spec, entry.settings.framework
     definition = spec(op)
-    bench = Bench(Call(kernel, {name: [value] for name, value in options.items()}, framework), entry.settings.contract)
+    harness = KernelHarness(
+        Call(kernel, {name: [value] for name, value in options.items()}, framework), entry.settings.contract
+    )
     complete = definition.complete(options)
     tensors = definition.signature(complete).tensors
     real = [tensor for tensor in tensors if tensor.role == "real"]
@@ -70,7 +72,7 @@ def first_failure(kernel: Any, entry: Entry, sizes: dict[str, int], dtype: Any, 
         last = tuple(size - 1 for size in plain.shape(real[-1]))
         cases.append(replace(plain, edits=((real[-1].name, last, math.inf),), seed=2))
     for case in cases:
-        failure = bench.try_case(case).failure
+        failure = harness.try_case(case).failure
         if failure is not None:
             return f"{failure.kind}: {failure.message}"
     return ""

@@ -16,7 +16,7 @@ from assay.verify.contract import Contract, contract_from_table
 from assay.verify.errors import SettingError
 from assay.verify.examination.distributed import Group, examine_ranks, of_rank
 from assay.verify.harness.call import Call
-from assay.verify.harness.runner import Bench
+from assay.verify.harness.runner import KernelHarness
 from tests.kernels import parallel_functions as functions
 
 WIRE = {"wire": torch.bfloat16}
@@ -65,8 +65,8 @@ def failing(name: str, group: Group, dtype: str, function: Any = None, contract:
     found = []
     for rank in range(2):
         kernel = of_rank(function or own, op, group, rank, dealt=dealt, gathered=gathered)
-        bench = Bench(Call(kernel, {}), contract or contract_from_table(f"parallel.{promised}"))
-        if bench.try_case(case).failure is not None or kernel.differing:
+        harness = KernelHarness(Call(kernel, {}), contract or contract_from_table(f"parallel.{promised}"))
+        if harness.try_case(case).failure is not None or kernel.differing:
             found.append(rank)
     return found
 

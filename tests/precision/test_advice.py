@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from assay.precision.advice import KINDS, Finding
 from assay.precision.advice.detectors import random_control
@@ -85,7 +86,6 @@ def named(finding: Finding) -> set[str]:
 def test_findings_name_only_what_the_menu_has(
     trap: Callable[..., object] | None, formats: tuple[str, ...], options: dict[str, Any]
 ) -> None:
-    """Whatever is asked for, what a finding speaks of and recommends may stand at its site."""
     loaded = load("stdlib-llama")
     model = loaded.model if trap is None else traps.planted(loaded.model, trap, **options)
     found = audit(model, loaded.batches(HELD_OUT, sequence=32, sequences=4, batch=4), formats=formats)
@@ -96,7 +96,6 @@ def test_findings_name_only_what_the_menu_has(
 
 
 def test_what_overflows_is_replaced_by_what_the_menu_has() -> None:
-    """The remedy names the mildest scheme that has the range, and no other where the menu has none."""
     torch.manual_seed(0)
     model, values = torch.nn.Sequential(torch.nn.Linear(32, 8)), [torch.randn(8, 32) * 1e5]
     remedies = []
@@ -107,7 +106,6 @@ def test_what_overflows_is_replaced_by_what_the_menu_has() -> None:
 
 
 def test_a_pooler_is_said_to_feed_another_output() -> None:
-    """Where hidden states are compared, what the pooler gives doesn't reach them; it isn't said to be unused."""
     torch.manual_seed(0)
     model = MODELS["bert"]()
     batches = [{"input_ids": torch.randint(0, 256, (4, 16))} for _ in range(2)]
@@ -120,7 +118,6 @@ def test_a_pooler_is_said_to_feed_another_output() -> None:
 
 
 def test_control_is_one_for_ordinary_weights(llama: Audit) -> None:
-    """Rounding ordinary weights to int4 does about as much as a random change of that size."""
     sites = [str(site) for site in llama.sites if site.role == "linear" and str(site) != "lm_head"]
     control = random_control(llama.model, llama.batches, llama.predictor, dict.fromkeys(sites, ("w4a16-g128",)))
     (part,) = perturbations_of(SCHEMES["w4a16-g128"])
@@ -129,7 +126,6 @@ def test_control_is_one_for_ordinary_weights(llama: Audit) -> None:
 
 
 def test_control_tells_changes_that_sit_where_they_hurt() -> None:
-    """Where the largest weights meet the largest inputs, FP8's relative error is far worse than a random change."""
 
     def ratio(factor: float) -> float:
         torch.manual_seed(0)
@@ -160,9 +156,9 @@ class Recorder(Simulator):
 
     def __init__(self, *rest: Any) -> None:
         super().__init__(*rest)
-        self.logits: list[torch.Tensor] = []
+        self.logits: list[Tensor] = []
 
-    def linear(self, name: str, *rest: Any) -> torch.Tensor:
+    def linear(self, name: str, *rest: Any) -> Tensor:
         output = super().linear(name, *rest)
         if name.endswith("mlp.gate"):
             self.logits.append(output)
@@ -186,7 +182,6 @@ def flips(found: Audit, assignment: dict[str, str]) -> tuple[float, float]:
 
 
 def test_how_many_experts_are_picked_is_counted(mixtral: Audit) -> None:
-    """Each of Mixtral's four routers is found, with its two experts a token."""
     routers = routers_of(mixtral.observed)
     assert [router.top for router in routers] == [2, 2, 2, 2]
     assert all(bool((router.margins >= 0).all()) for router in routers)
@@ -213,7 +208,7 @@ class Mixture(torch.nn.Module):
         with torch.no_grad():
             self.router.bias[3] = -100.0
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(0, -2)
         weights, picked = self.router(x).softmax(-1).topk(2, -1)
         output = torch.zeros_like(x)
@@ -235,7 +230,6 @@ def test_experts_that_are_modules() -> None:
 
 
 def test_a_recommendation_says_where_no_prediction_holds() -> None:
-    """Experts that no token reached are named in what is said of the choice that stores them, and only there."""
     torch.manual_seed(0)
     found = audit(Mixture(), list(torch.randn(3, 4, 8, 16)), "relative", formats=("bf16", "fp8"))
     found.calibrate(6)
@@ -248,12 +242,10 @@ def test_a_recommendation_says_where_no_prediction_holds() -> None:
 
 
 def test_a_model_without_routers_has_no_routing(llama: Audit) -> None:
-    """Without experts there is nothing to flip."""
     assert llama.routing is None
 
 
 def test_flips_make_an_assignment_unreliable(mixtral: Audit) -> None:
-    """Four bits everywhere send tokens to other experts, and bf16 in the head, which comes after them, does not."""
     everywhere = {str(site): "mxfp4" for site in mixtral.sites if "mxfp4" in mixtral.menu(site)}
     assert any("choices of experts" in reason for reason in reliability(mixtral, everywhere))
     one = reliability(mixtral, {"lm_head": "bf16"})
@@ -261,7 +253,6 @@ def test_flips_make_an_assignment_unreliable(mixtral: Audit) -> None:
 
 
 def test_an_error_outside_of_the_calibrated_range_is_unreliable(llama: Audit) -> None:
-    """A prediction far below all that was measured is not trusted, one amid them is."""
     llama.calibrate(8)
     site = min(
         (site for site in llama.sites if site.type == "linear"), key=lambda site: llama.contribution(site, "bf16")

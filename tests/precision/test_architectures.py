@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from torch import Tensor
 
 from assay.precision import Audit, audit
 from assay.precision.choice.roofline import Shape
@@ -33,7 +34,7 @@ class Block(torch.nn.Module):
         self.bn1, self.bn2 = torch.nn.BatchNorm2d(outputs), torch.nn.BatchNorm2d(outputs)
         self.past = torch.nn.Conv2d(inputs, outputs, 1, stride)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return torch.relu(self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x))))) + self.past(x))
 
 
@@ -46,7 +47,7 @@ class ResNet(torch.nn.Module):
         self.blocks = torch.nn.Sequential(Block(16, 16, 1), Block(16, 32, 2))
         self.fc = torch.nn.Linear(32, 10)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.fc(self.blocks(self.stem(x)).mean((2, 3)))
 
 
@@ -62,7 +63,7 @@ class UNet(torch.nn.Module):
         self.up = torch.nn.ConvTranspose2d(32, 16, 4, stride=2, padding=1)
         self.last = torch.nn.Conv2d(32, 4, 3, padding=1)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         before = torch.nn.functional.silu(self.first(x))
         below = torch.nn.functional.silu(self.norm(self.down(before)))
         return self.last(torch.cat([before, self.up(below + self.middle(below))], 1))
@@ -77,15 +78,15 @@ class Recurrent(torch.nn.Module):
         self.lstm = torch.nn.LSTM(32, 64, batch_first=True)
         self.head = torch.nn.Linear(64, 256)
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: Tensor) -> Tensor:
         return self.head(self.lstm(self.embedding(ids))[0])
 
 
-def tokens(length: int = 12) -> torch.Tensor:
+def tokens(length: int = 12) -> Tensor:
     return torch.randint(0, 256, (8, length), generator=torch.Generator().manual_seed(length))
 
 
-def pixels(*shape: int) -> torch.Tensor:
+def pixels(*shape: int) -> Tensor:
     return torch.randn(8, *shape, generator=torch.Generator().manual_seed(3))
 
 
@@ -167,7 +168,6 @@ def case(request: pytest.FixtureRequest) -> tuple[str, Audit]:
 
 
 def test_every_matrix_is_a_site_or_is_told(case: tuple[str, Audit]) -> None:
-    """What has no site is named with its share and what has it; where all matrices have one nothing is said."""
     name, found = case
     told = found.observed.unaudited
     assert (SHUT[name] in str(told)) if name in SHUT else str(told) == ""
@@ -179,7 +179,6 @@ def test_every_matrix_is_a_site_or_is_told(case: tuple[str, Audit]) -> None:
 
 
 def test_only_what_decodes_has_caches(case: tuple[str, Audit]) -> None:
-    """Encoders and vision models have no KV cache, no bytes of one and no decode step."""
     name, found = case
     caches = [site for site in found.all_sites if site.type == "kv_cache"]
     assert len(caches) == CACHES.get(name, 0)
@@ -190,7 +189,6 @@ def test_only_what_decodes_has_caches(case: tuple[str, Audit]) -> None:
 
 
 def test_what_is_predicted_is_measured(case: tuple[str, Audit]) -> None:
-    """The mildest scheme that stores at every weight: predicted within a factor of three of what is measured."""
     _, found = case
     weights = [site for site in found.sites if site.type in ("linear", "embedding") and not site.tied]
     assignment = {str(site): "w8a16" for site in weights}

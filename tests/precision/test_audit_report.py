@@ -237,10 +237,10 @@ def test_what_to_do_next_follows_from_what_was_found(content: dict[str, Any]) ->
     made = {**copy.deepcopy(content), "command": "assay audit 'my model' --text t.txt --out out", "exports": []}
     chosen, settings = made["recommended"], made["settings"]
     chosen |= {"met": True, "measured": 0.02, "interval": None}
-    assert [command for _, command in next_steps(made)] == [f"{made['command']} --export all --resume"]
+    assert [command for _, command in next_steps(made)] == [f"{made['command']} --export all"]
     for target, options in (("vllm@h200", "--checkpoint"), ("llama.cpp", "--export gguf"), ("h200", "--export all")):
         [(_, command)] = next_steps({**made, "settings": {**settings, "target": target}})
-        assert command == f"{made['command']} {options} --resume"
+        assert command == f"{made['command']} {options}"
     part = {"format": "checkpoint", "paths": ["out/export/checkpoint"], "sites": 1, "bytes": 1, "loaded": None}
     exported = {**made, "exports": [part], "settings": {**settings, "target": "sglang@h200"}}
     serve, verify = (command for _, command in next_steps(exported))
@@ -249,7 +249,7 @@ def test_what_to_do_next_follows_from_what_was_found(content: dict[str, Any]) ->
     chosen |= {"met": False, "interval": {"low": 0.01, "high": 0.03}}
     broken = {**made, "settings": {**settings, "budgets": {"error": 0.001}}}
     first, *_, last = [command for _, command in next_steps(broken)]
-    assert [first, last] == [f"{made['command']} {more} --resume" for more in ("--max-kl 0.021", "--sequences 32")]
+    assert [first, last] == [f"{made['command']} {more}" for more in ("--max-kl 0.021", "--sequences 32")]
     assert first in summary(broken)
     assert first in html.unescape(page(broken))
     assert next_steps({**made, "command": ""}) == []
@@ -259,10 +259,10 @@ def test_an_option_is_replaced_with_its_own_value_only(content: dict[str, Any]) 
     """A flag that stands before the model doesn't take it along, and no option is there twice."""
     made = {**copy.deepcopy(content), "command": "assay audit --checkpoint m --text t.txt", "positions": None}
     made |= {"exports": [], "settings": {**content["settings"], "target": "vllm"}}
-    assert next_steps(made)[0][1] == "assay audit m --text t.txt --checkpoint --resume"
+    assert next_steps(made)[0][1] == "assay audit m --text t.txt --checkpoint"
     described = {**made, "exports": [{"format": "compressed-tensors", "paths": ["out/export/config.json"]}]}
     words = "write the quantised checkpoint that it describes"
-    assert dict(next_steps(described))[words] == "assay audit m --text t.txt --checkpoint --resume"
+    assert dict(next_steps(described))[words] == "assay audit m --text t.txt --checkpoint"
 
 
 @pytest.mark.parametrize("out", ["--out out/", "--out=out"])
@@ -277,7 +277,7 @@ def test_intervals_at_the_length_of_the_context_are_a_command_away(content: dict
         "data": {**content["data"], "sequences": 80, "tokens": 20480},
     }
     long = {**plain, "positions": {"steps": [{"end": 128}, {"end": 512}]}}
-    asked = [f"{command.replace(f'{out} ', '')} --sequence 512 --sequences 40 --out out-512 --resume"]
+    asked = [f"{command.replace(f'{out} ', '')} --sequence 512 --sequences 40 --out out-512"]
     assert [each for _, each in next_steps(long) if "--sequence " in each] == asked
     few = {**long, "data": {**plain["data"], "tokens": 100}}
     assert [each for _, each in next_steps(few) if "--sequences 16 " in each]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import spearmanr
+from torch import Tensor
 
 from assay.formats.errors import UnknownOption
 from assay.precision import audit
@@ -39,7 +40,7 @@ def deep(widths: int, *, size: int = 64, seed: int = 0) -> torch.nn.Module:
     return torch.nn.Sequential(*layers[:-1])
 
 
-def batches(count: int = 4, size: int = 64) -> list[torch.Tensor]:
+def batches(count: int = 4, size: int = 64) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(64, size, generator=generator) for _ in range(count)]
 
@@ -61,7 +62,6 @@ def test_random_assignments_are_predicted(language_model: Audit) -> None:
 
 
 def test_one_site_is_predicted_as_it_is_measured(language_model: Audit) -> None:
-    """A coarse scheme at a single site: within a factor of 1.5, before any calibration."""
     for site, scheme in (
         ("model.layers.1.mlp.down_proj", "w3a16-g32"),
         ("lm_head", "mxfp4"),
@@ -72,14 +72,12 @@ def test_one_site_is_predicted_as_it_is_measured(language_model: Audit) -> None:
 
 
 def test_nothing_assigned_is_no_error(language_model: Audit) -> None:
-    """An empty assignment is predicted and measured as nothing, and costs what the model costs."""
     assert language_model.predict({}).error == language_model.measure({}) == 0.0
     parameters = sum(parameter.numel() for parameter in language_model.model.parameters())
     assert language_model.cost({}).bytes == 2 * parameters
 
 
 def test_a_budget_of_the_error_is_one_of_the_measured_error(language_model: Audit) -> None:
-    """recommend(max_error=...) gives fewer bytes than the model has and keeps the error when it is measured."""
     found = language_model.recommend(max_error=0.01)
     assert found.met
     assert found.measured == language_model.measure(found) <= 0.01
@@ -87,7 +85,6 @@ def test_a_budget_of_the_error_is_one_of_the_measured_error(language_model: Audi
 
 
 def test_budgets_that_contradict_each_other_are_named(language_model: Audit) -> None:
-    """No assignment of a fifth of the bytes has next to no error: the closest is given, and what binds."""
     found = language_model.recommend(max_error=1e-7, max_bytes=0.25 * language_model.cost({}).bytes)
     assert not found.met
     assert "max_bytes" in found.why
@@ -108,7 +105,6 @@ def test_the_front_falls(language_model: Audit) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.evidence) for seed in range(1, 6))])
 def test_the_choice_is_the_exhaustive_optimum(seed: int) -> None:
-    """Six linears, three schemes and none: of all 4,096 assignments the one recommended has the least error."""
     model = deep(6, seed=seed)
     for layer in range(0, 11, 2):
         model[layer].weight.data *= 0.7 + 0.3 * ((layer + seed) % 5)  # type: ignore[index, union-attr, operator]
@@ -156,7 +152,6 @@ def test_padding_doesn_t_count() -> None:
 
 
 def test_an_exported_program_is_audited_as_its_module() -> None:
-    """torch.export's graph has the same sites and errors."""
     model, data = deep(2).eval(), batches(2)
     program = torch.export.export(model, (data[0],))
     plain, exported = (audit(one, data, "relative", ["w8a8"]) for one in (model, program))
@@ -165,7 +160,6 @@ def test_an_exported_program_is_audited_as_its_module() -> None:
 
 
 def test_what_the_model_costs_does_not_depend_on_the_formats() -> None:
-    """Bytes and times of the model as it is are the same whatever is looked at."""
     torch.manual_seed(0)
     ids = [{"input_ids": torch.randint(0, 256, (4, 12))}]
     costs = [audit(MODELS["llama"](), ids, formats=[name], bits=16).cost({}) for name in ("fp8", "w8a16", "kv-fp8")]
@@ -173,7 +167,6 @@ def test_what_the_model_costs_does_not_depend_on_the_formats() -> None:
 
 
 def test_a_model_without_attention_has_no_cache() -> None:
-    """Its bytes are its weights'."""
     found = audit(deep(2), batches(1), "relative", ["w8a8"], bits=16)
     assert found.cost({}).kv_bytes == 0
     assert found.cost({}).bytes == 2 * sum(parameter.numel() for parameter in found.model.parameters())
@@ -217,7 +210,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[AssayError], str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_can_t_be_audited_is_refused_in_one_line(case: str) -> None:
-    """Each mistake has its error, which says what was expected."""
     call, error, words = REFUSED[case]
     with pytest.raises(error) as caught:
         call()
@@ -226,6 +218,5 @@ def test_what_can_t_be_audited_is_refused_in_one_line(case: str) -> None:
 
 
 def test_a_mistaken_setting_is_told_the_right_one() -> None:
-    """Before anything is looked at."""
     with pytest.raises(UnknownOption, match="audit: unknown setting 'metrc'; did you mean 'metric'"):
         audit(torch.nn.Linear(2, 2), [], metrc="kl")

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from assay.precision import audit
 from assay.precision.auditing import Audit
@@ -36,7 +37,6 @@ def products(found: Audit, *, blocks: bool, **more: Any) -> Products:
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_block_by_block_gives_the_products_of_the_whole_graph(kind: str) -> None:
-    """Of all schemes at all sites, residual streams between blocks, tables and tied heads too, for every cotangent."""
     found = found_of(kind)
     whole, by_blocks = products(found, blocks=False), products(found, blocks=True)
     assert set(whole.keys) == set(by_blocks.keys)
@@ -50,13 +50,12 @@ def test_block_by_block_gives_the_products_of_the_whole_graph(kind: str) -> None
 
 
 def test_autograd_holds_the_values_of_one_block() -> None:
-    """Of a model of three blocks, less than two thirds of what it holds for the whole graph."""
     found, most = found_of("llama"), {}
     for blocks in (False, True):
-        held: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
+        held: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
         sizes = []
 
-        def keep(tensor: torch.Tensor, held: Any = held, sizes: Any = sizes) -> torch.Tensor:
+        def keep(tensor: Tensor, held: Any = held, sizes: Any = sizes) -> Tensor:
             kept = tensor.detach()
             held[id(kept)] = kept
             sizes.append(sum(each.numel() for each in held.values()))
@@ -69,11 +68,10 @@ def test_autograd_holds_the_values_of_one_block() -> None:
 
 
 def test_a_model_that_changes_between_calls_is_refused() -> None:
-    """Where its blocks are given something else than when they were found, in one line."""
     found = found_of("llama")
     calls = found.choice_evaluator.chain.calls  # type: ignore[union-attr]
     changed = [
-        each.clone() + 1 if isinstance(each, torch.Tensor) and each.is_floating_point() else each
+        each.clone() + 1 if isinstance(each, Tensor) and each.is_floating_point() else each
         for each in calls[0][0].leaves
     ]
     assert any(one is not other for one, other in zip(changed, calls[0][0].leaves, strict=True))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from torch import Tensor
 
 from assay.precision import audit
 from assay.precision.auditing import Audit
@@ -51,7 +52,6 @@ MODELS = {
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_side_by_side_is_bit_for_bit_one_by_one(kind: str) -> None:
-    """Dense, sparse and single assignments, at tables, heads and residual streams too, and none at all."""
     torch.manual_seed(0)
     rows = torch.randint(0, 256, (6, 12))
     mask = torch.ones_like(rows)
@@ -73,13 +73,12 @@ class Counted(Layer):
 
     runs = 0
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         type(self).runs += 1
         return super().forward(x)
 
 
 def test_what_lies_before_the_first_change_is_not_run() -> None:
-    """Of two assignments at the last of three layers, and two that share the first, five layers run a batch."""
     model, batches = made()
     model.layers = torch.nn.ModuleList(Counted() for _ in range(3))
     found = audit(model, batches, "relative", FORMATS)
@@ -99,7 +98,7 @@ def test_what_lies_before_the_first_change_is_not_run() -> None:
 class Aside(Model):
     """What goes from layer to layer is not all: a later layer is scaled by what an earlier one gave."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         first = self.layers[0](x)
         second = self.layers[1](first)
         self.layers[2].scale = first.abs().mean()
@@ -109,16 +108,16 @@ class Aside(Model):
 class Scaled(Layer):
     """Multiplies by an attribute that others set."""
 
-    scale: torch.Tensor
+    scale: Tensor
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) * self.scale
 
 
 class Between(Model):
     """Something is computed between the layers."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             x = layer(x) * 0.5
         return self.head(x)
@@ -127,7 +126,7 @@ class Between(Model):
 class Backwards(Model):
     """Layers run in another order than they stand in."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         for layer in reversed(self.layers):
             x = layer(x)
         return self.head(x)
@@ -141,7 +140,6 @@ def aside() -> Model:
 
 @pytest.mark.parametrize("kind", [aside, Between, Backwards])
 def test_a_model_that_is_no_chain_is_run_as_a_whole(kind: Any) -> None:
-    """Whatever else leads from block to block is found before anything is measured by blocks."""
     torch.manual_seed(0)
     batches = made()[1]
     model = kind()
@@ -155,7 +153,6 @@ def test_a_model_that_is_no_chain_is_run_as_a_whole(kind: Any) -> None:
 
 
 def test_a_model_is_left_as_it_was() -> None:
-    """Hooks and replaced forwards are gone, also after a run that failed."""
     model, batches = made()
     chain = chain_of(model, batches, metric_named("relative"))
     assert chain is not None
@@ -171,7 +168,6 @@ def test_a_model_is_left_as_it_was() -> None:
 def test_what_does_not_fit_into_memory_is_read_from_a_file(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    """Bit for bit, and the file is gone with the cache."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     torch.manual_seed(0)
     tensors = [(torch.randn(size) * 3).to(dtype) for size in ((3, 5), (7,), (2, 0), (1, 4, 3))]
@@ -188,7 +184,6 @@ def test_what_does_not_fit_into_memory_is_read_from_a_file(
 
 
 def test_reference_outputs_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where they are too large for memory: errors are the same, and the model runs no more often."""
     errors, calls = [], []
     for limit in (1 << 20, 0):
         monkeypatch.setattr(TensorCache.__init__, "__defaults__", (limit,))

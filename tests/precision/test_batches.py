@@ -13,7 +13,6 @@ from tests.precision.tiny_models import TEXT, edit_json, edit_weights, text_refu
 
 
 def test_a_text_is_cut_into_equal_disjoint_sequences_over_its_whole_length() -> None:
-    """Sequences are full, don't overlap, begin with the text's start and end with its end."""
     tokenizer = load("stdlib-llama").tokenizer
     batches = batches_of(TEXT, tokenizer, sequence=32, sequences=11, batch=4)
     assert [tuple(batch["input_ids"].shape) for batch in batches] == [(4, 32), (4, 32), (3, 32)]
@@ -27,7 +26,6 @@ def test_a_text_is_cut_into_equal_disjoint_sequences_over_its_whole_length() -> 
 
 
 def test_a_bundled_tokenizer_gives_each_byte_its_value() -> None:
-    """Tokens are bytes, whatever the characters."""
     text = "\x00\tdéjà vu, 日本語 Ā\r\n\n"
     tokenizer = load("stdlib-mixtral").tokenizer
     (batch,) = batches_of(text, tokenizer)
@@ -36,7 +34,6 @@ def test_a_bundled_tokenizer_gives_each_byte_its_value() -> None:
 
 
 def test_a_short_text_is_used_as_it_is() -> None:
-    """A text shorter than a sequence is one sequence, down to two tokens."""
     loaded = load("stdlib-llama")
     assert [batch["input_ids"].tolist() for batch in loaded.batches("ab")] == [[[97, 98]]]
     assert [batch["input_ids"].shape for batch in loaded.batches(TEXT[:300])] == [(1, 256)]
@@ -44,14 +41,12 @@ def test_a_short_text_is_used_as_it_is() -> None:
 
 
 def test_lines_are_padded_and_masked() -> None:
-    """Each line is a sequence of its own; what is padding is masked."""
     (batch,) = batches_of("one\n\nthree\n", load("stdlib-llama").tokenizer, sequence=4, lines=True)
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
     assert bytes(batch["input_ids"][1].tolist()) == b"thre"
 
 
 def test_special_tokens_stand_around_every_sequence(stored: Callable[[str], Path]) -> None:
-    """What the tokenizer adds to a text is added to each sequence and counts as part of its length."""
     from tokenizers.processors import TemplateProcessing
 
     tokenizer = load(stored("bert")).tokenizer
@@ -63,7 +58,6 @@ def test_special_tokens_stand_around_every_sequence(stored: Callable[[str], Path
 
 
 def test_a_text_that_gives_nothing_is_refused(tmp_path: Path) -> None:
-    """No text, an empty file, a folder and bytes that are no UTF-8 are each said so, with the file's name."""
     loaded = load("stdlib-llama")
     empty, binary = tmp_path / "empty.txt", tmp_path / "binary.txt"
     empty.write_text(" \n")
@@ -80,7 +74,6 @@ def test_a_text_that_gives_nothing_is_refused(tmp_path: Path) -> None:
 
 
 def test_another_models_tokenizer_is_refused(llama: Path) -> None:
-    """An id beyond the model's vocabulary is named, with its token."""
     edit_json(llama / "config.json", vocab_size=100)
     names = ("lm_head.weight", "model.embed_tokens.weight")
     edit_weights(llama, lambda weights: weights.update({name: weights[name][:100].clone() for name in names}))

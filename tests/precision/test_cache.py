@@ -11,7 +11,6 @@ from tests.precision.small_models import FORMATS, made
 
 
 def test_a_second_audit_computes_nothing_again(tmp_path: Path) -> None:
-    """With what the first one kept, only the forward passes that look at the model run; the answers are the same."""
     model, batches = made()
     digest = fingerprint(model, batches, "relative", FORMATS)
     first = audit(model, batches, "relative", FORMATS, cache=Cache(tmp_path, digest))
@@ -29,7 +28,6 @@ def test_a_second_audit_computes_nothing_again(tmp_path: Path) -> None:
 
 
 def test_what_is_kept_of_another_audit_is_left_alone(tmp_path: Path) -> None:
-    """Other weights, inputs or settings have another fingerprint; under it, afresh, or damaged, nothing is found."""
     model, batches = made()
     digest = fingerprint(model, batches, "relative")
     first = audit(model, batches, "relative", FORMATS, cache=Cache(tmp_path, digest))
@@ -52,7 +50,6 @@ def test_what_is_kept_of_another_audit_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_products_of_other_formats_are_computed_anew(tmp_path: Path) -> None:
-    """Whatever the fingerprint says: a scheme that was not looked at has no error of zero."""
     model, batches = made()
     site = "layers.0.proj"
     for formats in (FORMATS[:1], FORMATS):
@@ -61,7 +58,6 @@ def test_products_of_other_formats_are_computed_anew(tmp_path: Path) -> None:
 
 
 def test_what_was_measured_before_a_stop_is_kept(tmp_path: Path) -> None:
-    """Each assignment as soon as it is, where they run one by one."""
     model, batches = made()
     found = audit(model, batches, "relative", FORMATS, cache=Cache(tmp_path, "one"))
     found.choice_evaluator.chain = None  # as of a model that is no chain of blocks

@@ -27,7 +27,6 @@ from tests.precision.random_problems import (
 
 @pytest.mark.parametrize("first", range(0, 100, 20))
 def test_with_added_errors_the_choice_is_the_best_of_all(first: int) -> None:
-    """On 100 random problems of 4 groups the choice equals the optimum of exhaustive search."""
     for seed in range(first, first + 20):
         groups, _ = random_problem(seed, groups=4)
         budgets, minimise = budgets_of(groups, seed)
@@ -41,7 +40,6 @@ def test_with_added_errors_the_choice_is_the_best_of_all(first: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.evidence) for n in range(25, 200, 25))])
 def test_refined_choices_are_the_best_of_all_under_the_quadratic_form(first: int) -> None:
-    """On random problems of 6 groups with cross terms at least 95 % equal the optimum of exhaustive search."""
     equal = count = 0
     for seed in range(first, first + 25):
         groups, error_of = random_problem(seed, options=4)
@@ -62,7 +60,6 @@ def test_refined_choices_are_the_best_of_all_under_the_quadratic_form(first: int
 
 @pytest.mark.parametrize("seed", range(6))
 def test_no_random_and_no_greedy_choice_is_better(seed: int) -> None:
-    """Of 30 groups: at equal bytes neither the best of 2,000 random assignments nor a greedy search has less error."""
     groups, error_of = random_problem(seed, groups=30)
     limit = 0.6 * whole(groups)
     (found, *_) = choose(groups, {"bytes": limit}, error_of=error_of, candidates=4)
@@ -91,7 +88,6 @@ def greedy(problem: Problem, limit: float, error_of: Form) -> float:
 
 
 def test_candidates_differ_in_as_many_units_as_asked() -> None:
-    """Without a true error the list is diverse: any two differ in the distance; least error first."""
     groups, _ = random_problem(1, groups=20)
     found = choose(groups, {"bytes": 0.6 * whole(groups)}, candidates=5, distance=4)
     assert len(found) == 5
@@ -101,7 +97,6 @@ def test_candidates_differ_in_as_many_units_as_asked() -> None:
 
 
 def test_errors_of_ten_decades_are_told_apart() -> None:
-    """Where a wrong option costs 10 and the right ones differ by 1e-9, the right ones are found."""
     rng = np.random.default_rng(0)
     groups = []
     for place in range(12):
@@ -115,7 +110,6 @@ def test_errors_of_ten_decades_are_told_apart() -> None:
 
 
 def test_an_option_that_makes_infinities_is_never_taken() -> None:
-    """An infinite or NaN error rules an option out, even where its bytes are the fewest."""
     options = (Option("", 0.0, 4.0), Option("overflows", math.inf, 1.0), Option("nan", math.nan, 0.5))
     group = Group("u", ("u",), (*options, Option("fp8", 0.1, 2.0)))
     (found, *_) = choose([group], {}, minimise="bytes")
@@ -146,7 +140,6 @@ numbers = st.floats(0, 1e6, allow_nan=False).map(lambda value: float(f"{value:.6
 def test_budgets_hold_and_nothing_that_fits_is_better(
     rows: list[list[tuple[float, float, float]]], share: float, other: float
 ) -> None:
-    """Whatever the figures: budgets hold exactly, an empty answer means that nothing fits, the first is the best."""
     groups = [
         Group(f"u{place}", (), tuple(Option(f"s{i}", e, b, decode=t) for i, (e, b, t) in enumerate(options)))
         for place, options in enumerate(rows)
@@ -165,7 +158,6 @@ def test_budgets_hold_and_nothing_that_fits_is_better(
 
 
 def test_the_answer_is_the_same_at_every_run() -> None:
-    """Nothing is random."""
     groups, error_of = random_problem(5, groups=12)
     budgets = {"bytes": 0.6 * whole(groups)}
     assert choose(groups, budgets, error_of=error_of) == choose(groups, budgets, error_of=error_of)

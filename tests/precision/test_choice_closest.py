@@ -13,7 +13,6 @@ from tests.precision.random_problems import added, best, everything, random_prob
 
 
 def test_budgets_that_cannot_be_met_are_named() -> None:
-    """Of three budgets one can't be met by itself; another two can't be met together, and the choice misses least."""
     groups, _ = random_problem(2, groups=8)
     smallest = math.fsum(min(option.bytes for option in group.options) for group in groups)
     found, binding = closest(groups, {"error": 1e9, "bytes": 0.9 * smallest, "decode": 1e9})
@@ -26,7 +25,6 @@ def test_budgets_that_cannot_be_met_are_named() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_closest_choice_has_the_least_relative_excess(seed: int) -> None:
-    """No assignment misses its worst budget by less, and without any binding budget all others can be met."""
     groups, _ = random_problem(seed, groups=4)
     error = 0.05 * math.fsum(max(option.error for option in group.options) for group in groups)
     budgets = {"error": error / 50, "bytes": 0.45 * whole(groups), "decode": 0.5 * whole(groups, "decode")}
@@ -47,7 +45,6 @@ def test_the_closest_choice_has_the_least_relative_excess(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("limit", [0.0, 1e-9, 1.0])
 def test_far_out_of_reach_the_least_is_the_closest(seed: int, limit: float) -> None:
-    """Under a budget that nothing comes near, the choice has the fewest bytes, and of those the least true error."""
     groups, error_of = random_problem(seed, groups=5)
     found, binding = closest(groups, {"bytes": limit}, error_of=error_of)
     every = everything(groups, error_of)
@@ -58,7 +55,6 @@ def test_far_out_of_reach_the_least_is_the_closest(seed: int, limit: float) -> N
 
 @pytest.mark.parametrize("seed", range(6))
 def test_two_budgets_far_out_of_reach_are_missed_by_the_least(seed: int) -> None:
-    """The larger of two huge relative excesses is the least that any assignment has; both budgets are named."""
     groups, error_of = random_problem(seed, groups=4)
     limits = {"bytes": 1e-5 * whole(groups), "decode": 0.8e-5 * whole(groups, "decode")}
     found, binding = closest(groups, limits, error_of=error_of)
@@ -69,14 +65,12 @@ def test_two_budgets_far_out_of_reach_are_missed_by_the_least(seed: int) -> None
 
 @pytest.mark.parametrize(("decode", "names"), [(1e-9, ["decode"]), (1e9, [])])
 def test_what_is_impossible_alone_is_named_beside_what_is_together(decode: float, names: list[str]) -> None:
-    """Two budgets can't be met together; a third one that can't be met by itself is named as well."""
     groups, _ = random_problem(2, groups=8)
     _, binding = closest(groups, {"error": 0.0, "bytes": 0.5 * whole(groups), "decode": decode})
     assert binding == ["error", "bytes", *names]
 
 
 def test_under_a_tiny_error_the_model_as_it_is_fits() -> None:
-    """Where nothing but the model as it is keeps the error, it is found, though others are looked for near it."""
     options = (Option("", 0.0, 2e9), Option("fp8", 1e-4, 1e9), Option("breaks", math.inf, 1.0))
     groups = [Group(f"u{place}", (f"u{place}",), options) for place in range(8)]
     for error_of in (None, lambda schemes: 1.5 * added(groups, schemes)):
@@ -106,7 +100,6 @@ budgets = st.fixed_dictionaries({"error": powers}, optional={"bytes": middling, 
 def test_budgets_and_errors_of_any_size(
     rows: list[list[tuple[float, float, float]]], limits: Totals, minimise: Quantity, crossed: bool
 ) -> None:
-    """Over 60 decades, infinities among them: what is chosen keeps the budgets and is the best, or the closest is."""
     groups = [
         Group(
             f"u{place}", (), (Option("", 0.0, 1e12), *(Option(f"s{i}", e, b, 0.0, t, t) for i, (e, b, t) in numbered))
@@ -127,7 +120,6 @@ def test_budgets_and_errors_of_any_size(
 
 
 def test_budgets_that_can_be_met_bind_nothing() -> None:
-    """Then the closest is the choice of least error."""
     groups, _ = random_problem(3)
     budgets = {"bytes": 0.7 * whole(groups)}
     found, binding = closest(groups, budgets)
@@ -138,7 +130,6 @@ def test_budgets_that_can_be_met_bind_nothing() -> None:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("level", ["bytes", "decode"])
 def test_the_front_is_of_the_best(seed: int, level: Quantity) -> None:
-    """No assignment at all beats a point of the front in both quantities, and the ends are the ends."""
     groups, error_of = random_problem(seed, groups=4)
     found = front(groups, minimise=(level, "error"), points=6, error_of=error_of)
     every = everything(groups, error_of)
@@ -155,7 +146,6 @@ def test_the_front_is_of_the_best(seed: int, level: Quantity) -> None:
 
 
 def test_no_budget_binds_that_there_was_no_time_to_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What can be kept is not said to be out of reach, however short the time."""
     monkeypatch.setattr(choosing, "_SECONDS", 0.0)
     options = (Option("", 0.0, bytes=4.0), Option("a", 1.0, bytes=2.0), Option("b", 3.0, bytes=1.0))
     groups = [Group(str(number), (str(number),), options) for number in range(400)]

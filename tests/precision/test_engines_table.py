@@ -31,7 +31,6 @@ def test_the_stored_format_of_a_row_is_what_is_written(name: str) -> None:
 
 @pytest.mark.parametrize("name", engines())
 def test_a_row_has_a_version_a_source_and_known_names(name: str) -> None:
-    """What a row says of places and exports exists, and it tells what was read and when."""
     engine = engines()[name]
     assert engine.version
     assert engine.source
@@ -56,14 +55,12 @@ def test_a_row_has_a_version_a_source_and_known_names(name: str) -> None:
     ],
 )
 def test_a_format_that_the_target_lacks_is_refused_with_the_reason(target: str, scheme: str, reason: str) -> None:
-    """In one line; it isn't looked at either where no formats are asked for."""
     with pytest.raises(UnknownOption, match=f"format {scheme}: .*{reason}; leave it out"):
         formats_of([scheme], target)
     assert scheme not in formats_of(None, target)
 
 
 def test_what_is_looked_at_for_an_engine_and_a_device_has_kernels_there() -> None:
-    """For each pair that is known the formats are the engine's and run on the device as they are simulated."""
     for name, engine in engines().items():
         for device in devices():
             try:
@@ -78,7 +75,6 @@ def test_what_is_looked_at_for_an_engine_and_a_device_has_kernels_there() -> Non
 
 
 def test_places_have_what_the_engine_loads_there() -> None:
-    """vLLM quantises no router, tables and experts by fewer schemes; transformers quantises routers."""
     vllm, plain = target_named("vllm"), target_named(None)
     router = Site("layers.0.gate", "linear", "router", (8, 64))
     table = Site("embed_tokens", "embedding", "embedding", (64, 64))
@@ -134,7 +130,6 @@ def test_exports_bound_what_is_chosen() -> None:
 
 
 def test_an_audit_is_limited_to_what_exports_hold() -> None:
-    """After `limit` nothing else is recommended, and what is beyond it can be predicted still."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Linear(32, 32))
     found = audit(model, [torch.randn(2, 4, 32)], "relative", formats=["bf16", "fp8", "w8a16"])

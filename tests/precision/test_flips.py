@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from assay.precision.auditing import Audit, audit, reliability
 from assay.precision.observation.operations import traced
@@ -28,7 +29,7 @@ class Mixture(torch.nn.Module):
         self.gate = torch.nn.Linear(SIZE, EXPERTS)
         self.experts = torch.nn.ModuleList([torch.nn.Linear(SIZE, SIZE) for _ in range(EXPERTS)])
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         flat = x.flatten(0, -2)
         weights, picked = self.gate(flat).softmax(-1).topk(2, -1)
         weights = weights / weights.sum(-1, keepdim=True)
@@ -49,7 +50,7 @@ class Mixtures(torch.nn.Module):
         self.layers = torch.nn.ModuleList([Mixture() for _ in range(2)])
         self.head = torch.nn.Linear(SIZE, 16)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         x = self.into(x)
         for norm, layer in zip(self.norms, self.layers, strict=True):
             x = x + layer(norm(x))
@@ -85,9 +86,9 @@ class Recorder(Simulator):
 
     def __init__(self, *rest: Any) -> None:
         super().__init__(*rest)
-        self.picked: list[torch.Tensor] = []
+        self.picked: list[Tensor] = []
 
-    def linear(self, name: str, *rest: Any) -> torch.Tensor:
+    def linear(self, name: str, *rest: Any) -> Tensor:
         output = super().linear(name, *rest)
         if name.endswith("gate"):
             self.picked.append(output.topk(2, -1).indices.sort(-1).values)
@@ -121,7 +122,6 @@ def several(found: Audit) -> list[dict[str, str]]:
 
 
 def test_a_router_near_a_tie_is_told(near: Audit) -> None:
-    """Where 2 % of the choices and more change when it is run, the share is told, within a factor of two."""
     count = 0
     for assignment in several(near):
         if (share := changed(near, assignment)) < 0.02:
@@ -133,7 +133,6 @@ def test_a_router_near_a_tie_is_told(near: Audit) -> None:
 
 
 def test_a_router_with_wide_margins_is_not_told(wide: Audit) -> None:
-    """Where no choice changes nothing is said of any, and every interval is promised."""
     for assignment in several(wide):
         assert changed(wide, assignment) == 0
         assert of_flips(reliability(wide, assignment)) == []
@@ -157,7 +156,6 @@ def test_no_interval_is_promised_that_flips_break(near: Audit) -> None:
 
 
 def test_flips_stand_in_record_terminal_and_page(near: Audit) -> None:
-    """What is recommended says how many choices change, wherever the audit is read."""
     chosen = near.recommend(max_bytes=0.3 * near.cost({}).bytes)
     (reason,) = of_flips(reliability(near, chosen))
     content = content_of(near, chosen, near.pareto(3), [], **asked(near))
@@ -168,7 +166,6 @@ def test_flips_stand_in_record_terminal_and_page(near: Audit) -> None:
 
 
 def test_flips_are_counted_over_the_sequences_that_are_predicted_for(near: Audit) -> None:
-    """Over the same sequences twice twice as many choices change, and elsewhere as many as the margins there say."""
     keys = near.predictor.keys(near.checked({"layers.0.experts.0": "mxfp4", "into": "mxfp4"}))
     here, twice = near.predictor, near.predictor_over([*near.batches, *near.batches])
     far = near.predictor_over([0.01 * batch for batch in near.batches])  # nearly one token, away from the tie
@@ -202,7 +199,6 @@ def test_no_interval_is_judged_by_errors_that_flips_make() -> None:
 
 
 def test_as_many_more_are_measured_as_have_no_score(near: Audit) -> None:
-    """Where flips make most of the error of drawn assignments, others are measured besides, so 95 % stays promised."""
     calibration = near.predictor.calibration
     assert calibration.unscored > 0
     assert len(near.measured) > 20

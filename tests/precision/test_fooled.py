@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from assay.precision import audit
 from assay.precision.errors import BadModel, WrongShape
@@ -12,14 +13,14 @@ from assay.precision.errors import BadModel, WrongShape
 FORMATS = ("bf16", "fp8", "w8a16", "w4a16-g32")
 
 
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 class Shared:
     """What blocks leave for those after them, elsewhere than in what they return."""
 
-    values: torch.Tensor
+    values: Tensor
 
 
 class Layer(torch.nn.Module):
@@ -28,7 +29,7 @@ class Layer(torch.nn.Module):
         self.shared, self.first = shared, first
         self.v, self.o = torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         if self.first:
             self.shared.values = self.v(x)
         return x + self.o(torch.tanh(x * self.shared.values))
@@ -43,14 +44,13 @@ class Sharing(torch.nn.Module):
         self.layers = torch.nn.ModuleList(Layer(shared, number == 0) for number in range(4))
         self.head = torch.nn.Linear(32, 16)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             x = layer(x)
         return self.head(x)
 
 
 def test_blocks_that_share_a_state_are_measured_as_the_model_is() -> None:
-    """They are no chain of blocks: what one assignment leaves is no other's."""
     torch.manual_seed(0)
     model = Sharing().eval()
     found = audit(model, [normal(4, 8, 32, seed=seed) for seed in range(2)], "relative", FORMATS)
@@ -68,14 +68,13 @@ class Stacked(torch.nn.Module):
         super().__init__()
         self.w, self.head = torch.nn.Parameter(0.2 * normal(3, 32, 4, 8)), torch.nn.Linear(32, 16)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         for layer in self.w:
             x = x + torch.einsum("btd,dhk->bthk", x, layer).flatten(-2).tanh()
         return self.head(x)
 
 
 def test_a_parameter_of_all_layers_is_told_as_unaudited() -> None:
-    """The stored weight of one layer is not put in the place of the others'."""
     found = audit(Stacked(), [normal(4, 8, 32)], "relative", FORMATS)
     assert [str(site) for site in found.sites] == ["head"]
     assert "w (3,072" in str(found.observed.unaudited)
@@ -88,27 +87,25 @@ class BothWays(torch.nn.Module):
         super().__init__()
         self.w = torch.nn.Parameter(normal(columns, 32))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return torch.nn.functional.linear(torch.nn.functional.linear(x, self.w).tanh(), self.w.t())
 
 
 @pytest.mark.parametrize("columns", [32, 16])
 def test_a_weight_that_is_multiplied_from_both_sides_is_refused(columns: int) -> None:
-    """Its stored form has scales along one side."""
     with pytest.raises(BadModel, match="expected products with w from one side, got some with its transpose too"):
         audit(BothWays(columns), [normal(4, 8, 32)], "relative", FORMATS)
 
 
 @pytest.mark.parametrize("shape", [(8,), (8, 1), (8, 5, 6, 7)])
 def test_outputs_that_are_no_distributions_have_no_divergence(shape: tuple[int, ...]) -> None:
-    """Of one number, or of pictures whose classes aren't the last dimension, an error of zero would be told."""
 
     class Shaped(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.proj = torch.nn.Linear(32, torch.Size(shape[1:]).numel())
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: Tensor) -> Tensor:
             return self.proj(x).reshape(shape)
 
     with pytest.raises(WrongShape, match=r"expected logits .* take metric='relative' or a loss of your own"):
@@ -126,13 +123,12 @@ class Mixed(torch.nn.Module):
         self.shift = torch.nn.Parameter(normal(1, 32))
         self.turn = torch.nn.Parameter(torch.ones(3, dtype=torch.complex64))
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: Tensor) -> Tensor:
         x = self.table(ids) + self.shift * self.turn.real.mean()
         return torch.nn.functional.linear(x + self.inner(x.to(self.inner.weight.dtype)).float(), self.features)
 
 
 def test_bytes_are_those_of_each_tensor() -> None:
-    """By its own dtype; a buffer that is a weight counts for itself, and is no parameter's."""
     model = Mixed().eval()
     tensors = [*model.parameters(), *model.buffers()]
     found = audit(model, [torch.arange(32).view(4, 8)], "relative", FORMATS)
@@ -142,21 +138,19 @@ def test_bytes_are_those_of_each_tensor() -> None:
 
 
 def test_a_batch_of_more_than_the_model_takes_is_refused() -> None:
-    """With what a loss of one's own has to do for its labels."""
     x, labels = normal(8, 32), torch.arange(8)
     with pytest.raises(BadModel, match=r"got more \(.*'labels'\): what a loss of your own needs from a batch, forward"):
         audit(torch.nn.Linear(32, 16), [{"input": x, "labels": labels}], lambda out, batch: out.sum(1), FORMATS)
 
 
 def test_products_within_autocast_are_audited() -> None:
-    """The gradient of a product in bfloat16 meets its weight in float32."""
 
     class Autocast(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.inner, self.head = torch.nn.Linear(32, 32), torch.nn.Linear(32, 16)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: Tensor) -> Tensor:
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 y = self.inner(x)
             return self.head(y.float())
@@ -167,14 +161,13 @@ def test_products_within_autocast_are_audited() -> None:
 
 
 def test_a_gradient_that_is_nan_at_padding_closes_no_site() -> None:
-    """A norm of a row of zeros has no derivative; nothing is compared there."""
 
     class Normed(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.table, self.head = torch.nn.Embedding(64, 32, padding_idx=0), torch.nn.Linear(32, 64)
 
-        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
             x = self.table(input_ids)
             return self.head(x / torch.sqrt(x.pow(2).sum(-1, keepdim=True)).clamp(min=1e-6))
 

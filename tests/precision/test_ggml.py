@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import xllamacpp.xllamacpp
+from torch import Tensor
 
 from assay.precision.errors import BadModel, WrongShape
 from assay.precision.schemes import SCHEMES
@@ -23,11 +24,11 @@ COLUMNS = 512
 LIBRARY = ctypes.CDLL(xllamacpp.xllamacpp.__file__)
 
 
-def normal(rows: int = 8, seed: int = 3) -> torch.Tensor:
+def normal(rows: int = 8, seed: int = 3) -> Tensor:
     return torch.randn(rows, COLUMNS, generator=torch.Generator().manual_seed(seed))
 
 
-def weights() -> list[torch.Tensor]:
+def weights() -> list[Tensor]:
     """Values of many kinds: normal, wide, one-sided, powers of two, with blocks of zeros, tiny."""
     draw = torch.Generator().manual_seed(4)
     x = normal()
@@ -38,7 +39,7 @@ def weights() -> list[torch.Tensor]:
     return [x * 0.02, x * torch.exp2(exponents), x.abs() + 3.0, torch.exp2(exponents) * x.sign(), holed, x * 1e-20]
 
 
-def importance() -> torch.Tensor:
+def importance() -> Tensor:
     """Mean squares of inputs some of whose columns are much larger than others."""
     return torch.exp(2 * torch.randn(COLUMNS, generator=torch.Generator().manual_seed(5)))
 
@@ -50,7 +51,6 @@ def theirs(kind: BlockType) -> Any:
 
 @pytest.mark.parametrize("kind", TYPES.values(), ids=list(TYPES))
 def test_facts_are_the_library_s(kind: BlockType) -> None:
-    """Number, block and bytes are gguf's; what is required and what products round to is ggml's."""
     number = theirs(kind)
     assert kind.number == int(number)
     assert (kind.block, kind.bytes) == gguf.GGML_QUANT_SIZES[number]
@@ -71,7 +71,6 @@ def test_facts_are_the_library_s(kind: BlockType) -> None:
 
 @pytest.mark.parametrize("name", STORED)
 def test_values_are_those_that_gguf_reads(name: str) -> None:
-    """What is read back is, in every bit, what gguf makes of the same blocks, with an importance and without."""
     kind = TYPES[name]
     for x in weights():
         for weighted in [importance()] + [None] * (kind.importance != "required"):
@@ -83,14 +82,12 @@ def test_values_are_those_that_gguf_reads(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["q4_0", "q5_0", "q8_0", "ggml-mxfp4"])
 def test_blocks_are_those_that_gguf_writes(name: str) -> None:
-    """Without an importance the blocks are those of gguf's own quantiser, where it has one."""
     for x in weights():
         assert np.array_equal(pack(x, TYPES[name]).numpy(), gguf.quantize(x.numpy(), theirs(TYPES[name])))
 
 
 @pytest.mark.parametrize("name", STORED)
 def test_a_weight_is_nearer_under_an_importance_where_it_is_used(name: str) -> None:
-    """The weighted error falls with the importance where the row says that it is used, and no bit changes where not."""
     kind, x, weighted = TYPES[name], normal() * 0.02, importance()
     if kind.importance == "required":
         with pytest.raises(WrongShape, match="expected the inputs of a weight"):
@@ -105,7 +102,6 @@ def test_a_weight_is_nearer_under_an_importance_where_it_is_used(name: str) -> N
 
 @pytest.mark.parametrize("name", ["q8_0", "q8_k"])
 def test_inputs_are_rounded_to_eight_bits_of_the_largest_in_a_block(name: str) -> None:
-    """Each input is at most half a step of its block off, the step being the largest magnitude over 127."""
     kind = TYPES[name]
     for x in weights()[:-1]:  # whose scales float16 holds
         laid = rounded(x, kind).unflatten(-1, (-1, kind.block))
@@ -116,7 +112,6 @@ def test_inputs_are_rounded_to_eight_bits_of_the_largest_in_a_block(name: str) -
 
 
 def test_a_block_with_nan_in_it_is_nan() -> None:
-    """NaN and infinities spoil their own block and no other."""
     x = normal()
     x[0, 3], x[1, 40] = torch.nan, torch.inf
     found = rounded(x, TYPES["q8_0"])
@@ -129,7 +124,6 @@ def test_a_block_with_nan_in_it_is_nan() -> None:
 
 @pytest.mark.parametrize("name", STORED)
 def test_rows_are_stored_each_for_itself(name: str) -> None:
-    """Some rows of a stored weight, an index of them, experts and rows in the turns of threads have the same values."""
     x, weighted = normal(6), importance()
     stored = fit_blocks(SCHEMES[name].weight, x, weighted)  # type: ignore[arg-type]
     whole = stored(x)
@@ -154,7 +148,6 @@ def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", STORED)
 def test_schemes_store_inputs_as_their_name_says(name: str) -> None:
-    """A type's name alone leaves inputs as they are; with that of the type that products round to it rounds them."""
     other = TYPES[name].activations
     alone, both = SCHEMES[name], SCHEMES[f"{name}-{other}"]
     assert alone.weight == both.weight
@@ -166,7 +159,6 @@ def test_schemes_store_inputs_as_their_name_says(name: str) -> None:
 
 
 def test_what_has_no_place_is_refused_before_ggml_sees_it() -> None:
-    """Rows that aren't whole blocks, and values that ggml's code would end the process at, raise."""
     with pytest.raises(WrongShape, match="multiple of 256 elements for q4_k, got 384"):
         pack(torch.ones(2, 384), TYPES["q4_k"])
     for value in (1e30, torch.inf, torch.nan):
@@ -175,7 +167,6 @@ def test_what_has_no_place_is_refused_before_ggml_sees_it() -> None:
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the wheel the error names it and the extra that brings it."""
     monkeypatch.setitem(sys.modules, "xllamacpp.xllamacpp", None)
     code._library.cache_clear()
     with pytest.raises(NotInstalled, match=r"a scheme of ggml needs xllamacpp.*kernel-assay\[gguf\]"):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from assay.precision import Audit, advise, audit, reliability
 from assay.precision.observation import groups
@@ -41,7 +42,7 @@ class Separable(torch.nn.Module):
             torch.nn.ReLU(),
         )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.fc(self.blocks(self.stem(x).relu()).mean((2, 3)))
 
 
@@ -65,7 +66,7 @@ class Grouped(torch.nn.Module):
             torch.nn.Conv2d(64, 32, 1),
         )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x).relu()
         x = (x + self.a(x)).relu()
         return self.fc((x + self.b(x)).relu().mean((2, 3)))
@@ -74,11 +75,11 @@ class Grouped(torch.nn.Module):
 MODELS = {"depthwise": (Separable, "blocks.1.0"), "grouped": (Grouped, "b.3")}
 
 
-def pictures(seed: int) -> torch.Tensor:
+def pictures(seed: int) -> Tensor:
     return drawn(64, 3, 10, 10, seed=seed)
 
 
-def loss(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+def loss(model: torch.nn.Module, x: Tensor) -> Tensor:
     """That of telling how bright a picture is."""
     return torch.nn.functional.cross_entropy(model(x), (x.mean((1, 2, 3)) * 40).long().clamp(-4, 5) + 4)
 
@@ -112,7 +113,6 @@ def case(request: pytest.FixtureRequest) -> tuple[Audit, str]:
 def test_a_convolution_in_groups_is_a_product_in_groups(
     sides: int, several: int, inputs: int, outputs: int, kernel: int, stride: int, batched: bool, bias: bool
 ) -> None:
-    """Its weight is a site [N, K] of one group's columns, with torch's own outputs."""
     kind = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)[sides - 1]
     model = kind(several * inputs, several * outputs, kernel, stride, 1, groups=several, bias=bias)
     x = drawn(*([2] if batched else []), several * inputs, *range(4, 4 + sides))
@@ -122,7 +122,6 @@ def test_a_convolution_in_groups_is_a_product_in_groups(
 
 @pytest.mark.parametrize("padding", [1, "same"])
 def test_an_exported_convolution_has_the_site_of_the_module(padding: Any) -> None:
-    """aten's own convolutions are opened too, those that are told how to pad in a word among them."""
     model = torch.nn.Sequential(torch.nn.Conv2d(4, 8, 3, padding=padding, groups=2)).eval()
     program: Any = torch.export.export(model, (drawn(2, 4, 5, 5),)).module(check_guards=False)
     assert seen(program, drawn(2, 4, 5, 5))[0].sites["0"].shape == (8, 18)
@@ -134,7 +133,6 @@ def test_an_exported_convolution_has_the_site_of_the_module(padding: Any) -> Non
 )
 @pytest.mark.parametrize("sides", [1, 2])
 def test_a_transposed_convolution_in_groups_is_one_too(several: int, options: dict[str, Any], sides: int) -> None:
-    """Of one side and of two; its weight is a site [N * kernel, C] of one group's columns."""
     kind = (torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d)[sides - 1]
     model = kind(6, 9, 3, groups=several, **options)
     site = seen(model, drawn(2, 6, *range(4, 4 + sides)))[0].sites["weight"]
@@ -142,7 +140,6 @@ def test_a_transposed_convolution_in_groups_is_one_too(several: int, options: di
 
 
 def test_outputs_with_stored_weights_are_torchs_own(case: tuple[Audit, str]) -> None:
-    """An assignment of weights alone is measured as the model is that holds them, run by torch itself."""
     found, site = case
     scheme, weight = SCHEMES["w8a16"], found.model.get_submodule(site).weight
     stored = found.fits.weight(site, scheme, weight.flatten(1))
@@ -162,7 +159,6 @@ def test_outputs_with_stored_weights_are_torchs_own(case: tuple[Audit, str]) -> 
 @pytest.mark.parametrize("scheme", ["bf16", "w8a16"])
 @pytest.mark.parametrize("model", MODELS)
 def test_products_in_groups_are_the_models_own_derivative(model: str, scheme: str) -> None:
-    """For a small change of a kernel, v . (outputs under the scheme - outputs) is the product of every sequence."""
     torch.manual_seed(0)
     build, site = MODELS[model]
     opened = Opened(build().eval(), drawn(3, 3, 8, 8), 3, FORMATS)
@@ -176,7 +172,6 @@ def test_products_in_groups_are_the_models_own_derivative(model: str, scheme: st
 
 
 def test_rows_of_a_weight_have_the_gradient_that_all_have() -> None:
-    """Ranges of rows that begin and end within groups are given what a look at the whole weight is given."""
     x, g = drawn(5, 3 * 4), drawn(5, 3 * 6)
     whole = groups.weight_gradient(g, x, 3)
     assert whole.shape == (18, 4)
@@ -186,10 +181,9 @@ def test_rows_of_a_weight_have_the_gradient_that_all_have() -> None:
 
 
 def test_a_sum_in_parts_is_one_of_each_group() -> None:
-    """An accumulator's steps add up to the product, bias last, and round what they are told to round."""
     x, weight, bias = drawn(2, 5, 3 * 8), drawn(6, 8, seed=2), drawn(6, seed=3)
 
-    def product(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    def product(a: Tensor, w: Tensor) -> Tensor:
         return groups.linear(a, w, bias)
 
     torch.testing.assert_close(split_product(x, weight, [Split(length=3)], product), product(x, weight))
@@ -237,7 +231,6 @@ def test_windows_that_share_values_have_errors_that_add_up(scheme: str) -> None:
 
 
 def test_everything_of_such_a_model_has_a_site(case: tuple[Audit, str]) -> None:
-    """No parameter is left out, and schemes that a convolution can't take aren't in its menu."""
     found, site = case
     assert str(found.observed.unaudited) == ""
     assert {"bf16", "w8a16", "fp8-tensor", "w8a8-static"} <= set(found.menu(site))
@@ -245,7 +238,6 @@ def test_everything_of_such_a_model_has_a_site(case: tuple[Audit, str]) -> None:
 
 
 def test_an_outlier_channel_before_a_depthwise_convolution_is_found() -> None:
-    """A channel that a norm makes larger and its kernel smaller again: same function, and told at the one layer."""
     model = trained(Separable, [pictures(seed) for seed in range(2)], loss)
 
     def trap(model: Any) -> None:

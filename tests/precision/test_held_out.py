@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from assay.precision import Assignment, Audit, MeasuredError, audit, baselines
 from assay.precision.errors import BadAssignment
@@ -17,7 +18,7 @@ from assay.precision.prediction.measuring import Evaluator, evaluation_data
 from tests.precision.small_models import FORMATS, made
 
 
-def held_out(sequences: int = 16) -> list[torch.Tensor]:
+def held_out(sequences: int = 16) -> list[Tensor]:
     generator = torch.Generator().manual_seed(9)
     return [torch.randn(sequences, 8, 32, generator=generator)]
 
@@ -30,7 +31,6 @@ def found() -> Audit:
 
 
 def test_what_is_reported_is_measured_on_the_held_out_sequences(found: Audit) -> None:
-    """`measure` and `recommend` report the error that an audit of these sequences alone measures, `trial` another."""
     chosen = found.recommend(max_bytes=found.cost({}).bytes / 2)
     alone = audit(found.model, held_out(), "relative", FORMATS)
     assert isinstance(chosen.measured, MeasuredError)
@@ -42,7 +42,6 @@ def test_what_is_reported_is_measured_on_the_held_out_sequences(found: Audit) ->
 
 
 def test_the_held_out_sequences_change_no_choice() -> None:
-    """Other ones, a thousandfold larger, leave products, scales and what is recommended under a budget of bytes."""
     chosen = []
     for scale in (1.0, 1000.0):
         model, batches = made()
@@ -52,7 +51,6 @@ def test_the_held_out_sequences_change_no_choice() -> None:
 
 
 def test_a_budget_of_the_error_is_kept_where_nobody_looked(found: Audit) -> None:
-    """The choice leaves room for other sequences, so the budget holds on those."""
     chosen = found.recommend(max_error=0.01)
     assert chosen.met
     assert chosen.measured <= 0.01
@@ -60,7 +58,6 @@ def test_a_budget_of_the_error_is_kept_where_nobody_looked(found: Audit) -> None
 
 
 def test_a_choice_that_does_not_hold_is_told() -> None:
-    """Where the held-out sequences are another matter the budget is not met, and both errors are named."""
     torch.manual_seed(0)
     batches = [torch.randn(8, 8, 32)]
     outliers = torch.randn(8, 8, 32)
@@ -80,12 +77,11 @@ class Wide(torch.nn.Module):
         super().__init__()
         self.one, self.two = torch.nn.Linear(32, 64), torch.nn.Linear(64, 16)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.two(self.one(x).relu())
 
 
 def test_simple_assignments_stand_beside_the_recommended_one(found: Audit) -> None:
-    """Each scheme that stores weights everywhere and with the ends kept, by bytes, and the model in bfloat16 last."""
     chosen = found.recommend(max_bytes=found.cost({}).bytes / 2)
     beside = baselines(found, chosen)
     names = [each.name for each in beside]
@@ -103,7 +99,6 @@ def test_simple_assignments_stand_beside_the_recommended_one(found: Audit) -> No
 
 
 def test_a_simple_assignment_that_is_as_good_is_to_be_taken(found: Audit) -> None:
-    """Beside a poor choice of more bytes the audit says to take the uniform one; beside the best choice it doesn't."""
     poor = found.recommend(max_bytes=found.cost({}).bytes / 2)
     poor = type(poor)(dict.fromkeys(["layers.0.proj", "layers.1.proj"], "w4a16-g32"))
     poor.measured, poor.cost = found.measure(poor), found.cost(poor)
@@ -114,14 +109,12 @@ def test_a_simple_assignment_that_is_as_good_is_to_be_taken(found: Audit) -> Non
 
 
 def test_what_nobody_measured_has_nothing_beside_it(found: Audit) -> None:
-    """One line says what is missing."""
     with pytest.raises(BadAssignment, match="expected an assignment that was measured"):
         baselines(found, Assignment({"head": "fp8"}))
 
 
 @pytest.mark.parametrize(("sequences", "held"), [(64, 16), (24, 8), (8, 4), (3, 1), (1, 0)])
 def test_a_share_of_the_text_is_held_out(sequences: int, held: int) -> None:
-    """A quarter, eight sequences at least, half at most, whole ones, the same every time; none is in both parts."""
     loaded = load("stdlib-llama")
     text = Path(__file__).parents[2] / "configs" / "models" / "held-out.txt"
     batches, check = loaded.parts(text, sequence=32, sequences=sequences)
@@ -147,7 +140,6 @@ def test_another_text_may_judge() -> None:
 
 
 def test_an_interval_promises_no_more_than_its_scores() -> None:
-    """Of 10 scores the largest is exceeded once in 11: 91 %, not 95 %; of 19 and more it is 95 %."""
     draw = random.Random(0)
 
     def pairs(count: int) -> list[Measured]:
@@ -159,7 +151,6 @@ def test_an_interval_promises_no_more_than_its_scores() -> None:
 
 
 def test_a_pair_is_judged_by_what_the_others_fit() -> None:
-    """One that lies far from all others is that far from their curve, however it would draw the curve to itself."""
     draw = random.Random(1)
     pairs = [Measured(1e-3, 1e-3 * math.exp(draw.gauss(0, 0.05)), 4.0) for _ in range(8)]
     for count in (3, 8):
@@ -168,7 +159,6 @@ def test_a_pair_is_judged_by_what_the_others_fit() -> None:
 
 
 def test_a_simple_assignment_says_where_it_fits() -> None:
-    """Groups of 128 don't divide rows of 32: of two linears it stands at one, and its name has that."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(128, 32), torch.nn.Tanh(), torch.nn.Linear(32, 16))
     found = audit(model, [torch.randn(8, 128)], "relative", ["w8a16", "w4a16-g128"], check=[torch.randn(8, 128)])
@@ -179,7 +169,6 @@ def test_a_simple_assignment_says_where_it_fits() -> None:
 
 
 def test_what_is_learnt_is_predicted_as_it_was_measured() -> None:
-    """Whatever the calibration multiplies predictions by."""
     model, batches = made()
     found, one = audit(model, batches, "relative", FORMATS), {"layers.1.proj": "w4a16-g32"}
     found.calibrate(8)
@@ -190,7 +179,6 @@ def test_what_is_learnt_is_predicted_as_it_was_measured() -> None:
 
 
 def test_what_is_learnt_refits_the_interval() -> None:
-    """Where a recommendation corrects the prediction, trials and interval are those of the corrected one."""
     model, batches = made()
     found = audit(model, batches, "relative", FORMATS, check=held_out())
     found.calibrate(12)
@@ -204,7 +192,7 @@ def test_what_is_learnt_refits_the_interval() -> None:
     assert found.predictor.calibration == Calibration.fit([pair for _, pair in found.measured], power=2.0)
 
 
-def heavy(sequences: int, seed: int) -> torch.Tensor:
+def heavy(sequences: int, seed: int) -> Tensor:
     """Rows of a distribution of heavy tails: Student's t of five degrees of freedom."""
     return torch.from_numpy(np.random.default_rng(seed).standard_t(5, (sequences, 32))).float()
 
@@ -233,7 +221,7 @@ def test_an_interval_has_room_for_what_overruns_a_static_scale() -> None:
     assert none <= 3
 
 
-def other(seed: int) -> list[torch.Tensor]:
+def other(seed: int) -> list[Tensor]:
     """Sequences twice as long, whose values are a fifth as large."""
     return [0.2 * torch.randn(16, 16, 32, generator=torch.Generator().manual_seed(seed))]
 
@@ -259,7 +247,6 @@ def test_intervals_hold_over_other_sequences_where_they_are_calibrated() -> None
 
 
 def test_no_luck_makes_an_interval_shorter_than_what_cotangents_leave_open() -> None:
-    """Twenty pairs that are all as predicted leave 1.96 known standard deviations either way at least."""
     found = Calibration.fit([Measured(1e-3, 1e-3, 4.0, 0.04) for _ in range(20)])
     _, low, high = found.interval(Measured(1e-3, 0.0, 4.0, 0.04))
     assert low <= 1e-3 * math.exp(-1.96 * 0.2)
@@ -267,7 +254,6 @@ def test_no_luck_makes_an_interval_shorter_than_what_cotangents_leave_open() -> 
 
 
 def test_attention_is_known_worse_than_linears() -> None:
-    """Of equal noise the interval of a stage of attention or of a cache is longer than that of a linear."""
     loaded = load("stdlib-llama")
     batches = loaded.batches("a few words of text, " * 100, sequence=16, sequences=8)
     found = audit(loaded.model, batches, formats=("bf16", "a-fp8", "kv-fp8"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -26,14 +26,14 @@ _IDS = [torch.randint(0, 64, (4, 8), generator=torch.Generator().manual_seed(see
 class _Odd(nn.Module):
     """Two linears with something between them."""
 
-    def __init__(self, between: Callable[[Any, torch.Tensor], torch.Tensor], **parts: nn.Module) -> None:
+    def __init__(self, between: Callable[[Any, Tensor], Tensor], **parts: nn.Module) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 8)
         self.between = between
         for name, part in parts.items():
             self.add_module(name, part)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.last(self.between(self, self.first(x)))
 
 
@@ -46,7 +46,7 @@ class _Tokens(nn.Module):
         if tied:
             self.head.weight = self.table.weight
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: Tensor) -> Tensor:
         return self.head(self.table(ids))
 
 
@@ -69,13 +69,13 @@ def _linears(found: Audit) -> set[str]:
     return names
 
 
-def _parameter(between: Callable[[Any, torch.Tensor], torch.Tensor], *shape: int) -> _Odd:
+def _parameter(between: Callable[[Any, Tensor], Tensor], *shape: int) -> _Odd:
     model = _Odd(between)
     model.weight = nn.Parameter(torch.randn(shape) / 4)
     return model
 
 
-def _nested(model: Any, x: torch.Tensor, **layout: Any) -> torch.Tensor:
+def _nested(model: Any, x: Tensor, **layout: Any) -> Tensor:
     nested = torch.nested.as_nested_tensor([x[0], x[1, :3], *x[2:]], **layout)
     return torch.nested.to_padded_tensor(model.inner(model.norm(nested)), 0.0)
 
@@ -110,7 +110,6 @@ _PARTLY: dict[str, Callable[[], _Odd]] = {
 @pytest.mark.parametrize("name", _PARTLY)
 @pytest.mark.filterwarnings("ignore")
 def test_what_cannot_be_seen_into_runs_as_it_is_and_is_told(name: str) -> None:
-    """Views of a matrix by heads, vmap, nested tensors and TorchScript have no site; the linears around them do."""
     found = _audited(_PARTLY[name]())
     assert _linears(found) == {"first", "last"}
     (shut,) = found.observed.unaudited.shut
@@ -119,7 +118,6 @@ def test_what_cannot_be_seen_into_runs_as_it_is_and_is_told(name: str) -> None:
 
 
 def test_matrices_of_a_parameter_are_experts_all_the_same() -> None:
-    """What a parameter of three dimensions is multiplied with by its first one is a site."""
     model = _parameter(
         lambda m, x: torch.einsum("bthd,hdc->bthc", x.unflatten(-1, (4, 4)), m.weight).flatten(2), 4, 4, 4
     )
@@ -134,12 +132,11 @@ class _Graph(nn.Module):
         self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 8)
         self.register_buffer("own", torch.eye(12).to_sparse())
 
-    def forward(self, x: torch.Tensor, adjacency: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor, adjacency: Tensor) -> Tensor:
         return self.own @ self.last(adjacency @ self.first(x).relu())
 
 
 def test_sparse_tensors_are_no_weights() -> None:
-    """Sparse arguments and buffers, which have no storage, are left as they are, and told apart by their values."""
     batches = [(torch.randn(12, 16), torch.eye(12).to_sparse()) for _ in range(2)]
     assert _linears(_audited(_Graph(), batches)) == {"first", "last"}
     others = [(x, adjacency * 2) for x, adjacency in batches]
@@ -147,7 +144,6 @@ def test_sparse_tensors_are_no_weights() -> None:
 
 
 def test_a_head_right_behind_its_table_is_audited() -> None:
-    """A head that is given rows of the table whose weight is its own, as they are, has no source."""
     found = _audited(_Tokens(tied=True), _IDS, "kl")
     assert _linears(found) == {"table"}
     assert found.observed.sources == {}
@@ -166,7 +162,6 @@ def test_sources_never_lead_back() -> None:
 
 
 def test_a_model_whose_name_ends_as_a_norm_takes_tokens() -> None:
-    """Integers that a module named as a norm is given are no values of a site."""
     found = _audited(TransformerPreNorm(), _IDS, "kl")
     assert _linears(found) == {"table", "head"}
 
@@ -178,16 +173,15 @@ class _Masked(nn.Module):
         super().__init__()
         self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 8)
 
-    def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
         return self.last(self.first(x).relu())
 
 
-def _batch(mask: torch.Tensor) -> dict[str, torch.Tensor]:
+def _batch(mask: Tensor) -> dict[str, Tensor]:
     return {"x": torch.randn(6, 5, 16, generator=torch.Generator().manual_seed(0)), "attention_mask": mask}
 
 
 def test_a_batch_of_padding_alone_adds_nothing() -> None:
-    """Beside other batches it changes no statistic, by itself there is nothing to compare."""
     tokens, padding = _batch(torch.ones(6, 5)), _batch(torch.zeros(6, 5))
     found, expected = _audited(_Masked(), [tokens, padding]), _audited(_Masked(), [tokens])
     assert _linears(found) == {"first", "last"}
@@ -199,7 +193,6 @@ def test_a_batch_of_padding_alone_adds_nothing() -> None:
 
 
 def test_statistics_of_no_rows_are_empty() -> None:
-    """Values that are all padding are counted and give no sample."""
     seen = Statistics()
     seen.add(torch.randn(2, 3, 4), sequences=2, kept=torch.zeros(6, dtype=torch.bool))
     assert (seen.count, seen.valid_rows, seen.rows, seen.largest) == (6, 0, [], None)
@@ -208,7 +201,6 @@ def test_statistics_of_no_rows_are_empty() -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_layers_are_audited_as_plain_ones(reentrant: bool) -> None:
-    """torch.utils.checkpoint is a plain call while sites are open: its linears are predicted as without it."""
     inner = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
     model = _Odd(lambda m, x: checkpoint(m.inner, x, use_reentrant=reentrant), inner=inner)
     found = _audited(model)
@@ -226,22 +218,22 @@ _Pair = namedtuple("_Pair", "x y")
 
 @dataclass(frozen=True)
 class _Inputs:
-    x: torch.Tensor
-    rest: list[torch.Tensor]
+    x: Tensor
+    rest: list[Tensor]
 
 
 class _Given(nn.Module):
     """Takes what holds two tensors."""
 
-    def __init__(self, of: Callable[[Any], list[torch.Tensor]]) -> None:
+    def __init__(self, of: Callable[[Any], list[Tensor]]) -> None:
         super().__init__()
         self.first, self.last, self.of = nn.Linear(16, 16), nn.Linear(16, 8), of
 
-    def forward(self, given: Any) -> torch.Tensor:
+    def forward(self, given: Any) -> Tensor:
         return self.last(self.first(torch.cat(self.of(given), 1)).relu())
 
 
-def _held() -> list[tuple[Callable[[Any], list[torch.Tensor]], Any]]:
+def _held() -> list[tuple[Callable[[Any], list[Tensor]], Any]]:
     x, y = torch.randn(6, 2, 16), torch.randn(6, 3, 16, dtype=torch.float64)
     return [
         (lambda given: [*given, given.pop()], {"given": [x, y]}),
@@ -254,7 +246,6 @@ def _held() -> list[tuple[Callable[[Any], list[torch.Tensor]], Any]]:
 
 @pytest.mark.parametrize("case", range(5))
 def test_batches_keep_their_kind_however_deep(case: int) -> None:
-    """Lists, named tuples and dataclasses come as they were given, in float32, and copies of them each time."""
     of, batch = _held()[case]
     assert _linears(_audited(_Given(of), [batch])) == {"first", "last"}
     assert batch_size(batch) == 6
@@ -265,7 +256,6 @@ def test_batches_keep_their_kind_however_deep(case: int) -> None:
 
 
 def test_what_is_kept_is_kept_by_every_value_of_a_batch() -> None:
-    """Long tensors within lists count, of which a printed line shows the ends."""
     x, other = torch.zeros(2, 2000), torch.zeros(2, 2000)
     other[0, 1000] = 1.0
     model = nn.Linear(2, 2)
@@ -280,7 +270,7 @@ class _Energy(nn.Module):
         super().__init__()
         self.first, self.last, self.backward = nn.Linear(16, 16), nn.Linear(16, 1), backward
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         with torch.enable_grad():
             x = x.clone().requires_grad_(True)
             energy = self.last(self.first(x).tanh()).sum()
@@ -309,7 +299,6 @@ _REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 @pytest.mark.parametrize("name", _REFUSED)
 @pytest.mark.filterwarnings("ignore")
 def test_what_cannot_be_audited_is_refused_in_a_line(name: str) -> None:
-    """The line says what was expected, what came, and what to do."""
     build, expected = _REFUSED[name]
     with pytest.raises(BadModel, match=expected) as caught:
         _audited(build())
@@ -319,7 +308,6 @@ def test_what_cannot_be_audited_is_refused_in_a_line(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_what_the_refusals_advise_is_audited() -> None:
-    """Weights normed by a parametrisation, lazy layers that have run, and casts to a weight's dtype."""
     normed = _Odd(lambda m, x: m.inner(x), inner=nn.utils.parametrizations.weight_norm(nn.Linear(16, 16))).bfloat16()
     lazy = _Odd(lambda m, x: m.inner(x), inner=nn.LazyLinear(16))
     lazy(torch.ones(2, 16))

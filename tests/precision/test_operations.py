@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from assay.precision import audit
 from assay.precision.errors import BadModel
@@ -19,23 +20,23 @@ from tests.precision.test_sensitivity import Opened
 functional = torch.nn.functional
 
 
-def drawn(*shape: int, seed: int = 1) -> torch.Tensor:
+def drawn(*shape: int, seed: int = 1) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 class Of(torch.nn.Module):
     """A function of an input and one parameter."""
 
-    def __init__(self, function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], *shape: int) -> None:
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor], *shape: int) -> None:
         super().__init__()
         self.w = torch.nn.Parameter(drawn(*shape, seed=2))
         self.function = function
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.function(x, self.w)
 
 
-def seen(model: torch.nn.Module, x: torch.Tensor) -> tuple[Observer, torch.Tensor]:
+def seen(model: torch.nn.Module, x: Tensor) -> tuple[Observer, Tensor]:
     """The sites of a model, and what it gives opened, after comparing that with what it gives by itself."""
     observer = Observer(model)
     with torch.no_grad():
@@ -60,7 +61,6 @@ def seen(model: torch.nn.Module, x: torch.Tensor) -> tuple[Observer, torch.Tenso
 def test_a_convolution_is_a_product_with_its_windows(
     sides: int, kernel: int, stride: int, dilation: int, padding: Any, batched: bool, bias: bool
 ) -> None:
-    """In one to three dimensions, with any stride, padding and dilation, its weight is a site [N, C * kernel]."""
     kind = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)[sides - 1]
     model = kind(3, 5, kernel, stride=stride, padding=padding, dilation=dilation, bias=bias)
     x = drawn(*([2] if batched else []), 3, *range(6, 6 + sides))
@@ -70,7 +70,6 @@ def test_a_convolution_is_a_product_with_its_windows(
 
 
 def test_same_padding_of_an_even_kernel_is_torchs() -> None:
-    """What padding="same" adds is more behind than before where it is odd."""
     assert seen(torch.nn.Conv2d(3, 4, (2, 3), padding="same"), drawn(2, 3, 7, 5))[0].sites
 
 
@@ -79,12 +78,11 @@ def test_same_padding_of_an_even_kernel_is_torchs() -> None:
     [{}, {"stride": 2, "padding": 1}, {"stride": 3, "output_padding": (1, 2)}, {"dilation": 2, "bias": False}],
 )
 def test_a_transposed_convolution_is_a_product_with_its_input(options: dict[str, Any]) -> None:
-    """Its rows are the input's places, its weight a site [N * kernel, C]."""
     observer, _ = seen(torch.nn.ConvTranspose2d(3, 5, (2, 3), **options), drawn(2, 3, 4, 6))
     assert observer.sites["weight"].shape == (5 * 6, 3)
 
 
-PRODUCTS: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], tuple[int, ...], tuple[int, ...]]] = {
+PRODUCTS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], tuple[int, ...], tuple[int, ...]]] = {
     "bmm": (torch.bmm, (3, 4, 8), (3, 8, 6)),
     "bmm of the parameter first": (lambda x, w: torch.bmm(w, x), (3, 8, 4), (3, 6, 8)),
     "baddbmm": (lambda x, w: torch.baddbmm(torch.ones(3, 1, 6), x, w), (3, 4, 8), (3, 8, 6)),
@@ -107,7 +105,6 @@ PRODUCTS: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], 
 
 @pytest.mark.parametrize("case", PRODUCTS)
 def test_products_with_a_parameter_are_sites(case: str) -> None:
-    """Whatever function multiplies with a parameter, it is a site, of several matrices one of as many experts."""
     function, of_x, of_w = PRODUCTS[case]
     observer, _ = seen(Of(function, *of_w), drawn(*of_x))
     site = observer.sites["w"]
@@ -130,19 +127,17 @@ def test_products_with_a_parameter_are_sites(case: str) -> None:
     ],
 )
 def test_what_is_no_product_of_a_tensor_with_a_weight_is_left_alone(
-    function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    function: Callable[[Tensor, Tensor], Tensor],
 ) -> None:
-    """Elementwise products, traces, and products of two parameters have no site and their own outputs."""
     assert not seen(Of(function, 4, 4), drawn(4, 4))[0].sites
 
 
-def rounded(values: torch.Tensor) -> torch.Tensor:
+def rounded(values: Tensor) -> Tensor:
     return values.bfloat16().float()
 
 
 @pytest.mark.parametrize("case", PRODUCTS)
 def test_a_scheme_rounds_parameter_and_input(case: str) -> None:
-    """An assignment of bfloat16 is measured as the function of rounded numbers, computed without an audit."""
     function, of_x, of_w = PRODUCTS[case]
     model, x = Of(function, *of_w), drawn(*of_x)
     found = audit(model, [x], "relative", ["bf16"])
@@ -160,7 +155,7 @@ class Picture(torch.nn.Module):
         self.up = torch.nn.ConvTranspose2d(8, 4, 2, stride=2)
         self.halves = torch.nn.Parameter(drawn(2, 4 * 32, 6, seed=4) / 8)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         y = self.up(self.down(x).tanh()).tanh()
         return torch.einsum("bhk,hkn->bhn", y.unflatten(2, (2, 4)).transpose(1, 2).flatten(2), self.halves)
 
@@ -168,7 +163,6 @@ class Picture(torch.nn.Module):
 @pytest.mark.parametrize("scheme", ["bf16", "w8a16"])
 @pytest.mark.parametrize("site", ["down", "up"])
 def test_products_of_a_convolution_are_the_models_own_derivative(site: str, scheme: str) -> None:
-    """For a small change of a kernel, v . (outputs under the scheme - outputs) is the product of every sequence."""
     torch.manual_seed(0)
     opened = Opened(Picture(), drawn(3, 3, 8, 8), 3)
     cotangent = drawn(*opened.reference.shape, seed=3)
@@ -181,7 +175,6 @@ def test_products_of_a_convolution_are_the_models_own_derivative(site: str, sche
 
 
 def test_a_convolutions_input_has_one_scale() -> None:
-    """Formats whose scales lie within the input, or whose factors need a column of its own, don't stand there."""
     found = audit(Picture(), [drawn(3, 3, 8, 8)], "relative", list(SCHEMES))
     menu = found.menu("up")
     assert {"bf16", "w8a16", "fp8-tensor", "w8a8-static"} <= set(menu)
@@ -191,7 +184,6 @@ def test_a_convolutions_input_has_one_scale() -> None:
 
 
 def test_an_export_says_that_it_has_no_words_for_convolutions() -> None:
-    """They are noted, not written as linears."""
     found = audit(Picture(), [drawn(3, 3, 8, 8)], "relative", ["w8a16"])
     recipe = quantization_config({"down": "w8a16"}, {str(site): site for site in found.sites})
     assert not recipe.held
@@ -199,6 +191,5 @@ def test_an_export_says_that_it_has_no_words_for_convolutions() -> None:
 
 
 def test_a_model_without_products_is_refused_with_what_has_sites() -> None:
-    """One line says which layers there must be."""
     with pytest.raises(BadModel, match=r"expected a model with linear, convolutional or recurrent layers"):
         audit(torch.nn.ReLU(), [drawn(3, 5, 4)], "relative", ["bf16"])

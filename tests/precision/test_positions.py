@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from assay.precision import audit
 from assay.precision.errors import NoData
@@ -10,13 +11,12 @@ from assay.precision.prediction.measuring import steps
 from tests.precision.tiny_models import MODELS
 
 
-def ids(count: int, length: int) -> list[dict[str, torch.Tensor]]:
+def ids(count: int, length: int) -> list[dict[str, Tensor]]:
     generator = torch.Generator().manual_seed(0)
     return [{"input_ids": torch.randint(256, (count, length), generator=generator)}]
 
 
 def test_the_curve_adds_up_to_the_error() -> None:
-    """Sums over its steps are those of `measure` over the same sequences."""
     torch.manual_seed(0)
     model, given = MODELS["llama"](), ids(8, 64)
     long = [{"input_ids": row[None]} for row in given[0]["input_ids"].reshape(2, 256)]
@@ -32,14 +32,12 @@ def test_the_curve_adds_up_to_the_error() -> None:
 
 
 def test_steps_reach_the_length_without_a_sliver() -> None:
-    """Half octaves through 128; what is left at the end is no step shorter than a fifth."""
     assert steps(512)[-5:] == (128, 181, 256, 362, 512)
     assert steps(530)[-2:] == (362, 530)
     assert steps(5) == (5,)
 
 
 def test_lengths_that_differ_have_no_curve() -> None:
-    """The error says which there are."""
     model, given = MODELS["llama"](), ids(2, 16)
     with pytest.raises(NoData, match=r"got lengths \[8, 16\]"):
         audit(model, given, "kl", ["kv-int4"]).positions({}, [*given, *ids(1, 8)])

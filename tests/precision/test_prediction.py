@@ -42,7 +42,6 @@ def test_a_bias_is_believed() -> None:
 
 
 def test_one_change_at_two_places_is_one_change() -> None:
-    """Two sites with the same products add up in amplitude, opposite ones cancel, others don't matter."""
     plain = independent(6, 64, np.ones(6))
     sums = plain.sums.copy()
     sums[1], sums[2] = sums[0], -sums[0]
@@ -54,7 +53,6 @@ def test_one_change_at_two_places_is_one_change() -> None:
 
 
 def test_a_bias_of_thinned_terms_is_one_of_all() -> None:
-    """What was seen in one row in four adds up over four times as many: its square grows by four once more."""
     plain = independent(30, 64, np.ones(30))
     sums = plain.sums.copy()
     sums[3] = 20.0
@@ -76,7 +74,6 @@ def test_what_overflows_is_infinite(bad: float) -> None:
 
 
 def test_an_effect_that_is_nowhere_is_nothing() -> None:
-    """No key, or one without any effect, costs nothing."""
     plain = products([("dead", "part")], np.zeros((1, 16)), np.zeros((1, 16)))
     assert QuadraticForm(plain).of([]) == QuadraticForm(plain).of([("dead", "part")]) == 0.0
 
@@ -104,7 +101,6 @@ def test_the_interval_covers(noise: float) -> None:
 
 
 def test_the_interval_is_not_wide_for_nothing() -> None:
-    """An eighth of the noise makes less than two fifths of the interval."""
     widths = []
     for noise in (0.05, 0.4):
         fitted = [Calibration.fit(drawn(20, noise, seed)).interval(pair(1e-3)) for seed in range(10)]
@@ -113,7 +109,6 @@ def test_the_interval_is_not_wide_for_nothing() -> None:
 
 
 def test_what_cotangents_leave_open_is_in_the_interval() -> None:
-    """Of two predictions alike the one that hangs on few samples has the wider interval; so has a single site."""
     calibration = Calibration.fit(drawn(20, 0.1, 0))
     known, open_, single = (
         calibration.interval(each)
@@ -128,7 +123,6 @@ def pair(predicted: float) -> Measured:
 
 
 def test_the_line_can_be_read_backwards() -> None:
-    """`raw` gives the error that is calibrated to what it is asked for."""
     calibration = Calibration.fit(drawn(48, 0.1, 5))
     for error in (1e-6, 1e-3, 0.1):
         assert calibration.interval(pair(calibration.raw(error)))[0] == pytest.approx(error, rel=1e-6)
@@ -136,7 +130,6 @@ def test_the_line_can_be_read_backwards() -> None:
 
 @pytest.mark.parametrize("power", [1.0, 2.0])
 def test_jumps_are_told_from_a_scale(power: float) -> None:
-    """Errors that jumps raise where they are small: the middle is right at both ends, and wider at the lower."""
     draw = np.random.default_rng(3)
     predicted = np.exp(draw.uniform(-12, -4, 90)) ** (1 / power)
     exact = (predicted**power + 0.01 * predicted ** (power / 2)) ** (1 / power)
@@ -196,7 +189,6 @@ def test_a_profile_is_what_the_schemes_of_a_site_have_in_common(shape: float) ->
 
 
 def test_what_was_measured_leaves_no_noise() -> None:
-    """Nor do cotangents leave anything open of what was corrected by a measurement."""
     given, _ = several(4, 0.5, 3)
     key = given.keys[7]
     form = QuadraticForm(given).corrected([key], 5.0)

@@ -46,7 +46,6 @@ def every(audited: Audit) -> list[tuple[Cost, dict[str, str]]]:
 def test_out_of_reach_the_least_is_recommended(
     audited: Audit, every: list[tuple[Cost, dict[str, str]]], budget: str, what: str
 ) -> None:
-    """Under a budget that nothing comes near, what it limits is the least there is, with the least predicted error."""
     found = audited.recommend(**{budget: 1.0 if budget == "max_bytes" else 1e-15})
     least = min(getattr(cost, what) for cost, _ in every)
     alike = [assignment for cost, assignment in every if getattr(cost, what) <= least * (1 + 1e-12)]
@@ -56,7 +55,6 @@ def test_out_of_reach_the_least_is_recommended(
 
 
 def test_sites_that_are_fixed_keep_their_own_format(audited: Audit) -> None:
-    """Of the rest the choice is made as before; a name that there isn't is refused."""
     least = {
         site: min(audited.menu(site), key=lambda s: audited.cost({site: s}).bytes) for site in map(str, audited.sites)
     }
@@ -73,7 +71,6 @@ def test_sites_that_are_fixed_keep_their_own_format(audited: Audit) -> None:
 def test_two_budgets_out_of_reach_are_missed_by_the_least(
     audited: Audit, every: list[tuple[Cost, dict[str, str]]]
 ) -> None:
-    """Excesses are of the whole model's totals: the larger one is the least that any of the 625 assignments has."""
     whole = audited.cost({})
     for share in (0.04, 1e-6):
         limits = {"bytes": share * whole.bytes, "prefill": share * whole.prefill}
@@ -103,7 +100,6 @@ def test_two_budgets_out_of_reach_are_missed_by_the_least(
 def test_budgets_that_can_t_be_kept_are_named_as_they_were_given(
     audited: Audit, budgets: dict[str, float], words: list[str]
 ) -> None:
-    """By the arguments' names, with what was asked for and what the closest has, among the formats looked at."""
     found = audited.recommend(**budgets)
     assert not found.met
     assert "that this audit looked at" in found.why
@@ -114,13 +110,11 @@ def test_budgets_that_can_t_be_kept_are_named_as_they_were_given(
 
 @pytest.mark.parametrize("budget", ARGUMENTS)
 def test_a_budget_of_nothing_is_refused_by_its_name(audited: Audit, budget: str) -> None:
-    """The line names the argument, and none that there is not."""
     with pytest.raises(UnknownOption, match=f"expected {budget} above 0, got -1"):
         audited.recommend(**{budget: -1.0})
 
 
 def test_what_bound_the_choice_is_told(audited: Audit) -> None:
-    """The budget that forced it with its figures; none where the model as it is keeps all, or has no fewer bytes."""
     whole = audited.cost({})
     found = audited.recommend(max_bytes=0.5 * whole.bytes, max_time=2 * whole.decode)
     assert found.why.startswith(f"bound by max_bytes ({format_bytes(found.cost.bytes)} of at most")
@@ -134,7 +128,6 @@ def test_what_bound_the_choice_is_told(audited: Audit) -> None:
 
 
 def test_figures_that_differ_are_told_apart(audited: Audit) -> None:
-    """Where a total and its limit agree in three digits, more are shown."""
     least = audited.recommend(max_bytes=1.0).cost.bytes
     found = audited.recommend(max_bytes=least - 0.5)
     assert not found.met
@@ -156,7 +149,6 @@ def test_a_prediction_that_was_off_is_told(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("budget", [{"max_bytes": 7776.0}, {"max_error": 0.01}])
 def test_what_is_predicted_far_too_small_is_found_by_measuring(audited: Audit, budget: dict[str, float]) -> None:
-    """One scheme of one unit is predicted a thousandth of its error: the choice is as if it had been predicted well."""
     honest, fooled = audited.recommend(**budget), audit(*made(), "relative", FORMATS)
     fooled.calibrate(8)
     one = {"layers.1.proj": "w4a16-g32"}
@@ -170,7 +162,6 @@ def test_what_is_predicted_far_too_small_is_found_by_measuring(audited: Audit, b
 
 
 def test_a_scheme_that_breaks_the_model_is_no_option() -> None:
-    """Once it measured infinite it is not recommended, and the fewest bytes that there are are those without it."""
     broken = audit(*made(), "relative", FORMATS)
     broken.calibrate(8)
     least = min(broken.menu("head"), key=lambda scheme: broken.cost({"head": scheme}).bytes)
@@ -183,7 +174,6 @@ def test_a_scheme_that_breaks_the_model_is_no_option() -> None:
 
 
 def test_an_assignment_is_printed_in_a_line_and_stays_a_dict() -> None:
-    """However many sites: how many take what, errors, bytes, times, whether budgets are kept; JSON has the sites."""
     found = Assignment({f"model.layers.{layer}.mlp": "fp8" if layer < 60 else "w8a8" for layer in range(100)})
     found.prediction, found.measured, found.met = Prediction(0.25, 0.125, 0.5), 0.3, False
     found.cost = Cost(bytes=1.25e9, kv_bytes=2e6, prefill=0.25, decode=1.5e-3)
@@ -198,7 +188,6 @@ def test_an_assignment_is_printed_in_a_line_and_stays_a_dict() -> None:
 
 
 def test_an_assignment_without_figures_is_printed() -> None:
-    """Nothing is said of what nobody predicted or measured."""
     assert repr(Assignment()) == "Assignment(0 sites)"
     assert repr(Assignment(head="fp8")) == "Assignment(1 site: 1 fp8)"
 
@@ -223,7 +212,6 @@ def test_amounts(words: str, value: str) -> None:
 
 
 def test_a_model_of_one_linear() -> None:
-    """With nothing but one unit, budgets are kept or missed as with many."""
     torch.manual_seed(0)
     data: list[Any] = [torch.randn(8, 32) for _ in range(2)]
     found = audit(torch.nn.Linear(32, 32), data, "relative", ["w8a16"])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from assay.precision import Audit, advise, audit
@@ -25,8 +26,8 @@ LAYERS = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU, "rnn": torch.nn.RNN}
 CELLS = (torch.nn.LSTMCell, torch.nn.GRUCell, torch.nn.RNNCell)
 
 
-def tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
+def tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
         yield value
     else:
         for each in value:
@@ -77,20 +78,17 @@ def test_every_form_of_a_recurrent_layer_gives_what_torch_gives(kind: str) -> No
 
 
 def test_a_rectified_recurrence_is_torchs() -> None:
-    """torch.nn.RNN with relu."""
     assert weights_of(observed(torch.nn.RNN(4, 8, nonlinearity="relu"), drawn(5, 2, 4)))
 
 
 @pytest.mark.parametrize("kind", CELLS)
 @pytest.mark.parametrize("bias", [True, False])
 def test_cells_give_what_torch_gives(kind: Any, bias: bool) -> None:
-    """A step by itself has the same two sites."""
     assert weights_of(observed(kind(4, 8, bias=bias), drawn(5, 4))) == ["weight_ih", "weight_hh"]
 
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_an_exported_layer_has_the_sites_of_the_module(kind: str) -> None:
-    """aten's own recurrences are opened too."""
     model = torch.nn.Sequential(LAYERS[kind](4, 8, batch_first=True)).eval()
     with pytest.warns(UserWarning, match="_flat_weights"):
         program = torch.export.export(model, (drawn(2, 5, 4),)).module(check_guards=False)
@@ -98,7 +96,6 @@ def test_an_exported_layer_has_the_sites_of_the_module(kind: str) -> None:
 
 
 def test_weights_within_one_storage_are_told_apart() -> None:
-    """As cuDNN has them: all of a layer's parameters one after the other."""
     model = torch.nn.LSTM(4, 8, 2)
     whole = torch.cat([values.detach().flatten() for values in model.parameters()])
     start = 0
@@ -110,14 +107,13 @@ def test_weights_within_one_storage_are_told_apart() -> None:
 
 
 def test_a_packed_sequence_runs_as_it_is_and_is_told() -> None:
-    """Its weights have no site, and the first line says so."""
 
     class Packed(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.rnn, self.head = torch.nn.LSTM(8, 16, batch_first=True), torch.nn.Linear(16, 4)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: Tensor) -> Tensor:
             lengths = [5 - index % 3 for index in range(len(x))]
             packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
             return self.head(pad_packed_sequence(self.rnn(packed)[0], batch_first=True)[0])
@@ -128,7 +124,6 @@ def test_a_packed_sequence_runs_as_it_is_and_is_told() -> None:
 
 
 def test_outputs_with_stored_weights_are_torchs_own(case: Audit) -> None:
-    """An assignment of weights alone is measured as the model is that holds them, run by torch itself."""
     names = [str(site) for site in case.sites if site.role == "recurrence"]
     other: Any = copy.deepcopy(case.model).eval()
     for name in names:
@@ -144,11 +139,10 @@ def test_outputs_with_stored_weights_are_torchs_own(case: Audit) -> None:
 
 
 def test_inputs_and_state_are_stored_at_every_step() -> None:
-    """bfloat16 at both weights is the loop of cells that round what they are given, written out without an audit."""
     torch.manual_seed(0)
     model, x = torch.nn.LSTM(6, 8, batch_first=True), drawn(4, 7, 6)
 
-    def rounded(values: torch.Tensor) -> torch.Tensor:
+    def rounded(values: Tensor) -> Tensor:
         return values.bfloat16().float()
 
     w_ih, w_hh, b_ih, b_hh = (values.detach() for values in model.parameters())
@@ -181,7 +175,6 @@ def test_products_through_time_are_the_models_own_derivative(site: str, scheme: 
 
 
 def test_what_is_measured_lies_within_what_is_predicted(case: Audit) -> None:
-    """Of 30 random assignments at least nine in ten, for intervals of 95 %."""
     draw = random.Random(1)
     drawn_ones = [case.random_assignment(draw, (1.0, 0.3, 0.1)[turn % 3]) for turn in range(30)]
     predictions = [(case.predict(each), case.measure(each)) for each in drawn_ones]
@@ -190,7 +183,6 @@ def test_what_is_measured_lies_within_what_is_predicted(case: Audit) -> None:
 
 
 def test_each_scheme_alone_is_predicted_within_a_factor_of_two(case: Audit) -> None:
-    """Over 48 sequences, at every weight of a recurrence, whatever it stores."""
     for site in case.sites:
         for scheme in case.menu(site) if site.role == "recurrence" else ():
             ratio = float(case.trial({str(site): scheme})) / case.predictor.site_error(str(site), scheme)
@@ -198,7 +190,6 @@ def test_each_scheme_alone_is_predicted_within_a_factor_of_two(case: Audit) -> N
 
 
 def test_nothing_of_such_a_model_is_left_out(case: Audit) -> None:
-    """All matrices are sites; an export says that no serving stack has words for them."""
     assert str(case.observed.unaudited) == ""
     recipe = quantization_config({"rnn.weight_hh_l0": "w8a16"}, {str(site): site for site in case.sites})
     assert not recipe.held
@@ -207,7 +198,6 @@ def test_nothing_of_such_a_model_is_left_out(case: Audit) -> None:
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_an_outlier_channel_before_a_recurrence_is_found(kind: str) -> None:
-    """A column of the embedding is larger and the weight that reads it smaller: same function, told at that weight."""
     model = trained(lambda: Recurrent(LAYERS[kind]), [sentences(16, seed) for seed in range(3)], next_symbol)
 
     def trap(model: Any) -> None:

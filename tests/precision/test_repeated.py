@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from torch import Tensor
 
 from assay.precision import audit
 from assay.precision.auditing import Audit
@@ -37,7 +38,6 @@ def audited() -> Audit:
 
 
 def test_a_site_knows_whose_values_it_is_given(audited: Audit) -> None:
-    """A norm's output goes into q, k and v, a layer's into the next norm; what is computed anew has no source."""
     source = {str(site): site.source for site in audited.sites}
     norm = "model.layers.0.input_layernorm:output"
     assert {source[f"model.layers.0.self_attn.{name}_proj"] for name in "qkv"} == {norm}
@@ -56,7 +56,6 @@ def test_a_site_knows_whose_values_it_is_given(audited: Audit) -> None:
     ],
 )
 def test_what_is_rounded_twice_is_counted_as_often_as_it_changes(audited: Audit, first: str, then: str) -> None:
-    """The same rounding, or one to a wider format, of values that a norm has rounded changes nothing more."""
     one, other = "model.norm:output", "lm_head"
     schemes = {one: SCHEMES[first], other: SCHEMES[then]}
     repeats = (first, then) in {("bf16", "bf16"), ("bf16", "tf32"), ("a-fp8", "fp8"), ("a-int8", "w8a8")}
@@ -66,14 +65,13 @@ def test_what_is_rounded_twice_is_counted_as_often_as_it_changes(audited: Audit,
 
 
 def test_a_tensor_written_to_has_no_source() -> None:
-    """What is added in place makes other values of the same tensor."""
 
     class InPlace(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.norm, self.one, self.two = torch.nn.LayerNorm(32), torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: Tensor) -> Tensor:
             x = self.norm(x)
             y = self.one(x)
             x += 1
@@ -85,7 +83,6 @@ def test_a_tensor_written_to_has_no_source() -> None:
 
 
 def test_factors_of_a_product_are_those_of_all_its_linears() -> None:
-    """AWQ's and SmoothQuant's column factors of q, k and v are one set, whichever is asked for first."""
     for scheme in ("w4a16-g32-awq", "w8a8-smooth"):
         found = []
         for order in ("qkv", "vkq"):
@@ -101,7 +98,6 @@ def test_factors_of_a_product_are_those_of_all_its_linears() -> None:
 
 
 def test_a_tensors_scale_is_one_for_a_fused_product(audited: Audit) -> None:
-    """q, k and v run as one product, so their per-tensor scale covers the largest of all three; o has its own."""
     layer = "model.layers.0.self_attn"
     with torch.no_grad():
         audited.observed.weights[f"{layer}.v_proj"][None][0, 0] = 3.0
@@ -123,14 +119,13 @@ def test_a_tensors_scale_is_one_for_a_fused_product(audited: Audit) -> None:
 
 
 def test_cross_attention_shares_factors_where_it_shares_inputs() -> None:
-    """k and v are given the memory, q something else: two sets of factors."""
 
     class Cross(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.q_proj, self.k_proj, self.v_proj = (torch.nn.Linear(32, 32) for _ in range(3))
 
-        def forward(self, x: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: Tensor, memory: Tensor) -> Tensor:
             return torch.nn.functional.scaled_dot_product_attention(
                 self.q_proj(x), self.k_proj(memory), self.v_proj(memory)
             )
@@ -157,7 +152,7 @@ class Gated(torch.nn.Module):
         else:
             self.up = torch.nn.Linear(16, 16)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         gate = self.gate(x)
         if not hasattr(self, "experts"):
             return gate.sigmoid() * self.up(x)
@@ -167,13 +162,11 @@ class Gated(torch.nn.Module):
 
 @pytest.mark.parametrize("routed", [True, False])
 def test_a_gate_beside_experts_is_a_router(routed: bool) -> None:
-    """And one beside another linear is not."""
     found = audit(Gated(routed=routed), [torch.randn(4, 5, 16)], "relative", ["bf16"])
     assert {str(site): site.role for site in found.sites}["gate"] == ("router" if routed else "linear")
 
 
 def test_experts_are_counted_by_their_parameter() -> None:
-    """Also where many parameters lie in one storage."""
     torch.manual_seed(0)
     model = MODELS["mixtral"]()
     flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
@@ -188,7 +181,6 @@ def test_experts_are_counted_by_their_parameter() -> None:
 
 
 def test_both_parts_of_a_sum_are_simulated() -> None:
-    """Ranks' partial sums in bfloat16, each accumulated in float16 by steps of 32."""
     torch.manual_seed(0)
     model = torch.nn.Sequential()
     model.add_module("o_proj", torch.nn.Linear(128, 16, bias=False))
@@ -205,7 +197,6 @@ def test_both_parts_of_a_sum_are_simulated() -> None:
 
 
 def test_a_short_sum_is_rounded_too() -> None:
-    """One step of an accumulator is the product rounded to its format."""
     model, x = torch.nn.Sequential(torch.nn.Linear(16, 8, bias=False)), torch.randn(4, 16)
     found = audit(model, [x], "relative", ["acc-fp16"])
     exact = model(x).detach()
@@ -214,12 +205,10 @@ def test_a_short_sum_is_rounded_too() -> None:
 
 
 def test_the_noise_floor_doesn_t_depend_on_the_formats() -> None:
-    """It is the model's own in bfloat16, whatever else is looked at."""
     assert llama(formats=["w4a16-g32"]).noise_floor == llama(formats=["bf16", "kv-fp8"]).noise_floor > 0
 
 
 def test_random_assignments_with_repeated_roundings_are_predicted() -> None:
-    """Casts at every site, of which many repeat what was done before."""
     audited = llama(formats=["bf16", "tf32", "fp16"])
     draw = random.Random(0)
     some = [audited.random_assignment(draw) for _ in range(12)]
@@ -228,7 +217,6 @@ def test_random_assignments_with_repeated_roundings_are_predicted() -> None:
 
 
 def test_rows_of_a_table_that_are_stored_once_more_are_counted_once() -> None:
-    """What a linear is given straight from an embedding is as the table holds it: the same rounding changes nothing."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Embedding(64, 32), torch.nn.Linear(32, 16))
     found = audit(model, [torch.randint(0, 64, (16, 8))], "relative", ["bf16", "tf32", "w-nvfp4", "nvfp4"])

@@ -33,7 +33,6 @@ def cost(site: Site, scheme: str = "", shape: Shape = SHAPE, device: Device = DE
 
 @pytest.mark.parametrize("name", devices())
 def test_every_device_has_a_source_for_its_figures(name: str) -> None:
-    """A row names a document with its year, has dense rates that schemes ask for, and figures of a plausible size."""
     row, device = table("devices")[name], device_named(name)
     assert any(word in row["source"] for word in ("datasheet", "data sheet", "whitepaper", "documentation"))
     assert "20" in row["source"]
@@ -51,7 +50,6 @@ def test_every_device_has_a_source_for_its_figures(name: str) -> None:
 
 
 def test_an_unknown_device_is_one_line_with_the_nearest_names() -> None:
-    """The error says what was meant, or what there is."""
     with pytest.raises(UnknownDevice, match=r"^unknown device 'h20'; did you mean 'h200'") as refused:
         device_named("h20")
     assert "\n" not in str(refused.value)
@@ -93,7 +91,6 @@ def test_a_linear_by_hand() -> None:
 
 
 def test_a_weight_only_linear_by_hand() -> None:
-    """w4a16-g128: half a byte an element, a bfloat16 scale for each 128, activations and products in 16 bits."""
     found = cost(LINEAR, "w4a16-g128")
     assert found.bytes == 1024 * 512 / 2 + 1024 * 4 * 2
     assert found.decode == pytest.approx((found.bytes + 2 * 512 * 2 + 2 * 1024 * 2) / 1e11, rel=1e-12)
@@ -110,7 +107,6 @@ def test_an_fp8_linear_by_hand() -> None:
 
 
 def test_a_scheme_that_falls_back_gains_memory_only() -> None:
-    """int8 on a device without it: bytes as stored, activations and products in 16 bits."""
     found, wide = cost(LINEAR, "w8a8"), cost(LINEAR)
     assert found.bytes == 1024 * 512 + 1024 * 2
     long = dataclasses.replace(SHAPE, batch=512)
@@ -134,7 +130,6 @@ def test_attention_by_hand() -> None:
 
 
 def test_layers_without_a_cache_site_count_as_they_are() -> None:
-    """Attention that the audit can't see into takes its time and memory all the same."""
     one = Roofline(DEVICE, [CACHE], SHAPE)
     three = Roofline(DEVICE, [CACHE], dataclasses.replace(SHAPE, layers=3))
     assert one.rest() == Cost()
@@ -156,7 +151,6 @@ def test_experts_by_hand() -> None:
 
 
 def test_experts_in_modules_of_their_own_cost_what_one_tensor_does() -> None:
-    """Eight weights [N, K] of a layer's experts and one of [8, N, K] are the same work."""
     shape = dataclasses.replace(SHAPE, top_k=2)
     apart = [Site(f"layer.experts.{e}.w1", "linear", "linear", (1024, 512), "layer.experts") for e in range(8)]
     whole = Site("layer.experts.w1", "linear", "experts", (8, 1024, 512), "layer.experts")
@@ -168,7 +162,6 @@ def test_experts_in_modules_of_their_own_cost_what_one_tensor_does() -> None:
 
 
 def test_a_tied_vocabulary_is_stored_once_and_its_product_formed_for_the_last_position() -> None:
-    """The output's product shares the embedding's scheme and memory, and a prefill needs one row of it a prompt."""
     embedding = Site("embed", "embedding", "embedding", (5000, 64), "embed")
     head = Site("lm_head", "linear", "linear", (5000, 64), "lm_head", tied="embed")
     both = Roofline(DEVICE, [embedding, head], SHAPE)
@@ -180,7 +173,6 @@ def test_a_tied_vocabulary_is_stored_once_and_its_product_formed_for_the_last_po
 
 
 def test_a_float32_model_is_multiplied_in_float32() -> None:
-    """Sites without a scheme have the model's own dtype; TF32 takes 32 bits of memory."""
     long = dataclasses.replace(SHAPE, batch=64)
     found = cost(LINEAR, "", long, bits=32)
     assert found.bytes == 1024 * 512 * 4 == cost(LINEAR, "tf32", long, device_named("a100"), 32).bytes
@@ -190,7 +182,6 @@ def test_a_float32_model_is_multiplied_in_float32() -> None:
 @pytest.mark.parametrize("scheme", ["", "fp8", "w8a8", "w4a16-g128"])
 @pytest.mark.parametrize("device", devices())
 def test_time_grows_with_batch_prompt_and_context(device: str, scheme: str) -> None:
-    """More work never takes less time."""
     sites = [LINEAR, CACHE, Site("layer.experts.w", "linear", "experts", (8, 512, 256), "layer.experts")]
     assignment = {"up": scheme, "layer.experts.w": scheme, str(CACHE): "kv-fp8"} if scheme else {}
     before = Cost()
@@ -204,7 +195,6 @@ def test_time_grows_with_batch_prompt_and_context(device: str, scheme: str) -> N
 
 
 def test_a_share_and_a_launch_cost_make_everything_slower() -> None:
-    """Half of the peaks takes twice the time; a launch is added to each op."""
     half = dataclasses.replace(DEVICE, achievable=0.5)
     slow = dataclasses.replace(DEVICE, launch=1e-3)
     for scheme in ("", "fp8"):
@@ -213,6 +203,5 @@ def test_a_share_and_a_launch_cost_make_everything_slower() -> None:
 
 
 def test_a_shape_without_tokens_is_refused() -> None:
-    """No batch, no time."""
     with pytest.raises(WrongShape, match="expected batch of at least 1, got 0"):
         dataclasses.replace(SHAPE, batch=0)

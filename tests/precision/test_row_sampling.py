@@ -5,27 +5,28 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from assay.precision.auditing import audit
 from assay.precision.prediction import row_sampling
 from assay.precision.prediction.row_sampling import RowSample, RowSampler
 
 
-def rows_of(looked: RowSample) -> tuple[torch.Tensor, torch.Tensor]:
+def rows_of(looked: RowSample) -> tuple[Tensor, Tensor]:
     """The rows, and how many each of them stands for."""
-    assert isinstance(looked.rows, torch.Tensor)
-    assert isinstance(looked.root_weights, torch.Tensor)
+    assert isinstance(looked.rows, Tensor)
+    assert isinstance(looked.root_weights, Tensor)
     return looked.rows, looked.root_weights.flatten().double().square()
 
 
-def skewed(rows: int = 2048) -> tuple[torch.Tensor, torch.Tensor]:
+def skewed(rows: int = 2048) -> tuple[Tensor, Tensor]:
     """Sizes that a few rows have most of, and squares of products that go with them but for chance."""
     generator = torch.Generator().manual_seed(0)
     sizes = torch.randn(rows, generator=generator, dtype=torch.float64).mul(2).exp()
     return sizes, sizes * torch.randn(rows, generator=generator, dtype=torch.float64).square()
 
 
-def estimates(sizes: torch.Tensor, squares: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+def estimates(sizes: Tensor, squares: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Sums over all rows as 400 draws estimate them, and the standard errors that these tell."""
     sums, errors = [], []
     for batch in range(400):
@@ -38,7 +39,6 @@ def estimates(sizes: torch.Tensor, squares: torch.Tensor) -> tuple[np.ndarray, n
 
 
 def test_a_sample_has_the_sum_of_all_rows_in_the_mean() -> None:
-    """Sampled sums of squares lie about the whole one, by as much as their own standard errors say."""
     sizes, squares = skewed()
     sums, errors = estimates(sizes, squares)
     whole = float(squares.sum())
@@ -48,7 +48,6 @@ def test_a_sample_has_the_sum_of_all_rows_in_the_mean() -> None:
 
 
 def test_rows_with_a_period_are_told_as_wide_as_they_are() -> None:
-    """Where the place within a head of 128 rows decides what a row adds, standard errors hold none the less."""
     squares = torch.arange(4096, dtype=torch.float64).remainder(128).mul(0.05).exp()
     sums, errors = estimates(torch.ones(4096), squares)
     assert abs(sums.mean() - float(squares.sum())) < 4 * sums.std() / len(sums) ** 0.5
@@ -56,7 +55,6 @@ def test_rows_with_a_period_are_told_as_wide_as_they_are() -> None:
 
 
 def test_sizes_that_say_nothing_cost_no_more_than_a_few_times_the_spread() -> None:
-    """A row that is thought to add nothing and adds most is still drawn, and counts no more than its chance allows."""
     sizes, _ = skewed()
     sums, _ = estimates(sizes, torch.ones(2048, dtype=torch.float64))
     assert abs(sums.mean() - 2048) < 4 * sums.std() / 400**0.5
@@ -65,7 +63,6 @@ def test_sizes_that_say_nothing_cost_no_more_than_a_few_times_the_spread() -> No
 
 
 def test_a_row_that_is_nearly_all_is_taken_for_certain() -> None:
-    """A row of a thousand times the others is in every sample and stands for itself."""
     sizes = torch.ones(1024)
     sizes[17] = 1e6
     for batch in range(20):
@@ -76,14 +73,12 @@ def test_a_row_that_is_nearly_all_is_taken_for_certain() -> None:
 
 @pytest.mark.parametrize("bad", [0.0, torch.nan, torch.inf])
 def test_rows_of_no_size_are_drawn_alike(bad: float) -> None:
-    """Where sizes are all zero or not finite, each row has the same chance."""
     step, looked = RowSampler(0, 4, 4).sample(torch.full((1024,), bad), "x")
     assert step == pytest.approx(16)
     torch.testing.assert_close(rows_of(looked)[1], torch.full((64,), 16.0, dtype=torch.float64), rtol=1e-5, atol=0)
 
 
 def test_draws_are_the_same_every_time_and_others_elsewhere() -> None:
-    """A seed, batch and weight has one sample; another of any of them has another."""
     sizes, own = skewed()[0], RowSampler(1, 4, 4, 7)
     drawn = [
         rows_of(each.sample(sizes, name)[1])[0].tolist()
@@ -100,7 +95,6 @@ def test_draws_are_the_same_every_time_and_others_elsewhere() -> None:
 
 
 def test_small_weights_and_exact_ones_are_not_sampled() -> None:
-    """Below 1,024 rows all are looked at, and so they are where that is asked for."""
     assert RowSampler(0, 4, 4).drawn(1023) == 0
     assert RowSampler(0, 4, 4).drawn(1024) == 64
     assert RowSampler(0, 4, 1).drawn(1024) == 128
@@ -109,7 +103,6 @@ def test_small_weights_and_exact_ones_are_not_sampled() -> None:
 
 
 def test_a_weight_that_one_cotangent_meets_is_looked_at_whole() -> None:
-    """Of a head that is tied to the embeddings, which further cotangents leave out, the batches see all rows."""
     for exact, rows in ((True, 4096), (False, 800)):
         weight, seen = torch.zeros(rows, 8), set()
         for batch in range(4):

@@ -20,7 +20,6 @@ def drawn(count: int, seed: int, power: float = 1.0) -> MeasuredError:
 @pytest.mark.parametrize("power", [1.0, 2.0])
 @pytest.mark.parametrize("count", [8, 48])
 def test_the_interval_holds_the_error_of_the_text(power: float, count: int) -> None:
-    """Over 2,000 draws of sequences about 95 % of the intervals hold the error over all of them."""
     found = [drawn(count, seed, power) for seed in range(2000)]
     inside = np.mean([each.low <= 0.5 ** (1 / power) <= each.high for each in found])
     assert 0.93 <= inside <= 0.975
@@ -28,7 +27,6 @@ def test_the_interval_holds_the_error_of_the_text(power: float, count: int) -> N
 
 @pytest.mark.parametrize("power", [1.0, 2.0])
 def test_the_standard_error_is_the_scatter_of_other_draws(power: float) -> None:
-    """The errors of many draws scatter by what one of them says."""
     found = [drawn(48, seed, power) for seed in range(2000)]
     assert np.mean([each.standard_error for each in found]) == pytest.approx(np.std(found), rel=0.05)
 
@@ -51,14 +49,12 @@ def test_a_comparison_is_paired() -> None:
 
 
 def test_a_single_sequence_shows_nothing() -> None:
-    """Its interval is all there is, and no difference over it is told."""
     one = MeasuredError.of(np.array([2.0]), np.array([4.0]), 1.0)
     assert (one, one.low, one.high) == (0.5, 0.0, math.inf)
     assert difference(one, MeasuredError.of(np.array([8.0]), np.array([4.0]), 1.0)).sign == 0
 
 
 def test_what_breaks_is_larger_than_what_does_not() -> None:
-    """An error that isn't finite loses against one that is, and not against another such."""
     fine = drawn(8, 0)
     broken = MeasuredError.of(np.full(8, math.nan), fine.weights, 1.0)
     assert difference(broken, fine).sign == 1
@@ -69,7 +65,6 @@ def test_what_breaks_is_larger_than_what_does_not() -> None:
 
 
 def test_a_measured_error_is_a_float_that_survives_copies() -> None:
-    """Copied and pickled it keeps its interval; zero is known exactly."""
     found = drawn(8, 0)
     for same in (copy.copy(found), copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
         assert (same, same.low, same.high) == (float(found), found.low, found.high)
@@ -78,7 +73,6 @@ def test_a_measured_error_is_a_float_that_survives_copies() -> None:
 
 
 def test_the_spread_is_of_one_sequence() -> None:
-    """Whatever the number of sequences: gamma-distributed distances of shape four scatter by a half."""
     few, many = ([drawn(count, seed) for seed in range(200)] for count in (24, 96))
     assert relative_spread(few) == pytest.approx(relative_spread(many), rel=0.12)
     assert relative_spread(many) == pytest.approx(0.5, rel=0.15)
@@ -102,7 +96,6 @@ def test_other_sequences_lie_between_the_ends(shape: float) -> None:
 
 
 def test_a_single_sequence_tells_nothing_of_others() -> None:
-    """The ends are then infinitely far, and half as far in logarithms for an amplitude as for a square."""
     assert OtherSequences(np.ones(1), 16).ends(np.ones(1), 1.0) == (math.inf, math.inf)
     others, parts = OtherSequences(np.ones(48), 16), np.random.default_rng(0).gamma(1.0, 1.0, 48)
     assert others.ends(parts, 2.0) == pytest.approx([end / 2 for end in others.ends(parts, 1.0)])
@@ -124,7 +117,6 @@ def test_what_others_overrun_is_known_from_the_largest_at_hand() -> None:
 
 
 def test_an_interval_is_longer_where_few_sequences_make_the_error() -> None:
-    """Of sixteen sequences of which one adds nearly all, as many count as two."""
     even = MeasuredError.of(np.linspace(0.9, 1.1, 16), np.ones(16), 1.0)
     steep = MeasuredError.of(np.array([10.0, *[0.01] * 15]), np.ones(16), 1.0)
     assert math.log(even.high / even) == pytest.approx(2.13 * even.standard_error / even, rel=0.01)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from assay.formats import all_values
 from assay.precision.export.configurations.compressed_tensors import quantization_config, why_not
@@ -29,7 +30,7 @@ SCHEME_NAMES = [
 INPUTS = [name for name in SCHEME_NAMES if SCHEMES[name].activation is not None]
 
 
-def tensors(rows: int = 48, columns: int = 256) -> list[torch.Tensor]:
+def tensors(rows: int = 48, columns: int = 256) -> list[Tensor]:
     """Values of many kinds: normal, bfloat16 (whose ratios meet midpoints), wide, one-sided, with zero rows, tiny."""
     draw = torch.Generator().manual_seed(3)
     normal = torch.randn(rows, columns, generator=draw)
@@ -61,7 +62,7 @@ def arguments(scheme: str) -> Any:
     return QuantizationScheme.model_validate(group)
 
 
-def ranges(x: torch.Tensor, args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def ranges(x: Tensor, args: Any) -> tuple[Tensor, Tensor]:
     """Least and greatest value of what shares a scale, in the shape that the library keeps scales in."""
     if args.strategy == "tensor":
         return torch.aminmax(x)
@@ -109,7 +110,6 @@ def test_weights_are_stored_as_compressed_tensors_stores_them(scheme: str) -> No
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_zero_points_are_those_of_compressed_tensors(bits: int) -> None:
-    """Where the scale isn't rounded to bfloat16 first, the zero-points are the library's too."""
     from compressed_tensors.quantization import QuantizationArgs
     from compressed_tensors.quantization.utils import calculate_qparams
 
@@ -126,7 +126,6 @@ def test_zero_points_are_those_of_compressed_tensors(bits: int) -> None:
 
 @pytest.mark.parametrize("scheme", INPUTS)
 def test_inputs_are_stored_as_compressed_tensors_stores_them(scheme: str) -> None:
-    """The library's quantisation of an input [B, S, K], dynamic or static, equals the simulation in every bit."""
     from compressed_tensors.quantization.lifecycle.forward import forward_quantize
     from compressed_tensors.quantization.quant_config import QuantizationStatus
 
@@ -170,7 +169,7 @@ def test_fp8_rows_are_torchao_s() -> None:
             assert torch.equal(theirs.dequantize().float(), store(x, quantizer))
 
 
-def near(x: torch.Tensor, quantizer: Quantizer, scale: torch.Tensor, values: torch.Tensor) -> tuple[bool, float]:
+def near(x: Tensor, quantizer: Quantizer, scale: Tensor, values: Tensor) -> tuple[bool, float]:
     """Whether torchao's scales are the simulated ones and no value more than a step off; the share that is off."""
     ours = scales_of(x, quantizer)
     step = ours.scale.expand(*codes_of(x, quantizer, ours).shape).reshape(x.shape)
@@ -180,7 +179,6 @@ def near(x: torch.Tensor, quantizer: Quantizer, scale: torch.Tensor, values: tor
 
 
 def test_int8_rows_are_torchao_s_but_for_midpoints() -> None:
-    """Scales are equal; torchao multiplies by 1 / scale, so that codes may differ by one, in under 1 % of values."""
     from torchao.quantization.granularity import PerRow
     from torchao.quantization.quantize_.workflows import Int8Tensor
 
@@ -195,7 +193,6 @@ def test_int8_rows_are_torchao_s_but_for_midpoints() -> None:
 @pytest.mark.parametrize("bits", [3, 4])
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_integer_groups_are_torchao_s_but_for_midpoints(bits: int, symmetric: bool) -> None:
-    """The same for groups of int3 and int4 with float32 scales, with and without zero-points."""
     from torchao.quantization.quant_primitives import MappingType
     from torchao.quantization.quantize_.workflows import IntxUnpackedToInt8Tensor
 
@@ -256,7 +253,7 @@ def test_nvfp4_is_torchao_s_but_for_midpoints() -> None:
         assert bool(((read - values).abs() <= step * 1.001).all())
 
 
-def nf4_by_search(x: torch.Tensor) -> torch.Tensor:
+def nf4_by_search(x: Tensor) -> Tensor:
     """Blocks of 64 of a row as bitsandbytes stores them: over their largest magnitude, the nearest of 16 values."""
     table = all_values("nf4").float()
     blocks = x.reshape(-1, 64)
@@ -267,8 +264,7 @@ def nf4_by_search(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("x", tensors())
-def test_nf4_is_the_nearest_of_sixteen_shares_of_the_largest_magnitude(x: torch.Tensor) -> None:
-    """Bit for bit; a wrong table is seen. A NaN stays NaN, and a block takes 4 bits an element and one scale."""
+def test_nf4_is_the_nearest_of_sixteen_shares_of_the_largest_magnitude(x: Tensor) -> None:
     quantizer = SCHEMES["nf4-g64"].weight
     assert quantizer is not None
     stored = store(x, quantizer)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from assay.precision.auditing import audit
 from assay.precision.metrics import metric_named
@@ -36,33 +37,33 @@ class Opened:
         self.menus = {str(site): menu_of(site, formats) for site in self.sites.values()}
         self.fits = QParams(observer.statistics, observer.weights, observer.sharing_factors(), observer.fused())
 
-    def run(self, visitor: Any) -> torch.Tensor:
+    def run(self, visitor: Any) -> Tensor:
         with torch.no_grad(), evaluating(self.model), traced(self.model, visitor):
             outputs = call(self.model, self.batch)
-        return outputs if isinstance(outputs, torch.Tensor) else outputs[0]
+        return outputs if isinstance(outputs, Tensor) else outputs[0]
 
-    def simulated(self, assignment: Mapping[str, str]) -> torch.Tensor:
+    def simulated(self, assignment: Mapping[str, str]) -> Tensor:
         schemes = {name: SCHEMES[scheme] for name, scheme in assignment.items()}
         return self.run(Simulator(schemes, self.fits, self.tied))
 
-    def terms(self, cotangent: torch.Tensor) -> dict[tuple[str, Perturbation], Term]:
+    def terms(self, cotangent: Tensor) -> dict[tuple[str, Perturbation], Term]:
         visitor = Sensitivity(self.menus, self.fits, self.tied, self.size)
         with evaluating(self.model):
             with traced(self.model, visitor) as tracer:
                 visitor.tracer = tracer
                 outputs = call(self.model, self.batch)
-            output = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
+            output = outputs if isinstance(outputs, Tensor) else outputs[0]
             torch.autograd.grad(output, visitor.anchor, cotangent, allow_unused=True)
         return visitor.terms
 
-    def products(self, cotangent: torch.Tensor, site: str, scheme: str) -> torch.Tensor:
+    def products(self, cotangent: Tensor, site: str, scheme: str) -> Tensor:
         terms = self.terms(cotangent)
         return torch.stack(
             [terms[site, part].sums for part in perturbations_of(SCHEMES[scheme]) if (site, part) in terms]
         ).sum(0)
 
 
-def ids(sequences: int, length: int = 12) -> dict[str, torch.Tensor]:
+def ids(sequences: int, length: int = 12) -> dict[str, Tensor]:
     return {"input_ids": torch.randint(0, 256, (sequences, length), generator=torch.Generator().manual_seed(1))}
 
 
@@ -104,7 +105,6 @@ CASES: dict[str, tuple[Callable[[], torch.nn.Module], Any, tuple[tuple[str, str]
 
 @pytest.mark.parametrize(("case", "site", "scheme"), [(c, s, q) for c, (_, _, some) in CASES.items() for s, q in some])
 def test_products_are_the_models_own_derivative(case: str, site: str, scheme: str) -> None:
-    """For a small change at one place, v . (outputs under the scheme - outputs) is the product of every sequence."""
     torch.manual_seed(0)
     build, batch, _ = CASES[case]
     opened_model = Opened(build(), batch, 3)
@@ -118,7 +118,6 @@ def test_products_are_the_models_own_derivative(case: str, site: str, scheme: st
 
 
 def test_routed_tokens_are_given_to_their_sequences() -> None:
-    """Experts see tokens of all sequences at once; each sequence's product is what it is alone."""
     torch.manual_seed(0)
     model = MODELS["mixtral"]()
     model.config._experts_implementation = "eager"
@@ -136,14 +135,13 @@ def test_routed_tokens_are_given_to_their_sequences() -> None:
 
 
 def test_calls_by_keyword_are_seen_too() -> None:
-    """Linear, embedding and attention with their arguments named are the same sites with the same outputs."""
 
     class Named(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.table, self.proj = torch.nn.Embedding(16, 8), torch.nn.Linear(8, 8)
 
-        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        def forward(self, ids: Tensor) -> Tensor:
             x = torch.nn.functional.embedding(input=ids, weight=self.table.weight)
             x = torch.nn.functional.linear(input=x, weight=self.proj.weight, bias=self.proj.bias)[:, None]
             return torch.nn.functional.scaled_dot_product_attention(query=x, key=x, value=x)[:, 0]
@@ -163,14 +161,13 @@ class Eager(torch.nn.Module):
         self.out = torch.nn.Linear(8, 8)
         self.weight = torch.nn.Parameter(torch.randn(24, 8) / 3)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         q, k, v = (torch.nn.functional.linear(x, part) for part in self.weight.split(8))
         hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
         return self.out(torch.softmax((q @ k.mT).masked_fill(hidden, -torch.inf), -1) @ v)
 
 
 def test_a_mask_before_a_softmax_makes_no_infinity() -> None:
-    """What a mask put there is no value of the scores: errors are finite, predicted and measured."""
     torch.manual_seed(0)
     model = torch.nn.ModuleDict({"attention": Eager()})
     model.forward = lambda x: model["attention"](x)  # type: ignore[method-assign]
@@ -182,14 +179,12 @@ def test_a_mask_before_a_softmax_makes_no_infinity() -> None:
 
 
 def test_rows_of_a_weight_are_not_taken_for_the_whole() -> None:
-    """A linear with some rows of a parameter is no site: no other's rows may stand for them."""
     torch.manual_seed(0)
     found = audit(Eager(), [torch.randn(4, 6, 8)], "relative", ["bf16"])
     assert {str(site) for site in found.sites if site.type == "linear"} == {"out"}
 
 
 def test_subsampled_values_keep_the_size_of_the_error() -> None:
-    """Where only some rows are looked at, the squares of their sums times the sampling factor are those of all."""
     model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 8))
     x = torch.randn(16, 256, 256, generator=torch.Generator().manual_seed(0))
     found = Opened(model, x, 16, ("w8a8",))
@@ -205,7 +200,6 @@ def test_subsampled_values_keep_the_size_of_the_error() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_large_first_tokens_are_never_left_out(seed: int) -> None:
-    """Where the first token of each sequence is 300 times larger, what is looked at holds it, and counts it once."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(16, 256, 256, generator=generator)
     x[:, 0] *= 300
@@ -221,7 +215,6 @@ def test_large_first_tokens_are_never_left_out(seed: int) -> None:
 
 
 def test_errors_that_go_together_in_a_row_are_added_first() -> None:
-    """Of a weight, too, the squares are those of its rows' sums: a change of a whole row is no noise."""
     linear = torch.nn.Linear(64, 8, bias=False)
     x = torch.randn(4, 5, 64, generator=torch.Generator().manual_seed(0))
     found = Opened(torch.nn.Sequential(linear), x, 4, ("w4a16-g32",))
@@ -238,7 +231,6 @@ def test_errors_that_go_together_in_a_row_are_added_first() -> None:
 @given(rows=st.integers(1, 2000), count=st.integers(1, 12), cotangents=st.integers(1, 5))
 @settings(deadline=None)
 def test_batches_and_cotangents_take_turns_with_a_weights_rows(rows: int, count: int, cotangents: int) -> None:
-    """However many batches there are, as many of them look at each row, and a block of 128 is never cut."""
     looked = torch.zeros(rows, dtype=torch.int64)
     weight = torch.empty(rows, 1)
     for index in range(count):
@@ -252,7 +244,6 @@ def test_batches_and_cotangents_take_turns_with_a_weights_rows(rows: int, count:
 
 
 def test_the_cotangents_of_kl_have_its_curvature() -> None:
-    """Over many draws, v v' is diag p - p p', and padding has none."""
     metric = metric_named("kl")
     logits = torch.randn(1, 2, 5, generator=torch.Generator().manual_seed(0)) * 2
     batch = {"attention_mask": torch.tensor([[1, 0]])}
@@ -265,7 +256,6 @@ def test_the_cotangents_of_kl_have_its_curvature() -> None:
 
 
 def test_the_model_is_left_as_it_was() -> None:
-    """Weights, modes, gradients, hooks and configuration are the same after an audit."""
     torch.manual_seed(0)
     model = MODELS["llama"]().train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -280,7 +270,6 @@ def test_the_model_is_left_as_it_was() -> None:
 
 
 def test_sites_have_names_roles_and_units() -> None:
-    """q, k and v are one unit; gate and up another; experts and routers are told apart; a tied head names its table."""
     torch.manual_seed(0)
     found = {str(site): site for site in audit(MODELS["mixtral"](), [ids(2)], formats=["bf16"]).sites}
     attention = "model.layers.0.self_attn"

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
 from assay.precision import audit
 from assay.precision.export import online_config
@@ -25,28 +26,27 @@ class Attention(torch.nn.Module):
         self.out = torch.nn.Linear(HEADS * WIDTH, 32)
         self.mask = mask
 
-    def parts(self, x: torch.Tensor) -> list[torch.Tensor]:
+    def parts(self, x: Tensor) -> list[Tensor]:
         return [part.unflatten(-1, (HEADS, WIDTH)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1)]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril() if self.mask else None
         found = torch.nn.functional.scaled_dot_product_attention(*self.parts(x), seen, is_causal=seen is None)
         return self.out(found.transpose(1, 2).flatten(-2))
 
 
-def made(mask: bool = False) -> tuple[Attention, torch.Tensor]:
+def made(mask: bool = False) -> tuple[Attention, Tensor]:
     torch.manual_seed(3)
     return Attention(mask), torch.randn(4, 24, 32)
 
 
-def rounded(x: torch.Tensor) -> torch.Tensor:
+def rounded(x: Tensor) -> Tensor:
     """In E4M3, with one scale of the tensor, held in bfloat16."""
     scale = (x.abs().max() / 448).to(torch.bfloat16).float()
     return (x / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
 
 
 def test_queries_are_rounded_beside_the_cache() -> None:
-    """`kv-fp8-q` is attention of queries, keys and values in E4M3, each with a scale of its own; `kv-fp8` of K, V."""
     model, x = made()
     found = audit(model, [x], "relative", ["kv-fp8", "kv-fp8-q"])
     q, k, v = (part.detach() for part in model.parts(x))
@@ -59,7 +59,6 @@ def test_queries_are_rounded_beside_the_cache() -> None:
 
 
 def test_what_the_queries_add_is_predicted() -> None:
-    """The prediction of both together is within a tenth of what is measured, and more than that of the cache alone."""
     model, _ = made()
     found = audit(model, [torch.randn(32, 24, 32) for _ in range(2)], "relative", ["kv-fp8", "kv-fp8-q"])
     both = found.contribution(":kv_cache", "kv-fp8-q")
@@ -68,7 +67,6 @@ def test_what_the_queries_add_is_predicted() -> None:
 
 
 def test_the_cache_alone_leaves_queries_open_to_a_scheme() -> None:
-    """A cache in bfloat16 rounds no queries, so the queries' own bfloat16 still counts."""
     model, x = made()
     found = audit(model, [x], "relative", ["bf16"])
     both = found.trial({":kv_cache": "bf16", ":q": "bf16"})
@@ -78,7 +76,6 @@ def test_the_cache_alone_leaves_queries_open_to_a_scheme() -> None:
 
 
 def test_exports_take_it_as_an_fp8_cache() -> None:
-    """An engine rounds queries by itself where its attention multiplies in FP8: the cache's dtype is all it is told."""
     model, x = made()
     found = audit(model, [x], "relative", ["kv-fp8", "kv-fp8-q"])
     sites = {str(site): site for site in found.sites}
@@ -92,7 +89,6 @@ def test_exports_take_it_as_an_fp8_cache() -> None:
 def test_chunks_of_queries_give_what_all_give(
     monkeypatch: pytest.MonkeyPatch, mask: bool, schemes: dict[str, str]
 ) -> None:
-    """However few scores are held at once, outputs and what is stored on the way stay the same."""
     model, x = made(mask)
     found = audit(model, [x], "relative", ["a-fp8", "a-int8", "kv-int8"])
     outputs, largest = [], []
@@ -112,7 +108,7 @@ class Watched(Simulator):
 
     largest = 0
 
-    def values(self, name: str, x: torch.Tensor, part: str = "") -> torch.Tensor:
+    def values(self, name: str, x: Tensor, part: str = "") -> Tensor:
         if name.endswith(":scores"):
             self.largest = max(self.largest, x.numel())
         return super().values(name, x, part)

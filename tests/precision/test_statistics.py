@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from torch import Tensor
 
 from assay.precision import audit
 from assay.precision.observation.sites import Site, Statistics, heads_among
 
 
 def test_moments_are_of_all_positions_alike() -> None:
-    """First tokens of large magnitude, as attention sinks have it, count for their share."""
     x = torch.randn(8, 256, 1024)
     x[:, 0] *= 30
     seen = Statistics()
@@ -25,7 +25,6 @@ def test_moments_are_of_all_positions_alike() -> None:
 
 
 def test_padding_is_no_part_of_what_is_fitted() -> None:
-    """Scales, moments and counts of padded sequences are those of the same sequences without padding."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
     model = transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=64, **sizes)).eval()
@@ -55,7 +54,6 @@ def test_a_site_survives_copies(copied: Callable[[Site], Site]) -> None:
 
 
 def test_the_head_is_told_from_linears_of_the_same_shape() -> None:
-    """In GPT-Neo a table of positions has the shape of the MLP's first linears; the head is the one outside."""
     sizes = {"vocab_size": 96, "max_position_embeddings": 128, "hidden_size": 32, "num_layers": 2, "num_heads": 4}
     config = transformers.GPTNeoConfig(**sizes, attention_types=[[["global", "local"], 1]], window_size=16)
     found = audit(transformers.GPTNeoForCausalLM(config).eval(), [{"input_ids": torch.arange(64).view(4, 16)}])
@@ -63,7 +61,6 @@ def test_the_head_is_told_from_linears_of_the_same_shape() -> None:
 
 
 def test_a_loss_of_sequences_that_share_rows_is_predicted() -> None:
-    """Positions that are looked up once for all sequences: what these do is independent, and isn't added up."""
 
     class Shared(torch.nn.Module):
         def __init__(self) -> None:
@@ -71,11 +68,11 @@ def test_a_loss_of_sequences_that_share_rows_is_predicted() -> None:
             self.tokens, self.positions = torch.nn.Embedding(50, 32), torch.nn.Embedding(16, 32)
             self.shared, self.head = torch.nn.Linear(32, 32), torch.nn.Linear(32, 50)
 
-        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        def forward(self, ids: Tensor) -> Tensor:
             x = 0.3 * self.tokens(ids) + self.shared(self.positions(torch.arange(ids.shape[1])))
             return self.head(torch.tanh(x))
 
-    def loss(logits: torch.Tensor, batch: Any) -> torch.Tensor:
+    def loss(logits: Tensor, batch: Any) -> Tensor:
         losses = torch.nn.functional.cross_entropy(logits[:, :-1].mT, batch["ids"][:, 1:], reduction="none")
         return losses.mean(1)
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 from assay.formats.format import format_named
 from assay.formats.rounding import round_float32
@@ -19,13 +20,12 @@ WEIGHTS = {
 }
 
 
-def drawn(*shape: int) -> torch.Tensor:
+def drawn(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("keep", [None, 0, 10_000])
 def test_some_rows_of_a_weight_are_stored_as_in_the_whole(keep: int | None) -> None:
-    """By whatever scheme, whether scales are kept or not, and no row as its neighbour is."""
     weight, seen = drawn(300, 256), Statistics()
     weight[200] *= 30  # which scales of the tensor depend on, and the rows below 128 must know of
     seen.add(drawn(64, 256) * torch.linspace(0.1, 3, 256))
@@ -44,7 +44,6 @@ def test_some_rows_of_a_weight_are_stored_as_in_the_whole(keep: int | None) -> N
 @pytest.mark.parametrize("columns", [256, 320])
 @pytest.mark.parametrize("keep", [None, 0, 10_000])
 def test_rows_of_an_index_are_stored_as_in_the_whole(keep: int | None, columns: int) -> None:
-    """By whatever scheme, blocks too, also those that the columns end within, and whether scales are kept or not."""
     weight, seen = drawn(300, columns), Statistics()
     weight[200] *= 30
     seen.add(drawn(64, columns) * torch.linspace(0.1, 3, columns))
@@ -65,7 +64,6 @@ def test_rows_of_an_index_are_stored_as_in_the_whole(keep: int | None, columns: 
 
 @pytest.mark.parametrize("columns", [256, 96, 48, 40])
 def test_scales_from_shared_extremes_are_the_tensors_own(columns: int) -> None:
-    """Of every grouping that divides the rows, also where steps of 16 columns don't, and of blocks with a remainder."""
     weight = drawn(200, columns) + 0.3
     extremes = Extremes(weight)
     for quantizer in WEIGHTS:
@@ -77,7 +75,6 @@ def test_scales_from_shared_extremes_are_the_tensors_own(columns: int) -> None:
 
 
 def test_what_is_stored_is_not_written_over() -> None:
-    """No scheme changes the tensor that it is given, nor what it gives later."""
     for quantizer, scheme in WEIGHTS.items():
         if quantizer.blocks:
             continue
@@ -89,7 +86,6 @@ def test_what_is_stored_is_not_written_over() -> None:
 
 
 def test_tf32_keeps_what_is_no_number() -> None:
-    """NaN of any payload, infinities and the sign of zero stay, and what lies beyond the largest value overflows."""
     payloads = torch.tensor([0x7F800001, 0x7FFFFFFF, -0x400000, -1], dtype=torch.int32).view(torch.float32)
     found = round_float32(payloads, format_named("tf32"))
     assert bool(found.isnan().all())

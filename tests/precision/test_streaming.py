@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from assay.formats.errors import UnknownOption
 from assay.precision.auditing import Audit, audit
@@ -31,7 +32,7 @@ ASSIGNED = {
 }
 
 
-def batches(vocabulary: int = 256) -> list[dict[str, torch.Tensor]]:
+def batches(vocabulary: int = 256) -> list[dict[str, Tensor]]:
     generator = torch.Generator().manual_seed(0)
     return [{"input_ids": torch.randint(0, vocabulary, (4, 12), generator=generator)} for _ in range(2)]
 
@@ -42,7 +43,6 @@ def contributions(found: Audit) -> dict[str, float]:
 
 @pytest.mark.parametrize("kind", ["llama", "mixtral", "gpt2"])
 def test_a_streamed_model_gives_the_results_of_one_in_memory(stored: Callable[[str], Path], kind: str) -> None:
-    """Sites, ties, every contribution, a measured assignment and the weights asked for later are the same."""
     inside = audit(load(stored(kind)).model, batches(), formats=FORMATS)
     model = load(stored(kind), max_memory=0).model
     assert all(parameter.is_meta for parameter in model.parameters())
@@ -62,7 +62,6 @@ def test_a_streamed_model_gives_the_results_of_one_in_memory(stored: Callable[[s
 
 
 def test_so_much_stays_in_memory_as_is_allowed(stored: Callable[[str], Path]) -> None:
-    """Of a bound between nothing and the model some weights stay and the others don't, and the results are the same."""
     whole = load(stored("llama")).model
     size = sum(parameter.numel() for parameter in whole.parameters()) * 4
     model = load(stored("llama"), max_memory=size * 3 // 4).model
@@ -78,7 +77,6 @@ def test_so_much_stays_in_memory_as_is_allowed(stored: Callable[[str], Path]) ->
 
 
 def test_a_streamed_model_is_left_as_it_was(stored: Callable[[str], Path]) -> None:
-    """After an audit no weight is in memory, those that were tied are, and all want gradients as before."""
     model = load(stored("gpt2"), max_memory=0).model
     before = dict(model.named_parameters(remove_duplicate=False))
     found = audit(model, batches(), formats=["bf16"])
@@ -90,7 +88,6 @@ def test_a_streamed_model_is_left_as_it_was(stored: Callable[[str], Path]) -> No
 
 
 def test_an_expert_is_read_alone(stored: Callable[[str], Path]) -> None:
-    """Of a parameter [E, N, K] that was rewritten for streaming one expert's part can be read; its folder goes."""
     loaded = load(stored("mixtral"), max_memory=0)
     experts: Any = loaded.model.get_submodule("model.layers.0.mlp.experts")
     source = source_of(experts, "down_proj")
@@ -108,7 +105,6 @@ def test_an_expert_is_read_alone(stored: Callable[[str], Path]) -> None:
 
 
 def test_weights_that_are_not_finite_are_found_as_they_pass(llama: Path) -> None:
-    """One NaN in a weight that streams by is refused with its name."""
     weights = load_file(llama / "model.safetensors")
     weights["model.layers.1.mlp.up_proj.weight"][3, 5] = float("nan")
     save_file(weights, llama / "model.safetensors", metadata={"format": "pt"})
@@ -118,7 +114,6 @@ def test_weights_that_are_not_finite_are_found_as_they_pass(llama: Path) -> None
 
 
 def test_streamed_weights_have_the_fingerprint_of_those_in_memory(stored: Callable[[str], Path]) -> None:
-    """What an audit in memory kept holds for a streamed one, and not for other weights."""
     inside, outside = load(stored("llama")).model, load(stored("llama"), max_memory=0).model
     assert fingerprint(outside, batches()) == fingerprint(inside, batches())
     with torch.no_grad():
@@ -127,7 +122,6 @@ def test_streamed_weights_have_the_fingerprint_of_those_in_memory(stored: Callab
 
 
 def test_what_cannot_be_streamed_is_refused(stored: Callable[[str], Path]) -> None:
-    """A factory, a negative bound, a parameter without values, a dtype that is not computed with."""
     assert "max_memory" in refusal("tests.precision.tiny_models:MODELS", UnknownOption, max_memory=0)
     assert "-1 bytes" in refusal(stored("llama"), UnknownOption, max_memory=-1)
     with pytest.raises(BadModel, match="on the meta device"):
@@ -205,7 +199,6 @@ def test_weights_held_as_they_are_stored_give_the_results_of_float32(stored: Cal
 
 
 def test_small_parameters_are_cast_once(stored: Callable[[str], Path]) -> None:
-    """Modules of few parameters have them in float32 from the start, so that no hook runs for a norm."""
     model = load(stored("llama"), as_stored=True).model
     norms = [module for module in model.modules() if type(module).__name__.endswith("Norm")]
     assert norms
@@ -213,7 +206,6 @@ def test_small_parameters_are_cast_once(stored: Callable[[str], Path]) -> None:
 
 
 def test_no_device_that_there_is_not() -> None:
-    """A device that torch lacks here, or that holds no values, is refused in one line."""
     assert "such as cpu or cuda" in refusal("stdlib-llama", UnknownOption, device="cuda:77")
     assert "such as cpu or cuda" in refusal("stdlib-llama", UnknownOption, device="nonsense")
     assert "got meta" in refusal("stdlib-llama", UnknownOption, device="meta")

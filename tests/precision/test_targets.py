@@ -21,20 +21,17 @@ LLAMA = engines()["llama.cpp"]
 
 @pytest.mark.parametrize("engine", engines().values(), ids=list(engines()))
 def test_rows_of_engines_name_schemes(engine: object) -> None:
-    """Every scheme of an engine's row exists, and stands in one of its two lists."""
     names = [*engine.schemes, *engine.on_request]  # type: ignore[attr-defined]
     assert set(names) <= set(SCHEMES)
     assert len(set(names)) == len(names)
 
 
 def test_every_type_of_ggml_is_llama_cpp_s() -> None:
-    """llama.cpp takes each block type, with inputs rounded or not, and nothing else."""
     own = {name for name, scheme in SCHEMES.items() if LLAMA.takes(scheme)}
     assert own == {name for name, scheme in SCHEMES.items() if scheme.weight is not None and scheme.weight.blocks}
 
 
 def test_a_target_is_an_engine_a_device_or_both() -> None:
-    """Either name stands alone, in any case; both are joined by @; None is neither."""
     both = target_named("llama.cpp@H200")
     assert both.engine == LLAMA == target_named("Llama.cpp").engine
     assert both.device == target_named("h200").device
@@ -54,7 +51,6 @@ def test_a_target_is_an_engine_a_device_or_both() -> None:
     ],
 )
 def test_an_unknown_target_is_told_with_what_is_near(name: str, words: str) -> None:
-    """What is no engine and no device is refused, each part by what it should be."""
     with pytest.raises(UnknownDevice, match=words):
         target_named(name)
 
@@ -73,7 +69,6 @@ def test_formats_of_a_target() -> None:
 
 
 def test_formats_that_a_target_lacks_are_refused_on_the_command_line() -> None:
-    """The engine or the device that lacks one is named."""
     check_names(["q4_k"], "llama.cpp@h200", "kl")
     with pytest.raises(
         UnknownOption,
@@ -85,7 +80,6 @@ def test_formats_that_a_target_lacks_are_refused_on_the_command_line() -> None:
 
 
 def test_an_audit_for_an_engine() -> None:
-    """Menus hold the engine's types whose blocks divide the rows, at weights alone; times are the device's."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(Layer(), Layer())
     found = audit(model, [torch.randn(2, 4, 32)], "relative", target="llama.cpp@a100")
@@ -97,7 +91,6 @@ def test_an_audit_for_an_engine() -> None:
 
 
 def test_lint_knows_what_an_engine_fuses() -> None:
-    """q and k of two schemes are told where the engine runs them as one product, and a scheme that it lacks is told."""
     sites = {
         name: Site(name, "linear", "linear", (32, 32), unit="layers.0.qkv")
         for name in ("layers.0.q_proj", "layers.0.k_proj")
@@ -109,7 +102,6 @@ def test_lint_knows_what_an_engine_fuses() -> None:
 
 
 def test_an_engine_that_runs_each_linear_alone_may_give_each_a_scheme() -> None:
-    """For llama.cpp q, k and v are units of their own, chosen apart; for engines that fuse them they are one."""
     ids = torch.arange(2 * 16).reshape(2, 16) % 64
     formats = ["q8_0", "q4_0"]
     made = {
@@ -125,7 +117,6 @@ def test_an_engine_that_runs_each_linear_alone_may_give_each_a_scheme() -> None:
 
 
 def test_experts_that_are_modules_are_one_tensor_of_a_kind() -> None:
-    """Experts' linears of a kind take one scheme together where linears run apart, for one tensor holds them."""
     observer = Observer(torch.nn.Module(), EngineRules(unfused=True))
     names = [f"layers.0.mlp.experts.{expert}.{part}" for expert in (0, 11) for part in ("w1", "w3")]
     units = [observer._unit(name) for name in names]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from assay.precision import audit
@@ -19,7 +19,7 @@ _IDS = [torch.randint(0, 64, (4, 8), generator=torch.Generator().manual_seed(see
 class _Head(nn.Module):
     """A head that is the table, by a module or by a function."""
 
-    def __init__(self, product: Callable[[Any, torch.Tensor], torch.Tensor], *, module: bool = False) -> None:
+    def __init__(self, product: Callable[[Any, Tensor], Tensor], *, module: bool = False) -> None:
         super().__init__()
         self.table, self.inner, self.norm = nn.Embedding(64, 32), nn.Linear(32, 32), nn.LayerNorm(32)
         self.product = product
@@ -27,7 +27,7 @@ class _Head(nn.Module):
             self.head = nn.Linear(32, 64, bias=False)
             self.head.weight = self.table.weight
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: Tensor) -> Tensor:
         return self.product(self, self.norm(self.inner(self.table(ids))))
 
 
@@ -40,7 +40,6 @@ class _Head(nn.Module):
     ],
 )
 def test_a_head_that_is_tied_by_a_function_is_one_that_is_tied_by_a_module(product: Any) -> None:
-    """It is a linear of its own, with the table's scheme, input formats, an accumulator and its product's time."""
     torch.manual_seed(0)
     model, other = _Head(product), _Head(lambda m, x: m.head(x), module=True)
     other.load_state_dict({**model.state_dict(), "head.weight": model.table.weight})
@@ -63,7 +62,7 @@ class _Codebook(nn.Module):
         self.back = nn.Linear(32, 8)
         self.looks_up = looks_up
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         near = self.first(x) @ self.table.weight.T
         rows = self.table(near.argmax(-1)) if self.looks_up else 0.0
         return self.last(self.back(near) + rows)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from assay.precision import advise, audit, reliability
 from assay.precision.advice import Finding
@@ -58,7 +59,6 @@ def one(findings: Sequence[Finding], kind: str, site: str) -> Finding:
 
 
 def test_clean_llama_raises_no_trap(llama: Clean) -> None:
-    """A model without traps gets only advice on granularity and bits."""
     assert kinds(llama.findings) <= {"granularity", "scales", "bits"}
 
 
@@ -173,8 +173,7 @@ def test_router_near_ties(mixtral: Clean) -> None:
     assert kinds(findings) - kinds(mixtral.findings) <= {"router_ties", "outlier_row", "granularity", "scales", "bits"}
 
 
-def test_many_large_channels_are_no_outliers(values: list[torch.Tensor]) -> None:
-    """One or two channels far above the median are outliers; of a tenth and more, it is the others that are small."""
+def test_many_large_channels_are_no_outliers(values: list[Tensor]) -> None:
     torch.manual_seed(0)
     raised = []
     for count in (1, 4):
@@ -194,7 +193,7 @@ class Plain(torch.nn.Module):
         self.second = torch.nn.Linear(32, 8)
         self.quotient = quotient
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         hidden = self.first(x).relu()
         if self.quotient:
             self.norm(x / hidden)
@@ -202,11 +201,11 @@ class Plain(torch.nn.Module):
 
 
 @pytest.fixture
-def values() -> list[torch.Tensor]:
+def values() -> list[Tensor]:
     return list(torch.randn(4, 8, 32, generator=torch.Generator().manual_seed(0)))
 
 
-def test_nonfinite_values(values: list[torch.Tensor]) -> None:
+def test_nonfinite_values(values: list[Tensor]) -> None:
     """Infinities that do not reach the output are found where they arise."""
     torch.manual_seed(0)
     assert "nonfinite" not in kinds(advise(audit(Plain(), values, "relative", formats=("fp8",))))
@@ -216,8 +215,7 @@ def test_nonfinite_values(values: list[torch.Tensor]) -> None:
     assert findings[0].site == "norm:input"
 
 
-def test_static_scale_of_one_batch(values: list[torch.Tensor]) -> None:
-    """A static scale that one batch alone has set is found; dynamic scales and even batches are not."""
+def test_static_scale_of_one_batch(values: list[Tensor]) -> None:
     torch.manual_seed(0)
     model = Plain()
     lone = [values[0] * 16, *values[1:]]

@@ -85,7 +85,6 @@ UNITS = {
 
 @pytest.mark.parametrize("case", CHANNELS)
 def test_an_outlier_channel_is_found(case: str) -> None:
-    """It is named, with how far it reaches, at a linear that reads it."""
     build, trap, site = CHANNELS[case]
     found, findings = found_with(build, trap, channel=17)
     told = [finding for finding in findings if finding.kind == "outlier_channel"]
@@ -97,7 +96,6 @@ def test_an_outlier_channel_is_found(case: str) -> None:
 
 @pytest.mark.parametrize("case", UNITS)
 def test_a_site_that_breaks_at_a_format_is_found(case: str) -> None:
-    """What lies beyond 65504 is an overflow of fp16 there, and measuring it breaks."""
     build, trap, options, site = UNITS[case]
     found, findings = found_with(build, trap, **options)
     told = [finding for finding in findings if finding.kind == "overflow" and finding.site == site]

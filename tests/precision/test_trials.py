@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import transformers
+from torch import Tensor
 
 from assay.precision import advise, audit
 from assay.precision.auditing import Audit
@@ -20,7 +21,7 @@ class Steep(torch.nn.Module):
         super().__init__()
         self.one, self.two = torch.nn.Linear(32, 32), torch.nn.Linear(32, 16)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.two(self.one(x).tanh() * x.abs().amax((1, 2), keepdim=True))
 
 
@@ -32,7 +33,6 @@ def steep() -> Audit:
 
 
 def test_what_few_sequences_decide_is_in_the_interval() -> None:
-    """Predictions that hang on a sequence for which the quadratic form is off have intervals that hold."""
     found = steep()
     found.calibrate(12)
     for site in ("one", "two"):
@@ -41,7 +41,6 @@ def test_what_few_sequences_decide_is_in_the_interval() -> None:
 
 
 def test_an_error_that_one_sequence_makes_is_told_as_uncertain() -> None:
-    """Four cotangents leave a quarter of its square open; of one that 16 sequences make alike, a sixty-fourth."""
     torch.manual_seed(0)
     model, x = torch.nn.Sequential(torch.nn.Linear(32, 32)), torch.randn(16, 8, 32)
     noise = []
@@ -53,7 +52,6 @@ def test_an_error_that_one_sequence_makes_is_told_as_uncertain() -> None:
 
 
 def test_a_correction_is_given_to_the_part_that_was_measured() -> None:
-    """w8a8 shares its weight with w8a16: measured later, it is corrected by its input, and w8a16 stays right."""
     found = steep()
     predictor = found.predictor
     for scheme in ("w8a16", "w8a8"):
@@ -96,14 +94,13 @@ class InPlace(torch.nn.Module):
         self.norm, self.fc, self.head = torch.nn.LayerNorm(16), torch.nn.Linear(16, 16), torch.nn.Linear(16, 8)
         self.first = first
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         x = x.clone() if self.first else self.norm(x)
         x += self.fc(self.norm(x) if self.first else x)
         return self.head(x)
 
 
 def test_what_is_predicted_to_break_the_model_is_not_measured_to_calibrate() -> None:
-    """Values beyond float16's largest: schemes in it are known to break the model, and no trial is spent on them."""
     model, batches = made()
     with torch.no_grad():
         model.layers[0].proj.weight *= 1e6
@@ -114,7 +111,6 @@ def test_what_is_predicted_to_break_the_model_is_not_measured_to_calibrate() -> 
 
 
 def test_an_activation_in_place_is_audited() -> None:
-    """Also one that writes over what a linear gave."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(inplace=True), torch.nn.Linear(16, 8))
     found = audit(model, [torch.randn(16, 5, 16)], "relative", ["fp8"])
@@ -124,7 +120,6 @@ def test_an_activation_in_place_is_audited() -> None:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_model_that_writes_over_its_values_is_audited(first: bool) -> None:
-    """Its sites have the values that they were given, not those that were written later."""
     torch.manual_seed(0)
     found = audit(InPlace(first=first), [torch.randn(16, 6, 16) for _ in range(2)], "relative", ["fp8", "a-fp8"])
     for site in map(str, found.sites):
@@ -148,12 +143,11 @@ class Rounded(torch.nn.Module):
         super().__init__()
         self.before, self.after = torch.nn.Linear(16, 16), torch.nn.Linear(16, 8)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.after((self.before(x) * 8).round() / 8)
 
 
 def test_what_no_gradient_leads_back_to_is_no_site() -> None:
-    """Its formats change the output, so no prediction of none is given: it keeps its own, and advice says why."""
     torch.manual_seed(0)
     found = audit(Rounded(), [torch.randn(16, 4, 16)], "relative", ["w8a16", "w4a8-g128", "fp8"])
     assert [str(site) for site in found.sites] == ["after"]
@@ -167,7 +161,6 @@ def test_what_no_gradient_leads_back_to_is_no_site() -> None:
 
 @pytest.mark.parametrize("formats", [None, ["nvfp4", "fp32"], ["fp32", "nvfp4"]])
 def test_a_cut_site_is_found_by_a_scheme_that_changes_it(formats: list[str] | None) -> None:
-    """With every format there is, of which the first change nothing, and in any order."""
     torch.manual_seed(0)
     found = audit(Rounded(), [torch.randn(16, 4, 16)], "relative", formats)
     assert [str(site) for site in found.sites_without_gradient if site.type == "linear"] == ["before"]
@@ -182,7 +175,7 @@ class SkippedOnce(torch.nn.Module):
         self.layers = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh()) for _ in "ab")
         self.head, self.bar = torch.nn.Linear(16, 4), None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         x = self.embed(x)
         if self.bar is None:
             self.bar = float(x.detach().mean())
@@ -193,7 +186,6 @@ class SkippedOnce(torch.nn.Module):
 
 
 def test_a_model_that_skips_its_first_block_in_some_formats_is_run_as_a_whole() -> None:
-    """Its assignments are measured, whether the block runs in them or not."""
     torch.manual_seed(0)
     found = audit(SkippedOnce(), [torch.randn(8, 4, 16)], "relative", ["fp32", "bf16", "w4a16-g32", "nvfp4"])
     for scheme in found.menu("embed"):
@@ -207,7 +199,7 @@ class Stateful(torch.nn.Module):
         super().__init__()
         self.fc, self.calls = torch.nn.Linear(8, 8), 0
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         return self.fc(x) * self.calls
 
@@ -219,12 +211,11 @@ class Writes(torch.nn.Module):
         super().__init__()
         self.fc = torch.nn.Linear(8, 8)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.fc(x.mul_(0.5))
 
 
 def test_a_model_that_is_no_function_of_its_input_is_refused() -> None:
-    """State makes other outputs at the next call; a batch that is written to is the caller's, and stays as it was."""
     with pytest.raises(BadModel, match="same outputs at every call"):
         audit(Stateful(), [torch.randn(4, 3, 8)], "relative", ["fp8"])
     x = torch.randn(4, 3, 8)
@@ -234,7 +225,6 @@ def test_a_model_that_is_no_function_of_its_input_is_refused() -> None:
 
 
 def test_outputs_without_gradient_are_refused() -> None:
-    """One line, not torch's."""
     model = torch.nn.Linear(8, 8)
     model.forward = torch.no_grad()(model.forward)  # type: ignore[method-assign]
     with pytest.raises(BadModel, match="gradients lead back"):
@@ -244,15 +234,15 @@ def test_outputs_without_gradient_are_refused() -> None:
 class Ending(torch.nn.Module):
     """A linear, and what is made of its output."""
 
-    def __init__(self, end: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, end: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.fc, self.end = torch.nn.Linear(8, 8), end
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.end(self.fc(x))
 
 
-def gated(x: torch.Tensor) -> torch.Tensor:
+def gated(x: Tensor) -> Tensor:
     """Halves that are multiplied in place, which torch can't differentiate."""
     a, b = x.chunk(2, -1)
     return a.mul_(b)
@@ -268,8 +258,7 @@ def gated(x: torch.Tensor) -> torch.Tensor:
         (gated, "gradients lead back"),
     ],
 )
-def test_outputs_that_no_error_is_taken_of_are_refused(end: Callable[..., torch.Tensor], words: str) -> None:
-    """Integers, bools, complex numbers, a single number, and what torch can't differentiate: one line each."""
+def test_outputs_that_no_error_is_taken_of_are_refused(end: Callable[..., Tensor], words: str) -> None:
     with pytest.raises(BadModel, match=words) as found:
         audit(Ending(end), [torch.randn(4, 3, 8)], "relative", ["fp8"])
     assert "\n" not in str(found.value)
@@ -277,7 +266,6 @@ def test_outputs_that_no_error_is_taken_of_are_refused(end: Callable[..., torch.
 
 @pytest.mark.parametrize("kind", ["gptj", "gemma2", "mpnet"])
 def test_eager_attention_stays_what_it_is(kind: str) -> None:
-    """Models whose attention is more than scaled_dot_product_attention are audited as they are, their scores sites."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 64, "hidden_size": 32, "num_attention_heads": 2}
     more = {"num_hidden_layers": 1, "intermediate_size": 48}
@@ -306,13 +294,12 @@ class Detached(torch.nn.Module):
         super().__init__()
         self.before, self.after = torch.nn.Linear(16, 16), torch.nn.Linear(16, 8)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.after(self.before(x).detach() + 0 * x.requires_grad_())
 
 
 @pytest.mark.parametrize(("kind", "reason"), [(Rounded, "comes back to it is zero"), (Detached, "no gradient comes")])
 def test_a_cut_site_names_its_own_reason(kind: type[torch.nn.Module], reason: str) -> None:
-    """Rounding gives a gradient of zero, `detach` none at all."""
     torch.manual_seed(0)
     found = audit(kind(), [torch.randn(16, 4, 16)], "relative", ["w8a16", "fp8"])
     (told,) = [finding for finding in advise(found) if finding.kind == "no_gradient"]

@@ -22,7 +22,7 @@ from assay.verify.explanation.fault_models.evaluation import kernel_of
 from assay.verify.explanation.fault_models.fault_model import FaultModel
 from assay.verify.explanation.fault_models.fault_tolerance import limits_of, observation_of
 from assay.verify.harness.call import Call
-from assay.verify.harness.runner import Bench
+from assay.verify.harness.runner import KernelHarness
 
 from .fault_cases import sampler_of, settings_for
 from .others import Other
@@ -72,7 +72,7 @@ def told_of(op: str, fault: FaultModel, *, every_aspect: bool = False) -> Told:
 def _fails(op: str, fault: FaultModel | None, case: Case, settings: dict[str, Any]) -> bool:
     """Whether the kernel of a fault model, or without one, fails in a case."""
     listed: dict[str, Any] = {name: [] for name in settings["options"]}
-    return Bench(Call(kernel_of(fault, op), listed), Contract()).try_case(case).failure is not None
+    return KernelHarness(Call(kernel_of(fault, op), listed), Contract()).try_case(case).failure is not None
 
 
 def told_of_other(other: Other, *, every_aspect: bool = False) -> Told:
@@ -112,11 +112,11 @@ def are_alike(op: str, fault: FaultModel, other: FaultModel, failing: Case) -> b
     settings = settings_for(op, fault)
     assert settings is not None
     listed: dict[str, Any] = {name: [] for name in settings["options"]}
-    first, second = (Bench(Call(kernel_of(each, op), listed), Contract()) for each in (fault, other))
+    first, second = (KernelHarness(Call(kernel_of(each, op), listed), Contract()) for each in (fault, other))
     by_bits = bool(other.contract) or fault.side_effects is not None or other.side_effects is not None
     for case in (replace(failing, protocol="once"), *_fresh(op, fault, settings)):
         if by_bits:
-            a, b = (bench.outputs(replace(case, memory="nan")) for bench in (first, second))
+            a, b = (harness.outputs(replace(case, memory="nan")) for harness in (first, second))
             if a is None or b is None or not all(map(same_numbers, a, b)):
                 return False
         elif not _holds(other, first, case):
@@ -124,9 +124,9 @@ def are_alike(op: str, fault: FaultModel, other: FaultModel, failing: Case) -> b
     return True
 
 
-def _holds(other: FaultModel, bench: Bench, case: Case) -> bool:
+def _holds(other: FaultModel, harness: KernelHarness, case: Case) -> bool:
     """Whether what a kernel gives is what one with the other fault may give."""
-    observation = observation_of(bench, replace(case, memory="nan"))
+    observation = observation_of(harness, replace(case, memory="nan"))
     if observation is None or not other.concerns(case):
         return observation is None or not observation.breaks
     limits = limits_of(other, observation)

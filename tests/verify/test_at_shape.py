@@ -17,8 +17,8 @@ from assay.verify import Verdict, examine
 from assay.verify.cases.at_shape import at_cases
 from assay.verify.cases.case import Case, build
 from assay.verify.errors import SettingError
-from assay.verify.examination import course
-from assay.verify.examination.question import Question, ask
+from assay.verify.examination import run
+from assay.verify.examination.plan import Plan, make_plan
 from assay.verify.examination.repro import run_line
 from assay.verify.settings import Settings
 
@@ -29,15 +29,15 @@ from .usual import only
 _EXAMINE = {"dtype": "float32", "effort": "quick", "examples": 0}
 
 
-def asked(kernel: Any, op: str, at: dict[str, int], **settings: Any) -> tuple[Question, Case]:
+def plan_and_case(kernel: Any, op: str, at: dict[str, int], **settings: Any) -> tuple[Plan, Case]:
     """The question, and its large case."""
-    question = ask(kernel, Settings(op, **{"dtype": "float32", "at": [at], **settings}))
-    return question, next(at_cases(question.sampler, question.settings.at))
+    plan = make_plan(kernel, Settings(op, **{"dtype": "float32", "at": [at], **settings}))
+    return plan, next(at_cases(plan.sampler, plan.settings.at))
 
 
 def judged_at(monkeypatch: pytest.MonkeyPatch, kernel: Any, op: str, at: Any, **settings: Any) -> Verdict:
     """The verdict of an examination that has no other cases."""
-    monkeypatch.setattr(course, "PHASES", [phase for phase in course.PHASES if phase[0] == "at"])
+    monkeypatch.setattr(run, "PHASES", [phase for phase in run.PHASES if phase[0] == "at"])
     return examine(kernel, op, **{**_EXAMINE, "at": at, **settings})
 
 
@@ -49,16 +49,16 @@ def test_a_million_elements_cost_a_second_beside_the_kernel(
     kernel: Any, op: str, at: dict[str, int], settings: dict[str, Any]
 ) -> None:
     """An honest kernel passes in three times its own time and a second of processor time; thousands are judged."""
-    question, case = asked(kernel, op, at, **settings)
+    plan, case = plan_and_case(kernel, op, at, **settings)
     first = case.definition.axes.grid[0]
-    question.bench.try_case(replace(case, sizes={**case.sizes, first: 2}))  # what is loaded only once
+    plan.harness.try_case(replace(case, sizes={**case.sizes, first: 2}))  # what is loaded only once
     with standard_environment():
         inputs = build(case)
         started = time.process_time()
-        kernel(*inputs.positional, **{name: case.options[name] for name in question.settings.options})
+        kernel(*inputs.positional, **{name: case.options[name] for name in plan.settings.options})
         own = time.process_time() - started
         started = time.process_time()
-        result = question.bench.try_case(case)
+        result = plan.harness.try_case(case)
         seconds = time.process_time() - started
     assert result.failure is None
     assert sum(output.numel() for output in result.outputs) > 1_000_000
@@ -70,8 +70,8 @@ def test_a_million_elements_cost_a_second_beside_the_kernel(
 def test_honest_kernels_pass_at_odd_sizes(kernel: Any, op: str, at: dict[str, int], settings: dict[str, Any]) -> None:
     """Torch's kernels pass at sizes that no tile divides."""
     odd = {symbol: size + 1 if symbol in ("R", "N", "M", "Sq", "Sk", "T") else size for symbol, size in at.items()}
-    question, case = asked(kernel, op, odd, seed=1, **settings)
-    assert question.bench.try_case(case).failure is None
+    plan, case = plan_and_case(kernel, op, odd, seed=1, **settings)
+    assert plan.harness.try_case(case).failure is None
 
 
 AGAIN = (
@@ -203,7 +203,7 @@ def test_large_inputs_repeat_at_a_prime() -> None:
 
 def test_experts_that_no_token_asks_for_cost_nothing() -> None:
     """Of 2,048 experts no more are evaluated than the sampled tokens name."""
-    question, case = asked(large_kernels.moe, "moe", {**EXPERTS, "T": 64, "D": 64, "F": 32, "E": 2048})
+    plan, case = plan_and_case(large_kernels.moe, "moe", {**EXPERTS, "T": 64, "D": 64, "F": 32, "E": 2048})
     started = time.process_time()
-    assert question.bench.try_case(case).failure is None
+    assert plan.harness.try_case(case).failure is None
     assert time.process_time() - started < 20

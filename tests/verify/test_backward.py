@@ -16,7 +16,7 @@ from assay.verify.cases.case import Case
 from assay.verify.errors import SettingError
 from assay.verify.examination.backward import pair_of
 from assay.verify.harness.call import Call
-from assay.verify.harness.runner import Bench
+from assay.verify.harness.runner import KernelHarness
 from tests.verify.differentiable import (
     CrossEntropy,
     NoGradientOfWeight,
@@ -56,12 +56,12 @@ def failures(
     complete = definition.complete(options)
     contract = Contract(subnormals="flush") if framework == "jax" else Contract()
     listed = {name: [value] for name, value in options.items()}
-    bench = Bench(Call(gradient_of(function, op, framework=framework), listed, framework), contract)
+    harness = KernelHarness(Call(gradient_of(function, op, framework=framework), listed, framework), contract)
     tensors = definition.signature(complete).tensors
     plain = Case(definition.name, sizes, {t.name: dtype_of(t, dtype) for t in tensors}, complete)
     integers = {t.name: "integers" for t in tensors if "integers" in names_of(t)}
     found = [
-        bench.try_case(case).failure
+        harness.try_case(case).failure
         for case in (
             plain,
             replace(plain, values=integers, seed=1),

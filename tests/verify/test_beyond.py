@@ -14,8 +14,8 @@ from assay.golden.registry import spec, specs
 from assay.verify import examine
 from assay.verify.cases.case import Case
 from assay.verify.cases.sampler import Sampler
-from assay.verify.examination import course
-from assay.verify.examination.phases import GROWTH, beyond_cases, lone_cases, seam_cases
+from assay.verify.examination import run
+from assay.verify.examination.phases import GROWTH, block_boundary_cases, over_limit_cases, single_operand_cases
 
 from .test_structured import drawn
 
@@ -28,7 +28,7 @@ def sampler(op: str, **fields: Any) -> Sampler:
 @pytest.mark.parametrize("op", specs())
 def test_one_size_grows_beyond_16_bits(op: str) -> None:
     """Each series ends with one size above 65,536, grows no faster than it says, and has 3 million numbers at most."""
-    for series in beyond_cases(sampler(op)):
+    for series in over_limit_cases(sampler(op)):
         largest = [max(case.sizes.values()) for case in series]
         assert largest[-1] > 65_536
         assert all(more <= GROWTH * 1.1 * less for less, more in pairwise(largest))
@@ -38,7 +38,7 @@ def test_one_size_grows_beyond_16_bits(op: str) -> None:
 
 def test_a_first_dimension_that_is_a_quotient_is_no_size() -> None:
     """What grows of codes [K/2, N] is K, in whole groups."""
-    for series in beyond_cases(sampler("dequantize_int4")):
+    for series in over_limit_cases(sampler("dequantize_int4")):
         assert all(set(case.sizes) == {"K", "N", "g"} and case.sizes["K"] % case.sizes["g"] == 0 for case in series)
 
 
@@ -49,15 +49,15 @@ def shapes_of(case: Case) -> list[tuple[int, ...]]:
 
 def test_most_ops_have_such_rows() -> None:
     """All do; of a loss the classes grow too, and the last of them is the label."""
-    assert all(list(beyond_cases(sampler(op))) for op in specs())
-    rows, classes = (series[-1] for series in beyond_cases(sampler("cross_entropy")))
+    assert all(list(over_limit_cases(sampler(op))) for op in specs())
+    rows, classes = (series[-1] for series in over_limit_cases(sampler("cross_entropy")))
     assert (rows.sizes["T"], classes.sizes["V"], classes.values["target"]) == (65_601, 65_601, "last")
 
 
 def test_sizes_that_the_caller_gave_do_not_grow() -> None:
     """With rows restricted there are no such cases, and columns that are keep their sizes."""
-    assert not list(beyond_cases(sampler("softmax", shapes={"R": [3, 5]})))
-    (series,) = beyond_cases(sampler("softmax", shapes={"N": [7, 9]}))
+    assert not list(over_limit_cases(sampler("softmax", shapes={"R": [3, 5]})))
+    (series,) = over_limit_cases(sampler("softmax", shapes={"N": [7, 9]}))
     assert {case.sizes["N"] for case in series} == {7}
 
 
@@ -86,7 +86,7 @@ def interrupted_softmax(x: Tensor) -> Tensor:
 
 def test_a_slow_kernel_is_spared(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that would take half a minute for so many rows is not asked for them; a quick one is."""
-    monkeypatch.setattr(course, "PHASES", [phase for phase in course.PHASES if phase[0] == "beyond"])
+    monkeypatch.setattr(run, "PHASES", [phase for phase in run.PHASES if phase[0] == "beyond"])
     shapes = {"N": [3]}
     quick = examine(softmax, "softmax", dtype="float32", examples=0, shapes=shapes)
     assert quick.passed
@@ -97,7 +97,7 @@ def test_a_slow_kernel_is_spared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_busy_machine_spares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """What passes while others have the processor doesn't count: the verdict is that of an idle machine."""
-    monkeypatch.setattr(course, "PHASES", [phase for phase in course.PHASES if phase[0] == "beyond"])
+    monkeypatch.setattr(run, "PHASES", [phase for phase in run.PHASES if phase[0] == "beyond"])
     verdicts = [
         examine(kernel, "softmax", dtype="float32", examples=0, effort="quick", shapes={"N": [3]})
         for kernel in (softmax, interrupted_softmax)
@@ -109,16 +109,18 @@ def test_a_busy_machine_spares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_seams_lie_behind_a_block() -> None:
     """Rows of 513 and of 1,025 numbers, as many as a case may have, and a few of 2,049 and 4,097."""
-    sizes = {tuple(case.sizes.values()) for case in seam_cases(sampler("rmsnorm"))}
+    sizes = {tuple(case.sizes.values()) for case in block_boundary_cases(sampler("rmsnorm"))}
     assert sizes == {(31, 513), (127, 1025), (3, 2049), (3, 4097)}
 
 
 def test_one_tensor_alone_is_zero_or_subnormal() -> None:
     """Each in its turn, states far apart; an op of a single tensor has none."""
-    kinds = {(name, case.values[name]) for case in lone_cases(sampler("merge_states")) for name in ("o_a", "o_b")}
+    kinds = {
+        (name, case.values[name]) for case in single_operand_cases(sampler("merge_states")) for name in ("o_a", "o_b")
+    }
     assert {("o_a", "zeros"), ("o_b", "zeros"), ("o_a", "subnormal"), ("o_b", "subnormal")} <= kinds
-    assert {case.values["lse_a"] for case in lone_cases(sampler("merge_states"))} == {"far"}
-    assert not list(lone_cases(sampler("softmax")))
+    assert {case.values["lse_a"] for case in single_operand_cases(sampler("merge_states"))} == {"far"}
+    assert not list(single_operand_cases(sampler("softmax")))
 
 
 def test_scales_reach_the_least_code() -> None:

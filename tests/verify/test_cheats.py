@@ -15,7 +15,7 @@ from assay.kernels.libraries.pytorch import softmax
 from assay.verify import Contract, examine
 from assay.verify.cases.case import Case
 from assay.verify.harness.call import Call
-from assay.verify.harness.runner import Bench
+from assay.verify.harness.runner import KernelHarness
 
 from .zoo.faulty_conduct import Remembered, shape_and_dtype
 
@@ -82,8 +82,8 @@ def test_only_many_equal_calls_show_work_skipped_in_a_timed_loop() -> None:
     """Two calls with the same tensor are answered alike; then the data change in the same memory."""
     case = Case("softmax", {"R": 3, "N": 5}, {"x": "float32"})
     for protocol, found in (("repeat", False), ("after_refill", False), ("after_many", True)):
-        bench = Bench(Call(SkipsWhenTimed(), {}), Contract())
-        assert (bench.try_case(replace(case, protocol=protocol)).failure is not None) == found, protocol
+        harness = KernelHarness(Call(SkipsWhenTimed(), {}), Contract())
+        assert (harness.try_case(replace(case, protocol=protocol)).failure is not None) == found, protocol
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from assay.verify.cases.case import Case
 from assay.verify.contract import contract_from_table
 from assay.verify.errors import ContractError
 from assay.verify.harness.call import Call
-from assay.verify.harness.runner import Bench
+from assay.verify.harness.runner import KernelHarness
 
 from .zoo import rounded_on_the_way as rounding
 from .zoo.faulty_conduct import gemm_random_order
@@ -230,8 +230,8 @@ def test_partial_sums_may_be_flushed() -> None:
     edits = tuple(("shards", (row, 0), number * 2.0**-126) for row, number in enumerate((-2.0, 2.5, 2.0)))
     case = Case("all_reduce", {"R": 3, "N": 1}, {"shards": "float32"}, {}, {"shards": "zeros"}, edits=edits)
     call = Call(sum_flushing, {})
-    assert Bench(call, Contract(subnormals="flush")).try_case(case).failure is None
-    assert Bench(call, Contract(subnormals="keep")).try_case(case).failure is not None
+    assert KernelHarness(call, Contract(subnormals="flush")).try_case(case).failure is None
+    assert KernelHarness(call, Contract(subnormals="keep")).try_case(case).failure is not None
 
 
 def silu_flushing_normals(x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from assay.verify.errors import SettingError
 from assay.verify.examination.distributed import Group, RankError, examine_ranks, of_rank
 from assay.verify.examination.procedure import examine
 from assay.verify.harness.call import Call
-from assay.verify.harness.runner import Bench
+from assay.verify.harness.runner import KernelHarness
 from tests.verify import rank_functions as functions
 
 FEW: dict[str, Any] = {"effort": "quick", "examples": 0, "layouts": ["contiguous"], "shrinking": False}
@@ -33,8 +33,8 @@ def group() -> Iterator[Group]:
 def failing(function: Any, op: str, group: Group, dtype: str) -> list[int]:
     """The ranks that fail one case of ordinary numbers."""
     case = Case(op, SIZES[op], {tensor.name: dtype for tensor in spec(op).tensors})
-    benches = [Bench(Call(of_rank(function, op, group, rank), {}), Contract()) for rank in range(2)]
-    return [rank for rank, bench in enumerate(benches) if bench.try_case(case).failure is not None]
+    harnesses = [KernelHarness(Call(of_rank(function, op, group, rank), {}), Contract()) for rank in range(2)]
+    return [rank for rank, harness in enumerate(harnesses) if harness.try_case(case).failure is not None]
 
 
 def test_honest_functions_pass_on_every_rank(group: Group) -> None:

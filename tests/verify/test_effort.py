@@ -7,8 +7,8 @@ import torch
 
 from assay.verify import examine
 from assay.verify.errors import SettingError
-from assay.verify.examination.course import arranged, fixed_cases, kind_of
-from assay.verify.examination.question import Question, ask
+from assay.verify.examination.plan import Plan, make_plan
+from assay.verify.examination.run import arranged, fixed_cases, kind_of
 from assay.verify.findings import ASPECTS
 from assay.verify.settings import EFFORTS, Settings
 
@@ -18,15 +18,15 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
     return torch.softmax(x, -1)
 
 
-def question(op: str = "softmax", **settings: Any) -> Question:
+def plan_for(op: str = "softmax", **settings: Any) -> Plan:
     """What is asked of a kernel that isn't called."""
-    return ask(softmax, Settings(op, dtype="bfloat16", **settings))
+    return make_plan(softmax, Settings(op, dtype="bfloat16", **settings))
 
 
 @pytest.mark.parametrize("op", ["softmax", "gemm", "rmsnorm", "attention", "cross_entropy"])
 def test_a_quick_effort_tries_a_part_of_the_fixed_cases(op: str) -> None:
     """Some, in the order in which the usual effort tries them, and less than two thirds of them."""
-    cases = list(fixed_cases(question(op)))
+    cases = list(fixed_cases(plan_for(op)))
     usual, quick = (arranged(cases, effort) for effort in ("usual", "quick"))
     assert sorted(map(id, usual)) == sorted(map(id, cases))
     assert 0 < 3 * len(quick) < 2 * len(usual)
@@ -35,7 +35,7 @@ def test_a_quick_effort_tries_a_part_of_the_fixed_cases(op: str) -> None:
 
 def test_all_kinds_of_softmax_were_measured() -> None:
     """Cases of a kind stand together: the table knows every kind that softmax's phases have."""
-    kinds = [kind_of(fixed) for fixed in arranged(fixed_cases(question()), "usual")]
+    kinds = [kind_of(fixed) for fixed in arranged(fixed_cases(plan_for()), "usual")]
     met = dict.fromkeys(kinds)
     assert kinds == sorted(kinds, key=list(met).index)
 
@@ -49,23 +49,23 @@ def test_a_quick_effort_tries_every_aspect() -> None:
 
 def test_the_effort_says_how_much_is_fuzzed() -> None:
     """As many as the effort says, unless a number is given."""
-    assert [question(effort=effort).settings.fuzzed for effort in EFFORTS] == [12, 60, 200]
-    assert question(effort="quick", examples=7).settings.fuzzed == 7
+    assert [plan_for(effort=effort).settings.fuzzed for effort in EFFORTS] == [12, 60, 200]
+    assert plan_for(effort="quick", examples=7).settings.fuzzed == 7
     with pytest.raises(SettingError, match="expected one of quick, usual, thorough"):
-        question(effort="enough")
+        plan_for(effort="enough")
 
 
 def test_the_same_seed_gives_the_same_cases() -> None:
     """Two examinations with one seed ask the same, another seed asks other things."""
 
-    def asked(seed: int) -> list[str]:
+    def cases_of_seed(seed: int) -> list[str]:
         lines: list[str] = []
         examine(
             softmax, "softmax", dtype="float32", effort="quick", seed=seed, watch=lambda line, _: lines.append(line)
         )
         return lines
 
-    first, again, other = asked(3), asked(3), asked(4)
+    first, again, other = cases_of_seed(3), cases_of_seed(3), cases_of_seed(4)
     assert first == again
     assert first != other
 

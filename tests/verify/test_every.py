@@ -15,7 +15,7 @@ from assay.verify import Contract, examine
 from assay.verify.cases.sampler import Sampler
 from assay.verify.examination.phases import every_cases
 from assay.verify.harness.call import Call
-from assay.verify.harness.runner import Bench
+from assay.verify.harness.runner import KernelHarness
 
 WRONG_AT = 0x5A4B  # 1.43e16 in bfloat16
 
@@ -49,8 +49,8 @@ def test_one_wrong_number_is_found_whatever_the_sizes(shapes: dict[str, Any], ca
     cases = list(every_cases(Sampler(spec("sin"), "bfloat16", shapes=shapes)))
     assert len(cases) == calls
     for kernel, failures in ((wrong_at(WRONG_AT), 1), (wrong_at(None), 0)):
-        bench = Bench(Call(kernel, {}), Contract())
-        assert sum(bench.try_case(case).failure is not None for case in cases) == failures
+        harness = KernelHarness(Call(kernel, {}), Contract())
+        assert sum(harness.try_case(case).failure is not None for case in cases) == failures
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

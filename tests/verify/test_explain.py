@@ -16,7 +16,7 @@ from assay.verify.explanation.fault_models.evaluation import kernel_of
 from assay.verify.explanation.fault_models.fault_model import FaultModel
 from assay.verify.explanation.fault_models.fault_tolerance import limits_of, observation_of
 from assay.verify.harness.call import Call
-from assay.verify.harness.runner import Bench
+from assay.verify.harness.runner import KernelHarness
 
 from .explained import are_alike, first_named, model, told_of
 from .fault_cases import pairs, sampler_of, settings_for
@@ -247,15 +247,15 @@ def test_explaining_ends_in_time(wrong: Any, protocol: str) -> None:
         return wrong(x)
 
     sampler = Sampler(spec("softmax"), "float32")
-    bench = Bench(Call(slow, {}), Contract())
+    harness = KernelHarness(Call(slow, {}), Contract())
     case = replace(sampler.case(seeded(1), style="small"), protocol=protocol)
-    failure = bench.try_case(case).failure
+    failure = harness.try_case(case).failure
     assert failure is not None
     begun.clear()
-    assert explain(bench, failure, case, sampler, seconds=0.0) == Explained()
+    assert explain(harness, failure, case, sampler, seconds=0.0) == Explained()
     assert begun == []
     over = time.monotonic() + 4 * 0.05  # on the clock
-    explain(bench, failure, case, sampler, seconds=0.05)
+    explain(harness, failure, case, sampler, seconds=0.05)
     assert begun
     assert len([start for start in begun if start > over]) <= 2, "more than the trial under way"
 
@@ -292,7 +292,7 @@ def test_no_fault_model_raises(op: str) -> None:
         settings = settings_for(op, fault)
         assert settings is not None
         sampler, listed = sampler_of(op, settings), {name: [] for name in settings["options"]}
-        right, faulty = (Bench(Call(kernel_of(present, op), listed), Contract()) for present in (None, fault))
+        right, faulty = (KernelHarness(Call(kernel_of(present, op), listed), Contract()) for present in (None, fault))
         for place, options in enumerate(sampler.option_sets()):
             case = replace(sampler.case(seeded(5), style="small", options=options), protocol="once")
             if not fault.concerns(case):

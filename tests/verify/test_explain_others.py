@@ -13,7 +13,7 @@ from assay.golden.registry import define, forgotten
 from assay.verify import Verdict, examine
 from assay.verify.contract import Contract
 from assay.verify.examination.diagnosis import Promises, sizes_in_words
-from assay.verify.examination.question import Question, ask
+from assay.verify.examination.plan import Plan, make_plan
 from assay.verify.settings import Settings
 
 from .explained import told_of_other
@@ -207,9 +207,9 @@ def test_a_state_is_not_named_for_numbers_that_are_always_wrong() -> None:
     assert "it keeps Contract(subnormals='flush')" not in str(verdict)
 
 
-def question(kernel: Any, op: str, dtype: str, **settings: Any) -> Question:
+def plan_for(kernel: Any, op: str, dtype: str, **settings: Any) -> Plan:
     """What `examine` would ask of a kernel."""
-    return ask(kernel, Settings(op, dtype, **settings))
+    return make_plan(kernel, Settings(op, dtype, **settings))
 
 
 def test_a_contract_is_kept_only_after_an_examination_under_it() -> None:
@@ -218,18 +218,18 @@ def test_a_contract_is_kept_only_after_an_examination_under_it() -> None:
     def rounded(gate: Tensor, up: Tensor) -> Tensor:
         return hugging_face(gate, up)
 
-    asked = question(rounded, "swiglu", "bfloat16", layouts=["contiguous"])
-    assert Promises(asked, ["numbers"]).kept(
+    plan = plan_for(rounded, "swiglu", "bfloat16", layouts=["contiguous"])
+    assert Promises(plan, ["numbers"]).keeps(
         "numbers", Contract(compute="bfloat16", nonfinite="unspecified", subnormals="flush")
     )
-    assert Promises(asked, ["numbers"]).kept("numbers", Contract()) is False
+    assert Promises(plan, ["numbers"]).keeps("numbers", Contract()) is False
 
     def short(x: Tensor) -> Tensor:
         y = torch.softmax(x.float(), -1)
         return (y[:, : y.shape[1] // 16 * 16] if y.shape[1] > 16 else y).to(x.dtype)
 
-    asked = question(short, "softmax", "bfloat16", layouts=["contiguous"])
-    assert Promises(asked, ["numbers"]).kept("numbers", Contract()) is None
+    plan = plan_for(short, "softmax", "bfloat16", layouts=["contiguous"])
+    assert Promises(plan, ["numbers"]).keeps("numbers", Contract()) is None
 
 
 def truncates(x: Tensor) -> Tensor:
@@ -311,8 +311,8 @@ def test_one_fault_is_told_once() -> None:
 
 def test_sizes_are_only_those_that_the_caller_gave() -> None:
     """A restricted symbol is tried where it may be."""
-    asked = question(tail, "softmax", "float32", shapes={"N": [16, 48, 50]}, layouts=["contiguous"])
-    case = replace(asked.sampler.case(lambda values: values[-1], style="small"), protocol="once")
-    failure = asked.bench.try_case(replace(case, sizes={"R": 2, "N": 50})).failure
+    plan = plan_for(tail, "softmax", "float32", shapes={"N": [16, 48, 50]}, layouts=["contiguous"])
+    case = replace(plan.sampler.case(lambda values: values[-1], style="small"), protocol="once")
+    failure = plan.harness.try_case(replace(case, sizes={"R": 2, "N": 50})).failure
     assert failure is not None
-    assert sizes_in_words(failure, asked).startswith("N: right at 16, 48, wrong at 50") or "N" in asked.sampler.shapes
+    assert sizes_in_words(failure, plan).startswith("N: right at 16, 48, wrong at 50") or "N" in plan.sampler.shapes

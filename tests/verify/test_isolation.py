@@ -23,7 +23,7 @@ from assay.verify.errors import SettingError
 from assay.verify.findings import Failure
 from assay.verify.harness.call import GRACE, Call
 from assay.verify.harness.isolation import Isolation
-from assay.verify.harness.runner import Bench
+from assay.verify.harness.runner import KernelHarness
 
 CASE = Case("softmax", {"R": 3, "N": 40}, {"x": "float32"})
 
@@ -92,15 +92,15 @@ def expects_far_rows(x: Tensor) -> Tensor:
 
 def test_address_space_without_memory_is_not_counted() -> None:
     """A tensor whose rows lie 2^30 elements apart is within the limit, since it takes no more than its rows."""
-    with Isolation(Bench(Call(expects_far_rows, {}), Contract()), memory=2**28) as isolation:
+    with Isolation(KernelHarness(Call(expects_far_rows, {}), Contract()), memory=2**28) as isolation:
         answer = isolation.observe(replace(CASE, layouts={"x": "far"}))
     assert not isinstance(answer, Failure), answer.message
 
 
 def test_a_call_that_never_comes_back_is_a_time_out() -> None:
     """Even where the interpreter's own alarm can't reach it."""
-    bench = Bench(Call(cannot_be_interrupted, {}, timeout=0.2), Contract())
-    with Isolation(bench) as isolation:
+    harness = KernelHarness(Call(cannot_be_interrupted, {}, timeout=0.2), Contract())
+    with Isolation(harness) as isolation:
         answer = isolation.observe(CASE)
     assert isinstance(answer, Failure)
     assert answer.kind == "timeout"
@@ -115,7 +115,7 @@ def hangs_when_timed(x: Tensor) -> Tensor:
 def test_the_limit_is_that_of_one_call() -> None:
     """In a case of many calls too, one that doesn't come back is waited for no longer than a call may take."""
     begun = time.monotonic()
-    with Isolation(Bench(Call(hangs_when_timed, {}, timeout=1.0), Contract())) as isolation:
+    with Isolation(KernelHarness(Call(hangs_when_timed, {}, timeout=1.0), Contract())) as isolation:
         answer = isolation.observe(replace(CASE, protocol="after_many"))
     assert isinstance(answer, Failure)
     assert answer.kind == "timeout"
@@ -142,7 +142,7 @@ def test_a_fork_of_a_process_with_threads_answers() -> None:
     torch.set_num_threads(2)
     try:
         torch.ones(1 << 20).exp()  # starts the pool
-        with Isolation(Bench(Call(softmax, {}), Contract())) as isolation:
+        with Isolation(KernelHarness(Call(softmax, {}), Contract())) as isolation:
             answer = isolation.observe(replace(CASE, sizes={"R": 70, "N": 4096}))
     finally:
         torch.set_num_threads(threads)
@@ -156,9 +156,9 @@ def children() -> set[int]:
 
 def test_a_worker_is_kept_and_ended() -> None:
     """Cases share a worker, so that what a kernel keeps between calls still shows; after the examination it is gone."""
-    bench, before = Bench(Call(counts, {}), Contract()), children()
-    with Isolation(bench) as isolation:
-        results = [Bench(bench.call, bench.contract, isolation=isolation).try_case(CASE) for _ in range(3)]
+    harness, before = KernelHarness(Call(counts, {}), Contract()), children()
+    with Isolation(harness) as isolation:
+        results = [KernelHarness(harness.call, harness.contract, isolation=isolation).try_case(CASE) for _ in range(3)]
         (pid,) = children() - before
     assert [result.failure is None for result in results] == [True, True, False]
     with pytest.raises(ProcessLookupError):
@@ -168,7 +168,7 @@ def test_a_worker_is_kept_and_ended() -> None:
 def test_where_a_fork_is_no_help_the_kernel_needs_a_name() -> None:
     """One line says what is expected."""
     with (
-        Isolation(Bench(Call(lambda x: x, {}), Contract(), "cuda")) as isolation,
+        Isolation(KernelHarness(Call(lambda x: x, {}), Contract(), "cuda")) as isolation,
         pytest.raises(SettingError, match="the kernel runs in a new process, which must import it"),
     ):
         isolation.observe(CASE)
@@ -178,13 +178,13 @@ def test_a_new_process_answers_as_a_fork_does(monkeypatch: pytest.MonkeyPatch) -
     """The worker of a device, tried here on a CPU: it imports the kernel by its name, and ends when it is told."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     kernel = importlib.import_module("cheating_kernels").softmax
-    bench, before = Bench(Call(kernel, {}), Contract()), children()
-    with Isolation(bench) as isolation, monkeypatch.context() as without:
+    harness, before = KernelHarness(Call(kernel, {}), Contract()), children()
+    with Isolation(harness) as isolation, monkeypatch.context() as without:
         without.delattr(os, "fork")
         answers = [isolation.observe(CASE) for _ in range(2)]
         assert len(children() - before) == 1
     assert children() <= before
-    expected = Bench(Call(softmax, {}), Contract()).outputs(CASE)
+    expected = KernelHarness(Call(softmax, {}), Contract()).outputs(CASE)
     assert expected is not None
     for answer in answers:
         assert not isinstance(answer, Failure), answer.message
@@ -197,12 +197,12 @@ def test_a_new_process_calls_in_the_environment_of_the_caller(monkeypatch: pytes
     kernel = importlib.import_module("cheating_kernels").leaves_no_gradients_in_double
     wanted = with_changes({"torch's default dtype": "float64"})
     monkeypatch.delattr(os, "fork")
-    bench = Bench(Call(kernel, {}, environment=wanted), Contract())
-    with Isolation(bench) as isolation:
+    harness = KernelHarness(Call(kernel, {}, environment=wanted), Contract())
+    with Isolation(harness) as isolation:
         answer = isolation.observe(CASE)
     assert not isinstance(answer, Failure), answer.message
     assert torch.allclose(answer[0].sum(-1), torch.ones(3))
-    assert list(bench.call.left) == ["torch's gradient mode at False (it was True)"]
+    assert list(harness.call.left) == ["torch's gradient mode at False (it was True)"]
 
 
 def closes_and_sleeps(x: Tensor) -> Tensor:
@@ -222,7 +222,7 @@ def starts_another(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("kernel", [closes_and_sleeps, starts_another])
 def test_nothing_of_a_lost_worker_is_left(kernel: Callable[[Tensor], Tensor]) -> None:
     """A worker that hangs without a pipe, and one whose child holds the pipe, are found in time."""
-    with Isolation(Bench(Call(kernel, {}, timeout=1.0), Contract())) as isolation:
+    with Isolation(KernelHarness(Call(kernel, {}, timeout=1.0), Contract())) as isolation:
         started_at = time.monotonic()
         answer = isolation.observe(CASE)
         assert isinstance(answer, Failure)
@@ -233,7 +233,7 @@ def test_nothing_of_a_lost_worker_is_left(kernel: Callable[[Tensor], Tensor]) ->
 def test_a_fault_of_the_harness_is_not_the_kernels() -> None:
     """What goes wrong in the worker besides the kernel is raised here."""
     with (
-        Isolation(Bench(Call(softmax, {}), Contract())) as isolation,
+        Isolation(KernelHarness(Call(softmax, {}), Contract())) as isolation,
         pytest.raises(RuntimeError, match="the worker failed before or after"),
     ):
         isolation.observe(Case("no such op", {}, {}))

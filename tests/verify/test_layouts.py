@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from assay.verify.cases.case import Case, build, contents
-from assay.verify.cases.layouts import LAYOUTS, Guarded, place, tied_axes
+from assay.verify.cases.layouts import LAYOUTS, Guarded, place_in_memory, tied_axes
 
 DTYPES = (
     torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2,
@@ -45,7 +45,7 @@ def test_a_layout_keeps_the_values(layout: str, dtype: torch.dtype) -> None:
     """Every layout holds the same values in the same shape and dtype, scalars and empty tensors included."""
     for shape in SHAPES:
         values = tied(numbered(shape, dtype), layout)
-        placed = place(values, layout, "cpu")
+        placed = place_in_memory(values, layout, "cpu")
         assert placed.tensor.shape == values.shape
         assert placed.tensor.dtype == dtype
         assert torch.equal(placed.tensor.double(), values.double()), shape
@@ -65,9 +65,12 @@ def test_a_layout_keeps_the_values(layout: str, dtype: torch.dtype) -> None:
 )
 def test_a_layout_has_the_strides_that_it_promises(layout: str, strides: tuple[int, ...], offset: int) -> None:
     """Of a [2,3,4]: axes swapped, rows padded, an odd first element, every second element, one row for all."""
-    tensor = place(tied(numbered((2, 3, 4)), layout), layout, "cpu").tensor
+    tensor = place_in_memory(tied(numbered((2, 3, 4)), layout), layout, "cpu").tensor
     assert tensor.stride() == strides
-    assert tensor.storage_offset() - place(numbered((2, 3, 4)), "contiguous", "cpu").tensor.storage_offset() == offset
+    assert (
+        tensor.storage_offset() - place_in_memory(numbered((2, 3, 4)), "contiguous", "cpu").tensor.storage_offset()
+        == offset
+    )
     assert tensor.is_contiguous() == (layout in ("contiguous", "offset"))
 
 
@@ -76,7 +79,7 @@ def test_a_far_tensor_lies_beyond_32_bits() -> None:
 
     What was written beside a row or into one is told apart, and the memory used is that of the rows.
     """
-    placed = place(numbered((2, 3, 4)), "far", "cpu")
+    placed = place_in_memory(numbered((2, 3, 4)), "far", "cpu")
     tensor = placed.tensor
     assert tensor.stride() == (4, 2**30 + 4096, 1)
     assert 2 * tensor.stride(1) > 2**31 > tensor.stride(1)
@@ -84,7 +87,7 @@ def test_a_far_tensor_lies_beyond_32_bits() -> None:
     assert tensor.as_strided((1,), (1,), wrapped).item() == 0
     assert placed.damage() is None
     assert overwrite(placed, 0) == overwrite(placed, -1) == "out_of_bounds_write"
-    again = place(numbered((2, 3, 4)), "far", "cpu")
+    again = place_in_memory(numbered((2, 3, 4)), "far", "cpu")
     again.tensor[1, 2, 3] = -1
     assert again.damage() == "input_mutated"
 
@@ -92,12 +95,12 @@ def test_a_far_tensor_lies_beyond_32_bits() -> None:
 @pytest.mark.parametrize("shape", [(7,), (), (2, 5), (3, 0), (300, 4)])
 def test_what_cannot_lie_far_is_contiguous(shape: tuple[int, ...]) -> None:
     """A vector, too few rows to reach beyond 32 bits, no elements, and more rows than address space is taken for."""
-    assert place(numbered(shape), "far", "cpu").tensor.is_contiguous()
+    assert place_in_memory(numbered(shape), "far", "cpu").tensor.is_contiguous()
 
 
 def test_an_expanded_tensor_has_one_row_for_all() -> None:
     """The first axis longer than one, never the last, has stride 0; a case's values are drawn to match."""
-    assert place(numbered((1, 4, 5)), "expanded", "cpu").tensor.stride()[1] == 0
+    assert place_in_memory(numbered((1, 4, 5)), "expanded", "cpu").tensor.stride()[1] == 0
     assert tied_axes("expanded", (5,)) == tied_axes("expanded", (1, 5)) == tied_axes("expanded", ()) == ()
     assert tied_axes("sliced", (4, 5)) == ()
     case = Case("softmax", {"R": 4, "N": 5}, {"x": "float32"}, layouts={"x": "expanded"})
@@ -113,17 +116,20 @@ def test_a_write_beside_the_elements_is_found(layout: str, dtype: torch.dtype) -
     """One changed element just before the first, just after the last, and at both ends of the buffer."""
     for shape in ((3, 5), (7,), (), (0, 4)):
         values = tied(numbered(shape, dtype), layout)
-        first = place(values, layout, "cpu").tensor.storage_offset()
-        span = sum((n - 1) * s for n, s in zip(shape, place(values, layout, "cpu").tensor.stride(), strict=True)) + 1
+        first = place_in_memory(values, layout, "cpu").tensor.storage_offset()
+        span = (
+            sum((n - 1) * s for n, s in zip(shape, place_in_memory(values, layout, "cpu").tensor.stride(), strict=True))
+            + 1
+        )
         for where in (0, first - 1, first + (span if values.numel() else 0), -1):
-            placed = place(values, layout, "cpu")
+            placed = place_in_memory(values, layout, "cpu")
             assert overwrite(placed, where % placed.buffer.numel()) == "out_of_bounds_write", (shape, where)
 
 
 @pytest.mark.parametrize(("layout", "gap"), [("sliced", 5), ("sliced", 7), ("strided", 1), ("strided", 9)])
 def test_a_write_into_a_gap_is_found(layout: str, gap: int) -> None:
     """Padding behind a row and the elements between strided ones belong to nobody."""
-    placed = place(numbered((3, 5)), layout, "cpu")
+    placed = place_in_memory(numbered((3, 5)), layout, "cpu")
     assert overwrite(placed, placed.tensor.storage_offset() + gap) == "out_of_bounds_write"
 
 
@@ -132,21 +138,21 @@ def test_a_write_into_a_gap_is_found(layout: str, gap: int) -> None:
 def test_a_changed_element_is_found(layout: str, dtype: torch.dtype) -> None:
     """One element with another value, the first or the last, is a mutation and no stray write."""
     for index in ((0, 0), (2, 4)):
-        placed = place(tied(numbered((3, 5), dtype), layout), layout, "cpu")
+        placed = place_in_memory(tied(numbered((3, 5), dtype), layout), layout, "cpu")
         where = placed.tensor.storage_offset() + sum(i * s for i, s in zip(index, placed.tensor.stride(), strict=True))
         assert overwrite(placed, where) == "input_mutated"
 
 
 def test_a_stray_write_outweighs_a_mutation() -> None:
     """Where both happened, the worse is named."""
-    placed = place(numbered((3, 5)), "contiguous", "cpu")
+    placed = place_in_memory(numbered((3, 5)), "contiguous", "cpu")
     placed.tensor[0, 0] = 9
     assert overwrite(placed, 0) == "out_of_bounds_write"
 
 
 def test_the_same_value_written_again_is_no_damage() -> None:
     """Bytes are compared, not accesses: an honest kernel may be anything that leaves them as they were."""
-    placed = place(numbered((3, 5)), "sliced", "cpu")
+    placed = place_in_memory(numbered((3, 5)), "sliced", "cpu")
     placed.tensor.copy_(placed.tensor.clone())
     assert placed.damage() is None
 
@@ -154,7 +160,7 @@ def test_the_same_value_written_again_is_no_damage() -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_refilling_keeps_the_memory(layout: str) -> None:
     """Other values in the same place: same address and strides, no damage, and a later mutation is still found."""
-    placed = place(tied(numbered((3, 5)), layout), layout, "cpu")
+    placed = place_in_memory(tied(numbered((3, 5)), layout), layout, "cpu")
     values = tied(numbered((3, 5)) * 2, layout)
     other = placed.refill(values)
     assert other.tensor.data_ptr() == placed.tensor.data_ptr()

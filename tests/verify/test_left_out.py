@@ -14,7 +14,7 @@ from assay.verify import Contract, examine
 from assay.verify.cases.case import Case, all_contents
 from assay.verify.comparison.oracle import BEYOND, OPEN, Oracle
 from assay.verify.comparison.result import Result
-from assay.verify.examination.course import Tally
+from assay.verify.examination.run import Tally
 from assay.verify.verdict import Verdict
 
 HUGE = Case(

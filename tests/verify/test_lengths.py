@@ -13,9 +13,9 @@ from assay.golden import spec
 from assay.verify import Verdict, examine
 from assay.verify.cases.sampler import Sampler
 from assay.verify.contract import Contract
-from assay.verify.examination.course import Course
 from assay.verify.examination.lengths import length_cases
-from assay.verify.examination.question import ask
+from assay.verify.examination.plan import make_plan
+from assay.verify.examination.run import Run
 from assay.verify.settings import Settings
 
 from .usual import by_turns, only
@@ -132,12 +132,12 @@ OPS: dict[str, Kernel] = {
 }
 
 
-def looked_at(kernel: Kernel, op: str, dtype: str, contract: Contract | None = None) -> Course:
+def looked_at(kernel: Kernel, op: str, dtype: str, contract: Contract | None = None) -> Run:
     """The course of an examination that tries growing lengths alone."""
     settings = Settings(op, dtype=dtype, contract=contract or Contract(), examples=0)
-    course = Course(ask(kernel, settings), lambda phase, done, of: None)
-    course.run(("lengths",))
-    return course
+    run = Run(make_plan(kernel, settings), lambda phase, done, of: None)
+    run.execute(("lengths",))
+    return run
 
 
 def found(kernel: Kernel, op: str, dtype: str) -> set[str]:

@@ -12,7 +12,7 @@ from assay.golden.inputs.distributions import names_of
 from assay.golden.registry import spec
 from assay.verify import examine
 from assay.verify.cases.sampler import Sampler
-from assay.verify.examination.phases import exact_cases, seam_cases
+from assay.verify.examination.phases import block_boundary_cases, exact_cases
 from assay.verify.explanation.fault_models.evaluation import kernel_of
 
 from .test_structured import drawn
@@ -115,8 +115,8 @@ def test_few_cases_are_long_and_none_where_the_caller_says_how_long() -> None:
     order in two of gemm_2to4."""
     plain = Sampler(spec("selective_scan"), "bfloat16")
     for sampler, length in ((plain, 2049), (plain.for_interpreter(), 257)):
-        assert [case.sizes["L"] for case in seam_cases(sampler) if case.sizes["L"] > 100] == [length]
+        assert [case.sizes["L"] for case in block_boundary_cases(sampler) if case.sizes["L"] > 100] == [length]
     asked = Sampler(spec("selective_scan"), "bfloat16", shapes={"L": [7, 64]})
-    assert {case.sizes["L"] for case in seam_cases(asked)} <= {7, 64}
+    assert {case.sizes["L"] for case in block_boundary_cases(asked)} <= {7, 64}
     pairs = [case for case in exact_cases(Sampler(spec("gemm_2to4"), "float32")) if case.values["index"] == "any"]
     assert len(pairs) == 2

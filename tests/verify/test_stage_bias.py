@@ -14,7 +14,7 @@ from assay.golden.registry import define
 from assay.verify import Contract, examine
 from assay.verify.comparison.bias import WEIGHTS, ways
 from assay.verify.examination.phases import bias_cases
-from assay.verify.examination.question import ask
+from assay.verify.examination.plan import make_plan
 from assay.verify.findings import Failure
 from assay.verify.settings import Settings
 
@@ -62,8 +62,8 @@ def kernel_of(name: str, inner: str | None = "nearest", store: str = "nearest") 
 
 def leaning_of(kernel: Kernel, op: str, dtype: str, **settings: Any) -> Failure | None:
     """What the phase of bias finds."""
-    asked = ask(kernel, Settings(op, dtype, **{"contract": CONTRACT, **settings}))
-    failures = (asked.bench.try_case(case).failure for case in bias_cases(asked.sampler))
+    asked = make_plan(kernel, Settings(op, dtype, **{"contract": CONTRACT, **settings}))
+    failures = (asked.harness.try_case(case).failure for case in bias_cases(asked.sampler))
     return next((failure for failure in failures if failure is not None), None)
 
 
@@ -150,7 +150,7 @@ def test_ways_are_those_of_the_stages_that_round() -> None:
         model = Contract().model(definition, format_named("bfloat16"))
         return len(list(ways(replace(model, stages={name: format_named(f) for name, f in stages.items()}))))
 
-    definition = ask(kernel_of("exp"), Settings(op_of("exp"), "bfloat16")).sampler.definition
+    definition = make_plan(kernel_of("exp"), Settings(op_of("exp"), "bfloat16")).sampler.definition
     assert count({}) == count({"a": "float32"}) == 0
     assert count({"a": "bfloat16"}) == 1
     assert count({"a": "bfloat16", "b": "float16"}) == 3

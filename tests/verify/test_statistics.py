@@ -21,7 +21,7 @@ from assay.verify.cases.case import Case
 from assay.verify.comparison.bias import MARGIN, RATE, UNITS, Score, scores
 from assay.verify.contract import Contract
 from assay.verify.examination.phases import bias_cases
-from assay.verify.examination.question import Question, ask
+from assay.verify.examination.plan import Plan, make_plan
 from assay.verify.examination.repro import repro_line, run_line
 from assay.verify.findings import Failure
 from assay.verify.fingerprint.error_growth import growth, reduced
@@ -36,9 +36,11 @@ from .zoo.honest_merge import all_reduce
 Kernel = Callable[..., Any]
 
 
-def question(kernel: Kernel, op: str, dtype: str, **settings: Any) -> Question:
+def plan_for(kernel: Kernel, op: str, dtype: str, **settings: Any) -> Plan:
     """What `examine` would ask of a kernel."""
-    return ask(kernel, Settings(op, dtype, **{name: value for name, value in settings.items() if value is not None}))
+    return make_plan(
+        kernel, Settings(op, dtype, **{name: value for name, value in settings.items() if value is not None})
+    )
 
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -51,10 +53,10 @@ SMALL: dict[str, dict[str, Any]] = {
 """Sizes at which calls are cheap."""
 
 
-def leaning_of(asked: Question) -> Failure | None:
+def leaning_of(plan: Plan) -> Failure | None:
     """What the phase of bias finds in a kernel."""
-    for case in bias_cases(asked.sampler):
-        failure = asked.bench.try_case(case).failure
+    for case in bias_cases(plan.sampler):
+        failure = plan.harness.try_case(case).failure
         if failure is not None:
             return failure
     return None
@@ -99,7 +101,7 @@ AVERAGED = {"M": [24], "N": [24], "K": [256]}
 @pytest.mark.parametrize("name", HONEST)
 def test_honest_kernels_do_not_lean(name: str) -> None:
     """Rounding to nearest, inside and at the end, is no bias."""
-    assert leaning_of(question(*HONEST[name])) is None
+    assert leaning_of(plan_for(*HONEST[name])) is None
 
 
 @pytest.mark.parametrize("name", LEANING)
@@ -107,7 +109,7 @@ def test_errors_to_one_side_are_caught(name: str) -> None:
     """Intermediates that are truncated lean, although no single element leaves its radius."""
     kernel, op, dtype = LEANING[name]
     shapes = {"gemm": {"M": [96], "N": [96], "K": [160]}, "gemm_int4": AVERAGED}.get(op) or SMALL[op]
-    failure = leaning_of(question(kernel, op, dtype, shapes=shapes))
+    failure = leaning_of(plan_for(kernel, op, dtype, shapes=shapes))
     assert failure is not None
     assert failure.kind == "bias"
     assert f"in {UNITS} of {UNITS} calls" in failure.message
@@ -116,29 +118,29 @@ def test_errors_to_one_side_are_caught(name: str) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_attention_with_truncated_probabilities_does_not_pass(dtype: str) -> None:
     """Truncated probabilities are caught, by a single element or by their bias."""
-    failure = leaning_of(question(leaning.attention(leaning.truncated), "attention", dtype, shapes=SMALL["attention"]))
+    failure = leaning_of(plan_for(leaning.attention(leaning.truncated), "attention", dtype, shapes=SMALL["attention"]))
     assert failure is not None
     assert failure.kind in ("contract", "bias")
 
 
 def test_an_error_that_the_contract_grants_is_no_bias() -> None:
     """Exponentials that all err by the two ulps granted to them lean, and break nothing."""
-    assert leaning_of(question(leaning.log_softmax(2.0), "log_softmax", "float32")) is None
-    assert leaning_of(question(leaning.log_softmax(-2.0), "log_softmax", "float32")) is None
+    assert leaning_of(plan_for(leaning.log_softmax(2.0), "log_softmax", "float32")) is None
+    assert leaning_of(plan_for(leaning.log_softmax(-2.0), "log_softmax", "float32")) is None
 
 
 def test_a_truncating_accumulator_may_be_granted() -> None:
     """Under the contract of a matrix unit that truncates, a sum that leans downward is right."""
     kernel = leaning.gemm("toward_zero")
-    assert leaning_of(question(kernel, "gemm", "float16", contract=Contract(accumulate="hopper-16bit"))) is None
+    assert leaning_of(plan_for(kernel, "gemm", "float16", contract=Contract(accumulate="hopper-16bit"))) is None
 
 
 def test_a_bias_is_seen_again_by_its_repro_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """The repro line of a biased series runs the whole series again."""
-    asked = question(leaning.gemm_int4(leaning.truncated), "gemm_int4", "bfloat16", shapes=AVERAGED)
-    case = next(iter(bias_cases(asked.sampler)))
+    plan = plan_for(leaning.gemm_int4(leaning.truncated), "gemm_int4", "bfloat16", shapes=AVERAGED)
+    case = next(iter(bias_cases(plan.sampler)))
     assert case.protocol == "bias"
-    line = repro_line(asked.settings, "", case)
+    line = repro_line(plan.settings, "", case)
     monkeypatch.setattr(
         "assay.verify.examination.repro.load_target", lambda target: leaning.gemm_int4(leaning.truncated)
     )
@@ -171,23 +173,23 @@ def test_the_correctly_rounded_result_has_no_bias(distribution: str) -> None:
     def kernel(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return round_to(a.double() @ b.double(), "bfloat16").to(torch.bfloat16)
 
-    asked = question(kernel, "gemm", "bfloat16")
-    base = next(iter(bias_cases(asked.sampler)))
+    plan = plan_for(kernel, "gemm", "bfloat16")
+    base = next(iter(bias_cases(plan.sampler)))
     case = replace(base, protocol="once", values=dict.fromkeys(base.values, distribution))
-    result = asked.bench.try_case(case)
-    found = scores(result, Contract(), asked.bench.oracle.under)
+    result = plan.harness.try_case(case)
+    found = scores(result, Contract(), plan.harness.oracle.under)
     assert found is not None
     assert all(abs(score.total) <= 1e-3 * score.elements for score in found)
 
 
-def exceedances(asked: Question, units: int) -> Iterator[tuple[Case, str, int, int]]:
+def exceedances(plan: Plan, units: int) -> Iterator[tuple[Case, str, int, int]]:
     """Of each series, statistic and side: how many of ``units`` calls with fresh data lie beyond the margin."""
-    bench = asked.bench
-    for case in bias_cases(asked.sampler):
+    harness = plan.harness
+    for case in bias_cases(plan.sampler):
         counts: dict[tuple[str, int], int] = {}
         for unit in range(units):
             single = replace(case, protocol="once", seed=case.seed + 1_000_003 * (unit + 1))
-            for score in scores(bench.try_case(single), bench.contract, bench.oracle.under) or ():
+            for score in scores(harness.try_case(single), harness.contract, harness.oracle.under) or ():
                 for side in (-1, 1):
                     name = (f"{score.result} {score.statistic}", side)
                     counts[name] = counts.get(name, 0) + (score.side == side)
@@ -215,7 +217,7 @@ def test_the_rate_of_false_alarms_is_below_what_is_stated(name: str) -> None:
     """
     kernel, op, dtype = HONEST[name]
     units = 1500
-    for case, statistic, side, count in exceedances(question(kernel, op, dtype, shapes=SMALL.get(op)), units):
+    for case, statistic, side, count in exceedances(plan_for(kernel, op, dtype, shapes=SMALL.get(op)), units):
         limit = upper_limit(count, units)
         print(f"{name}: {statistic} {side:+d}: {count} of {units}, at most {limit:.3f} ({case.values})")
         assert 48 * limit**UNITS <= RATE
@@ -250,8 +252,8 @@ def test_error_grows_as_the_order_of_the_sum_makes_it() -> None:
     orders["sequential"] = insides.gemm()
     found = {}
     for name, kernel in orders.items():
-        asked = question(kernel, "gemm", "float32")
-        fit = growth(asked.bench, asked.sampler, lengths=(32, 64, 128, 256, 512))
+        plan = plan_for(kernel, "gemm", "float32")
+        fit = growth(plan.harness, plan.sampler, lengths=(32, 64, 128, 256, 512))
         assert fit is not None
         assert fit.low <= fit.exponent <= fit.high
         found[name] = fit.exponent

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from assay.interpreter import SanitizerError, sanitized
 from assay.verify import examine
-from assay.verify.cases.layouts import place
+from assay.verify.cases.layouts import place_in_memory
 from tests.interpreter import faulty_kernels as kernels
 
 from .zoo.faulty_conduct import softmax_offsets_of_32_bits, softmax_strides_ignored
@@ -36,7 +36,7 @@ def test_a_wrapped_offset_is_called_so() -> None:
 def test_the_sanitizer_says_which_element_was_meant() -> None:
     """Of a Triton kernel whose row offsets are of 32 bits; with 64 it loads what it should."""
     pytest.importorskip("triton")
-    x, y = place(torch.arange(24.0).reshape(3, 8), "far", "cpu").tensor, torch.empty(3, 8)
+    x, y = place_in_memory(torch.arange(24.0).reshape(3, 8), "far", "cpu").tensor, torch.empty(3, 8)
 
     def run(wide: bool, x: Tensor = x) -> None:
         with sanitized([x, y]):

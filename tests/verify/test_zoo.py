@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.verify.cases.layouts import place
+from assay.verify.cases.layouts import place_in_memory
 from tests.reference import reference
 
 from .usual import each_third
@@ -126,7 +126,7 @@ def test_wrapped_offsets_show_in_far_rows(entry: Faulty) -> None:
     inputs = [torch.randn(6, 6).to(getattr(torch, entry.examine["dtype"])) for _ in range(1 + (entry.spec == "gemm"))]
     right = TWINS[entry.twin].kernel(*inputs)
     assert torch.equal(entry.kernel(*inputs), right)
-    assert not torch.equal(entry.kernel(*[place(x, "far", "cpu").tensor for x in inputs]), right)
+    assert not torch.equal(entry.kernel(*[place_in_memory(x, "far", "cpu").tensor for x in inputs]), right)
 
 
 LARGE = {

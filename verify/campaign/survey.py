@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from assay.interpreter import emulating
-from assay.runtime.engines import Engine
+from assay.runtime.engines import Engine, run_retried
 from assay.runtime.pool import Heartbeat, Raised
 from assay.runtime.process import Lost
 from assay.verify.campaign.table import Entry
@@ -104,18 +104,17 @@ def run(jobs: Sequence[Job], engine: Engine, *, until: float = math.inf) -> Iter
             yield index, _row(jobs[index], "NOT HERE", reason=reason)
     order = sorted((index for index in absent if not absent[index]), key=lambda index: -jobs[index].cost)
     left = set(order)
-    for last in (False, True):
-        again = []
-        for position, answer in engine.run(examine_job, [jobs[index] for index in order], until=until):
-            index = order[position]
-            if isinstance(answer, Lost) and not answer.note and not last:
-                again.append(index)
-                continue
-            left.discard(index)
-            yield index, row_of(jobs[index], answer)
-        order = again
+    ordered = [jobs[index] for index in order]
+    for position, answer in run_retried(engine, examine_job, ordered, until=until, again=_blames_no_case):
+        index = order[position]
+        left.discard(index)
+        yield index, row_of(jobs[index], answer)
     for index in sorted(left):
         yield index, not_run(jobs[index], "the time was up")
+
+
+def _blames_no_case(lost: Lost) -> bool:
+    return not lost.note
 
 
 def examine_job(job: Job, heartbeat: Heartbeat) -> Verdict:

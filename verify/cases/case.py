@@ -19,7 +19,7 @@ from assay.golden.inputs.values import INTEGERS, draw
 from assay.golden.signature import Signature, TensorSpec
 from assay.runtime.errors import AssayError
 from assay.runtime.records import structured
-from assay.verify.cases.layouts import Guarded, place, tied_axes
+from assay.verify.cases.layouts import Guarded, place_in_memory, tied_axes
 from assay.verify.errors import ReproError, SettingError
 
 Tensor = torch.Tensor
@@ -27,7 +27,7 @@ Tensor = torch.Tensor
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def spoiled(
+def with_unused_nan(
     values: Mapping[str, Tensor], masks: Mapping[str, Tensor], tensors: Sequence[TensorSpec]
 ) -> dict[str, Tensor]:
     """``values`` with every number under its mask NaN.
@@ -215,7 +215,7 @@ def contents(case: Case, tensor: TensorSpec) -> torch.Tensor:
     kind = case.values.get(tensor.name, "")
     result = draw(tensor, case.sizes, case.dtypes[tensor.name], kind, case.seed, start=start, tied=tied)
     for name, index, value in case.edits:
-        if name == tensor.name and all(0 <= place < size for place, size in zip(index, shape, strict=True)):
+        if name == tensor.name and all(0 <= position < size for position, size in zip(index, shape, strict=True)):
             result[tuple(slice(None) if axis in tied else place for axis, place in enumerate(index))] = value
     return result
 
@@ -230,7 +230,7 @@ def all_contents(case: Case) -> dict[str, torch.Tensor]:
     for name, mask in masks.items():
         for axis in tied_axes(case.layouts.get(name, "contiguous"), mask.shape):  # one element for all of them
             masks[name] = mask.all(axis, keepdim=True).expand(mask.shape)
-    return spoiled(values, masks, tensors)
+    return with_unused_nan(values, masks, tensors)
 
 
 @dataclass(frozen=True)
@@ -254,5 +254,5 @@ class Inputs:
 def build(case: Case, device: torch.device | str = "cpu") -> Inputs:
     """The case's tensors, each placed in memory as its layout says."""
     values = all_contents(case)
-    guarded = {name: place(x, case.layouts.get(name, "contiguous"), device) for name, x in values.items()}
+    guarded = {name: place_in_memory(x, case.layouts.get(name, "contiguous"), device) for name, x in values.items()}
     return Inputs(guarded, tuple(tensor.name for tensor in case.signature.tensors if tensor.keyword))

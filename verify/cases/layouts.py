@@ -62,7 +62,7 @@ def tied_axes(layout: str, shape: Sequence[int]) -> tuple[int, ...]:
     return next(((axis,) for axis, size in enumerate(shape[:-1]) if size > 1), ())
 
 
-def place(values: torch.Tensor, layout: str, device: torch.device | str) -> Guarded:
+def place_in_memory(values: torch.Tensor, layout: str, device: torch.device | str) -> Guarded:
     """``values`` in memory as ``layout`` says."""
     shape = tuple(values.shape)
     if layout == "far":

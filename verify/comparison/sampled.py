@@ -186,7 +186,7 @@ def judge_samples(oracle: Oracle, case: Case, values: Values, outputs: tuple[tor
         )
         if results.failure is not None:
             failure = _located(results, results.failure, oracle, case, part, piece, values, outputs)
-            return replace(result, failure=failure, sampled=f"{asked(case)}: {failure.message}")
+            return replace(result, failure=failure, sampled=f"{case_label(case)}: {failure.message}")
     return replace(result, sampled=_in_words(case, taken))
 
 
@@ -275,10 +275,10 @@ def _in_words(case: Case, taken: list[Cut]) -> str:
         ]
         why = "not judged: it can't be evaluated in parts, and is too large as a whole"
         said.append(f"{tensor.name}[{', '.join(counts)}] judged" if cuts else f"{tensor.name} {why}")
-    return f"{asked(case)}: {', '.join(said)}; all of it watched"
+    return f"{case_label(case)}: {', '.join(said)}; all of it watched"
 
 
-def asked(case: Case) -> str:
+def case_label(case: Case) -> str:
     """The sizes of a case, and the options that aren't at their defaults."""
     defaults = {name: option.default for name, option in case.definition.options.items()}
     changed = {name: value for name, value in case.options.items() if value != defaults[name]}

@@ -71,7 +71,7 @@ def _is_minus_zero(value: float) -> bool:
     return value == 0 and math.copysign(1, value) < 0
 
 
-def without(aspect: str, case: Case, sampler: Sampler) -> Case:
+def without_aspect(aspect: str, case: Case, sampler: Sampler) -> Case:
     """The case as it is where there is nothing of this aspect to see; the same where it is in no other way."""
     if aspect == _OF_PROTOCOLS.get(case.protocol):
         return replace(case, protocol="once")
@@ -111,7 +111,7 @@ def _lies_in(name: str, index: Iterable[int], case: Case, sizes: dict[str, int])
     return all(position < size for position, size in zip(index, tensor.shape(sizes), strict=True))
 
 
-def blamed(failure: Failure, attempt: Callable[[Case], Failure | None], sampler: Sampler) -> str:
+def attributed_to(failure: Failure, attempt: Callable[[Case], Failure | None], sampler: Sampler) -> str:
     """The aspect that a failure is a matter of: the first that its case doesn't fail without, else `numbers`.
 
     Numbers that aren't wrong again are a matter of `determinism`.
@@ -134,11 +134,11 @@ def blamed(failure: Failure, attempt: Callable[[Case], Failure | None], sampler:
         return "determinism"
     plainest = case
     for aspect in shown:
-        plainest = without(aspect, plainest, sampler)
+        plainest = without_aspect(aspect, plainest, sampler)
     if fails(plainest):
         return "numbers"
     for aspect in shown:
-        simpler = without(aspect, case, sampler)
+        simpler = without_aspect(aspect, case, sampler)
         if simpler != case and not fails(simpler):
             return _kind_of_numbers(failure) if EVERY in case.values.values() else aspect
         case = simpler

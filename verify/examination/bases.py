@@ -27,8 +27,8 @@ def bases(
     sets = sampler.option_sets()
     for style in styles:
         sized = sampler.limited(*_MOST[style])
-        picked = sets if len(sets) <= most else [choose(sets) for _ in range(most)]
-        for options in picked:
+        option_sets = sets if len(sets) <= most else [choose(sets) for _ in range(most)]
+        for options in option_sets:
             drawn = [sized.case(choose, style=style, options=dict(options)) for _ in range(draws)]
             yield min(drawn, key=lambda c: (min(c.sizes.values(), default=2) < 2, sized.cost(c.sizes)))
 

@@ -19,17 +19,17 @@ from assay.verify.cases.at_shape import smaller_cases
 from assay.verify.cases.case import Case
 from assay.verify.cases.sampler import real_tensors, with_values
 from assay.verify.comparison.error_map import sample_of
-from assay.verify.comparison.sampled import asked
+from assay.verify.comparison.sampled import case_label
 from assay.verify.contract import CHOICES, Contract
 from assay.verify.examination.aspects import aspects_of
-from assay.verify.examination.course import Course, fixed_cases
-from assay.verify.examination.question import Question
+from assay.verify.examination.plan import Plan
 from assay.verify.examination.repro import repro_line
+from assay.verify.examination.run import Run, fixed_cases
 from assay.verify.examination.shrink import is_alike, shrink
 from assay.verify.explanation.explain import explain
-from assay.verify.explanation.inquiry import Inquiry
+from assay.verify.explanation.fault_budget import FaultBudget
 from assay.verify.findings import ASPECTS, GRAVITY, Aspect, Failure
-from assay.verify.harness.runner import Bench, suspicion
+from assay.verify.harness.runner import KernelHarness, suspicion
 
 _SIZES = (1, 2, 3, 7, 8, 16, 17, 31, 32, 33, 64, 65, 100, 128, 129, 256, 257)
 _LONGER = (512, 513, 1024, 2048, 2049, 4096, 8192)
@@ -41,11 +41,11 @@ _SECONDS_OF_CONTRACT = 4.0
 class Promises:
     """Which other contracts a kernel keeps: each is examined once at quick effort, for all aspects that are broken."""
 
-    def __init__(self, question: Question, broken: Collection[str]) -> None:
-        self._question, self._broken = question, set(broken)
+    def __init__(self, plan: Plan, broken: Collection[str]) -> None:
+        self._question, self._broken = plan, set(broken)
         self._known: dict[str, tuple[set[str], bool]] = {}
 
-    def kept(self, aspect: str, contract: Contract) -> bool | None:
+    def keeps(self, aspect: str, contract: Contract) -> bool | None:
         """Whether a contract is kept: False where the aspect is broken under it; None where only others are, or time
         did not suffice."""
         key = str(contract.changed())
@@ -56,28 +56,28 @@ class Promises:
 
     def _examined(self, contract: Contract) -> tuple[set[str], bool]:
         """What is broken under a contract, and whether the examination ended before all was tried."""
-        question = self._question
+        plan = self._question
         changed: dict[str, Any] = {"contract": contract, "effort": "quick", "examples": None, "at": (), "goldens": None}
-        settings = replace(question.settings, **changed)
-        other = replace(question, settings=settings, bench=replace(question.bench, contract=contract))
-        inquiry, over = Inquiry(_SECONDS_OF_CONTRACT), False
+        settings = replace(plan.settings, **changed)
+        other = replace(plan, settings=settings, harness=replace(plan.harness, contract=contract))
+        budget, over = FaultBudget(_SECONDS_OF_CONTRACT), False
 
         def progress(phase: str, done: int, of: int) -> None:
             nonlocal over
-            if inquiry.is_over() or self._broken <= course.tally.broken:
-                over = course.ended = True
+            if budget.is_over() or self._broken <= run.tally.broken:
+                over = run.ended = True
 
-        course = Course(other, progress)
-        return course.run().broken, over
+        run = Run(other, progress)
+        return run.execute().broken, over
 
 
-def sizes_in_words(failure: Failure, question: Question) -> str:
+def sizes_in_words(failure: Failure, plan: Plan) -> str:
     """At which sizes of each symbol the case is right, and at which wrong, all else as it is; empty where all are."""
-    tells = Trials(question)
-    sampler, case, words = question.sampler, failure.case, []
+    tells = Trials(plan)
+    sampler, case, words = plan.sampler, failure.case, []
     for symbol in sampler.free_symbols(case) or sampler.shapes:
         cases = {}
-        for size in _candidates(question, case, symbol):
+        for size in _candidates(plan, case, symbol):
             sizes = {**case.sizes, symbol: size}
             if sampler.fits(sizes) and all(
                 value % max(sizes.get(sampler.definition.sizes.multiples.get(name, ""), 1), 1) == 0
@@ -90,19 +90,19 @@ def sizes_in_words(failure: Failure, question: Question) -> str:
     return "; ".join(words)
 
 
-def data_in_words(failure: Failure, first: Case, question: Question) -> str:
+def data_in_words(failure: Failure, first: Case, plan: Plan) -> str:
     """On which distributions the kernel is right, and on which wrong: at the sizes at which it was ``first`` met."""
     case, cases = replace(failure.case, sizes=first.sizes), {}
     numbers = real_tensors(case.signature)
     for kind in _KINDS:
         if numbers and kind in names_of(numbers[0]):
             cases[kind] = with_values(case, kind, edits=(), origin={}, seed=case.seed + 1)
-    result = Trials(question).sorted(cases)
+    result = Trials(plan).sorted(cases)
     return f"data: {_right_and_wrong(result, 'on')}" if any(result) else ""
 
 
-def _candidates(question: Question, case: Case, symbol: str) -> Sequence[int]:
-    given = question.sampler.shapes.get(symbol) or question.sampler.definition.sizes.allowed.get(symbol)
+def _candidates(plan: Plan, case: Case, symbol: str) -> Sequence[int]:
+    given = plan.sampler.shapes.get(symbol) or plan.sampler.definition.sizes.allowed.get(symbol)
     if given:
         return [size for size in _SIZES if size in given] or list(given)[:8]
     size = case.sizes[symbol]
@@ -117,19 +117,19 @@ def _right_and_wrong(result: tuple[list[str], list[str]], word: str) -> str:
 class Trials:
     """Cases that are tried until time is over."""
 
-    def __init__(self, question: Question) -> None:
-        self._bench, self._inquiry = question.bench, Inquiry(_KNOWN_SECONDS)
+    def __init__(self, plan: Plan) -> None:
+        self._harness, self._budget = plan.harness, FaultBudget(_KNOWN_SECONDS)
 
     def sorted(self, cases: dict[str, Case]) -> tuple[list[str], list[str]]:
         """The names of the cases that are right, and of those that are wrong."""
         results: tuple[list[str], list[str]] = ([], [])
         for name, case in self._in_time(cases):
-            results[self._bench.try_case(case).failure is not None].append(name)
+            results[self._harness.try_case(case).failure is not None].append(name)
         return results
 
     def _in_time(self, cases: dict[str, Case]) -> Iterator[tuple[str, Case]]:
         for name, case in cases.items():
-            if self._inquiry.is_over():
+            if self._budget.is_over():
                 break
             yield name, case
 
@@ -140,13 +140,13 @@ _SECONDS_OF_SUSPECT = 4.0
 _SECONDS_OF_OTHERS, _MOST_OTHERS = 2.0, 40  # for counting cases that another contract admits
 
 
-def diagnosed(aspects: Mapping[str, Aspect], question: Question, target: str) -> dict[str, Aspect]:
+def diagnosed(aspects: Mapping[str, Aspect], plan: Plan, target: str) -> dict[str, Aspect]:
     """All aspects, the broken ones with their failures shrunk and explained, the suspect ones with theirs shrunk."""
     broken = [name for name in ASPECTS if name in aspects and aspects[name].status == "broken"]
     known = {name: aspects.get(name, Aspect()) for name in ASPECTS}
-    promises = Promises(question, broken)
+    promises = Promises(plan, broken)
     for name in broken:
-        result = _explained(name, aspects[name], question, len(broken), promises)
+        result = _explained(name, aspects[name], plan, len(broken), promises)
         failure = result.failure
         assert failure is not None
         if failure.kind == "unwritten_output" and name != "memory":
@@ -154,18 +154,18 @@ def diagnosed(aspects: Mapping[str, Aspect], question: Question, target: str) ->
             if "memory" in broken:
                 continue
             name = "memory"
-        failure = replace(failure, aspect=name, message=failure.message + _admitting(name, failure, question))
-        line = repro_line(question.settings, target, failure.case, name)
+        failure = replace(failure, aspect=name, message=failure.message + _admitting(name, failure, plan))
+        line = repro_line(plan.settings, target, failure.case, name)
         known[name] = replace(result, failure=failure, repro=line)
     for name in [name for name in ASPECTS if known[name].status == "suspect"]:
         failure = known[name].failure
         assert failure is not None
-        if question.settings.shrinking:
-            attempt = partial(suspicion, question.bench)
-            failure = shrink(failure, attempt, question.sampler, seconds=_SECONDS_OF_SUSPECT)
-        line = repro_line(question.settings, target, failure.case, name)
+        if plan.settings.shrinking:
+            attempt = partial(suspicion, plan.harness)
+            failure = shrink(failure, attempt, plan.sampler, seconds=_SECONDS_OF_SUSPECT)
+        line = repro_line(plan.settings, target, failure.case, name)
         known[name] = replace(known[name], failure=replace(failure, aspect=name), repro=line)
-    return {name: _noted(aspect, broken) for name, aspect in _told_once(known).items()}
+    return {name: _noted(aspect, broken) for name, aspect in _explained_once(known).items()}
 
 
 def _noted(aspect: Aspect, broken: list[str]) -> Aspect:
@@ -173,119 +173,124 @@ def _noted(aspect: Aspect, broken: list[str]) -> Aspect:
     return replace(aspect, note=f"hidden by {', '.join(broken)}") if hidden else aspect
 
 
-def _explained(name: str, aspect: Aspect, question: Question, broken: int, promises: Promises) -> Aspect:
+def _explained(name: str, aspect: Aspect, plan: Plan, broken: int, promises: Promises) -> Aspect:
     """The failure shrunk and explained; as it was met where that takes too long, or isn't asked for."""
-    first, bench = aspect.failure, question.bench
+    first, harness = aspect.failure, plan.harness
     assert first is not None
-    if first.kind == "timeout" or first.case.protocol == "outside" or not question.settings.shrinking:
+    if first.kind == "timeout" or first.case.protocol == "outside" or not plan.settings.shrinking:
         return aspect
 
     def attempt(case: Case) -> Failure | None:
         """A case that has nothing of this aspect may fail by another."""
         is_of_it = broken == 1 or name == "numbers" or name in aspects_of(case)
-        return bench.try_case(question.sampler.tied(case)).failure if is_of_it else None
+        return harness.try_case(plan.sampler.tied(case)).failure if is_of_it else None
 
     large = first if first.case.protocol == AT else None
     if large is not None:
-        alike = (attempt(case) for case in smaller_cases(first.case, question.sampler))
+        alike = (attempt(case) for case in smaller_cases(first.case, plan.sampler))
         small = next((result for result in alike if result is not None and is_alike(result, first)), None)
         if small is None:
             return aspect
         first = small
-    failure = _classified(shrink(first, attempt, question.sampler, seconds=_SECONDS / broken), bench)
-    explained = explain(bench, failure, first.case, question.sampler, keeps=partial(promises.kept, name))
+    failure = _classified(shrink(first, attempt, plan.sampler, seconds=_SECONDS / broken), harness)
+    explained = explain(harness, failure, first.case, plan.sampler, keeps=partial(promises.keeps, name))
     if large is not None:
-        failure = replace(failure, message=f"{failure.message}; first met at {asked(large.case)}: {large.message}")
-    again = bench.try_case(failure.case) if aspect.map is not None else None
+        failure = replace(failure, message=f"{failure.message}; first met at {case_label(large.case)}: {large.message}")
+    again = harness.try_case(failure.case) if aspect.map is not None else None
     return replace(
         aspect,
         failure=failure,
         explanations=explained.explanations,
         not_asked=explained.not_asked,
-        known=_known(name, failure, first.case, question, is_explained=bool(explained.explanations)),
+        known=_known(name, failure, first.case, plan, is_explained=bool(explained.explanations)),
         sample=sample_of(failure.case, again),
     )
 
 
-def _known(name: str, failure: Failure, first: Case, question: Question, *, is_explained: bool) -> str:
+def _known(name: str, failure: Failure, first: Case, plan: Plan, *, is_explained: bool) -> str:
     """Of a fault of sizes, those that are right; of a failure that nothing explains also the data that are."""
     if failure.case.protocol != "once" or failure.kind in ("timeout", "input_mutated") or failure.device_lost:
         return ""
-    words = [sizes_in_words(failure, question)] if name == "shapes" or not is_explained else []
-    words += [data_in_words(failure, first, question)] if not is_explained and failure.golden is not None else []
+    words = [sizes_in_words(failure, plan)] if name == "shapes" or not is_explained else []
+    words += [data_in_words(failure, first, plan)] if not is_explained and failure.golden is not None else []
     return "; ".join(filter(None, words))
 
 
-def _told_once(known: Mapping[str, Aspect]) -> dict[str, Aspect]:
+def _explained_once(known: Mapping[str, Aspect]) -> dict[str, Aspect]:
     """Of aspects whose failures the same fault explains, the graver one tells it, and the others name that."""
-    told, result = dict[str, str](), dict(known)
+    first_with, result = dict[str, str](), dict(known)
     for name in GRAVITY:
         aspect = result.get(name, Aspect())
         if aspect.status == "broken" and aspect.explanations:
-            first = told.setdefault(aspect.explanations[0].name, name)
+            first = first_with.setdefault(aspect.explanations[0].name, name)
             result[name] = aspect if first == name else replace(aspect, note=f"by the same fault as {first}")
     return result
 
 
-def _classified(failure: Failure, bench: Bench) -> Failure:
+def _classified(failure: Failure, harness: KernelHarness) -> Failure:
     """A wrong number may come from memory that was never written, or from a stride that was ignored."""
     if failure.kind not in ("contract", "exact", "nonfinite"):
         return failure
-    if _depends_on_memory(failure, bench):  # first: what memory held may be right when it is tried again
+    if _depends_on_memory(failure, harness):  # first: what memory held may be right when it is tried again
         message = f"the output holds what was in memory before the call ({failure.message})"
         return replace(failure, kind="unwritten_output", message=message)
-    if any(bench.try_case(failure.case).failure is None for _ in range(2)):  # wrong at every so many calls, perhaps now
+    if any(
+        harness.try_case(failure.case).failure is None for _ in range(2)
+    ):  # wrong at every so many calls, perhaps now
         return replace(failure, message=f"{failure.message}; tried again, the same case is right")
     if any(layout != "contiguous" for layout in failure.case.layouts.values()):
         near = {name: "sliced" if layout == "far" else layout for name, layout in failure.case.layouts.items()}
-        if _is_right(failure.case, {}, bench):
+        if _is_right(failure.case, {}, harness):
             wrong = "wrong for this layout"
-            if near != failure.case.layouts and _is_right(failure.case, near, bench):
+            if near != failure.case.layouts and _is_right(failure.case, near, harness):
                 wrong = "wrong only where rows lie 2^30 elements apart, as by an offset that wraps around in 32 bits"
             message = f"right for contiguous inputs, {wrong} ({failure.message})"
             return replace(failure, kind="layout", message=message)
     return failure
 
 
-def _admitting(name: str, failure: Failure, question: Question) -> str:
+def _admitting(name: str, failure: Failure, plan: Plan) -> str:
     """Which field of a contract would admit what came at a NaN, an infinity or a subnormal, if one would, in words: of
     this case, and of how many others of this aspect that fail."""
-    bench, of_numbers = question.bench, failure.kind in ("contract", "exact", "nonfinite")
-    if not of_numbers or failure.case.protocol != "once" or not question.settings.shrinking:
+    harness, of_numbers = plan.harness, failure.kind in ("contract", "exact", "nonfinite")
+    if not of_numbers or failure.case.protocol != "once" or not plan.settings.shrinking:
         return ""
-    if bench.try_case(failure.case).failure is None:  # it comes and goes
+    if harness.try_case(failure.case).failure is None:  # it comes and goes
         return ""
     for field in _OF_SPECIAL_VALUES:
         for value in filter(None, CHOICES[field]):
             changed: dict[str, Any] = {field: value}
-            contract = replace(bench.contract, **changed)
-            if contract != bench.contract and replace(bench, contract=contract).try_case(failure.case).failure is None:
-                others = _others_admitted(name, failure, contract, question)
+            contract = replace(harness.contract, **changed)
+            if (
+                contract != harness.contract
+                and replace(harness, contract=contract).try_case(failure.case).failure is None
+            ):
+                others = _others_admitted(name, failure, contract, plan)
                 return f"; Contract({field}={value!r}) would admit this case{others}"
     return ""
 
 
-def _others_admitted(name: str, failure: Failure, contract: Contract, question: Question) -> str:
+def _others_admitted(name: str, failure: Failure, contract: Contract, plan: Plan) -> str:
     """How many of the fixed cases that show an aspect and fail another contract admits, in words; of the first few."""
-    bench, inquiry, admitted = question.bench, Inquiry(_SECONDS_OF_OTHERS), list[bool]()
-    for case in (case for _, case in fixed_cases(question) if case.protocol == "once" and name in aspects_of(case)):
-        if len(admitted) >= _MOST_OTHERS or inquiry.is_over():
+    harness, budget, admitted = plan.harness, FaultBudget(_SECONDS_OF_OTHERS), list[bool]()
+    for case in (case for _, case in fixed_cases(plan) if case.protocol == "once" and name in aspects_of(case)):
+        if len(admitted) >= _MOST_OTHERS or budget.is_over():
             break
-        tied = question.sampler.tied(case)
-        if tied != failure.case and bench.try_case(tied).failure is not None:
-            admitted.append(replace(bench, contract=contract).try_case(tied).failure is None)
+        tied = plan.sampler.tied(case)
+        if tied != failure.case and harness.try_case(tied).failure is not None:
+            admitted.append(replace(harness, contract=contract).try_case(tied).failure is None)
     return f", and {sum(admitted)} of {len(admitted)} others that fail" if admitted else ""
 
 
-def _is_right(case: Case, layouts: Mapping[str, str], bench: Bench) -> bool:
-    return bench.try_case(replace(case, layouts=layouts)).failure is None
+def _is_right(case: Case, layouts: Mapping[str, str], harness: KernelHarness) -> bool:
+    return harness.try_case(replace(case, layouts=layouts)).failure is None
 
 
-def _depends_on_memory(failure: Failure, bench: Bench) -> bool:
+def _depends_on_memory(failure: Failure, harness: KernelHarness) -> bool:
     """Whether the failing element changes with what fresh memory holds, and with that alone, each tried twice."""
     seen = []
     for memory in ("nan", "nan", "huge", "huge"):
-        outputs = bench.outputs(replace(failure.case, memory=memory))
+        outputs = harness.outputs(replace(failure.case, memory=memory))
         if outputs is None:
             return False
         index = [tensor.name for tensor in failure.case.signature.returns].index(failure.output)

@@ -1,7 +1,7 @@
 """One case of growing length after another, on ordinary data: what is summed, from 8 terms to 65,536.
 
 The short phases judge by the contract's worst case, which says little of long sums. Here every length is judged by what
-rounding is likely to do as well (`assay.verify.comparison.suspicion`). All other sizes are small.
+rounding is likely to do as well (`assay.verify.comparison.statistics`). All other sizes are small.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from assay.verify.cases.case import Case
 from assay.verify.cases.sampler import SMALL, Sampler, seeded, with_values
 from assay.verify.comparison.judge import Tolerance
 from assay.verify.comparison.result import Result
-from assay.verify.comparison.suspicion import INDEPENDENT
+from assay.verify.comparison.statistics import INDEPENDENT
 from assay.verify.examination.bases import hash_of
 from assay.verify.findings import Detectable
 

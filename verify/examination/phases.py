@@ -68,10 +68,15 @@ _SIDE = 256  # rows and columns that hold all numbers of 16 bits
 _MOST_STARTS = 64  # calls that all numbers may take
 _SPOILED = 4  # cases a base whose unused elements are NaN
 _TILES, _LONG_SUM, _PEAK = (64, 128), (64, 512), 100.0  # the last of numbers about one
-_SEAMS = ((513, 31), (1025, 127), (2049, 3), (4097, 3))  # one more than blocks that kernels have, and how many rows
+_BLOCK_BOUNDARIES = (
+    (513, 31),
+    (1025, 127),
+    (2049, 3),
+    (4097, 3),
+)  # one more than blocks that kernels have, and how many rows
 
 GROWTH = 16
-"""How many times larger at most each case of a series of `beyond_cases` is than the one before."""
+"""How many times larger at most each case of a series of `over_limit_cases` is than the one before."""
 
 _GROWING = (17, 257, 2049, 4097, 2**16 + 65)
 _FEW = 10 * 2**16  # elements of a tensor of so many rows
@@ -126,7 +131,7 @@ def range_cases(sampler: Sampler) -> Iterator[Case]:
             yield with_values(base, distribution, layouts={}, protocol="once", memory="plain")
 
 
-def lone_cases(sampler: Sampler) -> Iterator[Case]:
+def single_operand_cases(sampler: Sampler) -> Iterator[Case]:
     """One tensor of several is zero, or subnormal: what it lets through of the others is seen by itself."""
     for kind, others in (("zeros", "near_overflow"), ("subnormal", "normal")):
         for base in bases(sampler, kind + " alone", ("small",) * (2 if len(sampler.option_sets()) <= 2 else 1)):
@@ -137,7 +142,7 @@ def lone_cases(sampler: Sampler) -> Iterator[Case]:
                 yield replace(case, values={**case.values, **far, tensor.name: kind})
 
 
-def seam_cases(sampler: Sampler) -> Iterator[Case]:
+def block_boundary_cases(sampler: Sampler) -> Iterator[Case]:
     """Many rows of one element more than a block: what one block hands to the next shows most where few follow.
 
     In the last of them a number far above the others comes at the very end. Sequences of many chunks follow
@@ -147,7 +152,7 @@ def seam_cases(sampler: Sampler) -> Iterator[Case]:
     base = sampler.case(_slim, style="small", options=choose(sampler.option_sets()))
     free, rows = sampler.free_symbols(base), _rows(base)
     for symbol in free:
-        for size, count in _SEAMS if symbol not in (*base.definition.axes.grid, rows) else ():
+        for size, count in _BLOCK_BOUNDARIES if symbol not in (*base.definition.axes.grid, rows) else ():
             sizes = {**base.sizes, **({rows: count} if rows in free else {}), symbol: size}
             fits = sampler.fits(sizes)
             for distribution in ("normal", "wide")[: 1 + (count > 3)] if fits else ():
@@ -202,7 +207,7 @@ def _aligned(sampler: Sampler, case: Case, wanted: Mapping[str, int]) -> dict[st
     return sizes
 
 
-def beyond_cases(sampler: Sampler) -> Iterator[Sequence[Case]]:
+def over_limit_cases(sampler: Sampler) -> Iterator[Sequence[Case]]:
     """Series that end with more rows than 16 bits count, or more classes: all other sizes are small.
 
     The smaller cases before tell how long the last will take.

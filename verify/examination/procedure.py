@@ -40,36 +40,36 @@ from assay.verify.comparison.result import by_reason
 from assay.verify.contract import Contract, contract_from_table
 from assay.verify.errors import SettingError, VerificationError
 from assay.verify.examination.about import about
-from assay.verify.examination.course import Course, Progress, Tally
 from assay.verify.examination.diagnosis import diagnosed
 from assay.verify.examination.phases import gate_cases
-from assay.verify.examination.question import Question, ask
+from assay.verify.examination.plan import Plan, make_plan
 from assay.verify.examination.repro import repro_line
+from assay.verify.examination.run import Progress, Run, Tally
 from assay.verify.findings import Detectable
 from assay.verify.harness.isolation import Isolation
 from assay.verify.harness.refusals import refusals
-from assay.verify.harness.signature import misfit
+from assay.verify.harness.signature import signature_mismatch
 from assay.verify.harness.target import target_of
 from assay.verify.harness.time_limit import can_be_limited
 from assay.verify.harness.xla import drops_roundings
-from assay.verify.reference import Reference, question_by_example, question_of
+from assay.verify.reference import Reference, spec_name_by_example, spec_name_of
 from assay.verify.settings import Settings
 from assay.verify.verdict import Verdict
 
 _DATA = {"normal": "", "large_mean": "on data of a large mean, ", "steep": "on data of a wide range, "}
 
 
-def remarks(question: Question) -> tuple[str, ...]:
+def remarks(plan: Plan) -> tuple[str, ...]:
     """The lines of a reference that lose much on ordinary data, of a large mean, or of a wide range; none of an op."""
-    definition: Any = question.definition.definition
+    definition: Any = plan.definition.definition
     if not hasattr(definition, "remarks"):
         return ()
     results: dict[str, str] = {}
-    first = question.sampler.case(seeded(0), style="tile", options=question.sampler.option_sets()[0])
+    first = plan.sampler.case(seeded(0), style="tile", options=plan.sampler.option_sets()[0])
     for kind, words in _DATA.items():
         case = with_values(first, kind)
-        call = bind(question.definition, list(all_contents(case).values()), case.options)
-        xp = BallArithmetic(question.settings.contract.model(question.definition, case.input_format))
+        call = bind(plan.definition, list(all_contents(case).values()), case.options)
+        xp = BallArithmetic(plan.settings.contract.model(plan.definition, case.input_format))
         numbers = [
             xp.integers(value) if tensor.is_integer else xp.exact(value.double())
             for tensor, value in zip(call.signature.tensors, call.tensors.values(), strict=True)
@@ -155,7 +155,7 @@ def passes_gate(limits: Tolerance, out: Format) -> str | None:
     return undetected_corruption([outcomes(limits, out)])
 
 
-def gate(question: Question) -> str | None:
+def gate(plan: Plan) -> str | None:
     """What the check would let through, if anything. No call of the kernel is made.
 
     What it lets through of ordinary numbers it may notice of small ones: of attention's gradient with operands cut to
@@ -165,19 +165,19 @@ def gate(question: Question) -> str | None:
     seen: dict[str, list[dict[str, bool]]] = {}
     result = None
     for kind, draws in _TRIES:
-        for case in gate_cases(question.sampler, "tile", kind, draws):  # smaller ones cancel some results altogether
-            _add_outcomes(question, case, seen)
+        for case in gate_cases(plan.sampler, "tile", kind, draws):  # smaller ones cancel some results altogether
+            _add_outcomes(plan, case, seen)
         result = next(filter(None, map(undetected_corruption, seen.values())), None)
         if result is None:
             break
     return result
 
 
-def _add_outcomes(question: Question, case: Case, seen: dict[str, list[dict[str, bool]]]) -> None:
+def _add_outcomes(plan: Plan, case: Case, seen: dict[str, list[dict[str, bool]]]) -> None:
     """To those of each result, by its name."""
     values = {name: guarded.tensor for name, guarded in build(case).guarded.items()}
     try:
-        limits = question.bench.oracle.tolerances(case, values)
+        limits = plan.harness.oracle.tolerances(case, values)
     except Undecided:  # of a reference: nothing is judged either
         return
     for tensor, format, allowed in zip(case.signature.returns, case.result_formats, limits, strict=True):
@@ -258,12 +258,12 @@ def examine(
     the kernel does becomes part of the verdict.
     """
     if inputs is None:
-        question = question_of(op, tensors)
+        spec = spec_name_of(op, tensors)
     else:
-        kernel, question, usual = question_by_example(kernel, op, inputs)
+        kernel, spec, usual = spec_name_by_example(kernel, op, inputs)
         dtype = usual if dtype is None else dtype
     settings = Settings(
-        question,
+        spec,
         dtype=dtype,
         out_dtype=out_dtype,
         options={} if options is None else options,
@@ -319,37 +319,37 @@ def examination(
         stack.enter_context(suspended())  # each call of the kernel pretends anew
         if (settings.faithful, settings.emission) != (emulated_device(), emulated_emission()):
             stack.enter_context(emulating(settings.faithful, emission=settings.emission))
-        question = ask(kernel, settings, before)
-        first = question.sampler.case(lambda values: values[0], style="small")
-        if words := misfit(kernel, first, settings.options):
+        plan = make_plan(kernel, settings, before)
+        first = plan.sampler.case(lambda values: values[0], style="small")
+        if words := signature_mismatch(kernel, first, settings.options):
             raise SettingError(f"kernel: {words}")
         if settings.isolate:
-            isolation = stack.enter_context(Isolation(question.bench, int(settings.memory * GIB)))
-            question = replace(question, bench=replace(question.bench, isolation=isolation))
+            isolation = stack.enter_context(Isolation(plan.harness, int(settings.memory * GIB)))
+            plan = replace(plan, harness=replace(plan.harness, isolation=isolation))
         stack.enter_context(generators_kept())
         stack.enter_context(standard_environment())
-        return _verdict(question, target, progress or (lambda phase, done, of: None))
+        return _verdict(plan, target, progress or (lambda phase, done, of: None))
 
 
-def _verdict(question: Question, target: str, progress: Progress) -> Verdict:
+def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
     """The phases in turn, and what follows from what they saw."""
     started = time.perf_counter()
     tally, detectable = Tally(), list[Detectable]()
-    if question.refusal:
-        outcome, note = "REFUSED", question.refusal
+    if plan.refusal:
+        outcome, note = "REFUSED", plan.refusal
     else:
-        open_way, course = gate(question), Course(question, progress)
-        tally, detectable = course.run(), course.detectable
+        open_way, run = gate(plan), Run(plan, progress)
+        tally, detectable = run.execute(), run.detectable
         if tally.broken:
             progress("shrinking", 0, 0)
-        tally = replace(tally, aspects=diagnosed(tally.aspects, question, target))
-        outcome, note = _outcome(tally, open_way, question.settings)
+        tally = replace(tally, aspects=diagnosed(tally.aspects, plan, target))
+        outcome, note = _outcome(tally, open_way, plan.settings)
     return Verdict(
         outcome=outcome,
-        kernel=question.kernel,
-        spec=question.definition.name,
-        dtype=question.dtype,
-        contract=str(question.settings.contract),
+        kernel=plan.kernel,
+        spec=plan.definition.name,
+        dtype=plan.dtype,
+        contract=str(plan.settings.contract),
         cases=tally.cases,
         worst=tally.worst,
         aspects=dict(tally.aspects),
@@ -363,14 +363,14 @@ def _verdict(question: Question, target: str, progress: Progress) -> Verdict:
         histogram=tally.histogram,
         detectable=tuple(detectable),
         seconds=time.perf_counter() - started,
-        seed=question.settings.seed,
+        seed=plan.settings.seed,
         note=note,
-        remarks=() if question.refusal else remarks(question),
+        remarks=() if plan.refusal else remarks(plan),
         at=tally.at,
-        left_changed=tuple(question.bench.call.left),
-        unlimited=not (question.settings.isolate or can_be_limited()),
-        unrounded=_drops_roundings(question.settings),
-        about=about(question.bench.call.kernel, question.settings.device, question.bench.call.pretend),
+        left_changed=tuple(plan.harness.call.left),
+        unlimited=not (plan.settings.isolate or can_be_limited()),
+        unrounded=_drops_roundings(plan.settings),
+        about=about(plan.harness.call.kernel, plan.settings.device, plan.harness.call.pretend),
     )
 
 

@@ -15,11 +15,11 @@ from assay.runtime.errors import AssayError, unknown
 from assay.runtime.modules import importable
 from assay.verify.cases.case import Case
 from assay.verify.comparison.result import Result
-from assay.verify.comparison.suspicion import second_look, takes_chance
+from assay.verify.comparison.statistics import has_independent_data, judge_statistically
 from assay.verify.errors import ReproError
 from assay.verify.findings import ASPECTS
 from assay.verify.harness.frameworks import check_device, check_framework
-from assay.verify.harness.runner import Bench
+from assay.verify.harness.runner import KernelHarness
 from assay.verify.harness.target import load_target
 from assay.verify.settings import Settings
 
@@ -89,10 +89,10 @@ def run_line(line: str, target: str = "", before: Callable[[Case, float], None] 
     with generators_kept(), suspended(), emulating(settings.faithful, emission=settings.emission):
         with emulating("", device_to_pretend(settings.pretend, settings.faithful)):
             kernel = load_target(target)
-        bench = Bench.of(kernel, settings, before)
-        result = bench.try_case(case)
-        if result.failure is None and takes_chance(case):
-            result = replace(result, failure=second_look(bench.oracle, case, result).failure)
+        harness = KernelHarness.of(kernel, settings, before)
+        result = harness.try_case(case)
+        if result.failure is None and has_independent_data(case):
+            result = replace(result, failure=judge_statistically(harness.oracle, case, result).failure)
     if result.failure is None or result.failure.aspect:
         return result
     return replace(result, failure=replace(result.failure, aspect=aspect))

@@ -41,12 +41,12 @@ class _Tensor:
 
     case: Case
     name: str
-    kept: dict[tuple[int, ...], float]
+    elements: dict[tuple[int, ...], float]
 
-    def written(self, kept: dict[tuple[int, ...], float]) -> Case:
+    def written(self, elements: dict[tuple[int, ...], float]) -> Case:
         """The case with these elements, and zeros elsewhere."""
         others = tuple(edit for edit in self.case.edits if edit[0] != self.name)
-        own: tuple[Edit, ...] = tuple((self.name, index, value) for index, value in kept.items())
+        own: tuple[Edit, ...] = tuple((self.name, index, value) for index, value in elements.items())
         return replace(self.case, values={**self.case.values, self.name: "zeros"}, edits=(*others, *own))
 
 
@@ -74,9 +74,9 @@ def _reduced(case: Case, tensor: TensorSpec, fails: Fails) -> Case:
     return _of_few_bits(_with(result, fewest), fails)
 
 
-def _with(result: _Tensor, kept: dict[tuple[int, ...], float]) -> _Tensor:
+def _with(result: _Tensor, elements: dict[tuple[int, ...], float]) -> _Tensor:
     """The same tensor with other elements."""
-    return _Tensor(result.written(kept), result.name, kept)
+    return _Tensor(result.written(elements), result.name, elements)
 
 
 def _elements(case: Case, tensor: TensorSpec) -> dict[tuple[int, ...], float]:
@@ -96,34 +96,34 @@ def _tied(case: Case, tensor: TensorSpec) -> tuple[int, ...]:
 
 def _fewest(tensor: _Tensor, fails: Fails) -> dict[tuple[int, ...], float]:
     """The elements without those that halving, and halving again, shows to play no part."""
-    kept, pieces = dict(tensor.kept), 1
-    if kept and not fails(tensor.written(kept)):  # what is written differs in some way: nothing is known of it
-        return kept
-    while kept:
-        step, gone = -(-len(kept) // pieces), False
-        for first in range(0, len(kept), step):
-            indices = list(kept)
-            fewer = {index: kept[index] for index in (*indices[:first], *indices[first + step :])}
-            if len(fewer) < len(kept) and fails(tensor.written(fewer)):
-                kept, gone, pieces = fewer, True, min(pieces, max(1, len(fewer)))
+    elements, pieces = dict(tensor.elements), 1
+    if elements and not fails(tensor.written(elements)):  # what is written differs in some way: nothing is known of it
+        return elements
+    while elements:
+        step, gone = -(-len(elements) // pieces), False
+        for first in range(0, len(elements), step):
+            indices = list(elements)
+            fewer = {index: elements[index] for index in (*indices[:first], *indices[first + step :])}
+            if len(fewer) < len(elements) and fails(tensor.written(fewer)):
+                elements, gone, pieces = fewer, True, min(pieces, max(1, len(fewer)))
                 break
         if not gone:
             if step == 1:
                 break
-            pieces = min(2 * pieces, len(kept))
-    return kept
+            pieces = min(2 * pieces, len(elements))
+    return elements
 
 
 def _of_few_bits(tensor: _Tensor, fails: Fails) -> Case:
     """Ones where they do as well; else each element of as few bits as does."""
-    ones = dict.fromkeys(tensor.kept, 1.0)
-    if any(not math.isfinite(value) for value in tensor.kept.values()) or ones == tensor.kept:
+    ones = dict.fromkeys(tensor.elements, 1.0)
+    if any(not math.isfinite(value) for value in tensor.elements.values()) or ones == tensor.elements:
         return tensor.case
     if fails(tensor.written(ones)):
         return tensor.written(ones)
-    for index, value in list(tensor.kept.items()):
+    for index, value in list(tensor.elements.items()):
         for simple in _simpler_edits(value):
-            other = {**tensor.kept, index: simple}
+            other = {**tensor.elements, index: simple}
             if fails(tensor.written(other)):
                 tensor = _with(tensor, other)
                 break
@@ -289,12 +289,12 @@ class _Search:
 def _edits_within(case: Case, symbol: str, first: int, size: int) -> tuple[Edit, ...]:
     """The edits of a case of which ``size`` places along a symbol are left, from the ``first`` on."""
     dims = {tensor.name: tensor.dims for tensor in case.signature.tensors}
-    kept = []
+    elements = []
     for name, index, value in case.edits:
         moved = tuple(position - first * (dim == symbol) for dim, position in zip(dims[name], index, strict=True))
         if all(0 <= position < size for dim, position in zip(dims[name], moved, strict=True) if dim == symbol):
-            kept.append((name, moved, value))
-    return tuple(kept)
+            elements.append((name, moved, value))
+    return tuple(elements)
 
 
 def _simpler(failure: Failure, sampler: Sampler) -> Iterator[Case]:

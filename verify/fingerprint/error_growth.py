@@ -15,7 +15,7 @@ from assay.formats.rounding import round_to
 from assay.golden.registry import Spec
 from assay.verify.cases.case import Case
 from assay.verify.cases.sampler import Sampler, seeded, with_values
-from assay.verify.harness.runner import Bench
+from assay.verify.harness.runner import KernelHarness
 
 LENGTHS = (32, 64, 128, 256, 512, 1024)
 _STUDENT = (math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # by degrees of freedom
@@ -53,7 +53,9 @@ def reduced(definition: Spec) -> str | None:
     return over if over.isidentifier() else None
 
 
-def growth(bench: Bench, sampler: Sampler, *, lengths: Sequence[int] = LENGTHS, repeats: int = 3) -> Growth | None:
+def growth(
+    harness: KernelHarness, sampler: Sampler, *, lengths: Sequence[int] = LENGTHS, repeats: int = 3
+) -> Growth | None:
     """The growth of errors on positive numbers; None where the kernel can't be called with three lengths or errs never.
 
     None also where the op has no `reduced` symbol. An error is that of the stored result, the store's own included:
@@ -64,7 +66,7 @@ def growth(bench: Bench, sampler: Sampler, *, lengths: Sequence[int] = LENGTHS, 
         return None
     points = []
     for length in sampler.shapes.get(symbol, lengths):
-        errors = [_errors(bench, _case(sampler, symbol, length, seed)) for seed in range(repeats)]
+        errors = [_errors(harness, _case(sampler, symbol, length, seed)) for seed in range(repeats)]
         if all(error is not None for error in errors):
             own, store = (math.sqrt(sum(e[i] ** 2 for e in errors if e) / repeats) for i in (0, 1))
             points.append((length, own, store))
@@ -90,10 +92,10 @@ def _case(sampler: Sampler, symbol: str, length: int, seed: int) -> Case:
     return replace(base, sizes={**base.sizes, symbol: length}, memory="plain", unused="plain")
 
 
-def _errors(bench: Bench, case: Case) -> tuple[float, float] | None:
+def _errors(harness: KernelHarness, case: Case) -> tuple[float, float] | None:
     """The error of the kernel's results as they are stored, and that of the exact result once it is stored."""
     try:
-        result = bench.try_case(case)
+        result = harness.try_case(case)
     except ValueError:  # sizes that the op can't have
         return None
     if not result.tolerances or not result.outputs:

@@ -26,7 +26,7 @@ from assay.verify.cases.case import build
 from assay.verify.comparison.oracle import one_thread
 from assay.verify.errors import SettingError, TargetError
 from assay.verify.examination.phases import gate_cases
-from assay.verify.examination.question import ask
+from assay.verify.examination.plan import make_plan
 from assay.verify.fingerprint import accumulator, tree, values
 from assay.verify.fingerprint.accumulator import Width
 from assay.verify.fingerprint.card import UNSEEN, Card, Trait
@@ -34,7 +34,7 @@ from assay.verify.fingerprint.error_growth import Growth, growth, reduced
 from assay.verify.fingerprint.reductions import Reduction, reduction_of
 from assay.verify.fingerprint.subject import Subject, Unseen, in_bits
 from assay.verify.harness.call import Finding
-from assay.verify.harness.signature import misfit
+from assay.verify.harness.signature import signature_mismatch
 from assay.verify.settings import Settings
 
 Tensor = torch.Tensor
@@ -48,7 +48,7 @@ _AHEAD = 0.2  # of the next best: half of what is rounded to nearest is rounded 
 
 def rounding_of_probabilities(subject: Subject) -> tuple[str, str]:
     """How probabilities are rounded, and how that was seen; raises `Unseen`."""
-    definition = subject.question.definition
+    definition = subject.plan.definition
     if not {"q", "k", "v"}.issubset(tensor.name for tensor in definition.tensors):
         raise Unseen("the probe chooses tensors q, k and v")
     changed = {name for name, option in definition.options.items() if subject.options[name] != option.default}
@@ -142,7 +142,7 @@ class Exponentials:
 
     def _sum(self, size: float) -> float:
         """The sum less one, as the result shows it, for an exponential of that size; raises `Unseen`."""
-        (tensor, *_) = self.subject.question.definition.tensors
+        (tensor, *_) = self.subject.plan.definition.tensors
         format = self.subject.format_of(tensor.name)
         x = torch.full((_ROWS, _COLUMNS), -math.inf, dtype=torch.float64)
         x[:, 0], x[:, _SECOND] = 0.0, math.log(size)
@@ -191,27 +191,27 @@ def card_of(kernel: Callable[..., Any], settings: Settings) -> Card:
     for name, values_ in settings.options.items():
         if len(values_) != 1:
             raise SettingError(f"fingerprint: option {name}={list(values_)!r}; expected one value")
-    question = ask(kernel, replace(settings, layouts=("contiguous",)))
+    plan = make_plan(kernel, replace(settings, layouts=("contiguous",)))
     with generators_kept(), standard_environment(), one_thread():
-        subject = Subject(question)
+        subject = Subject(plan)
         _require(subject)
         repeated = _seen("repeated calls", "eight equal calls, at three sizes", lambda: values.repeated(subject))
         is_steady = repeated.value == "the same bits"
         traits = [repeated, *(_seen(*row) for row in _rows(subject, is_steady))]
         grown, errors = _growth(subject)
-    return Card(question.kernel, question.definition.name, question.dtype, (*traits, errors), grown)
+    return Card(plan.kernel, plan.definition.name, plan.dtype, (*traits, errors), grown)
 
 
 def _require(subject: Subject) -> None:
     """`TargetError` where no probe can tell anything: the kernel takes other arguments than the op, or gives results of
     another form."""
-    bench, case = subject.question.bench, next(gate_cases(subject.question.sampler, "small"))
-    wrong = misfit(bench.call.kernel, case, bench.call.listed)
+    harness, case = subject.plan.harness, next(gate_cases(subject.plan.sampler, "small"))
+    wrong = signature_mismatch(harness.call.kernel, case, harness.call.listed)
     if not wrong:
-        outputs = bench.call(case, build(case, bench.device))
+        outputs = harness.call(case, build(case, harness.device))
         wrong = outputs.message if isinstance(outputs, Finding) and outputs.kind in ("shape", "dtype") else ""
     if wrong:
-        name = subject.question.kernel
+        name = subject.plan.kernel
         raise TargetError(f"fingerprint: {name} is no {subject.op}: {wrong}; expected the op that it implements")
 
 
@@ -231,7 +231,7 @@ def _seen(name: str, how: str, probe: Probe) -> Trait:
 
 def _rows(subject: Subject, is_steady: bool) -> Iterator[tuple[str, str, Probe]]:
     """The probes that apply, in the card's order: name, how it is seen, and what tells."""
-    definition = subject.question.definition
+    definition = subject.plan.definition
     fact = definition.reduction
     try:
         reduction = reduction_of(subject)
@@ -252,7 +252,7 @@ def _rows(subject: Subject, is_steady: bool) -> Iterator[tuple[str, str, Probe]]
 
 
 def _without_sum(subject: Subject, why: str) -> Iterator[tuple[str, str, Probe]]:
-    fact = subject.question.definition.reduction
+    fact = subject.plan.definition.reduction
     if fact is not None and fact.exponentials is not None:
         probe = Exponentials(subject, fact.exponentials)
         yield "accumulator", "the smallest exponential beside exp(0) = 1 that changes the sum", probe.width
@@ -316,11 +316,11 @@ def _operands(reduction: Reduction, result: Width) -> str:
 
 def _growth(subject: Subject) -> tuple[Growth | None, Trait]:
     """How the error grows, and the trait that says so."""
-    name, g = "error growth", growth(subject.question.bench, subject.question.sampler)
+    name, g = "error growth", growth(subject.plan.harness, subject.plan.sampler)
     if g is None:
         few = "fewer than three lengths have errors to compare"
         none = f"no one dimension of {subject.op} is the length of the sum inside"
-        return None, Trait(name, UNSEEN, few if reduced(subject.question.definition) else none)
+        return None, Trait(name, UNSEEN, few if reduced(subject.plan.definition) else none)
     if all(own <= 1.1 * store for own, store in zip(g.errors, g.store, strict=True)):
         return g, Trait(name, UNSEEN, "the store's own rounding hides what is lost before it")
     how = f"errors on positive numbers, {g.symbol} = {g.lengths[0]} to {g.lengths[-1]}; 95 % interval of the fit"

@@ -82,7 +82,7 @@ class Product(Reduction):
     def _product(self, left: Tensor, right: Tensor) -> Tensor:
         """left [R, n] times the rows of right [C, n], filled up with zeros to [64, 16]."""
         a, b = _filled(left, _ROWS), _filled(right, _COLUMNS)
-        first, second = (tensor for tensor in self.subject.question.definition.tensors if tensor.name in self.fact.of)
+        first, second = (tensor for tensor in self.subject.plan.definition.tensors if tensor.name in self.fact.of)
         over = [tensor.dims.index(self.fact.over) for tensor in (first, second)]
         values = {first.name: a if over[0] else a.T, second.name: b if over[1] else b.T}
         sizes = {
@@ -125,7 +125,7 @@ class Terms(Reduction):
         return self.subject.format_of(self.fact.of[0])
 
     def sums(self, terms: Tensor) -> Tensor:
-        definition, count = self.subject.question.definition, terms.shape[1]
+        definition, count = self.subject.plan.definition, terms.shape[1]
         if self.fact.mean and count & (count - 1):
             raise Unseen("a mean is the sum times a power of two only of as many terms")
         dims = next(tensor.dims for tensor in definition.tensors if tensor.name in self.fact.of)
@@ -144,13 +144,13 @@ class Terms(Reduction):
 
     def _size(self, symbol: str) -> int:
         """Of what is not summed: heads of 64 numbers, a tile of what is free, and one of all else."""
-        allowed = self.subject.question.definition.sizes.allowed.get(symbol, (_COLUMNS,))
+        allowed = self.subject.plan.definition.sizes.allowed.get(symbol, (_COLUMNS,))
         return _ROWS if _ROWS in allowed else min(allowed)
 
 
 def reduction_of(subject: Subject) -> Reduction:
     """The op's sum; raises `Unseen` for an op whose result isn't one."""
-    fact = subject.question.definition.reduction
+    fact = subject.plan.definition.reduction
     if fact is None or not fact.of:
         raise Unseen(f"no result of {subject.op} is a sum of chosen terms")
     if any(subject.options[name] != value for name, value in fact.under.items()):

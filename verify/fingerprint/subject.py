@@ -10,8 +10,8 @@ from assay.formats.format import Format, format_named
 from assay.golden.errors import ShapeError
 from assay.golden.inputs.values import stored
 from assay.verify.cases.case import Case, Inputs
-from assay.verify.cases.layouts import place
-from assay.verify.examination.question import Question
+from assay.verify.cases.layouts import place_in_memory
+from assay.verify.examination.plan import Plan
 from assay.verify.harness.call import Finding
 
 Tensor = torch.Tensor
@@ -33,21 +33,21 @@ def in_bits(bits: int, *, is_operand: bool = False) -> str:
 class Subject:
     """A kernel as an implementation of a spec, with one value for each option."""
 
-    question: Question
+    plan: Plan
 
     @property
     def op(self) -> str:
         """The spec's name."""
-        return self.question.definition.name
+        return self.plan.definition.name
 
     @property
     def options(self) -> dict[str, Any]:
         """All options, completed."""
-        return self.question.sampler.option_sets()[0]
+        return self.plan.sampler.option_sets()[0]
 
     def case(self, sizes: Mapping[str, int]) -> Case:
         """A call of these sizes; its numbers are the probe's own."""
-        sampler = self.question.sampler
+        sampler = self.plan.sampler
         plain = sampler.case(lambda values: values[0], style="small")
         whole = Case(self.op, dict(sizes), plain.dtypes, self.options, out_dtype=sampler.out_dtype)
         missing = [symbol for symbol in whole.signature.symbols if symbol not in sizes]
@@ -79,13 +79,13 @@ class Subject:
             same = (held.double() == wanted) | wanted.isnan()
             if not bool(same.all()):
                 raise Unseen(f"{dtype} has no {float(wanted[~same][0]):g}, which the probe needs in {tensor.name}")
-            guarded[tensor.name] = place(held, "contiguous", self.question.bench.device)
+            guarded[tensor.name] = place_in_memory(held, "contiguous", self.plan.harness.device)
         return self.run(case, Inputs(guarded, tuple(t.name for t in case.signature.tensors if t.keyword)))
 
     def run(self, case: Case, inputs: Inputs) -> tuple[Tensor, ...]:
         """The results of a call with tensors in memory, float64."""
         try:
-            outputs = self.question.bench.call(case, inputs)
+            outputs = self.plan.harness.call(case, inputs)
         except ShapeError as error:
             raise Unseen(str(error)) from None
         if isinstance(outputs, Finding):

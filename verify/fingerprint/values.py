@@ -56,15 +56,15 @@ def store_of_sum(reduction: Reduction, result: Width) -> str:
 
 def cases(subject: Subject, distribution: str) -> list[Case]:
     """Ordinary calls of the op."""
-    sampler, choose = subject.question.sampler, seeded(1)
+    sampler, choose = subject.plan.sampler, seeded(1)
     drawn = (sampler.case(choose, style="tile") for _ in range(_CASES))
     return [with_values(c, distribution, layouts={}, protocol="once", memory="plain", unused="plain") for c in drawn]
 
 
 def answers(subject: Subject, case: Case) -> tuple[Tensor, Golden]:
     """The first result (float64) of a call, and its golden."""
-    outputs = subject.run(case, build(case, subject.question.bench.device))
-    golden = subject.question.bench.oracle.under(case, BallArithmetic())[0]
+    outputs = subject.run(case, build(case, subject.plan.harness.device))
+    golden = subject.plan.harness.oracle.under(case, BallArithmetic())[0]
     if case.signature.returns[0].is_integer or case.signature.returns[0].role == "rounded":
         raise Unseen("the first result is a code, not a number")
     return outputs[0], golden
@@ -161,7 +161,7 @@ def _beyond(y: Tensor, out: Format) -> str:
 def overflow(subject: Subject) -> str:
     """What becomes of finite results beyond the format; raises `Unseen`."""
     out = subject.out
-    if out.largest > 2.0**120 and not subject.question.definition.axes.elementwise:
+    if out.largest > 2.0**120 and not subject.plan.definition.axes.elementwise:
         raise Unseen("results overflow only where numbers inside do already")
     seen: list[Tensor] = []
     for distribution in ("near_overflow", "above", "lowest"):
@@ -227,7 +227,7 @@ def nan_policy(subject: Subject) -> str:
 def repeated(subject: Subject, times: int = 8) -> str:
     """Whether equal calls give equal bits; raises `Unseen`."""
     for case in cases(subject, "normal"):
-        inputs = build(case, subject.question.bench.device)
+        inputs = build(case, subject.plan.harness.device)
         first, *others = (_bits(subject.run(case, inputs)) for _ in range(times))
         if any(other != first for other in others):
             return "other bits in another call"
@@ -236,8 +236,8 @@ def repeated(subject: Subject, times: int = 8) -> str:
 
 def batched(subject: Subject) -> str:
     """Whether a row's bits depend on the rows beside it; raises `Unseen`."""
-    bench, result = subject.question.bench, 0
-    promise = replace(bench, contract=replace(bench.contract, batch_invariant=True))
+    harness, result = subject.plan.harness, 0
+    promise = replace(harness, contract=replace(harness.contract, batch_invariant=True))
     for case in cases(subject, "normal"):
         symbol = case.definition.row_axis(case.options)
         if symbol is None:

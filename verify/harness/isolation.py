@@ -33,7 +33,7 @@ from assay.verify.contract import Contract
 from assay.verify.errors import SettingError
 from assay.verify.findings import Failure
 from assay.verify.harness.call import GRACE, Call
-from assay.verify.harness.runner import Bench
+from assay.verify.harness.runner import KernelHarness
 from assay.verify.harness.target import load_target, target_of
 
 _REFUSED = ("MemoryError", "can't allocate memory", "bad_alloc", "RESOURCE_EXHAUSTED")
@@ -50,7 +50,7 @@ class Isolation:
     kernel can't be isolated, `RuntimeError` where the harness itself fails in the worker.
     """
 
-    bench: Bench
+    harness: KernelHarness
     memory: int = 4 * GIB
     _worker: Process | None = field(default=None, repr=False)
 
@@ -61,9 +61,9 @@ class Isolation:
         self.end()
 
     def pass_over(self, known: frozenset[str]) -> None:
-        """Let the worker pass over what is known (`Bench.known`)."""
-        if known != self.bench.known:
-            self.bench = replace(self.bench, known=known)
+        """Let the worker pass over what is known (`KernelHarness.known`)."""
+        if known != self.harness.known:
+            self.harness = replace(self.harness, known=known)
             self.end()
 
     def end(self) -> None:
@@ -73,8 +73,8 @@ class Isolation:
             self._worker = None
 
     def observe(self, case: Case) -> Answer:
-        """What `Bench.observe` gives, from the worker; a lost worker is a failure of the case."""
-        call = self.bench.call
+        """What `KernelHarness.observe` gives, from the worker; a lost worker is a failure of the case."""
+        call = self.harness.call
         worker = self._worker = self._worker or self._started()
         worker.on_heartbeat = lambda seconds: call.tell(case, WALL_FACTOR * seconds)  # this process only waits
         call.tell(case, WALL_FACTOR * worker.submit(pickle.dumps(case), call.timeout + GRACE))
@@ -104,12 +104,12 @@ class Isolation:
     @property
     def _has_limit(self) -> bool:
         """Whether the system keeps the worker to its memory; a device's driver may take as much as it likes."""
-        return torch.device(self.bench.device).type == "cpu"
+        return torch.device(self.harness.device).type == "cpu"
 
     def _started(self) -> Process:
-        bench, call = self.bench, self.bench.call
+        harness, call = self.harness, self.harness.call
         if self._has_limit and call.framework != "jax" and hasattr(os, "fork"):
-            return Process.fork(lambda parent: _serve_copy(parent, bench, self.memory))
+            return Process.fork(lambda parent: _serve_copy(parent, harness, self.memory))
         target = target_of(call.kernel)
         if not target:
             raise SettingError(
@@ -121,16 +121,16 @@ class Isolation:
             name: getattr(call, name)
             for name in ("listed", "framework", "timeout", "environment", "pretend", "refuses")
         }
-        worker = Process.start(_serve_new, memory, target, how, bench.contract, str(bench.device))
+        worker = Process.start(_serve_new, memory, target, how, harness.contract, str(harness.device))
         worker.memory = self.memory - memory
         return worker
 
 
-def _serve_copy(parent: Parent, bench: Bench, memory: int) -> None:
+def _serve_copy(parent: Parent, harness: KernelHarness, memory: int) -> None:
     """The life of a worker that is a fork."""
     torch.set_num_threads(1)
-    call = replace(bench.call, before=_teller(parent), environment=on_one_thread(bench.call.environment))
-    _serve(parent, lambda: replace(bench, call=call, isolation=None, goldens=None), memory)
+    call = replace(harness.call, before=_teller(parent), environment=on_one_thread(harness.call.environment))
+    _serve(parent, lambda: replace(harness, call=call, isolation=None, goldens=None), memory)
 
 
 def _serve_new(
@@ -138,12 +138,12 @@ def _serve_new(
 ) -> None:
     """The life of a worker that is a new process; ``how`` are fields of `Call`."""
 
-    def bench() -> Bench:
+    def harness() -> KernelHarness:
         with emulating("", how["pretend"]):
             kernel = load_target(target)
-        return Bench(Call(kernel, before=_teller(parent), **how), contract, device)
+        return KernelHarness(Call(kernel, before=_teller(parent), **how), contract, device)
 
-    _serve(parent, bench, memory)
+    _serve(parent, harness, memory)
 
 
 def _teller(parent: Parent) -> Callable[[Case, float], None]:
@@ -151,22 +151,22 @@ def _teller(parent: Parent) -> Callable[[Case, float], None]:
     return lambda case, seconds: parent.heartbeat(seconds=seconds)
 
 
-def _serve(parent: Parent, bench_of: Callable[[], Bench], memory: int) -> None:
+def _serve(parent: Parent, make_harness: Callable[[], KernelHarness], memory: int) -> None:
     """Cases in, outputs or failures out; ``memory`` 0 sets no limit."""
 
     @cache
-    def ready() -> Bench:
-        bench = bench_of()
+    def ready() -> KernelHarness:
+        harness = make_harness()
         if memory:
             limit_memory(memory)
-        return bench
+        return harness
 
     def answer(message: bytes) -> bytes:
         try:
-            bench, case = ready(), pickle.loads(message)
+            harness, case = ready(), pickle.loads(message)
             with warnings.catch_warnings(record=True) as caught:
-                seen = bench.observe(case, build(case, bench.device))
-            left = {"left": list(bench.call.left), "launches": bench.call.watch.launches, "warned": as_data(caught)}
+                seen = harness.observe(case, build(case, harness.device))
+            left = {"left": list(harness.call.left), "launches": harness.call.watch.launches, "warned": as_data(caught)}
             if isinstance(seen, Failure):
                 return pack(left | {name: getattr(seen, name) for name in _SENT})
             return pack(left | {"outputs": seen})

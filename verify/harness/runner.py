@@ -36,8 +36,8 @@ from assay.verify.cases.case import Case, Inputs, all_contents, build
 from assay.verify.comparison.bias import try_series
 from assay.verify.comparison.oracle import Oracle
 from assay.verify.comparison.result import Result, undecided
-from assay.verify.comparison.sampled import asked, judge_samples
-from assay.verify.comparison.suspicion import second_look, takes_chance
+from assay.verify.comparison.sampled import case_label, judge_samples
+from assay.verify.comparison.statistics import has_independent_data, judge_statistically
 from assay.verify.contract import Contract
 from assay.verify.findings import Failure
 from assay.verify.harness.call import EMITTED, Call, Finding, options_for
@@ -101,14 +101,14 @@ class Observer(Protocol):
     """Who calls the kernel elsewhere: `execution.isolation.Isolation`."""
 
     def observe(self, case: Case) -> tuple[torch.Tensor, ...] | Failure:
-        """What `Bench.observe` gives."""
+        """What `KernelHarness.observe` gives."""
 
     def pass_over(self, known: frozenset[str]) -> None:
         """Let `observe` pass over what is known."""
 
 
 @dataclass(frozen=True)
-class Bench:
+class KernelHarness:
     """A kernel on the bench: how it is called, and the contract that it is judged by.
 
     ``goldens`` are those of the case at hand, where they are known already. ``known`` are aspects that are broken
@@ -126,16 +126,16 @@ class Bench:
     @staticmethod
     def of(
         kernel: Callable[..., Any], settings: Settings, before: Callable[[Case, float], None] | None = None
-    ) -> Bench:
+    ) -> KernelHarness:
         """The kernel under these settings; ``before`` is that of `Call`."""
         environment = with_changes(settings.environment)
         call = Call(kernel, settings.options, settings.framework, settings.timeout, before, environment)
         call = replace(call, refuses=settings.refuses)
         if settings.pretend:
             call = replace(call, pretend=device_to_pretend(settings.pretend, settings.faithful))
-        return Bench(call, settings.contract, settings.device)
+        return KernelHarness(call, settings.contract, settings.device)
 
-    def passing_over(self, known: frozenset[str]) -> Bench:
+    def passing_over(self, known: frozenset[str]) -> KernelHarness:
         """The bench, with what is known passed over."""
         if self.isolation is not None:
             self.isolation.pass_over(known)
@@ -160,10 +160,10 @@ class Bench:
             values = {name: guarded.tensor.detach().cpu().clone() for name, guarded in inputs.guarded.items()}
             seen = self.observe(case, inputs)
         if isinstance(seen, Failure):
-            return Result(case, seen, sampled=f"{asked(case)}: {seen.message}" if case.protocol == AT else "")
+            return Result(case, seen, sampled=f"{case_label(case)}: {seen.message}" if case.protocol == AT else "")
         if case.protocol == AT:
             return judge_samples(self.oracle, case, values, seen)
-        return _told(self.oracle.judge(case, values, seen))
+        return _with_emission_note(self.oracle.judge(case, values, seen))
 
     @standard_environment()
     def outputs(self, case: Case) -> tuple[torch.Tensor, ...] | None:
@@ -179,7 +179,7 @@ class Bench:
         seen = self._outside(case, inputs) if case.protocol == "outside" else self._inside(case, inputs)
         replaced = namespaces.restore()
         if replaced and "conduct" not in self.known:
-            return self._found(
+            return self._failure_of(
                 case, Finding("input_mutated", f"the kernel replaced {', '.join(replaced)}", aspect="conduct")
             )
         return seen
@@ -190,23 +190,23 @@ class Bench:
         if case.protocol.startswith("after_"):
             before, inputs, finding = self._other_data_first(case, inputs)
             if finding is not None:
-                return self._found(case, finding)
+                return self._failure_of(case, finding)
             held = tuple(output.clone() for output in before)
         outputs = self.call(case, inputs)
         if case.protocol == AT and not isinstance(outputs, Finding):
             unwritten = self._unwritten(case, inputs, outputs)
             outputs = unwritten or self.call(replace(case, memory="plain"), inputs)
         if isinstance(outputs, Finding):
-            return self._found(case, outputs)
+            return self._failure_of(case, outputs)
         damage = inputs.damage()
         if damage is not None and "memory" not in self.known:
             name, kind = damage
-            return self._found(case, Finding(kind, _DAMAGE[kind].format(name)))
+            return self._failure_of(case, Finding(kind, _DAMAGE[kind].format(name)))
         if any(not same_numbers(now, then) for now, then in zip(before, held, strict=True)):
-            return self._found(case, Finding("nondeterministic", "a later call changed an earlier call's result"))
+            return self._failure_of(case, Finding("nondeterministic", "a later call changed an earlier call's result"))
         for finding in (self._repeated(case, inputs, outputs), self._alone(case, outputs)):
             if finding is not None:
-                return self._found(case, finding)
+                return self._failure_of(case, finding)
         return outputs
 
     @property
@@ -252,9 +252,9 @@ class Bench:
         result = call_outside(target_of(self.call.kernel), inputs.positional, keywords, self.call.timeout)
         self.call.tell(case)
         if isinstance(result, NoResult) and not (result.lacks_gpu or self.call.pretend):
-            return self._found(case, Finding("crash", f"in a process of its own: {result.message}"))
+            return self._failure_of(case, Finding("crash", f"in a process of its own: {result.message}"))
         outputs = self.call(case, inputs) if isinstance(result, NoResult) else self.call.form(case, inputs, result)
-        return self._found(case, outputs) if isinstance(outputs, Finding) else outputs
+        return self._failure_of(case, outputs) if isinstance(outputs, Finding) else outputs
 
     def _repeated(self, case: Case, inputs: Inputs, outputs: tuple[torch.Tensor, ...]) -> Finding | None:
         if case.protocol != "repeat" or not self.contract.deterministic:
@@ -306,7 +306,7 @@ class Bench:
                 return Finding("unwritten_output", message, position, index, aspect="memory")
         return None
 
-    def _found(self, case: Case, finding: Finding) -> Failure:
+    def _failure_of(self, case: Case, finding: Finding) -> Failure:
         name = case.signature.returns[finding.output].name
         return Failure(
             finding.kind,
@@ -319,7 +319,7 @@ class Bench:
         )
 
 
-def _told(result: Result) -> Result:
+def _with_emission_note(result: Result) -> Result:
     """The result, whose failure says how its call was made where that is not the plain way."""
     if result.failure is None or result.case.protocol != EMITTED:
         return result
@@ -327,12 +327,12 @@ def _told(result: Result) -> Result:
     return replace(result, failure=replace(result.failure, message=f"{how}: {result.failure.message}"))
 
 
-def suspicion(bench: Bench, case: Case) -> Failure | None:
+def suspicion(harness: KernelHarness, case: Case) -> Failure | None:
     """The failure of a case, or what makes it suspect: an error that rounding hardly explains."""
-    result = bench.try_case(case)
-    if result.failure is not None or not takes_chance(case):
+    result = harness.try_case(case)
+    if result.failure is not None or not has_independent_data(case):
         return result.failure
-    return second_look(bench.oracle, case, result).failure
+    return judge_statistically(harness.oracle, case, result).failure
 
 
 _DAMAGE = {

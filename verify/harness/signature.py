@@ -18,7 +18,7 @@ def call_in_words(case: Case, listed: Mapping[str, Sequence[Any]]) -> str:
     return f"f({', '.join([*positional, *(f'{name}={value}' for name, value in keywords.items())])})"
 
 
-def misfit(kernel: Callable[..., Any], case: Case, listed: Mapping[str, Sequence[Any]]) -> str:
+def signature_mismatch(kernel: Callable[..., Any], case: Case, listed: Mapping[str, Sequence[Any]]) -> str:
     """Why the kernel can't be called as its op calls it; empty where it can, or where nobody knows."""
     try:
         signature = inspect.signature(kernel)

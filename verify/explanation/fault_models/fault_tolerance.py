@@ -16,7 +16,7 @@ from assay.verify.explanation.fault_models.error_distribution import ErrorDistri
 from assay.verify.explanation.fault_models.evaluation import evaluate, stored
 from assay.verify.explanation.fault_models.fault_model import FaultModel
 from assay.verify.explanation.fault_models.single import Single
-from assay.verify.harness.runner import Bench
+from assay.verify.harness.runner import KernelHarness
 
 Tensor = torch.Tensor
 _FEW = 16 * 2.0**-24  # roundings in float32
@@ -55,15 +55,15 @@ class Observation:
         return {name: self.outputs[names.index(name)].cpu() for name in self.case.definition.outputs.chosen}
 
 
-def observation_of(bench: Bench, case: Case) -> Observation | None:
+def observation_of(harness: KernelHarness, case: Case) -> Observation | None:
     """A call of the kernel, unless it doesn't end in results."""
-    outputs = bench.outputs(case)
+    outputs = harness.outputs(case)
     if outputs is None:
         return None
     values = {name: guarded.tensor for name, guarded in build(case).guarded.items()}
-    observation = Observation(case, bench.contract, values, tuple(output.detach().cpu() for output in outputs), ())
+    observation = Observation(case, harness.contract, values, tuple(output.detach().cpu() for output in outputs), ())
     chosen = None if observation.chooses_wrongly else observation.chosen
-    return replace(observation, limits=tuple(Oracle(bench.contract).tolerances(case, values, chosen)))
+    return replace(observation, limits=tuple(Oracle(harness.contract).tolerances(case, values, chosen)))
 
 
 def limits_of(fault: FaultModel, observation: Observation) -> tuple[Tolerance, ...] | None:

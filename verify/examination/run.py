@@ -29,15 +29,15 @@ from assay.verify.cases.sampler import SMALL, TILE
 from assay.verify.cases.stored import stored_cases
 from assay.verify.comparison.error_map import map_of, summed
 from assay.verify.comparison.result import UNDECIDED, Result, by_reason
-from assay.verify.comparison.sampled import asked
-from assay.verify.comparison.suspicion import second_look
+from assay.verify.comparison.sampled import case_label
+from assay.verify.comparison.statistics import judge_statistically
 from assay.verify.examination import phases
-from assay.verify.examination.aspects import aspects_of, blamed, without
+from assay.verify.examination.aspects import aspects_of, attributed_to, without_aspect
 from assay.verify.examination.lengths import QUICKEST, detectable, length_cases
 from assay.verify.examination.phases import fuzz
-from assay.verify.examination.question import Question
+from assay.verify.examination.plan import Plan
 from assay.verify.findings import Aspect, Detectable, Failure
-from assay.verify.harness.runner import Bench, suspicion
+from assay.verify.harness.runner import KernelHarness, suspicion
 
 Fixed = tuple[str, Case]
 """The name of a phase, and one of its cases."""
@@ -49,7 +49,7 @@ def kind_of(fixed: Fixed) -> str:
     """The phase, what its case has that an ordinary call hasn't, and how large it is."""
     phase, case = fixed
     layout = next((name for name in case.layouts.values() if name != LAYOUTS[0]), "")
-    told = (
+    words = (
         phase,
         *sorted(_THEMES & set(case.values.values())),
         *sorted({str(value) for _, _, value in case.edits}),
@@ -57,7 +57,7 @@ def kind_of(fixed: Fixed) -> str:
         layout,
         _extent(case),
     )
-    return " ".join(filter(None, told))
+    return " ".join(filter(None, words))
 
 
 def _extent(case: Case) -> str:
@@ -228,33 +228,33 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass
-class Course:
+class Run:
     """An examination under way; ``progress(phase, done, of)`` is told of each case."""
 
-    question: Question
+    plan: Plan
     progress: Progress
     tally: Tally = field(default_factory=Tally)
     hidden: Counter[str] = field(default_factory=Counter)
     """Of each aspect, how many of its cases failed by another."""
     detectable: list[Detectable] = field(default_factory=list)
     """What the check notices at each length tried."""
-    bench: Bench = field(init=False)
+    harness: KernelHarness = field(init=False)
     """How cases are tried: of what is broken already, what can be passed over is."""
     ended: bool = False
     """Whether no more cases are tried: after the first failure, where that is all that was asked, or a call that never
     came back, or what the interpreter can't do."""
 
     def __post_init__(self) -> None:
-        self.bench = self.question.bench
+        self.harness = self.plan.harness
 
     @property
-    def closed(self) -> set[str]:
+    def excluded(self) -> set[str]:
         """The aspects that are broken, or hidden by one that is."""
         hidden = {name for name, cases in self.hidden.items() if cases >= _HIDDEN}
-        return self.spoiled | hidden
+        return self.avoided | hidden
 
     @property
-    def spoiled(self) -> set[str]:
+    def avoided(self) -> set[str]:
         """The aspects that are broken, and those that can't be told from them: cases are tried without these."""
         broken = self.tally.broken
         if "memory" in broken:  # a second call may have other inputs
@@ -263,7 +263,7 @@ class Course:
             broken |= {"conduct"}
         return broken | ({"bias"} if "numbers" in broken else set())
 
-    def run(self, phases: Container[str] | None = None) -> Tally:
+    def execute(self, phases: Container[str] | None = None) -> Tally:
         """What all phases saw, or those of these names."""
         self._size()
         for name, phase in PHASES:
@@ -273,30 +273,30 @@ class Course:
 
     def _size(self) -> None:
         """Try a first ordinary case; if that shows the kernel to be interpreted, all others are sized for it."""
-        for case in islice(phases.gate_cases(self.question.sampler, "small"), 1):
+        for case in islice(phases.gate_cases(self.plan.sampler, "small"), 1):
             self.attempt("first", case)
-        if self.bench.call.watch.launches:
-            self.question = replace(self.question, sampler=self.question.sampler.for_interpreter())
+        if self.harness.call.watch.launches:
+            self.plan = replace(self.plan, sampler=self.plan.sampler.for_interpreter())
 
     def attempt(self, phase: str, case: Case, goldens: tuple[Golden, ...] | None = None) -> Result | None:
         """Try a case without what is known to be broken, by goldens known already or evaluated now.
 
         None where nothing is left that it could show.
         """
-        question, closed = self.question, self.closed
-        case = question.sampler.tied(case)
-        if self.ended or aspects_of(case) <= closed:
+        plan, excluded = self.plan, self.excluded
+        case = plan.sampler.tied(case)
+        if self.ended or aspects_of(case) <= excluded:
             return None
         given = case
-        for aspect in self.spoiled if case.protocol != AT else ():
-            case = question.sampler.tied(without(aspect, case, question.sampler))
-        result = replace(self.bench, goldens=goldens if case == given else None).try_case(case)
+        for aspect in self.avoided if case.protocol != AT else ():
+            case = plan.sampler.tied(without_aspect(aspect, case, plan.sampler))
+        result = replace(self.harness, goldens=goldens if case == given else None).try_case(case)
         if result.failure is not None and result.failure.kind == "not_interpreted":
             self.tally += Tally(not_interpreted=(result.failure.message,))
             self.ended = True
             return None
         if result.failure is not None and result.failure.kind == "refused":
-            sampled = (f"{asked(case)}: refused, {result.failure.message}",) if case.protocol == AT else ()
+            sampled = (f"{case_label(case)}: refused, {result.failure.message}",) if case.protocol == AT else ()
             self.tally += Tally(refused=Counter({result.failure.message: 1}), at=sampled)
             return None
         shown = aspects_of(case)
@@ -308,12 +308,12 @@ class Course:
 
     def _add_failure(self, phase: str, result: Result, failure: Failure, shown: set[str]) -> None:
         """Put a failure down to one of the aspects that its case showed; the others were hidden by it."""
-        every = self.question.settings.every_aspect
-        aspect = blamed(failure, self._failure_of, self.question.sampler)
+        every = self.plan.settings.every_aspect
+        aspect = attributed_to(failure, self._failure_of, self.plan.sampler)
         if aspect in _OF_NUMBERS:
-            flushing = replace(self.bench, contract=replace(self.bench.contract, subnormals="flush"))
+            flushing = replace(self.harness, contract=replace(self.harness.contract, subnormals="flush"))
             if failure.golden is not None and flushing.try_case(failure.case).failure is None:
-                aspect, self.bench = "subnormals", flushing
+                aspect, self.harness = "subnormals", flushing
             elif aspect == "subnormals":  # wrong among subnormal inputs, and not by what a flush does
                 aspect = "range"
         self.tally += Tally.of(phase, result, {aspect})
@@ -321,10 +321,10 @@ class Course:
         self.tally += Tally(aspects=dict.fromkeys(same, Aspect("kept", 1)))
         self.hidden.update(shown - same - {aspect})
         self.ended = not every or failure.kind == "timeout" or failure.device_lost
-        self.bench = self.bench.passing_over(frozenset(self.tally.broken & {"memory", "conduct"}))
+        self.harness = self.harness.passing_over(frozenset(self.tally.broken & {"memory", "conduct"}))
 
     def _failure_of(self, case: Case) -> Failure | None:
-        return self.bench.try_case(self.question.sampler.tied(case)).failure
+        return self.harness.try_case(self.plan.sampler.tied(case)).failure
 
     def is_slow(self, phase: str, case: Case, seconds: float) -> bool:
         """Try a case; whether that takes so many seconds, however busy the machine is."""
@@ -332,140 +332,140 @@ class Course:
         self.attempt(phase, case)
         return limit.is_over()
 
-    def look_twice(self, phase: str, case: Case) -> tuple[Result, Result] | None:
+    def try_with_statistics(self, phase: str, case: Case) -> tuple[Result, Result] | None:
         """Try a case, and what it gave by what rounding is likely to do; None where it failed or showed no more."""
-        case = self.question.sampler.tied(case)
+        case = self.plan.sampler.tied(case)
         result = self.attempt(phase, case)
         if result is None or result.failure is not None or result.case != case:
             return None
-        second = second_look(self.bench.oracle, case, result)
+        second = judge_statistically(self.harness.oracle, case, result)
         if second.failure is not None:
-            aspect = blamed(second.failure, self.suspicion, self.question.sampler)
+            aspect = attributed_to(second.failure, self.suspicion, self.plan.sampler)
             self.tally += Tally(aspects={aspect: Aspect("suspect", failure=second.failure)})
         return result, second
 
     def suspicion(self, case: Case) -> Failure | None:
         """What makes a case suspect, or fail."""
-        return suspicion(self.bench, self.question.sampler.tied(case))
+        return suspicion(self.harness, self.plan.sampler.tied(case))
 
 
-def fixed_cases(question: Question) -> Iterator[Fixed]:
+def fixed_cases(plan: Plan) -> Iterator[Fixed]:
     """The cases that are fixed beforehand, phase by phase."""
     for name, cases_of in FIXED.items():
-        for case in cases_of(question):
+        for case in cases_of(plan):
             yield name, case
 
 
-def _fixed(course: Course, name: str) -> None:
+def _fixed(run: Run, name: str) -> None:
     """The cases that are fixed beforehand, the best first."""
-    cases = arranged(fixed_cases(course.question), course.question.settings.effort)
+    cases = arranged(fixed_cases(run.plan), run.plan.settings.effort)
     for done, (phase, case) in enumerate(cases, 1):
-        course.attempt(phase, case)
-        course.progress(name, done, len(cases))
+        run.attempt(phase, case)
+        run.progress(name, done, len(cases))
 
 
-def _emitted(course: Course, name: str) -> None:
+def _emitted(run: Run, name: str) -> None:
     """Calls of an interpreted kernel as a compiler has it."""
-    if course.bench.call.watch.launches:
-        for case in phases.emitted_cases(course.question.sampler):
-            course.attempt(name, case)
+    if run.harness.call.watch.launches:
+        for case in phases.emitted_cases(run.plan.sampler):
+            run.attempt(name, case)
 
 
-def _outside(course: Course, name: str) -> None:
+def _outside(run: Run, name: str) -> None:
     """A call in a process where nothing tells of an examination."""
-    if course.question.is_callable_outside:
-        for case in phases.outside_cases(course.question.sampler):
-            course.attempt(name, case)
+    if run.plan.is_callable_outside:
+        for case in phases.outside_cases(run.plan.sampler):
+            run.attempt(name, case)
 
 
-def _stored(course: Course, name: str) -> None:
+def _stored(run: Run, name: str) -> None:
     """The cases of a store, judged by its goldens."""
-    question = course.question
-    if question.settings.goldens is None:
+    plan = run.plan
+    if plan.settings.goldens is None:
         return
-    course.tally += Tally(phases={name: 0})
-    results = list(stored_cases(question.settings.goldens, question.sampler))
+    run.tally += Tally(phases={name: 0})
+    results = list(stored_cases(plan.settings.goldens, plan.sampler))
     for done, stored in enumerate(results, 1):
-        course.attempt(name, stored.case, stored.goldens)
-        course.progress(name, done, len(results))
+        run.attempt(name, stored.case, stored.goldens)
+        run.progress(name, done, len(results))
 
 
-def _fuzz(course: Course, name: str) -> None:
+def _fuzz(run: Run, name: str) -> None:
     """Cases that are searched for."""
-    examples, done = course.question.settings.fuzzed, 0
+    examples, done = run.plan.settings.fuzzed, 0
 
     def one(case: Case) -> float | None:
         nonlocal done
         done += 1
-        course.progress(name, done, examples)
-        result = course.attempt(name, case)
+        run.progress(name, done, examples)
+        result = run.attempt(name, case)
         return None if result is None else result.worst
 
     if examples:
-        fuzz(course.question.sampler, examples, one)
+        fuzz(run.plan.sampler, examples, one)
 
 
-def _grow(course: Course, name: str) -> None:
+def _grow(run: Run, name: str) -> None:
     """Cases of growing size, each series as far as the next case won't take long."""
-    limit = _PATIENCE / (4 if course.question.settings.effort == "quick" else 1)
-    longest = min(limit, course.question.settings.timeout / 4) / phases.GROWTH
-    for series in phases.beyond_cases(course.question.sampler):
+    limit = _PATIENCE / (4 if run.plan.settings.effort == "quick" else 1)
+    longest = min(limit, run.plan.settings.timeout / 4) / phases.GROWTH
+    for series in phases.over_limit_cases(run.plan.sampler):
         for done, case in enumerate(series, 1):
             tries = 2 if done == 1 else 1  # the first call may compile
-            slow = all(course.is_slow(name, case, longest) for _ in range(tries))
-            course.progress(name, done, len(series))
-            if slow or course.ended:
+            slow = all(run.is_slow(name, case, longest) for _ in range(tries))
+            run.progress(name, done, len(series))
+            if slow or run.ended:
                 break
 
 
-def _at(course: Course, name: str) -> None:
+def _at(run: Run, name: str) -> None:
     """Cases at sizes of production."""
-    cases = list(at_cases(course.question.sampler, course.question.settings.at))
+    cases = list(at_cases(run.plan.sampler, run.plan.settings.at))
     for done, case in enumerate(cases, 1):
-        if course.attempt(name, case) is None:
-            closed = " and ".join(sorted(aspects_of(case)))
-            course.tally += Tally(at=(f"{asked(case)}: not tried, as {closed} are broken or hidden already",))
-        course.progress(name, done, len(cases))
+        if run.attempt(name, case) is None:
+            excluded = " and ".join(sorted(aspects_of(case)))
+            run.tally += Tally(at=(f"{case_label(case)}: not tried, as {excluded} are broken or hidden already",))
+        run.progress(name, done, len(cases))
 
 
-def _lengths(course: Course, name: str) -> None:
+def _lengths(run: Run, name: str) -> None:
     """Cases of growing length, as far as the next won't take long; then series of calls with the longest.
 
     Also with the longest of a quick effort, so that no more effort finds less.
     """
     last: dict[bool, Case] = {}
-    series = length_cases(course.question.sampler, quick=course.question.settings.effort == "quick")
+    series = length_cases(run.plan.sampler, quick=run.plan.settings.effort == "quick")
     for done, (length, cases) in enumerate(series, 1):
         growth = series[done][0] / length if done < len(series) and length >= _TELLING else 1.0
         seen, slow = [], True
         for case in cases:
-            limit = CpuLimit(min(_LONG_CASE, course.question.settings.timeout / 4) / growth, thread_clock)
-            seen.append(course.look_twice(name, case))
+            limit = CpuLimit(min(_LONG_CASE, run.plan.settings.timeout / 4) / growth, thread_clock)
+            seen.append(run.try_with_statistics(name, case))
             slow = slow and limit.is_over()  # one of them may compile
         result = detectable(length, [pair for pair in seen if pair is not None])
-        course.detectable += [result] if result is not None else []
-        course.progress(name, done, len(series))
+        run.detectable += [result] if result is not None else []
+        run.progress(name, done, len(series))
         last[length > QUICKEST[-1]] = cases[-1]
-        if course.ended or slow:
+        if run.ended or slow:
             break
     for case in last.values():
-        course.attempt("bias", replace(case, protocol="bias"))
+        run.attempt("bias", replace(case, protocol="bias"))
 
 
-FIXED: Mapping[str, Callable[[Question], Iterable[Case]]] = {
-    "exact": lambda question: phases.exact_cases(question.sampler),
-    "invariants": lambda question: phases.invariant_cases(question.sampler, question.settings.contract),
-    "range": lambda question: phases.range_cases(question.sampler),
-    "lone": lambda question: phases.lone_cases(question.sampler),
-    "seams": lambda question: phases.seam_cases(question.sampler),
-    "aligned": lambda question: phases.aligned_cases(question.sampler),
-    "special": lambda question: phases.special_cases(question.sampler),
-    "every": lambda question: phases.every_cases(question.sampler),
-    "bias": lambda question: phases.bias_cases(question.sampler),
+FIXED: Mapping[str, Callable[[Plan], Iterable[Case]]] = {
+    "exact": lambda plan: phases.exact_cases(plan.sampler),
+    "invariants": lambda plan: phases.invariant_cases(plan.sampler, plan.settings.contract),
+    "range": lambda plan: phases.range_cases(plan.sampler),
+    "lone": lambda plan: phases.single_operand_cases(plan.sampler),
+    "seams": lambda plan: phases.block_boundary_cases(plan.sampler),
+    "aligned": lambda plan: phases.aligned_cases(plan.sampler),
+    "special": lambda plan: phases.special_cases(plan.sampler),
+    "every": lambda plan: phases.every_cases(plan.sampler),
+    "bias": lambda plan: phases.bias_cases(plan.sampler),
 }
 """The phases of cases that are fixed beforehand, by name."""
 
-PHASES: tuple[tuple[str, Callable[[Course, str], None]], ...] = (
+PHASES: tuple[tuple[str, Callable[[Run, str], None]], ...] = (
     ("stored", _stored),
     ("fixed", _fixed),
     ("emitted", _emitted),

@@ -14,13 +14,13 @@ from assay.verify.contract import Contract
 from assay.verify.errors import SettingError
 from assay.verify.harness.clean_process import is_there
 from assay.verify.harness.frameworks import check_device, check_dtypes, check_framework, layouts_of
-from assay.verify.harness.runner import Bench
+from assay.verify.harness.runner import KernelHarness
 from assay.verify.harness.target import target_of
 from assay.verify.settings import Settings
 
 
 @dataclass(frozen=True)
-class Question:
+class Plan:
     """Does this kernel keep this contract, on the cases that this sampler draws?
 
     ``dtype`` is as a report shows it. ``refusal`` says why the contract has no answer, where it hasn't.
@@ -29,7 +29,7 @@ class Question:
     settings: Settings
     kernel: str
     dtype: str
-    bench: Bench
+    harness: KernelHarness
     sampler: Sampler
     refusal: str
 
@@ -41,13 +41,13 @@ class Question:
     @property
     def is_callable_outside(self) -> bool:
         """Whether the kernel is isolated, and a plain process can call it: by its name, with torch's tensors."""
-        settings, kernel = self.settings, self.bench.call.kernel
+        settings, kernel = self.settings, self.harness.call.kernel
         return settings.isolate and settings.framework == "torch" and is_there(target_of(kernel))
 
 
-def ask(
+def make_plan(
     kernel: Callable[..., Any], settings: Settings, before: Callable[[Case, float], None] | None = None
-) -> Question:
+) -> Plan:
     """The question with these settings, or its error: why it can't be asked here. ``before`` is that of `Call`.
 
     Raises `SettingError` or `ContractError`.
@@ -74,11 +74,11 @@ def ask(
     contract.model(definition, first.input_format)
     results = zip((tensor.name for tensor in first.signature.returns), first.result_dtypes, strict=True)
     check_dtypes(settings.framework, {**first.dtypes, **dict(results)})
-    return Question(
+    return Plan(
         settings,
         kernel=getattr(kernel, "__qualname__", None) or getattr(kernel, "__name__", None) or repr(kernel),
         dtype=", ".join(dict.fromkeys(first.dtypes.values())),
-        bench=Bench.of(kernel, settings, before),
+        harness=KernelHarness.of(kernel, settings, before),
         sampler=sampler,
         refusal=_refusal(contract, first),
     )

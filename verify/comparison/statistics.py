@@ -21,14 +21,14 @@ INDEPENDENT = ("normal", "positive")
 """Distributions of numbers that are drawn each for itself."""
 
 
-def takes_chance(case: Case) -> bool:
+def has_independent_data(case: Case) -> bool:
     """Whether the data of a case are such as the bound supposes."""
     real = {tensor.name for tensor in case.signature.tensors if tensor.role == "real"}
     drawn = all(kind in INDEPENDENT for name, kind in case.values.items() if name in real)
     return drawn and case.protocol == "once" and not case.edits
 
 
-def second_look(oracle: Oracle, case: Case, result: Result) -> Result:
+def judge_statistically(oracle: Oracle, case: Case, result: Result) -> Result:
     """The outputs of a result without a failure, judged by what rounding is likely to do.
 
     The failure that it may have is of kind "unlikely"; its ratio says how many times as far off the output is.
