@@ -21,56 +21,38 @@ from assay.kernels.pallas.swiglu import silu_and_derivative
 _BLOCK = 128  # of rows, columns and K
 
 
-def _accumulate(acc_refs: tuple[Any, ...], x_ref: Any, weight_refs: tuple[Any, ...], remaining: Any) -> None:
-    """Add x weight^T of a block of K, of which ``remaining`` columns are in bounds, to each accumulator."""
-    mask_k = jax.lax.broadcasted_iota(jnp.int32, x_ref.shape, 1) < remaining
-    x = jnp.where(mask_k, x_ref[...], 0)
-    for acc_ref, weight_ref in zip(acc_refs, weight_refs, strict=True):
-        acc_ref[...] += dot(x, jnp.where(mask_k, weight_ref[0, 0], 0), contract=(1, 1))
-
-
-def _gate_up_kernel(
-    expert_ref: Any, num_blocks_ref: Any, x_ref: Any, gate_ref: Any, up_ref: Any, hidden_ref: Any, *accs: Any, k: int
-) -> None:
+def _grouped_kernel(expert_ref: Any, num_blocks_ref: Any, x_ref: Any, *refs: Any, k: int, epilogue: Any) -> None:
+    """Compute epilogue(x w^T, ...) for the matrices w of the block's expert; refs: those, the result, accumulators."""
+    matrices = len(refs) // 2
+    weight_refs, out_ref, acc_refs = refs[:matrices], refs[matrices], refs[matrices + 1 :]
     used, block, last = pl.program_id(0) < num_blocks_ref[0], pl.program_id(2), pl.num_programs(2) - 1
 
     @pl.when(block == 0)
     def _() -> None:
-        for acc_ref in accs:
+        for acc_ref in acc_refs:
             acc_ref[...] = jnp.zeros_like(acc_ref)
 
     @pl.when(used)
     def _() -> None:
-        _accumulate(accs, x_ref, (gate_ref, up_ref), k - block * _BLOCK)
+        remaining = k - block * _BLOCK  # beyond the end of K a block holds anything, NaN too
+        mask_k = jax.lax.broadcasted_iota(jnp.int32, x_ref.shape, 1) < remaining
+        x = jnp.where(mask_k, x_ref[...], 0)
+        for acc_ref, weight_ref in zip(acc_refs, weight_refs, strict=True):
+            acc_ref[...] += dot(x, jnp.where(mask_k, weight_ref[0, 0], 0), contract=(1, 1))
 
     @pl.when(used & (block == last))
     def _() -> None:
-        gate, up = accs
-        hidden_ref[...] = (silu_and_derivative(gate[...])[0] * up[...]).astype(hidden_ref.dtype)
+        out_ref[...] = epilogue(*(acc_ref[...] for acc_ref in acc_refs)).astype(out_ref.dtype)
 
 
-def _down_kernel(
-    expert_ref: Any, num_blocks_ref: Any, hidden_ref: Any, down_ref: Any, out_ref: Any, acc_ref: Any, *, k: int
-) -> None:
-    used, block, last = pl.program_id(0) < num_blocks_ref[0], pl.program_id(2), pl.num_programs(2) - 1
-
-    @pl.when(block == 0)
-    def _() -> None:
-        acc_ref[...] = jnp.zeros_like(acc_ref)
-
-    @pl.when(used)
-    def _() -> None:
-        _accumulate((acc_ref,), hidden_ref, (down_ref,), k - block * _BLOCK)
-
-    @pl.when(used & (block == last))
-    def _() -> None:
-        out_ref[...] = acc_ref[...]
+def _swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
+    return silu_and_derivative(gate)[0] * up
 
 
 def _grouped_gemm(
-    kernel: Any, expert: jax.Array, num_blocks: jax.Array, rows: jax.Array, weights: jax.Array, dtype: Any
+    expert: jax.Array, num_blocks: jax.Array, rows: jax.Array, weights: jax.Array, epilogue: Any, dtype: Any
 ) -> jax.Array:
-    """Call ``kernel`` on blocks of rows[R,K] and the P matrices of their expert, weights[E,P,N,K]."""
+    """Apply `_grouped_kernel` to blocks of rows[R,K] and the P matrices of their expert, weights[E,P,N,K]."""
     _, matrices, n, k = weights.shape
 
     def weight_spec(p: int) -> pl.BlockSpec:
@@ -78,7 +60,7 @@ def _grouped_gemm(
 
     return call(
         "moe",
-        functools.partial(kernel, k=k),
+        functools.partial(_grouped_kernel, k=k, epilogue=epilogue),
         *(expert, num_blocks, rows, *[weights] * matrices),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2,
@@ -117,8 +99,9 @@ def _moe(x: jax.Array, w_gate_up: jax.Array, w_down: jax.Array, weights: jax.Arr
     row, expert, num_blocks = _sort_by_expert(ids, experts)
     pairs = jnp.repeat(x, ids.shape[1], axis=0)
     rows = jnp.zeros((len(expert) * _BLOCK, d), x.dtype).at[row].set(pairs)
-    hidden = _grouped_gemm(_gate_up_kernel, expert, num_blocks, rows, w_gate_up.reshape(experts, 2, f, d), x.dtype)
-    out = _grouped_gemm(_down_kernel, expert, num_blocks, hidden, w_down[:, None], jnp.float32)
+    gate_up = w_gate_up.reshape(experts, 2, f, d)
+    hidden = _grouped_gemm(expert, num_blocks, rows, gate_up, _swiglu, x.dtype)
+    out = _grouped_gemm(expert, num_blocks, hidden, w_down[:, None], lambda acc: acc, jnp.float32)
     weighted = out[row].reshape(tokens, -1, d) * weights[:, :, None]
     return jnp.sum(weighted, axis=1).astype(x.dtype)
 

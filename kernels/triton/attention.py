@@ -3,7 +3,7 @@
 A program computes BLOCK_M rows of the output for one KV head. A row is one query of one head: the GROUP_SIZE query
 heads that share a KV head are packed query by query (row = query * GROUP_SIZE + head), so that K and V are loaded once
 for all of them. Q and the accumulator [BLOCK_M,BLOCK_DV] stay in registers; blocks of K and V pass through shared
-memory, by TMA where their layout allows it. Blocks that the mask hides from every row are skipped; those that it cuts
+memory, by TMA where their layout allows it. Blocks that the mask hides from every row are skipped; blocks that it cuts
 are processed first, with the mask, then the full ones, without.
 
 Source: T. Dao, *FlashAttention-2*, arXiv:2307.08691 (2023), algorithm 1.
@@ -33,6 +33,7 @@ from assay.kernels.triton.arguments import (
 from assay.kernels.triton.attention_backward import attention_gradients
 from assay.kernels.triton.attention_blocks import (
     LOG2_E,
+    SIZES,
     AttentionOptions,
     band_mask,
     block_range,
@@ -55,25 +56,9 @@ _LN_2 = tl.constexpr(math.log(2.0))
 _BLOCK_SANITIZED = tl.constexpr(16)  # columns of V at once where infinities are treated apart
 _MIN_SCALE = 2.0**-149  # the least positive float32
 
-_SIZES = ["Sq", "Sk", "B", "GROUP_SIZE", "H_KV", "SQ_BUCKET", "ATTENDED_BUCKET", "min_offset", "max_offset"]
-
 
 @triton.jit
-def _attend(
-    state,
-    inputs,
-    first,
-    last,
-    blocks,
-    limits,
-    scales,
-    bias,
-    BLOCK_N: tl.constexpr,
-    MASKED: tl.constexpr,
-    SANITIZE_V: tl.constexpr,
-    EVEN_D: tl.constexpr,
-    EVEN_DV: tl.constexpr,
-):
+def _attend(state, inputs, first, last, options, BLOCK_N: tl.constexpr, MASKED, SANITIZE_V, EVEN_D, EVEN_DV):
     """Add K and V blocks number first..last-1 (`nth_block`) to the state: m_i, l_i and acc.
 
     MASKED: the mask or the end of the keys cuts these blocks. SANITIZE_V: V's infinities and NaN count as zero, since
@@ -81,9 +66,7 @@ def _attend(
     """
     m_i, l_i, acc = state
     q, fp32_source, k_source, v_source, k_start, mask_d, mask_dv = inputs
-    Sk, lo, hi = limits
-    scale, tanh_scale, softcap = scales
-    slope, diagonal = bias
+    blocks, (Sk, lo, hi), (scale, tanh_scale, softcap), (slope, diagonal) = options
     for n in tl.range(first, last, num_stages=1 if SANITIZE_V else None):
         start_n = nth_block(n, blocks) * BLOCK_N
         offs_n = start_n + tl.arange(0, BLOCK_N)
@@ -108,10 +91,10 @@ def _attend(
 
 
 @triton.jit
-def _add_nonfinite_values(acc, inputs, num_blocks, blocks, limits, BLOCK_N: tl.constexpr):
+def _add_nonfinite_values(acc, inputs, num_blocks, options, BLOCK_N: tl.constexpr):
     """Add V's infinities and NaN to the rows that attend to them: two dots count them for each row and column."""
     _, _, _, v_source, k_start, _, mask_dv = inputs
-    Sk, lo, hi = limits
+    blocks, (Sk, lo, hi), _, _ = options
     for n in tl.range(num_blocks, num_stages=1):
         start_n = nth_block(n, blocks) * BLOCK_N
         offs_n = start_n + tl.arange(0, BLOCK_N)
@@ -163,7 +146,7 @@ def prune_configs(_: list[triton.Config], arguments: Mapping[str, Any], **__: An
     key=["SQ_BUCKET", "ATTENDED_BUCKET", "GROUP_SIZE", "D", "DV", "HAS_MASK"],
     prune_configs_by={"early_config_prune": prune_configs},
 )
-@triton.jit(do_not_specialize=_SIZES)
+@triton.jit(do_not_specialize=[*SIZES, "SQ_BUCKET", "ATTENDED_BUCKET"])
 def _attention_kernel(
     q_ptr,
     k_ptr,  # or a TMA descriptor
@@ -268,18 +251,15 @@ def _attention_kernel(
         v_ptrs = v_ptr + batch * v_strides[0] + kv_head * v_strides[1] + offs_n * v_strides[2] + offs_dv * v_strides[3]
         k_source, v_source = (k_ptrs, k_strides[2]), (v_ptrs, v_strides[2])  # type: ignore[assignment]
     inputs = q, fp32_source, k_source, v_source, k_start, mask_d, mask_dv
-    limits = Sk, lo, hi
-    scales = scale, tanh_scale, softcap
-    bias = slope, diagonal
     EVEN_D: tl.constexpr = BLOCK_D == D
     EVEN_DV: tl.constexpr = BLOCK_DV == DV
     blocks = block_range(first_query, last_query, min_offset, max_offset, Sk, BLOCK_N)
     num_masked, num_blocks = blocks[2], blocks[2] + blocks[3]
     m_0, l_0 = m_i, l_i
     state = m_0, l_0, tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-    options = blocks, limits, scales, bias
-    state = _attend(state, inputs, 0, num_masked, *options, BLOCK_N, True, False, EVEN_D, EVEN_DV)
-    state = _attend(state, inputs, num_masked, num_blocks, *options, BLOCK_N, False, False, EVEN_D, EVEN_DV)
+    options = blocks, (Sk, lo, hi), (scale, tanh_scale, softcap), (slope, diagonal)
+    state = _attend(state, inputs, 0, num_masked, options, BLOCK_N, True, False, EVEN_D, EVEN_DV)
+    state = _attend(state, inputs, num_masked, num_blocks, options, BLOCK_N, False, False, EVEN_D, EVEN_DV)
     m_i, l_i, acc = state
 
     if VARLEN:
@@ -299,8 +279,8 @@ def _attention_kernel(
             ptrs = v_ptr + batch * v_strides[0] + kv_head * v_strides[1] + rows_n * v_strides[2] + offs_c * v_strides[3]
             columns = q, fp32_source, k_source, (ptrs, v_strides[2]), k_start, mask_d, offs_c < DV
             start = m_0, l_0, tl.zeros([BLOCK_M, BLOCK], tl.float32)
-            _, _, finite = _attend(start, columns, 0, num_blocks, *options, BLOCK_N, True, True, EVEN_D, False)
-            total = _add_nonfinite_values(finite, columns, num_blocks, blocks, limits, BLOCK_N)
+            _, _, finite = _attend(start, columns, 0, num_blocks, options, BLOCK_N, True, True, EVEN_D, False)
+            total = _add_nonfinite_values(finite, columns, num_blocks, options, BLOCK_N)
             _store(out_ptrs + offs_c, total, l_i, mask_m[:, None] & (offs_c < DV))
     else:
         _store(out_ptrs + offs_dv, acc, l_i, mask_m[:, None] & mask_dv)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from assay.kernels.triton.attention_blocks import (
     LOG2_E,
+    SIZES,
     AttentionOptions,
     band_mask,
     block_range,
@@ -55,7 +56,7 @@ _DKDV_TABLE = {
     512: make_configs(_DKDV_HOOK, (16, 64, 8, 2), (16, 32, 8, 2), (16, 16, 8, 1)),
 }
 DQ_CONFIGS, DKDV_CONFIGS = flatten_configs(_DQ_TABLE), flatten_configs(_DKDV_TABLE)
-_MAX_VARLEN_SUMS = 64  # accumulators of dK and dV that a thread has registers for beside a sequence's offsets
+_MAX_VARLEN_SUMS = 64  # accumulators of dK and dV that a thread has registers for, with a sequence's offsets
 
 
 def prune_dq_configs(_: list[triton.Config], arguments: Mapping[str, Any], **__: Any) -> list[triton.Config]:
@@ -78,21 +79,7 @@ def prune_dkdv_configs(_: list[triton.Config], arguments: Mapping[str, Any], **_
 
 
 @triton.jit
-def _add_keys(
-    state,
-    rows,
-    inputs,
-    first,
-    last,
-    blocks,
-    limits,
-    scales,
-    bias,
-    BLOCK_N: tl.constexpr,
-    MASKED: tl.constexpr,
-    EVEN_D: tl.constexpr,
-    EVEN_DV: tl.constexpr,
-):
+def _add_keys(state, rows, inputs, first, last, options, BLOCK_N: tl.constexpr, MASKED, EVEN_D, EVEN_DV):
     """Add K and V blocks number first..last-1 (`nth_block`) to the state: dq / scale, and -dslope of each row.
 
     MASKED: the mask or the end of the keys cuts these blocks.
@@ -100,8 +87,7 @@ def _add_keys(
     dq, dslope = state
     q, dout, lse, delta = rows
     k_source, v_source, k_fp32, v_fp32, k_start, mask_d, mask_dv = inputs
-    Sk, lo, hi = limits
-    slope, diagonal = bias
+    blocks, (Sk, lo, hi), scales, (slope, diagonal) = options
     for n in tl.range(first, last):
         start_n = nth_block(n, blocks) * BLOCK_N
         offs_n = start_n + tl.arange(0, BLOCK_N)
@@ -135,11 +121,7 @@ def _zero_masked(ds, offs_n, lo, hi, MASKED: tl.constexpr):
     key=["SQ_BUCKET", "ATTENDED_BUCKET", "GROUP_SIZE", "D", "DV"],
     prune_configs_by={"early_config_prune": prune_dq_configs},
 )
-@triton.jit(
-    do_not_specialize=[
-        *("Sq", "Sk", "B", "GROUP_SIZE", "H_KV", "SQ_BUCKET", "ATTENDED_BUCKET", "min_offset", "max_offset"),
-    ]
-)
+@triton.jit(do_not_specialize=[*SIZES, "SQ_BUCKET", "ATTENDED_BUCKET"])
 def _attention_dq_kernel(
     q_ptr,
     k_ptr,  # or a TMA descriptor, as v_ptr
@@ -265,8 +247,8 @@ def _attention_dq_kernel(
     scales = scale, tanh_scale, softcap
     options = blocks, (Sk, lo, hi), scales, (slope, diagonal)
     state = tl.zeros([BLOCK_M, BLOCK_D], tl.float32), tl.zeros([BLOCK_M], tl.float32)
-    state = _add_keys(state, *tensors, 0, num_masked, *options, BLOCK_N, True, EVEN_D, EVEN_DV)
-    state = _add_keys(state, *tensors, num_masked, num_blocks, *options, BLOCK_N, False, EVEN_D, EVEN_DV)
+    state = _add_keys(state, *tensors, 0, num_masked, options, BLOCK_N, True, EVEN_D, EVEN_DV)
+    state = _add_keys(state, *tensors, num_masked, num_blocks, options, BLOCK_N, False, EVEN_D, EVEN_DV)
     dq, dslope = state
 
     dq = dq * dq_scale
@@ -277,20 +259,7 @@ def _attention_dq_kernel(
 
 @triton.jit
 def _add_queries(
-    state,
-    tensors,
-    inputs,
-    first,
-    number,
-    blocks,
-    limits,
-    scales,
-    bias,
-    BLOCK_M: tl.constexpr,
-    MASKED: tl.constexpr,
-    VARLEN: tl.constexpr,
-    EVEN_D: tl.constexpr,
-    EVEN_DV: tl.constexpr,
+    state, tensors, inputs, first, number, options, BLOCK_M: tl.constexpr, MASKED, VARLEN, EVEN_D, EVEN_DV
 ):
     """Add ``number`` Q and dO blocks of each head, from number ``first`` on (`nth_block`), to dk / scale and dv.
 
@@ -301,8 +270,7 @@ def _add_queries(
     q_source, dout_source, lse_ptrs, delta_ptrs, mask_d, mask_dv, heads, queries = inputs
     first_head, group_size = heads
     q_start, total_queries = queries
-    Sq, lo, hi = limits
-    slopes_ptr, stride_slope, diagonal = bias
+    blocks, (Sq, lo, hi), scales, (slopes_ptr, stride_slope, diagonal) = options
     for i in tl.range(0, group_size * number):
         head = first_head + i // number
         start_m = nth_block(first + i % number, blocks) * BLOCK_M
@@ -360,11 +328,7 @@ def _fp32_of_head(source, head):
     key=["SK_BUCKET", "ATTENDING_BUCKET", "GROUP_SIZE", "D", "DV"],
     prune_configs_by={"early_config_prune": prune_dkdv_configs},
 )
-@triton.jit(
-    do_not_specialize=[
-        *("Sq", "Sk", "B", "GROUP_SIZE", "H_KV", "SK_BUCKET", "ATTENDING_BUCKET", "min_offset", "max_offset"),
-    ]
-)
+@triton.jit(do_not_specialize=[*SIZES, "SK_BUCKET", "ATTENDING_BUCKET"])
 def _attention_dkdv_kernel(
     q_ptr,  # or a TMA descriptor, as dout_ptr
     k_ptr,
@@ -479,10 +443,8 @@ def _attention_dkdv_kernel(
     scales = scale, tanh_scale, softcap
     options = blocks, (Sq, lo, hi), scales, bias
     state = tl.zeros([BLOCK_N, BLOCK_D], tl.float32), tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
-    state = _add_queries(state, tensors, inputs, 0, num_masked, *options, BLOCK_M, True, VARLEN, EVEN_D, EVEN_DV)
-    state = _add_queries(
-        state, tensors, inputs, num_masked, num_full, *options, BLOCK_M, False, VARLEN, EVEN_D, EVEN_DV
-    )
+    state = _add_queries(state, tensors, inputs, 0, num_masked, options, BLOCK_M, True, VARLEN, EVEN_D, EVEN_DV)
+    state = _add_queries(state, tensors, inputs, num_masked, num_full, options, BLOCK_M, False, VARLEN, EVEN_D, EVEN_DV)
     dk, dv = state
 
     dk_ptrs = dk_ptr + batch * dk_strides[0] + kv_head * dk_strides[1] + rows * dk_strides[2] + offs_d * dk_strides[3]

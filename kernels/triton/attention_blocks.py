@@ -21,10 +21,11 @@ LOG2_E = tl.constexpr(math.log2(math.e))  # folded into the scale of scores, so 
 _BLOCK_K = tl.constexpr(32)  # columns of float32 operands that fit a thread's registers at once
 _BLOCK_SEQUENCES = tl.constexpr(128)  # entries of cu_seqlens that a step of the search reads
 _MAX_REGISTERS = 255  # of a thread
+SIZES = ("Sq", "Sk", "B", "GROUP_SIZE", "H_KV", "min_offset", "max_offset")  # not worth specialising a kernel for
 
 
 class AttentionOptions(NamedTuple):
-    """What attention computes, beside q, k and v: ALiBi slopes and sinks float32[H], scale, softcap, and the band."""
+    """Options of attention: ALiBi slopes float32[H], sinks float32[H], scale, softcap, and the bounds of the band."""
 
     slopes: Tensor | None
     sinks: Tensor | None

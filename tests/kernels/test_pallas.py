@@ -87,12 +87,11 @@ SIZES = {  # with tails, and with several blocks where there are any
     "pallas.attention (gpu)": {"B": 1, "H": 4, "Hkv": 2, "Sq": 70, "Sk": 90, "D": 8, "Dv": 8},
     "pallas.attention_backward (gpu)": {"B": 1, "H": 4, "Hkv": 2, "Sq": 70, "Sk": 90, "D": 8, "Dv": 8},
 }
-FAULTS = tomllib.loads(Path(__file__).with_name("pallas_faults.toml").read_text())["fault"]
-FIRST = {fault["entry"]: fault for fault in reversed(FAULTS)}
+FAULTS = tomllib.loads(Path(__file__).with_name("pallas_faults.toml").read_text())
 PLANTED = [
-    pytest.param(fault, id=f"{fault['entry']}: {fault['name']}", marks=() if early else pytest.mark.evidence)
-    for fault in FAULTS
-    for early in [FIRST[fault["entry"]] is fault]
+    pytest.param(name, fault, id=f"{name}: {fault['name']}", marks=pytest.mark.evidence if later else ())
+    for name, faults in FAULTS.items()
+    for later, fault in enumerate(faults)
 ]
 
 
@@ -101,7 +100,8 @@ def test_every_kernel_is_examined() -> None:
     public = public_functions(FOLDER)
     assert public == {entry.target for name, entry in ENTRIES.items() if name not in ON_GPU}
     assert ENTRIES.keys() == SIZES.keys()
-    assert all([ENTRIES[fault["entry"]].target for fault in FAULTS].count(target) >= 5 for target in public)
+    planted_in = [ENTRIES[name].target for name, faults in FAULTS.items() for _ in faults]
+    assert all(planted_in.count(target) >= 5 for target in public)
 
 
 def test_every_grid_for_gpus_is_examined() -> None:
@@ -137,14 +137,24 @@ def test_bundled_kernels_at_length(entry: Entry, dtype: str) -> None:
     assert verdict.outcome == "PASS", str(verdict)
 
 
-@pytest.mark.parametrize("fault", PLANTED)
-def test_a_planted_fault_is_found(fault: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One replacement alone makes a kernel fail that passes without it."""
-    entry = ENTRIES[fault["entry"]]
-    faulty = planted(ON_GPU.get(entry.name, entry), fault, monkeypatch)
-    faulty = as_on_gpu(faulty) if entry.name in ON_GPU else faulty
+def own_file(name: str) -> str:
+    return ON_GPU.get(name, ENTRIES[name]).target.partition(":")[0].rpartition(".")[2]
+
+
+def test_every_fault_can_be_planted() -> None:
+    for name, faults in FAULTS.items():
+        for fault in faults:
+            source = (FOLDER / f"{fault.get('file', own_file(name))}.py").read_text()
+            assert fault["old"] in source, f"{name}: {fault['name']}"
+
+
+@pytest.mark.parametrize(("name", "fault"), PLANTED)
+def test_a_planted_fault_is_found(name: str, fault: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = ENTRIES[name]
+    faulty = planted(ON_GPU.get(name, entry), {"file": own_file(name), **fault}, monkeypatch)
+    faulty = as_on_gpu(faulty) if name in ON_GPU else faulty
     dtype, options = fault.get("dtype", "float32"), fault.get("options", {})
-    assert first_failure(faulty, entry, SIZES[entry.name], dtype, options) != ""
+    assert first_failure(faulty, entry, SIZES[name], dtype, options) != ""
 
 
 def ones(*shape: int, dtype: Any = jnp.float32) -> Any:
@@ -245,14 +255,12 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_argument_is_named(name: str) -> None:
-    """Another dtype, shape or option raises an error that begins with the argument's name."""
     call, error, argument = WRONG[name]
     with pytest.raises(error, match=rf"^{argument}: expected "):
         call()
 
 
 def test_nothing_in_nothing_out() -> None:
-    """Empty arrays have results of the right shape, and a sum over nothing is zero."""
     assert softmax(ones(0, 3)).shape == (0, 3)
     assert rmsnorm(ones(3, 0), ones(0)).shape == (3, 0)
     assert gemm(ones(2, 0), ones(0, 3)).tolist() == [[0.0] * 3] * 2

@@ -54,9 +54,9 @@ def faulty_module(module: str, old: str, new: str, folder: Path, parts: Sequence
     return made
 
 
-def parts_of(fault: dict[str, Any]) -> list[str]:
+def parts_of(table: dict[str, Any], fault: dict[str, Any]) -> list[str]:
     """The modules on the way from a kernel's own to the one with the fault."""
-    part = fault.get("part", [])
+    part = fault.get("part", table.get("part", []))
     return [part] if isinstance(part, str) else list(part)
 
 
@@ -67,9 +67,9 @@ def test_a_planted_fault_is_found(table: dict[str, Any], fault: dict[str, Any], 
     function = fault.get("function", table["function"])
     module = fault.get("module", table["module"])
     entry = next(entry for entry in entries() if entry.target == f"{table['module']}:{function}")
-    faulty = faulty_module(module, fault["old"], fault["new"], tmp_path, parts_of(fault))
+    faulty = faulty_module(module, fault["old"], fault["new"], tmp_path, parts_of(table, fault))
     changes = {name: fault[name] for name in ("dtype", "options", "shapes") if name in fault}
-    changes |= {"spec": fault.get("spec", table["spec"]), "strict": True, "every_aspect": False}
+    changes |= {"spec": fault.get("spec", fault.get("function", table["spec"])), "strict": True, "every_aspect": False}
     changes |= {"shrinking": False}
     settings = replace(entry.settings, **changes)
     verdict = examination(getattr(faulty, function), settings)
@@ -97,5 +97,5 @@ def test_every_fault_can_be_planted() -> None:
 
 def source_of(table: dict[str, Any], fault: dict[str, Any]) -> str:
     """The module that a fault is planted in."""
-    *_, source = fault.get("module", table["module"]), *parts_of(fault)
+    *_, source = fault.get("module", table["module"]), *parts_of(table, fault)
     return source

@@ -1,11 +1,8 @@
-"""`examine` and `check`: a kernel against the certified golden, over fixed phases and fuzzed cases.
+"""`examine` and `check`: test a kernel against certified goldens, over fixed phases and fuzzed cases.
 
-The gate check: a tolerance that can't fail proves nothing, so it is first shown outputs that are wrong.
-
-The golden itself, rounded to the output format, is corrupted in ways that a faulty kernel might; the check must
-reject every corruption that changes anything.
-
-What a verdict says of a reference whose own formula is ill-conditioned.
+Before any call of the kernel comes the gate, since a tolerance that can't fail proves nothing: the golden itself,
+rounded to the output format, is corrupted as a faulty kernel might corrupt it, and the check must reject every
+corruption that changes a judged element.
 """
 
 from __future__ import annotations
@@ -60,7 +57,10 @@ _DATA = {"normal": "", "large_mean": "on data of a large mean, ", "steep": "on d
 
 
 def remarks(plan: Plan) -> tuple[str, ...]:
-    """The lines of a reference that lose much on ordinary data, of a large mean, or of a wide range; none of an op."""
+    """Return the warnings about a reference whose formula loses accuracy on ordinary, large-mean or wide-range data.
+
+    The bundled ops have none.
+    """
     definition: Any = plan.definition.definition
     if not hasattr(definition, "remarks"):
         return ()
@@ -93,7 +93,7 @@ _WORDS = {"sign changed": "the sign changed"}
 
 
 def corruptions(right: Tensor, limits: Tolerance, out: Format) -> Iterator[tuple[str, Tensor]]:
-    """(what was done, the corrupted output) for a right output of at least one element."""
+    """Yield pairs (what was done, the corrupted output) for a correct output of at least one element."""
     numbers, allowed = right.numpy(), (limits.ends.high.numpy(), limits.ends.low.numpy())
     for name, wrong in of_structure(numbers):
         if name == "one row zero":
@@ -111,7 +111,7 @@ def corruptions(right: Tensor, limits: Tolerance, out: Format) -> Iterator[tuple
 
 
 def _rows_differ(numbers: Numbers) -> bool:
-    """Whether the first and the last row differ by more than 5 % anywhere; else a swap is hardly a change."""
+    """Whether the first and the last row differ by more than 5 % anywhere; otherwise a swap hardly changes anything."""
     rows = numbers.reshape(-1, numbers.shape[-1] if numbers.ndim else 1)
     first, last = (np.where(np.isfinite(row), row, 0) for row in (rows[0], rows[-1]))
     return bool((np.abs(first - last) > 0.05 * np.maximum(np.abs(first), np.abs(last))).any())
@@ -121,10 +121,9 @@ NOTHING_JUDGED = "anything at all: no element is judged"
 
 
 def outcomes(limits: Tolerance, out: Format) -> dict[str, bool]:
-    """Of each corruption, whether the check rejects it.
+    """Return whether the check rejects each corruption, by its description.
 
-    A corruption that leaves every judged element as it was (zeros of an output that is zero) says nothing and is
-    passed over; so is one that turns a number into an equal one of the format.
+    A corruption that leaves every judged element equal (zeros of an output that is zero, or -0 for 0) is skipped.
     """
     right = round_to(limits.golden, out)
     right = torch.where(torch.isfinite(right), right, limits.golden)
@@ -143,7 +142,7 @@ def outcomes(limits: Tolerance, out: Format) -> dict[str, bool]:
 
 
 def undetected_corruption(seen: Iterable[Mapping[str, bool]]) -> str | None:
-    """The first corruption that some case of `outcomes` lets through and none rejects, or None."""
+    """Return the first corruption that no case of `outcomes` rejects, or None."""
     together: dict[str, bool] = {}
     for result in seen:
         together |= {words: together.get(words, False) or rejected for words, rejected in result.items()}
@@ -151,16 +150,16 @@ def undetected_corruption(seen: Iterable[Mapping[str, bool]]) -> str | None:
 
 
 def passes_gate(limits: Tolerance, out: Format) -> str | None:
-    """The first corruption that the check of one case lets through, or None."""
+    """Return the first corruption that the check of one case accepts, or None."""
     return undetected_corruption([outcomes(limits, out)])
 
 
 def gate(plan: Plan) -> str | None:
-    """What the check would let through, if anything. No call of the kernel is made.
+    """Return a corruption that the check accepts, or None. The kernel isn't called.
 
-    What it lets through of ordinary numbers it may notice of small ones: of attention's gradient with operands cut to
-    TF32, errors of the scores are relative ones of the weights, and the sums over many rows cancel. What it lets
-    through of one small size it may notice of others: few results of a wide tolerance hold one that is known well.
+    A corruption that passes on ordinary numbers may be rejected on small ones: in attention's gradient with TF32
+    operands, errors of the scores are relative errors of the weights, and sums over many rows cancel. One that passes
+    at one small size may be rejected at others: few results with a wide tolerance include a well-determined one.
     """
     seen: dict[str, list[dict[str, bool]]] = {}
     result = None
@@ -174,7 +173,7 @@ def gate(plan: Plan) -> str | None:
 
 
 def _add_outcomes(plan: Plan, case: Case, seen: dict[str, list[dict[str, bool]]]) -> None:
-    """To those of each result, by its name."""
+    """Append the outcomes of a case to ``seen``, by the name of the result."""
     values = {name: guarded.tensor for name, guarded in build(case).guarded.items()}
     try:
         limits = plan.harness.oracle.tolerances(case, values)
@@ -292,7 +291,7 @@ def examine(
 
 
 def check(kernel: Callable[..., Any], op: str | Reference | Sequence[Reference], **settings: Any) -> Verdict:
-    """`examine`, raising `VerificationError` (an AssertionError) with the report unless the kernel passes."""
+    """Run `examine`; raise `VerificationError` (an AssertionError) with the report unless the kernel passes."""
     verdict = examine(kernel, op, **settings)
     if not verdict.passed:
         raise VerificationError(str(verdict))
@@ -306,7 +305,7 @@ def examination(
     watch: Callable[[str, float], None] | None = None,
     target: str = "",
 ) -> Verdict:
-    """`examine` with its settings as a record; ``target`` names a kernel that has no importable name of its own."""
+    """Run `examine` with its settings as a record; ``target`` names a kernel that has no importable name of its own."""
     target = target_of(kernel) or target
 
     def before(case: Case, seconds: float) -> None:
@@ -332,7 +331,7 @@ def examination(
 
 
 def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
-    """The phases in turn, and what follows from what they saw."""
+    """Run the gate and the phases, diagnose the failures, and return the verdict."""
     started = time.perf_counter()
     tally, detectable = Tally(), list[Detectable]()
     if plan.refusal:
@@ -375,12 +374,12 @@ def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
 
 
 def _drops_roundings(settings: Settings) -> bool:
-    """Whether the kernel's framework may have left out roundings; of an isolated one it is another process's."""
+    """Whether XLA may have left out roundings in this process; an isolated kernel runs in another one."""
     return settings.framework == "jax" and settings.device == "cpu" and not settings.isolate and drops_roundings()
 
 
 def _outcome(tally: Tally, open_way: str | None, settings: Settings) -> tuple[str, str]:
-    """The outcome, and why where it is neither PASS nor FAIL."""
+    """Return the outcome, and the reason for it unless it is PASS or FAIL."""
     if tally.broken - settings.unpromised:
         return "FAIL", ""
     if tally.not_interpreted:

@@ -42,6 +42,7 @@ from assay.verify.comparison.judge import Judgement, judge
 from assay.verify.comparison.oracle import one_thread
 from assay.verify.comparison.result import Result
 from assay.verify.contract import Contract
+from assay.verify.explanation.fault_budget import FaultBudget
 from assay.verify.explanation.fault_models import fault_models_of
 from assay.verify.explanation.fault_models.error_distribution import ErrorDistribution
 from assay.verify.explanation.fault_models.evaluation import kernel_of
@@ -53,7 +54,6 @@ from assay.verify.explanation.fault_models.fault_tolerance import (
     limits_of,
     observation_of,
 )
-from assay.verify.explanation.inquiry import Inquiry
 from assay.verify.findings import Explanation, Failure
 from assay.verify.harness.runner import KernelHarness
 
@@ -70,7 +70,7 @@ _MOST_CONFIRMING_WORK = 2**21
 
 
 def is_confirmed(
-    fault: FaultModel, harness: KernelHarness, failure: Failure, first: Case, sampler: Sampler, inquiry: Inquiry
+    fault: FaultModel, harness: KernelHarness, failure: Failure, first: Case, sampler: Sampler, budget: FaultBudget
 ) -> bool:
     """Whether the kernel gives what a kernel with this fault gives wherever that is wrong, as far as time allows.
 
@@ -79,7 +79,7 @@ def is_confirmed(
     """
     shown, tried = [0, 0], 0
     for others, case in _fresh_cases(failure.case, first, sampler):
-        if tried >= _LEAST and inquiry.is_over():
+        if tried >= _LEAST and budget.is_over():
             return any(shown)
         if shown[others] >= _ENOUGH_CONFIRMED[others]:
             continue
@@ -161,7 +161,7 @@ def described(fault: FaultModel, contract: Contract, *, kept: bool = False) -> s
 
 
 def explained_by_side_effects(
-    harness: KernelHarness, failure: Failure, sampler: Sampler, inquiry: Inquiry
+    harness: KernelHarness, failure: Failure, sampler: Sampler, budget: FaultBudget
 ) -> tuple[Explanation, ...]:
     """Faults of side effects that fail as the kernel does in a series of calls of two shapes that are new to both."""
     choose, cases = seeded(failure.case.seed + 2), []
@@ -173,7 +173,7 @@ def explained_by_side_effects(
     def results(kernel: Kernel | None, *, later: bool = False, like: list[Result] | None = None) -> list[Result]:
         """What each call of the series gives; ``later``: after one more call, for what changes by turns.
 
-        The series ends where the inquiry is over, and where it can't be ``like`` another any more.
+        The series ends where the budget is over, and where it can't be ``like`` another any more.
         """
         tried = harness
         if kernel is not None:
@@ -183,7 +183,7 @@ def explained_by_side_effects(
         shown: list[Result] = []
         other = 0
         for index, case in enumerate(cases):
-            if inquiry.is_over():
+            if budget.is_over():
                 break
             shown.append(tried.try_case(case))
             if like is not None:
@@ -202,13 +202,13 @@ def explained_by_side_effects(
     for order, fault in enumerate(fault_models_of(failure.case.spec)):
         if fault.side_effects is None or not any(wanted):
             continue
-        if inquiry.is_over():
+        if budget.is_over():
             break
-        with inquiry.asking(fault):
+        with budget.trying(fault):
             for later in (False, True):
                 own = results(kernel_of(fault, failure.case.spec, failure.case.out_dtype), later=later, like=seen)
                 given = kinds(own)
-                if inquiry.is_over():
+                if budget.is_over():
                     break
                 if len(given) < len(wanted) or not all(map(_give_alike, own, seen)):
                     continue
@@ -247,15 +247,15 @@ def _give_alike(known: Result, result: Result) -> bool:
     return True
 
 
-def explained_by_bias(harness: KernelHarness, failure: Failure, inquiry: Inquiry) -> tuple[Explanation, ...]:
+def explained_by_bias(harness: KernelHarness, failure: Failure, budget: FaultBudget) -> tuple[Explanation, ...]:
     """Fault models whose kernels' errors lean the same way in the same calls, though each lies within the contract."""
     results = []
     for fault in fault_models_of(failure.case.spec):
         if fault.family not in ("store", "accumulator", "precision"):
             continue
-        if inquiry.is_over():
+        if budget.is_over():
             break
-        with inquiry.asking(fault):
+        with budget.trying(fault):
             if not fault.concerns(failure.case):
                 continue
             kernel = kernel_of(fault, failure.case.spec, failure.case.out_dtype)
@@ -275,13 +275,15 @@ TAIL = "tail_loaded"
 
 
 def explained_by_accesses(
-    harness: KernelHarness, failure: Failure, sampler: Sampler, inquiry: Inquiry
+    harness: KernelHarness, failure: Failure, sampler: Sampler, budget: FaultBudget
 ) -> tuple[Explanation, ...]:
     """What a load out of bounds is not without: a label that is ignored, or a size that is no whole tile."""
-    return () if inquiry.is_over() else _by_labels(harness, failure) or _by_tails(harness, failure, sampler, inquiry)
+    return () if budget.is_over() else _by_labels(harness, failure) or _by_tails(harness, failure, sampler, budget)
 
 
-def _by_tails(harness: KernelHarness, failure: Failure, sampler: Sampler, inquiry: Inquiry) -> tuple[Explanation, ...]:
+def _by_tails(
+    harness: KernelHarness, failure: Failure, sampler: Sampler, budget: FaultBudget
+) -> tuple[Explanation, ...]:
     """That a load isn't masked along a dimension: at whole tiles of it the kernel doesn't crash, at one more it loads
     out of bounds again, and all else is as it was."""
     case = failure.case
@@ -303,7 +305,7 @@ def _by_tails(harness: KernelHarness, failure: Failure, sampler: Sampler, inquir
         size = case.sizes[symbol]
         wholes = {1 << max(size - 1, 0).bit_length(), *(-(-size // tile) * tile for tile in _TILES)}
         for whole in sorted(wholes - {size, 0}):
-            if inquiry.is_over():
+            if budget.is_over():
                 return ()
             fits = sampler.fits(sampler.with_size(case.sizes, symbol, whole + 1))
             if fits and is_inside(symbol, whole) and is_outside(symbol, whole + 1):
@@ -352,10 +354,10 @@ class Fit:
         means = (room / max(count, 1) for room, count in zip(self.room, self.elements, strict=True))
         return (*(round(4 * mean) for mean in means), self.order)
 
-    def on(self, observation: Observation, inquiry: Inquiry) -> Fit:
+    def on(self, observation: Observation, budget: FaultBudget) -> Fit:
         """The same with one more call; a fault model that can't be evaluated on it doesn't account for it."""
         judgements: tuple[Judgement, ...] | None = None
-        with inquiry.asking(self.fault):
+        with budget.trying(self.fault):
             if not self.fault.concerns(observation.case):
                 return replace(self, left=self.left + observation.breaks)
             limits = limits_of(self.fault, observation)
@@ -429,41 +431,39 @@ def explain(
     ``keeps`` tells whether the kernel keeps another contract where this one is broken: None where that isn't known, and
     then it isn't said. What isn't tried within so many ``seconds`` of processor time is left out.
     """
-    inquiry = Inquiry(seconds)
+    budget = FaultBudget(seconds)
     if failure.kind == "crash":
-        return Explained(explained_by_accesses(harness, failure, sampler, inquiry))
+        return Explained(explained_by_accesses(harness, failure, sampler, budget))
     if failure.kind not in (*NUMBERS, *_SIDE_EFFECTS, "bias"):
         return Explained()
     results: tuple[Explanation, ...] = ()
     with one_thread():
         if failure.kind == "bias":
-            results = explained_by_bias(harness, failure, inquiry)
-        elif (
-            failure.kind in NUMBERS and failure.case.protocol == "once" and not _varies(harness, failure.case, inquiry)
-        ):
-            results = _explained_by_numbers(harness, failure, first, sampler, inquiry, keeps)
+            results = explained_by_bias(harness, failure, budget)
+        elif failure.kind in NUMBERS and failure.case.protocol == "once" and not _varies(harness, failure.case, budget):
+            results = _explained_by_numbers(harness, failure, first, sampler, budget, keeps)
         if not results and failure.kind != "bias":
-            results = explained_by_side_effects(harness, failure, sampler, inquiry)
-    return Explained(results, tuple(inquiry.failed.values()))
+            results = explained_by_side_effects(harness, failure, sampler, budget)
+    return Explained(results, tuple(budget.failed.values()))
 
 
-def _varies(harness: KernelHarness, case: Case, inquiry: Inquiry) -> bool:
+def _varies(harness: KernelHarness, case: Case, budget: FaultBudget) -> bool:
     """Whether the same call gives other bits the second time: no altered mathematics does."""
-    if inquiry.is_over():
+    if budget.is_over():
         return False
     once, again = harness.outputs(case), harness.outputs(case)
     return once is not None and again is not None and not all(map(same_numbers, once, again))
 
 
 def _explained_by_numbers(
-    harness: KernelHarness, failure: Failure, first: Case, sampler: Sampler, inquiry: Inquiry, keeps: Keeps
+    harness: KernelHarness, failure: Failure, first: Case, sampler: Sampler, budget: FaultBudget, keeps: Keeps
 ) -> tuple[Explanation, ...]:
     """Fault models whose altered mathematics accounts for the outputs, case by case fewer."""
 
     def confirmed(fit: Fit) -> Iterator[tuple[Fit, Explanation]]:
         """A fault that fresh data confirm; a looser contract if an examination under it doesn't break it."""
-        with inquiry.asking(fit.fault):
-            if is_confirmed(fit.fault, harness, failure, first, sampler, inquiry):
+        with budget.trying(fit.fault):
+            if is_confirmed(fit.fault, harness, failure, first, sampler, budget):
                 kept = keeps(fit.fault.loosened(harness.contract)) if fit.fault.contract else None
                 if kept is not False or not fit.fault.contract:
                     words = described(fit.fault, harness.contract, kept=kept is True)
@@ -472,15 +472,15 @@ def _explained_by_numbers(
     def ranked(fits: list[Fit], seen: list[Observation]) -> tuple[Explanation, ...]:
         """The likeliest altered definitions that are confirmed, and before them a looser contract that fits better."""
         altered = sorted((fit for fit in fits if fit.explained and not fit.fault.contract), key=lambda fit: fit.rank)
-        told = [results for fit in altered[:MOST] for results in confirmed(fit)]
-        looser = _looser(fits, told[0][0] if told else None, seen, inquiry)
-        results = [*(results for fit in looser for results in confirmed(fit)), *told]
+        established = [results for fit in altered[:MOST] for results in confirmed(fit)]
+        looser = _looser(fits, established[0][0] if established else None, seen, budget)
+        results = [*(results for fit in looser for results in confirmed(fit)), *established]
         return tuple(explanation for _, explanation in results[:MOST])
 
     alive = [Fit(fault, order) for order, fault in enumerate(_candidates(failure))]
     observations: list[Observation] = []
     for index, case in enumerate(_cases(failure, first, sampler)):
-        if inquiry.is_over():
+        if budget.is_over():
             return ranked(alive, observations) if _has_ordinary(observations) else ()
         observation = observation_of(harness, case)
         if index == 0 and (observation is None or not observation.breaks):
@@ -488,14 +488,14 @@ def _explained_by_numbers(
         if observation is None:
             continue
         observations.append(observation)
-        seen = _after(observation, alive, inquiry)
+        seen = _after(observation, alive, budget)
         alive = [fit for fit in seen if fit.left == 0]
         if not alive:
             return ()
         if index >= _ENOUGH and len(alive) == 1 and alive[0].explained:
             return ranked(alive, observations)
-    told_apart, more = _told_apart(harness, alive, first, sampler, inquiry)
-    return ranked(told_apart, observations + more)
+    distinguished, more = _distinguished(harness, alive, first, sampler, budget)
+    return ranked(distinguished, observations + more)
 
 
 def _has_ordinary(observations: list[Observation]) -> bool:
@@ -503,25 +503,25 @@ def _has_ordinary(observations: list[Observation]) -> bool:
     return any(observation.case.seed != observations[0].case.seed for observation in observations)
 
 
-def _after(observation: Observation, fits: list[Fit], inquiry: Inquiry) -> list[Fit]:
+def _after(observation: Observation, fits: list[Fit], budget: FaultBudget) -> list[Fit]:
     """The fault models after one more call; those that time does not suffice for as they were."""
     seen = []
     for fit in fits:
-        if inquiry.is_over():
+        if budget.is_over():
             break
-        seen.append(fit.on(observation, inquiry))
+        seen.append(fit.on(observation, budget))
     return seen + fits[len(seen) :]
 
 
-def _told_apart(
-    harness: KernelHarness, alive: list[Fit], first: Case, sampler: Sampler, inquiry: Inquiry
+def _distinguished(
+    harness: KernelHarness, alive: list[Fit], first: Case, sampler: Sampler, budget: FaultBudget
 ) -> tuple[list[Fit], list[Observation]]:
     """What is left of the faults after calls for which the likeliest two would give different outputs; the calls."""
     observations: list[Observation] = []
     choose = seeded(first.seed + 3)
     for index in range(_MORE):
         likeliest = _likeliest(alive)
-        if len(likeliest) < 2 or inquiry.is_over():
+        if len(likeliest) < 2 or budget.is_over():
             break
         case = sampler.case(choose, style=("tile", "small", "any")[index % 3], options=first.options)
         kinds = _TELLING[index // 3 % len(_TELLING)]
@@ -532,7 +532,7 @@ def _told_apart(
         observation = observation_of(harness, case)
         if observation is not None:
             observations.append(observation)
-            alive = [fit for fit in _after(observation, alive, inquiry) if fit.left == 0]
+            alive = [fit for fit in _after(observation, alive, budget) if fit.left == 0]
     return alive, observations
 
 
@@ -576,26 +576,26 @@ def _candidates(failure: Failure) -> Iterator[FaultModel]:
             yield fault
 
 
-def _looser(fits: list[Fit], altered: Fit | None, observations: list[Observation], inquiry: Inquiry) -> list[Fit]:
+def _looser(fits: list[Fit], altered: Fit | None, observations: list[Observation], budget: FaultBudget) -> list[Fit]:
     """The looser contract, or none, that fits better than the altered definition, and as errors of which they spread.
 
     How they spread is told by ordinary calls, not by those that were looked for because they fail.
     """
     looser = [fit for fit in fits if fit.explained and fit.fault.contract and (not altered or fit.rank < altered.rank)]
     ordinary = [observation for observation in observations if observation.case.seed != observations[0].case.seed]
-    unlike = [(_unlike(fit.fault, ordinary, inquiry), fit) for fit in looser]
+    unlike = [(_unlike(fit.fault, ordinary, budget), fit) for fit in looser]
     alike = sorted((pair for pair in unlike if pair[0] <= 1), key=lambda pair: (round(16 * pair[0]), *pair[1].rank))
     return [fit for _, fit in alike[:1]]
 
 
-def _unlike(fault: FaultModel, observations: list[Observation], inquiry: Inquiry) -> float:
+def _unlike(fault: FaultModel, observations: list[Observation], budget: FaultBudget) -> float:
     """How unlike the kernel's errors spread in these calls; above 1 they are others than the fault model's."""
     distributions: tuple[ErrorDistribution, ...] = ()
     for observation in observations:
         if (
             fault.concerns(observation.case)
             and not observation.chooses_wrongly
-            and not (distributions and inquiry.is_over())
+            and not (distributions and budget.is_over())
         ):
             distributions = error_distributions_of(fault, observation, distributions)
     kernel, own, *like = distributions or (ErrorDistribution(), ErrorDistribution())

@@ -8,7 +8,7 @@ import torch
 
 from assay.verify.cases.case import Case
 from assay.verify.explanation.fault_models.fault_model import FaultModel, Tensors
-from assay.verify.explanation.fault_models.mutators import asked, head_groups, operations, option, whole
+from assay.verify.explanation.fault_models.mutators import has, head_groups, operations, option, whole
 
 Tensor = torch.Tensor
 Rule = Callable[[Any, Tensor], Tensor]
@@ -114,7 +114,7 @@ def _unmasked_padding(values: Tensors, case: Case) -> Tensors:
     return values | {name: longer(values[name]) for name in ("k", "v")}
 
 
-_is_causal = asked("causal")
+_is_causal = has("causal")
 
 
 def _row(name: str, description: str, rule: Rule | type, specs: tuple[str, ...], **more: Any) -> FaultModel:
@@ -128,24 +128,24 @@ FAULT_MODELS = (
     _row("diagonal_one_short", "the causal mask hides a query's own key", causal(-1), CAUSAL, applies=_is_causal),
     _row("top_left_for_bottom_right", "the causal mask is aligned at the first keys, not at the last: the offset of "
          "keys to queries is ignored", causal(like="top_left"), CAUSAL, origin=_CAPTURE,
-         applies=asked("causal", "bottom_right"), needs="q shorter or longer than k"),
+         applies=has("causal", "bottom_right"), needs="q shorter or longer than k"),
     _row("bottom_right_for_top_left", "the causal mask is aligned at the last keys, not at the first",
          causal(like="bottom_right"), ("attention", "attention_backward"), origin=_CAPTURE,
-         applies=asked("causal", "top_left"), needs="q shorter or longer than k"),
+         applies=has("causal", "top_left"), needs="q shorter or longer than k"),
     _row("causal_mask_by_tiles", "the causal mask is applied to whole tiles of 16 keys only", causal(tile=16), CAUSAL,
          applies=_is_causal),
     FaultModel("causal_mask_ignored", "mask", "the causal mask is ignored", CAUSAL, applies=_is_causal,
         options=option(causal="none")),
     _row("window_one_wider", "the window reaches one key too far to the left", causal(window=(1, 0)), ("attention",),
-         applies=asked("window")),
+         applies=has("window")),
     _row("window_one_narrower", "the window ends one key too early on the left", causal(window=(-1, 0)),
-         ("attention",), applies=asked("window")),
+         ("attention",), applies=has("window")),
     _row("window_right_ignored", "the window is open to the right", causal(window=(0, 1 << 30)), ("attention",),
-         applies=lambda case: asked("window")(case) and not _is_causal(case)),
+         applies=lambda case: has("window")(case) and not _is_causal(case)),
     _row("window_offset_ignored", "the window is counted from the query's number, not from its place among the keys",
          causal(like="top_left"), ("attention",), origin=_CAPTURE, needs="q shorter or longer than k",
-         applies=lambda case: asked("window")(case) and not _is_causal(case)),
-    FaultModel("window_ignored", "mask", "the window is ignored", ("attention",), applies=asked("window"),
+         applies=lambda case: has("window")(case) and not _is_causal(case)),
+    FaultModel("window_ignored", "mask", "the window is ignored", ("attention",), applies=has("window"),
         options=option(window=None)),
     _row("first_key_dropped", "the first key is never seen", _without(0, 1), ALL, needs="more than one key"),
     _row("last_key_dropped", "each query misses the last key that it should see",
@@ -157,7 +157,7 @@ FAULT_MODELS = (
     _row("key_tile_dropped", "the second tile of 16 keys is never seen", _without(16, 32), ALL,
          needs="more than 16 keys"),
     _row("softcap_after_mask", "the softcap is applied after the mask, so that masked scores become -cap",
-         _for_infinity(lambda case: -case.options["softcap"]), ("attention",), applies=asked("softcap"),
+         _for_infinity(lambda case: -case.options["softcap"]), ("attention",), applies=has("softcap"),
          origin="sgl-kernel-xpu#491", needs="a mask and a softcap together"),
     _row("finite_sentinel", "-5e4 stands for minus infinity behind the mask", _for_infinity(lambda case: -5e4), ALL,
          origin="flashinfer#4401", needs="logits below -5e4, or a row that sees nothing"),

@@ -8,7 +8,7 @@ import torch
 from assay.verify.cases.case import Case
 from assay.verify.explanation.fault_models.fault_model import FaultModel, Tensors
 from assay.verify.explanation.fault_models.mutators import (
-    asked,
+    has,
     head_groups,
     in_case,
     operations,
@@ -103,11 +103,11 @@ FAULT_MODELS = (
         origin="FlagGems#3759", needs="key/value heads that are shared",
         arithmetic=operations(attend_backward=_one_head_of_group)),
     FaultModel("k_scale_dropped", "scale", "k_scale is left out", _DECODE, origin="vllm#42580",
-        applies=asked("k_scale"), options=option(k_scale=1.0)),
+        applies=has("k_scale"), options=option(k_scale=1.0)),
     FaultModel("v_scale_dropped", "scale", "v_scale is left out", _DECODE, origin="vllm#42580",
-        applies=asked("v_scale"), options=option(v_scale=1.0)),
+        applies=has("v_scale"), options=option(v_scale=1.0)),
     FaultModel("v_scale_twice", "scale", "v_scale is applied twice", _DECODE, origin="sglang#18396",
-        applies=asked("v_scale"), options=lambda options, case: options | {"v_scale": options["v_scale"] ** 2}),
+        applies=has("v_scale"), options=lambda options, case: options | {"v_scale": options["v_scale"] ** 2}),
     FaultModel("cache_scales_swapped", "scale", "k_scale and v_scale are swapped", _DECODE,
         applies=lambda case: case.options["k_scale"] != case.options["v_scale"],
         options=lambda options, case: options | {"k_scale": options["v_scale"], "v_scale": options["k_scale"]}),

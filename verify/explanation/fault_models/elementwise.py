@@ -9,7 +9,7 @@ import torch
 from assay.golden.definitions.activations import FUNCTIONS
 from assay.verify.cases.case import Case
 from assay.verify.explanation.fault_models.fault_model import FaultModel, Tensors
-from assay.verify.explanation.fault_models.mutators import asked, changed, every, operations, option, swapped
+from assay.verify.explanation.fault_models.mutators import changed, every, has, operations, option, swapped
 
 Tensor = torch.Tensor
 
@@ -158,14 +158,14 @@ FAULT_MODELS = (
         ("reciprocal", "tanh", "erf", "sin", "expm1", "softplus", "sigmoid", "exp", "exp2"),
         inputs=changed("x", lambda x: x.abs())),
     FaultModel("gelu_tanh_for_erf", "formula", "the tanh approximation stands for erf", _GELU,
-        applies=asked("approximate", "none"), options=option(approximate="tanh")),
+        applies=has("approximate", "none"), options=option(approximate="tanh")),
     FaultModel("gelu_erf_for_tanh", "formula", "erf stands for the tanh approximation", _GELU,
-        applies=asked("approximate", "tanh"), options=option(approximate="none")),
+        applies=has("approximate", "tanh"), options=option(approximate="none")),
     FaultModel("gelu_by_sigmoid", "formula", "x sigmoid(1.702 x) stands for GELU", _GELU, definition=_fast_sigmoid),
     FaultModel("gelu_half_dropped", "formula", "the factor 1/2 is left out", _GELU, definition=_gelu(half=1.0)),
     FaultModel("gelu_one_dropped", "formula", "the 1 beside erf or tanh is left out", _GELU, definition=_gelu(one=0.0)),
     FaultModel("gelu_cubic_term", "formula", "the cubic term's factor is 0.0044715", _GELU,
-        definition=_gelu(cubic=0.0044715), applies=asked("approximate", "tanh")),
+        definition=_gelu(cubic=0.0044715), applies=has("approximate", "tanh")),
     FaultModel("gelu_of_minus_infinity", "special values", "x times a gate that has closed is NaN at minus infinity",
         _GELU, arithmetic=operations(gate_mul=lambda xp, right, x, gate: x * gate), emulated=True,
         needs="minus infinity in the input"),
@@ -178,18 +178,18 @@ FAULT_MODELS = (
         needs="numbers beyond 88"),
     FaultModel("gate_and_up_swapped", "layout", "gate and up are swapped", (*_SWIGLU, *_SWIGLU_BACK),
         inputs=swapped("gate", "up")),
-    FaultModel("limit_ignored", "formula", "the limit is ignored", _SWIGLU, applies=asked("limit"),
+    FaultModel("limit_ignored", "formula", "the limit is ignored", _SWIGLU, applies=has("limit"),
         options=option(limit=None), needs="numbers beyond the limit"),
-    FaultModel("limit_on_gate_only", "formula", "the limit holds for the gate only", _SWIGLU, applies=asked("limit"),
+    FaultModel("limit_on_gate_only", "formula", "the limit holds for the gate only", _SWIGLU, applies=has("limit"),
         definition=_swiglu("gate only"), needs="numbers beyond the limit"),
-    FaultModel("limit_on_up_only", "formula", "the limit holds for up only", _SWIGLU, applies=asked("limit"),
+    FaultModel("limit_on_up_only", "formula", "the limit holds for up only", _SWIGLU, applies=has("limit"),
         definition=_swiglu("up only"), needs="numbers beyond the limit"),
-    FaultModel("limit_on_one_side", "formula", "up is limited above, not below", _SWIGLU, applies=asked("limit"),
+    FaultModel("limit_on_one_side", "formula", "up is limited above, not below", _SWIGLU, applies=has("limit"),
         definition=_swiglu("one side"), needs="numbers below minus the limit"),
-    FaultModel("gate_limited_below", "formula", "the gate is limited below too", _SWIGLU, applies=asked("limit"),
+    FaultModel("gate_limited_below", "formula", "the gate is limited below too", _SWIGLU, applies=has("limit"),
         definition=_swiglu("both sides"), needs="numbers below minus the limit"),
     FaultModel("nan_becomes_limit", "special values", "NaN becomes the limit, as fmin gives it", _SWIGLU,
-        origin="tilelang#3024", applies=asked("limit"), arithmetic=operations(minimum=_nan_at_limit),
+        origin="tilelang#3024", applies=has("limit"), arithmetic=operations(minimum=_nan_at_limit),
         needs="a NaN in the input"),
     FaultModel("swiglu_with_sigmoid", "formula", "sigmoid(gate) up: the factor gate is left out", _SWIGLU,
         arithmetic=_gated(lambda x, gate, y: gate * y)),

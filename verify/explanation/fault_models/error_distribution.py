@@ -41,15 +41,15 @@ class ErrorDistribution:
         """The same with the elements of one output that the looser contract leaves more freedom."""
         y = got.double()
         right = round_to(tight.golden, tight.out)
-        told = tight.judged & y.isfinite() & right.isfinite() & (~loose.judged | (loose.inner > tight.inner))
-        number = torch.where(told, right, 1.0)
+        certain = tight.judged & y.isfinite() & right.isfinite() & (~loose.judged | (loose.inner > tight.inner))
+        number = torch.where(certain, right, 1.0)
         unit = tight.inner + (next_up(number.abs(), tight.out) - number.abs()) / 2
-        error = torch.where(told, (y - right) * right.sign() / unit, 0.0)
-        rows, counted = (x.reshape(-1, x.shape[-1] if x.dim() else 1) for x in (error, told))
+        error = torch.where(certain, (y - right) * right.sign() / unit, 0.0)
+        rows, counted = (x.reshape(-1, x.shape[-1] if x.dim() else 1) for x in (error, certain))
         mean = rows.sum(1, keepdim=True) / counted.sum(1, keepdim=True).clamp(min=1)
-        beyond = told & ((y < tight.ends.low) | (y > tight.ends.high))
+        beyond = certain & ((y < tight.ends.low) | (y > tight.ends.high))
         return ErrorDistribution(
-            self.elements + float(told.sum()),
+            self.elements + float(certain.sum()),
             self.broken + float(beyond.sum()),
             self.squares + float((error**2).sum()),
             self.sizes + float(error.abs().sum()),

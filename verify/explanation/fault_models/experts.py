@@ -7,7 +7,7 @@ import torch
 from assay.golden.definitions.moe import moe
 from assay.verify.cases.case import Case
 from assay.verify.explanation.fault_models.fault_model import FaultModel, Tensors
-from assay.verify.explanation.fault_models.mutators import asked, changed, operations, option, whole
+from assay.verify.explanation.fault_models.mutators import changed, has, operations, option, whole
 
 Tensor = torch.Tensor
 _ROUTE, _MOE = ("moe_route",), ("moe",)
@@ -56,9 +56,9 @@ FAULT_MODELS = (
         origin="minimind#859", options=option(renormalize=False), needs="top_k=1 with renormalize=True",
         applies=lambda case: case.options["top_k"] == 1 and case.options["renormalize"]),
     FaultModel("renormalisation_dropped", "routing", "the weights of the chosen experts are not renormalised", _ROUTE,
-        origin="flashinfer#2889", applies=asked("renormalize", True), options=option(renormalize=False)),
+        origin="flashinfer#2889", applies=has("renormalize", True), options=option(renormalize=False)),
     FaultModel("always_renormalised", "routing", "weights are renormalised although that was not asked for", _ROUTE,
-        applies=asked("renormalize", False), options=option(renormalize=True)),
+        applies=has("renormalize", False), options=option(renormalize=True)),
     FaultModel("renormalised_by_all", "routing", "weights are divided by the sum over all experts", _ROUTE,
         options=option(renormalize=False),
         arithmetic=operations(gather=lambda xp, right, scores, ids: right(scores, ids) / xp.sum(scores)),

@@ -23,7 +23,7 @@ def option(**changed: Any) -> Callable[[dict[str, Any], Case], dict[str, Any]]:
     return lambda options, case: options | changed
 
 
-def asked(name: str, *values: Any) -> Callable[[Case], bool]:
+def has(name: str, *values: Any) -> Callable[[Case], bool]:
     """Whether an option has one of these values; without ``values``, another than its default."""
     return lambda case: bool(
         case.options[name] in values if values else case.options[name] != case.definition.options[name].default

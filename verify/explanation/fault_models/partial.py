@@ -12,8 +12,8 @@ from assay.verify.explanation.fault_models.attention import without_maximum
 from assay.verify.explanation.fault_models.attention_masks import nan_of_blind
 from assay.verify.explanation.fault_models.fault_model import FaultModel, Tensors
 from assay.verify.explanation.fault_models.mutators import (
-    asked,
     changed,
+    has,
     in_case,
     in_input_dtype,
     is_narrow,
@@ -86,10 +86,10 @@ def _two_hops(xp: Any, right: Any, x: Tensor, axis: int = -1, **settings: Any) -
 
 FAULT_MODELS = (
     FaultModel("ignored_tokens_count_in_mean", "loss", "the mean divides by all tokens, ignored ones too", _LOSS,
-        definition=_mean_of_all(cross_entropy), applies=asked("reduction", "mean"),
+        definition=_mean_of_all(cross_entropy), applies=has("reduction", "mean"),
         needs="some tokens without a label"),
     FaultModel("ignored_tokens_count_in_gradient", "loss", "the gradient of the mean divides by all tokens", _LOSS_BACK,
-        definition=_mean_of_all(cross_entropy_backward), applies=asked("reduction", "mean"),
+        definition=_mean_of_all(cross_entropy_backward), applies=has("reduction", "mean"),
         needs="some tokens without a label"),
     FaultModel("ignored_tokens_as_class_0", "loss", "a token without a label is taken for one of class 0", _LOSSES,
         needs="some tokens without a label", inputs=in_case(
@@ -98,16 +98,16 @@ FAULT_MODELS = (
         "the label of an ignored token is loaded, from memory before its row, and counted zero times", _LOSS,
         origin="FlagGems", definition=_ignored_loaded,
         needs="a NaN in the memory where an ignored label points"),
-    FaultModel("smoothing_dropped", "loss", "label smoothing is left out", _LOSSES, applies=asked("label_smoothing"),
+    FaultModel("smoothing_dropped", "loss", "label smoothing is left out", _LOSSES, applies=has("label_smoothing"),
         options=option(label_smoothing=0.0)),
     FaultModel("smoothing_over_others", "loss", "label smoothing is shared by the other V - 1 classes", _LOSSES,
-        applies=asked("label_smoothing"), options=_smoothing_of_others),
+        applies=has("label_smoothing"), options=_smoothing_of_others),
     FaultModel("sum_for_mean", "loss", "the sum stands for the mean", _LOSSES, origin="Liger#680, #968",
-        applies=asked("reduction", "mean"), options=option(reduction="sum"), needs="more than one token"),
-    FaultModel("mean_for_sum", "loss", "the mean stands for the sum", _LOSSES, applies=asked("reduction", "sum"),
+        applies=has("reduction", "mean"), options=option(reduction="sum"), needs="more than one token"),
+    FaultModel("mean_for_sum", "loss", "the mean stands for the sum", _LOSSES, applies=has("reduction", "sum"),
         options=option(reduction="mean"), needs="more than one token"),
     FaultModel("gradient_of_none_as_mean", "loss", "reduction='none' is differentiated as a mean", _LOSS_BACK,
-        origin="Liger#680, #968", applies=asked("reduction", "none"), options=option(reduction="mean"),
+        origin="Liger#680, #968", applies=has("reduction", "none"), options=option(reduction="mean"),
         needs="more than one token"),
     FaultModel("label_one_less", "loss", "the label of the class before is taken", _LOSSES, inputs=in_case(
         "target", lambda x, case: torch.where((x == case.options["ignore_index"]) | (x == 0), x, x - 1))),

@@ -9,8 +9,8 @@ from assay.golden.definitions.gemm import AWQ_ORDER, E2M1, nibbles, repeat
 from assay.verify.cases.case import Case
 from assay.verify.explanation.fault_models.fault_model import FaultModel, Tensors
 from assay.verify.explanation.fault_models.mutators import (
-    asked,
     changed,
+    has,
     in_input_dtype,
     is_narrow,
     one,
@@ -166,8 +166,8 @@ def _group_ignored(xp: Any, values: Any, index: Any, b: Any) -> Any:
 
 
 _AWQ_PLACES = tuple(AWQ_ORDER.index(column) for column in range(8))
-_BLOCKS = asked("granularity", "block")
-_NOT_BLOCKS = asked("granularity", "row")
+_BLOCKS = has("granularity", "block")
+_NOT_BLOCKS = has("granularity", "row")
 
 FAULT_MODELS = (
     FaultModel("operand_transposed", "layout", "a square right operand is read as its transpose", ("gemm",),
@@ -254,7 +254,7 @@ FAULT_MODELS = (
     FaultModel("zero_point_one_more", "packing", "zero-points are one too large", _INT4,
         origin="vllm#26092", arithmetic=_weights(lambda q, z, s: (q, z + 1, s))),
     FaultModel("zero_point_wraps", "packing", "a stored zero-point of 15, which means 16, becomes 0", _INT4,
-        origin="GPTQModel#2351", applies=asked("packing", "gptq"), needs="a stored zero-point of 15",
+        origin="GPTQModel#2351", applies=has("packing", "gptq"), needs="a stored zero-point of 15",
         arithmetic=_weights(lambda q, z, s: (q, z & 15, s))),
     FaultModel("zero_point_eight", "packing", "zero-points are taken to be 8", _INT4,
         arithmetic=_weights(lambda q, z, s: (q, z * 0 + 8, s))),
@@ -268,9 +268,9 @@ FAULT_MODELS = (
     FaultModel("nibble_borrows", "packing", "a low nibble of 8 or more takes one from its neighbour", _INT4,
         origin="sparkinfer#761", arithmetic=_weights(lambda q, z, s: (_borrowed(q), z, s))),
     FaultModel("awq_order_ignored", "packing", "AWQ's nibbles are taken in order 0 to 7", _INT4, origin="Quark#30",
-        applies=asked("packing", "awq"), inputs=_nibbles_moved(range(8), _AWQ_PLACES, "qweight", "zeros")),
+        applies=has("packing", "awq"), inputs=_nibbles_moved(range(8), _AWQ_PLACES, "qweight", "zeros")),
     FaultModel("gptq_order_of_awq", "packing", "GPTQ's nibbles are taken in AWQ's order", _INT4, origin="Quark#30",
-        applies=asked("packing", "gptq"), inputs=_nibbles_moved(AWQ_ORDER, range(8), "qweight")),
+        applies=has("packing", "gptq"), inputs=_nibbles_moved(AWQ_ORDER, range(8), "qweight")),
     FaultModel("group_of_first", "scale", "every group along K takes the scale and zero-point of the first", _INT4,
         needs="more than one group along K", arithmetic=_groups_of(1 << 30)),
     FaultModel("group_size_128", "scale", "groups are counted as 128 long, whatever their length", _INT4,

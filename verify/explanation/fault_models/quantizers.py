@@ -11,9 +11,9 @@ from assay.golden.arithmetic.real import codes_of
 from assay.golden.definitions.quantization import quantize_fp8, quantize_int4
 from assay.verify.explanation.fault_models.fault_model import FaultModel
 from assay.verify.explanation.fault_models.mutators import (
-    asked,
     changed,
     columns_beyond,
+    has,
     is_wide,
     narrowed,
     one,
@@ -104,7 +104,7 @@ def _of_rows(xp: Any, x: Any, *, scale: Any = None, granularity: str, **options:
     return codes, result[:, torch.zeros(-(-x.shape[1] // 128), dtype=torch.int64)]
 
 
-_asymmetric = asked("symmetric", False)
+_asymmetric = has("symmetric", False)
 
 
 def _of_first_row(xp: Any, scale: Any) -> Any:
@@ -124,7 +124,7 @@ FAULT_MODELS = (
     FaultModel("scale_of_16", "scale", "the span is divided by 16, not by 15", _INT4, arithmetic=_largest(15, 16),
         applies=_asymmetric),
     FaultModel("scale_of_8", "scale", "the largest magnitude is divided by 8, not by 7", _INT4,
-        arithmetic=_largest(7, 8), applies=asked("symmetric", True)),
+        arithmetic=_largest(7, 8), applies=has("symmetric", True)),
     FaultModel("largest_without_magnitude", "formula", "the scale is that of the largest number, not of the largest "
         "magnitude", _SYMMETRIC, origin="unsloth#10841", arithmetic=operations(abs=lambda xp, right, x: x)),
     FaultModel("truncating_codes", "store", "quotients are truncated to codes, not rounded", quantizes,
@@ -146,7 +146,7 @@ FAULT_MODELS = (
         quantizes, needs="more than 16 columns, no multiple of 16",
         arithmetic=operations(max=lambda xp, right, x: right(x[..., : whole(x.shape[-1], 16)]))),
     FaultModel("granularity_ignored", "scale", "one scale for each row, whatever is asked for", _FP8,
-        applies=asked("granularity", "group128"), needs="more than 128 columns",
+        applies=has("granularity", "group128"), needs="more than 128 columns",
         definition=_of_rows),
     FaultModel("scale_of_first_row", "scale", "the scale of the first row is returned for all", quantizes,
         needs="more than one row", results=one(1, _of_first_row),
@@ -157,7 +157,7 @@ FAULT_MODELS = (
         needs="more than 16 columns, no multiple of 16", results=one(0, zero_where(columns_beyond(16)))),
     FaultModel("quantised_from_bfloat16", "precision", "the input is rounded to bfloat16 first", quantizes,
         applies=is_wide, inputs=changed("x", lambda x: round_to(x.double(), "bfloat16"))),
-    FaultModel("symmetric_ignored", "formula", "symmetric=True is ignored", _INT4, applies=asked("symmetric", True),
+    FaultModel("symmetric_ignored", "formula", "symmetric=True is ignored", _INT4, applies=has("symmetric", True),
         options=option(symmetric=False)),
     FaultModel("range_without_zero", "formula", "the range does not include zero: groups of one sign are clipped",
         _INT4, origin="unsloth#10841", applies=_asymmetric,

@@ -1,4 +1,4 @@
-"""Asking fault models, one after the other, within a time: one that raises is noted, and the others are asked."""
+"""A processor-time budget for fault models, in which one that raises does not keep the others from being tried."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,16 +7,16 @@ from assay.runtime.deadline import CpuBudget
 from assay.verify.explanation.fault_models.fault_model import FaultModel
 
 
-class Inquiry(CpuBudget):
-    """A budget of time for fault models; ``failed`` has the error of each that raised, in the order of their calls."""
+class FaultBudget(CpuBudget):
+    """A budget of seconds for fault models; ``failed`` has the error of each that raised, in call order."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(seconds)
         self.failed: dict[str, str] = {}
 
     @contextmanager
-    def asking(self, fault: FaultModel) -> Iterator[None]:
-        """Whatever is wrong with one fault model, the others are still asked."""
+    def trying(self, fault: FaultModel) -> Iterator[None]:
+        """Record an exception that a fault model raises inside."""
         try:
             yield
         except Exception as error:
