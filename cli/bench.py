@@ -92,8 +92,8 @@ def bench(
     Each call has other numbers than the one before, and some are judged; of a kernel that is wrong in one no time is
     told. Exits with 1 where a kernel was wrong, or became slower than --compare says.
     """
-    from assay.bench.inspection.calls import Asked
-    from assay.bench.timing.contest import Ways, history, machine
+    from assay.bench.inspection.calls import Request
+    from assay.bench.timing.contest import TimingOptions, history, machine
     from assay.bench.timing.gate import compared
     from assay.bench.timing.page import change_words
     from assay.bench.timing.profile import counters
@@ -109,7 +109,7 @@ def bench(
         raise BenchError(f"--compare {compare}: holds no record of this machine ({machine(device)})")
     told = [line for path in profile or () for line in counters(path)]
     on_gpu = device.startswith("cuda")
-    ways = Ways(device, seconds, rounds, on_gpu if cold is None else cold, graph)
+    options = TimingOptions(device, seconds, rounds, on_gpu if cold is None else cold, graph)
     count = runs or (_COMPARED_RUNS if save is not None or compare is not None else 1)
     if targets and is_problem(targets[0]):
         without = ("--spec", spec), ("--dtype", dtype), ("--option", option), ("--at", at), ("--layout", layout)
@@ -121,10 +121,10 @@ def bench(
     elif trace is not None:
         raise BenchError("--trace: expected a FlashInfer Trace definition and its solutions, got kernels")
     else:
-        sizes = Asked(tuple(read_sizes(text, "--at") for text in at or ()), settings.tensor_layouts(layout))
+        sizes = Request(tuple(read_sizes(text, "--at") for text in at or ()), settings.tensor_layouts(layout))
         kernels = _chosen(targets or [], spec, dtype, option, contract, device)
         asked_about = [kernel.target for kernel in kernels]
-        timed = of_kernels(kernels, sizes, ways, count, against=against, compiles=compiles)
+        timed = of_kernels(kernels, sizes, options, count, against=against, compiles=compiles)
     record = _recorded(timed, device, asked_about)
     changes: list[Change] = []
     if past:

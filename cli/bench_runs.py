@@ -14,8 +14,8 @@ from assay.runtime.process import Lost
 from assay.verify.errors import BenchError, TargetError
 
 if TYPE_CHECKING:
-    from assay.bench.inspection.calls import Asked
-    from assay.bench.timing.contest import Line, Ways
+    from assay.bench.inspection.calls import Request
+    from assay.bench.timing.contest import Line, TimingOptions
     from assay.judge.verdict import SolutionVerdict
     from assay.verify.campaign.table import Entry
 
@@ -37,15 +37,15 @@ def is_problem(target: str) -> bool:
 
 
 def of_kernels(
-    kernels: Sequence[Entry], sizes: Asked, ways: Ways, count: int, *, against: str, compiles: bool
+    kernels: Sequence[Entry], sizes: Request, options: TimingOptions, count: int, *, against: str, compiles: bool
 ) -> Timed:
     """Kernels by turns with what else does the same. Raises `TargetError` and `BenchError`."""
     from assay.bench.timing.contest import Run, contests_of, lines_of, run
 
-    contests = tuple(contests_of(kernels, sizes, ways, against=against, compiles=compiles))
+    contests = tuple(contests_of(kernels, sizes, options, against=against, compiles=compiles))
     if not contests:
-        raise TargetError(f"bench: none of these kernels can be timed on {ways.device}")
-    runs = _in_processes(run, Run(contests, ways), count, "assay.bench.timing.contest")
+        raise TargetError(f"bench: none of these kernels can be timed on {options.device}")
+    runs = _in_processes(run, Run(contests, options), count, "assay.bench.timing.contest")
     first = runs[0][0]
     peak = f"{first.peak.device}, {first.peak.source}" if first.peak else ""
     return Timed(lines_of(contests, runs), first.clock, peak)

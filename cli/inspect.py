@@ -139,16 +139,16 @@ def _jobs(
     layout: Sequence[str] | None,
 ) -> list[Job]:
     """A job for each kernel and each of its dtypes; mistakes are told before any compiler starts."""
-    from assay.bench.inspection.calls import Asked, check_asked
+    from assay.bench.inspection.calls import Request, check_request
     from assay.verify.cases.at_shape import read_sizes
 
-    asked = Asked(tuple(read_sizes(text, "--at") for text in at or ()), settings.tensor_layouts(layout))
+    request = Request(tuple(read_sizes(text, "--at") for text in at or ()), settings.tensor_layouts(layout))
     if inputs:
         if op or len(targets) != 1 or ":" not in targets[0]:
             raise SettingError(f"--inputs {inputs}: expected one package.module:function beside it, and no --spec")
         from assay.bench.inspection.inspecting import Job
 
-        return [Job(targets[0], targets[0], arch, asked=asked, inputs=inputs)]
+        return [Job(targets[0], targets[0], arch, request=request, inputs=inputs)]
     wanted = []
     entries = _entries(targets, op)
     for entry in entries:
@@ -157,11 +157,11 @@ def _jobs(
         for kind in kinds:
             usual = chosen.definition.default_settings["dtype"] if kind is None else kind
             own = replace(chosen, dtype=usual)
-            check_asked(own, asked)
+            check_request(own, request)
             wanted.append((entry, own))
     from assay.bench.inspection.inspecting import Job
 
-    return [Job(entry.name, entry.target, arch, own, asked) for entry, own in wanted]
+    return [Job(entry.name, entry.target, arch, own, request) for entry, own in wanted]
 
 
 def _entries(targets: Sequence[str], op: str) -> list[Entry]:

@@ -20,7 +20,7 @@ from _pytest.config.argparsing import Parser
 from assay.cli.main import app
 from assay.golden import evaluate, spec, specs
 from assay.golden.signature import TensorSpec
-from assay.judge.conduct import CHEATS
+from assay.judge.tampering import CHEATS
 from assay.precision import audit
 from assay.pytest_plugin import plugin
 from assay.verify import Contract, Failure, Verdict, contract, examine, judge

@@ -79,10 +79,10 @@ def _timed(line: Line, times: Sequence[Time]) -> Line:
 
 def _reason(verdict: SolutionVerdict) -> str:
     """Why it has no time."""
-    told = [str(cheat) for cheat in verdict.cheats]
+    reasons = [str(cheat) for cheat in verdict.cheats]
     if verdict.failure is not None:
-        told.append(f"{verdict.failure.kind}: {verdict.failure.message}")
-    return "; ".join(told) or verdict.note
+        reasons.append(f"{verdict.failure.kind}: {verdict.failure.message}")
+    return "; ".join(reasons) or verdict.note
 
 
 def _finite(value: float) -> float | None:

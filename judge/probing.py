@@ -14,11 +14,11 @@ from itertools import pairwise
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from assay.judge.bench import Bench, same_outputs
-from assay.judge.conduct import Cheat
 from assay.judge.solution.inputs import all_changed, half_changed
 from assay.judge.solution.solution_process import SolutionError
-from assay.judge.solution.trials import Seen
+from assay.judge.solution.trials import Observation
+from assay.judge.tampering import Cheat
+from assay.judge.under_test import SolutionUnderTest, same_outputs
 
 _MOVED = 1e-3  # of the reference's largest result: certainly another result
 _STEPS = 7  # bisections between an amplitude that passes and one that doesn't
@@ -28,9 +28,9 @@ _MOST_TENSORS = 6
 _SCALES = (1e-2, 0.1, 0.5, 1.0, 2.0, 10.0, 100.0)
 
 
-def constant(seen: Sequence[Seen]) -> list[Cheat]:
+def constant(seen: Sequence[Observation]) -> list[Cheat]:
     """Whether calls with different inputs of one size always gave the same bits, though the right results differ."""
-    sizes: dict[str, list[Seen]] = {}
+    sizes: dict[str, list[Observation]] = {}
     for one in seen:
         if one.outputs:
             sizes.setdefault(str(sorted(one.trial.sizes.items())), []).append(one)
@@ -44,55 +44,55 @@ def constant(seen: Sequence[Seen]) -> list[Cheat]:
     return []
 
 
-def ignored(bench: Bench, base: Seen) -> list[Cheat]:
+def ignored(under_test: SolutionUnderTest, base: Observation) -> list[Cheat]:
     """Arguments that may be others without a change of the results, where the reference's change."""
-    others = bench.meaning.instance.draw(base.trial.seed + 77)
+    others = under_test.model.instance.draw(base.trial.seed + 77)
     results = []
-    for index in bench.tensors[:_MOST_TENSORS]:
+    for index in under_test.tensors[:_MOST_TENSORS]:
         after = all_changed(base.arguments, others, index)
-        if bench.eager_change(base.arguments, after) > _MOVED and _unmoved(bench, base, after):
+        if under_test.eager_change(base.arguments, after) > _MOVED and _unmoved(under_test, base, after):
             results.append(Cheat("ignored-argument", f"argument {index}", base.trial.as_line()))
     return results
 
 
-def unread(bench: Bench, base: Seen) -> list[Cheat]:
+def unread(under_test: SolutionUnderTest, base: Observation) -> list[Cheat]:
     """Halves of inputs that the results don't hang on, where the reference's do."""
     leaves = tree_leaves(base.arguments)
-    for index in bench.tensors[:_MOST_TENSORS]:
+    for index in under_test.tensors[:_MOST_TENSORS]:
         for axis in range(leaves[index].ndim):
             if leaves[index].shape[axis] < 4:
                 continue
             after = half_changed(base.arguments, index, axis)
-            if bench.eager_change(base.arguments, after) > _MOVED / 10 and _unmoved(bench, base, after):
+            if under_test.eager_change(base.arguments, after) > _MOVED / 10 and _unmoved(under_test, base, after):
                 words = f"argument {index}, the last half along axis {axis}"
                 return [Cheat("unread-input", words, base.trial.as_line())]
     return []
 
 
-def _unmoved(bench: Bench, base: Seen, after: tuple[object, ...]) -> bool:
+def _unmoved(under_test: SolutionUnderTest, base: Observation, after: tuple[object, ...]) -> bool:
     try:
-        bench.process.place("probe", after)
-        return same_outputs(bench.process.call("probe", seed=base.trial.seed).outputs, base.outputs)
+        under_test.process.store("probe", after)
+        return same_outputs(under_test.process.call("probe", seed=base.trial.seed).outputs, base.outputs)
     except SolutionError:
         return False
 
 
-def amplitude(bench: Bench, base: Seen) -> list[Cheat]:
+def amplitude(under_test: SolutionUnderTest, base: Observation) -> list[Cheat]:
     """Whether an amplitude is there at which results become wrong, or right, at once: a threshold in the solution.
 
     The errors of an honest kernel grow smoothly with the amplitude; where they don't (an overflow), results are NaN or
     infinite.
     """
-    if not any(kind.name != "fixed" for kind in bench.kinds):
+    if not any(kind.name != "fixed" for kind in under_test.kinds):
         return []
-    tried: dict[float, Seen] = {}
+    tried: dict[float, Observation] = {}
 
-    def at(factor: float) -> Seen:
+    def at(factor: float) -> Observation:
         if factor not in tried:
-            tried[factor] = bench.tried(replace(base.trial, factor=factor, memory="new"), name="probe")
+            tried[factor] = under_test.tried(replace(base.trial, factor=factor, memory="new"), name="probe")
         return tried[factor]
 
-    usable = [factor for factor in _SCALES if bench.meaning.is_finite(at(factor).arguments)]
+    usable = [factor for factor in _SCALES if under_test.model.is_finite(at(factor).arguments)]
     for low, high in pairwise(usable):
         if at(low).failed == at(high).failed:
             continue
@@ -101,7 +101,7 @@ def amplitude(bench: Bench, base: Seen) -> list[Cheat]:
             middle = math.sqrt(first * last)
             first, last = (middle, last) if at(middle).failed == at(first).failed else (first, middle)
         wrong, right = (at(first), at(last)) if at(first).failed else (at(last), at(first))
-        again = [bench.tried(one.trial, name="probe") for one in (wrong, right)]
+        again = [under_test.tried(one.trial, name="probe") for one in (wrong, right)]
         if [one.failed for one in again] != [True, False]:
             continue
         if _finite(wrong) and _ratio(wrong) > _JUMP * max(_ratio(right), 0.25):
@@ -112,21 +112,21 @@ def amplitude(bench: Bench, base: Seen) -> list[Cheat]:
     return []
 
 
-def _ratio(seen: Seen) -> float:
+def _ratio(seen: Observation) -> float:
     failure = seen.result.failure
     return float(failure.ratio or math.inf) if failure is not None else seen.result.worst
 
 
-def _finite(seen: Seen) -> bool:
+def _finite(seen: Observation) -> bool:
     return bool(seen.outputs) and all(bool(part.double().isfinite().all()) for part in seen.outputs)
 
 
-def precision(bench: Bench, seen: Sequence[Seen]) -> list[Cheat]:
+def precision(under_test: SolutionUnderTest, seen: Sequence[Observation]) -> list[Cheat]:
     """Whether results are numbers of a narrower format, or as far off as a narrower format takes them."""
     for one in seen:
         if not one.failed or not _finite(one):
             continue
-        expected = bench.meaning.eager(one.arguments)
+        expected = under_test.model.eager(one.arguments)
         for got, right in zip(one.outputs, expected, strict=True):
             if got.shape != right.shape or got.dtype not in (torch.float32, torch.float64) or got.numel() < 8:
                 continue
@@ -136,13 +136,15 @@ def precision(bench: Bench, seen: Sequence[Seen]) -> list[Cheat]:
                     words = f"all results are {str(narrow)[6:]} numbers"
                     return [Cheat("lower-precision", words, one.trial.as_line())]
             for narrow in _NARROW:
-                if _as_far_off(bench, one, got, right, narrow):
+                if _as_far_off(under_test, one, got, right, narrow):
                     words = f"as far off as {str(narrow)[6:]} inputs take them"
                     return [Cheat("lower-precision", words, one.trial.as_line())]
     return []
 
 
-def _as_far_off(bench: Bench, one: Seen, got: torch.Tensor, right: torch.Tensor, narrow: torch.dtype) -> bool:
+def _as_far_off(
+    under_test: SolutionUnderTest, one: Observation, got: torch.Tensor, right: torch.Tensor, narrow: torch.dtype
+) -> bool:
     """Whether the error of a result resembles what rounding the inputs, and the weights, to a narrower format does."""
     leaves, structure = tree_flatten(one.arguments)
     rounded = [
@@ -151,10 +153,10 @@ def _as_far_off(bench: Bench, one: Seen, got: torch.Tensor, right: torch.Tensor,
     ]
     state = {
         name: value.to(narrow).to(value.dtype) if value.dtype == torch.float32 else value
-        for name, value in bench.meaning.state.items()
+        for name, value in under_test.model.state.items()
     }
     try:
-        results = bench.meaning.with_state(state).eager(tree_unflatten(rounded, structure))
+        results = under_test.model.with_state(state).eager(tree_unflatten(rounded, structure))
     except (RuntimeError, ValueError):
         return False
     narrowed = next((part for part in results if part.shape == right.shape and part.dtype == right.dtype), None)

@@ -16,18 +16,18 @@ from typing import Any, Literal
 import torch
 
 from assay.bench.timing.timed import bits_of
-from assay.judge.account import Account, Ways
-from assay.judge.bench import Bench
-from assay.judge.conduct import SUSPECT, Cheat, each_once, noticed
-from assay.judge.course import Course
 from assay.judge.problems.own import own_answer
 from assay.judge.problems.problem import Answer, Problem, Sizes
 from assay.judge.problems.reading import read
-from assay.judge.problems.sizes import Choice, Extent, described, edge, extent, limits, near, odd, small, wide
+from assay.judge.problems.sizes import Choice, Extent, edge, extent, limits, near, odd, sizes_text, small, wide
+from assay.judge.report import Options, Report
+from assay.judge.run import Run
 from assay.judge.solution import source
 from assay.judge.solution.solution_process import SolutionError
-from assay.judge.solution.trials import Seen, Trial
+from assay.judge.solution.trials import Observation, Trial
+from assay.judge.tampering import SUSPECT, Cheat, detected_cheats, each_once
 from assay.judge.timing import timed as time_it
+from assay.judge.under_test import SolutionUnderTest
 from assay.judge.verdict import SolutionVerdict, Workload
 from assay.runtime.environment import generators_kept, standard_environment
 from assay.runtime.errors import names_checked
@@ -42,52 +42,56 @@ _TRUSTED_SHARE = 0.01  # of the judged elements must be nonzero; of a strided tr
 _STATUSES = {"shape": "INCORRECT_SHAPE", "dtype": "INCORRECT_DTYPE", "crash": "RUNTIME_ERROR", "timeout": "TIMEOUT"}
 
 
-def verdict_of(account: Account, course: Course | None, outcome: str = "", note: str = "") -> SolutionVerdict:
+def verdict_of(report: Report, run: Run | None, outcome: str = "", note: str = "") -> SolutionVerdict:
     """The verdict; ``outcome`` and its reason where they are known beforehand."""
-    cheats = each_once(course.cheats) if course is not None else ()
-    results = [seen.result for seen in course.seen] if course is not None else []
-    if not outcome and course is not None:
-        outcome, note = _outcome(course, cheats, results)
+    cheats = each_once(run.cheats) if run is not None else ()
+    results = [observation.result for observation in run.observations] if run is not None else []
+    if not outcome and run is not None:
+        outcome, note = _outcome(run, cheats, results)
     failing = [result.failure.ratio or math.inf for result in results if result.failure is not None]
     left: Counter[str] = Counter()
     for result in results:
         left.update(by_reason(result.left_out))
-    notes = [*([note] if note else []), *(course.notes if course is not None else [])]
+    notes = [*([note] if note else []), *(run.notes if run is not None else [])]
     return SolutionVerdict(
         outcome=outcome,
-        kernel=account.answer.name,
-        spec=account.problem.name,
+        kernel=report.answer.name,
+        spec=report.problem.name,
         dtype=", ".join(dict.fromkeys(results[0].case.dtypes.values())) if results else "",
-        contract=str(account.ways.contract),
+        contract=str(report.options.contract),
         cases=len(results),
         worst=max([*(result.worst for result in results), *failing], default=0.0),
-        aspects=_aspects(account, course, cheats) if course is not None else {},
-        phases=dict(Counter("timed" if seen.timed else seen.trial.kind for seen in course.seen)) if course else {},
+        aspects=_aspects(report, run, cheats) if run is not None else {},
+        phases=dict(
+            Counter("timed" if observation.timed else observation.trial.kind for observation in run.observations)
+        )
+        if run
+        else {},
         elements=sum(result.judged for result in results),
         unjudged=sum(result.unjudged for result in results),
         left_out=dict(left),
         unresolved=sum(result.unresolved for result in results),
-        seed=account.ways.seed,
+        seed=report.options.seed,
         note="; ".join(notes),
-        target=account.path,
-        about=about(verdict_of, account.ways.device, ""),
-        problem=str(account.problem.path),
-        solution=account.path,
-        format=account.problem.format,
+        target=report.path,
+        about=about(verdict_of, report.options.device, ""),
+        problem=str(report.problem.path),
+        solution=report.path,
+        format=report.problem.format,
         cheats=cheats,
-        sizes=tuple(dict.fromkeys(account.sizes)),
-        not_judged=tuple(dict.fromkeys(account.not_judged)),
-        speed=account.speed,
-        workloads=tuple(account.workloads),
+        sizes=tuple(dict.fromkeys(report.sizes)),
+        not_judged=tuple(dict.fromkeys(report.not_judged)),
+        speed=report.speed,
+        workloads=tuple(report.workloads),
     )
 
 
-def _outcome(course: Course, cheats: Sequence[Cheat], results: Sequence[Result]) -> tuple[str, str]:
+def _outcome(run: Run, cheats: Sequence[Cheat], results: Sequence[Result]) -> tuple[str, str]:
     """The outcome, and why where it is neither PASS nor FAIL."""
-    if course.failures or any(cheat.name not in SUSPECT for cheat in cheats):
+    if run.failures or any(cheat.name not in SUSPECT for cheat in cheats):
         return "FAIL", ""
-    if course.refusal and not results:
-        return "INCONCLUSIVE", f"it takes only the given sizes, which are beyond this machine: {course.refusal}"
+    if run.refusal and not results:
+        return "INCONCLUSIVE", f"it takes only the given sizes, which are beyond this machine: {run.refusal}"
     judged, nonzero = sum(result.judged for result in results), sum(result.nonzero for result in results)
     if not judged:
         return "VACUOUS", "nothing was decided: no element of any call was judged"
@@ -95,53 +99,53 @@ def _outcome(course: Course, cheats: Sequence[Cheat], results: Sequence[Result])
         return "INCONCLUSIVE", f"{unresolved} elements lie within the golden's own radius of the limit"
     if nonzero < _TRUSTED_SHARE * judged:
         return "MISTRUSTED", f"only {nonzero} of {judged} judged elements should be other than zero"
-    note = f"it takes no other sizes ({course.refusal})" if course.refusal else ""
+    note = f"it takes no other sizes ({run.refusal})" if run.refusal else ""
     return ("WARN", "; ".join(filter(None, [str(cheats[0]), note]))) if cheats else ("PASS", note)
 
 
-def _aspects(account: Account, course: Course, cheats: Sequence[Cheat]) -> dict[str, Aspect]:
+def _aspects(report: Report, run: Run, cheats: Sequence[Cheat]) -> dict[str, Aspect]:
     """Each aspect: what is broken with its failure, what is kept, what wasn't tried."""
     results = {}
     for name in ASPECTS:
-        cases, worst = course.kept.get(name, 0), course.worst.get(name, 0.0)
-        if name in course.failures:
-            failure, trial = course.failures[name]
+        cases, worst = run.kept.get(name, 0), run.worst.get(name, 0.0)
+        if name in run.failures:
+            failure, trial = run.failures[name]
             ratio = float(failure.ratio or math.inf)
-            results[name] = Aspect("broken", cases + 1, max(worst, ratio), failure, repro=account.repro(trial))
+            results[name] = Aspect("broken", cases + 1, max(worst, ratio), failure, repro=report.repro(trial))
         elif cases:
             results[name] = Aspect("kept", cases, worst)
         else:
-            results[name] = Aspect(note=course.refusal if name == "shapes" else "")
+            results[name] = Aspect(note=run.refusal if name == "shapes" else "")
     certain = [cheat for cheat in cheats if cheat.name not in SUSPECT]
     if certain:
         words = "; ".join(map(str, certain))
-        failure = Failure("conduct", account.some_case(course), words, aspect="conduct")
+        failure = Failure("conduct", report.some_case(run), words, aspect="conduct")
         line = next((cheat.trial for cheat in certain if cheat.trial), "")
         trial = Trial.of_line(line) if line else Trial()
-        results["conduct"] = Aspect("broken", len(certain), math.inf, failure, repro=account.repro(trial))
-    elif "conduct" not in course.failures and course.seen:
+        results["conduct"] = Aspect("broken", len(certain), math.inf, failure, repro=report.repro(trial))
+    elif "conduct" not in run.failures and run.observations:
         status = "suspect" if cheats else "kept"
-        results["conduct"] = Aspect(status, len(course.seen), note="; ".join(map(str, cheats)))
+        results["conduct"] = Aspect(status, len(run.observations), note="; ".join(map(str, cheats)))
     return results
 
 
-def workload_of(account: Account, sizes: str, given: Any, seen: Seen) -> Workload:
+def workload_of(report: Report, sizes: str, given: Any, observation: Observation) -> Workload:
     """What was found at sizes that the problem states."""
-    failure, limits = seen.result.failure, seen.result.tolerances
+    failure, limits = observation.result.failure, observation.result.tolerances
     absolute = relative = radius = 0.0
     bits = math.nan
-    if limits and seen.outputs:
+    if limits and observation.outputs:
         golden = limits[0].golden
-        off = (seen.outputs[0].double() - golden).abs()
+        off = (observation.outputs[0].double() - golden).abs()
         off = torch.where(off.isfinite(), off, 0.0)
         inner = limits[0].inner[limits[0].inner.isfinite()]
         absolute, radius = _largest(off), _largest(inner)
         relative = _largest(off / golden.abs().clamp(min=torch.finfo(torch.float32).tiny))
         bits = bits_of(float(off.square().sum()), float(golden[golden.isfinite()].square().sum()))
-    worst = seen.result.worst if failure is None else float(failure.ratio or math.inf)
+    worst = observation.result.worst if failure is None else float(failure.ratio or math.inf)
     status = "PASSED" if failure is None else _STATUSES.get(failure.kind, "INCORRECT_NUMERICAL")
     message = failure.message if failure is not None else ""
-    repro = account.repro(seen.trial)
+    repro = report.repro(observation.trial)
     uuid = str(given.get("@uuid", ""))
     return Workload(uuid, status, sizes, message, worst, radius, relative, absolute, bits, repro=repro)
 
@@ -186,43 +190,43 @@ def judge(
     solution does becomes part of the verdict.
     """
     promised = contract_from_table(contract) if isinstance(contract, str) else contract or Contract()
-    ways = Ways(effort, seed, str(device), promised, timeout, memory, timed, compiled, seconds)
+    options = Options(effort, seed, str(device), promised, timeout, memory, timed, compiled, seconds)
     result, answer = read(problem, solution)
     only = Trial.of_line(trial) if trial else None
-    return judged(Account(result, answer, ways, str(solution)), only)
+    return judged(Report(result, answer, options, str(solution)), only)
 
 
-def judged(account: Account, only: Trial | None = None) -> SolutionVerdict:
+def judged(report: Report, only: Trial | None = None) -> SolutionVerdict:
     """`judge` of what was read; ``only`` one trial."""
     started = time.perf_counter()
     with generators_kept(), standard_environment():
-        return replace(_verdict(account, only), seconds=time.perf_counter() - started)
+        return replace(_verdict(report, only), seconds=time.perf_counter() - started)
 
 
-def _verdict(account: Account, only: Trial | None) -> SolutionVerdict:
-    answer, ways = account.answer, account.ways
+def _verdict(report: Report, only: Trial | None) -> SolutionVerdict:
+    answer, options = report.answer, report.options
     has_gpu = torch.cuda.is_available()
     if answer.language not in _INTERPRETED and not has_gpu:
         words = f"the solution is {answer.language}, which needs a GPU, and there is none here"
-        return verdict_of(account, None, "REFUSED", words)
+        return verdict_of(report, None, "REFUSED", words)
     texts = "".join(text for name, text in answer.files.items() if name.endswith(".py"))
     pretend = not has_gpu and ("triton" in texts or "cuda" in texts)
-    with ways.process(answer) as process:
-        course = Course(account.problem, process, ways.contract, ways.seed, ways.effort, pretend)
-        course.cheats += _in_the_text(account.problem, answer)
+    with options.process(answer) as process:
+        run = Run(report.problem, process, options.contract, options.seed, options.effort, pretend)
+        run.cheats += _in_the_text(report.problem, answer)
         try:
             if only is None:
-                _all(account, course)
+                _all(report, run)
             else:
-                _alone(account, course, only)
+                _alone(report, run, only)
         except SolutionError as error:
             if asks_for_cuda(error) and not has_gpu:
-                return verdict_of(account, course, "REFUSED", f"the solution needs a GPU, which isn't here ({error})")
-            failure = Failure(error.kind, account.some_case(course), str(error))
-            course.cheats += noticed(error.seen, set())
-            course.fail("numbers", failure, error.during or Trial())
-        course.of_all()
-    return verdict_of(account, course)
+                return verdict_of(report, run, "REFUSED", f"the solution needs a GPU, which isn't here ({error})")
+            failure = Failure(error.kind, report.some_case(run), str(error))
+            run.cheats += detected_cheats(error.seen, set())
+            run.fail("numbers", failure, error.during or Trial())
+        run.of_all()
+    return verdict_of(report, run)
 
 
 def _in_the_text(problem: Problem, answer: Answer) -> list[Cheat]:
@@ -238,81 +242,79 @@ def _in_the_text(problem: Problem, answer: Answer) -> list[Cheat]:
     return results
 
 
-def _all(account: Account, course: Course) -> None:
+def _all(report: Report, run: Run) -> None:
     """Small sizes, odd ones, one large one, and the stated ones."""
-    problem, limit = account.problem, limits(account.ways.effort)
+    problem, limit = report.problem, limits(report.options.effort)
     given = problem.given[0]
     base = small(problem, given, limit["small"])
     if base is None:
         base = Choice("given", given, extent(problem, given))
-    if course.first(_bench(account, course, base, given)):
+    if run.first(_bench(report, run, base, given)):
         others = [odd(problem, base, limit["small"])]
         others += [of(problem, base, given, limit["wide"]) for of in (edge, wide)]
         for other in others:
             if other is not None:
-                course.other_sizes(_bench(account, course, other, given))
-    most = len(problem.given) if account.ways.timed == "all" else _GIVEN[account.ways.effort]
+                run.other_sizes(_bench(report, run, other, given))
+    most = len(problem.given) if report.options.timed == "all" else _GIVEN[report.options.effort]
     for stated in problem.given[:most]:
-        _given(account, course, stated, limit["given"])
+        _given(report, run, stated, limit["given"])
     for stated in problem.given[most:]:
-        account.not_judged.append(
-            f"{_named(stated)}: this effort judges {most} of {len(problem.given)} that are stated"
-        )
-    if course.refusal and not any(seen.outputs for seen in course.seen) and not course.is_explicit:
-        words = f"at sizes other than the given ones: {course.refusal}"
-        failure = Failure("crash", account.some_case(course), words)
-        course.fail("numbers", failure, Trial(base.kind, base.sizes))
+        report.not_judged.append(f"{_named(stated)}: this effort judges {most} of {len(problem.given)} that are stated")
+    if run.refusal and not any(each.outputs for each in run.observations) and not run.is_explicit:
+        words = f"at sizes other than the given ones: {run.refusal}"
+        failure = Failure("crash", report.some_case(run), words)
+        run.fail("numbers", failure, Trial(base.kind, base.sizes))
 
 
-def _bench(account: Account, course: Course, choice: Choice, given: Sizes) -> Bench:
-    account.sizes.append(f"{choice.kind}: {described(choice, given)}")
-    return course.bench(choice, given)
+def _bench(report: Report, run: Run, choice: Choice, given: Sizes) -> SolutionUnderTest:
+    report.sizes.append(f"{choice.kind}: {sizes_text(choice, given)}")
+    return run.build(choice, given)
 
 
-def _given(account: Account, course: Course, given: Sizes, limit: Extent) -> None:
+def _given(report: Report, run: Run, given: Sizes, limit: Extent) -> None:
     """Stated sizes, or what comes nearest: judged alone and among timed calls."""
-    choice = near(account.problem, given, limit)
+    choice = near(report.problem, given, limit)
     if choice is None:
-        account.not_judged.append(f"{_named(given)}: beyond this machine")
+        report.not_judged.append(f"{_named(given)}: beyond this machine")
         return
-    bench, before = _bench(account, course, choice, given), len(course.seen)
-    first = bench.tried(bench.trial("given", account.ways.seed + 31), name="t0", pause=True)
-    refused = course.refused(first, bench)
+    under_test, before = _bench(report, run, choice, given), len(run.observations)
+    first = under_test.tried(under_test.trial("given", report.options.seed + 31), name="t0", pause=True)
+    refused = run.refused(first, under_test)
     if choice.kind != "given":
-        instead = "and it takes no others" if refused else f"{described(choice, given)} was"
-        account.not_judged.append(f"{_named(given)}: beyond what this effort takes on here; {instead}")
+        instead = "and it takes no others" if refused else f"{sizes_text(choice, given)} was"
+        report.not_judged.append(f"{_named(given)}: beyond what this effort takes on here; {instead}")
     if refused:
         return
-    course.take(first, ["shapes"])
+    run.take(first, ["shapes"])
     if choice.kind == "given":
-        account.workloads.append(workload_of(account, described(choice, given), given, first))
+        report.workloads.append(workload_of(report, sizes_text(choice, given), given, first))
     if not first.outputs:
         return
     if choice.extent.operations < limit.operations // 4:
-        course.one_element(bench, first)
-    is_next = account.speed is None or (account.ways.timed == "all" and choice.kind == "given")
-    if account.ways.timed and is_next:
-        speed = time_it(account, course, bench, first)
-        account.speed = account.speed or speed
+        run.one_element(under_test, first)
+    is_next = report.speed is None or (report.options.timed == "all" and choice.kind == "given")
+    if report.options.timed and is_next:
+        speed = time_it(report, run, under_test, first)
+        report.speed = report.speed or speed
         if choice.kind == "given":
-            account.workloads[-1] = replace(account.workloads[-1], speed=speed)
+            report.workloads[-1] = replace(report.workloads[-1], speed=speed)
     if choice.kind == "given":
-        account.workloads[-1] = replace(account.workloads[-1], judged=len(course.seen) - before)
+        report.workloads[-1] = replace(report.workloads[-1], judged=len(run.observations) - before)
 
 
 def _named(given: Sizes) -> str:
     """Stated sizes in words, with the name that the problem has for them."""
-    words, name = described(Choice("given", given, Extent(0, 0)), given), given.get("@uuid")
+    words, name = sizes_text(Choice("given", given, Extent(0, 0)), given), given.get("@uuid")
     return f"{words} ({name})" if name else words
 
 
-def _alone(account: Account, course: Course, trial: Trial) -> None:
+def _alone(report: Report, run: Run, trial: Trial) -> None:
     """One call of an earlier verdict."""
-    given = account.problem.given[0]
+    given = report.problem.given[0]
     sizes: Mapping[str, object] = {**given, **trial.sizes}
-    bench = _bench(account, course, Choice(trial.kind, sizes, extent(account.problem, sizes)), given)
-    if trial.weights == "redrawn" and bench.can_redraw:
-        bench.load_redrawn()
+    under_test = _bench(report, run, Choice(trial.kind, sizes, extent(report.problem, sizes)), given)
+    if trial.weights == "redrawn" and under_test.can_redraw:
+        under_test.load_redrawn()
     if trial.memory != "new":
-        course.take(bench.tried(bench.trial("given", account.ways.seed + 2), name="a"), ["numbers"])
-    course.take(bench.tried(trial, name="a", pause=True), ["numbers"])
+        run.take(under_test.tried(under_test.trial("given", report.options.seed + 2), name="a"), ["numbers"])
+    run.take(under_test.tried(trial, name="a", pause=True), ["numbers"])

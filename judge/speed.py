@@ -15,8 +15,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from assay.judge.conduct import Cheat, noticed
 from assay.judge.solution.solution_process import Called, SolutionProcess
+from assay.judge.tampering import Cheat, detected_cheats
 
 _ROUNDS = 3
 _MOST_CALLS = 200
@@ -78,12 +78,12 @@ class Series:
     count: int
     passed: float
     busy: float
-    told: float
+    reported: float
 
     @property
-    def beside(self) -> float:
+    def overhead(self) -> float:
         """Seconds of each call that the process's clock leaves out."""
-        return (self.passed - self.told) / self.count
+        return (self.passed - self.reported) / self.count
 
 
 @dataclass
@@ -104,18 +104,18 @@ class Stopwatch:
         """So many calls. Raises `SolutionError`."""
         self.shifts = [secrets.randbelow(2**31) if self.rolled else 0 for _ in range(count)]
         used, began = self.process.processor_seconds, time.perf_counter()
-        told, seen = self.process.time(self.names, self.seeds, self.rolled, self.shifts)
+        reported, seen = self.process.time(self.names, self.seeds, self.rolled, self.shifts)
         passed = time.perf_counter() - began
         used = self.process.processor_seconds - used
-        right = [value for value in told if 0.0 <= value <= passed]
-        if len(right) < len(told):
-            self.cheats.append(Cheat("patched-timer", f"its clock tells {min(told):.3g} s of a call"))
+        right = [value for value in reported if 0.0 <= value <= passed]
+        if len(right) < len(reported):
+            self.cheats.append(Cheat("patched-timer", f"its clock tells {min(reported):.3g} s of a call"))
         self.seconds += right or [passed / count]
-        self.cheats += [cheat for cheat in noticed(seen, set()) if cheat.name != "output-is-input"]
+        self.cheats += [cheat for cheat in detected_cheats(seen, set()) if cheat.name != "output-is-input"]
         self.series.append(Series(count, passed, used, sum(right)))
         return self.series[-1]
 
-    def picked(self, count: int) -> list[tuple[int, int, Called]]:
+    def sampled(self, count: int) -> list[tuple[int, int, Called]]:
         """The results of some of the last calls, chosen now: which data each had, and by how much it was rolled."""
         numbers = sorted({secrets.randbelow(len(self.shifts)) for _ in range(count)})
         result = self.process.fetch(numbers)
@@ -125,7 +125,7 @@ class Stopwatch:
         ]
 
 
-def by_turns(sides: Sequence[Stopwatch], seconds: float, most: int) -> None:
+def alternate(sides: Sequence[Stopwatch], seconds: float, most: int) -> None:
     """Time all sides by turns, each for about so many seconds in all and at most so many calls at once. Raises
     `SolutionError`."""
     counts = [_calls_within(side, seconds / _ROUNDS, min(_MOST_CALLS, most)) for side in sides]
@@ -148,10 +148,10 @@ def _calls_within(side: Stopwatch, seconds: float, most: int) -> int:
 def hidden(own: Stopwatch, reference: Stopwatch | None) -> float:
     """Seconds of a call that the solution's clock leaves out: beside what the reference's does, and more than it tells;
     0 where it's no more than that."""
-    usual = max(one.beside for one in reference.series) if reference is not None else 0.0
-    left_out = min(one.beside - _LATENCY / one.count for one in own.series) - usual  # as a busy machine delays some
-    told = max(one.told / one.count for one in own.series)
-    return max(left_out, _SHORTEST) if told < _SHORTEST or left_out > max(told, usual / 4) else 0.0
+    usual = max(one.overhead for one in reference.series) if reference is not None else 0.0
+    left_out = min(one.overhead - _LATENCY / one.count for one in own.series) - usual  # as a busy machine delays some
+    reported = max(one.reported / one.count for one in own.series)
+    return max(left_out, _SHORTEST) if reported < _SHORTEST or left_out > max(reported, usual / 4) else 0.0
 
 
 def compared(own: Stopwatch, reference: Stopwatch | None, *, on_cpu: bool) -> list[str]:
@@ -160,10 +160,10 @@ def compared(own: Stopwatch, reference: Stopwatch | None, *, on_cpu: bool) -> li
     A clock that hides time is a cheat.
     """
     if left_out := hidden(own, reference):
-        told = max(one.told / one.count for one in own.series)
+        reported = max(one.reported / one.count for one in own.series)
         own.seconds[:] = [value + left_out for value in own.seconds]
         calls, passed = sum(one.count for one in own.series), sum(one.passed for one in own.series)
-        words = f"{calls} calls took {passed:.3g} s, and {told * calls:.3g} s by its own clock"
+        words = f"{calls} calls took {passed:.3g} s, and {reported * calls:.3g} s by its own clock"
         own.cheats.append(Cheat("patched-timer", words))
     passed, busy = sum(one.passed for one in own.series), sum(one.busy for one in own.series)
     if not on_cpu or not busy > max(_PARALLEL * passed, _LEAST):

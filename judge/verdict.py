@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from assay.judge.conduct import CHEATS, Cheat
 from assay.judge.speed import Speed
+from assay.judge.tampering import CHEATS, Cheat
 from assay.runtime.records import plain
 from assay.verify.findings import Count
 from assay.verify.report.text import text_report
@@ -43,7 +43,7 @@ class SolutionVerdict(Verdict):
     """A `Verdict` on a solution of a problem, both by their paths.
 
     ``format`` is the problem's; ``cheats`` are what the solution was seen to do instead of computing, by the names of
-    `assay.judge.conduct.CHEATS`; ``sizes`` says at which sizes it was judged, ``not_judged`` at which of the
+    `assay.judge.tampering.CHEATS`; ``sizes`` says at which sizes it was judged, ``not_judged`` at which of the
     given ones not, and why; ``workloads`` are the given sizes, one by one, with the speed at each that was timed;
     ``speed`` is the first of these, or that at other sizes, None where it wasn't timed. ``unresolved`` and all else is
     as in any verdict.
@@ -64,8 +64,8 @@ class SolutionVerdict(Verdict):
         result = super().as_dict()
         result["cheats"] = [{**plain(cheat), "description": CHEATS[cheat.name]} for cheat in self.cheats]
         result["speed"] = _speed(self.speed)
-        for workload, told in zip(self.workloads, result["workloads"], strict=True):
-            told["speed"] = _speed(workload.speed)
+        for workload, entry in zip(self.workloads, result["workloads"], strict=True):
+            entry["speed"] = _speed(workload.speed)
         return result
 
     def to_line(self) -> str:

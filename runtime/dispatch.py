@@ -1,4 +1,4 @@
-"""What torch's dispatch modes need that watch allocations: which operators allocate, and how to look inside others."""
+"""A torch dispatch mode that sees allocations, also those inside operators of other libraries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALLOCATIONS = (
 
 
 class AllocationMode(TorchDispatchMode):
-    """Inside it, `called` is told of each of torch's own operators, those inside of libraries' operators too."""
+    """A mode that calls `called` for each of torch's own operators, also those that operators of libraries call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class AllocationMode(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # a mode is kept from being compiled by importing the compiler: seconds, where nobody else did
+        return False  # torch 2.13 would import its compiler to keep a mode out of it, which takes seconds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         keys, kwargs = _operator_keys(func, args), kwargs or {}
@@ -42,7 +42,7 @@ class AllocationMode(TorchDispatchMode):
         return self.called(func, args, kwargs, func(*args, **kwargs))
 
     def called(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> Any:
-        """What the call gives instead of ``result``."""
+        """Return what the call gives in the place of ``result``."""
         return result
 
 

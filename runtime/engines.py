@@ -1,7 +1,4 @@
-"""Where tasks run that are many and may crash: worker processes of this machine, or a Ray cluster.
-
-An engine runs whatever comes as a list: goldens of a campaign, examinations of a survey.
-"""
+"""Engines, which run many tasks that may crash: worker processes of this machine, or a Ray cluster."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ class Engine(Protocol):
 
 
 def engine_named(name: str, workers: int | None, *, preload: str, timeout: float) -> Engine:
-    """The engine "local" or "ray", begun, of so many ``workers`` (None: one for each core). Raises `EngineError`."""
+    """Return the engine "local" or "ray", started with ``workers`` (None: one for each core). Raises `EngineError`."""
     if name == "local":
         return Pool(workers or core_count(), preload=preload, timeout=timeout)
     if name == "ray":
@@ -73,7 +70,7 @@ def run_retried(
 
 
 def part_of(text: str, most: int) -> tuple[int, int]:
-    """``"3/10"`` as the third of ten parts, at most ``most``; the whole where nothing is said. Raises `EngineError`."""
+    """Return ``"3/10"`` as (3, 10), at most ``most`` parts; ``""`` is the whole, (1, 1). Raises `EngineError`."""
     number, slash, of = (text or "1/1").partition("/")
     if not (slash and number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of) <= max(most, 1)):
         raise EngineError(f"--part {text!r}; expected e.g. 3/10, with at most as many parts as tasks")
@@ -141,7 +138,7 @@ class RayEngine:
 
 
 def _work(task: Task, item: Any, timeout: float) -> Any | Raised:
-    """A task in a worker of Ray's, which ends itself where it hangs."""
+    """A task in a worker of Ray, which ends itself where it hangs."""
 
     def heartbeat(note: str = "", seconds: float = 0.0) -> None:
         faulthandler.dump_traceback_later(seconds or timeout, exit=True, file=2)

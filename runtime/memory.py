@@ -25,9 +25,8 @@ class _Heap:
 def trim_heap(grown: int = 0) -> None:
     """Return freed memory to the system, where the C library can.
 
-    What is returned has to be got anew, which takes longer than to write to it. So with ``grown`` it is done only where
-    the process has so many bytes more than after the last time, and no less than ever before: up to there its peak
-    stays as it is.
+    To get memory from the system takes longer than to write to it. So with ``grown`` it is returned only where the
+    process has ``grown`` bytes more than after the last time, and at least as many as ever: its peak is the same.
     """
     trim = getattr(_LIBC, "malloc_trim", None)
     if trim is None:
@@ -45,22 +44,24 @@ def _resident() -> int:
 
 
 def map_large_blocks() -> None:
-    """From now on take blocks of 1 MiB and more from the system, and return them when they are freed, where the C
-    library can. It costs time (docs/scale.md)."""
+    """Take blocks of 1 MiB and more from the system from now on, and return each when it is freed.
+
+    Without effect where the C library can't. It costs time (docs/scale.md).
+    """
     option = getattr(_LIBC, "mallopt", None)
     if option is not None:
         option(_M_MMAP_THRESHOLD, _BLOCK)
 
 
 def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The tensor in ``dtype``, itself if that is its own.
+    """Return the tensor in ``dtype``, itself where it has that.
 
-    A large one of float32 on the CPU is in memory of its own, which goes back to the system with it; in huge pages, for
-    to get small ones takes several times as long as to write to them.
+    A large one of float32 on the CPU is in memory of its own, which goes back to the system with it; in huge pages, as
+    getting small ones takes several times as long as writing to them.
     """
     size = tensor.numel() * dtype.itemsize
-    apart = tensor.dtype != dtype == torch.float32 and tensor.device.type == "cpu" and size >= _BLOCK
-    if not apart or sys.platform != "linux":
+    mapped = tensor.dtype != dtype == torch.float32 and tensor.device.type == "cpu" and size >= _BLOCK
+    if not mapped or sys.platform != "linux":
         return tensor.to(dtype)
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # where there are none

@@ -1,4 +1,4 @@
-"""What JSON or TOML holds, made into a typed record by msgspec; whatever doesn't fit is told in one line."""
+"""Typed records of JSON and TOML, made by msgspec; an error in one line names what doesn't fit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from assay.runtime.errors import unknown
 
 
 def structured(content: Any, kind: Any, where: str, error: Callable[[str], Exception]) -> Any:
-    """``content`` as ``kind``: a dataclass, whose annotations are checked strictly, or any other type of msgspec's.
+    """Return ``content`` as ``kind``: a dataclass, whose annotations are checked strictly, or another type of msgspec.
 
     Raises what ``error`` makes of one line that begins with ``where`` and the path of what doesn't fit,
     ``recipe.seed: expected a whole number, got 'one'``, or of a key that there isn't, with the one likely meant.
@@ -31,8 +31,8 @@ def structured(content: Any, kind: Any, where: str, error: Callable[[str], Excep
     except msgspec.ValidationError as problem:
         what, _, path = str(problem).partition(" - at `$")
         path = path.rstrip("`")
-        place = f"{where} {path.removeprefix('.')}" if where.endswith(":") and path else f"{where}{path}"
-        raise error(f"{place.removesuffix(':')}: {_in_words(what, content, path)}") from None
+        position = f"{where} {path.removeprefix('.')}" if where.endswith(":") and path else f"{where}{path}"
+        raise error(f"{position.removesuffix(':')}: {_in_words(what, content, path)}") from None
 
 
 _TYPES = {
@@ -56,14 +56,14 @@ def _in_words(what: str, content: Any, path: str) -> str:
     expected = " or ".join(filter(None, (", ".join(types[:-1]), types[-1])))
     limit = f"{' of' if match[2] else ''}{match[2] or ''}{match[3] or ''}"
     for name, index in re.findall(r"\.(\w+)|\[([^\]]*)\]", path):
-        if index == "...":  # of which entry msgspec doesn't tell
+        if index == "...":  # msgspec 0.22 doesn't report which entry
             return f"expected {expected}{limit}" + (f", got {match[4]}" if match[4] else "")
         content = content[name] if name else content[int(index)]
     return f"expected {expected}{limit}, got {content!r:.60}"
 
 
 def read_record(path: Path, mark: str, kind: Any, error: Callable[[str], Exception]) -> Any:
-    """The JSON file of a record that ``assay MARK`` has written, as ``kind``; its key ``mark`` says the form, 1.
+    """Return the record that ``assay MARK`` wrote to a JSON file, as ``kind``; its key ``mark`` is the version, 1.
 
     Raises what ``error`` makes of one line.
     """
@@ -79,9 +79,10 @@ def read_record(path: Path, mark: str, kind: Any, error: Callable[[str], Excepti
 
 
 def plain(value: Any) -> Any:
-    """A record as what JSON holds: names and lists all the way; numbers that it lacks are "nan", "inf" and "-inf".
+    """Return a record as dicts, lists and numbers, as JSON has them; others than finite are "nan", "inf" and "-inf".
 
-    What has an ``as_dict`` of its own is what that gives. `msgspec.convert` with ``strict=False`` reads all of it back.
+    An object with a method ``as_dict`` becomes what that returns.
+    `msgspec.convert` with ``strict=False`` reads it back.
     """
     if hasattr(value, "as_dict"):
         return plain(value.as_dict())

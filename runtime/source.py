@@ -1,4 +1,4 @@
-"""The source of a reference: its own text, and that of the functions and numbers of its project that it goes by."""
+"""The source of a reference: its text, and that of the functions and constants of its project that it uses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, torch.dtype)
 
 
 def source_of(target: Any) -> str:
-    """The text that a function, module or class computes by, what it calls of its own top-level package included.
+    """Return the text of a function, module or class, with that of what it calls of its own top-level package.
 
     Numbers, names and tuples of such that it finds in its module or around it count by their values. What is not
     written in Python counts by its name.
@@ -40,11 +40,11 @@ def _add(target: Any, package: str, seen: dict[Any, str]) -> None:
     for function in functions:
         around = dict(inspect.getclosurevars(function).nonlocals) if function.__closure__ else {}
         for name in _names(function.__code__):
-            found = around.get(name, function.__globals__.get(name))
-            if (inspect.isfunction(found) or inspect.isclass(found)) and _package(found) == package:
-                _add(found, package, seen)
-            elif _is_plain(found):
-                seen[id(function), name] = f"{name}={found!r}"
+            value = around.get(name, function.__globals__.get(name))
+            if (inspect.isfunction(value) or inspect.isclass(value)) and _package(value) == package:
+                _add(value, package, seen)
+            elif _is_plain(value):
+                seen[id(function), name] = f"{name}={value!r}"
     if isinstance(target, torch.nn.Module):
         for part in target.children():
             if _package(part) == package:

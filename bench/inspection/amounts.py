@@ -68,8 +68,8 @@ def amounts(ttir: str, grid: Sequence[int], numbers: Mapping[str, int]) -> Amoun
 class _Program:
     """One program of the grid."""
 
-    def __init__(self, place: tuple[int, ...], grid: tuple[int, ...]) -> None:
-        self._place, self._grid = place, grid
+    def __init__(self, program_id: tuple[int, ...], grid: tuple[int, ...]) -> None:
+        self._program_id, self._grid = program_id, grid
 
     def walk(self, ops: Sequence[_Op], values: dict[str, Any], index: int = 0) -> Amounts:
         """What ``ops`` do from a ``index`` on, given the numbers that are known so far; what they compute is added."""
@@ -78,12 +78,12 @@ class _Program:
             op = ops[index]
             index += 1
             if op.name in ("cf.br", "cf.cond_br"):
-                ways = self._ways(op, ops, values)
-                if len(ways) > 1:  # nobody knows which: the longer one
-                    total.add(max((self.walk(ops, dict(values), way) for way in ways), key=_size))
+                successors = self._successors(op, ops, values)
+                if len(successors) > 1:  # nobody knows which: the longer one
+                    total.add(max((self.walk(ops, dict(values), start) for start in successors), key=_size))
                     total.complete = False
                     break
-                index = ways[0]
+                index = successors[0]
             elif op.name == "tt.return":
                 break
             elif op.name == "scf.for":
@@ -102,7 +102,7 @@ class _Program:
                     values[op.results[0]] = self._value(op, values)
         return total
 
-    def _ways(self, op: _Op, ops: Sequence[_Op], values: Mapping[str, Any]) -> list[int]:
+    def _successors(self, op: _Op, ops: Sequence[_Op], values: Mapping[str, Any]) -> list[int]:
         """Where a branch goes on; both places where its condition is unknown."""
         labels = re.findall(r"\^(\w+)", op.text)
         indices = [next((at for at, other in enumerate(ops) if other.name == f"^{name}"), len(ops)) for name in labels]
@@ -126,9 +126,9 @@ class _Program:
         if once.complete or not known:
             total.add(once, rounds)
             return
-        taken = range(rounds) if rounds <= _STEPS else [rounds * turn // _STEPS for turn in range(_STEPS)]
-        for turn in taken:
-            inner = {**values, **state, index: low + turn * step}
+        taken = range(rounds) if rounds <= _STEPS else [rounds * iteration // _STEPS for iteration in range(_STEPS)]
+        for iteration in taken:
+            inner = {**values, **state, index: low + iteration * step}
             total.add(self.walk(op.regions[0], inner), rounds / len(taken))
             state = _yielded(op.regions[0], inner, state) if len(taken) == rounds else dict.fromkeys(state)
 
@@ -153,7 +153,7 @@ class _Program:
             return int(_TRUTH.get(match[1], match[1])) if match else None
         if op.name in ("tt.get_program_id", "tt.get_num_programs"):
             axis = "xyz".index(op.text[0])
-            return self._place[axis] if op.name == "tt.get_program_id" else self._grid[axis]
+            return self._program_id[axis] if op.name == "tt.get_program_id" else self._grid[axis]
         if "tensor<" in op.text or op.name not in _SCALAR:
             return None
         given: list[Any] = [values.get(name) for name in _names(op.text.partition(" : ")[0])]

@@ -21,19 +21,19 @@ _MOST = 1 << 26  # elements of a tensor, where nobody asks for more
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """What a user says of the calls: sizes by symbol (several such), and the layouts of tensors by name."""
 
     sizes: tuple[Mapping[str, int], ...] = ()
     layouts: Mapping[str, str] | None = None
 
 
-def calls(settings: Settings, asked: Asked, *, within: bool = False) -> Iterator[Case]:
+def calls(settings: Settings, request: Request, *, within: bool = False) -> Iterator[Case]:
     """The calls of a kernel; ``within`` keeps to the sizes that its entry lists, which may be those of tests.
 
     Of the options each is varied alone, the others being the first listed. Raises `SettingError`.
     """
-    check_asked(settings, asked)
+    check_request(settings, request)
     definition = settings.definition
     sampler = Sampler(
         definition, settings.dtype or "float8_e4m3fn", settings.options, settings.sizes, ties=settings.ties
@@ -41,13 +41,13 @@ def calls(settings: Settings, asked: Asked, *, within: bool = False) -> Iterator
     table = configs.table("inspect")
     for options in _option_sets(settings):
         signature = definition.signature(options)
-        for own in asked.sizes or table.get(definition.name, [{}]):
+        for own in request.sizes or table.get(definition.name, [{}]):
             sizes = _sizes(
-                sampler, signature, options, {**table["usual"], **own}, set(own) if asked.sizes else set(), within
+                sampler, signature, options, {**table["usual"], **own}, set(own) if request.sizes else set(), within
             )
             alone = replace(sampler, options={name: (value,) for name, value in options.items()})
             for case in at_cases(alone, [sizes]):
-                yield replace(case, layouts=dict(asked.layouts or {}), memory="plain", protocol="once")
+                yield replace(case, layouts=dict(request.layouts or {}), memory="plain", protocol="once")
 
 
 def own_products(case: Case) -> float | None:
@@ -121,20 +121,20 @@ def _largest(signature: Signature, sizes: Mapping[str, int]) -> int:
     return result
 
 
-def check_asked(settings: Settings, asked: Asked) -> None:
+def check_request(settings: Settings, request: Request) -> None:
     """Raises `SettingError` where something asked for is no dimension or tensor of the op, or no layout."""
     definition = settings.definition
     for options in _option_sets(settings):
         signature = definition.signature(options)
-        for symbol in (symbol for sizes in asked.sizes for symbol in sizes):
+        for symbol in (symbol for sizes in request.sizes for symbol in sizes):
             if symbol not in signature.symbols:
                 raise SettingError(f"--at: {unknown('dimension', symbol, signature.symbols)} of {definition.name}")
         names = [tensor.name for tensor in signature.tensors]
-        for name, layout in (asked.layouts or {}).items():
+        for name, layout in (request.layouts or {}).items():
             if name not in names:
                 raise SettingError(f"--layout: {unknown('tensor', name, names)} of {definition.name}")
             if layout not in LAYOUTS[:4]:
                 raise SettingError(f"--layout {name}={layout}: expected one of {', '.join(LAYOUTS[:4])}")
 
 
-__all__ = ["Asked", "calls", "check_asked", "own_bytes", "own_products"]
+__all__ = ["Request", "calls", "check_request", "own_bytes", "own_products"]

@@ -142,7 +142,7 @@ __all__ = [
 
 _FILE = "assay-machine-code-1.json"
 _PRODUCTS = re.compile(r"(?:HGMMA|QGMMA|IGMMA|OGMMA|HMMA|IMMA|QMMA|OMMA|DMMA|BGMMA|UTC[A-Z]*MMA)\b")
-_KEPT = {
+_KINDS = {
     "LDG": "load", "STG": "store", "LDGSTS": "async copy", "UTMALDG": "TMA load", "UTMASTG": "TMA store",
     "UBLKCP": "TMA load", "LDL": "local load", "STL": "local store", "LDS": "shared load", "STS": "shared store",
     "FFMA": "FFMA", "FFMA2": "FFMA",
@@ -189,7 +189,7 @@ def resources(cubin: bytes) -> tuple[int, int]:
     with tempfile.TemporaryDirectory() as folder:
         binary = Path(folder, "kernel.cubin")
         binary.write_bytes(cubin)
-        usage = _told(knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(binary))
+        usage = _output_of(knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(binary))
     counts = {name: int(count) for name, count in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
     return counts["REG"], counts["STACK"] + counts["LOCAL"]
 
@@ -199,14 +199,14 @@ def _read(asm: Mapping[str, Any]) -> MachineCode:
     with tempfile.TemporaryDirectory() as folder:
         binary = Path(folder, "kernel.cubin")
         binary.write_bytes(asm["cubin"])
-        text = _told(knobs.nvidia.nvdisasm.path, "--print-code", str(binary))
-    asked = sum(map(int, re.findall(r"\.local \.align \d+ \.b8\s+__local_depot\w*\[(\d+)\]", asm["ptx"])))
+        text = _output_of(knobs.nvidia.nvdisasm.path, "--print-code", str(binary))
+    declared = sum(map(int, re.findall(r"\.local \.align \d+ \.b8\s+__local_depot\w*\[(\d+)\]", asm["ptx"])))
     products, moves, widths = _counted(text)
     threads = re.search(r"\.(?:req|max)ntid (\d+)", asm["ptx"])
     return MachineCode(
         registers=registers,
         stack=stack,
-        spilled=max(stack - -(-asked // 8) * 8, 0) if moves["local store"] else 0,
+        spilled=max(stack - -(-declared // 8) * 8, 0) if moves["local store"] else 0,
         threads=int(threads[1]) if threads else 0,
         products=dict(products),
         moves=dict(moves),
@@ -214,7 +214,7 @@ def _read(asm: Mapping[str, Any]) -> MachineCode:
     )
 
 
-def _told(*command: str) -> str:
+def _output_of(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{Path(command[0]).name}: {done.stderr.strip() or done.stdout.strip()}")
@@ -229,8 +229,8 @@ def _counted(sass: str) -> tuple[Counter[str], Counter[str], dict[str, Counter[i
         base, *parts = name.split(".")
         if _PRODUCTS.match(base):
             products[name] += 1
-        elif base in _KEPT:
-            kind = _KEPT[base]
+        elif base in _KINDS:
+            kind = _KINDS[base]
             moves[kind] += 1
             if base in ("LDG", "STG", "LDGSTS"):
                 width = next((_WIDTHS[part] for part in parts if part in _WIDTHS), 4)
@@ -319,14 +319,14 @@ def facts(launch: Launch, arch: Arch, known: dict[str, Facts]) -> Facts:
         return own
     key = f"{launch.compiled.hash} {launch.pruned}"
     if key not in known:
-        known[key] = _looked_at(own, launch, arch)
+        known[key] = _compiled_facts(own, launch, arch)
     counted = None
     with suppress(Exception):  # a form of the IR that nobody has met; what the compiler made of it stands all the same
         counted = None if launch.guessed else amounts(launch.compiled.asm["ttir"], launch.grid, launch.numbers)
     return replace(known[key], grid=launch.grid, config=own.config, amounts=counted)
 
 
-def _looked_at(own: Facts, launch: Launch, arch: Arch) -> Facts:
+def _compiled_facts(own: Facts, launch: Launch, arch: Arch) -> Facts:
     """What was compiled, whatever the grid."""
     asm, metadata = launch.compiled.asm, launch.compiled.metadata
     code = machine_code(launch.compiled)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from assay.bench.inspection.arch import Arch, arch_named
-from assay.bench.inspection.calls import Asked, calls, own_bytes, own_products
+from assay.bench.inspection.calls import Request, calls, own_bytes, own_products
 from assay.bench.inspection.facts import Facts, facts
 from assay.bench.inspection.findings import Finding, findings
 from assay.interpreter import put_on_device
@@ -33,7 +33,7 @@ class Job:
     target: str
     arch: str
     settings: Settings | None = None
-    asked: Asked = field(default_factory=Asked)
+    request: Request = field(default_factory=Request)
     inputs: str = ""
     share: int = 0
     shares: int = 1
@@ -81,13 +81,13 @@ def inspected(job: Job, heartbeat: Heartbeat = lambda note="", seconds=0.0: None
 
         kernel = load_target(job.target)
         known: dict[str, Facts] = {}
-        for ways in _made(job):
-            for way in ways:
-                heartbeat(way.words, _A_COMPILATION)
+        for attempts in _attempts(job):
+            for attempt in attempts:
+                heartbeat(attempt.words, _A_COMPILATION)
                 recording.begin()
                 problem = ""
                 try:
-                    way.call(kernel)
+                    attempt.call(kernel)
                 except AssayError:
                     raise
                 except Exception as error:
@@ -96,13 +96,13 @@ def inspected(job: Job, heartbeat: Heartbeat = lambda note="", seconds=0.0: None
                     break
             seen = []
             for launch in recording.launches:
-                heartbeat(way.words, _A_COMPILATION)
+                heartbeat(attempt.words, _A_COMPILATION)
                 seen.append(facts(launch, arch, known))
-            yield Call(way.words, tuple(seen), way.own_products, way.own_bytes, problem)
+            yield Call(attempt.words, tuple(seen), attempt.own_products, attempt.own_bytes, problem)
 
 
 @dataclass(frozen=True)
-class _Way:
+class _Attempt:
     """A call: in words, as a function of the kernel, and the op's own amounts."""
 
     words: str
@@ -111,7 +111,7 @@ class _Way:
     own_bytes: float | None = None
 
 
-def _made(job: Job) -> Iterator[tuple[_Way, ...]]:
+def _attempts(job: Job) -> Iterator[tuple[_Attempt, ...]]:
     """The calls, each in the ways to try: at the sizes of models, and where the kernel refuses, those of its entry."""
     if job.settings is None:
         from assay.verify.harness.target import load_target
@@ -125,12 +125,12 @@ def _made(job: Job) -> Iterator[tuple[_Way, ...]]:
                 raise TargetError(f"--inputs {job.inputs} gave a {type(arguments).__name__}; expected the arguments")
             kernel(*arguments, **keywords)
 
-        yield (_Way(f"inputs of {job.inputs}", given),)
+        yield (_Attempt(f"inputs of {job.inputs}", given),)
         return
     settings = job.settings
-    for cases in zip(calls(settings, job.asked), calls(settings, job.asked, within=True), strict=True):
+    for cases in zip(calls(settings, job.request), calls(settings, job.request, within=True), strict=True):
         yield tuple(
-            _Way(in_words(case, settings), partial(_call, settings, case), own_products(case), own_bytes(case))
+            _Attempt(in_words(case, settings), partial(_call, settings, case), own_products(case), own_bytes(case))
             for case in (cases if cases[0] != cases[1] else cases[:1])
         )
 

@@ -43,14 +43,14 @@ class Inspected:
     @property
     def problems(self) -> list[str]:
         """Why calls came to nothing, or ended early."""
-        told = [self.problem] if self.problem else []
+        problems = [self.problem] if self.problem else []
         for call in self.calls:
             if call.problem:
                 early = f"nothing is known behind {call.launches[-1].kernel}: " if call.launches else ""
-                told.append(f"{call.words}: {early}{call.problem}")
-        if not told and not any(call.launches for call in self.calls):
-            told.append("launches no Triton kernel")
-        return told
+                problems.append(f"{call.words}: {early}{call.problem}")
+        if not problems and not any(call.launches for call in self.calls):
+            problems.append("launches no Triton kernel")
+        return problems
 
     def as_dict(self, arch: Arch) -> dict[str, Any]:
         """Plain data."""

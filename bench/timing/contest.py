@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
-from assay.bench.inspection.calls import Asked, calls, own_bytes, own_products
-from assay.bench.timing.timed import Entrant, Timing, clock_for, timed_and_judged
+from assay.bench.inspection.calls import Request, calls, own_bytes, own_products
+from assay.bench.timing.timed import Competitor, Timing, clock_for, timed_and_judged
 from assay.formats.devices import devices
 from assay.runtime.files import write_text_atomically
 from assay.runtime.pool import Heartbeat
@@ -224,7 +224,7 @@ def history(path: Path) -> list[Record]:
     return sorted(map(read, files), key=lambda record: record.made)
 
 
-def lines_of(contests: Sequence[Contest], runs: Sequence[Sequence[Found]]) -> list[Line]:
+def lines_of(contests: Sequence[Contest], runs: Sequence[Sequence[ContestResult]]) -> list[Line]:
     """A line for each kernel of each contest, of all runs together: wrong in one is wrong."""
     results = []
     for index, contest in enumerate(contests):
@@ -245,7 +245,7 @@ def lines_of(contests: Sequence[Contest], runs: Sequence[Sequence[Found]]) -> li
                     outcome=bad.outcome if bad else "PASS",
                     why=bad.why if bad else "",
                     runs=rounds,
-                    yardstick=[] if bad else [each.yardstick for each in timings],
+                    yardstick=[] if bad else [each.baseline for each in timings],
                     seconds=seconds,
                     spread=_spread(every) if every else None,
                     least=least.seconds if least else None,
@@ -293,10 +293,10 @@ class Runner:
     settings: Settings
     compiles: bool = False
 
-    def load(self) -> Entrant:
+    def load(self) -> Competitor:
         """The kernel; raises `TargetError`."""
         kernel = load_target(self.target)
-        return Entrant(self.name, compiled(kernel) if self.compiles else kernel, self.settings)
+        return Competitor(self.name, compiled(kernel) if self.compiles else kernel, self.settings)
 
 
 @dataclass(frozen=True)
@@ -308,7 +308,7 @@ class Contest:
 
 
 @dataclass(frozen=True)
-class Ways:
+class TimingOptions:
     """How contests are run: ``seconds`` of each kernel in each contest, in so many ``rounds``."""
 
     device: str = "cpu"
@@ -319,7 +319,7 @@ class Ways:
 
 
 @dataclass(frozen=True)
-class Found:
+class ContestResult:
     """What one run showed of a contest."""
 
     timings: list[Timing]
@@ -329,7 +329,7 @@ class Found:
 
 
 def contests_of(
-    chosen: Sequence[Entry], asked: Asked, ways: Ways, *, against: str = "usual", compiles: bool = True
+    chosen: Sequence[Entry], request: Request, options: TimingOptions, *, against: str = "usual", compiles: bool = True
 ) -> Iterator[Contest]:
     """A contest for each op, dtype, option and size of the ``chosen`` kernels, with what else does the same here.
 
@@ -337,12 +337,12 @@ def contests_of(
     "none" adds nothing, "all" also those that an interpreter runs. ``compiles``: PyTorch's by torch.compile as well.
     """
     known = [] if against == "none" else [*entries(), *entries("others")]
-    on_gpu = ways.device.startswith("cuda")
+    on_gpu = options.device.startswith("cuda")
     rivals = [
         each
         for each in known
         if each.name not in {one.name for one in chosen}
-        and not each.absence(ways.device)
+        and not each.absence(options.device)
         and (on_gpu or against == "all" or each.group in PYTORCH)
     ]
     done: set[str] = set()
@@ -351,7 +351,7 @@ def contests_of(
         for dtype in entry.dtypes:
             usual = entry.settings.definition.default_settings["dtype"] if dtype is None else dtype
             try:
-                cases = list(calls(replace(entry.settings, dtype=usual), asked))
+                cases = list(calls(replace(entry.settings, dtype=usual), request))
             except SettingError as error:  # of several kernels, one that hasn't such a dimension
                 problem = error
                 continue
@@ -390,25 +390,25 @@ class Run:
     """All contests, in a process of their own."""
 
     contests: tuple[Contest, ...]
-    ways: Ways
+    options: TimingOptions
 
 
-def run(job: Run, heartbeat: Heartbeat) -> list[Found]:
+def run(job: Run, heartbeat: Heartbeat) -> list[ContestResult]:
     """Every contest in turn, in a worker."""
     results = []
     for contest in job.contests:
         heartbeat(str(contest.case), SILENT)
-        clock = clock_for(job.ways.device, cold=job.ways.cold, graph=job.ways.graph)
-        peak = peak_of(job.ways.device, contest.case)
+        clock = clock_for(job.options.device, cold=job.options.cold, graph=job.options.graph)
+        peak = peak_of(job.options.device, contest.case)
         timings = timed_and_judged(
             [runner.load() for runner in contest.runners],
             contest.case,
-            device=job.ways.device,
-            seconds=job.ways.seconds,
-            rounds=job.ways.rounds,
+            device=job.options.device,
+            seconds=job.options.seconds,
+            rounds=job.options.rounds,
             clock=clock,
         )
-        results.append(Found(timings, clock.words, peak, least_of(contest.case, peak)))
+        results.append(ContestResult(timings, clock.words, peak, least_of(contest.case, peak)))
     return results
 
 

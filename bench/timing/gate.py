@@ -112,17 +112,17 @@ def rank(n: int, m: int, chance: float) -> int:
 
 def tail(n: int, m: int, k: int) -> float:
     """P(U < k) where n and m values come from one law without ties."""
-    return sum(_ways(n, m, u) for u in range(k)) / math.comb(n + m, n)
+    return sum(_arrangements(n, m, u) for u in range(k)) / math.comb(n + m, n)
 
 
 @cache
-def _ways(n: int, m: int, u: int) -> int:
+def _arrangements(n: int, m: int, u: int) -> int:
     """Orders of n and m values in which u pairs stand the wrong way round."""
     if u < 0:
         return 0
     if n == 0 or m == 0:
         return int(u == 0)
-    return _ways(n - 1, m, u - m) + _ways(n, m - 1, u)
+    return _arrangements(n - 1, m, u - m) + _arrangements(n, m - 1, u)
 
 
 def _percent(log: float) -> str:

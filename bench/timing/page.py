@@ -65,11 +65,11 @@ def _judged(line: Line) -> str:
 
 def change_words(change: Change) -> str:
     """One comparison in a line."""
-    told = f"{change.answer.upper()}  {change.kernel}; {change.case}"
+    text = f"{change.answer.upper()}  {change.kernel}; {change.case}"
     if change.change is None:
-        return f"{told}: {change.why}"
+        return f"{text}: {change.why}"
     low, high = (f"{100 * (value or 0.0):+.2g} %" for value in (change.low, change.high))
-    return f"{told}: {100 * change.change:+.2g} % ({low} to {high}){f'; {change.why}' if change.why else ''}"
+    return f"{text}: {100 * change.change:+.2g} % ({low} to {high}){f'; {change.why}' if change.why else ''}"
 
 
 def markdown(record: Record, changes: Sequence[Change] = ()) -> str:

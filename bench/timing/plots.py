@@ -27,8 +27,8 @@ def plots(records: Sequence[Record]) -> str:
         raise ValueError("records: expected one at least, got none")
     newest = records[-1]
     timed = [line for line in newest.lines if line.seconds]
-    how = _looks(line.kernel for record in records for line in record.lines if line.seconds)
-    histories = [drawn(chart, f"history{index}") for index, chart in enumerate(_histories(records, how))]
+    styles = _styles(line.kernel for record in records for line in record.lines if line.seconds)
+    histories = [drawn(chart, f"history{index}") for index, chart in enumerate(_histories(records, styles))]
     tables = [(case, [row(line, same[0].seconds) for line in same]) for case, same in by_case(newest.lines)]
     return (
         environment()
@@ -36,8 +36,10 @@ def plots(records: Sequence[Record]) -> str:
         .render(
             record=newest,
             count=len(records),
-            roofline=drawn(_roofline(timed, how), "roofline") if any(line.bytes for line in timed) else "",
-            accuracy=drawn(_accuracy(timed, how), "accuracy") if any(line.bits is not None for line in timed) else "",
+            roofline=drawn(_roofline(timed, styles), "roofline") if any(line.bytes for line in timed) else "",
+            accuracy=drawn(_accuracy(timed, styles), "accuracy")
+            if any(line.bits is not None for line in timed)
+            else "",
             histories=histories,
             head=HEAD,
             tables=tables,
@@ -47,7 +49,7 @@ def plots(records: Sequence[Record]) -> str:
     )
 
 
-def _looks(kernels: Iterable[str]) -> dict[str, dict[str, Any]]:
+def _styles(kernels: Iterable[str]) -> dict[str, dict[str, Any]]:
     """A colour and a mark for each kernel, the same in all charts."""
     names = dict.fromkeys(kernels)
     return {
@@ -56,7 +58,7 @@ def _looks(kernels: Iterable[str]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _roofline(lines: Sequence[Line], how: dict[str, dict[str, Any]]) -> Chart:
+def _roofline(lines: Sequence[Line], styles: dict[str, dict[str, Any]]) -> Chart:
     """Each kernel's rate over the op's intensity, and the rate of the least time; bytes where they are more."""
     known = [line for line in lines if line.bytes]
     series = [
@@ -64,8 +66,8 @@ def _roofline(lines: Sequence[Line], how: dict[str, dict[str, Any]]) -> Chart:
             kernel,
             [_intensity(line) for line in same],
             [_rate(line, line.seconds) for line in same],
-            _told(same),
-            **how[kernel],
+            _tooltips(same),
+            **styles[kernel],
         )
         for kernel, same in _by_kernel(known).items()
     ]
@@ -93,7 +95,7 @@ def _rate(line: Line, seconds: float | None) -> float:
     return max(line.products or 0.0, line.bytes or 0.0) / (seconds or 1.0) / 1e9
 
 
-def _accuracy(lines: Sequence[Line], how: dict[str, dict[str, Any]]) -> Chart:
+def _accuracy(lines: Sequence[Line], styles: dict[str, dict[str, Any]]) -> Chart:
     known = [line for line in lines if line.bits is not None]
     return Chart(
         f"Time of a call against accuracy in bits of {len(known)} timings; the numbers are in the table.",
@@ -104,15 +106,15 @@ def _accuracy(lines: Sequence[Line], how: dict[str, dict[str, Any]]) -> Chart:
                 kernel,
                 [1e6 * (line.seconds or 0.0) for line in same],
                 [line.bits or 0.0 for line in same],
-                _told(same),
-                **how[kernel],
+                _tooltips(same),
+                **styles[kernel],
             )
             for kernel, same in _by_kernel(known).items()
         ],
     )
 
 
-def _histories(records: Sequence[Record], how: dict[str, dict[str, Any]]) -> list[Chart]:
+def _histories(records: Sequence[Record], styles: dict[str, dict[str, Any]]) -> list[Chart]:
     """A chart for each case that was timed: every kernel's time over the records."""
     cases: dict[str, dict[str, list[tuple[Record, Line]]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
@@ -134,10 +136,10 @@ def _histories(records: Sequence[Record], how: dict[str, dict[str, Any]]) -> lis
                     [1e6 * (line.seconds or 0.0) for _, line in same],
                     [
                         f"{words}\n{record.made}{f', {record.commit}' if record.commit else ''}"
-                        for (record, _), words in zip(same, _told([line for _, line in same]), strict=True)
+                        for (record, _), words in zip(same, _tooltips([line for _, line in same]), strict=True)
                     ],
                     line="solid",
-                    **how[kernel],
+                    **styles[kernel],
                 )
                 for kernel, same in kernels.items()
             ],
@@ -165,7 +167,7 @@ def _dates(records: Sequence[Record]) -> list[tuple[float, str]]:
     return results
 
 
-def _told(lines: Sequence[Line]) -> list[str]:
+def _tooltips(lines: Sequence[Line]) -> list[str]:
     """What a reader is told of each timing, with units."""
     results = []
     for line in lines:

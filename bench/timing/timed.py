@@ -197,8 +197,8 @@ class Measuring(Oracle):
         """As `Oracle` judges."""
         result = super().judge(case, values, outputs, besides)
         pairs = zip(case.signature.returns, outputs, strict=True)
-        told = [output for tensor, output in pairs if not tensor.is_integer and tensor.name not in besides]
-        for limits, got in zip(result.tolerances, told, strict=False):
+        floating = [output for tensor, output in pairs if not tensor.is_integer and tensor.name not in besides]
+        for limits, got in zip(result.tolerances, floating, strict=False):
             x = got.detach().cpu().double()
             known = limits.judged & limits.golden.isfinite() & x.isfinite()
             self.squares[0] += float((x - limits.golden)[known].square().sum())
@@ -224,7 +224,7 @@ def bits_of(error: float, golden: float) -> float:
 
 
 _DRAWS = 3  # of the inputs' numbers, among which calls change
-_PICKED = 1  # results of a round that are judged, beside the last
+_SAMPLED = 1  # results of a round that are judged, beside the last
 _MOST_CALLS = 100  # of a round
 _LEAST_CALLS = 3
 _COPIED = 1 << 22  # numbers of float32 that the yardstick copies
@@ -232,7 +232,7 @@ _COPIES = 9
 
 
 @dataclass(frozen=True)
-class Entrant:
+class Competitor:
     """A kernel in a race: its name, and how it is called and judged; of ``settings`` sizes, options and layouts are the
     race's."""
 
@@ -262,7 +262,7 @@ class Timing:
     outcome: str = "PASS"
     why: str = ""
     launch: float = math.nan
-    yardstick: list[float] = field(default_factory=list)
+    baseline: list[float] = field(default_factory=list)
 
     @property
     def seconds(self) -> float:
@@ -283,7 +283,7 @@ class Timing:
 
 
 def timed_and_judged(
-    entrants: Sequence[Entrant],
+    competitors: Sequence[Competitor],
     case: Case,
     *,
     device: str = "cpu",
@@ -301,20 +301,20 @@ def timed_and_judged(
     chance = random.Random(seed) if seed is not None else random.SystemRandom()
     clock = clock or clock_for(device, cold=False)
     draws = [replace(case, seed=chance.randrange(2**31), protocol="once", memory="plain") for _ in range(_DRAWS)]
-    numbers = [_placed(all_contents(one), device) for one in draws]
-    sides = [_Side(entrant, draws, numbers, device, chance) for entrant in entrants]
-    for side in sides:
-        side.first()
-    counts = {id(side): side.count(clock, seconds / rounds) for side in sides if side.runs}
+    numbers = [_on_device(all_contents(one), device) for one in draws]
+    arms = [_Arm(competitor, draws, numbers, device, chance) for competitor in competitors]
+    for arm in arms:
+        arm.first()
+    counts = {id(arm): arm.count(clock, seconds / rounds) for arm in arms if arm.runs}
     copy = _copy(device)
     for _ in range(rounds):
-        for side in sides:
-            if side.runs:
-                side.round(clock, counts[id(side)])
-            if side.runs:
+        for arm in arms:
+            if arm.runs:
+                arm.round(clock, counts[id(arm)])
+            if arm.runs:
                 copies = clock.series(_COPIES, lambda number: None, copy, lambda number, result: None)
-                side.timing.yardstick.append(statistics.median(copies))
-    return [side.timing for side in sides]
+                arm.timing.baseline.append(statistics.median(copies))
+    return [arm.timing for arm in arms]
 
 
 def _copy(device: str) -> Callable[[], Any]:
@@ -324,17 +324,22 @@ def _copy(device: str) -> Callable[[], Any]:
     return lambda: target.copy_(source)
 
 
-class _Side:
+class _Arm:
     """One kernel of a race, with memory of its own."""
 
     def __init__(
-        self, entrant: Entrant, draws: Sequence[Case], numbers: Sequence[Values], device: str, chance: random.Random
+        self,
+        competitor: Competitor,
+        draws: Sequence[Case],
+        numbers: Sequence[Values],
+        device: str,
+        chance: random.Random,
     ) -> None:
-        settings = replace(entrant.settings, device=device)
-        self.timing = Timing(entrant.name)
-        self._kernel, self._draws, self._numbers, self._chance = entrant.kernel, draws, numbers, chance
+        settings = replace(competitor.settings, device=device)
+        self.timing = Timing(competitor.name)
+        self._kernel, self._draws, self._numbers, self._chance = competitor.kernel, draws, numbers, chance
         self._device = device
-        self._bench = KernelHarness.of(entrant.kernel, settings)
+        self._bench = KernelHarness.of(competitor.kernel, settings)
         self._sampler = Sampler(
             settings.definition, settings.dtype or "float8_e4m3fn", settings.options, settings.sizes
         )
@@ -376,10 +381,10 @@ class _Side:
     def round(self, clock: Clock, count: int) -> None:
         """So many timed calls, and judging some."""
         kept: list[tuple[int, Any]] = []
-        picked = {count - 1, *(self._chance.randrange(count) for _ in range(_PICKED))}
+        sampled = {count - 1, *(self._chance.randrange(count) for _ in range(_SAMPLED))}
 
         def take(number: int, result: Any) -> None:
-            if number in picked:
+            if number in sampled:
                 results = self._bench.call.form(self._draws[self._at], self._inputs, result)
                 kept.append((self._at, results if isinstance(results, Finding) else tuple(x.clone() for x in results)))
 
@@ -463,10 +468,10 @@ class _Side:
     def _ends(self, outcome: str, why: str) -> None:
         self.timing.outcome, self.timing.why = outcome, why
         self.timing.rounds.clear()
-        self.timing.yardstick.clear()
+        self.timing.baseline.clear()
 
 
-def _placed(values: Values, device: str) -> Values:
+def _on_device(values: Values, device: str) -> Values:
     return {name: tensor.to(device) for name, tensor in values.items()}
 
 

@@ -44,7 +44,7 @@ def configs_of(calls: Iterable[Call]) -> dict[str, list[dict[str, Any]]]:
     return results
 
 
-def described(candidate: Candidate, seen: Sequence[Facts], arch: Arch) -> Candidate:
+def with_resources(candidate: Candidate, seen: Sequence[Facts], arch: Arch) -> Candidate:
     """The candidate with what its launches need of the device; PRUNED where one of them can't run there."""
     launches = [facts for facts in seen if not facts.error]
     if launches:

@@ -131,10 +131,10 @@ def tuned(path: str | Path, **sizes: int) -> dict[str, Any]:
     known = winners[0].sizes
     if set(sizes) - set(known):
         raise TuneError(f"{path}: expected sizes of {', '.join(known)}, got {', '.join(sizes)}")
-    asked = bucket(sizes)
+    wanted = bucket(sizes)
     nearest = min(
         winners,
-        key=lambda winner: sum(abs(math.log2(winner.sizes[name] / size)) for name, size in asked.items()),
+        key=lambda winner: sum(abs(math.log2(winner.sizes[name] / size)) for name, size in wanted.items()),
     )
     results = dict(nearest.choice.keywords)
     for config in nearest.choice.configs.values():

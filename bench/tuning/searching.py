@@ -20,10 +20,10 @@ from typing import Any
 
 from assay.bench.inspection import inspecting
 from assay.bench.inspection.arch import Arch, arch_named
-from assay.bench.inspection.calls import Asked, calls
+from assay.bench.inspection.calls import Request, calls
 from assay.bench.timing import contest
 from assay.bench.tuning.choice import Choice
-from assay.bench.tuning.pruning import configs_of, described, of_choice, without_spills
+from assay.bench.tuning.pruning import configs_of, of_choice, with_resources, without_spills
 from assay.bench.tuning.record import Candidate, Question, Record, Winner, bucket
 from assay.bench.tuning.space import combined
 from assay.runtime.engines import Engine
@@ -71,7 +71,7 @@ class Search:
         """One for each of the sizes, under the first of each option's values."""
         settings = self.settings
         first = replace(settings, options={name: values[:1] for name, values in settings.options.items()})
-        return list(calls(first, Asked(self.question.sizes, self.question.layouts)))
+        return list(calls(first, Request(self.question.sizes, self.question.layouts)))
 
     def key(self) -> str:
         """What tells this search from any other, and from itself once kernel, versions or device are others."""
@@ -122,7 +122,7 @@ class Search:
             own = [Candidate(str(case), choice, "PASS") for choice in choices]
             if arch and any(call.launches for each in compiled.values() for call in each):
                 own = [
-                    described(one, of_choice(compiled[Choice(one.choice.keywords).key][index], one.choice), arch)
+                    with_resources(one, of_choice(compiled[Choice(one.choice.keywords).key][index], one.choice), arch)
                     for one in own
                 ]
                 own = without_spills(own)
@@ -133,7 +133,7 @@ class Search:
 
     def _inspect(self, space: Sequence[Choice], cases: Sequence[Case]) -> dict[str, list[inspecting.Call]]:
         """What each choice of keywords, by its key, is compiled to at each case."""
-        arch, asked = self.arch, Asked(tuple(case.sizes for case in cases), self.question.layouts)
+        arch, asked = self.arch, Request(tuple(case.sizes for case in cases), self.question.layouts)
         assert arch is not None
         first = {name: values[:1] for name, values in self.settings.options.items()}
         settings = replace(self.settings, options=first)
@@ -175,7 +175,9 @@ class Search:
     def _timed(self, cases: Sequence[Case], candidates: Sequence[Candidate]) -> list[Candidate]:
         """Those left, timed by turns in calls that are judged."""
         results = list(candidates)
-        ways = contest.Ways(self.question.device, self.question.seconds, self.question.rounds, cold=self._on_gpu)
+        options = contest.TimingOptions(
+            self.question.device, self.question.seconds, self.question.rounds, cold=self._on_gpu
+        )
         contests, indices = [], []
         for case in cases:
             own = [index for index, one in enumerate(results) if one.case == str(case) and one.outcome == "PASS"]
@@ -189,7 +191,7 @@ class Search:
             not self._on_gpu and any(one.registers for one in results)
         ):  # an interpreter would run them
             return results
-        run = contest.Run(tuple(contests), ways)
+        run = contest.Run(tuple(contests), options)
         answer = run_alone(contest.run, run, preload="assay.bench.timing.contest", timeout=contest.SILENT)
         if isinstance(answer, Raised | Lost):
             raise TuneError(f"timing: {answer.message}")
@@ -223,7 +225,7 @@ class Search:
                 if outcome == "PASS":
                     winners.append(Winner(bucket(case.sizes), best.choice, best.seconds is not None))
                     chosen = {one.choice.key for one in ahead}
-                    result = [_placed(one, best, chosen) if one in own else one for one in result]
+                    result = [_ranked(one, best, chosen) if one in own else one for one in result]
                     break
                 result = [
                     replace(one, outcome=outcome, why=why)
@@ -264,7 +266,7 @@ def front(candidates: Iterable[Candidate]) -> list[Candidate]:
     ]
 
 
-def _placed(one: Candidate, best: Candidate, ahead: set[str]) -> Candidate:
+def _ranked(one: Candidate, best: Candidate, ahead: set[str]) -> Candidate:
     """A candidate that kept the contract, as the winner leaves it."""
     if one.choice.key in ahead:
         return replace(one, front=True)

@@ -28,7 +28,7 @@ _MOST = 2**40
 def constants(source: str) -> dict[str, int]:
     """The whole numbers that a module's text sets by literals, by name. Raises `SyntaxError`."""
     results: dict[str, int] = {}
-    for name, _, value in _places(source):
+    for name, _, value in _constants_in(source):
         results[name] = value if results.get(name, value) == value else -1  # set twice: which one counts isn't known
     return {name: value for name, value in results.items() if value >= 0}
 
@@ -39,7 +39,7 @@ def rewritten(source: str, values: Mapping[str, int], instead_of: Mapping[str, i
     ``instead_of``: only for those that have the value given there, as what another file calls the same.
     """
     edits: dict[tuple[int, int, int, int], str] = {}
-    for name, node, value in _places(source):
+    for name, node, value in _constants_in(source):
         if name in values and values[name] != value and (instead_of is None or instead_of.get(name) == value):
             assert node.end_lineno is not None
             assert node.end_col_offset is not None
@@ -51,7 +51,7 @@ def rewritten(source: str, values: Mapping[str, int], instead_of: Mapping[str, i
     return b"".join(lines).decode()
 
 
-def _places(source: str) -> Iterator[tuple[str, ast.expr, int]]:
+def _constants_in(source: str) -> Iterator[tuple[str, ast.expr, int]]:
     """Name, expression and value of each whole number that is set at module level."""
     for statement in ast.parse(source).body:
         if isinstance(statement, ast.AnnAssign) and statement.value is not None:

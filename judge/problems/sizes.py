@@ -288,7 +288,7 @@ def outermost(problem: Problem, given: Sizes) -> list[str]:
     return [name for name in sorted(names, key=outermost_axis) if outermost_axis(name)[0] < 9]
 
 
-def described(choice: Choice, given: Sizes) -> str:
+def sizes_text(choice: Choice, given: Sizes) -> str:
     """The sizes in words: only what may change."""
     shown = {name: value for name, value in choice.sizes.items() if isinstance(value, int) and name in given}
     return ", ".join(f"{name}={value}" for name, value in list(shown.items())[:8])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import atexit
 import math
 import os
@@ -20,7 +19,7 @@ import torch
 
 from assay.judge.problems.kernelbench import rewritten
 from assay.judge.problems.problem import Answer, Instance, Sizes
-from assay.judge.solution import host, host_bytes, host_data, host_events, host_watch
+from assay.judge.solution import host
 from assay.runtime.fork_server import ForkServer
 from assay.runtime.process import GIB, Lost, Process, clean_environment
 from assay.runtime.tensors import unpack
@@ -74,9 +73,9 @@ class SolutionProcess:
         self._process.memory = int(memory * GIB)
         self._built, self._results = 0, list[tuple[Any, Any]]()
         self._names: tuple[str, ...] = ()
-        self.told: list[dict[str, Any]] = []
+        self.build_observations: list[dict[str, Any]] = []
         """What was noticed while it was built, each time."""
-        self.loose: frozenset[str] = frozenset()
+        self.unbound: frozenset[str] = frozenset()
         """Which of the tensors that `build` gives are no parameters or buffers, but attributes alone."""
 
     def __enter__(self) -> SolutionProcess:
@@ -144,21 +143,21 @@ class SolutionProcess:
         self._results = [(shape, dtype) for _, shape, dtype in instance.results]
         self._names = tuple(name for name, _, _ in instance.results)
         with _answering():
-            self.told.append(_mapping(answer["seen"]))
-            own, loose = (
+            self.build_observations.append(_mapping(answer["seen"]))
+            own, unbound = (
                 {str(name): _tensor(value) for name, value in _mapping(answer[key]).items()}
-                for key in ("state", "loose")
+                for key in ("state", "unbound")
             )
-            self.loose = frozenset(loose)
-            return {**own, **loose}
+            self.unbound = frozenset(unbound)
+            return {**own, **unbound}
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         """Give it other parameters, by name. Raises `SolutionError`."""
         self.ask("load", state=dict(state))
 
-    def place(self, name: str, arguments: Sequence[Any], how: str = "new") -> None:
+    def store(self, name: str, arguments: Sequence[Any], how: str = "new") -> None:
         """Keep arguments there by a name; ``how`` they get there: see `host`."""
-        self.ask("place", name=name, arguments=tuple(arguments), how=how)
+        self.ask("store", name=name, arguments=tuple(arguments), how=how)
 
     def call(
         self,
@@ -219,18 +218,7 @@ class SolutionProcess:
         self.ask("compiled")
 
 
-def _text() -> str:
-    """`host` and its parts as one text, which imports nothing of ours."""
-    lines = []
-    for part in (host_events, host_watch, host_bytes, host_data, host):
-        source = Path(str(part.__file__)).read_text(encoding="utf-8").splitlines()
-        for node in ast.parse("\n".join(source)).body:
-            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("assay.judge"):
-                source[node.lineno - 1 : node.end_lineno] = [""] * ((node.end_lineno or 0) - node.lineno + 1)
-        lines += source
-    return "\n".join(lines)
-
-
+_PROGRAM = Path(str(host.__file__)).read_text(encoding="utf-8")
 _fork_servers: dict[int, ForkServer] = {}  # by process id: a fork of this process needs its own
 
 
@@ -239,7 +227,7 @@ def _fork_server() -> ForkServer:
     server = _fork_servers.get(os.getpid())
     if server is None or not server.alive:
         environment = {**clean_environment(), "PYTHONDONTWRITEBYTECODE": "1"}
-        server = _fork_servers[os.getpid()] = ForkServer(_text(), "_serve", environment)
+        server = _fork_servers[os.getpid()] = ForkServer(_PROGRAM, "_serve", environment)
         atexit.register(server.end)
     return server
 

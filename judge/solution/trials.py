@@ -71,14 +71,14 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observation:
     """A trial, the arguments and outputs of its call, how they were judged, and what was noticed beside."""
 
     trial: Trial
     result: Result
     arguments: tuple[Any, ...]
     outputs: list[Tensor]
-    noticed: Mapping[str, Any] = field(default_factory=dict)
+    detected: Mapping[str, Any] = field(default_factory=dict)
     timed: bool = False
 
     @property

@@ -29,18 +29,18 @@ def redrawn(state: State, seed: int) -> dict[str, torch.Tensor]:
     return results
 
 
-def shared(reference: State, solution: State, loose: Collection[str] = ()) -> dict[str, str] | None:
+def shared(reference: State, solution: State, unbound: Collection[str] = ()) -> dict[str, str] | None:
     """Which parameter of the solution is which of the reference: by name, else by order where shapes agree.
 
     Its ``loose`` tensors, which it has as attributes alone, are so where their name says so, or else the numbers that
     the constructor made; others stay out. None where it can't be told.
     """
-    registered = {name: value for name, value in solution.items() if name not in loose}
+    registered = {name: value for name, value in solution.items() if name not in unbound}
     result = _by_name_or_order(reference, registered)
     if result is None:
         return None
     left = {name: value for name, value in reference.items() if name not in result.values()}
-    for name in (name for name in solution if name in loose):
+    for name in (name for name in solution if name in unbound):
         same = [other for other, value in left.items() if value.shape == solution[name].shape]
         other = name if name in same else next((o for o in same if torch.equal(left[o], solution[name].cpu())), None)
         if other is not None:

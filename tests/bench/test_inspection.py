@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 from assay.bench.inspection.amounts import Amounts
 from assay.bench.inspection.arch import arch_named
-from assay.bench.inspection.calls import Asked
+from assay.bench.inspection.calls import Request
 from assay.bench.inspection.facts import Facts
 from assay.bench.inspection.findings import Finding, findings
 from assay.bench.inspection.inspecting import Call, Job, inspected, merged
@@ -35,7 +35,7 @@ def look(
     layouts: Mapping[str, str] | None = None,
 ) -> Call:
     """One call of a planted kernel, or of ``module:function``."""
-    asked = Asked((sizes,) if sizes else (), layouts)
+    asked = Request((sizes,) if sizes else (), layouts)
     settings = Settings(op, dtype=dtype) if op else None
     target = name if ":" in name else f"{HERE}:{name}"
     (call,) = inspected(Job(name, target, arch, settings, asked, f"{HERE}:{inputs}" if inputs else ""))

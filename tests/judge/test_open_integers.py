@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from assay.judge.meaning import left_open
 from assay.judge.procedure import judge
+from assay.judge.reference_model import left_open
 
 from .judged.kernels import RELU, solution
 

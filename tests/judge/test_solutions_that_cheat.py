@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.judge.conduct import CHEATS as NAMES
+from assay.judge.tampering import CHEATS as NAMES
 
 from .judged.cheats import CHEATS, WARNED, judged
 

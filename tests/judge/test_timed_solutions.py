@@ -201,7 +201,7 @@ def test_memory_that_is_handed_in_is_made_before_the_clock_starts(monkeypatch: p
     monkeypatch.setattr(host.watched, "active", False)
     made = host._Host()
     made.style, made.callable = "destination", lambda x, y: y.copy_(x)
-    made.placed["a"] = (torch.ones(3),)
+    made.stored["a"] = (torch.ones(3),)
     ask = {"names": ["a"], "seeds": [1], "rolled": [0], "shifts": [1, 2], "into": ("y",)}
     _, content = made.time({**ask, "results": [((3,), torch.float32)]})
     assert max(content["seconds"]) < 0.05

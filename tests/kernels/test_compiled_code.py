@@ -7,7 +7,7 @@ pytest.importorskip("triton")
 from triton.runtime.autotuner import Autotuner
 
 from assay.bench.inspection.arch import arch_named
-from assay.bench.inspection.calls import Asked
+from assay.bench.inspection.calls import Request
 from assay.bench.inspection.inspecting import Job, inspected
 from assay.verify.campaign.table import Entry, entries
 from assay.verify.settings import Settings
@@ -49,7 +49,7 @@ def test_attention_of_float32_keeps_all_in_registers(width: int) -> None:
     (entry,) = [entry for entry in OURS if entry.name == "assay.attention_backward"]
     first = {name: values[:1] for name, values in entry.settings.options.items()}
     settings = Settings(entry.settings.spec, dtype="float32", options=first, shapes=entry.settings.shapes)
-    asked = Asked(({"D": width, "Dv": width, "Sq": 512, "Sk": 512},))
+    asked = Request(({"D": width, "Dv": width, "Sq": 512, "Sk": 512},))
     (call,) = inspected(Job(entry.name, entry.target, "sm_90a", settings, asked))
     assert {facts.kernel for facts in call.launches} == {
         *("_attention_kernel", "_attention_dq_kernel", "_attention_dkdv_kernel"),

@@ -1,11 +1,12 @@
 """Engines run whatever comes as a list; a crash of one task costs that one."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from assay.runtime.engines import Engine, engine_named
+from assay.runtime.engines import Engine, engine_named, run_retried
 from assay.runtime.pool import Raised
 from assay.runtime.process import Lost
 from tests.runtime.isolated_tasks import behave
@@ -32,3 +33,25 @@ def test_engines_answer_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
 def answered(engine: Engine) -> dict[int, object]:
     """The answers by the places of the words."""
     return dict(engine.run(behave, WORDS))
+
+
+class LosesOnce:
+    """An engine that loses the process of every item but "fine", each time that it has it."""
+
+    def __init__(self) -> None:
+        self.rounds: list[list[str]] = []
+
+    def run(self, task: object, items: list[str], *, until: float) -> Iterator[tuple[int, object]]:
+        self.rounds.append(items)
+        for index, item in enumerate(items):
+            yield index, item if item == "fine" or (item == "unlucky" and len(self.rounds) > 1) else Lost("crash", item)
+
+
+def test_what_was_lost_is_done_once_more() -> None:
+    """After the others, unless the loss was its own fault; lost twice, it stays lost."""
+    engine = LosesOnce()
+    items = ["guilty", "unlucky", "fine", "hopeless"]
+    retried = run_retried(engine, behave, items, again=lambda lost: lost.message != "guilty")  # type: ignore[arg-type]
+    answers = list(retried)
+    assert answers == [(0, Lost("crash", "guilty")), (2, "fine"), (1, "unlucky"), (3, Lost("crash", "hopeless"))]
+    assert engine.rounds == [items, ["unlucky", "hopeless"]]

@@ -1,4 +1,4 @@
-"""What a reader of a report wants to know beside what was found: when, where and of what it was made."""
+"""Provenance of a verdict: date, device, versions and the source of the kernel."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _PACKAGES = {"assay": "kernel-assay", "torch": "torch", "triton": "triton"}
 
 
 def about(kernel: Callable[..., Any], device: str, pretend: str = "") -> dict[str, str]:
-    """Facts of an examination that is made now, by their names; the kernel's source where it is Python's.
+    """Return the facts of an examination made now, by name; the kernel's source if it is Python.
 
-    ``pretend`` is the device that the kernel was told of.
+    ``pretend`` is the device that the kernel is told it runs on.
     """
     source = source_of(kernel)
     return {

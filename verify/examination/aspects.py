@@ -1,8 +1,8 @@
-"""Aspects: which of them a case shows, a case without one of them, and which one a failure is a matter of.
+"""Aspects: which ones a case shows, the same case without one of them, and the aspect that a failure is attributed to.
 
-A case has several: a strided call with subnormals and a size of 33 shows `layouts`, `subnormals` and `shapes`. So a
-failure is put down to what its case doesn't fail without, and once an aspect is broken, cases that follow are tried
-without it, so that one fault hides no other.
+A case shows several: a strided call with subnormals and a size of 33 shows `layouts`, `subnormals` and `shapes`. A
+failure is attributed to the first aspect whose removal makes its case pass. Later cases are tried without the broken
+aspects, so that one fault doesn't hide another.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _OF_PROTOCOLS = {
     "alone": "determinism",
     "emitted": "numbers",
 }
-_WHOLE = {"numbers", "shapes", "memory"}  # what a large case shows
+_WHOLE = {"numbers", "shapes", "memory"}  # aspects that a case at a production size shows
 _SUBNORMAL = {"subnormal", "least"}
 _UNUSUAL = {"special", "range", "subnormals"}
-_PLAIN_SIZES = (64, 16)
-_LONGEST = 131  # of sizes about one or two tiles
+_PLAIN_SIZES = (64, 16)  # whole tiles of most kernels, the larger first: a fault of ragged sizes is gone there
+_LONGEST = 131  # the largest of `sampler.TILE`; longer sizes need several blocks, and count as `shapes`
 _ORDER = ("conduct", "determinism", "memory", "layouts", "special", "subnormals", "range", "shapes")
-"""What is taken from a failing case, one after the other."""
+"""The order in which aspects are removed from a failing case: first those whose faults also show as others."""
 
 
 def aspects_of(case: Case) -> set[str]:
-    """The aspects that a case shows where it succeeds."""
+    """Return the aspects that a case shows to be kept if it passes."""
     if case.protocol in ("bias", "outside"):
         return {_OF_PROTOCOLS[case.protocol]}
     if case.protocol == AT:
@@ -72,7 +72,7 @@ def _is_minus_zero(value: float) -> bool:
 
 
 def without_aspect(aspect: str, case: Case, sampler: Sampler) -> Case:
-    """The case as it is where there is nothing of this aspect to see; the same where it is in no other way."""
+    """Return the case changed so that it doesn't show this aspect; the same case if that isn't possible."""
     if aspect == _OF_PROTOCOLS.get(case.protocol):
         return replace(case, protocol="once")
     match aspect:
@@ -90,9 +90,9 @@ def without_aspect(aspect: str, case: Case, sampler: Sampler) -> Case:
 
 
 def _of_plain_sizes(case: Case, sampler: Sampler) -> Case:
-    """Whole tiles along every symbol that may have any size, as large as the case may be; two of what a grid counts.
+    """Return the case with whole tiles along every symbol of free size, as large as fits, and 2 along grid symbols.
 
-    What a few cases have longer (`Sizes.long`) is a whole tile too.
+    Symbols that have longer sizes in a few cases (`Sizes.long`) get a whole tile too.
     """
     definition, grid = case.definition, case.definition.axes.grid
     for size in _PLAIN_SIZES:
@@ -112,12 +112,11 @@ def _lies_in(name: str, index: Iterable[int], case: Case, sizes: dict[str, int])
 
 
 def attributed_to(failure: Failure, attempt: Callable[[Case], Failure | None], sampler: Sampler) -> str:
-    """The aspect that a failure is a matter of: the first that its case doesn't fail without, else `numbers`.
+    """Return the aspect that causes a failure: the first whose removal makes the case pass, or `numbers`.
 
-    Numbers that aren't wrong again are a matter of `determinism`.
-
-    ``attempt`` tries a case. A call that didn't come back isn't made again: it is a matter of the first that its case
-    shows, and no mere warning.
+    A wrong number that isn't wrong when tried again is attributed to `determinism`. ``attempt`` tries a case. A call
+    that didn't return isn't repeated: its failure goes to the first aspect that its case shows and that isn't a mere
+    warning.
     """
     case = failure.case
     if failure.aspect or failure.kind in _OF_KINDS:
@@ -146,12 +145,13 @@ def attributed_to(failure: Failure, attempt: Callable[[Case], Failure | None], s
 
 
 def _group(failure: Failure) -> str:
-    """Failures that may turn into each other: wrong numbers, whether or not nothing was rounded."""
+    """Return the kind of a failure, with "exact" and "contract" as one: the same fault can show as either."""
     return "contract" if failure.kind == "exact" else failure.kind
 
 
 def _kind_of_numbers(failure: Failure) -> str:
-    """Of a failure among all numbers of a format, what its input is; the op works element by element."""
+    """Return the aspect of the failing element's input, in a case that holds every number of a format (elementwise
+    ops)."""
     case = failure.case
     tensor = case.signature.tensors[0]
     value = float(all_contents(case)[tensor.name][failure.index])

@@ -1,15 +1,15 @@
-"""`examine_backward`: a differentiable function, its results and its gradients, each against its spec.
+"""`examine_backward`: the results and the gradients of a differentiable function, each against its spec.
 
-The gradients are those that autograd (torch) or `jax.vjp` gives from an upstream gradient, and are held against the
-op's backward spec. Two of these start from something that a caller doesn't hand over, and what is examined is the
-function as its caller sees it (`assay.golden.definitions.composed`):
+The gradients come from autograd (torch) or `jax.vjp` with an upstream gradient, and are compared with the op's backward
+spec. For two of these specs the caller doesn't supply every input, so the function is examined as its caller sees it
+(`assay.golden.definitions.composed`):
 
-- softmax's backward spec takes y. The function computes y itself, and may save it rounded or not, or compute it again.
-  Examined is the gradient with respect to x, and y may be rounded once to the dtype on the way.
-- cross-entropy's has an upstream gradient of one. Examined is the product with any upstream gradient, one for each
-  token where nothing is reduced: a gradient that takes these for a single number is wrong.
+- softmax's backward spec takes y. The function computes y itself; it may save it, rounded or not, or compute it again.
+  The gradient with respect to x is examined, and y may be rounded once to the dtype on the way.
+- cross-entropy's has an upstream gradient of one. The product with any upstream gradient is examined, one for each
+  token without reduction: a gradient that takes these for a single number is wrong.
 
-The backward spec of a loss of many logits (linear_cross_entropy) is asked as it stands: with an upstream gradient of 1.
+The backward spec of a loss over many logits (linear_cross_entropy) is used unchanged, with an upstream gradient of 1.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class Pair:
 
     @property
     def takes_upstream(self) -> bool:
-        """Whether the backward spec's last input is an upstream gradient; else that is one."""
+        """Whether the backward spec's last input is an upstream gradient; otherwise the upstream gradient is one."""
         return self.backward.tensors[-1].name not in {tensor.name for tensor in self.forward.tensors}
 
     def arguments(self, inputs: Sequence[Any], upstream: Any = None) -> list[Any]:
-        """What the function is called with, of the inputs that the backward spec has.
+        """Return the arguments of the function, from the inputs of the backward spec.
 
-        An input that it hasn't (layernorm's bias, the x of rope), on which no gradient depends, is small numbers that
-        repeat, exact in every dtype.
+        An input that the backward spec lacks (layernorm's bias, the x of rope), on which no gradient depends, is filled
+        with small repeated numbers that are exact in every dtype.
         """
         own = self.backward.tensors[:-1] if self.takes_upstream else self.backward.tensors
         given = dict(zip((tensor.name for tensor in own), inputs, strict=True))
@@ -68,7 +68,7 @@ class Pair:
 
 
 class GradientError(RuntimeError):
-    """What is wrong with a gradient before its numbers are looked at; an examination reports it as a crash."""
+    """A gradient that is malformed (missing, of another shape or dtype); an examination reports it as a crash."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class BackwardVerdict:
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """What did not pass, of "forward" and "backward"."""
+        """The parts that didn't pass, of "forward" and "backward"."""
         return joint_outcome(self._named)[1]
 
     @property
@@ -90,7 +90,7 @@ class BackwardVerdict:
 
     @property
     def outcome(self) -> str:
-        """FAIL where one fails, else the first outcome that is no PASS."""
+        """FAIL if either fails, else the first outcome other than PASS."""
         return joint_outcome(self._named)[0]
 
     @property
@@ -98,12 +98,12 @@ class BackwardVerdict:
         return {"forward": self.forward, "backward": self.backward}
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data: both verdicts, and what failed."""
+        """Return plain data: both verdicts, and the parts that failed."""
         parts = {name: verdict.as_dict() for name, verdict in self._named.items()}
         return {"outcome": self.outcome, "failed": list(self.failed), **parts}
 
     def to_json(self, path: Any = None) -> str:
-        """As JSON, also written to ``path`` where given."""
+        """Return the verdict as JSON, and write it to ``path`` if given."""
         text = json.dumps(self.as_dict(), indent=2)
         if path is not None:
             write_text_atomically(path, text)
@@ -154,12 +154,11 @@ def examine_backward(
 
 
 def gradient_of(function: Callable[..., Any], op: str, *, framework: str = "torch") -> Callable[..., Any]:
-    """A kernel of the op's backward spec: called with its inputs and an upstream gradient, it returns the gradients.
+    """Return a kernel of the op's backward spec: from its inputs and an upstream gradient it computes the gradients.
 
-    Give it a name at a module's top to examine it by itself:
-    ``rmsnorm_backward = gradient_of(rmsnorm, "rmsnorm")``, then
-    ``assay verify my.module:rmsnorm_backward --spec rmsnorm_backward``. It doesn't know that name: `examine` takes it
-    for a function without one, so its repro lines need ``--target`` and it isn't called in a plain process.
+    Give it a name at a module's top to examine it by itself: ``rmsnorm_backward = gradient_of(rmsnorm, "rmsnorm")``,
+    then ``assay verify my.module:rmsnorm_backward --spec rmsnorm_backward``. It doesn't know that name: `examine`
+    treats it as a function without one, so its repro lines need ``--target`` and it isn't called in a plain process.
     """
     pair = pair_of(op)
     if framework not in ("torch", "jax"):
@@ -176,9 +175,9 @@ def gradient_of(function: Callable[..., Any], op: str, *, framework: str = "torc
 
 
 def pair_of(op: str) -> Pair:
-    """The pair of an op, by the name of either; `SettingError` where there is none.
+    """Return the pair of an op, by the name of either spec. Raises `SettingError` if there is none.
 
-    Of several specs of its gradient it is the one of its own inputs, and an upstream gradient where it takes one.
+    Of several backward specs it takes the one with the op's own inputs, and an upstream gradient if it needs one.
     """
     forward = spec(spec(op).outputs.gradient_of or op)
     names = {tensor.name for tensor in forward.tensors}
@@ -198,7 +197,7 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def _forward_of(function: Callable[..., Any], pair: Pair, framework: str) -> Callable[..., Any]:
-    """The function as it is called where gradients are wanted."""
+    """Return the function in the form that is called with inputs that require gradients."""
     called = _as_function(function, pair)
     if framework != "torch":
         return called
@@ -212,7 +211,7 @@ def _forward_of(function: Callable[..., Any], pair: Pair, framework: str) -> Cal
 
 
 def _as_function(function: Callable[..., Any], pair: Pair) -> Callable[..., Any]:
-    """A module's parameters as arguments; any other function as it is."""
+    """Return a module as a function of its parameters; any other function unchanged."""
     if not isinstance(function, torch.nn.Module):
         return function
     module = function
@@ -234,7 +233,7 @@ def _as_function(function: Callable[..., Any], pair: Pair) -> Callable[..., Any]
 
 
 def _leaves(pair: Pair, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The inputs in their own memory, those that have a gradient as leaves of a new graph."""
+    """Return the inputs in their own memory, with differentiable ones as leaves of a new graph."""
     names = [tensor.name for tensor in pair.forward.tensors]
     return [
         tensor.detach().requires_grad_(name in pair.differentiable) for name, tensor in zip(names, inputs, strict=True)
@@ -293,7 +292,7 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _repeated(like: Any, shape: tuple[int, ...]) -> Any:
-    """Numbers from -3/4 to 3/4 of the kind of ``like``."""
+    """Return a tensor like ``like`` of repeated numbers from -3/4 to 3/4."""
     count = math.prod(shape)
     if isinstance(like, torch.Tensor):
         return ((torch.arange(count, device=like.device) % 7 - 3) / 4).to(like.dtype).reshape(shape)

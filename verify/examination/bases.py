@@ -1,4 +1,4 @@
-"""What fixed cases start from: a drawn case for each style of sizes and each set of options."""
+"""Base cases for the fixed phases: one drawn case for each style of sizes and each option set."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from collections.abc import Iterator
 from assay.verify.cases.case import Case
 from assay.verify.cases.sampler import MOST_ELEMENTS, MOST_WORK, Sampler, seeded
 
-MOST_OPTION_SETS = 4
+MOST_OPTION_SETS = 4  # each set multiplies the fixed cases; of more sets this many are drawn
 _MOST = {
     "small": (MOST_ELEMENTS, MOST_WORK, 32),
-    "tile": (2**15, 2**21, 32),  # of a case of one or two tiles: these are many
+    "tile": (2**15, 2**21, 32),  # smaller, as there are many of these cases
     "any": (MOST_ELEMENTS, MOST_WORK, 8),
 }
-"""Elements and work at most, and which part of an interpreter's turns."""
+"""The most elements and work of a case, and the divisor of an interpreter's steps."""
 
 
 def bases(
     sampler: Sampler, purpose: str, styles: tuple[str, ...], *, most: int = MOST_OPTION_SETS, draws: int = 1
 ) -> Iterator[Case]:
-    """A case per style and option set, the sets in turn where there are many; of so many draws the least work.
+    """Yield a case for each style and option set, the cheapest of ``draws``; ``most`` sets, drawn at random if there
+    are more.
 
-    Sizes of one and none are taken where nothing else was drawn: a row of one element hides what a kernel does.
+    Cases with a size of 0 or 1 are taken only if nothing else was drawn: a row of one element hides most faults.
     """
     choose = seeded(hash_of(purpose, sampler.seed))
     sets = sampler.option_sets()
@@ -34,5 +35,5 @@ def bases(
 
 
 def hash_of(purpose: str, seed: int) -> int:
-    """A seed of its own for each purpose."""
+    """Return a seed for this purpose."""
     return seed * 1_000_003 + sum((index + 1) * ord(letter) for index, letter in enumerate(purpose))

@@ -1,9 +1,7 @@
-"""What failures come down to: the smallest case that fails likewise, what kind of fault it is, and its numbers.
+"""Diagnosis of failures: shrink, classify and explain each one, and find the sizes, data and contracts at which it
+occurs.
 
-What is known of a failure, found by trying it: at which sizes it comes, on which data, and under which contract.
-
-In: a shrunk failure and the question. Out: words for a report, and whether another contract is kept. Each takes a few
-seconds at most.
+In: the failures of a run and its plan. Out: the aspects of a verdict. Each step has a budget of a few seconds.
 """
 
 from __future__ import annotations
@@ -31,23 +29,26 @@ from assay.verify.explanation.fault_budget import FaultBudget
 from assay.verify.findings import ASPECTS, GRAVITY, Aspect, Failure
 from assay.verify.harness.runner import KernelHarness, suspicion
 
+# powers of two, where blocks end, their neighbours, and small odd sizes
 _SIZES = (1, 2, 3, 7, 8, 16, 17, 31, 32, 33, 64, 65, 100, 128, 129, 256, 257)
 _LONGER = (512, 513, 1024, 2048, 2049, 4096, 8192)
 _KINDS = ("normal", "positive", "integers", "powers", "small", "wide", "steep", "large_mean")
-_KNOWN_SECONDS = 2.0  # for each
-_SECONDS_OF_CONTRACT = 4.0
+_KNOWN_SECONDS = 2.0  # for the list of sizes, and for that of data
+_SECONDS_OF_CONTRACT = 4.0  # for a quick examination under another contract; the answer is "unknown" after that
 
 
 class Promises:
-    """Which other contracts a kernel keeps: each is examined once at quick effort, for all aspects that are broken."""
+    """Which other contracts a kernel keeps. Each is examined once at quick effort, for all broken aspects."""
 
     def __init__(self, plan: Plan, broken: Collection[str]) -> None:
         self._question, self._broken = plan, set(broken)
         self._known: dict[str, tuple[set[str], bool]] = {}
 
     def keeps(self, aspect: str, contract: Contract) -> bool | None:
-        """Whether a contract is kept: False where the aspect is broken under it; None where only others are, or time
-        did not suffice."""
+        """Return True if the kernel keeps a contract, False if it breaks the aspect, None if unknown.
+
+        It is unknown if only other aspects are broken, or if time ran out.
+        """
         key = str(contract.changed())
         if key not in self._known:
             self._known[key] = self._examined(contract)
@@ -55,7 +56,7 @@ class Promises:
         return False if aspect in broken else None if over or broken - self._question.settings.unpromised else True
 
     def _examined(self, contract: Contract) -> tuple[set[str], bool]:
-        """What is broken under a contract, and whether the examination ended before all was tried."""
+        """Return the aspects broken under a contract, and whether the examination ended early."""
         plan = self._question
         changed: dict[str, Any] = {"contract": contract, "effort": "quick", "examples": None, "at": (), "goldens": None}
         settings = replace(plan.settings, **changed)
@@ -72,7 +73,8 @@ class Promises:
 
 
 def sizes_in_words(failure: Failure, plan: Plan) -> str:
-    """At which sizes of each symbol the case is right, and at which wrong, all else as it is; empty where all are."""
+    """Return the sizes of each symbol at which the case is right and wrong, in words; empty if it is always one of
+    them."""
     tells = Trials(plan)
     sampler, case, words = plan.sampler, failure.case, []
     for symbol in sampler.free_symbols(case) or sampler.shapes:
@@ -91,7 +93,8 @@ def sizes_in_words(failure: Failure, plan: Plan) -> str:
 
 
 def data_in_words(failure: Failure, first: Case, plan: Plan) -> str:
-    """On which distributions the kernel is right, and on which wrong: at the sizes at which it was ``first`` met."""
+    """Return the distributions on which the kernel is right and wrong, in words, at the sizes of the ``first`` failing
+    case."""
     case, cases = replace(failure.case, sizes=first.sizes), {}
     numbers = real_tensors(case.signature)
     for kind in _KINDS:
@@ -115,13 +118,13 @@ def _right_and_wrong(result: tuple[list[str], list[str]], word: str) -> str:
 
 
 class Trials:
-    """Cases that are tried until time is over."""
+    """Tries cases until a time limit."""
 
     def __init__(self, plan: Plan) -> None:
         self._harness, self._budget = plan.harness, FaultBudget(_KNOWN_SECONDS)
 
     def sorted(self, cases: dict[str, Case]) -> tuple[list[str], list[str]]:
-        """The names of the cases that are right, and of those that are wrong."""
+        """Return the names of the cases that pass, and of those that fail."""
         results: tuple[list[str], list[str]] = ([], [])
         for name, case in self._in_time(cases):
             results[self._harness.try_case(case).failure is not None].append(name)
@@ -135,13 +138,13 @@ class Trials:
 
 
 _OF_SPECIAL_VALUES = ("nonfinite", "subnormals", "overflow", "masked_rows")  # fields of a contract
-_SECONDS = 20.0  # for the shrinking of all that is broken
-_SECONDS_OF_SUSPECT = 4.0
+_SECONDS = 20.0  # for shrinking, shared by the broken aspects: a user waits for the report
+_SECONDS_OF_SUSPECT = 4.0  # less, as a suspect aspect is no proof
 _SECONDS_OF_OTHERS, _MOST_OTHERS = 2.0, 40  # for counting cases that another contract admits
 
 
 def diagnosed(aspects: Mapping[str, Aspect], plan: Plan, target: str) -> dict[str, Aspect]:
-    """All aspects, the broken ones with their failures shrunk and explained, the suspect ones with theirs shrunk."""
+    """Return all aspects: broken ones with their failures shrunk and explained, suspect ones with theirs shrunk."""
     broken = [name for name in ASPECTS if name in aspects and aspects[name].status == "broken"]
     known = {name: aspects.get(name, Aspect()) for name in ASPECTS}
     promises = Promises(plan, broken)
@@ -174,14 +177,14 @@ def _noted(aspect: Aspect, broken: list[str]) -> Aspect:
 
 
 def _explained(name: str, aspect: Aspect, plan: Plan, broken: int, promises: Promises) -> Aspect:
-    """The failure shrunk and explained; as it was met where that takes too long, or isn't asked for."""
+    """Return an aspect with its failure shrunk and explained; unchanged if that takes too long or isn't wanted."""
     first, harness = aspect.failure, plan.harness
     assert first is not None
     if first.kind == "timeout" or first.case.protocol == "outside" or not plan.settings.shrinking:
         return aspect
 
     def attempt(case: Case) -> Failure | None:
-        """A case that has nothing of this aspect may fail by another."""
+        """Return the failure of a case that shows this aspect; another aspect may fail by another fault."""
         is_of_it = broken == 1 or name == "numbers" or name in aspects_of(case)
         return harness.try_case(plan.sampler.tied(case)).failure if is_of_it else None
 
@@ -208,7 +211,8 @@ def _explained(name: str, aspect: Aspect, plan: Plan, broken: int, promises: Pro
 
 
 def _known(name: str, failure: Failure, first: Case, plan: Plan, *, is_explained: bool) -> str:
-    """Of a fault of sizes, those that are right; of a failure that nothing explains also the data that are."""
+    """Describe where the kernel is right: sizes for a fault of shapes; sizes and data for a failure without
+    explanation."""
     if failure.case.protocol != "once" or failure.kind in ("timeout", "input_mutated") or failure.device_lost:
         return ""
     words = [sizes_in_words(failure, plan)] if name == "shapes" or not is_explained else []
@@ -217,7 +221,8 @@ def _known(name: str, failure: Failure, first: Case, plan: Plan, *, is_explained
 
 
 def _explained_once(known: Mapping[str, Aspect]) -> dict[str, Aspect]:
-    """Of aspects whose failures the same fault explains, the graver one tells it, and the others name that."""
+    """Return the aspects with notes: if one fault explains several, the gravest keeps it and the others refer to that
+    one."""
     first_with, result = dict[str, str](), dict(known)
     for name in GRAVITY:
         aspect = result.get(name, Aspect())
@@ -228,7 +233,7 @@ def _explained_once(known: Mapping[str, Aspect]) -> dict[str, Aspect]:
 
 
 def _classified(failure: Failure, harness: KernelHarness) -> Failure:
-    """A wrong number may come from memory that was never written, or from a stride that was ignored."""
+    """Return the failure as one of unwritten memory or of an ignored stride, if the wrong number comes from that."""
     if failure.kind not in ("contract", "exact", "nonfinite"):
         return failure
     if _depends_on_memory(failure, harness):  # first: what memory held may be right when it is tried again
@@ -250,8 +255,10 @@ def _classified(failure: Failure, harness: KernelHarness) -> Failure:
 
 
 def _admitting(name: str, failure: Failure, plan: Plan) -> str:
-    """Which field of a contract would admit what came at a NaN, an infinity or a subnormal, if one would, in words: of
-    this case, and of how many others of this aspect that fail."""
+    """Return in words which contract field would admit the output at a NaN, an infinity or a subnormal, if one would.
+
+    The words count how many other failing cases of this aspect it would admit.
+    """
     harness, of_numbers = plan.harness, failure.kind in ("contract", "exact", "nonfinite")
     if not of_numbers or failure.case.protocol != "once" or not plan.settings.shrinking:
         return ""
@@ -271,7 +278,7 @@ def _admitting(name: str, failure: Failure, plan: Plan) -> str:
 
 
 def _others_admitted(name: str, failure: Failure, contract: Contract, plan: Plan) -> str:
-    """How many of the fixed cases that show an aspect and fail another contract admits, in words; of the first few."""
+    """Return in words how many of the first failing fixed cases of an aspect another contract admits."""
     harness, budget, admitted = plan.harness, FaultBudget(_SECONDS_OF_OTHERS), list[bool]()
     for case in (case for _, case in fixed_cases(plan) if case.protocol == "once" and name in aspects_of(case)):
         if len(admitted) >= _MOST_OTHERS or budget.is_over():
@@ -287,7 +294,7 @@ def _is_right(case: Case, layouts: Mapping[str, str], harness: KernelHarness) ->
 
 
 def _depends_on_memory(failure: Failure, harness: KernelHarness) -> bool:
-    """Whether the failing element changes with what fresh memory holds, and with that alone, each tried twice."""
+    """Whether the failing element depends on what fresh memory holds, and on that alone; each is tried twice."""
     seen = []
     for memory in ("nan", "nan", "huge", "huge"):
         outputs = harness.outputs(replace(failure.case, memory=memory))

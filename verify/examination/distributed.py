@@ -1,9 +1,8 @@
 """Functions that run on several processes: each rank gets its part of a case, and every rank's result is examined.
 
-`examine_ranks` holds each rank's result, or what their shares of it come to together, against the whole op's spec: a
-result that is right on rank 0 alone is none. A `Group` is the processes.
-
-Processes of a torch.distributed group on this machine, which call functions: started once, and kept.
+`examine_ranks` compares each rank's result, or the ranks' shares put together, with the whole op's spec: a result that
+is right on rank 0 only doesn't pass. A `Group` holds the processes of a torch.distributed group on this machine, which
+are started once and reused.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from assay.verify.errors import SettingError
 from assay.verify.examination.procedure import examine
 from assay.verify.verdict import Verdict, joint_outcome
 
-_GRACE = 2.0  # seconds that the other ranks have left once one has failed
+_GRACE = 2.0  # seconds for the other ranks once one has failed: they may wait in a collective for ever
 _START = 120.0  # seconds in which a process imports torch and joins the group
 
 
 class RankError(RuntimeError):
-    """What one rank raised, or that it went away; an examination reports it as a crash."""
+    """An exception or early exit of a rank; an examination reports it as a crash."""
 
 
 class Group:
@@ -63,12 +62,12 @@ class Group:
         self.close()
 
     def run(self, function: Callable[..., Any], parts: Sequence[Sequence[Any]], **options: Any) -> list[Any]:
-        """``function(*parts[rank], **options)`` on each rank at once; the results in the order of the ranks.
+        """Call ``function(*parts[rank], **options)`` on every rank at once; return the results by rank.
 
         ``function`` must be importable by its name. Each rank gets a copy of its part, and returns tensors, numbers,
-        texts, None, or lists of these: nothing that a rank made is unpickled here. Raises `SettingError` for a function
-        that isn't importable, and `RankError` where a rank raises, ends, or returns something else, or where none has
-        failed and not all have answered in time.
+        strings, None, or lists of these: nothing that a rank made is unpickled here. Raises `SettingError` for a
+        function that isn't importable, and `RankError` if a rank raises, ends, returns something else, or doesn't
+        answer in time.
         """
         if len(parts) != self.world:
             raise SettingError(f"parts: expected one for each of the {self.world} ranks, got {len(parts)}")
@@ -93,10 +92,11 @@ class Group:
             self._answers([message_for(_ready, (), {})] * self.world, _START, "not started")
 
     def _answers(self, messages: Sequence[bytes], timeout: float, lack: str) -> list[Any]:
-        """An answer of each rank; `RankError` for the first that has failed, named with the others that did.
+        """Return an answer of each rank. Raises `RankError` for the first rank that failed; the message names the
+        others.
 
-        ``lack`` is what is said of the ranks that have not answered within ``timeout`` seconds. Whatever is raised, an
-        examination's time limit too, ends the group.
+        ``lack`` describes ranks that haven't answered within ``timeout`` seconds. Any exception, including an
+        examination's time limit, ends the group.
         """
         results: dict[int, Any] = {}
         failures: dict[int, str] = {}
@@ -129,7 +129,7 @@ class Group:
 
 
 def message_for(function: Callable[..., Any], part: Sequence[Any], options: dict[str, Any]) -> bytes:
-    """A call for a rank, which gets copies of its part. Raises `SettingError` for a function that isn't importable."""
+    """Return a rank's call, with copies of its part. Raises `SettingError` for a function that isn't importable."""
     own = [x.detach().clone(memory_format=torch.contiguous_format) if isinstance(x, torch.Tensor) else x for x in part]
     try:
         return pickle.dumps((function, own, options))
@@ -140,11 +140,11 @@ def message_for(function: Callable[..., Any], part: Sequence[Any], options: dict
 
 
 def _ready() -> None:
-    """What a rank is asked first, which it answers once it has joined."""
+    """Return nothing: the first call of each rank, answered once it has joined."""
 
 
 def _serve(parent: Parent, rank: int, world: int, meeting: str, timeout: float) -> None:
-    """A rank: join the group, then call what comes."""
+    """Join the group as one rank, and answer its calls."""
     torch.set_num_threads(1)
     limit = timedelta(seconds=max(_START, timeout))  # for joining too; a call's own limit is kept by the caller
     torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world, timeout=limit)
@@ -164,9 +164,9 @@ __all__ = ["Group", "RankError", "RanksVerdict", "examine_ranks", "of_rank"]
 
 @dataclass(frozen=True)
 class RanksVerdict:
-    """A verdict for each rank; of results that ranks share out, one verdict of the whole for all of them.
+    """A verdict for each rank; one verdict for all if the ranks share out their results.
 
-    ``differing`` says where the results of two ranks, which should be the same, have other bits; empty where none have.
+    ``differing`` says where the results of two ranks, which should be the same, differ in bits; empty if they don't.
     """
 
     ranks: tuple[Verdict, ...]
@@ -179,12 +179,12 @@ class RanksVerdict:
 
     @property
     def passed(self) -> bool:
-        """Whether every rank passes, and ranks with the same data have the same bits."""
+        """Whether every rank passes, and ranks with the same data return the same bits."""
         return not self.failed and not self.differing
 
     @property
     def outcome(self) -> str:
-        """FAIL where a rank fails or two differ, else the first outcome that is no PASS."""
+        """FAIL if a rank fails or two differ, else the first outcome other than PASS."""
         return "FAIL" if self.differing else joint_outcome(dict(enumerate(self.ranks)))[0]
 
     def __str__(self) -> str:
@@ -229,7 +229,7 @@ def examine_ranks(
 
 
 class _OfRank:
-    """What `of_rank` returns; ``differing`` is where ranks first had other bits than rank 0, in words."""
+    """The kernel that `of_rank` returns; ``differing`` says where another rank's bits first differed from rank 0's."""
 
     def __init__(
         self,
@@ -255,7 +255,7 @@ class _OfRank:
         return answers[self.rank]
 
     def _together(self, answers: Sequence[Any], options: Mapping[str, Any]) -> Any:
-        """The results whose shares, by rank, these are; what the symbol isn't a dimension of comes from the rank."""
+        """Return results joined from the ranks' shares; a result without the symbol comes from this kernel's rank."""
         known = {name: value for name, value in options.items() if name in self.definition.options}
         returns = self.definition.signature(known).returns
         shares = [answer if isinstance(answer, list) else [answer] for answer in answers]
@@ -275,7 +275,8 @@ def of_rank(
     dealt: Mapping[str, str] | None = None,
     gathered: str = "",
 ) -> _OfRank:
-    """A kernel of ``op``: ``function`` on every rank, with the result of one; see `examine_ranks`."""
+    """Return a kernel of ``op`` that runs ``function`` on every rank and returns one rank's result; see
+    `examine_ranks`."""
     definition = spec(op)
     dims = {tensor.name: tensor.dims for tensor in definition.tensors}
     if dealt is None:
@@ -294,7 +295,7 @@ def of_rank(
 
 
 def _difference(answers: Sequence[Any]) -> Iterator[str]:
-    """In words, where a rank's results have other bits than those of rank 0."""
+    """Return in words where a rank's results differ in bits from those of rank 0; empty if they don't."""
     first, *others = [answer if isinstance(answer, list) else [answer] for answer in answers]
     for rank, other in enumerate(others, 1):
         for whole, own in zip(first, other, strict=False):
@@ -313,7 +314,7 @@ def _form(tensor: torch.Tensor) -> str:
 def _dealt(
     definition: Spec, tensors: Sequence[torch.Tensor], world: int, dealt: Mapping[str, str]
 ) -> list[tuple[torch.Tensor, ...]]:
-    """Each rank's part: its share of the places along the symbol that a tensor is dealt out by, or all of it."""
+    """Return each rank's part: its share of each tensor that is split along a symbol, and the other tensors whole."""
     shares = [
         x.tensor_split(world, tensor.dims.index(dealt[tensor.name])) if tensor.name in dealt else [x] * world
         for x, tensor in zip(tensors, definition.tensors, strict=True)

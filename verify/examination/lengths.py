@@ -1,7 +1,7 @@
-"""One case of growing length after another, on ordinary data: what is summed, from 8 terms to 65,536.
+"""Cases of growing length on ordinary data: sums of 8 to 65,536 terms.
 
-The short phases judge by the contract's worst case, which says little of long sums. Here every length is judged by what
-rounding is likely to do as well (`assay.verify.comparison.statistics`). All other sizes are small.
+The short phases judge by the contract's worst case, which says little about long sums. Here every length is also judged
+by the statistical bound (`assay.verify.comparison.statistics`). All other sizes are small.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ LENGTHS = (8, 128, 1024, 4096, 16384, 65536)
 QUICKEST = LENGTHS[::2]
 """The lengths of a quick effort."""
 
-_FEW = 3  # of sizes that may be any
-_FULL = {"length": "full"}  # by role: sequences as long as they may be
+_FEW = 3  # for other symbols of free size: several rows, at little work
+_FULL = {"length": "full"}  # by role: sequence lengths at their maximum, so that sums have all their terms
 
 
 def length_cases(sampler: Sampler, *, quick: bool = False) -> list[tuple[int, tuple[Case, ...]]]:
-    """Lengths, ascending, as far as sizes and shapes admit, each with a case per distribution.
+    """Return the lengths that sizes and shapes admit, ascending, each with one case for each distribution.
 
-    Of numbers of one sign a sum keeps an error that all of them share: a ``quick`` effort has these alone.
+    A ``quick`` effort has only numbers of one sign: there a sum keeps an error that all its terms share.
     """
     choose = seeded(hash_of("lengths", sampler.seed))
     base = sampler.case(_few, style="small", options=sampler.option_sets()[0])
@@ -51,7 +51,8 @@ def length_cases(sampler: Sampler, *, quick: bool = False) -> list[tuple[int, tu
 
 
 def over_of(case: Case) -> str:
-    """What the op sums over, a symbol or an expression; else the last axis of its first tensor."""
+    """Return the symbol or expression that the op sums over; the last axis of its first tensor if it has no
+    reduction."""
     reduction = case.definition.reduction
     return reduction.over if reduction is not None else case.signature.tensors[0].dims[-1]
 
@@ -69,7 +70,8 @@ def _plain(case: Case, data: str, seed: int) -> Case:
 
 
 def _sizes(sampler: Sampler, base: Case, over: str, target: int) -> dict[str, int] | None:
-    """Sizes with as many terms as may be, ``target`` at most; others are one where it is too much otherwise."""
+    """Return sizes with as many terms as possible, at most ``target``; other free sizes are 1 if the case is too
+    large."""
     symbols = symbols_in(over.partition("/")[0])  # what they are shared by stays as it is
     least = {symbol: 1 for symbol in sampler.free_symbols(base) if symbol not in symbols}
     for sizes in ({**base.sizes}, {**base.sizes, **least}):
@@ -85,7 +87,7 @@ def _sizes(sampler: Sampler, base: Case, over: str, target: int) -> dict[str, in
 
 
 def _allowed(sampler: Sampler, base: Case, symbol: str, sizes: dict[str, int], target: int) -> Sequence[int]:
-    """The sizes that a symbol may have, beyond what ``target`` takes where it may be any, ascending."""
+    """Return the sizes that a symbol may have, ascending, a little beyond ``target`` if it may have any."""
     _, _, by = over_of(base).partition("/")
     shared = dimension(by, sizes) if by else 1
     if symbol in sampler.shapes or symbol in base.definition.sizes.allowed:
@@ -96,7 +98,7 @@ def _allowed(sampler: Sampler, base: Case, symbol: str, sizes: dict[str, int], t
 
 
 def least_errors(limits: Tolerance) -> torch.Tensor:
-    """Of each element, the smallest relative error that the check would notice; infinite where none."""
+    """Return, for each element, the smallest relative error that the check would detect; infinity if there is none."""
     golden = torch.where(limits.judged & torch.isfinite(limits.golden), limits.golden, 0.0)
     up = golden > 0
     end = torch.where(up, limits.ends.high, limits.ends.low)
@@ -107,13 +109,14 @@ def least_errors(limits: Tolerance) -> torch.Tensor:
 
 
 def detectable(length: int, seen: Sequence[tuple[Result, Result]]) -> Detectable | None:
-    """What is noticed at a length, of results by the worst case and by chance; None where nothing was judged."""
+    """Return what is detected at a length, from pairs of results (worst case, statistical); None if nothing was
+    judged."""
     levels = [min(map(_noticed, results), default=math.inf) for results in zip(*seen, strict=True)]
     return Detectable(length, *levels) if levels and levels[0] < math.inf else None
 
 
 def _noticed(result: Result) -> float:
-    """The median of each output, the largest of them; infinite where no number is judged."""
+    """Return the largest of the outputs' median detectable errors; infinity if no number is judged."""
     medians = [_median(least_errors(limits)) for limits in result.tolerances]
     return max((median for median in medians if median < math.inf), default=math.inf)
 

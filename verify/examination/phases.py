@@ -44,9 +44,11 @@ from assay.verify.examination.bases import MOST_OPTION_SETS, bases, hash_of
 
 
 def factor_cases(sampler: Sampler) -> Iterator[Case]:
-    """All factors at once over their range; then each scale by itself, as signs of two cancel, of either sign and zero.
+    """Yield cases of factors over their whole range: all at once, then each signed scale alone with both signs and
+    zero.
 
-    In the small ones a scale's first element is negative, so that a scale of one element is; in the others it is zero.
+    In the small cases a scale's first element is negative, so that a scale of one element is negative too; in the
+    others it is zero. Alone, because the signs of two scales could cancel.
     """
     for base in bases(sampler, "vast", ("small", "tile"), most=2):
         ordinary = with_values(base, "normal", layouts={}, protocol="once", memory="plain")
@@ -60,14 +62,16 @@ def factor_cases(sampler: Sampler) -> Iterator[Case]:
                     yield replace(ordinary, values={**ordinary.values, tensor.name: "cycled"})
 
 
-_DRAWS = 4  # bases, of which the least work is taken where it is done many times
+_DRAWS = 4  # base cases drawn where each is called many times; the one of least work is taken
 _STYLES = {"after_many": ("small",), "alone": ("small", "tile", "tile", "tile", "any", "any")}
-_SQUARE, _SHORT = 16, 8  # all sizes alike; a row that may be all -inf
-_LONG = (20481, 4097, 1025)  # one size beyond what fits a block
-_SIDE = 256  # rows and columns that hold all numbers of 16 bits
-_MOST_STARTS = 64  # calls that all numbers may take
-_SPOILED = 4  # cases a base whose unused elements are NaN
-_TILES, _LONG_SUM, _PEAK = (64, 128), (64, 512), 100.0  # the last of numbers about one
+_SQUARE, _SHORT = 16, 8  # the size when all are equal; the longest row that is set to -inf throughout
+_LONG = (20481, 4097, 1025)  # one more than multiples of blocks, and beyond what one block holds; the first that fits
+_SIDE = 256  # 256 x 256 elements hold all numbers of 16 bits
+_MOST_STARTS = 64  # the most calls to go through all numbers, if shapes are restricted to small ones
+_SPOILED = 4  # cases for each base whose unused elements are NaN, each with another seed
+_TILES = (64, 128)  # common tile sizes, for all dimensions at once
+_LONG_SUM = (64, 512)  # a tile, and a sum over several of them
+_PEAK = 100.0  # far above normal numbers: it dominates a softmax or a norm if it is taken in
 _BLOCK_BOUNDARIES = (
     (513, 31),
     (1025, 127),
@@ -78,19 +82,20 @@ _BLOCK_BOUNDARIES = (
 GROWTH = 16
 """How many times larger at most each case of a series of `over_limit_cases` is than the one before."""
 
+# ends beyond 16 bits; each about GROWTH times the one before at most, so that its time can be extrapolated
 _GROWING = (17, 257, 2049, 4097, 2**16 + 65)
-_FEW = 10 * 2**16  # elements of a tensor of so many rows
-_MANY = 2**21 + 2**17  # where it can't be less
+_FEW = 10 * 2**16  # elements of a tensor with more rows than 16 bits count: about ten for each row
+_MANY = 2**21 + 2**17  # the most elements if the op's sizes admit no fewer: about 32 for each row
 
 
 def gate_cases(sampler: Sampler, style: str, values: str = "normal", draws: int = 1) -> Iterator[Case]:
-    """Ordinary cases on which the check itself is checked, so many of each set of options."""
+    """Yield ``draws`` ordinary cases for each option set, on which the check itself is checked."""
     for index, base in enumerate(bases(sampler, "gate", (style,) * draws)):
         yield with_values(base, values, layouts={}, memory="plain", protocol="once", unused="plain", seed=index)
 
 
 def exact_cases(sampler: Sampler) -> Iterator[Case]:
-    """Cases on which nothing is rounded in the arithmetic of most ops."""
+    """Yield cases on which the arithmetic of most ops rounds nothing."""
     rounds = any(tensor.bound for options in sampler.option_sets() for tensor in _reals(sampler, options))
     for distribution in (*EXACT, MIDPOINTS) if rounds else EXACT:
         styles = ("any", "any") if distribution == "seesaw" else ("small", "tile")
@@ -119,7 +124,8 @@ def exact_cases(sampler: Sampler) -> Iterator[Case]:
 
 
 def range_cases(sampler: Sampler) -> Iterator[Case]:
-    """Cases at the ends of the format's range; in some the first tensor lies above and the others below."""
+    """Yield cases at the ends of the format's range; in some the first tensor is drawn from "above", the others from
+    "below"."""
     for base in bases(sampler, "opposed", ("small", "tile")):
         opposed = with_values(base, "below", layouts={}, protocol="once", memory="plain")
         first = next(iter(opposed.values))
@@ -132,7 +138,8 @@ def range_cases(sampler: Sampler) -> Iterator[Case]:
 
 
 def single_operand_cases(sampler: Sampler) -> Iterator[Case]:
-    """One tensor of several is zero, or subnormal: what it lets through of the others is seen by itself."""
+    """Yield cases in which one of several tensors is zero or subnormal, which shows the effect of the others by
+    itself."""
     for kind, others in (("zeros", "near_overflow"), ("subnormal", "normal")):
         for base in bases(sampler, kind + " alone", ("small",) * (2 if len(sampler.option_sets()) <= 2 else 1)):
             case = with_values(base, others, layouts={}, protocol="once", memory="plain")
@@ -143,10 +150,9 @@ def single_operand_cases(sampler: Sampler) -> Iterator[Case]:
 
 
 def block_boundary_cases(sampler: Sampler) -> Iterator[Case]:
-    """Many rows of one element more than a block: what one block hands to the next shows most where few follow.
+    """Yield cases of many rows, each one element longer than a block: faults in what a block passes on show most there.
 
-    In the last of them a number far above the others comes at the very end. Sequences of many chunks follow
-    (`Sizes.long`).
+    In the last ones the final element is far above the others. Then come sequences of many chunks (`Sizes.long`).
     """
     choose = seeded(hash_of("seams", sampler.seed))
     base = sampler.case(_slim, style="small", options=choose(sampler.option_sets()))
@@ -171,7 +177,7 @@ def block_boundary_cases(sampler: Sampler) -> Iterator[Case]:
 
 
 def aligned_cases(sampler: Sampler) -> Iterator[Case]:
-    """All sizes are whole tiles at once, which sizes drawn one by one hardly ever are; then a longer sum."""
+    """Yield cases whose sizes are all whole tiles, which sizes drawn one by one hardly ever are; then a longer sum."""
     choose = seeded(hash_of("aligned", sampler.seed))
     sets = sampler.option_sets()
     for options in sets if len(sets) <= MOST_OPTION_SETS else [choose(sets) for _ in range(MOST_OPTION_SETS)]:
@@ -190,7 +196,7 @@ def _two(values: Sequence[Any]) -> Any:
 
 
 def _aligned(sampler: Sampler, case: Case, wanted: Mapping[str, int]) -> dict[str, int]:
-    """As many of these sizes as an examination takes: last those of what a grid counts, and of heads."""
+    """Return as many of the wanted sizes as an examination admits, grid symbols and heads last."""
     definition, sizes = case.definition, dict(case.sizes)
     known = {**definition.sizes.allowed, **sampler.shapes}
     counted = {*definition.axes.grid, *definition.sizes.multiples}
@@ -208,9 +214,9 @@ def _aligned(sampler: Sampler, case: Case, wanted: Mapping[str, int]) -> dict[st
 
 
 def over_limit_cases(sampler: Sampler) -> Iterator[Sequence[Case]]:
-    """Series that end with more rows than 16 bits count, or more classes: all other sizes are small.
+    """Yield series of cases that end with more rows, or classes, than 16 bits count. All other sizes are small.
 
-    The smaller cases before tell how long the last will take.
+    The smaller cases of a series tell how long the last one will take.
     """
     choose = seeded(hash_of("beyond", sampler.seed))
     base = sampler.case(_slim, style="small", options=choose(sampler.option_sets()))
@@ -227,19 +233,20 @@ def over_limit_cases(sampler: Sampler) -> Iterator[Sequence[Case]]:
 
 
 def _rows(case: Case) -> str:
-    """The symbol along which a kernel's programs lie, if any: rows that are independent, or the first dimension."""
+    """Return the symbol that a kernel's programs are spread over: independent rows, or the first dimension; else
+    empty."""
     return case.definition.row_axis(case.options) or next(iter(case.signature.tensors[0].leading), "")
 
 
 def _slim(values: Sequence[Any]) -> Any:
-    """The least of the sizes that a symbol may have; 3 where any will do, so that sums have something to add."""
+    """Return the least of the sizes that a symbol may have; 3 if any size will do, so that sums have several terms."""
     if isinstance(values, range):  # ascending, and perhaps of all seeds
         return values[0]
     return 3 if tuple(values) == SMALL else min(values)
 
 
 def _slimmed(sampler: Sampler, base: Case, symbol: str, size: int) -> dict[str, int] | None:
-    """Sizes with ``symbol`` at ``size``, free ones cut to one as long as a tensor has too many elements."""
+    """Return sizes with ``symbol`` at ``size``, and free ones set to 1 while a tensor has too many elements."""
     sizes, tensors = {**base.sizes, symbol: size}, (*base.signature.tensors, *base.signature.returns)
     for other in sampler.free_symbols(base):
         if other != symbol and max(math.prod(tensor.shape(sizes)) for tensor in tensors) > _FEW:
@@ -248,7 +255,7 @@ def _slimmed(sampler: Sampler, base: Case, symbol: str, size: int) -> dict[str, 
 
 
 def special_cases(sampler: Sampler) -> Iterator[Case]:
-    """One NaN or infinity at a time, at both ends and in the middle of each tensor."""
+    """Yield cases with one NaN or infinity, at both ends and in the middle of each tensor."""
     for base in bases(sampler, "special", ("small", "tile"), most=2, draws=_DRAWS):
         plain = with_values(base, "normal", layouts={}, protocol="once", memory="plain", unused="plain")
         if plain.definition.inputs.unused is not None:
@@ -286,7 +293,7 @@ def special_cases(sampler: Sampler) -> Iterator[Case]:
 
 
 def every_cases(sampler: Sampler) -> Iterator[Case]:
-    """Every number of the format, where an op works element by element and few calls of the sizes allowed hold them."""
+    """Yield cases that together hold every number of the format, for elementwise ops if few calls are enough."""
     base = sampler.case(seeded(sampler.seed), style="tile")
     tensor = base.signature.tensors[0]
     if not base.definition.axes.elementwise or format_named(base.dtypes[tensor.name]).bits > 16:
@@ -306,7 +313,7 @@ def every_cases(sampler: Sampler) -> Iterator[Case]:
 
 
 def invariant_cases(sampler: Sampler, contract: Contract) -> Iterator[Case]:
-    """Calls in pairs, poisoned memory, and every layout."""
+    """Yield cases of repeated calls, of poisoned memory, and of every layout."""
     alone = ["alone"] if contract.batch_invariant else []
     protocols = ["repeat", "after_other", "after_refill", "after_many", *alone]
     for protocol in protocols:
@@ -336,19 +343,20 @@ def invariant_cases(sampler: Sampler, contract: Contract) -> Iterator[Case]:
 
 
 def emitted_cases(sampler: Sampler) -> Iterator[Case]:
-    """Ordinary cases to be tried as NVIDIA's backend emits the kernel."""
+    """Yield ordinary cases to be tried with the arithmetic that NVIDIA's backend emits."""
     for base in bases(sampler, "emitted", ("small", "tile"), most=2):
         yield with_values(base, "normal", layouts={}, protocol="emitted", memory="plain", unused="plain")
 
 
 def outside_cases(sampler: Sampler) -> Iterator[Case]:
-    """One case to be tried where nothing tells of an examination."""
+    """Yield one case to be tried in a plain process."""
     for base in bases(sampler, "outside", ("tile",), most=1):
         yield with_values(base, "normal", layouts={}, protocol="outside", memory="plain", unused="plain")
 
 
 def bias_cases(sampler: Sampler) -> Iterator[Case]:
-    """Series of calls (`assay.verify.comparison.bias`): numbers of one sign, where errors add up, and of both."""
+    """Yield series of calls (`assay.verify.comparison.bias`): numbers of one sign, where errors add up, and of both
+    signs."""
     drawn = sorted(bases(sampler, "bias", ("tile",) * 4, most=2), key=lambda case: case.definition.cost(case.sizes))
     for distribution in ("positive", "normal"):
         for base in drawn[-min(2, len(sampler.option_sets())) :]:  # where errors add up most
@@ -360,13 +368,13 @@ def _reals(sampler: Sampler, options: Mapping[str, Any]) -> list[TensorSpec]:
 
 
 def _with_plain_factors(case: Case, distribution: str) -> Case:
-    """The case with powers of two for the scales and shares that don't have ``distribution``: products stay exact."""
+    """Return the case with powers of two for scales and shares that lack ``distribution``: products stay exact."""
     kinds = {tensor.name: names_of(tensor) for tensor in case.signature.tensors if tensor.role in ("scale", "weight")}
     plain = {name: "powers" for name, known in kinds.items() if distribution not in known}
     return replace(case, values={**case.values, **plain})
 
 
-_SMALLER = 8  # times; only one in as many cases may have as many elements, and turns, as a case may have
+_SMALLER = 8  # all but one in 8 fuzzed cases have at most an 8th of the elements and steps: more cases per second
 
 
 def fuzz(sampler: Sampler, examples: int, attempt: Callable[[Case], float | None]) -> None:

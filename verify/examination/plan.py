@@ -1,4 +1,5 @@
-"""The question that an examination asks: its settings on this machine, with a kernel, before that is first called."""
+"""The plan of an examination: checked settings, the kernel's harness and the sampler of cases, before the first
+call."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ from assay.verify.settings import Settings
 
 @dataclass(frozen=True)
 class Plan:
-    """Does this kernel keep this contract, on the cases that this sampler draws?
+    """What an examination needs to run: settings, harness and sampler.
 
-    ``dtype`` is as a report shows it. ``refusal`` says why the contract has no answer, where it hasn't.
+    ``dtype`` is worded as in reports. ``refusal`` is the reason why the contract doesn't apply, empty if it does.
     """
 
     settings: Settings
@@ -35,12 +36,13 @@ class Plan:
 
     @property
     def definition(self) -> Spec:
-        """The op."""
+        """The spec of the op."""
         return self.sampler.definition
 
     @property
     def is_callable_outside(self) -> bool:
-        """Whether the kernel is isolated, and a plain process can call it: by its name, with torch's tensors."""
+        """Whether the kernel is isolated and can be called in a plain process: importable by name, and called with
+        torch tensors."""
         settings, kernel = self.settings, self.harness.call.kernel
         return settings.isolate and settings.framework == "torch" and is_there(target_of(kernel))
 
@@ -48,9 +50,9 @@ class Plan:
 def make_plan(
     kernel: Callable[..., Any], settings: Settings, before: Callable[[Case, float], None] | None = None
 ) -> Plan:
-    """The question with these settings, or its error: why it can't be asked here. ``before`` is that of `Call`.
+    """Return the plan of an examination with these settings. ``before`` is the callback of `Call`.
 
-    Raises `SettingError` or `ContractError`.
+    Raises `SettingError` or `ContractError` if this machine or the contract doesn't admit the settings.
     """
     if not callable(kernel):
         raise SettingError(f"kernel: expected a callable, got {type(kernel).__name__}")
@@ -85,7 +87,7 @@ def make_plan(
 
 
 def _refusal(contract: Contract, case: Case) -> str:
-    """Why the contract says nothing about this case, if so."""
+    """Return why the contract doesn't apply to this case; empty if it does."""
     unit = accumulator_named(contract.accumulate)
     first = next(iter(case.dtypes.values()))
     if not unit.takes(first):

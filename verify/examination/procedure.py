@@ -1,11 +1,8 @@
-"""`examine` and `check`: a kernel against the certified golden, over fixed phases and fuzzed cases.
+"""`examine` and `check`: test a kernel against certified goldens, over fixed phases and fuzzed cases.
 
-The gate check: a tolerance that can't fail proves nothing, so it is first shown outputs that are wrong.
-
-The golden itself, rounded to the output format, is corrupted in ways that a faulty kernel might; the check must
-reject every corruption that changes anything.
-
-What a verdict says of a reference whose own formula is ill-conditioned.
+Before any call of the kernel comes the gate, since a tolerance that can't fail proves nothing: the golden itself,
+rounded to the output format, is corrupted as a faulty kernel might corrupt it, and the check must reject every
+corruption that changes a judged element.
 """
 
 from __future__ import annotations
@@ -60,7 +57,10 @@ _DATA = {"normal": "", "large_mean": "on data of a large mean, ", "steep": "on d
 
 
 def remarks(plan: Plan) -> tuple[str, ...]:
-    """The lines of a reference that lose much on ordinary data, of a large mean, or of a wide range; none of an op."""
+    """Return the warnings about a reference whose formula loses accuracy on ordinary, large-mean or wide-range data.
+
+    The bundled ops have none.
+    """
     definition: Any = plan.definition.definition
     if not hasattr(definition, "remarks"):
         return ()
@@ -93,7 +93,7 @@ _WORDS = {"sign changed": "the sign changed"}
 
 
 def corruptions(right: Tensor, limits: Tolerance, out: Format) -> Iterator[tuple[str, Tensor]]:
-    """(what was done, the corrupted output) for a right output of at least one element."""
+    """Yield pairs (what was done, the corrupted output) for a correct output of at least one element."""
     numbers, allowed = right.numpy(), (limits.ends.high.numpy(), limits.ends.low.numpy())
     for name, wrong in of_structure(numbers):
         if name == "one row zero":
@@ -111,7 +111,7 @@ def corruptions(right: Tensor, limits: Tolerance, out: Format) -> Iterator[tuple
 
 
 def _rows_differ(numbers: Numbers) -> bool:
-    """Whether the first and the last row differ by more than 5 % anywhere; else a swap is hardly a change."""
+    """Whether the first and the last row differ by more than 5 % anywhere; otherwise a swap hardly changes anything."""
     rows = numbers.reshape(-1, numbers.shape[-1] if numbers.ndim else 1)
     first, last = (np.where(np.isfinite(row), row, 0) for row in (rows[0], rows[-1]))
     return bool((np.abs(first - last) > 0.05 * np.maximum(np.abs(first), np.abs(last))).any())
@@ -121,10 +121,9 @@ NOTHING_JUDGED = "anything at all: no element is judged"
 
 
 def outcomes(limits: Tolerance, out: Format) -> dict[str, bool]:
-    """Of each corruption, whether the check rejects it.
+    """Return whether the check rejects each corruption, by its description.
 
-    A corruption that leaves every judged element as it was (zeros of an output that is zero) says nothing and is
-    passed over; so is one that turns a number into an equal one of the format.
+    A corruption that leaves every judged element equal (zeros of an output that is zero, or -0 for 0) is skipped.
     """
     right = round_to(limits.golden, out)
     right = torch.where(torch.isfinite(right), right, limits.golden)
@@ -143,7 +142,7 @@ def outcomes(limits: Tolerance, out: Format) -> dict[str, bool]:
 
 
 def undetected_corruption(seen: Iterable[Mapping[str, bool]]) -> str | None:
-    """The first corruption that some case of `outcomes` lets through and none rejects, or None."""
+    """Return the first corruption that no case of `outcomes` rejects, or None."""
     together: dict[str, bool] = {}
     for result in seen:
         together |= {words: together.get(words, False) or rejected for words, rejected in result.items()}
@@ -151,16 +150,16 @@ def undetected_corruption(seen: Iterable[Mapping[str, bool]]) -> str | None:
 
 
 def passes_gate(limits: Tolerance, out: Format) -> str | None:
-    """The first corruption that the check of one case lets through, or None."""
+    """Return the first corruption that the check of one case accepts, or None."""
     return undetected_corruption([outcomes(limits, out)])
 
 
 def gate(plan: Plan) -> str | None:
-    """What the check would let through, if anything. No call of the kernel is made.
+    """Return a corruption that the check accepts, or None. The kernel isn't called.
 
-    What it lets through of ordinary numbers it may notice of small ones: of attention's gradient with operands cut to
-    TF32, errors of the scores are relative ones of the weights, and the sums over many rows cancel. What it lets
-    through of one small size it may notice of others: few results of a wide tolerance hold one that is known well.
+    A corruption that passes on ordinary numbers may be rejected on small ones: in attention's gradient with TF32
+    operands, errors of the scores are relative errors of the weights, and sums over many rows cancel. One that passes
+    at one small size may be rejected at others: few results with a wide tolerance include a well-determined one.
     """
     seen: dict[str, list[dict[str, bool]]] = {}
     result = None
@@ -174,7 +173,7 @@ def gate(plan: Plan) -> str | None:
 
 
 def _add_outcomes(plan: Plan, case: Case, seen: dict[str, list[dict[str, bool]]]) -> None:
-    """To those of each result, by its name."""
+    """Append the outcomes of a case to ``seen``, by the name of the result."""
     values = {name: guarded.tensor for name, guarded in build(case).guarded.items()}
     try:
         limits = plan.harness.oracle.tolerances(case, values)
@@ -189,7 +188,7 @@ _WARNINGS = {
     "special": "NaN, infinities or signed zeros differ, of which the contract says nothing (nonfinite=)",
     "subnormals": "subnormals differ, of which the contract says nothing (subnormals=)",
 }
-_TRUSTED_SHARE = 0.1  # of a case's judged elements must be nonzero, in the mean over cases
+_TRUSTED_SHARE = 0.1  # mean share of judged goldens that must be nonzero: a kernel that returns zeros gets those right
 
 
 @names_checked("examine", "setting", SettingError)
@@ -224,38 +223,39 @@ def examine(
 ) -> Verdict:
     """Examine ``kernel`` as an implementation of ``op``: an op's name, or a reference with its ``tensors``.
 
-    A reference is a PyTorch function or module of the caller's, called as ``reference(*tensors, **options)``, or a list
-    of such, forms of one function; ``tensors`` are what it takes and gives, ``"x[T,D], weight[D] -> y[T,D]"``.
-    Without them ``inputs()`` gives example arguments: their sizes vary where the reference runs with others, their
-    values are drawn anew, as are a module's parameters, which ``kernel``, a module then, has by the same names
+    A reference is a PyTorch function or module, called as ``reference(*tensors, **options)``, or a list of such, which
+    are forms of one function. ``tensors`` describes its inputs and results, ``"x[T,D], weight[D] -> y[T,D]"``. Without
+    them ``inputs()`` returns example arguments: their sizes vary if the reference accepts others, and their values are
+    drawn anew, as are the parameters of a module; ``kernel`` is then a module with parameters of the same names
     (docs/references.md).
 
-    The kernel is called with the spec's tensors positionally and with the listed ``options`` only, each over its list
-    of values. ``dtype`` names the dtype of all its floating tensors, or of each by name; it may be left out where the
-    spec fixes them all. ``contract`` is what it promises, or the name of a contract such as "transformers".
+    The kernel is called with the spec's tensors by position and only the listed ``options`` by keyword, each over its
+    list of values. ``dtype`` is the dtype of all its floating tensors, or of each by name; it may be left out if the
+    spec fixes them all. ``contract`` is the kernel's promise, or the name of a contract such as "transformers".
     ``shapes`` restricts symbolic dimensions, to sizes or to those of another (``{"Sk": "Sq"}``), ``layouts`` the memory
-    layouts. ``at`` are sizes of production, or a list of such: the kernel is run there too, its whole output watched
+    layouts. ``at`` are production sizes, or a list of such: the kernel is run there too, with its whole output watched
     and samples of it judged (docs/at-shape.md); a symbol that is left out has its largest size of ``shapes``.
-    ``effort`` says how much is tried: "quick" the fixed cases that find the most faults a second and 12 fuzzed ones,
-    "usual" all fixed cases and 60 fuzzed ones, "thorough" 200; ``examples`` is another number of fuzzed cases.
-    ``timeout`` is in seconds
-    of processor time per call, more where earlier calls tell that a case takes more; compiling isn't counted, and has
-    its own limit (`execution.time_limit`). With ``isolate`` the kernel runs in a process of its own
-    (`execution.isolation`), which may hold ``memory`` GiB beyond
-    what it starts with, and once in one where nothing tells of the examination. ``goldens`` is the address of a store
-    of goldens (`assay.golden.store`): those of its records that answer the question are cases too.
-    Without ``shrinking`` failures are reported as they were met, unexplained. ``strict``: NaN, infinities, signed zeros
-    and subnormals are part of the promise, as where the contract names them. Without ``every_aspect`` the examination
-    ends with the first failure.
-    ``refuses`` are patterns of messages by which the kernel documents to refuse, and the sizes at which it does
-    (``{"too wide": "N * itemsize > 65536"}``; a list: at any sizes): a ValueError, NotImplementedError or RuntimeError
-    of such a message is listed, and no crash; where more cases are refused than tried, the verdict is MISTRUSTED.
-    ``progress(phase, done, of)`` is called as the examination goes on, ``watch(line, seconds)`` with the repro line
-    of each case before it is tried, and before and after each call of the kernel, which comes back within so many
-    seconds unless it hangs beyond interruption; 0 where no call is under way.
 
-    Raises `UnknownSpec`, `OptionError`, `ContractError` or `SettingError` on a question that can't be asked; whatever
-    the kernel does becomes part of the verdict.
+    ``effort``: "quick" tries the fixed cases that find the most faults per second and 12 fuzzed ones, "usual" all fixed
+    cases and 60 fuzzed ones, "thorough" 200; ``examples`` is another number of fuzzed cases. ``timeout`` is in seconds
+    of processor time per call, more if earlier calls show that a case takes longer; compilation doesn't count, and has
+    a limit of its own (`assay.verify.harness.time_limit`). With ``isolate`` the kernel runs in a process of its own
+    (`assay.verify.harness.isolation`), which may allocate ``memory`` GiB beyond what it starts with, and once in a
+    plain process, where it can't detect the examination. ``goldens`` is the address of a golden store
+    (`assay.golden.store`), whose matching records become cases too. Without ``shrinking`` failures are reported as
+    found, unexplained. ``strict``: NaN, infinities, signed zeros and subnormals are part of the promise, as if the
+    contract named them. Without ``every_aspect`` the examination ends with the first failure.
+
+    ``refuses`` are patterns of the messages with which the kernel documents to refuse, with the sizes at which it does
+    (``{"too wide": "N * itemsize > 65536"}``; a list: at any sizes). A ValueError, NotImplementedError or RuntimeError
+    with such a message is listed and isn't a crash; if more cases are refused than tried, the verdict is MISTRUSTED.
+
+    ``progress(phase, done, of)`` is called during the examination. ``watch(line, seconds)`` is called with the repro
+    line of each case before it is tried, and before and after each call of the kernel, which returns within so many
+    seconds unless it hangs beyond interruption; 0 if no call is in progress.
+
+    Raises `UnknownSpec`, `OptionError`, `ContractError` or `SettingError` for invalid settings; whatever the kernel
+    does becomes part of the verdict.
     """
     if inputs is None:
         spec = spec_name_of(op, tensors)
@@ -292,7 +292,7 @@ def examine(
 
 
 def check(kernel: Callable[..., Any], op: str | Reference | Sequence[Reference], **settings: Any) -> Verdict:
-    """`examine`, raising `VerificationError` (an AssertionError) with the report unless the kernel passes."""
+    """Run `examine`; raise `VerificationError` (an AssertionError) with the report unless the kernel passes."""
     verdict = examine(kernel, op, **settings)
     if not verdict.passed:
         raise VerificationError(str(verdict))
@@ -306,7 +306,7 @@ def examination(
     watch: Callable[[str, float], None] | None = None,
     target: str = "",
 ) -> Verdict:
-    """`examine` with its settings as a record; ``target`` names a kernel that has no importable name of its own."""
+    """Run `examine` with its settings as a record; ``target`` names a kernel that has no importable name of its own."""
     target = target_of(kernel) or target
 
     def before(case: Case, seconds: float) -> None:
@@ -332,7 +332,7 @@ def examination(
 
 
 def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
-    """The phases in turn, and what follows from what they saw."""
+    """Run the gate and the phases, diagnose the failures, and return the verdict."""
     started = time.perf_counter()
     tally, detectable = Tally(), list[Detectable]()
     if plan.refusal:
@@ -375,12 +375,12 @@ def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
 
 
 def _drops_roundings(settings: Settings) -> bool:
-    """Whether the kernel's framework may have left out roundings; of an isolated one it is another process's."""
+    """Whether XLA may have left out roundings in this process; an isolated kernel runs in another one."""
     return settings.framework == "jax" and settings.device == "cpu" and not settings.isolate and drops_roundings()
 
 
 def _outcome(tally: Tally, open_way: str | None, settings: Settings) -> tuple[str, str]:
-    """The outcome, and why where it is neither PASS nor FAIL."""
+    """Return the outcome, and the reason for it unless it is PASS or FAIL."""
     if tally.broken - settings.unpromised:
         return "FAIL", ""
     if tally.not_interpreted:

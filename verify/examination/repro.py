@@ -1,4 +1,4 @@
-"""Repro lines: one line that runs one case again, in a fresh process."""
+"""Repro lines: one command that runs one case again, in a fresh process."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _NAMELESS = "the kernel has no importable name; add --target package.module:func
 
 
 def repro_line(settings: Settings, target: str, case: Case, aspect: str = "") -> str:
-    """The command that runs ``case`` of the kernel called ``target`` again; empty where it has no importable name.
+    """Return the command that runs ``case`` of the kernel ``target`` again; empty if the kernel has no importable name.
 
-    ``aspect`` is the one that a failure of it was a matter of.
+    ``aspect`` is the aspect that its failure is attributed to.
     """
     of_the_case = case.as_dict()
     of_the_case["spec"] = _importable(of_the_case["spec"])
@@ -40,13 +40,13 @@ def repro_line(settings: Settings, target: str, case: Case, aspect: str = "") ->
 
 
 def _importable(name: str) -> str:
-    """``module:name`` as a new process imports it; a built-in op's name as it is."""
+    """Return ``module:name`` as a new process imports it; the name of a built-in op unchanged."""
     module, colon, own = name.partition(":")
     return f"{importable(module)}{colon}{own}" if colon else name
 
 
 def parse_line(line: str, target: str = "") -> tuple[Settings, str, Case, str]:
-    """What `repro_line` was given; ``target`` stands for the line's own, and its module may define the op.
+    """Return the arguments that `repro_line` got. ``target`` overrides the line's own; its module may define the op.
 
     Raises `ReproError`.
     """
@@ -70,16 +70,16 @@ def parse_line(line: str, target: str = "") -> tuple[Settings, str, Case, str]:
 
 
 def pretending(line: str, pretend: str) -> str:
-    """The line with another device to pretend. Raises `ReproError`."""
+    """Return the line with another pretended device. Raises `ReproError`."""
     settings, target, case, aspect = parse_line(line)
     return repro_line(replace(settings, pretend=pretend), target, case, aspect)
 
 
 def run_line(line: str, target: str = "", before: Callable[[Case, float], None] | None = None) -> Result:
-    """Run the case of a repro line, and judge it by chance too.
+    """Run the case of a repro line, and judge it by the statistical bound too.
 
-    ``target`` names the kernel where the line doesn't, ``before`` is that of `Call`.
-    Raises `ReproError`, and `SettingError` or `TargetError` where this machine lacks what the line needs.
+    ``target`` names the kernel if the line doesn't; ``before`` is the callback of `Call`. Raises `ReproError`, and
+    `SettingError` or `TargetError` if this machine lacks what the line needs.
     """
     settings, target, case, aspect = parse_line(line, target)
     if not target:

@@ -1,12 +1,10 @@
-"""The course of an examination: its phases in turn, each of which tries cases of aspects that may still be kept.
+"""The run of an examination: its phases in order, a tally of their results, and the order of the fixed cases.
 
-What an examination has seen so far, as a sum over its cases.
+A phase tries cases as long as they can still show an aspect that isn't broken.
 
-The order of the fixed cases: those first that find the most faults a second.
-
-It is measured (``./dev bench order``, into configs/case_order.toml), greedily, over kernels with one planted fault
-each: every next kind of case is the one that finds the most faults not found yet per second. A kind says what a case
-has that an ordinary call hasn't, whatever the op.
+The order of the fixed cases is measured (``./dev bench order``, into configs/case_order.toml) over kernels with one
+planted fault each. It is greedy: the next kind of case is the one that finds the most faults not yet found per second.
+A kind names how a case differs from an ordinary call, whatever the op.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ _THEMES = EXTREME | {*EXACT, MIDPOINTS, EVERY, "zeros", "positive"}
 
 
 def kind_of(fixed: Fixed) -> str:
-    """The phase, what its case has that an ordinary call hasn't, and how large it is."""
+    """Return the kind of a case: its phase, how it differs from an ordinary call, and its size class."""
     phase, case = fixed
     layout = next((name for name in case.layouts.values() if name != LAYOUTS[0]), "")
     words = (
@@ -69,17 +67,17 @@ def _extent(case: Case) -> str:
 
 @cache
 def _measured() -> tuple[dict[str, int], frozenset[str]]:
-    """The rank of each kind, and the kinds that a quick effort tries."""
+    """Return the rank of each kind, and the kinds that a quick effort tries."""
     measured = table("case_order")
     kinds = measured["kinds"]
     return {kind: rank for rank, kind in enumerate(kinds)}, frozenset(kinds[: measured["quick"]])
 
 
 def arranged(cases: Iterable[Fixed], effort: str) -> list[Fixed]:
-    """The cases in this order, as they came where nothing was measured.
+    """Return the cases in the measured order; kinds that weren't measured come last, in their own order.
 
-    Of a quick effort only those of the best kinds, of each phase's best one, and some more (`_always`), the sets of
-    options in turn (`_in_turn`).
+    A quick effort keeps the cases of the best kinds, of each phase's best kind, and those of `_always`; option sets
+    take turns (`_in_turn`).
     """
     ranks, quick = _measured()
     ordered = sorted(cases, key=lambda fixed: ranks.get(kind_of(fixed), len(ranks)))
@@ -90,18 +88,20 @@ def arranged(cases: Iterable[Fixed], effort: str) -> list[Fixed]:
 
 
 def _always(fixed: Fixed) -> bool:
-    """Cases of a promise that few contracts make, a row alone has the bits that it has among others; whole tiles, which
-    kernels have a way of their own for; a peak in the last place; factors over all of their range, of either sign and
-    zero."""
+    """Whether a quick effort keeps a case whatever its rank.
+
+    These are: the protocol "alone" (few contracts promise batch invariance), whole tiles (kernels often have a separate
+    path for them), a peak in the last element, and factors over their whole range, of both signs and zero.
+    """
     phase, case = fixed
     factors = phase == "range" and bool({"vast", "cycled"} & set(case.values.values()))
     return case.protocol == "alone" or phase == "aligned" or (phase == "seams" and bool(case.edits)) or factors
 
 
 def _in_turn(cases: list[Fixed]) -> list[Fixed]:
-    """The cases, sets of options in turn: of those that differ in their options, and sizes, alone one in place of all.
+    """Return the cases with one option set for each group of cases that differ only in options and sizes.
 
-    Each kind of case comes with one of the sets, each set with many kinds; whole tiles come with all of them.
+    The groups take the sets in turn, so that each set comes with many kinds of cases. Whole tiles keep all sets.
     """
     alike: dict[tuple[object, ...], list[Fixed]] = {}
     for fixed in cases:
@@ -118,14 +118,15 @@ def _in_turn(cases: list[Fixed]) -> list[Fixed]:
 
 @dataclass(frozen=True)
 class Tally:
-    """How many cases were decided and elements judged, by phase, the largest ratio, and what each aspect showed.
+    """Counts over the cases of an examination: cases and judged elements, the largest ratio, and the state of each
+    aspect.
 
-    ``at`` says of each large case what was judged of it, ``not_interpreted`` what the interpreter can't do,
-    ``refused`` how many cases the kernel refused as it documents, by its words.
-    ``judged_of`` counts judged elements by output, ``left_out`` the others by output and reason; ``nonzero`` adds up
-    each case's share of judged elements that should be other than zero, so that one large case of zeros is one case.
+    ``at`` describes what was judged of each large case. ``not_interpreted`` names what the interpreter lacks.
+    ``refused`` counts the documented refusals by message. ``judged_of`` counts judged elements by output, ``left_out``
+    the others by output and reason. ``nonzero`` adds up, for each case, the share of judged elements whose golden isn't
+    zero, so that a large case of zeros counts as one case.
 
-    A broken or suspect aspect has its first failure, and the map of where that output is wrong.
+    A broken or suspect aspect holds its first failure, and the error map of that output.
     """
 
     cases: int = 0
@@ -145,7 +146,7 @@ class Tally:
 
     @staticmethod
     def of(phase: str, result: Result, aspects: Iterable[str]) -> Tally:
-        """What one case of a phase showed, of these aspects."""
+        """Return the tally of one case of a phase that shows these aspects."""
         status = "kept" if result.failure is None else "broken"
         aspect = Aspect(status, 1, result.worst, result.failure, map=map_of(result))
         return Tally(
@@ -175,7 +176,8 @@ class Tally:
 
     @property
     def undecided(self) -> str:
-        """Why the reference's own numbers leave open what is right, where that is so of a tenth of all elements."""
+        """The reason why elements are undecided, if the reference's own numbers leave over a tenth of them open; else
+        empty."""
         reasons = {reason: n for reason, n in by_reason(self.left_out).items() if reason.startswith(UNDECIDED)}
         left = sum(reasons.values())
         if left <= _UNDECIDED_SHARE * (self.judged + left):
@@ -184,7 +186,7 @@ class Tally:
 
     @property
     def mostly_left_out(self) -> str:
-        """Of which output more than half isn't judged, and why; empty where of none."""
+        """The first output of which more than half isn't judged, with the reasons; empty if there is none."""
         for output in dict.fromkeys(output for output, _ in self.left_out):
             reasons = {reason: count for (name, reason), count in self.left_out.items() if name == output}
             left, judged = sum(reasons.values()), self.judged_of[output]
@@ -216,20 +218,21 @@ def _together(before: Aspect, after: Aspect) -> Aspect:
 
 
 _RISING = ("not tried", "kept", "suspect", "broken")
-_UNDECIDED_SHARE = 0.1
+_UNDECIDED_SHARE = 0.1  # more undecided elements than this are too many for a PASS
 _COUNTS = ("cases", "judged", "nonzero", "unjudged", "unresolved", "judged_of", "left_out", "refused")
 
 
-_PATIENCE = 4.0  # seconds that a case of growing size may take at most, as the one before it tells
-_LONG_CASE, _TELLING = 1.0, 1000  # seconds that a longer case may take, and lengths whose time tells of it
-_HIDDEN = 3  # cases of an aspect that fail by another, after which it can't be seen
+_PATIENCE = 4.0  # the most seconds of a case in a growing series, extrapolated from the case before it
+_LONG_CASE = 1.0  # the most seconds of a case at the next length
+_TELLING = 1000  # shorter sums take about as long whatever their length, so their time isn't extrapolated
+_HIDDEN = 3  # an aspect is given up as hidden after this many of its cases failed by another aspect
 _OF_NUMBERS = {"numbers", "range", "subnormals", "shapes", "layouts"}  # aspects that a flushed subnormal may break
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass
 class Run:
-    """An examination under way; ``progress(phase, done, of)`` is told of each case."""
+    """An examination in progress. ``progress(phase, done, of)`` is called for each case."""
 
     plan: Plan
     progress: Progress
@@ -249,13 +252,13 @@ class Run:
 
     @property
     def excluded(self) -> set[str]:
-        """The aspects that are broken, or hidden by one that is."""
+        """The aspects that no case can show any more: broken, or hidden by a broken one."""
         hidden = {name for name, cases in self.hidden.items() if cases >= _HIDDEN}
         return self.avoided | hidden
 
     @property
     def avoided(self) -> set[str]:
-        """The aspects that are broken, and those that can't be told from them: cases are tried without these."""
+        """The aspects that later cases avoid: the broken ones, and those that can't be distinguished from them."""
         broken = self.tally.broken
         if "memory" in broken:  # a second call may have other inputs
             broken |= {"determinism"}
@@ -264,7 +267,7 @@ class Run:
         return broken | ({"bias"} if "numbers" in broken else set())
 
     def execute(self, phases: Container[str] | None = None) -> Tally:
-        """What all phases saw, or those of these names."""
+        """Run all phases, or those of these names, and return the tally."""
         self._size()
         for name, phase in PHASES:
             if not self.ended and (phases is None or name in phases):
@@ -272,16 +275,16 @@ class Run:
         return self.tally
 
     def _size(self) -> None:
-        """Try a first ordinary case; if that shows the kernel to be interpreted, all others are sized for it."""
+        """Try a first ordinary case. If it shows that the kernel is interpreted, limit the sizes of all other cases."""
         for case in islice(phases.gate_cases(self.plan.sampler, "small"), 1):
             self.attempt("first", case)
         if self.harness.call.watch.launches:
             self.plan = replace(self.plan, sampler=self.plan.sampler.for_interpreter())
 
     def attempt(self, phase: str, case: Case, goldens: tuple[Golden, ...] | None = None) -> Result | None:
-        """Try a case without what is known to be broken, by goldens known already or evaluated now.
+        """Try a case with the broken aspects removed; ``goldens`` are its goldens, if already known.
 
-        None where nothing is left that it could show.
+        Return None if the case can't show anything any more, or gave no result that counts.
         """
         plan, excluded = self.plan, self.excluded
         case = plan.sampler.tied(case)
@@ -307,7 +310,7 @@ class Run:
         return result
 
     def _add_failure(self, phase: str, result: Result, failure: Failure, shown: set[str]) -> None:
-        """Put a failure down to one of the aspects that its case showed; the others were hidden by it."""
+        """Count a failure under one aspect of its case; the case's other aspects count as hidden."""
         every = self.plan.settings.every_aspect
         aspect = attributed_to(failure, self._failure_of, self.plan.sampler)
         if aspect in _OF_NUMBERS:
@@ -327,13 +330,14 @@ class Run:
         return self.harness.try_case(self.plan.sampler.tied(case)).failure
 
     def is_slow(self, phase: str, case: Case, seconds: float) -> bool:
-        """Try a case; whether that takes so many seconds, however busy the machine is."""
+        """Try a case. Return whether it took more than so many ``seconds`` of processor time."""
         limit = CpuLimit(seconds, thread_clock)
         self.attempt(phase, case)
         return limit.is_over()
 
     def try_with_statistics(self, phase: str, case: Case) -> tuple[Result, Result] | None:
-        """Try a case, and what it gave by what rounding is likely to do; None where it failed or showed no more."""
+        """Try a case, then judge its outputs by the statistical bound. Return both results, or None if the case failed
+        or was changed."""
         case = self.plan.sampler.tied(case)
         result = self.attempt(phase, case)
         if result is None or result.failure is not None or result.case != case:
@@ -345,19 +349,19 @@ class Run:
         return result, second
 
     def suspicion(self, case: Case) -> Failure | None:
-        """What makes a case suspect, or fail."""
+        """Return the failure of a case, by the contract or by the statistical bound."""
         return suspicion(self.harness, self.plan.sampler.tied(case))
 
 
 def fixed_cases(plan: Plan) -> Iterator[Fixed]:
-    """The cases that are fixed beforehand, phase by phase."""
+    """Yield the cases of the fixed phases, each with the name of its phase."""
     for name, cases_of in FIXED.items():
         for case in cases_of(plan):
             yield name, case
 
 
 def _fixed(run: Run, name: str) -> None:
-    """The cases that are fixed beforehand, the best first."""
+    """Try the fixed cases of all phases, the best kinds first."""
     cases = arranged(fixed_cases(run.plan), run.plan.settings.effort)
     for done, (phase, case) in enumerate(cases, 1):
         run.attempt(phase, case)
@@ -365,21 +369,21 @@ def _fixed(run: Run, name: str) -> None:
 
 
 def _emitted(run: Run, name: str) -> None:
-    """Calls of an interpreted kernel as a compiler has it."""
+    """Try ordinary cases with the arithmetic that NVIDIA's backend emits, if the kernel is interpreted."""
     if run.harness.call.watch.launches:
         for case in phases.emitted_cases(run.plan.sampler):
             run.attempt(name, case)
 
 
 def _outside(run: Run, name: str) -> None:
-    """A call in a process where nothing tells of an examination."""
+    """Try a case in a plain process, where the kernel can't detect the examination."""
     if run.plan.is_callable_outside:
         for case in phases.outside_cases(run.plan.sampler):
             run.attempt(name, case)
 
 
 def _stored(run: Run, name: str) -> None:
-    """The cases of a store, judged by its goldens."""
+    """Try the cases of a golden store, judged by the stored goldens."""
     plan = run.plan
     if plan.settings.goldens is None:
         return
@@ -391,7 +395,7 @@ def _stored(run: Run, name: str) -> None:
 
 
 def _fuzz(run: Run, name: str) -> None:
-    """Cases that are searched for."""
+    """Try fuzzed cases; the search climbs towards larger ratios of error to radius."""
     examples, done = run.plan.settings.fuzzed, 0
 
     def one(case: Case) -> float | None:
@@ -406,7 +410,7 @@ def _fuzz(run: Run, name: str) -> None:
 
 
 def _grow(run: Run, name: str) -> None:
-    """Cases of growing size, each series as far as the next case won't take long."""
+    """Try each series of growing cases until the next case would take too long."""
     limit = _PATIENCE / (4 if run.plan.settings.effort == "quick" else 1)
     longest = min(limit, run.plan.settings.timeout / 4) / phases.GROWTH
     for series in phases.over_limit_cases(run.plan.sampler):
@@ -419,7 +423,7 @@ def _grow(run: Run, name: str) -> None:
 
 
 def _at(run: Run, name: str) -> None:
-    """Cases at sizes of production."""
+    """Try the cases at production sizes."""
     cases = list(at_cases(run.plan.sampler, run.plan.settings.at))
     for done, case in enumerate(cases, 1):
         if run.attempt(name, case) is None:
@@ -429,9 +433,9 @@ def _at(run: Run, name: str) -> None:
 
 
 def _lengths(run: Run, name: str) -> None:
-    """Cases of growing length, as far as the next won't take long; then series of calls with the longest.
+    """Try sums of growing length until the next would take too long; then series of calls with the longest.
 
-    Also with the longest of a quick effort, so that no more effort finds less.
+    A longer effort also tries the series of the longest length of a quick effort, so that it finds no less.
     """
     last: dict[bool, Case] = {}
     series = length_cases(run.plan.sampler, quick=run.plan.settings.effort == "quick")

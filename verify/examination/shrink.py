@@ -1,14 +1,12 @@
-"""Shrinking: the smallest case that still fails in the same way.
+"""Shrinking: the smallest case that fails in the same way, by greedy steps.
 
-Inputs are functions of (seed, tensor, coordinates): cutting a dimension leaves the elements that remain as they were,
-which is what makes greedy shrinking work.
+First come sizes (by bisection) and simplifications of protocol, memory, options, layouts and distributions. Inputs are
+functions of (seed, tensor, coordinates): cutting a dimension leaves the remaining elements unchanged, which makes
+greedy shrinking work.
 
-Fewer elements: a tensor of zeros, or ones, but for the few elements that a failure needs.
-
-In: a failing case whose sizes are small by now, and a way to ask whether another fails likewise. Out: the case with the
-same sizes and the fewest elements other than zero that halving finds (delta debugging: A. Zeller & R. Hildebrandt,
-*Simplifying and isolating failure-inducing input*, IEEE TSE 28 (2002) 183), their values ones or of few bits where that
-does as well. Called by `shrink`.
+Then each tensor becomes zeros, or ones, except for the fewest elements that the failure needs, found by halving (delta
+debugging: A. Zeller & R. Hildebrandt, *Simplifying and isolating failure-inducing input*, IEEE TSE 28 (2002) 183);
+their values become one, or numbers of few bits, if that still fails.
 """
 
 from __future__ import annotations
@@ -27,31 +25,32 @@ from assay.verify.cases.sampler import Sampler
 from assay.verify.findings import Failure
 
 MOST = 1024
-"""Tensors with more elements than this stay as they are."""
+"""The most elements of a tensor that is reduced element by element: halving tries each several times."""
 READABLE = 8
-"""Elements that are told one by one; a tensor that needs more of its own stays as it was drawn."""
-_BITS = (1, 2, 4)  # of a significand that is tried in place of an element's own
+"""The most elements that a report lists one by one; a tensor that needs more keeps its distribution."""
+_BITS = (1, 2, 4)  # lengths of the significands that are tried instead of an element's own
 
 Fails = Callable[[Case], bool]
 
 
 @dataclass
 class _Tensor:
-    """A tensor under reduction: the case as it is, and the elements of this tensor that aren't zero."""
+    """A tensor being reduced: the case as it is, and the nonzero elements of this tensor."""
 
     case: Case
     name: str
     elements: dict[tuple[int, ...], float]
 
     def written(self, elements: dict[tuple[int, ...], float]) -> Case:
-        """The case with these elements, and zeros elsewhere."""
+        """Return the case with these elements, and zeros elsewhere."""
         others = tuple(edit for edit in self.case.edits if edit[0] != self.name)
         own: tuple[Edit, ...] = tuple((self.name, index, value) for index, value in elements.items())
         return replace(self.case, values={**self.case.values, self.name: "zeros"}, edits=(*others, *own))
 
 
 def with_few_elements(case: Case, fails: Fails) -> Case:
-    """The case with as few elements as ``fails`` needs; the same where no tensor can be told in fewer words."""
+    """Return the case with as few elements as ``fails`` needs; the same case if no tensor gets shorter to write
+    down."""
     for tensor in case.signature.tensors:
         if tensor.role == "real" and "zeros" in names_of(tensor) and 0 < math.prod(case.shape(tensor)) <= MOST:
             case = _reduced(case, tensor, fails)
@@ -75,12 +74,11 @@ def _reduced(case: Case, tensor: TensorSpec, fails: Fails) -> Case:
 
 
 def _with(result: _Tensor, elements: dict[tuple[int, ...], float]) -> _Tensor:
-    """The same tensor with other elements."""
     return _Tensor(result.written(elements), result.name, elements)
 
 
 def _elements(case: Case, tensor: TensorSpec) -> dict[tuple[int, ...], float]:
-    """The elements other than zero by their places, of those that a layout makes equal the first."""
+    """Return the nonzero elements (and -0) by index; for elements that a layout makes equal, the first."""
     values, tied = contents(case, tensor).double(), _tied(case, tensor)
     indices = (values != 0) | values.signbit()
     results = {}
@@ -95,7 +93,8 @@ def _tied(case: Case, tensor: TensorSpec) -> tuple[int, ...]:
 
 
 def _fewest(tensor: _Tensor, fails: Fails) -> dict[tuple[int, ...], float]:
-    """The elements without those that halving, and halving again, shows to play no part."""
+    """Return the elements that remain after halving, again and again, has removed those that the failure doesn't
+    need."""
     elements, pieces = dict(tensor.elements), 1
     if elements and not fails(tensor.written(elements)):  # what is written differs in some way: nothing is known of it
         return elements
@@ -115,7 +114,7 @@ def _fewest(tensor: _Tensor, fails: Fails) -> dict[tuple[int, ...], float]:
 
 
 def _of_few_bits(tensor: _Tensor, fails: Fails) -> Case:
-    """Ones where they do as well; else each element of as few bits as does."""
+    """Return the case with ones if it still fails; else with each element rounded to as few bits as still fail."""
     ones = dict.fromkeys(tensor.elements, 1.0)
     if any(not math.isfinite(value) for value in tensor.elements.values()) or ones == tensor.elements:
         return tensor.case
@@ -131,7 +130,7 @@ def _of_few_bits(tensor: _Tensor, fails: Fails) -> Case:
 
 
 def _simpler_edits(value: float) -> Iterator[float]:
-    """One, then the number itself with few bits."""
+    """Yield 1, then the value truncated to few bits."""
     if value and math.isfinite(value):
         shown = {1.0: None, **{_rounded(value, bits): None for bits in _BITS}}
         yield from itertools.takewhile(lambda simple: simple != value, shown)
@@ -143,9 +142,9 @@ def _rounded(value: float, bits: int) -> float:
 
 
 def without_place(case: Case, symbol: str, position: int) -> Case | None:
-    """The case with one place along a symbol taken out; None where elements that count lie there.
+    """Return the case without one index along a symbol; None if an edited element is there.
 
-    Of tensors that are zeros or ones but for single elements nothing else changes.
+    Only for tensors that are constant apart from their edits: nothing else changes then.
     """
     dims = {tensor.name: tensor.dims for tensor in case.signature.tensors}
     edits = []
@@ -162,7 +161,7 @@ def without_place(case: Case, symbol: str, position: int) -> Case | None:
 
 _NUMBERS = {"contract", "exact", "nonfinite"}  # kinds of wrong numbers, which shrinking may turn into each other
 _SIMPLE = ("integers", "ties", "powers", "one_hot", "normal")
-_FEW_PLACES = 16  # of which each is taken out by itself
+_FEW_PLACES = 16  # the longest axis whose indices are removed one by one; each costs a trial
 
 
 def shrink(
@@ -173,8 +172,10 @@ def shrink(
     trials: int = 400,
     seconds: float = 20.0,
 ) -> Failure:
-    """The smallest failure of the same kind that greedy steps reach within so many trials and seconds, which a busy
-    machine doesn't shorten."""
+    """Return the smallest failure of the same kind that greedy steps reach.
+
+    The search stops after so many ``trials``, or ``seconds`` of processor time, which a busy machine doesn't shorten.
+    """
     search = _Search(failure, attempt, sampler, trials, CpuLimit(seconds, thread_clock))
     while search.smaller_sizes() | search.simpler():
         pass
@@ -184,13 +185,13 @@ def shrink(
 
 
 def is_alike(result: Failure, failure: Failure) -> bool:
-    """Whether two failures are of one kind: all wrong numbers are."""
+    """Whether two failures are of one kind; all wrong numbers are."""
     return result.kind == failure.kind or {result.kind, failure.kind} <= _NUMBERS
 
 
 @dataclass
 class _Search:
-    """A greedy search under way: the smallest failure so far, and what may still be spent."""
+    """A greedy search in progress: the smallest failure so far, and the remaining budget."""
 
     failure: Failure
     attempt: Callable[[Case], Failure | None]
@@ -199,7 +200,7 @@ class _Search:
     limit: CpuLimit
 
     def fails(self, case: Case) -> bool:
-        """Whether ``case`` fails likewise; it is then the smallest failure."""
+        """Whether ``case`` fails in the same way. If so, its failure becomes the smallest."""
         if self.trials == 0 or self.limit.is_over():
             return False
         self.trials -= 1
@@ -210,7 +211,8 @@ class _Search:
         return True
 
     def smaller_sizes(self) -> bool:
-        """Each dimension, the longest first: the smallest allowed size that fails, by bisection."""
+        """Reduce each size, the largest first, to the smallest allowed one that fails, by bisection. Return whether any
+        shrank."""
         progress = False
         for symbol in sorted(self.failure.case.sizes, key=lambda name: -self.failure.case.sizes[name]):
             sizes = self._allowed(symbol)
@@ -228,7 +230,7 @@ class _Search:
         return progress
 
     def _allowed(self, symbol: str) -> Sequence[int]:
-        """The sizes below the present one that a symbol may take, ascending."""
+        """Return the sizes below the present one that a symbol may take, ascending."""
         case, definition = self.failure.case, self.sampler.definition
         if symbol in self.sampler.ties:  # it goes with another
             return ()
@@ -258,11 +260,11 @@ class _Search:
         return self.fails(replace(case, sizes=sizes, origin={**case.origin, symbol: first}, edits=edits))
 
     def simpler(self) -> bool:
-        """One simplification that isn't one of size, the greatest that still fails."""
+        """Apply the first simplification (other than of sizes) that still fails. Return whether there is one."""
         return any(self.fails(candidate) for candidate in _simpler(self.failure, self.sampler))
 
     def fewer_elements(self) -> bool:
-        """Tensors of zeros or ones but for few elements."""
+        """Reduce tensors to constants with few edits. Return whether the case changed."""
         before = self.failure.case
         result = with_few_elements(before, self.fails)
         if result != self.failure.case and not self.fails(result):  # the search may have ended on the way
@@ -270,7 +272,7 @@ class _Search:
         return self.failure.case != before
 
     def fewer_places(self) -> bool:
-        """Each place along a symbol taken out in which no element counts."""
+        """Remove each index along a symbol that holds no edit. Return whether any could be removed."""
         progress = False
         for symbol in self.failure.case.sizes:
             for index in reversed(range(self.failure.case.sizes[symbol]) if self._may_lose_one(symbol) else ()):
@@ -281,13 +283,13 @@ class _Search:
         return progress
 
     def _may_lose_one(self, symbol: str) -> bool:
-        """Whether sizes of other symbols don't hang on this one's, and it has few places."""
+        """Whether a symbol is short, and no other symbol's size depends on it."""
         multiples = self.sampler.definition.sizes.multiples
         return self.failure.case.sizes[symbol] <= _FEW_PLACES and symbol not in (*multiples, *multiples.values())
 
 
 def _edits_within(case: Case, symbol: str, first: int, size: int) -> tuple[Edit, ...]:
-    """The edits of a case of which ``size`` places along a symbol are left, from the ``first`` on."""
+    """Return the edits that remain when ``size`` indices along a symbol are kept, from ``first`` on."""
     dims = {tensor.name: tensor.dims for tensor in case.signature.tensors}
     elements = []
     for name, index, value in case.edits:
@@ -298,7 +300,7 @@ def _edits_within(case: Case, symbol: str, first: int, size: int) -> tuple[Edit,
 
 
 def _simpler(failure: Failure, sampler: Sampler) -> Iterator[Case]:
-    """Simpler cases of the same sizes: calls, memory, options, layouts, distributions, single elements."""
+    """Yield simpler cases of the same sizes: protocol, memory, options, layouts, distributions, single elements."""
     case = failure.case
     if case.protocol != "once":
         yield replace(case, protocol="once")

@@ -1,10 +1,8 @@
-"""Calling a kernel: in time, with fresh memory that is poisoned where asked, and with its result checked for form.
+"""A call of a kernel: with a time limit, poisoned fresh memory, and a check of the form of its results.
 
-Fresh memory: what a kernel finds in tensors that it allocates and does not fill.
-
-`PoisonedMemory` intercepts allocation inside a call, and inside the operators of libraries that it calls: every
-uninitialised tensor is filled with NaN or with 2^100 and lies between guard zones. `litter` merely leaves such values
-in memory that the allocator is about to hand out again, and so costs nothing and reaches compiled code too.
+`PoisonedMemory` intercepts allocations during a call, also those inside operators of libraries: it fills every
+uninitialised tensor with NaN or 2^100 and puts guard zones around it. `litter` only leaves NaN in memory that the
+allocator will hand out next; it costs nothing and reaches compiled code too.
 """
 
 from __future__ import annotations
@@ -35,14 +33,14 @@ from assay.verify.harness.signature import call_in_words, is_of_signature
 from assay.verify.harness.time_limit import KernelTimeout, Pace, time_limit
 from assay.verify.harness.xla import make_room
 
-_GUARD = 32
-_MARK = 0xA5
+_GUARD = 32  # elements in each guard zone; few, as every allocation of a call gets two zones
+_MARK = 0xA5  # a byte that no common number repeats
 
 
 def poison_value(memory: str, dtype: torch.dtype) -> float:
-    """What fresh memory holds: NaN or 2^100 (the largest value where that is less); 0 or 1 for integers.
+    """Return the content of fresh memory: NaN, or 2^100 (at most the largest value of the dtype); 0 or 1 for integers.
 
-    Integers stay small because an index out of all bounds would take the process down instead of being seen.
+    Integers stay small: an index out of all bounds would crash the process instead of being detected.
     """
     if not dtype.is_floating_point:
         return 0.0 if memory == "nan" else 1.0
@@ -50,7 +48,8 @@ def poison_value(memory: str, dtype: torch.dtype) -> float:
 
 
 class PoisonedMemory(AllocationMode):
-    """Inside it, uninitialised tensors hold ``poison_value(memory, dtype)`` and lie between guard zones."""
+    """A context in which uninitialised tensors hold ``poison_value(memory, dtype)`` and have guard zones around
+    them."""
 
     def __init__(self, memory: str) -> None:
         super().__init__()
@@ -58,7 +57,7 @@ class PoisonedMemory(AllocationMode):
         self._guarded: list[torch.Tensor] = []
 
     def called(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> Any:
-        """A fresh tensor is poisoned."""
+        """Poison a fresh tensor."""
         if func not in ALLOCATIONS or result.layout != torch.strided or result.device.type == "meta":
             return result
         return self._poisoned(result)
@@ -87,7 +86,7 @@ def _fill(tensor: torch.Tensor, value: float) -> None:
 
 
 def litter(case: Case) -> None:
-    """Free tensors of the results' sizes that are full of NaN."""
+    """Allocate tensors of the results' sizes, fill them with NaN, and free them."""
     dirt = []
     for tensor, name in zip(case.signature.returns, case.result_dtypes, strict=True):
         dtype = torch_dtype(name)
@@ -112,10 +111,10 @@ _OF_A_DISPATCHER = ("__torch_dispatch__", "dispatch mode", "DispatchMode", "Fake
 
 @dataclass(frozen=True)
 class Finding:
-    """Something wrong with a call that is no matter of numbers; ``device_lost`` where it took the device with it.
+    """A defect of a call other than wrong numbers; ``device_lost`` if it made the device unusable.
 
-    ``aspect``: the one that it breaks whatever the case was. ``refused``: a compiler or a dispatcher, and not the
-    kernel, could do nothing with memory that is watched.
+    ``aspect`` is the aspect that it breaks, whatever the case. ``refused``: the error comes from a compiler or
+    dispatcher that can't handle watched memory, not from the kernel.
     """
 
     kind: Kind
@@ -128,9 +127,10 @@ class Finding:
 
 
 def options_for(case: Case, inputs: Inputs, listed: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """The keywords of a call: only the options that the caller listed, and the keyword tensors that they call for.
+    """Return the keyword arguments of a call: the options that the caller listed, and the keyword tensors that they
+    need.
 
-    Those that other values of these options call for are None.
+    Keyword tensors that only other values of these options need are None.
     """
     flags = [name for name, option in case.definition.options.items() if option.tensor]
     keywords = {name: None if name in flags else case.options[name] for name in listed}
@@ -167,12 +167,12 @@ class Call:
     watch: Watch = field(default_factory=Watch, compare=False, repr=False)
 
     def tell(self, case: Case, seconds: float = 0.0) -> None:
-        """Tell whoever must know what a process died of, or hangs in."""
+        """Report the case and its time limit to the observer, which needs them if the process dies or hangs."""
         if self.before is not None:
             self.before(case, seconds)
 
     def __call__(self, case: Case, inputs: Inputs) -> tuple[torch.Tensor, ...] | Finding:
-        """The kernel's results as torch tensors, or what was wrong with the call."""
+        """Return the kernel's results as torch tensors, or the finding of the call."""
         if self.framework == "jax":
             make_room()
         keywords = options_for(case, inputs, self.listed)
@@ -265,7 +265,7 @@ class Call:
                 self.default_dtype[:] = [torch.get_default_dtype()]
 
     def form(self, case: Case, inputs: Inputs, result: Any) -> tuple[torch.Tensor, ...] | Finding:
-        """The results, if they are as many as the signature says, of its shapes, dtypes and device."""
+        """Return the results if their number, shapes, dtypes and device are those of the signature; else a finding."""
         expected = case.signature.returns
         results = list(result) if isinstance(result, (tuple, list)) else [result]
         if len(results) != len(expected):
@@ -295,9 +295,9 @@ class Call:
 
 
 def plain(value: torch.Tensor) -> torch.Tensor:
-    """A tensor without a graph and without behaviour of its own, which could answer whoever judges it as it likes.
+    """Return a tensor without graph and without subclass: a subclass could answer the checks as it likes.
 
-    Raises `TypeError` for one whose numbers are what its class makes of them.
+    Raises `TypeError` for a subclass that defines its own numbers.
     """
     kind = type(value)
     if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
@@ -307,7 +307,7 @@ def plain(value: torch.Tensor) -> torch.Tensor:
 
 
 def _not_interpreted(error: BaseException | None) -> NotInterpreted | None:
-    """What the interpreter can't do, if that is what an error comes from."""
+    """Return the interpreter's missing feature that an error comes from, if any."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, NotInterpreted):
@@ -318,20 +318,21 @@ def _not_interpreted(error: BaseException | None) -> NotInterpreted | None:
 
 
 def _lost_device(error: BaseException) -> bool:
-    """Whether a device can't be used any more by this process: torch has a class for that, Triton and others words."""
+    """Whether an error means that this process can't use the device any more. Triton and others have no class for
+    that."""
     words = ("device-side assert", "CUDA error", "HIP error", "illegal memory access")
     return isinstance(error, torch.AcceleratorError) or any(part in str(error) for part in words)
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Whether an error is a compiler's or a dispatcher's own: by its class, its words, or where it arose."""
+    """Whether an error comes from a compiler or dispatcher: by its class, its message, or its origin."""
     frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     made = (type(error).__module__, *frames[-1:])
     return any(name.startswith(_COMPILERS) for name in made) or any(word in str(error) for word in _OF_A_DISPATCHER)
 
 
 def _place(error: BaseException) -> str:
-    """Where in the kernel's own file the error arose."""
+    """Return the line of the kernel's own file at which the error arose, in words."""
     frames = traceback.extract_tb(error.__traceback__)
     if len(frames) < 2:
         return ""

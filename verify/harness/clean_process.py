@@ -1,8 +1,7 @@
-"""Outside: one call of a kernel in a plain process, where nothing tells that it is being examined.
+"""One call of a kernel in a plain process, in which the kernel can't detect an examination.
 
-No module of this project is imported there, inputs are ordinary tensors without guarded memory around them, and the
-variables by which test runners are known are unset. A kernel that computes the right thing only when it sees that it
-is watched is judged by what it gives here.
+No module of this project is imported there, inputs are ordinary tensors without guarded memory, and the environment
+variables that identify test runners are unset. This exposes a kernel that computes correctly only while it is watched.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ torch.save([value.detach().as_subclass(torch.Tensor).cpu().contiguous().clone() 
 
 
 def is_there(target: str) -> bool:
-    """Whether a plain process that searches ``sys.path`` finds the file that ``module:function`` stands in."""
+    """Whether a plain process that searches ``sys.path`` finds the file that defines ``module:function``."""
     module = target.partition(":")[0]
     path, result = None, None
     for length in range(1, module.count(".") + 2):
@@ -54,7 +53,7 @@ def is_there(target: str) -> bool:
 
 @dataclass(frozen=True)
 class NoResult:
-    """How a call failed; ``lacks_gpu`` where Triton found none: the kernel runs only where it is interpreted."""
+    """The reason why a call failed; ``lacks_gpu`` if Triton found no GPU, so that the kernel runs only interpreted."""
 
     message: str
 
@@ -66,7 +65,7 @@ class NoResult:
 def call_outside(
     target: str, arguments: list[torch.Tensor], keywords: Mapping[str, Any], timeout: float
 ) -> list[torch.Tensor] | NoResult:
-    """The results of ``module:function`` in a plain process, or how it failed."""
+    """Return the results of ``module:function`` in a plain process, or why it failed."""
     with tempfile.TemporaryDirectory() as folder:
         given, result = Path(folder) / "given", Path(folder) / "found"
         with given.open("wb") as file:
@@ -83,7 +82,7 @@ def call_outside(
 
 
 def _alone(tensor: torch.Tensor) -> torch.Tensor:
-    """The same numbers without guarded memory around them."""
+    """Return a contiguous copy of the tensor, without guarded memory around it."""
     return tensor.detach().contiguous().clone()
 
 

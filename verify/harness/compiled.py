@@ -1,9 +1,9 @@
-"""torch.compile: what the compiler made is run in every case of an examination.
+"""Kernels made by torch.compile: keep every case of an examination in compiled code.
 
-torch.compile gives up after eight variants of a function and runs it in eager mode from then on, and does the same
-inside of a dispatch mode, such as the one that poisons memory. An examination calls a kernel with hundreds of sizes,
-dtypes and layouts: of most cases it would show eager mode. So each call of a kernel is made without that limit, and of
-one that torch.compile returned outside of such modes: poisoned memory doesn't reach what compiled code allocates.
+torch.compile gives up after eight variants of a function and runs it eagerly from then on; it does the same inside a
+dispatch mode, such as the one that poisons memory. An examination calls a kernel with hundreds of sizes, dtypes and
+layouts, and would mostly test eager mode. So the limit is lifted for each call, and a function from torch.compile is
+called outside such modes: compiled code therefore allocates memory that isn't poisoned.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-_UNLIMITED = 1 << 30
+_UNLIMITED = 1 << 30  # as good as no limit; torch compares it with counts
 _LIMITS = {
     "recompile_limit": _UNLIMITED,
     "accumulated_recompile_limit": _UNLIMITED,
@@ -26,9 +26,9 @@ _LIMITS = {
 
 
 def compiled(function: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
-    """A kernel: ``torch.compile(function, **settings)`` under a name of its own.
+    """Return the kernel ``torch.compile(function, **settings)`` under a name of its own.
 
-    Where the compiler breaks the graph, the pieces between are eager; ``fullgraph=True`` makes an error of that.
+    If the compiler breaks the graph, the pieces between run eagerly; ``fullgraph=True`` makes that an error.
     """
     kernel = torch.compile(function, **settings)
     name = getattr(function, "__qualname__", None) or type(function).__name__
@@ -38,7 +38,7 @@ def compiled(function: Callable[..., Any], **settings: Any) -> Callable[..., Any
 
 
 def is_compiled(kernel: Callable[..., Any]) -> bool:
-    """Whether torch.compile returned it, or it has only arguments added to what torch.compile did."""
+    """Whether a function comes from torch.compile, or is a partial of one that does."""
     while isinstance(kernel, functools.partial):
         kernel = kernel.func
     in_place = isinstance(kernel, torch.nn.Module) and kernel._compiled_call_impl is not None
@@ -47,7 +47,7 @@ def is_compiled(kernel: Callable[..., Any]) -> bool:
 
 @contextlib.contextmanager
 def every_variant_compiled(kernel: Callable[..., Any]) -> Iterator[None]:
-    """Inside, a call of ``kernel`` compiles as often as it must, whatever of it is torch.compile's."""
+    """Lift torch.compile's limit on variants while ``kernel`` is called."""
     by_itself, dynamo = is_compiled(kernel), sys.modules.get("torch._dynamo.utils")
     if not by_itself and (dynamo is None or not dynamo.counters["frames"]["total"]):  # nothing was ever compiled
         yield

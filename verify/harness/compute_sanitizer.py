@@ -1,6 +1,6 @@
-"""A failing case under NVIDIA's compute-sanitizer, where it is installed: which access was out of bounds, and where.
+"""A failing case under NVIDIA's compute-sanitizer, if installed: which access was out of bounds, and where.
 
-The case is repeated in a fresh process by its repro line, so the kernel must have an importable name.
+The repro line runs the case in a fresh process, so the kernel must have an importable name.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import subprocess
 import sys
 
 _TOOL = "compute-sanitizer"
-_SECONDS = 600.0
-_MOST_LINES = 4
+_SECONDS = 600.0  # programs run many times slower under it
+_MOST_LINES = 4  # of a finding: what, where, which thread, which address
 _PREFIX = re.compile(r"^=+ ?")
 _COMPLETE = "ERROR SUMMARY:"
 _RAN = (0, 1)  # what `assay repro` exits with where the case was run
@@ -21,10 +21,11 @@ _FINDING = re.compile(r"Invalid|Misaligned|Program hit|Race|Error:")
 
 
 def sanitize(line: str, target: str) -> str:
-    """What compute-sanitizer's memcheck says of the case of a repro line, in a few lines; why not, where it can't be.
+    """Return the report of compute-sanitizer's memcheck on the case of a repro line, in a few lines, or why there is
+    none.
 
-    ``target`` is the importable name of the kernel, empty where it has none.
-    Programs under it run many times slower; after ten minutes it is given up.
+    ``target`` is the importable name of the kernel, empty if it has none. Programs run many times slower under it; it
+    is stopped after ten minutes.
     """
     tool = shutil.which(_TOOL)
     if tool is None:
@@ -47,10 +48,10 @@ def sanitize(line: str, target: str) -> str:
 
 
 def findings(output: str, errors: str = "", status: int = 0) -> str:
-    """The first finding of a compute-sanitizer report, and how many there are.
+    """Return the first finding of a compute-sanitizer report, and the number of findings.
 
-    ``output`` and ``errors`` are what the run printed, ``status`` its exit status. Nothing is found only where the
-    report has its end and the case was run; else the last line of ``errors`` is shown.
+    ``output`` and ``errors`` are what the run printed, ``status`` is its exit status. It reports no finding only if the
+    report is complete and the case was run; otherwise it shows the last line of ``errors``.
     """
     printed = [*output.splitlines(), *errors.splitlines()]
     lines = [_PREFIX.sub("", line).strip() for line in printed if line.startswith("====")]

@@ -1,16 +1,16 @@
-"""Arrays of other frameworks: a kernel's inputs as it takes them, and its results as tensors.
+"""Arrays of other frameworks: convert a kernel's inputs to them, and its results to tensors.
 
-Arrays share the tensors' memory wherever the framework can express how they lie in it, so that writes into inputs and
-beyond them are seen. What it can't express is copied into dense memory, and `examine` draws no such layouts:
+Arrays share the tensors' memory if the framework can express its strides, so that writes into inputs and beyond them
+are detected. Otherwise the values are copied into dense memory, and `examine` draws no such layouts:
 
-| framework | crosses by                                | shares memory of                               |
+| framework | conversion                                | shares memory of                               |
 |-----------|-------------------------------------------|------------------------------------------------|
 | numpy     | `Tensor.numpy`, bits                      | every layout                                   |
 | jax       | DLPack, bits where DLPack lacks the dtype | contiguous and transposed ones, 64-byte-aligned |
 | cupy      | DLPack, bits                              | every layout                                   |
 
-"Bits": bfloat16 and floats of 8 bits cross as integers of their size, and are viewed as the dtype of ml_dtypes; floats
-of 8 bits stay uint8 in CuPy, which has no such dtype.
+"Bits": bfloat16 and 8-bit floats are passed as integers of their size, and viewed as the dtype of ml_dtypes; 8-bit
+floats stay uint8 in CuPy, which has no such dtype.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _ENABLE_X64 = "set JAX_ENABLE_X64=1, or call jax.config.update('jax_enable_x64',
 
 @dataclass(frozen=True)
 class Framework:
-    """How kernels of one framework are called.
+    """How to call kernels of one framework.
 
-    ``give`` makes an array of a tensor. ``take`` makes a tensor of an array that should have a dtype; it raises
-    TypeError where it gets no array, or one that torch has no dtype for. ``wait`` returns when a result has been
-    computed. ``layouts`` are those that arrays can have, ``devices`` where they can lie; ``module`` is what must be
-    installed, by ``install``. ``check_device`` raises `SettingError` for a kind of device that isn't here, ``why_not``
-    says why a dtype can't be had as the framework is installed.
+    ``give`` converts a tensor to an array. ``take`` converts an array that should have a dtype to a tensor; it raises
+    TypeError for another object, or a dtype that torch lacks. ``wait`` blocks until a result has been computed.
+    ``layouts`` are those that arrays can have, ``devices`` where they can be; ``module`` must be installed, by
+    ``install``. ``check_device`` raises `SettingError` for a kind of device that isn't here, ``why_not`` says why the
+    installed framework lacks a dtype.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Framework:
     why_not: Callable[[str], str] = lambda dtype: ""
 
     def arguments(self, positional: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """The arguments of a call, each tensor among them as an array."""
+        """Return the arguments of a call, with tensors converted to arrays."""
         return [self._given(value) for value in positional], {k: self._given(v) for k, v in keywords.items()}
 
     def _given(self, value: Any) -> Any:
@@ -71,14 +71,14 @@ class Framework:
 
 
 def framework_named(name: str) -> Framework:
-    """The framework; `SettingError` where there is none of that name."""
+    """Return the framework of this name. Raises `SettingError` if there is none."""
     if name not in _FRAMEWORKS:
         raise SettingError(f"framework={name!r}; expected one of {', '.join(map(repr, _FRAMEWORKS))}")
     return _FRAMEWORKS[name]
 
 
 def check_device(device: str) -> None:
-    """Raise `SettingError` for a device that this machine hasn't got."""
+    """Raise `SettingError` for a device that this machine lacks."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -91,7 +91,7 @@ def check_device(device: str) -> None:
 
 
 def check_framework(name: str, device: str = "cpu") -> None:
-    """Raise `SettingError` for a framework that kernels can't be called in, here or on ``device``."""
+    """Raise `SettingError` for a framework that isn't available, here or on ``device``."""
     framework = framework_named(name)
     if framework.module and not _is_installed(framework.module):
         raise SettingError(f"framework={name!r}: {framework.module} is not installed; pip install {framework.install}")
@@ -105,7 +105,7 @@ def check_framework(name: str, device: str = "cpu") -> None:
 
 
 def check_dtypes(name: str, dtypes: Mapping[str, str]) -> None:
-    """Raise `SettingError` for dtypes, by the tensors' names, that the framework hasn't got as it is installed."""
+    """Raise `SettingError` for dtypes, by tensor name, that the installed framework lacks."""
     for tensor, dtype in dtypes.items():
         why = framework_named(name).why_not(dtype)
         if why:
@@ -113,7 +113,8 @@ def check_dtypes(name: str, dtypes: Mapping[str, str]) -> None:
 
 
 def layouts_of(name: str, wanted: Sequence[str]) -> tuple[str, ...]:
-    """Those of ``wanted`` that arrays of the framework can have; `SettingError` where none is left."""
+    """Return those of the ``wanted`` layouts that arrays of the framework can have. Raises `SettingError` if there is
+    none."""
     known = framework_named(name).layouts
     left = tuple(layout for layout in wanted if layout in known)
     if wanted and not left:
@@ -122,13 +123,15 @@ def layouts_of(name: str, wanted: Sequence[str]) -> tuple[str, ...]:
 
 
 def to_numpy(tensor: torch.Tensor) -> Any:
-    """The tensor's memory as a NumPy array of the same strides; dtypes that NumPy lacks are those of ml_dtypes."""
+    """Return the tensor's memory as a NumPy array of the same strides; dtypes that NumPy lacks are those of
+    ml_dtypes."""
     bits = _BY_BITS.get(tensor.dtype)
     return tensor.numpy() if bits is None else tensor.view(bits).numpy().view(_narrow_dtype(tensor.dtype))
 
 
 def from_numpy(array: Any) -> torch.Tensor:
-    """A copy of the array, or of a NumPy scalar, as a tensor. TypeError where it is none, or torch lacks its dtype."""
+    """Return a copy of an array or NumPy scalar as a tensor. Raises TypeError for anything else, or a dtype that torch
+    lacks."""
     if not isinstance(array, (np.ndarray, np.generic)):
         raise TypeError(f"expected a numpy array, got {type(array).__name__}")
     result = np.array(array)  # its own memory, and strides that torch can express
@@ -142,7 +145,7 @@ def from_numpy(array: Any) -> torch.Tensor:
 
 
 def _to_jax(tensor: torch.Tensor) -> Any:
-    """A jax array. Integers of 64 bits that jax would truncate are handed over in 32, where they fit."""
+    """Return a jax array. 64-bit integers that jax would truncate are passed as 32-bit ones if they fit."""
     jax = importlib.import_module("jax")
     if tensor.dtype == torch.int64 and not _has_x64():
         tensor = _in_32_bits(tensor)
@@ -195,7 +198,7 @@ def _has_x64() -> bool:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements lie without gaps, in whatever order of the axes."""
+    """Whether the elements have no gaps between them, in any order of the axes."""
     expected = 1
     axes = [(stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1]
     for stride, size in sorted(axes):
@@ -240,7 +243,7 @@ def _narrow_dtype(dtype: torch.dtype) -> Any:
 
 
 def _torch_dtype(dtype: Any) -> torch.dtype | None:
-    """The torch dtype that crosses by its bits, if this is one."""
+    """Return the torch dtype that is passed by its bits, if this is one."""
     result = getattr(torch, np.dtype(dtype).name, None)
     return result if result in _BY_BITS else None
 

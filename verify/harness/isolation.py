@@ -1,11 +1,11 @@
-"""Isolation: the kernel runs in a process of its own, so that whatever it does to that process becomes a finding.
+"""Isolation: the kernel runs in a worker process, so that whatever it does to that process becomes a finding.
 
-The worker builds a case's inputs itself, from their recipe, and hands back the outputs as bytes; goldens and tolerances
-are evaluated in the process that judges, which no kernel ever enters. A segmentation fault, an ``os._exit``, an endless
-loop outside of Python, or memory without end costs one worker; the next case has a new one.
+The worker builds a case's inputs from their recipe, and returns the outputs as bytes; goldens and tolerances are
+evaluated in the judging process, which never runs a kernel. A segmentation fault, ``os._exit``, an endless loop outside
+of Python, or unlimited memory use costs one worker; the next case starts a new one.
 
-On a CPU the worker is a fork, so that any callable can be isolated; torch keeps to one thread there, because a forked
-thread pool would hang. A device's context and JAX's threads don't survive a fork: there the kernel must have an
+On a CPU the worker is a fork, so that any callable can be isolated; torch uses one thread there, because a forked
+thread pool would hang. A device's context and JAX's threads don't survive a fork: for those the kernel must have an
 importable name, and the worker is a new process, which calls it in the numeric environment of this one.
 """
 
@@ -44,10 +44,10 @@ Answer = tuple[torch.Tensor, ...] | Failure
 
 @dataclass
 class Isolation:
-    """A kernel's worker, started on first use; a context manager, which ends it.
+    """A kernel's worker process, started on first use. As a context manager it ends the worker on exit.
 
-    ``memory`` is how many bytes beyond those it started with the worker may hold. Raises `SettingError` where the
-    kernel can't be isolated, `RuntimeError` where the harness itself fails in the worker.
+    ``memory`` limits the bytes that the worker may allocate beyond those it starts with. Raises `SettingError` if the
+    kernel can't be isolated, `RuntimeError` if the harness itself fails in the worker.
     """
 
     harness: KernelHarness
@@ -61,19 +61,19 @@ class Isolation:
         self.end()
 
     def pass_over(self, known: frozenset[str]) -> None:
-        """Let the worker pass over what is known (`KernelHarness.known`)."""
+        """Tell the worker which aspects to ignore (`KernelHarness.known`)."""
         if known != self.harness.known:
             self.harness = replace(self.harness, known=known)
             self.end()
 
     def end(self) -> None:
-        """End the worker, and what it has started."""
+        """End the worker and its children."""
         if self._worker is not None:
             self._worker.kill()
             self._worker = None
 
     def observe(self, case: Case) -> Answer:
-        """What `KernelHarness.observe` gives, from the worker; a lost worker is a failure of the case."""
+        """Run `KernelHarness.observe` in the worker; a lost worker is a failure of the case."""
         call = self.harness.call
         worker = self._worker = self._worker or self._started()
         worker.on_heartbeat = lambda seconds: call.tell(case, WALL_FACTOR * seconds)  # this process only waits
@@ -103,7 +103,7 @@ class Isolation:
 
     @property
     def _has_limit(self) -> bool:
-        """Whether the system keeps the worker to its memory; a device's driver may take as much as it likes."""
+        """Whether the system enforces the worker's memory limit; a device's driver may allocate without one."""
         return torch.device(self.harness.device).type == "cpu"
 
     def _started(self) -> Process:
@@ -127,7 +127,7 @@ class Isolation:
 
 
 def _serve_copy(parent: Parent, harness: KernelHarness, memory: int) -> None:
-    """The life of a worker that is a fork."""
+    """Serve as a forked worker."""
     torch.set_num_threads(1)
     call = replace(harness.call, before=_teller(parent), environment=on_one_thread(harness.call.environment))
     _serve(parent, lambda: replace(harness, call=call, isolation=None, goldens=None), memory)
@@ -136,7 +136,7 @@ def _serve_copy(parent: Parent, harness: KernelHarness, memory: int) -> None:
 def _serve_new(
     parent: Parent, memory: int, target: str, how: Mapping[str, Any], contract: Contract, device: str
 ) -> None:
-    """The life of a worker that is a new process; ``how`` are fields of `Call`."""
+    """Serve as a worker in a new process; ``how`` are fields of `Call`."""
 
     def harness() -> KernelHarness:
         with emulating("", how["pretend"]):
@@ -147,12 +147,12 @@ def _serve_new(
 
 
 def _teller(parent: Parent) -> Callable[[Case, float], None]:
-    """What tells the process that judges of each call, and within how many seconds it comes back."""
+    """Return a callback that reports each call and its time limit to the judging process."""
     return lambda case, seconds: parent.heartbeat(seconds=seconds)
 
 
 def _serve(parent: Parent, make_harness: Callable[[], KernelHarness], memory: int) -> None:
-    """Cases in, outputs or failures out; ``memory`` 0 sets no limit."""
+    """Receive cases, send outputs or failures; ``memory`` 0 sets no limit."""
 
     @cache
     def ready() -> KernelHarness:

@@ -1,7 +1,7 @@
-"""Deliberate refusals: errors that a kernel documents to raise at sizes that it doesn't take.
+"""Documented refusals: errors that a kernel documents to raise at sizes that it doesn't support.
 
-A documented refusal is a pattern of its message, and the sizes at which it may come: ``{"feature dim >= 64KB":
-"N * itemsize > 65536"}``. Anything else that a kernel raises is a crash.
+A documented refusal is a pattern of its message with a condition on sizes: ``{"feature dim >= 64KB": "N * itemsize >
+65536"}``. Any other error of a kernel is a crash.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _OPERATIONS: Mapping[type, Callable[[Any, Any], Any]] = {
 
 
 def refusals(given: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
-    """A pattern, a list of such, or conditions by patterns as the last."""
+    """Return a mapping from patterns to conditions, from a pattern, a list of patterns, or such a mapping."""
     given = [given] if isinstance(given, str) else given
     return dict(given) if isinstance(given, Mapping) else dict.fromkeys(given, "")
 
 
 def checked(given: Any, symbols: Iterable[str]) -> dict[str, str]:
-    """The ``refuses`` of settings: conditions on sizes by patterns of messages, of which "" holds at any sizes.
+    """Return the checked ``refuses`` setting: conditions on sizes by message pattern; "" holds at any sizes.
 
-    A pattern, or a list of such, stands for refusals at any sizes. Raises `SettingError`.
+    A pattern, or a list of patterns, means refusals at any sizes. Raises `SettingError`.
     """
     rows = refusals(given)
     known = {*symbols, ITEMSIZE}
@@ -53,7 +53,7 @@ def checked(given: Any, symbols: Iterable[str]) -> dict[str, str]:
 
 
 def refusal(error: BaseException, case: Case, refuses: Mapping[str, str]) -> str:
-    """The words of an error that is a documented refusal at the sizes of the case; empty where it is none."""
+    """Return the message of an error that is a documented refusal at the sizes of the case; otherwise empty."""
     if not refuses or not isinstance(error, ERRORS):
         return ""
     sizes = {**case.sizes, ITEMSIZE: case.input_format.bits // 8}
@@ -67,7 +67,7 @@ def refusal(error: BaseException, case: Case, refuses: Mapping[str, str]) -> str
 def refused_by_reference(
     error: BaseException, case: Case, arguments: Sequence[Any], keywords: Mapping[str, Any]
 ) -> str:
-    """The words of an error on arguments that the reference, called by PyTorch, refuses too; empty where it is none."""
+    """Return the message of an error on arguments that the PyTorch reference refuses too; otherwise empty."""
     definition: Any = case.definition
     if not definition.needs_dtypes or not isinstance(error, ERRORS):
         return ""

@@ -1,16 +1,20 @@
-"""One trial: a case is built, the kernel called as the case's protocol says, and its results judged.
+"""One trial: build a case, call the kernel as its protocol says, and judge the results.
 
-Protocols: "once"; "repeat", the same call twice must give the same bits; "after_other" and "after_refill", a call with
-other data of the same shape comes first, in other memory or in the same; "after_many", many such calls, as when it is
-timed; "emitted", Triton kernels compute as NVIDIA's backend has them; "outside", the call is made where nothing tells
-of an examination; "alone", each row by itself must give the bits that it gives among the others; "bias", calls with
-fresh data, whose errors may not all lean to one side; "at", a large case, called in its poisoned memory, which shows
-what is never written, and then in plain memory: of these results samples are judged.
+Protocols:
 
-Tampering: a kernel has no business replacing functions of the libraries that judge it.
+- "once": one call.
+- "repeat": the same call twice must give the same bits.
+- "after_other", "after_refill": a call with other data of the same shapes comes first, in other memory or in the same.
+- "after_many": many such calls come first, as in a benchmark.
+- "emitted": Triton kernels compute with the arithmetic that NVIDIA's backend emits.
+- "outside": the call is made in a plain process, where the kernel can't detect the examination.
+- "alone": each row by itself must give the bits that it gives among the others.
+- "bias": calls with fresh data, whose errors may not all lean to one side.
+- "at": a large case, called in poisoned memory, which shows unwritten elements, and then in plain memory, of whose
+  results samples are judged.
 
-What is watched are the public functions of torch's and numpy's namespaces: a call that replaces one is a finding, and
-the function is put back. Libraries that replace their own, as torch does when its compiler is first loaded, may.
+Tampering: the public functions of torch's and numpy's namespaces are watched during a call. Replacing one is a finding,
+and the function is put back. Libraries may replace their own, as torch does when its compiler is first loaded.
 """
 
 from __future__ import annotations
@@ -50,13 +54,13 @@ _LIBRARY = Path(torch.__file__).parent
 
 
 class Namespaces:
-    """The watched namespaces as they are now."""
+    """The content of the watched namespaces at one time."""
 
     def __init__(self) -> None:
         self._before = [dict(vars(space)) for space in _WATCHED]
 
     def restore(self) -> list[str]:
-        """The public functions that have been replaced or deleted since; they are put back."""
+        """Put back the public functions that have been replaced or deleted since, and return their names."""
         results = []
         for space, before in zip(_WATCHED, self._before, strict=True):
             now = vars(space)
@@ -71,7 +75,7 @@ class Namespaces:
 
 
 def _shadows(space: Any, before: dict[str, Any]) -> list[str]:
-    """Methods that have come to hide those of a base class."""
+    """Return the new methods that hide a method of a base class."""
     bases = space.__mro__[1:] if isinstance(space, type) else ()
     return [name for name in vars(space) if name not in before and any(name in vars(base) for base in bases)]
 
@@ -88,32 +92,32 @@ def _is_public(name: str) -> bool:
 
 
 def _own(name: str, value: Any) -> bool:
-    """Whether a function is the library's own wrapper of what had this name."""
+    """Whether a function is the library's own wrapper of the function of this name."""
     code = getattr(value, "__code__", None)
     is_named = getattr(value, "__name__", "") == name and str(getattr(value, "__module__", "")).startswith("torch")
     return is_named and code is not None and Path(code.co_filename).is_relative_to(_LIBRARY)
 
 
-_MANY = 40  # equal calls of the protocol "after_many"
+_MANY = 40  # equal calls of the protocol "after_many", as a benchmark makes them
 
 
 class Observer(Protocol):
-    """Who calls the kernel elsewhere: `execution.isolation.Isolation`."""
+    """A caller of the kernel in another process: `assay.verify.harness.isolation.Isolation`."""
 
     def observe(self, case: Case) -> tuple[torch.Tensor, ...] | Failure:
-        """What `KernelHarness.observe` gives."""
+        """Return the outputs of a case, or its failure (`KernelHarness.observe`)."""
 
     def pass_over(self, known: frozenset[str]) -> None:
-        """Let `observe` pass over what is known."""
+        """Make `observe` ignore these aspects."""
 
 
 @dataclass(frozen=True)
 class KernelHarness:
-    """A kernel on the bench: how it is called, and the contract that it is judged by.
+    """A kernel with the way to call it and the contract to judge it by.
 
-    ``goldens`` are those of the case at hand, where they are known already. ``known`` are aspects that are broken
-    already: that the kernel changes its inputs (`memory`), or what others use (`conduct`), is passed over, so that the
-    rest can be judged. ``isolation`` makes the calls in another process.
+    ``goldens`` are those of the case at hand, if already known. ``known`` are broken aspects to ignore, so that the
+    rest can be judged: that the kernel changes its inputs (`memory`), or library functions (`conduct`). ``isolation``
+    makes the calls in another process.
     """
 
     call: Call
@@ -127,7 +131,7 @@ class KernelHarness:
     def of(
         kernel: Callable[..., Any], settings: Settings, before: Callable[[Case, float], None] | None = None
     ) -> KernelHarness:
-        """The kernel under these settings; ``before`` is that of `Call`."""
+        """Return the harness of a kernel under these settings; ``before`` is the callback of `Call`."""
         environment = with_changes(settings.environment)
         call = Call(kernel, settings.options, settings.framework, settings.timeout, before, environment)
         call = replace(call, refuses=settings.refuses)
@@ -136,13 +140,14 @@ class KernelHarness:
         return KernelHarness(call, settings.contract, settings.device)
 
     def passing_over(self, known: frozenset[str]) -> KernelHarness:
-        """The bench, with what is known passed over."""
+        """Return a harness that ignores these aspects."""
         if self.isolation is not None:
             self.isolation.pass_over(known)
         return replace(self, known=known)
 
     def try_case(self, case: Case) -> Result:
-        """Build, call, judge; where rounding decides what the reference computes there is nothing to judge by."""
+        """Build a case, call the kernel and judge the results; nothing is judged if rounding decides what the reference
+        computes."""
         try:
             return self._tried(case)
         except Undecided as error:
@@ -167,13 +172,13 @@ class KernelHarness:
 
     @standard_environment()
     def outputs(self, case: Case) -> tuple[torch.Tensor, ...] | None:
-        """What one call gives, whatever it is worth; None where it gives nothing."""
+        """Return the outputs of one call, unjudged; None if there are none."""
         case = replace(case, protocol="once")
         seen = self.isolation.observe(case) if self.isolation else self.observe(case, build(case, self.device))
         return None if isinstance(seen, Failure) else seen
 
     def observe(self, case: Case, inputs: Inputs) -> tuple[torch.Tensor, ...] | Failure:
-        """The outputs of the calls that the case's protocol makes, or what was wrong with them besides numbers."""
+        """Make the calls of the case's protocol; return the outputs, or a failure other than wrong numbers."""
         namespaces = Namespaces()
         seed_generators(case.seed)
         seen = self._outside(case, inputs) if case.protocol == "outside" else self._inside(case, inputs)
@@ -211,11 +216,12 @@ class KernelHarness:
 
     @property
     def oracle(self) -> Oracle:
-        """Who judges the outputs."""
+        """The judge of the outputs."""
         return Oracle(self.contract, self.goldens)
 
     def _other_data_first(self, case: Case, inputs: Inputs) -> tuple[tuple[torch.Tensor, ...], Inputs, Finding | None]:
-        """A call with other data of the same shapes; then the case's own data, in the same memory if it says so."""
+        """Call with other data of the same shapes; then restore the case's data, in the same memory if the protocol
+        says so."""
         if case.protocol == "after_other":
             others = build(replace(case, seed=case.seed + 7_777_777, edits=()), self.device)
             outputs = self.call(case, others)
@@ -232,7 +238,7 @@ class KernelHarness:
     def _often(
         self, case: Case, inputs: Inputs, first: tuple[torch.Tensor, ...] | Finding
     ) -> tuple[torch.Tensor, ...] | Finding:
-        """The last of many equal calls, which must give what the first did."""
+        """Repeat a call many times; return the last outputs, which must equal the first."""
         if isinstance(first, Finding):
             return first
         held, last = tuple(output.clone() for output in first), first
@@ -246,7 +252,7 @@ class KernelHarness:
         return Finding("nondeterministic", f"the last of {_MANY} equal calls gave other bits than the first")
 
     def _outside(self, case: Case, inputs: Inputs) -> tuple[torch.Tensor, ...] | Failure:
-        """What the kernel gives where nothing tells of an examination."""
+        """Return the kernel's outputs in a plain process, or the failure of that call."""
         keywords = options_for(case, inputs, self.call.listed)
         self.call.tell(case, WALL_FACTOR * (self.call.timeout + START))  # this process only waits
         result = call_outside(target_of(self.call.kernel), inputs.positional, keywords, self.call.timeout)
@@ -291,7 +297,8 @@ class KernelHarness:
         return None
 
     def _unwritten(self, case: Case, inputs: Inputs, poisoned: tuple[torch.Tensor, ...]) -> Finding | None:
-        """Where in all of a large output the kernel leaves what was in memory before: NaN, and other numbers next."""
+        """Return a finding if elements of a large output are never written: NaN in NaN-filled memory, and not in other
+        memory."""
         for position, result in enumerate(poisoned):
             if not bool(result.isnan().any()):
                 continue
@@ -320,7 +327,7 @@ class KernelHarness:
 
 
 def _with_emission_note(result: Result) -> Result:
-    """The result, whose failure says how its call was made where that is not the plain way."""
+    """Return the result; a failure of the protocol "emitted" says with which arithmetic the call was made."""
     if result.failure is None or result.case.protocol != EMITTED:
         return result
     how = "with a b + c rounded once and functions approximate, as NVIDIA's backend has them"
@@ -328,7 +335,7 @@ def _with_emission_note(result: Result) -> Result:
 
 
 def suspicion(harness: KernelHarness, case: Case) -> Failure | None:
-    """The failure of a case, or what makes it suspect: an error that rounding hardly explains."""
+    """Return the failure of a case, by the contract or by the statistical bound; None if it passes both."""
     result = harness.try_case(case)
     if result.failure is not None or not has_independent_data(case):
         return result.failure
@@ -348,5 +355,5 @@ def _differ(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
 
 
 def _row(tensor: torch.Tensor, dims: tuple[str, ...], symbol: str, row: int) -> torch.Tensor:
-    """One row along ``symbol``, kept as a dimension of size one."""
+    """Return one row along ``symbol``, as a dimension of size one."""
     return tensor.narrow(dims.index(symbol), row, 1) if symbol in dims else tensor

@@ -1,4 +1,4 @@
-"""How an op calls a kernel, in words, and whether a kernel can be called so."""
+"""The call that an op makes of a kernel, in words, and whether the kernel's signature accepts it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ _OF_A_SIGNATURE = re.compile("unexpected keyword argument|positional argument|mi
 
 
 def call_in_words(case: Case, listed: Mapping[str, Sequence[Any]]) -> str:
-    """``f(x, weight, eps=1e-06)``: the op's tensors by position, and the listed options and their tensors by name."""
+    """Return e.g. ``f(x, weight, eps=1e-06)``: tensors by position, the listed options and their tensors by keyword."""
     positional, keywords = _arguments(case, listed)
     return f"f({', '.join([*positional, *(f'{name}={value}' for name, value in keywords.items())])})"
 
 
 def signature_mismatch(kernel: Callable[..., Any], case: Case, listed: Mapping[str, Sequence[Any]]) -> str:
-    """Why the kernel can't be called as its op calls it; empty where it can, or where nobody knows."""
+    """Return why the kernel's signature doesn't accept the op's call; empty if it does, or if the signature is
+    unknown."""
     try:
         signature = inspect.signature(kernel)
     except (TypeError, ValueError):  # a builtin may say nothing of its arguments
@@ -33,7 +34,7 @@ def signature_mismatch(kernel: Callable[..., Any], case: Case, listed: Mapping[s
 
 
 def is_of_signature(error: BaseException) -> bool:
-    """Whether an error says that a function was called with other arguments than it takes."""
+    """Whether an error says that a function was called with arguments that it doesn't take."""
     return isinstance(error, TypeError) and _OF_A_SIGNATURE.search(str(error)) is not None
 
 

@@ -1,7 +1,7 @@
-"""A kernel by its importable name, ``package.module:function``, and back.
+"""Kernels by importable name, ``package.module:function``, and the name of a kernel.
 
-Where its arguments are not the op's, an adapter may stand in its place: ``package.module:lambda x: softmax(x, -1)``, in
-whose body the names of the module count, and torch's.
+For a kernel whose arguments aren't the op's, a lambda adapts them: ``package.module:lambda x: softmax(x, -1)``, in
+whose body the names of the module, and torch, are defined.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _LAMBDA = "lambda"
 
 
 def load_target(target: str) -> Callable[..., Any]:
-    """The kernel called ``package.module:function``, or a lambda over such; modules of the current folder count.
+    """Return the kernel ``package.module:function``, or a lambda in a module's names; the current folder is searched
+    too.
 
     Raises `TargetError`.
     """
@@ -46,12 +47,12 @@ def load_target(target: str) -> Callable[..., Any]:
 
 
 def is_adapter(target: str) -> bool:
-    """Whether a target is an expression, and no name alone."""
+    """Whether a target is a lambda and not a name."""
     return target.partition(":")[2].startswith(_LAMBDA)
 
 
 def _adapter(expression: str, module: ModuleType, target: str) -> Callable[..., Any]:
-    """What the expression makes among the names of the module; to what it calls, an error is its own line."""
+    """Return the lambda, evaluated among the names of the module and torch."""
     try:
         result = eval(compile(expression, "<adapter>", "eval"), {"torch": torch, **vars(module)})
     except SyntaxError as error:
@@ -62,7 +63,7 @@ def _adapter(expression: str, module: ModuleType, target: str) -> Callable[..., 
 
 
 def target_of(kernel: Callable[..., Any]) -> str:
-    """``module:name`` where the kernel can be imported by it, else an empty string."""
+    """Return ``module:name`` if the kernel can be imported by it, else an empty string."""
     module, name = getattr(kernel, "__module__", None), getattr(kernel, "__qualname__", "")
     if not module or "<" in name or module == "__main__":
         return ""
@@ -73,9 +74,9 @@ def target_of(kernel: Callable[..., Any]) -> str:
 
 
 def source_of(kernel: Callable[..., Any]) -> str:
-    """``file:line`` where the source of the kernel begins; the file from the current folder, where it is below it.
+    """Return ``file:line`` of the kernel's source, relative to the current folder if it is below it.
 
-    An empty string where the source isn't Python's.
+    Empty if the source isn't Python.
     """
     result: Any = kernel
     while isinstance(result, partial):

@@ -1,8 +1,8 @@
-"""XLA on a CPU: whether what a JAX kernel rounds on the way is rounded, and room for all that it compiles.
+"""XLA on a CPU: make it keep a JAX kernel's intermediate roundings, and bound the memory maps of its compiled programs.
 
-By default XLA may keep more digits than a program asks for: a conversion to bfloat16 and back is left out, so that a
-kernel that subtracts in bfloat16 is judged as if it had subtracted in float32, and differs from what it does on a GPU
-or TPU. The flag is read when JAX starts its backend, not when it is imported; afterwards only a probe tells what holds.
+By default XLA may keep more digits than a program asks for: it drops a conversion to bfloat16 and back, so that a
+kernel that subtracts in bfloat16 is judged as if it subtracted in float32, unlike on a GPU or TPU. The flag is read
+when JAX starts its backend, not at import; afterwards only a probe tells whether roundings are kept.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _calls = itertools.count(1)
 
 
 def keep_roundings() -> None:
-    """Have XLA round where a program says so, unless XLA_FLAGS says otherwise, or JAX has started already."""
+    """Make XLA keep explicit roundings, unless XLA_FLAGS says otherwise or JAX has already started."""
     flags = os.environ.get("XLA_FLAGS", "")
     if _FLAG not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {_FLAG}=false".strip()
@@ -32,7 +32,7 @@ def keep_roundings() -> None:
 
 @cache
 def drops_roundings() -> bool:
-    """Whether a difference that is rounded to bfloat16, 1 - 2^-12, keeps its digits in this process."""
+    """Whether 1 - 2^-12, rounded to bfloat16, keeps its digits in this process."""
     jax = importlib.import_module("jax")
     numbers = jax.numpy
     with jax.default_device(jax.devices("cpu")[0]):
@@ -41,10 +41,11 @@ def drops_roundings() -> bool:
 
 
 def make_room() -> None:
-    """Have JAX forget what it has compiled before that kills the process; looked at every few calls.
+    """Clear JAX's compilation caches before they crash the process; checked every few calls.
 
-    A kernel is compiled for each size, a program takes up to a hundred maps of memory, and Linux allows a process
-    65,530 (vm.max_map_count): beyond them XLA's compiler ends in a segmentation fault. A quarter of them is enough.
+    A kernel is compiled for each size, a program takes up to a hundred memory maps, and Linux allows a process 65,530
+    (vm.max_map_count); beyond them XLA's compiler ends in a segmentation fault. The caches are cleared at a quarter of
+    them.
     """
     if next(_calls) % _EACH:
         return

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.bench.inspection.calls import Asked, calls
+from assay.bench.inspection.calls import Request, calls
 from assay.bench.timing.contest import Peak, gap_in_words, least_of
 from assay.bench.timing.profile import counters
 from assay.verify.errors import BenchError
@@ -71,14 +71,14 @@ def test_the_least_time_is_the_longer_of_products_and_bytes() -> None:
     peak = Peak("d", bandwidth=1e9, rates={"fp32": 1e12}, source="")
 
     def least(op: str, **sizes: int) -> tuple[str, float]:
-        found = least_of(next(iter(calls(Settings(op, dtype="float32"), Asked((sizes,))))), peak)
+        found = least_of(next(iter(calls(Settings(op, dtype="float32"), Request((sizes,))))), peak)
         assert found is not None
         return found.bound, found.seconds
 
     sides = 4 * 3 * 4096**2
     assert least("gemm", M=4096, N=4096, K=4096) == ("bandwidth", pytest.approx(sides / 1e9))
     fast = Peak("d", bandwidth=1e12, rates={"fp32": 1e12}, source="")
-    case = next(iter(calls(Settings("gemm", dtype="float32"), Asked(({"M": 512, "N": 512, "K": 512},)))))
+    case = next(iter(calls(Settings("gemm", dtype="float32"), Request(({"M": 512, "N": 512, "K": 512},)))))
     found = least_of(case, fast)
     assert found is not None
     assert (found.bound, found.seconds) == ("products", pytest.approx(2 * 512**3 / 1e12))

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from assay.bench.inspection.calls import Asked, calls
-from assay.bench.timing import Entrant, Timing, timed_and_judged
+from assay.bench.inspection.calls import Request, calls
+from assay.bench.timing import Competitor, Timing, timed_and_judged
 from assay.verify.settings import Settings
 
 SETTINGS = Settings("softmax", dtype="float32")
@@ -19,12 +19,12 @@ Kernel = Callable[[torch.Tensor], torch.Tensor]
 
 def case_of(settings: Settings, sizes: dict[str, int]) -> Any:
     """The one case at these sizes."""
-    return next(iter(calls(settings, Asked((sizes,)))))
+    return next(iter(calls(settings, Request((sizes,)))))
 
 
 def raced(*kernels: Kernel, sizes: dict[str, int] = SIZES, settings: Settings = SETTINGS) -> list[Timing]:
     """What a short race shows of softmaxes."""
-    entrants = [Entrant(getattr(kernel, "__name__", "kernel"), kernel, settings) for kernel in kernels]
+    entrants = [Competitor(getattr(kernel, "__name__", "kernel"), kernel, settings) for kernel in kernels]
     return timed_and_judged(entrants, case_of(settings, sizes), seconds=0.02, rounds=2, seed=7)
 
 
@@ -74,7 +74,7 @@ def test_honest_kernels_are_timed_and_compared() -> None:
     for timing in (fast, slow):
         assert timing.outcome == "PASS", timing.why
         assert timing.judged >= 4
-        assert len(timing.medians) == len(timing.yardstick) == 2
+        assert len(timing.medians) == len(timing.baseline) == 2
         assert 0 < timing.worst <= 1
         assert 20 < timing.bits < 26
     assert slow.seconds > fast.seconds

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
-from assay.judge.meaning import Meaning
 from assay.judge.problems.problem import Problem, ProblemError, Sizes
 from assay.judge.problems.sizes import Choice
+from assay.judge.reference_model import ReferenceModel
 from assay.judge.solution import weights
 from assay.judge.solution.inputs import Kind, kinds, may_roll, one_changed, redrawn, rolled, scaled
 from assay.judge.solution.solution_process import Called, SolutionError, SolutionProcess
-from assay.judge.solution.trials import Seen, Trial, sizes_of
+from assay.judge.solution.trials import Observation, Trial, sizes_of
 from assay.runtime.tensors import same_bits
 from assay.verify.comparison.result import Result
 from assay.verify.contract import Contract
@@ -29,7 +29,7 @@ class DoesNotFollow(Exception):
 
 
 @dataclass
-class Bench:
+class SolutionUnderTest:
     """The solution and the reference at one choice of sizes.
 
     ``names``: which parameter of the solution is which of the reference's; None where that can't be told.
@@ -42,8 +42,8 @@ class Bench:
     choice: Choice
     seed: int
     pretend: bool
-    meaning: Meaning = field(init=False)
-    made: Meaning = field(init=False)
+    model: ReferenceModel = field(init=False)
+    constructed: ReferenceModel = field(init=False)
     kinds: list[Kind] = field(init=False)
     names: dict[str, str] | None = field(init=False)
     constructor_agrees: bool = field(init=False)
@@ -52,17 +52,17 @@ class Bench:
     def __post_init__(self) -> None:
         """Build both. Raises `ProblemError` and `SolutionError`."""
         instance = self.problem.make(self.choice.sizes, self.seed)
-        self.made = self.meaning = Meaning.of(instance, self.contract, self.problem.name)
+        self.constructed = self.model = ReferenceModel.of(instance, self.contract, self.problem.name)
         self.parameters = self.process.build(
-            instance, self.seed, evaluating=self.meaning.evaluating, given=self.given, pretend=self.pretend
+            instance, self.seed, evaluating=self.model.evaluating, given=self.given, pretend=self.pretend
         )
-        self.names = weights.shared(self.meaning.state, self.parameters, self.process.loose)
+        self.names = weights.shared(self.model.state, self.parameters, self.process.unbound)
         self.constructor_agrees = self.names is not None and weights.same_values(
-            self.meaning.state, self.parameters, self.names
+            self.model.state, self.parameters, self.names
         )
         self.kinds = kinds(instance.draw)
         if self.names and not self.constructor_agrees:
-            self.process.load(weights.handed(self.made.state, self.names, self.parameters))
+            self.process.load(weights.handed(self.constructed.state, self.names, self.parameters))
 
     @property
     def can_redraw(self) -> bool:
@@ -73,29 +73,29 @@ class Bench:
         """Parameters none of which is constant, for both; where the solution has made tensors of its own of them, those
         alone that it shares. Raises `SolutionError`."""
         assert self.names
-        state = weights.redrawn(self.made.state, self.seed)
-        if self.process.loose - self.names.keys():
+        state = weights.redrawn(self.constructed.state, self.seed)
+        if self.process.unbound - self.names.keys():
             shared = set(self.names.values())
-            state = {name: value if name in shared else self.made.state[name] for name, value in state.items()}
-        meaning = self.made.with_state(state)
-        if not meaning.is_finite(self.meaning.instance.draw(self.seed)):
+            state = {name: value if name in shared else self.constructed.state[name] for name, value in state.items()}
+        model = self.constructed.with_state(state)
+        if not model.is_finite(self.model.instance.draw(self.seed)):
             return
         self.process.load(weights.handed(state, self.names, self.parameters))
-        self.meaning = meaning
+        self.model = model
 
     def trial(self, inputs: str, seed: int, memory: str = "new", **changes: Any) -> Trial:
         """A trial at these sizes, with the weights as they are."""
-        which = "constructed" if self.meaning is self.made else "redrawn"
+        which = "constructed" if self.model is self.constructed else "redrawn"
         sizes = sizes_of(self.choice, self.given)
         return Trial(self.choice.kind, sizes, inputs, which, memory, seed, **changes)
 
     def arguments(self, trial: Trial) -> tuple[Any, ...]:
         """The arguments of a trial: signs change where the reference still gives numbers then, and numbers at all only
         where it does."""
-        drawn = self.meaning.instance.draw(trial.seed)
+        drawn = self.model.instance.draw(trial.seed)
         for signs in (True, False):
             result = redrawn(drawn, self.kinds, trial.inputs, trial.seed, signs=signs)
-            if trial.inputs == "given" or self.meaning.is_finite(result):
+            if trial.inputs == "given" or self.model.is_finite(result):
                 drawn = result
                 break
         if trial.factor != 1.0:
@@ -104,41 +104,41 @@ class Bench:
             drawn = rolled(drawn, may_roll(drawn, self.kinds), trial.shift)
         return one_changed(drawn, trial.change, trial.seed) if trial.change >= 0 else drawn
 
-    def tried(self, trial: Trial, *, name: str = "a", keep: bool = False, pause: bool = False) -> Seen:
+    def tried(self, trial: Trial, *, name: str = "a", keep: bool = False, pause: bool = False) -> Observation:
         """What one call gives, judged. Raises `SolutionError` where the solution can't be called any more."""
         arguments = self.arguments(trial)
         return self.called(trial, arguments, name=name, keep=keep, pause=pause)
 
     def called(
         self, trial: Trial, arguments: tuple[Any, ...], *, name: str = "a", keep: bool = False, pause: bool = False
-    ) -> Seen:
+    ) -> Observation:
         """What the solution gives for these arguments, judged."""
-        self.process.place(name, arguments, trial.memory)
+        self.process.store(name, arguments, trial.memory)
         try:
-            like = self.meaning.eager(arguments)
+            like = self.model.eager(arguments)
             called = self.process.call(name, seed=trial.seed, keep=keep, pause=pause, like=like)
         except SolutionError as error:
             error.during = trial
             if error.lost:
                 raise
-            failure = Failure(error.kind, self.meaning.case(arguments), str(error))
-            return Seen(trial, Result(failure.case, failure), arguments, [], error.seen)
+            failure = Failure(error.kind, self.model.case(arguments), str(error))
+            return Observation(trial, Result(failure.case, failure), arguments, [], error.seen)
         return self.judged(trial, arguments, called)
 
-    def judged(self, trial: Trial, arguments: tuple[Any, ...], called: Called, *, timed: bool = False) -> Seen:
+    def judged(self, trial: Trial, arguments: tuple[Any, ...], called: Called, *, timed: bool = False) -> Observation:
         """What came of a call, judged by numbers, shapes and dtypes."""
         try:
-            result = self.meaning.judge(arguments, called.outputs, _nesting(called.seen))
+            result = self.model.judge(arguments, called.outputs, _nesting(called.seen))
         except ProblemError:
             if called.outputs and all(part.numel() for part in called.outputs):
                 raise
-            case = self.meaning.case(arguments)
+            case = self.model.case(arguments)
             result = Result(case, Failure("shape", case, "expected tensors, got none"))
-        return Seen(trial, result, arguments, called.outputs, called.seen, timed)
+        return Observation(trial, result, arguments, called.outputs, called.seen, timed)
 
     def eager_change(self, before: Sequence[Any], after: Sequence[Any]) -> float:
         """How far the reference's results move, relative to their largest, when arguments change."""
-        first, second = self.meaning.eager(before), self.meaning.eager(after)
+        first, second = self.model.eager(before), self.model.eager(after)
         moved = 0.0
         for a, b in zip(first, second, strict=True):
             if a.shape != b.shape:
@@ -151,7 +151,7 @@ class Bench:
     @property
     def tensors(self) -> list[int]:
         """Places among the arguments' leaves that are tensors of floating-point numbers which may change."""
-        leaves = tree_leaves(self.meaning.instance.draw(self.seed))
+        leaves = tree_leaves(self.model.instance.draw(self.seed))
         return [
             index
             for index, (leaf, kind) in enumerate(zip(leaves, self.kinds, strict=True))
@@ -159,18 +159,12 @@ class Bench:
         ]
 
 
-def _nesting(seen: Mapping[str, Any]) -> str:
+def _nesting(observation: Mapping[str, Any]) -> str:
     """How results stood in lists and tuples; empty where that is no matter, as results were handed in."""
-    result = seen.get("nesting")
+    result = observation.get("nesting")
     return result if isinstance(result, str) else ""
 
 
 def same_outputs(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
     """Return whether two calls gave the same bits."""
     return len(first) == len(second) and all(map(same_bits, first, second))
-
-
-def failing(seen: Seen, kind: str, words: str) -> Seen:
-    """What was seen, as a failure of another kind."""
-    case = seen.result.case
-    return replace(seen, result=replace(seen.result, failure=Failure(kind, case, words)))

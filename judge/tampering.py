@@ -67,7 +67,7 @@ def each_once(result: Iterable[Cheat]) -> tuple[Cheat, ...]:
     return tuple(first[name] for name in CHEATS if name in first)
 
 
-def noticed(seen: Mapping[str, Any], aliased: set[int], building: bool = False) -> list[Cheat]:
+def detected_cheats(seen: Mapping[str, Any], aliased: set[int], building: bool = False) -> list[Cheat]:
     """What the solution's process noticed of one call, or of building it; ``aliased`` are inputs that the reference's
     results lie in."""
     results = []

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from assay.golden.lowering import reference_spec
 from assay.judge.problems.problem import Instance, ProblemError
-from assay.judge.solution.host_data import parts
+from assay.judge.solution.host import parts
 from assay.runtime.environment import generators_kept, seed_generators, standard_environment
 from assay.runtime.errors import one_line
 from assay.verify.cases.case import Case
@@ -126,7 +126,7 @@ _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, tor
 
 
 @dataclass(frozen=True)
-class Meaning:
+class ReferenceModel:
     """A reference with its parameters, at certain sizes.
 
     ``evaluating``: its module runs in evaluation mode, since it draws random numbers in training. ``nesting`` is how
@@ -141,10 +141,10 @@ class Meaning:
     nesting: str = ""
 
     @staticmethod
-    def of(instance: Instance, contract: Contract, name: str) -> Meaning:
+    def of(instance: Instance, contract: Contract, name: str) -> ReferenceModel:
         """The reference as its constructor made it. Raises `ProblemError` where it draws random numbers."""
         state = instance.module.state_dict() if instance.module is not None else {}
-        result = Meaning(instance, contract, name, {key: value.detach().clone() for key, value in state.items()})
+        result = ReferenceModel(instance, contract, name, {key: value.detach().clone() for key, value in state.items()})
         arguments = instance.draw(1)
         for evaluating in (False, True):
             result = replace(result, evaluating=evaluating)
@@ -157,7 +157,7 @@ class Meaning:
                 return replace(result, nesting=parts(result._result(arguments))[1])
         raise ProblemError(f"{name}: the reference draws random numbers, so that no result is the right one")
 
-    def with_state(self, state: Mapping[str, Tensor]) -> Meaning:
+    def with_state(self, state: Mapping[str, Tensor]) -> ReferenceModel:
         """The reference with other parameters."""
         return replace(self, state=dict(state))
 
@@ -266,14 +266,14 @@ class Meaning:
 
         def reference(*tensors: Tensor) -> Any:
             own = list(leaves)
-            meaning = self
+            model = self
             if floating:
                 for index, tensor in zip(floating, tensors, strict=True):
                     own[index] = tensor
             else:
                 state = {**self.state, **dict(zip(parameters, tensors, strict=True))}
-                meaning = self.with_state(state)
-            results = tensors_of(meaning.call(tree_unflatten(own, structure)))
+                model = self.with_state(state)
+            results = tensors_of(model.call(tree_unflatten(own, structure)))
             return tuple(results[index] for index in kept)
 
         kept = [index for index, part in enumerate(expected) if part.dtype not in _INTEGERS] or [0]

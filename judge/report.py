@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from assay.judge.course import Course
-from assay.judge.meaning import Meaning
 from assay.judge.problems.problem import Answer, Problem
 from assay.judge.problems.sizes import limits, small
+from assay.judge.reference_model import ReferenceModel
+from assay.judge.run import Run
 from assay.judge.solution.solution_process import SolutionProcess
 from assay.judge.solution.trials import Trial
 from assay.judge.speed import Speed
@@ -21,7 +21,7 @@ EFFORTS = ("quick", "usual", "thorough")
 
 
 @dataclass(frozen=True)
-class Ways:
+class Options:
     """How a judgement is made; see `assay.verify.judge`."""
 
     effort: str = "usual"
@@ -47,12 +47,12 @@ class Ways:
 
 
 @dataclass
-class Account:
+class Report:
     """A problem and a solution, ``path`` as it was given; sizes that were judged and that weren't; speed."""
 
     problem: Problem
     answer: Answer
-    ways: Ways
+    options: Options
     path: str
     sizes: list[str] = field(default_factory=list)
     not_judged: list[str] = field(default_factory=list)
@@ -61,15 +61,17 @@ class Account:
 
     def repro(self, trial: Trial) -> str:
         """The command that makes one call again."""
-        seed = f" --seed {self.ways.seed}" if self.ways.seed else ""
+        seed = f" --seed {self.options.seed}" if self.options.seed else ""
         line = trial.as_line().replace("'", "\\u0027")
         return f"assay judge {self.problem.path} {self.path}{seed} --trial '{line}'"
 
-    def some_case(self, course: Course) -> Case:
+    def some_case(self, run: Run) -> Case:
         """The last case that was tried, or else a small one."""
-        if course.seen:
-            return course.seen[-1].result.case
+        if run.observations:
+            return run.observations[-1].result.case
         given = self.problem.given[0]
         choice = small(self.problem, given, limits("quick")["small"])
-        instance = self.problem.make(choice.sizes if choice else given, self.ways.seed)
-        return Meaning.of(instance, self.ways.contract, self.problem.name).case(instance.draw(self.ways.seed))
+        instance = self.problem.make(choice.sizes if choice else given, self.options.seed)
+        return ReferenceModel.of(instance, self.options.contract, self.problem.name).case(
+            instance.draw(self.options.seed)
+        )
