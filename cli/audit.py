@@ -138,7 +138,7 @@ def audit(
 
     names = [name.strip() for name in formats.split(",") if name.strip()] or None
     timed = max_time is not None
-    looked, menu = check_names(names, target, metric, timed=timed, exports=bound, checkpoint=checkpoint)
+    names_examined, menu = check_names(names, target, metric, timed=timed, exports=bound, checkpoint=checkpoint)
     assignments = [assignment_of(path) for path in compare or ()]
     loaded = loaded_of(model, memory, device, trust=trust, checkpoint=checkpoint)
     if lost := [name for name in names or () if name not in menu]:
@@ -153,8 +153,8 @@ def audit(
     if foretold >= _LONG and not compare:
         print(f"assay: takes about {span(foretold)}{_shorter(pace, quick or budget is not None)}", file=sys.stderr)
     alone = apart(target or None, bound)
-    asked = len(batches), metric, looked, target, alone, seed, exact
-    digest = fingerprint(loaded.model, [*batches, *(held_out or ())], *asked)
+    depends_on = len(batches), metric, names_examined, target, alone, seed, exact
+    digest = fingerprint(loaded.model, [*batches, *(held_out or ())], *depends_on)
     kept = Cache(out / "kept", digest, fresh=anew)
     if not anew and _foreign(kept):
         words = "another model, text, set of options that what is measured depends on, or version of assay"
@@ -165,7 +165,7 @@ def audit(
             loaded.model,
             batches,
             metric,
-            looked,
+            names_examined,
             target or None,
             check=held_out,
             seed=seed,

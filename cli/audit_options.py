@@ -166,7 +166,7 @@ def verified(folder: Path | None) -> None:
 
 def lacking(
     exported: Exported | None,
-    asked: Sequence[str],
+    exports: Sequence[str],
     most: float | None,
     bytes_of_held: Callable[[Mapping[str, str]], float],
 ) -> list[str]:
@@ -175,7 +175,7 @@ def lacking(
     from assay.precision.units import format_bytes
 
     written = {part.format: part for part in exported.parts} if exported is not None else {}
-    missing = [name for name in asked if name not in written]
+    missing = [name for name in exports if name not in written]
     results = [f"--export {name} wrote nothing: it can express nothing of this assignment" for name in missing]
     for name, part in written.items():
         size = bytes_of_held(part.held) if part.bytes is None else float(part.bytes)

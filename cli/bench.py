@@ -107,7 +107,7 @@ def bench(
     past = [one for one in history(compare) if one.machine == machine(device)] if compare is not None else []
     if compare is not None and not past:
         raise BenchError(f"--compare {compare}: holds no record of this machine ({machine(device)})")
-    told = [line for path in profile or () for line in counters(path)]
+    measured = [line for path in profile or () for line in counters(path)]
     on_gpu = device.startswith("cuda")
     options = TimingOptions(device, seconds, rounds, on_gpu if cold is None else cold, graph)
     count = runs or (_COMPARED_RUNS if save is not None or compare is not None else 1)
@@ -115,9 +115,9 @@ def bench(
         without = ("--spec", spec), ("--dtype", dtype), ("--option", option), ("--at", at), ("--layout", layout)
         if given := [name for name, value in (*without, ("--contract", contract), ("--graphs", graph)) if value]:
             raise BenchError(f"{given[0]}: a problem states its own sizes and reference; leave it out")
-        asked = {"device": device, "seconds": seconds, "compiled": compiles}
+        request = {"device": device, "seconds": seconds, "compiled": compiles}
         asked_about = targets
-        timed = of_solutions(targets[0], targets[1:], asked, count, trace)
+        timed = of_solutions(targets[0], targets[1:], request, count, trace)
     elif trace is not None:
         raise BenchError("--trace: expected a FlashInfer Trace definition and its solutions, got kernels")
     else:
@@ -133,7 +133,7 @@ def bench(
         print(f"assay: wrote {record.save(save)}", file=sys.stderr)
     _report(record, changes, as_json=as_json)
     if not as_json:
-        for words in [*map(change_words, changes), *told]:
+        for words in [*map(change_words, changes), *measured]:
             print(words)
     if out is not None:
         from assay.bench.timing.page import markdown
@@ -156,7 +156,7 @@ def _chosen(
     contract: Sequence[str] | None,
     device: str,
 ) -> list[Entry]:
-    """The kernels that are meant, in the dtypes and under the options that are asked for."""
+    """The kernels that are meant, in the dtypes and under the options that are request for."""
     from assay.cli.verify import entries_of
     from assay.verify.campaign.table import entries
 
@@ -203,9 +203,9 @@ def _recorded(timed: Timed, device: str, targets: Sequence[str]) -> Record:
 def _commit() -> str:
     """Of the current folder, with + where its files differ from it; empty where it has none."""
     try:
-        asked = {"capture_output": True, "text": True, "check": True, "timeout": 10}
-        head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], **asked).stdout.strip()  # type: ignore[call-overload]
-        changed = subprocess.run(["git", "status", "--porcelain", "-uno"], **asked).stdout.strip()  # type: ignore[call-overload]
+        request = {"capture_output": True, "text": True, "check": True, "timeout": 10}
+        head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], **request).stdout.strip()  # type: ignore[call-overload]
+        changed = subprocess.run(["git", "status", "--porcelain", "-uno"], **request).stdout.strip()  # type: ignore[call-overload]
     except (OSError, subprocess.SubprocessError):
         return ""
     return f"{head}{'+' if changed else ''}"

@@ -52,7 +52,7 @@ def of_kernels(
 
 
 def of_solutions(
-    problem: str, solutions: Sequence[str], asked: Mapping[str, Any], count: int, trace: Path | None
+    problem: str, solutions: Sequence[str], request: Mapping[str, Any], count: int, trace: Path | None
 ) -> Timed:
     """Solutions of a problem, each by turns with the reference at all stated sizes; ``trace`` gets what the last run
     gave as FlashInfer Bench writes it. Raises `BenchError` and `ProblemError`."""
@@ -64,7 +64,7 @@ def of_solutions(
         raise BenchError(f"{problem}: is a problem; expected its solutions behind it: assay bench PROBLEM SOLUTION...")
     for solution in solutions:
         read(problem, solution)
-    runs = _in_processes(_judged, (problem, tuple(solutions), dict(asked)), count, "assay.judge.procedure")
+    runs = _in_processes(_judged, (problem, tuple(solutions), dict(request)), count, "assay.judge.procedure")
     if trace is not None:
         print(f"assay: wrote {write_traces(trace, *runs[-1])}", file=sys.stderr)
     return Timed(lines_of(runs), "time.perf_counter in processes of their own, by turns with the reference")
@@ -74,11 +74,11 @@ def _judged(item: tuple[str, tuple[str, ...], dict[str, Any]], heartbeat: Heartb
     """Each solution in turn, in a worker."""
     from assay.judge.procedure import judge
 
-    problem, solutions, asked = item
+    problem, solutions, request = item
     results = []
     for solution in solutions:
         heartbeat(solution, _SILENT)
-        results.append(judge(problem, solution, timed="all", **asked))
+        results.append(judge(problem, solution, timed="all", **request))
     return results
 
 

@@ -68,8 +68,8 @@ def _versions() -> Iterator[Row]:
     yield "python", f"{platform.python_version()}, {platform.platform()}"
     for name, purpose in _PACKAGES:
         missing = f"not installed (only for {purpose})" if purpose else "not installed, and needed"
-        found = installed_version(name)
-        yield name.replace("kernel-assay", "assay") if found else name, found or missing
+        result = installed_version(name)
+        yield name.replace("kernel-assay", "assay") if result else name, result or missing
 
 
 def _devices() -> Iterator[Row]:

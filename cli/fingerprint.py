@@ -44,9 +44,9 @@ def fingerprint(
     from assay.verify.settings import Settings
 
     said: dict[str, Any] = {"framework": framework, "device": device, "timeout": timeout}
-    (asked,) = settings.dtypes([dtype]) if dtype else (None,)
+    (dtype_name,) = settings.dtypes([dtype]) if dtype else (None,)
     op = registry.spec(spec, target).qualified_name
-    chosen = settings.adapted(Settings(op), option, shape, dtype=asked, out_dtype=out_dtype, **said)
+    chosen = settings.adapted(Settings(op), option, shape, dtype=dtype_name, out_dtype=out_dtype, **said)
     with ProgressBar("read", 1, 1.0):
         answer = run_alone(read, (target, chosen), preload="assay.verify.fingerprint", timeout=_SILENT, quiet=False)
     if isinstance(answer, Raised):

@@ -26,9 +26,9 @@ def help_alone(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-def show_version(asked: bool) -> None:
+def show_version(requested: bool) -> None:
     """The callback of ``--version``."""
-    if asked:
+    if requested:
         typer.echo(f"assay {installed_version('kernel-assay')}")
         raise typer.Exit
 

@@ -68,7 +68,7 @@ def judge(
     The solution runs in a process of its own. What is found out about cheats stands in the verdict by name
     (docs/judge.md).
     """
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "effort": effort or ("quick" if list_ is not None else "usual"),
         "seed": seed,
         "device": device,
@@ -81,12 +81,12 @@ def judge(
     if list_ is not None:
         if problem or trial or trace:
             raise SettingError("--list: judges the lines of its file; leave PROBLEM, --trial and --trace out")
-        return _listed(list_, asked, out, jobs=jobs or core_count(), engine=engine, part=part)
+        return _listed(list_, options, out, jobs=jobs or core_count(), engine=engine, part=part)
     if not (problem and solution):
         raise SettingError(
             "judge: expected PROBLEM and SOLUTION, e.g. assay judge problem.py solution.py, or --list FILE"
         )
-    item = problem, solution, {**asked, "trial": trial}, trace
+    item = problem, solution, {**options, "trial": trial}, trace
     answer = run_alone(_one, item, preload=_PRELOAD, timeout=3600.0, quiet=False)
     if isinstance(answer, Lost):
         return report_error(f"the process that judged was lost: {answer.message}", status=1)
@@ -111,18 +111,18 @@ def _one(item: tuple[str, str, dict[str, Any], Path | None], heartbeat: Any) -> 
     from assay.judge.procedure import judge
     from assay.judge.trace import write_traces
 
-    problem, solution, asked, trace = item
-    verdict = judge(problem, solution, **asked)
+    problem, solution, options, trace = item
+    verdict = judge(problem, solution, **options)
     if trace is not None:
         write_traces(trace, verdict)
     return str(verdict), verdict.to_line(), verdict.passed
 
 
-def _listed(path: Path, asked: dict[str, Any], out: Path | None, *, jobs: int, engine: str, part: str) -> int:
+def _listed(path: Path, options: dict[str, Any], out: Path | None, *, jobs: int, engine: str, part: str) -> int:
     """Judge what a list names; lines go to ``out``, or to standard output."""
     from assay.judge.batch import SILENT, add, items, run, stored
 
-    every = items(path, asked)
+    every = items(path, options)
     number, of = part_of(part, len(every))
     every = every[number - 1 :: of]
     known = stored(out) if out is not None else set()

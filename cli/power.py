@@ -47,9 +47,9 @@ def power(
     """
     from assay.verify.power import measured
 
-    (asked,) = settings.dtypes([dtype]) if dtype else (None,)
+    (dtype_name,) = settings.dtypes([dtype]) if dtype else (None,)
     campaign = settings.adapted(
-        _campaign(target, spec), option, shape, contract, dtype=asked, examples=examples, seed=seed
+        _campaign(target, spec), option, shape, contract, dtype=dtype_name, examples=examples, seed=seed
     )
     bars: list[ProgressBar] = []
     with contextlib.ExitStack() as stack:

@@ -68,8 +68,8 @@ def survey(
         from assay.verify.harness.frameworks import check_device
 
         check_device(device)
-        asked = {"effort": effort, "examples": examples, "seed": seed, "device": device}
-        jobs = plan(_chosen(entries(table), only), **asked, timeout=_TIMEOUT, threads=1)
+        request = {"effort": effort, "examples": examples, "seed": seed, "device": device}
+        jobs = plan(_chosen(entries(table), only), **request, timeout=_TIMEOUT, threads=1)
         names = [name_of(job) for job in jobs]  # of the sources as they are now
         before = {} if anew else known(out / _KEPT, jobs)
         report_known(before, jobs, out / _KEPT)
@@ -77,19 +77,19 @@ def survey(
         number, of = part_of(part, len(jobs))
         left = [index for index in range(number - 1, len(jobs), of) if index not in before]
         until = float("inf") if budget is None else started + budget
-        _write(out, rows, asked, 0.0)  # where that can't be done, nobody waits to learn it
+        _write(out, rows, request, 0.0)  # where that can't be done, nobody waits to learn it
 
         def show(position: int, row: Row) -> None:
             index = left[position]
             rows[index] = row
             if row.verdict is not None:
                 keep(out / _KEPT, jobs[index], row.verdict, names[index])
-            _write(out, rows, asked, time.monotonic() - started)
+            _write(out, rows, request, time.monotonic() - started)
 
         todo = [jobs[index] for index in left]
         interrupted = examined(todo, run(todo, workers, until=until), show) < len(todo)
     taken = time.monotonic() - started
-    page, data = _write(out, rows, asked, taken)
+    page, data = _write(out, rows, request, taken)
     _print(rows, f"{taken:.0f} s, {page}, {data}")
     if interrupted:
         done = sum(row.outcome != "NOT RUN" for row in rows)
@@ -118,7 +118,7 @@ def _status(rows: Sequence[Row], strict: bool) -> int:
     return int(strict and any(row.outcome not in ("PASS", "WARN", "NOT HERE") for row in rows))
 
 
-def _write(out: Path, rows: Sequence[Row], asked: dict[str, Any], taken: float) -> tuple[Path, Path]:
+def _write(out: Path, rows: Sequence[Row], request: dict[str, Any], taken: float) -> tuple[Path, Path]:
     """Both reports; their paths."""
     import torch
 
@@ -128,13 +128,13 @@ def _write(out: Path, rows: Sequence[Row], asked: dict[str, Any], taken: float) 
     shown = {
         "assay": installed_version("kernel-assay"),
         "torch": torch.__version__,
-        "machine": _machine(asked["device"]),
+        "machine": _machine(request["device"]),
         "made": datetime.now().astimezone().isoformat(" ", timespec="minutes"),
     }
     results = {"seconds": round(taken, 1), "counts": tally(rows), "rows": [row.as_dict() for row in rows]}
-    content = shown | asked | results
-    fuzzed = "" if asked["examples"] is None else f", {asked['examples']} fuzzed"
-    shown |= {"effort": f"{asked['effort']}{fuzzed}, seed {asked['seed']}", "took": f"{taken:.0f} s"}
+    content = shown | request | results
+    fuzzed = "" if request["examples"] is None else f", {request['examples']} fuzzed"
+    shown |= {"effort": f"{request['effort']}{fuzzed}, seed {request['seed']}", "took": f"{taken:.0f} s"}
     page = write_text_atomically(out / "index.html", survey_page(rows, shown))
     return page, write_text_atomically(out / "survey.json", json.dumps(content, indent=1, allow_nan=False))
 

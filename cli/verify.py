@@ -132,7 +132,7 @@ def verify(
             running.resize(count)
         if count > 1 or not isinstance(running, Pool):
             jobs = [replace(job, threads=1) for job in jobs]
-        asked = [jobs[index] for index in left]
+        requested = [jobs[index] for index in left]
 
         def show(position: int, row: Row) -> None:
             index = left[position]
@@ -140,7 +140,7 @@ def verify(
             if out is not None and row.verdict is not None:
                 print(f"assay: wrote {keep(out, jobs[index], row.verdict, names[index])}", file=sys.stderr)
 
-        interrupted = examined(asked, run(asked, running), show) < len(asked)  # what is known is told
+        interrupted = examined(requested, run(requested, running), show) < len(requested)  # what is known is told
     ordered = [rows[index] for index in sorted(rows)]
     status = _report(ordered, as_json, named=bool(targets)) if ordered or not interrupted else 130
     if summary is not None:

@@ -25,10 +25,10 @@ def names() -> list[str]:
 
 
 def _names(folder: Traversable, prefix: str) -> list[str]:
-    found = []
+    results = []
     for entry in folder.iterdir():
         if entry.is_dir():
-            found += _names(entry, f"{prefix}{entry.name}/")
+            results += _names(entry, f"{prefix}{entry.name}/")
         elif entry.name.endswith(".toml"):
-            found.append(prefix + entry.name.removesuffix(".toml"))
-    return found
+            results.append(prefix + entry.name.removesuffix(".toml"))
+    return results

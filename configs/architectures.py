@@ -41,8 +41,8 @@ def unit_of(name: str) -> str:
     """What takes one scheme together where q, k and v, gate and up, and a layer's experts are one product each: of
     "layers.0.self_attn.q_proj" "layers.0.self_attn.qkv"; a linear that is none of them is its own."""
     for label in ("experts", *_row("products")):
-        if found := _pattern("unit" if label == "experts" else label).search(name):
-            return name[: found.start()] + label
+        if match := _pattern("unit" if label == "experts" else label).search(name):
+            return name[: match.start()] + label
     return name
 
 
@@ -58,14 +58,14 @@ def without_expert(name: str) -> str:
 
 def expert_of(name: str) -> tuple[str, str] | None:
     """The module of a layer's experts and the number of the one that a module lies in; None where it lies in none."""
-    found = _pattern("of one").match(name)
-    return (found[1], found[2]) if found else None
+    match = _pattern("of one").match(name)
+    return (match[1], match[2]) if match else None
 
 
 def experts_of(name: str) -> str:
     """The module of a layer's experts, of a name that is it or lies in it; empty for others."""
-    found = _pattern("below").match(name)
-    return found[1] if found else ""
+    match = _pattern("below").match(name)
+    return match[1] if match else ""
 
 
 def in_experts(name: str) -> bool:
@@ -107,24 +107,24 @@ def fused_name(unit: str) -> str | None:
 def products_of(names: Collection[str]) -> dict[str, list[str]]:
     """Names of vLLM and SGLang for linears that they run as one, experts aside, and those of their parts, where all of
     these are among ``names``."""
-    found = {}
+    results = {}
     for together, parts in fused().items():
         for name in names:
             head, _, last = name.rpartition(".")
             members = [f"{head}.{part}" for part in parts]
             if last == parts[0] and not in_experts(name) and all(member in names for member in members):
-                found[f"{head}.{together}"] = members
-    return found
+                results[f"{head}.{together}"] = members
+    return results
 
 
 def asked_for(names: Collection[str]) -> list[str]:
     """Names that vLLM and SGLang ask for where a configuration says the same of all these: the products that they make
     of linears, which SGLang maps to their parts for some models only, and of each layer's experts the first, by its own
     names and by those that SGLang takes them for."""
-    asked: Mapping[str, str] = _row("asked")
-    first = [name for name in names if (found := expert_of(name)) is not None and found[1] == "0"]
+    served: Mapping[str, str] = _row("asked")
+    first = [name for name in names if (result := expert_of(name)) is not None and result[1] == "0"]
     parts = (name.rpartition(".") for name in first)
-    return [*products_of(names), *first, *(f"{head}.{asked[last]}" for head, _, last in parts if last in asked)]
+    return [*products_of(names), *first, *(f"{head}.{served[last]}" for head, _, last in parts if last in served)]
 
 
 def norms_before(block: str) -> list[str]:
@@ -134,8 +134,8 @@ def norms_before(block: str) -> list[str]:
 
 def producers() -> Mapping[str, str]:
     """The linear of the same block whose output channels are a linear's input channels, by their last words."""
-    found: Mapping[str, str] = _row("producers")
-    return found
+    result: Mapping[str, str] = _row("producers")
+    return result
 
 
 def gguf_type(kind: str) -> str:

@@ -94,10 +94,10 @@ def environment() -> Environment:
 
 def changes() -> dict[str, Any]:
     """What differs from `STANDARD` now, by name, as JSON has it."""
-    found = zip(SETTINGS, environment(), strict=True)
+    result = zip(SETTINGS, environment(), strict=True)
     return {
         setting.name: str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
-        for setting, value in found
+        for setting, value in result
         if setting.standard not in (None, value)
     }
 
@@ -141,12 +141,12 @@ def with_default_dtype(wanted: Environment, dtype: torch.dtype) -> Environment:
 
 def put(wanted: Environment, now: Environment | None = None) -> list[str]:
     """Make the environment ``wanted``, where it is ``now``; in words, what was otherwise."""
-    found = []
+    results = []
     for setting, value, other in zip(SETTINGS, wanted, now or environment(), strict=True):
         if value is not None and other != value:
-            found.append(f"{setting.name} at {_shown(other)} (it was {_shown(value)})")
+            results.append(f"{setting.name} at {_shown(other)} (it was {_shown(value)})")
             setting.write(value)
-    return found
+    return results
 
 
 @contextlib.contextmanager

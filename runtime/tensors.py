@@ -61,17 +61,17 @@ def _described(value: Any, contents: list[bytes]) -> Any:
     return value
 
 
-def _restored(value: Any, view: memoryview, place: list[int]) -> Any:
+def _restored(value: Any, view: memoryview, index: list[int]) -> Any:
     if isinstance(value, list):
-        return [_restored(part, view, place) for part in value]
+        return [_restored(part, view, index) for part in value]
     if not isinstance(value, dict):
         return value
     if "dict" in value:
-        return {name: _restored(part, view, place) for name, part in value["dict"].items()}
+        return {name: _restored(part, view, index) for name, part in value["dict"].items()}
     name, shape, size = value["tensor"]
     dtype = getattr(torch, name)
-    place[0] += size
-    part = view[place[0] - size : place[0]]
+    index[0] += size
+    part = view[index[0] - size : index[0]]
     # cloned, since bytes within a message need not lie where the dtype's numbers may
     flat = torch.frombuffer(part, dtype=torch.uint8).clone().view(dtype) if size else torch.empty(0, dtype=dtype)
     return flat.reshape(shape)

@@ -1,4 +1,4 @@
-"""The contract: what a kernel promises about its arithmetic. The tolerance follows from it."""
+"""The contract: a kernel's promise about its arithmetic, from which the tolerance follows."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _EMPTY_ROWS = {"zero": 0.0, "nan": float("nan"), "any": None}
 
 @dataclass(frozen=True)
 class Contract:
-    """What a kernel promises; the default is IEEE round-to-nearest in float32 inside, and one rounding at the end.
+    """A kernel's promise; the default is float32 inside with IEEE round-to-nearest, and one rounding at the end.
 
-    With a ``base``, such as "transformers", fields that stand at their defaults are those of the contract by that name,
-    and ``stages`` and ``ulps`` are added to its own: ``Contract(base="transformers", ulps={"exp": 4})``.
+    With a ``base``, such as "transformers", fields at their defaults come from the contract of that name, and
+    ``stages`` and ``ulps`` are added to its own: ``Contract(base="transformers", ulps={"exp": 4})``.
 
-    Raises `ContractError` on a name or a value that no contract can have.
+    Raises `ContractError` for a name or a value that no contract can have.
     """
 
     accumulate: str = "float32"
@@ -99,7 +99,7 @@ class Contract:
                 _format(f"stages[{stage!r}]", format)
 
     def of(self, definition: Spec) -> Contract:
-        """The contract for an op, the fields of its base filled in; the same again for one that has them already."""
+        """Return the contract for an op, with the fields of its base filled in."""
         if not self.base:
             return self
         given, own = fields_of_base(self.base, definition.name), self.changed()
@@ -110,7 +110,7 @@ class Contract:
         return Contract(**{**given, **own, "ulps": ulps})
 
     def model(self, definition: Spec, input_format: Format) -> RoundingModel:
-        """The rounding model of the contract for an op whose first tensor is in ``input_format``."""
+        """Return the rounding model of the contract for an op whose first tensor is in ``input_format``."""
         if self.base and self.of(definition) != self:
             return self.of(definition).model(definition, input_format)
         wanted = definition.stages if self.stages is None else self.stages
@@ -138,17 +138,18 @@ class Contract:
 
     @property
     def code_rounding(self) -> Mode:
-        """How the code of an exact quotient is rounded; stochastically to either neighbour: then to the nearest."""
+        """The rounding of an exact quotient to a code; "nearest" for stochastic rounding, which may take either
+        neighbour."""
         return cast(Mode, "nearest" if self.rounding == "stochastic" else self.rounding)
 
     @property
     def promises(self) -> set[str]:
-        """The aspects that are part of the promise only where they are named, and are."""
+        """The aspects that the contract promises only because it names them."""
         named = {"special": self.nonfinite, "subnormals": self.subnormals}
         return {aspect for aspect, value in named.items() if value is not None}
 
     def changed(self) -> dict[str, Any]:
-        """The fields that differ from the default contract."""
+        """Return the fields that differ from the default contract."""
         default = Contract()
         return {
             f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != getattr(default, f.name)
@@ -179,9 +180,9 @@ def _format(role: str, name: str) -> Format:
 
 
 def contract_from_table(row: str | Mapping[str, Any]) -> Contract:
-    """The contract of a name, or of a table of its fields; ``source`` and ``reason`` are for readers.
+    """Return the contract of a name (`assay.verify.named_contracts`), or of a table of its fields.
 
-    A name of `assay.verify.named_contracts`. Raises `ContractError`.
+    The entries ``source`` and ``reason`` are for readers and ignored. Raises `ContractError`.
     """
     if isinstance(row, str):
         row = contract_named(row)

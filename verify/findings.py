@@ -1,7 +1,7 @@
-"""What an examination finds, as data: failures, explanations, error maps, numbers of a case, and all of it together.
+"""The findings of an examination, as data: failures, explanations, error maps, numbers of a case.
 
-Everything here can be written as JSON (`assay.runtime.records.plain`) and read back; the annotations say what the
-JSON Schema of a verdict says (`assay.verify.report.schema`). Nothing here renders anything.
+Everything here can be written as JSON (`assay.runtime.records.plain`) and read back; the annotations are the
+descriptions in the JSON Schema of a verdict (`assay.verify.report.schema`). Nothing here renders anything.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Few = Meta(max_length=MOST)
 
 @dataclass(frozen=True)
 class Difference:
-    """How far one element is off, and which one it is."""
+    """The error of one element, and its index."""
 
     value: Ratio
     index: Shape
@@ -66,14 +66,11 @@ class Difference:
 class Failure:
     """A proved violation, or (of kind "unlikely") an error that rounding hardly explains.
 
-    What the kernel gave, what is right, and how far off it may be.
-
-    ``index`` is where ``output`` is wrong by the largest ``ratio``, |``got`` - ``golden``| / ``radius``, which has the
-    store's share of a gap between numbers near ``golden``; ``violations`` of its ``elements`` are wrong.
-    ``greatest_absolute`` is the largest |got - golden| of these, ``greatest_relative`` the largest
-    |got - golden| / |golden|; None where no element has one. ``side`` is where the errors of a bias lean,
-    ``device_lost`` whether the device can't be used any more by the process that called the kernel; ``aspect``, which
-    of `ASPECTS` it breaks.
+    ``index`` is the element of ``output`` with the largest ``ratio``, |``got`` - ``golden``| / ``radius``; the radius
+    includes the store's share of the spacing near ``golden``. ``violations`` of the ``elements`` are wrong.
+    ``greatest_absolute`` is the largest |got - golden| among them, ``greatest_relative`` the largest |got - golden| /
+    |golden|; None if no element has one. ``side`` is the direction of a bias. ``device_lost``: the process can't use
+    the device any more. ``aspect`` is the one of `ASPECTS` that it breaks.
     """
 
     kind: Kind
@@ -95,13 +92,13 @@ class Failure:
 
     @property
     def percent(self) -> float:
-        """How many of the elements are wrong, in percent."""
+        """The share of wrong elements, in percent."""
         return 100 * self.violations / max(self.elements, 1)
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """A known fault that accounts for what was seen; ``ratio`` is how close the output comes to it."""
+    """A known fault that explains a failure; ``ratio`` is how close the output comes to it."""
 
     name: str
     description: str
@@ -110,10 +107,10 @@ class Explanation:
 
 @dataclass(frozen=True)
 class ErrorMap:
-    """Where an output is wrong, seen as a matrix [product of the leading dimensions, last dimension].
+    """A map of the errors of an output, seen as a matrix [product of the leading dimensions, last dimension].
 
     ``cells`` are the largest ratios of blocks of ``block`` (rows, columns) elements, to three digits and never rounded
-    to below a limit that they exceed; None where nothing of a block is judged. ``words`` say where the violations lie.
+    to below a limit that they exceed; None for blocks without judged elements. ``words`` describe the violations.
     """
 
     output: str
@@ -131,7 +128,7 @@ class ErrorMap:
 
 
 def extent(shape: Shape) -> tuple[int, int]:
-    """Rows and columns of an output of this shape, seen as a matrix."""
+    """Return the rows and columns of an output of this shape, seen as a matrix."""
     return math.prod(shape[:-1]), shape[-1] if shape else 1
 
 
@@ -146,9 +143,9 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Comparison:
-    """An output's elements in row-major order from the ``first`` on, beside the goldens, with their ratios.
+    """An output's elements in row-major order from the ``first`` on, with the goldens and their ratios.
 
-    A ratio is None where the element isn't judged.
+    A ratio is None if the element isn't judged.
     """
 
     name: str
@@ -160,22 +157,22 @@ class Comparison:
 
     @property
     def pairs(self) -> list[tuple[float, float, float | None]]:
-        """What came, what is right and the ratio of each element."""
+        """Return output, golden and ratio of each element."""
         return list(zip(self.got, self.golden, self.ratio, strict=True))
 
     def index(self, position: int) -> tuple[int, ...]:
-        """The coordinates of the element that stands at ``position`` of the lists."""
+        """Return the coordinates of the element at ``position`` of the lists."""
         return coordinates(self.first + position, self.shape)
 
 
 def coordinates(flat: int, shape: Shape) -> tuple[int, ...]:
-    """Where the element of this number in row-major order stands."""
+    """Return the coordinates of the element of this row-major number."""
     return tuple(int(index) for index in np.unravel_index(flat, shape))  # torch's imports sympy, for half a second
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The numbers of the shrunk case, in row-major order: small inputs, and the output that is wrong by its numbers."""
+    """The numbers of the shrunk case, in row-major order: small inputs, and the output with wrong numbers."""
 
     inputs: tuple[Numbers, ...]
     output: Comparison | None = None
@@ -183,14 +180,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class Aspect:
-    """What an examination found of one aspect.
+    """The findings about one aspect.
 
-    ``cases`` showed it; ``worst`` is the largest |kernel - golden| / radius among them. Of one that is broken or
-    suspect: the shrunk ``failure`` and the line that repeats it. Of a broken one, what explains it; where that is a
-    matter of numbers, ``map`` shows where the output was wrong, before shrinking, and ``sample`` the numbers of the
-    shrunk case. ``not_asked`` names fault models that themselves failed while it was explained. ``known`` says at
-    which sizes it fails and at which not, and where nothing explains it on which data; ``note`` why it wasn't tried, or
-    that the fault of a graver aspect broke it too.
+    ``cases`` showed it; ``worst`` is the largest |kernel - golden| / radius among them. A broken or suspect aspect has
+    the shrunk ``failure`` and the line that repeats it. A broken one also has its explanations and, for wrong numbers,
+    a ``map`` of the wrong output before shrinking and a ``sample``, the numbers of the shrunk case. ``not_asked`` names
+    fault models that themselves failed while it was explained. ``known`` says at which sizes it fails and at which not,
+    and without an explanation on which data; ``note`` why it wasn't tried, or that the fault of a graver aspect broke
+    it too.
     """
 
     status: Status = "not tried"
@@ -211,10 +208,10 @@ _NOTHING = Aspect()
 
 @dataclass(frozen=True)
 class Detectable:
-    """The relative error, common to a whole output, that the check notices at one ``length`` of what is summed.
+    """The relative error, common to a whole output, that the check detects at one ``length`` of a sum.
 
-    Half the elements that are judged notice it: as a broken contract, or as suspect. Of several outputs that where most
-    is needed, of several data those on which the least is.
+    Half of the judged elements detect it: as a broken contract, or as suspect. It is the largest over several outputs,
+    and the smallest over several kinds of data.
     """
 
     length: Count
@@ -302,12 +299,12 @@ class Findings:
 
     @property
     def explanations(self) -> tuple[Explanation, ...]:
-        """What explains the gravest failure."""
+        """The explanations of the gravest failure."""
         return self.gravest.explanations
 
     @property
     def map(self) -> ErrorMap | None:
-        """Where the gravest failure was first met."""
+        """The error map of the gravest failure, as first found."""
         return self.gravest.map
 
     @property
@@ -327,6 +324,6 @@ class Findings:
 
 
 def broken_by(failure: Failure, repro: str = "") -> dict[str, Aspect]:
-    """The aspects of an examination that one failure is all there is of."""
+    """Return the aspects of an examination that ended with this one failure."""
     status = "suspect" if failure.kind == "unlikely" else "broken"
     return {failure.aspect or "numbers": Aspect(status, 1, math.inf, failure, repro=repro)}

@@ -1,7 +1,7 @@
-"""Settings: what an examination asks, in one frozen record.
+"""The settings of an examination, in one frozen record.
 
-The keywords of `examine`, the options of the command line and of pytest, the entries of a table, a repro line and the
-message to an isolated kernel's process are made into it or from it. It is checked once, when it is made.
+The keywords of `examine`, the options of the command line and of pytest, the entries of a table, repro lines and the
+messages to an isolated kernel's process are converted to it or made from it. It is checked once, when it is made.
 """
 
 from __future__ import annotations
@@ -66,15 +66,16 @@ Number = Annotated[float, msgspec.Meta(gt=0, description="a number more than 0")
 
 @dataclass(frozen=True)
 class Settings:
-    """How a kernel is examined as an implementation of ``spec``; `assay.verify.examine` says what each setting means.
+    """The settings of an examination of ``spec``; `assay.verify.examine` documents each one.
 
-    Once it is made, ``spec`` is the op's reference, sequences are tuples, or ranges, and one size stands for a list of
-    it. ``faithful`` names the device whose tensor cores the interpreter emulates, ``pretend`` the one as which "cuda"
-    answers in a call of the kernel (`assay.interpreter.pretend_cuda`; ``device`` is then the CPU), ``emission`` what a
-    compiler makes of the kernel's arithmetic (`emission_named`), ``environment`` what is not
-    standard in the numeric environment that the kernel is called in (`assay.runtime.environment.changes`).
-    Raises `UnknownSpec`, `OptionError`, `UnknownFormat` or `SettingError` on what no examination can have; what this
-    machine lacks is told when the question is asked.
+    After construction ``spec`` is the op's reference, sequences are tuples or ranges, and a single size is a list of
+    one. ``faithful`` names the device whose tensor cores the interpreter emulates, ``pretend`` the device that "cuda"
+    names during a call of the kernel (`assay.interpreter.pretend_cuda`; ``device`` is then the CPU), ``emission`` the
+    compiler's changes to the kernel's arithmetic (`emission_named`), ``environment`` the changes to the standard
+    numeric environment of the call (`assay.runtime.environment.changes`).
+
+    Raises `UnknownSpec`, `OptionError`, `UnknownFormat` or `SettingError` for settings that no examination can have;
+    `make_plan` reports what this machine lacks.
     """
 
     spec: str
@@ -104,7 +105,7 @@ class Settings:
     refuses: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check every field, and bring it into its one form."""
+        """Check every field, and convert it to its standard form."""
         definition = self.definition
         self._set("spec", definition.qualified_name)
         self._set("device", str(self.device))
@@ -153,57 +154,58 @@ class Settings:
 
     @property
     def ties(self) -> dict[str, str]:
-        """The symbols that ``shapes`` says to be as large as another, and which that is."""
+        """The symbols that ``shapes`` ties to another symbol, and that symbol."""
         return {symbol: sizes for symbol, sizes in self.shapes.items() if isinstance(sizes, str)}
 
     @property
     def sizes(self) -> dict[str, Sequence[int]]:
-        """The sizes that ``shapes`` restricts symbols to."""
+        """The sizes to which ``shapes`` restricts symbols."""
         return {symbol: sizes for symbol, sizes in self.shapes.items() if not isinstance(sizes, str)}
 
     @property
     def definition(self) -> Spec:
-        """The op, by its name."""
+        """The spec of the op."""
         return spec(self.spec)
 
     @property
     def dtype_name(self) -> str:
-        """The dtype as a report shows it; empty where the op fixes it."""
+        """The dtype as worded in reports; empty if the op fixes it."""
         return ", ".join(dict.fromkeys(self.dtype.values())) if isinstance(self.dtype, Mapping) else self.dtype or ""
 
     @property
     def unpromised(self) -> set[str]:
-        """The aspects that are a mere warning where they are broken."""
+        """The aspects that cause only a warning when broken."""
         return set() if self.strict else {"special", "subnormals"} - self.contract.promises
 
     @property
     def fuzzed(self) -> int:
-        """How many cases are fuzzed: ``examples``, or else what the effort says."""
+        """The number of fuzzed cases: ``examples``, or else the effort's."""
         return EFFORTS[self.effort] if self.examples is None else self.examples
 
     def anywhere(self) -> Settings:
-        """The question alone: run here, as kernels of tensors, and failures reported as they are met."""
+        """Return the settings without those of the run: on this machine, with torch tensors, failures neither shrunk
+        nor explained."""
         own = {name: getattr(self, name) for name in names() if name not in (*OF_THE_RUN, "framework")}
         return Settings(**own, shrinking=False)
 
     def as_table(self) -> dict[str, Any]:
-        """Plain data: the op, and what differs from the defaults, as `from_table` takes it."""
+        """Return plain data: the op, and the fields that differ from their defaults, for `from_table`."""
         given = {name: getattr(self, name) for name in names()}
         defaults = _defaults()
         return {name: _plain(value) for name, value in given.items() if value != defaults[name]}
 
     def of_call(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Of `as_table` what one call with these options depends on."""
+        """Return the part of `as_table` on which one call with these options depends."""
         listed = {name: [_plain(options[name])] for name in self.options}
         kept = {name: value for name, value in self.as_table().items() if name in _OF_A_CALL}
         return ({"options": listed} if listed else {}) | kept
 
     @staticmethod
     def from_table(row: Mapping[str, Any]) -> Settings:
-        """The settings of a table of TOML, or of JSON.
+        """Return the settings of a TOML or JSON table.
 
-        An array among an option's values is a tuple, ``{min, max, multiple_of}`` a range of sizes, and a contract's
-        name stands for its fields. Raises as `Settings` does, and `ContractError`.
+        An array among an option's values becomes a tuple, ``{min, max, multiple_of}`` a range of sizes, and a
+        contract's name its fields. Raises as `Settings` does, and `ContractError`.
         """
         for name in row:
             if name not in names():
@@ -220,7 +222,7 @@ class Settings:
 
 @cache
 def names() -> tuple[str, ...]:
-    """The names of all settings."""
+    """Return the names of all settings."""
     return tuple(f.name for f in fields(Settings))
 
 
@@ -231,7 +233,8 @@ def _defaults() -> dict[str, Any]:
 
 
 def fitting(record: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """``given`` as the fields of the dataclass ``record`` are annotated, those without a description as they are.
+    """Return ``given`` converted to the annotated types of the dataclass ``record``; fields without a description
+    unchanged.
 
     Raises `SettingError` in the words of the description.
     """
@@ -297,7 +300,7 @@ def _layouts(layouts: Any) -> tuple[str, ...]:
 
 
 def _range(symbol: str, sizes: Any) -> Any:
-    """Sizes as a table has them."""
+    """Return the sizes of a table as a range."""
     if not isinstance(sizes, Mapping):
         return sizes
     if not set(sizes) <= {"min", "max", "multiple_of"} or not all(type(size) is int for size in sizes.values()):
@@ -308,12 +311,12 @@ def _range(symbol: str, sizes: Any) -> Any:
 
 
 def _tuples(values: Any) -> Any:
-    """An option's values, whose arrays are tuples."""
+    """Return an option's values with arrays as tuples."""
     return [tuple(v) if isinstance(v, list) else v for v in values] if isinstance(values, list) else values
 
 
 def _plain(value: Any) -> Any:
-    """A value of a setting as a table has it."""
+    """Return a setting's value as TOML or JSON holds it."""
     if isinstance(value, Contract):
         return value.changed()
     if isinstance(value, range) and value and value.step > 0 and value.start % value.step == 0:

@@ -1,4 +1,4 @@
-"""The verdict of an examination: what it found, and its report as text, JSON and HTML."""
+"""The verdict of an examination: its findings, and its report as text, JSON and HTML."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class Verdict(Findings):
     __doc__ = Findings.__doc__
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """The verdict as JSON (schema: ``docs/report-schema.md``), also written to ``path`` where given."""
+        """Return the verdict as JSON (schema: ``docs/report-schema.md``), and write it to ``path`` if given."""
         text = json.dumps(self.as_dict(), indent=2, allow_nan=False)
         if path is not None:
             write_text_atomically(path, text)
         return text
 
     def to_html(self, path: str | Path, power: PowerReport | None = None) -> Path:
-        """Write the report as one HTML page, with the ``power`` of the examination where given; return its path."""
+        """Write the report as one HTML page, with the ``power`` of the examination if given; return its path."""
         from assay.verify.report.html import verdict_page  # jinja2
 
         return write_text_atomically(path, verdict_page(self, power))
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data: the fields, with the gravest ``failure`` and its ``repro`` line, which are those of its aspect.
+        """Return plain data: the fields, with the gravest ``failure`` and its ``repro`` line.
 
         Numbers that JSON lacks (NaN, infinities) are strings.
         """
@@ -48,9 +48,9 @@ class Verdict(Findings):
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> Verdict:
-        """The verdict whose `as_dict`, or what JSON makes of it, is ``content``.
+        """Return the verdict of an `as_dict`, or of its JSON.
 
-        Raises `msgspec.ValidationError`, `KeyError` or `ReproError` where it is none's.
+        Raises `msgspec.ValidationError`, `KeyError` or `ReproError` if it isn't one.
         """
         fields = {name: value for name, value in content.items() if name not in ("failure", "repro")}
         fields["aspects"] = {name: _with_case(aspect) for name, aspect in content["aspects"].items()}
@@ -66,8 +66,10 @@ def _with_case(aspect: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def joint_outcome(verdicts: Mapping[_Name, Verdict]) -> tuple[str, tuple[_Name, ...]]:
-    """The outcome of all, FAIL where one is, else the first that didn't pass, else WARN where one does; and the names
-    of those that didn't pass."""
+    """Return the joint outcome of several, and the names of those that didn't pass.
+
+    It is FAIL if one is, else the first other than PASS and WARN, else WARN if one is.
+    """
     failed = tuple(name for name, verdict in verdicts.items() if not verdict.passed)
     outcomes: list[str] = [verdict.outcome for verdict in verdicts.values()]
     first: list[str] = [outcome for outcome in outcomes if outcome not in ("WARN", "PASS")]

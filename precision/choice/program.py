@@ -44,40 +44,40 @@ def solve(
     deadline: Deadline,
     differences: Sequence[Difference] = (),
 ) -> Solution | None:
-    """The picks of least total cost among the ``kept`` options; None where no assignment keeps the limits, or differs
-    as it should.
+    """Return the picks of least total cost among the ``kept`` options; None where no assignment meets the limits and
+    differences.
 
-    costs: of each option, [options]. Of many options a cost within 1e-5 of the least will do, 1e-4 where a solution has
-    to differ from others; that is looked for among the likeliest options first, and their bound tells whether it is
-    found. When the time is up, the best found so far, None if there is none.
+    costs: of each option, [options]. Of many options a cost within 1e-5 of the least suffices, 1e-4 where a solution
+    has to differ from others; the likeliest options are searched first, and their bound tells whether that suffices.
+    When time is up, the best so far, or None.
     """
     if not kept.any():
         return None
-    shifted, found = above_least(problem, kept, costs), []
+    shifted, candidates = above_least(problem, kept, costs), []
     if not differences:
         few, bound = narrowed(problem, kept, costs, limits)
         if few.sum() < kept.sum() and (likely := _improved(problem, few, shifted, limits, deadline, ())) is not None:
-            found.append(likely)
+            candidates.append(likely)
             if shifted[problem.rows(likely)].sum() <= bound * (1 + _GAP):
                 return likely
     if (any_of_all := _improved(problem, kept, shifted, limits, deadline, differences)) is not None:
-        found.append(any_of_all)
-    return min(found, key=lambda picks: float(shifted[problem.rows(picks)].sum()), default=None)
+        candidates.append(any_of_all)
+    return min(candidates, key=lambda picks: float(shifted[problem.rows(picks)].sum()), default=None)
 
 
 def _improved(
     problem: Problem, kept: Mask, shifted: Floats, limits: Totals, deadline: Deadline, differences: Sequence[Difference]
 ) -> Solution | None:
-    """The best of ever finer scales of the costs, which are those above the least of each group."""
+    """Return the best solution over ever finer scales of the costs, which are those above the least of each group."""
     scale = float(shifted[kept].max()) or 1.0
     best: Solution | None = None
     usable = kept
     for _ in range(8):
-        found = _within(problem, usable, np.where(usable, shifted, np.inf) / scale, limits, deadline, differences)
-        if found is None:
+        solution = _within(problem, usable, np.where(usable, shifted, np.inf) / scale, limits, deadline, differences)
+        if solution is None:
             break
-        best = found
-        reached = float(shifted[problem.rows(found)].sum())
+        best = solution
+        reached = float(shifted[problem.rows(solution)].sum())
         if not 0 < reached < scale / 10:
             break
         scale, usable = reached, kept & (shifted <= reached * (1 + 1e-9))
@@ -87,44 +87,44 @@ def _improved(
 def _within(
     problem: Problem, kept: Mask, costs: Floats, limits: Totals, deadline: Deadline, differences: Sequence[Difference]
 ) -> Solution | None:
-    """One solution that keeps the limits exactly. costs: about 1 in all."""
+    """Return one solution that meets the limits exactly. costs: about 1 in total."""
     differences, tight = list(differences), dict.fromkeys(limits, 0.0)
     for attempt in range(30):
         limited = _limited(problem, kept, limits, tight)
         if limited is None or not deadline.left:
             return None
-        places, rows = limited
-        constraints = [LinearConstraint(_one_each(problem, places), 1.0, 1.0)]
+        options, rows = limited
+        constraints = [LinearConstraint(_one_each(problem, options), 1.0, 1.0)]
         if len(rows):
             constraints.append(LinearConstraint(sparse.csr_array(rows), -np.inf, 1.0))
         if differences:
-            matrix = np.stack([np.isin(places, problem.rows(each.picks)) for each in differences]).astype(np.float64)
+            matrix = np.stack([np.isin(options, problem.rows(each.picks)) for each in differences]).astype(np.float64)
             shared = len(problem.groups) - np.array([each.distance for each in differences])
             constraints.append(LinearConstraint(sparse.csr_array(matrix), -np.inf, shared))
         x = _milp(
-            costs[places] * _COST,
+            costs[options] * _COST,
             10 * _GAP if differences else _GAP,
             deadline,
-            integrality=np.ones(len(places)),
+            integrality=np.ones(len(options)),
             bounds=Bounds(0, 1),
             constraints=constraints,
         )
         if x is None:
             return None
-        found = _picks(problem, places, x)
-        choice = problem.choice(found)
+        solution = _picks(problem, options, x)
+        choice = problem.choice(solution)
         over = [quantity for quantity, limit in limits.items() if choice.excess({quantity: limit})]
         if not over:
-            return found
-        differences.append(Difference(found, 1))
+            return solution
+        differences.append(Difference(solution, 1))
         if attempt >= 3:  # many lie between the limit and the tolerance
             tight.update({quantity: max(2 * tight[quantity], 1e-6) for quantity in over})
     return None
 
 
 def narrowed(problem: Problem, kept: Mask, costs: Floats, limits: Totals) -> tuple[Mask, float]:
-    """The few thousand options that an optimum is likely made of, all if there are no more, and what any solution costs
-    at least above the least option of each group.
+    """Return the few thousand options that an optimum likely uses, all if there are no more, and a lower bound of any
+    solution's cost above the least option of each group.
 
     Every option left out costs at least its reduced cost over the bound of the linear relaxation, in which no more
     groups than there are limits take shares of several options (P. Sinha, A. Zoltners, *The multiple-choice knapsack
@@ -134,11 +134,11 @@ def narrowed(problem: Problem, kept: Mask, costs: Floats, limits: Totals) -> tup
     limited = _limited(problem, kept, limits, {})
     if limited is None or len(limited[0]) <= many:
         return kept, 0.0
-    places, rows = limited
-    prices = above_least(problem, kept, costs)[places]
+    options, rows = limited
+    prices = above_least(problem, kept, costs)[options]
     scale = max(float(prices.max()), 1e-300) / _COST
     prices /= scale
-    ones = _one_each(problem, places)
+    ones = _one_each(problem, options)
     tops: dict[str, Any] = {"A_ub": sparse.csr_array(rows), "b_ub": np.ones(len(rows))} if len(rows) else {}
     relaxed = linprog(prices, A_eq=ones, b_eq=np.ones(ones.shape[0]), bounds=(0, None), method="highs", **tops)
     if relaxed.x is None:
@@ -148,16 +148,16 @@ def narrowed(problem: Problem, kept: Mask, costs: Floats, limits: Totals) -> tup
         reduced = reduced - rows.T @ relaxed.ineqlin.marginals
     first = np.argsort(np.where(relaxed.x > 1e-9, -1.0, reduced), kind="stable")[:many]
     few = np.zeros(len(kept), dtype=bool)
-    few[places[first]] = True
+    few[options[first]] = True
     return few, float(relaxed.fun) * scale
 
 
 def nearest(problem: Problem, kept: Mask, limits: Totals, deadline: Deadline) -> Solution:
-    """The picks whose largest relative excess over the limits, all above 0, is least.
+    """Return the picks whose largest relative excess over the limits, all above 0, is least.
 
-    The least sum of all shares of limits has a largest share at most as many times the least as there are limits. What
-    exceeds that by itself is left out and the rest divided by it, so limits far out of reach give figures about 1 all
-    the same. When the time is up, the best found so far: of none, that least sum.
+    The least sum of all shares of limits has a largest share at most as many times the least as there are limits.
+    Options that exceed that alone are left out and the rest divided by it, so limits far out of reach give figures
+    about 1 all the same. When time is up, the best so far, or that least sum.
     """
     columns = [problem.column(quantity) / limit for quantity, limit in limits.items()]
     summed = _picks(problem, np.flatnonzero(kept), -np.sum(columns, 0)[kept])
@@ -168,25 +168,25 @@ def nearest(problem: Problem, kept: Mask, limits: Totals, deadline: Deadline) ->
     above = [above_least(problem, kept, column) for column in columns]
     usable = kept & np.all([over <= scale - least for over, least in zip(above, alone, strict=True)], 0)
     usable[problem.rows(summed)] = True
-    places = np.flatnonzero(usable)
-    rows = [np.append(over[places] / scale, -1.0) for over in above]
-    one = sparse.hstack([_one_each(problem, places), sparse.csr_array((len(problem.groups), 1))], format="csr")
+    options = np.flatnonzero(usable)
+    rows = [np.append(over[options] / scale, -1.0) for over in above]
+    one = sparse.hstack([_one_each(problem, options), sparse.csr_array((len(problem.groups), 1))], format="csr")
     x = _milp(
-        np.append(np.zeros(len(places)), 1.0),
+        np.append(np.zeros(len(options)), 1.0),
         _GAP,
         deadline,
-        integrality=np.append(np.ones(len(places)), 0),
-        bounds=Bounds(np.append(np.zeros(len(places)), 1 / scale), np.append(np.ones(len(places)), np.inf)),
+        integrality=np.append(np.ones(len(options)), 0),
+        bounds=Bounds(np.append(np.zeros(len(options)), 1 / scale), np.append(np.ones(len(options)), np.inf)),
         constraints=[
             LinearConstraint(one, 1.0, 1.0),
             LinearConstraint(np.stack(rows), -np.inf, -np.array(alone) / scale),
         ],
     )
-    return summed if x is None else _picks(problem, places, x[:-1])
+    return summed if x is None else _picks(problem, options, x[:-1])
 
 
 def above_least(problem: Problem, kept: Mask, column: Floats) -> Floats:
-    """What each option has above the least kept one of its group; infinite for options not kept. [options]"""
+    """Return each option's excess over the least kept one of its group; infinite for options not kept. [options]"""
     least = _least(problem, kept, column)[problem.group_of]
     return np.where(kept, np.where(kept, column, 0.0) - least, np.inf)
 
@@ -197,12 +197,13 @@ def _least(problem: Problem, kept: Mask, column: Floats) -> Floats:
 
 
 def least_sum(problem: Problem, kept: Mask, column: Floats) -> float:
-    """Of a quantity alone, the least that any assignment can have."""
+    """Return the least total of one quantity that any assignment can have."""
     return math.fsum(_least(problem, kept, column))
 
 
 def _limited(problem: Problem, kept: Mask, limits: Totals, tight: Totals) -> tuple[NDArray[np.int64], Floats] | None:
-    """The options that fit beside the least ones of the other groups, and rows [limits, these] with sums of at most 1.
+    """Return the options that fit next to the least ones of the other groups, and rows [limits, these] with sums of at
+    most 1.
 
     None where the least of all groups together exceed a limit.
     """
@@ -217,15 +218,15 @@ def _limited(problem: Problem, kept: Mask, limits: Totals, tight: Totals) -> tup
         usable &= above <= room
         if room > 0:
             rows.append(np.where(usable, above, 0.0) / (room * (1 - tight.get(quantity, 0.0))))
-    places = np.flatnonzero(usable)
-    if len(np.unique(problem.group_of[places])) < len(problem.groups):
+    options = np.flatnonzero(usable)
+    if len(np.unique(problem.group_of[options])) < len(problem.groups):
         return None
-    return places, np.stack(rows)[:, places] if rows else np.zeros((0, len(places)))
+    return options, np.stack(rows)[:, options] if rows else np.zeros((0, len(options)))
 
 
-def _one_each(problem: Problem, places: NDArray[np.int64]) -> Any:
-    shape = (len(problem.groups), len(places))
-    return sparse.csr_array((np.ones(len(places)), (problem.group_of[places], np.arange(len(places)))), shape=shape)
+def _one_each(problem: Problem, options: NDArray[np.int64]) -> Any:
+    shape = (len(problem.groups), len(options))
+    return sparse.csr_array((np.ones(len(options)), (problem.group_of[options], np.arange(len(options)))), shape=shape)
 
 
 def _milp(costs: Floats, gap: float, deadline: Deadline, **program: Any) -> Floats | None:
@@ -238,8 +239,8 @@ def _milp(costs: Floats, gap: float, deadline: Deadline, **program: Any) -> Floa
     return None if result.x is None else np.asarray(result.x)
 
 
-def _picks(problem: Problem, places: NDArray[np.int64], x: Floats) -> Solution:
+def _picks(problem: Problem, options: NDArray[np.int64], x: Floats) -> Solution:
     taken = np.full(len(problem.group_of), -np.inf)
-    taken[places] = x
+    taken[options] = x
     bounds = zip(problem.starts, problem.starts[1:], strict=False)
     return tuple(int(np.argmax(taken[first:last])) for first, last in bounds)

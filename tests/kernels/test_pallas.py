@@ -150,7 +150,6 @@ def test_every_fault_can_be_planted() -> None:
 
 @pytest.mark.parametrize(("name", "fault"), PLANTED)
 def test_a_planted_fault_is_found(name: str, fault: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One replacement alone makes a kernel fail that passes without it."""
     entry = ENTRIES[name]
     faulty = planted(ON_GPU.get(name, entry), {"file": own_file(name), **fault}, monkeypatch)
     faulty = as_on_gpu(faulty) if name in ON_GPU else faulty
@@ -256,14 +255,12 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_argument_is_named(name: str) -> None:
-    """Another dtype, shape or option raises an error that begins with the argument's name."""
     call, error, argument = WRONG[name]
     with pytest.raises(error, match=rf"^{argument}: expected "):
         call()
 
 
 def test_nothing_in_nothing_out() -> None:
-    """Empty arrays have results of the right shape, and a sum over nothing is zero."""
     assert softmax(ones(0, 3)).shape == (0, 3)
     assert rmsnorm(ones(3, 0), ones(0)).shape == (3, 0)
     assert gemm(ones(2, 0), ones(0, 3)).tolist() == [[0.0] * 3] * 2

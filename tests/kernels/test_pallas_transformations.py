@@ -204,7 +204,7 @@ def test_a_grid_for_gpus_gives_right_results_and_gradients(name: str) -> None:
 
 
 def check(kernel: Kernel, derived: Callable[..., Any]) -> None:
-    """Raise AssertionError unless what is derived from the kernel is that which is derived from jax's own words."""
+    """Compare the results and gradients of a kernel with those of its jax reference."""
     arrays = kernel.arrays(jnp.float32)
     right = jax.tree.leaves(kernel.derived(kernel.right)(*arrays))
     found = jax.tree.leaves(derived(*arrays))
@@ -217,7 +217,7 @@ def check(kernel: Kernel, derived: Callable[..., Any]) -> None:
 @EVERY
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_a_kernel_and_its_gradients_are_lowered_for_a_tpu(kernel: Kernel, dtype: Any) -> None:
-    """Where there is none, a batch at once: Mosaic's modules stand in the program, and no loops of the interpreter."""
+    """Without a TPU, in a batch: the program has Mosaic's modules and no loops of the interpreter."""
     program = jax.export.export(kernel.derived(kernel.function), platforms=["tpu"])(*kernel.arrays(dtype)).mlir_module()
     assert "tpu_custom_call" in program
     assert program.count("stablehlo.while") == kernel.loops
@@ -226,7 +226,7 @@ def test_a_kernel_and_its_gradients_are_lowered_for_a_tpu(kernel: Kernel, dtype:
 @pytest.mark.parametrize("name", ON_GPU)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 def test_a_kernel_and_its_gradients_are_lowered_for_cuda(name: str, dtype: Any) -> None:
-    """Where there is no GPU, a batch at once: Triton's modules stand in the program, and no interpreter's loops."""
+    """Without a GPU, in a batch: the program has Triton's modules and no loops of the interpreter."""
     program = lowered_for_cuda(KERNELS[name], dtype)
     assert TRITON in program
     assert "stablehlo.while" not in program
@@ -243,7 +243,7 @@ def test_a_kernel_and_its_gradients_are_lowered_for_cuda(name: str, dtype: Any) 
 def test_a_kernel_and_its_gradients_are_compiled_for_sm_90(
     name: str, dtype: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """By the Triton that is installed, which needs no GPU for it, from what jax would hand to its own."""
+    """The installed Triton compiles the modules that jax would compile with its own, and needs no GPU for it."""
     triton = pytest.importorskip("triton")
     compiler = pytest.importorskip("triton.backends.compiler")
     lowering = importlib.import_module("jax._src.pallas.triton.lowering")
@@ -265,13 +265,13 @@ def test_a_kernel_and_its_gradients_are_compiled_for_sm_90(
 
 @pytest.mark.parametrize("name", sorted(KERNELS.keys() - set(ON_GPU)))
 def test_a_kernel_without_a_grid_for_gpus_says_so(name: str) -> None:
-    """Where it is lowered for CUDA, in one line that begins with its name and says what else there is."""
+    """Lowering it for CUDA raises an error that begins with its name and says what else there is."""
     with pytest.raises(NotImplementedError, match=rf"^{name}.*: this Pallas kernel has no grid for GPUs; lower it for"):
         lowered_for_cuda(KERNELS[name], jnp.float32)
 
 
 def lowered_for_cuda(kernel: Kernel, dtype: Any) -> str:
-    """The program of a batch's results and gradients."""
+    """Return the program of a batch's results and gradients."""
     checks = [jax.export.DisabledSafetyCheck.custom_call(TRITON)]
     exported = jax.export.export(kernel.derived(kernel.function), platforms=["cuda"], disabled_checks=checks)
     return str(exported(*kernel.arrays(dtype)).mlir_module())
@@ -283,7 +283,7 @@ def lowered_for_cuda(kernel: Kernel, dtype: Any) -> str:
 def test_a_kernel_and_its_gradients_are_compiled_for_a_tpu(
     kernel: Kernel, dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By Mosaic, which comes with libtpu and needs no TPU for it (TPU_LIBRARY_PATH may say where that lies)."""
+    """Mosaic comes with libtpu (TPU_LIBRARY_PATH, if it isn't installed) and needs no TPU."""
     if "TPU_LIBRARY_PATH" not in os.environ:
         pytest.importorskip("libtpu")
     monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")  # or it looks for a TPU's host in the network

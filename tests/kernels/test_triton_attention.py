@@ -29,7 +29,6 @@ def inputs(
     value_width: int = 12,
     dtype: torch.dtype = torch.float32,
 ) -> list[Tensor]:
-    """q, k and v."""
     drawn = torch.Generator().manual_seed(queries + keys + heads + width)
     shapes = (batch, heads, queries, width), (batch, groups, keys, width), (batch, groups, keys, value_width)
     return [torch.randn(shape, generator=drawn).to(dtype) for shape in shapes]
@@ -84,14 +83,12 @@ WRONG: dict[str, tuple[Inputs, type[Exception], str]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_argument_is_named(name: str) -> None:
-    """Another dtype, shape, number of heads, device or option raises an error that begins with the argument's name."""
     changed, error, argument = WRONG[name]
     with pytest.raises(error, match=rf"^{argument}: expected "):
         attention(**{**dict(zip("qkv", inputs(), strict=True)), **changed})
 
 
 def test_the_operator_is_well_registered() -> None:
-    """Schema, fake implementation and compilation with dynamic shapes agree with the operator."""
     operator = torch.ops.assay.attention.default
     torch.library.opcheck(operator, (*inputs(), None, None, 0.3, None, None, None))
     half = inputs(70, 3, dtype=torch.float16)
@@ -99,14 +96,12 @@ def test_the_operator_is_well_registered() -> None:
 
 
 def test_compiled_code_gives_the_same_bits() -> None:
-    """torch.compile keeps the kernel whole, without a graph break."""
     tensors, options = inputs(70, 71), {"causal": "bottom_right", "window": (9, 0), "alibi": True, **per_head(4)}
     compiled = torch.compile(lambda *x: attention(*x, **options) + 1, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(*tensors), attention(*tensors, **options) + 1)
 
 
 def _shape(config: Any) -> str:
-    """A configuration in short."""
     sides = f"{config.kwargs['BLOCK_M']} x {config.kwargs['BLOCK_N']}"
     return f"{sides}, {config.num_warps} warps, {config.num_stages} stages"
 
@@ -116,7 +111,6 @@ def _shape(config: Any) -> str:
 def test_every_configuration(
     config: Any, causal: str, window: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever configuration tuning picks, blocks before, within and behind those without a mask are right."""
     monkeypatch.setattr(module._attention_kernel, "configs", [config])
     monkeypatch.setattr(module._attention_kernel, "early_config_prune", None)
     assert_right(inputs(150, 300, batch=1, heads=2, groups=1), causal=causal, window=window)
@@ -156,18 +150,15 @@ def test_options_act_together(causal: str, queries: int, keys: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("width", "value_width"), [(1, 7), (5, 1), (40, 16), (256, 80), (16, 256)])
 def test_heads_of_any_width(dtype: torch.dtype, width: int, value_width: int) -> None:
-    """A power of two or not, down to one, and those of the values narrower or wider than those of the keys."""
     assert_right(inputs(17, 33, width=width, value_width=value_width, dtype=dtype), causal="bottom_right")
 
 
 @pytest.mark.parametrize(("heads", "groups"), [(1, 1), (3, 3), (6, 3), (7, 1), (130, 1)])
 def test_any_number_of_heads_shares_a_key_head(heads: int, groups: int) -> None:
-    """More than a tile has rows among them."""
     assert_right(inputs(3, 9, heads=heads, groups=groups), causal="bottom_right", alibi=True, **per_head(heads))
 
 
 def test_any_strides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Transposed, stepped, expanded and offset inputs are read where they lie: the same bits in one configuration."""
     monkeypatch.setattr(module._attention_kernel, "configs", module.CONFIGS[-1:])
     monkeypatch.setattr(module._attention_kernel, "early_config_prune", None)
     q, k, v = inputs(70, 90)
@@ -185,7 +176,6 @@ def test_any_strides(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_lies_behind_the_mask_stays_there(dtype: torch.dtype) -> None:
-    """A NaN or an infinite key or value reaches the rows that see it, and no others."""
     for place in (3, 66, 140):
         for bad in (math.nan, math.inf, -math.inf):
             q, k, v = inputs(150, 150, batch=1, heads=1, groups=1, dtype=dtype)

@@ -26,8 +26,20 @@ NARROW = [config for config in module._CONFIGS if config not in WIDE]
 
 
 def shape_of(config: Any) -> str:
-    """A configuration in short."""
     return f"{config.kwargs['BLOCK_N']} keys, {config.num_warps} warps, {config.num_stages} stages"
+
+
+def page_table(lengths: list[int], page: int, drawn: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return a table of shuffled pages, with stale entries to an unused page, and the mask of unused slots."""
+    most = max(1, *(-(-length // page) for length in lengths))
+    pages = most * len(lengths) + 1
+    table = torch.randperm(pages - 1, generator=drawn).reshape(len(lengths), most).int()
+    free = torch.ones(pages, page, dtype=torch.bool)
+    for b, length in enumerate(lengths):
+        used = torch.arange(length)
+        free[table[b, used // page], used % page] = False
+        table[b, -(-length // page) :] = pages - 1
+    return table, free
 
 
 def paged(
@@ -39,18 +51,13 @@ def paged(
     dtype: torch.dtype = torch.float32,
     cache: torch.dtype | None = None,
 ) -> Inputs:
-    """Shuffled pages; NaN in every slot that no sequence has a position in, and stale entries that lead there."""
+    """Draw inputs with NaN in every unused slot."""
     drawn = torch.Generator().manual_seed(sum(lengths) + heads + page)
-    most = max(1, *(-(-length // page) for length in lengths))
-    pages = most * len(lengths) + 1
-    table = torch.randperm(pages - 1, generator=drawn).reshape(len(lengths), most).int()
-    free = torch.ones(pages, page, 1, 1, dtype=torch.bool)
-    for b, length in enumerate(lengths):
-        used = torch.arange(length)
-        free[table[b, used // page], used % page] = False
-        table[b, -(-length // page) :] = pages - 1
+    table, free = page_table(lengths, page, drawn)
     k, v = (
-        torch.randn(pages, page, groups, width, generator=drawn).masked_fill(free, math.nan).to(cache or dtype)
+        torch.randn(*free.shape, groups, width, generator=drawn)
+        .masked_fill(free[..., None, None], math.nan)
+        .to(cache or dtype)
         for _ in range(2)
     )
     q = torch.randn(len(lengths), heads, width, generator=drawn).to(dtype)
@@ -88,14 +95,12 @@ WRONG: dict[str, tuple[Inputs, type[Exception], str]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_argument_is_named(name: str) -> None:
-    """Another dtype, shape, number of heads or device raises an error that begins with the argument's name."""
     changed, error, argument = WRONG[name]
     with pytest.raises(error, match=rf"^{argument}: expected "):
         attention_decode(**{**paged([3, 0, 16]), **changed})
 
 
 def test_the_operator_is_well_registered() -> None:
-    """Schema, fake implementation and compilation with dynamic shapes agree with the operator."""
     operator = torch.ops.assay.attention_decode.default
     for inputs in (paged([3, 300, 0]), paged([17], dtype=torch.bfloat16)):
         clean = [torch.where(x.isnan(), 0, x) for x in inputs.values()]
@@ -105,7 +110,6 @@ def test_the_operator_is_well_registered() -> None:
 
 
 def test_compiled_code_gives_the_same_bits() -> None:
-    """torch.compile keeps the kernels whole, without a graph break."""
     inputs = paged([3, 300, 0])
     compiled = torch.compile(lambda *x: attention_decode(*x, k_scale=0.5) + 1, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(*inputs.values()), attention_decode(*inputs.values(), k_scale=0.5) + 1)
@@ -114,7 +118,6 @@ def test_compiled_code_gives_the_same_bits() -> None:
 @pytest.mark.parametrize("config", distinct(NARROW), ids=shape_of)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_every_configuration(dtype: torch.dtype, config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever configuration tuning picks, in one part or in several, the result is that of float64."""
     monkeypatch.setattr(module._decode_kernel, "configs", [config])
     monkeypatch.setattr(module._decode_kernel, "early_config_prune", None)
     assert_right(paged([129, 1, 0, 64], dtype=dtype))
@@ -124,7 +127,6 @@ def test_every_configuration(dtype: torch.dtype, config: Any, monkeypatch: pytes
 
 @pytest.mark.parametrize("config", distinct(WIDE), ids=shape_of)
 def test_every_configuration_of_float32(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same for those that float32 is left to."""
     monkeypatch.setattr(module._decode_kernel, "configs", [config])
     assert_right(paged([129, 1, 0, 64]))
     assert_right(paged([700, 3]))
@@ -132,21 +134,18 @@ def test_every_configuration_of_float32(config: Any, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("page", [1, 5, 16, 300])
 def test_pages_of_any_size(page: int) -> None:
-    """Lengths at the boundaries of pages, of slots that are a power of two or not."""
     assert_right(paged(sorted({1, page - 1, page, page + 1, 2 * page, 37}), page=page))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "groups"), [(1, 1), (17, 1), (6, 3), (70, 1), (40, 2)])
 def test_any_number_of_heads_shares_a_key_head(heads: int, groups: int, dtype: torch.dtype) -> None:
-    """Fewer than a tile has, as many, and more: then several tiles read the same keys."""
     assert_right(paged([33, 0], heads=heads, groups=groups, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [1, 8, 80, 256])
 def test_heads_of_any_width(width: int, dtype: torch.dtype) -> None:
-    """A power of two or not, down to one."""
     assert_right(paged([33, 5], width=width, dtype=dtype))
     assert_right(paged([33, 5], heads=33, groups=1, width=width, dtype=dtype))
 
@@ -168,7 +167,6 @@ def test_a_cache_of_eight_bits(dtype: torch.dtype, cache: torch.dtype) -> None:
 
 
 def test_any_strides() -> None:
-    """Transposed, stepped, expanded and offset inputs are read where they lie."""
     inputs = paged([40, 16, 0])
     strided = {
         "q": inputs["q"].transpose(0, 1).contiguous().transpose(0, 1),
@@ -249,7 +247,6 @@ def test_splits_are_weighted_by_their_sums(splits: int, width: int) -> None:
 
 
 def test_few_sequences_are_split_and_many_are_not() -> None:
-    """Programs fill a GPU as far as their parts stay worth it, and are never more than are asked for."""
     splits = choose_num_splits
     assert splits(1000, 10**6, 2) == 1
     assert splits(8, 100, 2) == 1

@@ -66,13 +66,11 @@ def test_options_act_together(causal: str, queries: int, keys: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("width", "value_width"), [(1, 7), (5, 1), (40, 16), (256, 80), (16, 256)])
 def test_heads_of_any_width(dtype: torch.dtype, width: int, value_width: int) -> None:
-    """A power of two or not, and those of the values narrower or wider than those of the keys."""
     assert_right(inputs(17, 33, width=width, value_width=value_width, dtype=dtype), causal="bottom_right")
 
 
 @pytest.mark.parametrize(("heads", "groups"), [(1, 1), (6, 3), (7, 1), (130, 1)])
 def test_any_number_of_heads_shares_a_key_head(heads: int, groups: int) -> None:
-    """More than a tile has rows among them."""
     assert_right(inputs(3, 9, heads=heads, groups=groups), per_head(heads), causal="bottom_right", alibi=True)
 
 
@@ -86,7 +84,6 @@ def _shape(config: Any) -> str:
 def test_every_configuration(
     config: Any, causal: str, window: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever configuration tuning picks, blocks before, within and behind those without a mask are right."""
     kernel = module._attention_dq_kernel if config in DQ_CONFIGS else module._attention_dkdv_kernel
     monkeypatch.setattr(kernel, "configs", [config])
     monkeypatch.setattr(kernel, "early_config_prune", None)
@@ -107,7 +104,6 @@ def test_a_configuration_is_left(dtype: torch.dtype, width: int) -> None:
 
 
 def test_any_strides() -> None:
-    """Transposed, stepped and expanded inputs, and such a gradient of the output, are read where they lie."""
     q, k, v = inputs(70, 90)
     dout = torch.randn(2, 4, 70, 12)
     strided = [
@@ -123,7 +119,6 @@ def test_any_strides() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_what_lies_behind_the_mask_stays_out_of_dq(bad: float) -> None:
-    """A NaN or an infinite key or value reaches the gradients of the rows that see it, and of no others."""
     for place in (3, 66, 140):
         q, k, v = inputs(150, 150, batch=1, heads=1, groups=1)
         blind = torch.arange(150).sub(place).abs() > 4
@@ -158,13 +153,11 @@ def test_nothing_to_attend_to() -> None:
     ],
 )
 def test_a_wrong_gradient_is_named(dout: Tensor, error: type[Exception]) -> None:
-    """One of another dtype, shape or device raises an error that begins with its name."""
     with pytest.raises(error, match=r"^dout: expected "):
         attention_backward(*inputs(), dout)
 
 
 def test_the_operators_are_well_registered() -> None:
-    """Schema, fake implementation, autograd and compilation agree with the operators of both passes."""
     leaves = [tensor.requires_grad_() for tensor in inputs(70, 3, dtype=torch.float16)]
     vectors = [vector.requires_grad_() for vector in per_head(4).values()]
     torch.library.opcheck(torch.ops.assay.attention.default, (*leaves, *vectors, 0.3, 5.0, -3, 2))
@@ -176,7 +169,6 @@ def test_the_operators_are_well_registered() -> None:
 
 @pytest.mark.parametrize(("batch", "heads", "groups"), [(1, 2, 1), pytest.param(2, 4, 2, marks=pytest.mark.evidence)])
 def test_gradients_keep_the_contract(batch: int, heads: int, groups: int) -> None:
-    """Forward and backward pass an examination in bfloat16, delta being of the stored output."""
     sizes = {"B": batch, "H": heads, "Hkv": groups, "Sq": 33, "Sk": 70, "D": 16, "Dv": 16}
     few: dict[str, Any] = {"shapes": sizes}
     few |= {"effort": "quick", "examples": 0, "layouts": ["contiguous"], "options": {"causal": ["bottom_right"]}}

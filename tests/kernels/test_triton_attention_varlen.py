@@ -19,7 +19,6 @@ MIXED = [5, 0, 70, 1], [9, 3, 0, 80]
 
 
 def offsets(lengths: list[int]) -> Tensor:
-    """Where sequences of these lengths begin, and the end of the last."""
     return torch.tensor([0, *lengths]).cumsum(0).int()
 
 
@@ -31,7 +30,6 @@ def packed(
     width: int = 8,
     dtype: torch.dtype = torch.float32,
 ) -> list[Tensor]:
-    """q, k, v and the offsets."""
     drawn = torch.Generator().manual_seed(sum(queries) + heads + width)
     shapes = (sum(queries), heads, width), (sum(keys), groups, width), (sum(keys), groups, width)
     tensors = [torch.randn(shape, generator=drawn).to(dtype) for shape in shapes]
@@ -67,21 +65,18 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_argument_is_named(name: str) -> None:
-    """Another dtype, shape, number of heads, device or option raises an error that begins with the argument's name."""
     changed, error, argument = WRONG[name]
     with pytest.raises(error, match=rf"^{argument}: expected "):
         attention_varlen(**{**dict(zip(NAMES, packed([5, 3], [2, 7]), strict=True)), **changed})
 
 
 def test_the_operator_is_well_registered() -> None:
-    """Schema, fake implementation and compilation with dynamic shapes agree with the operator."""
     operator = torch.ops.assay.attention_varlen.default
     torch.library.opcheck(operator, (*packed(*MIXED), 0.3, False))
     torch.library.opcheck(operator, (*packed([7, 9], [9, 2], dtype=torch.float16), 0.3, True))
 
 
 def test_compiled_code_gives_the_same_bits() -> None:
-    """torch.compile keeps the kernel whole, without a graph break."""
     tensors = packed(*MIXED)
     compiled = torch.compile(
         lambda *x: attention_varlen(*x, causal="bottom_right") + 1, backend="aot_eager", fullgraph=True
@@ -109,13 +104,11 @@ def test_heads_of_any_width_and_number(dtype: torch.dtype, heads: int, groups: i
 
 
 def test_more_sequences_than_are_looked_through_at_once() -> None:
-    """Of hundreds of short ones, some empty, each tile finds its own."""
     lengths = [number % 3 for number in range(300)]
     assert_right(packed(lengths, lengths[::-1], heads=1, groups=1))
 
 
 def test_a_sequence_has_the_bits_that_attention_gives_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What lies beside it in the batch changes nothing in the same configuration."""
     monkeypatch.setattr(module._attention_kernel, "configs", module.CONFIGS[-1:])
     monkeypatch.setattr(module._attention_kernel, "early_config_prune", None)
     q, k, v, cu_q, cu_k = packed([70, 65], [80, 75])
@@ -128,7 +121,6 @@ def test_a_sequence_has_the_bits_that_attention_gives_it_alone(monkeypatch: pyte
 
 
 def test_any_strides() -> None:
-    """Transposed, stepped and offset inputs are read where they lie."""
     q, k, v, cu_q, cu_k = packed(*MIXED)
     strided = [
         q.transpose(0, 1).contiguous().transpose(0, 1),

@@ -22,7 +22,6 @@ LONG = [64, 128, 1, 63], [128, 0, 65, 130]
 
 
 def upstream(tensors: list[Tensor]) -> Tensor:
-    """A gradient of the output, in its dtype."""
     drawn = torch.Generator().manual_seed(1)
     return torch.randn(tensors[0].shape, generator=drawn).to(tensors[0].dtype)
 
@@ -63,13 +62,11 @@ def test_heads_of_any_width_and_number(dtype: torch.dtype, heads: int, groups: i
 
 
 def test_more_sequences_than_are_looked_through_at_once() -> None:
-    """Of hundreds of short ones, some empty, each tile finds its own."""
     lengths = [number % 3 for number in range(150)]
     assert_right(packed(lengths, lengths[::-1], heads=1, groups=1))
 
 
 def test_a_sequence_has_the_bits_that_attention_gives_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What lies beside it in the batch changes nothing in the same configurations."""
     for kernel in (forward._attention_kernel, module._attention_dq_kernel, module._attention_dkdv_kernel):
         monkeypatch.setattr(kernel, "configs", kernel.configs[-1:])
         monkeypatch.setattr(kernel, "early_config_prune", None)
@@ -88,7 +85,6 @@ def test_a_sequence_has_the_bits_that_attention_gives_it_alone(monkeypatch: pyte
 
 
 def test_any_strides() -> None:
-    """Transposed, stepped and offset inputs, and such a gradient of the output, are read where they lie."""
     q, k, v, cu_q, cu_k = packed(*MIXED)
     dout = upstream([q])
     strided = [
@@ -136,13 +132,11 @@ def test_nothing_to_attend_to() -> None:
     ],
 )
 def test_a_wrong_gradient_is_named(dout: Tensor, error: type[Exception]) -> None:
-    """One of another dtype, shape or device raises an error that begins with its name."""
     with pytest.raises(error, match=r"^dout: expected "):
         attention_varlen_backward(*packed([5, 3], [2, 7]), dout)
 
 
 def test_the_operators_are_well_registered() -> None:
-    """Schema, fake implementation, autograd and compilation agree with the operators of both passes."""
     tensors = packed(*MIXED, dtype=torch.float16)
     leaves = [x.requires_grad_(x.is_floating_point()) for x in tensors]
     torch.library.opcheck(torch.ops.assay.attention_varlen.default, (*leaves, 0.3, True))
@@ -153,7 +147,6 @@ def test_the_operators_are_well_registered() -> None:
 
 
 def test_compiled_gradients_have_the_same_bits() -> None:
-    """torch.compile keeps both passes whole, without a graph break."""
     q, k, v, cu_q, cu_k = packed(*MIXED)
     leaves = [x.requires_grad_() for x in (q, k, v)]
     compiled = torch.compile(
@@ -165,7 +158,6 @@ def test_compiled_gradients_have_the_same_bits() -> None:
 
 
 def test_gradients_keep_the_contract() -> None:
-    """Forward and backward pass an examination in bfloat16, delta being of the stored output."""
     few: dict[str, Any] = {"shapes": {"B": 2, "H": 2, "Hkv": 1, "Tq": 17, "Tk": 35, "D": 16}}
     few |= {"effort": "quick", "examples": 0, "layouts": ["contiguous"], "options": {"causal": ["bottom_right"]}}
     own = "triton.attention_varlen_backward"

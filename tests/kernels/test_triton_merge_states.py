@@ -32,13 +32,11 @@ def assert_right(*tensors: Tensor) -> None:
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 @pytest.mark.parametrize("sizes", [(40, 3, 33), (2, 2, 2500)], ids=str)
 def test_every_configuration(config: Any, sizes: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever configuration tuning picks, outputs in one block or in pieces, the result is that of float64."""
     monkeypatch.setattr(module._merge_states_kernel, "configs", [config])
     assert_right(*states(*sizes))
 
 
 def test_any_strides() -> None:
-    """Heads before tokens, a step along the outputs, and one state for all tokens are read where they lie."""
     o_a, lse_a, o_b, lse_b = states(5, 5, 64)
     assert_right(o_a.transpose(0, 1)[..., ::2], lse_a.t(), o_b[..., 32:], lse_b)
     assert_right(o_a, lse_a, o_b[:1].expand(5, 5, 64), lse_b[:1].expand(5, 5))
@@ -46,12 +44,10 @@ def test_any_strides() -> None:
 
 @pytest.mark.parametrize("sizes", [(0, 2, 8), (2, 0, 8), (3, 2, 0)], ids=str)
 def test_nothing_in_nothing_out(sizes: tuple[int, int, int]) -> None:
-    """Without tokens or heads both results are empty; without a width the log-sum-exp is still that of both."""
     assert_right(*states(*sizes))
 
 
 def test_a_state_alone_is_what_comes_out() -> None:
-    """Merged with an empty state, on either side, a state keeps its bits."""
     o, lse = torch.randn(4, 2, 16), torch.randn(4, 2)
     nothing = torch.full_like(o, torch.nan), torch.full_like(lse, -torch.inf)
     for merged in (merge_states(o, lse, *nothing), merge_states(*nothing, o, lse)):

@@ -10,6 +10,7 @@ from torch import Tensor
 from assay.kernels.triton import mla_decode as module
 from assay.kernels.triton.mla_decode import mla_decode
 from tests.kernels.conftest import distinct
+from tests.kernels.test_triton_attention_decode import page_table
 from tests.reference import reference
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -26,18 +27,10 @@ def latent(
     page: int = 16,
     dtype: torch.dtype = torch.float32,
 ) -> Inputs:
-    """Shuffled pages of one cache, latent columns and behind them those with positions; NaN in every slot that no
-    sequence has a position in, and stale entries that lead there."""
+    """Draw inputs whose latents and rope keys are views of one cache, with NaN in every unused slot."""
     drawn = torch.Generator().manual_seed(sum(lengths) + heads + page)
-    most = max(1, *(-(-length // page) for length in lengths))
-    pages = most * len(lengths) + 1
-    table = torch.randperm(pages - 1, generator=drawn).reshape(len(lengths), most).int()
-    free = torch.ones(pages, page, 1, dtype=torch.bool)
-    for b, length in enumerate(lengths):
-        used = torch.arange(length)
-        free[table[b, used // page], used % page] = False
-        table[b, -(-length // page) :] = pages - 1
-    cache = torch.randn(pages, page, width + rope, generator=drawn).masked_fill(free, math.nan).to(dtype)
+    table, free = page_table(lengths, page, drawn)
+    cache = torch.randn(*free.shape, width + rope, generator=drawn).masked_fill(free[..., None], math.nan).to(dtype)
     q, q_rope = (torch.randn(len(lengths), heads, columns, generator=drawn).to(dtype) for columns in (width, rope))
     lens = torch.tensor(lengths).int()
     both = {"cache": cache[..., :width], "rope_cache": cache[..., width:]}
@@ -76,14 +69,12 @@ WRONG: dict[str, tuple[Inputs, type[Exception], str]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_argument_is_named(name: str) -> None:
-    """Another dtype, shape, width or device raises an error that begins with the argument's name."""
     changed, error, argument = WRONG[name]
     with pytest.raises(error, match=rf"^{argument}: expected "):
         mla_decode(**{**latent([3, 0, 16]), **changed})
 
 
 def test_the_operator_is_well_registered() -> None:
-    """Schema, fake implementation and compilation with dynamic shapes agree with the operator."""
     operator = torch.ops.assay.mla_decode.default
     for inputs in (latent([3, 300, 0]), latent([17], dtype=BF16)):
         clean = [torch.where(x.isnan(), 0, x) for x in inputs.values()]
@@ -91,7 +82,6 @@ def test_the_operator_is_well_registered() -> None:
 
 
 def test_compiled_code_gives_the_same_bits() -> None:
-    """torch.compile keeps the kernels whole, without a graph break."""
     inputs = latent([3, 300, 0])
 
     def block(*tensors: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,7 +96,6 @@ def test_compiled_code_gives_the_same_bits() -> None:
 @pytest.mark.parametrize("config", distinct(module._CONFIGS), ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, BF16, torch.float16], ids=str)
 def test_every_configuration(dtype: torch.dtype, config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever configuration tuning picks, in one part or in several, in blocks of one page or of many."""
     monkeypatch.setattr(module._mla_kernel, "configs", [config])
     monkeypatch.setattr(module._mla_kernel, "early_config_prune", None)
     assert_right(latent([129, 1, 0, 64], dtype=dtype))
@@ -116,19 +105,16 @@ def test_every_configuration(dtype: torch.dtype, config: Any, monkeypatch: pytes
 @pytest.mark.parametrize("dtype", [torch.float32, BF16])
 @pytest.mark.parametrize("heads", [1, 16, 17, 40])
 def test_any_number_of_heads(heads: int, dtype: torch.dtype) -> None:
-    """Fewer than a tile has, as many, and more: then several tiles read the same latent vectors."""
     assert_right(latent([33, 0], heads=heads, dtype=dtype))
 
 
 @pytest.mark.parametrize("page", [1, 5, 64, 192])
 def test_pages_of_any_size(page: int) -> None:
-    """Lengths at the boundaries of pages, of slots that are a power of two or not."""
     assert_right(latent(sorted({1, page - 1, page, page + 1, 2 * page, 37}), heads=1, page=page))
 
 
 @pytest.mark.parametrize(("width", "rope"), [(1, 1), (16, 0), (0, 8), (80, 40), (512, 64)])
 def test_columns_of_any_number(width: int, rope: int) -> None:
-    """A power of two or not, none, and DeepSeek's."""
     assert_right(latent([33, 5], heads=1, width=width, rope=rope, dtype=BF16), scale=0.1)
 
 
@@ -140,7 +126,6 @@ def test_the_scale_counts_all_columns() -> None:
 
 
 def test_any_strides() -> None:
-    """Transposed, stepped, expanded and offset inputs are read where they lie."""
     inputs = latent([40, 16, 0])
     strided = {
         "q": inputs["q"].transpose(0, 1).contiguous().transpose(0, 1),

@@ -1,4 +1,4 @@
-"""Cases at the sizes that a kernel is used with, which are far larger than those of the other cases."""
+"""Cases at production sizes, which are far larger than those of the other cases."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from assay.verify.cases.case import Case
 from assay.verify.cases.sampler import Sampler, with_values
 from assay.verify.errors import SettingError
 
-PROTOCOL = "at"  # of such a case: see `execution.runner`
-_MOST = 2**31  # elements of a tensor
-_SMALLER = (9, 33, 130, 520)  # sizes at which what failed may fail too
+PROTOCOL = "at"  # of such a case: see `assay.verify.harness.runner`
+_MOST = 2**31  # elements of a tensor: 8 GiB in float32
+_SMALLER = (9, 33, 130, 520)  # sizes at which the fault may show too: one block of a usual size and a bit more
 
 
 def checked_shapes(
@@ -28,10 +28,10 @@ def checked_shapes(
     shapes: Mapping[str, Sequence[int]],
     ties: Mapping[str, str],
 ) -> tuple[dict[str, int], ...]:
-    """The ``at`` of settings: a mapping of sizes or several, each with a size for every symbol of any option set.
+    """Return the checked ``at`` of settings, one mapping or several, with a size for every symbol of any option set.
 
-    A symbol that is left out has the largest of its sizes in ``shapes``, or that of what it is tied to. Raises
-    `SettingError`.
+    A symbol that is left out gets the largest of its sizes in ``shapes``, or the size of the symbol that it is tied to.
+    Raises `SettingError`.
     """
     several = [given] if isinstance(given, Mapping) else given
     if not isinstance(several, Sequence) or not all(isinstance(sizes, Mapping) for sizes in several):
@@ -59,7 +59,7 @@ def checked_shapes(
 
 
 def read_sizes(text: str, flag: str) -> dict[str, int]:
-    """``R=8192,N=4096`` of an option of a command line; raises `SettingError`."""
+    """Return the sizes of a command-line value such as ``R=8192,N=4096``. Raises `SettingError`."""
     try:
         pairs = [part.split("=") for part in text.split(",")]
         return {symbol.strip(): int(size) for symbol, size in pairs}
@@ -85,7 +85,7 @@ def _check(definition: Spec, options: Mapping[str, Any], sizes: Mapping[str, int
 
 
 def at_cases(sampler: Sampler, at: Iterable[Mapping[str, int]]) -> Iterator[Case]:
-    """Ordinary numbers at each of these shapes, under each of the listed options."""
+    """Yield a case of ordinary numbers for each of these shapes and each set of the listed options."""
     for sizes in at:
         for options in sampler.option_sets():
             signature = sampler.definition.signature(options)
@@ -103,7 +103,8 @@ def at_cases(sampler: Sampler, at: Iterable[Mapping[str, int]]) -> Iterator[Case
 
 
 def smaller_cases(case: Case, sampler: Sampler) -> Iterator[Case]:
-    """The same call at a few sizes at which it can be shrunk and explained, poisoned so that unwritten places show."""
+    """Yield the same call at a few sizes that can be shrunk and explained, also with poison that reveals unwritten
+    elements."""
     for most in _SMALLER:
         sizes = {symbol: min(case.sizes[symbol], most) for symbol in sampler.free_symbols(case)}
         if sampler.fits(sizes := {**case.sizes, **sizes}):

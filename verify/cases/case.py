@@ -1,6 +1,6 @@
-"""A case: everything that one call of a kernel depends on, small enough to be written on one line.
+"""A case: everything that one call of a kernel depends on, small enough to write on one line.
 
-What nothing reads: elements that no result depends on hold NaN, and stale indices lead to where all is NaN.
+Also the content of unused elements: numbers on which no result depends can be NaN, and unused indices point to NaN.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def with_unused_nan(
     values: Mapping[str, Tensor], masks: Mapping[str, Tensor], tensors: Sequence[TensorSpec]
 ) -> dict[str, Tensor]:
-    """``values`` with every number under its mask NaN.
+    """Return ``values`` with NaN for every number under its mask.
 
-    An index under its mask points to a place that nothing uses, if there is one, and else stays as it is: it must not
-    lead a faulty kernel out of the tensor, where reading takes the process down instead of showing the fault.
+    An index under its mask points to an unused row, if there is one, and otherwise stays unchanged: it must not lead a
+    faulty kernel out of the tensor, where a read crashes the process instead of revealing the fault.
     """
     result = dict(values)
     for tensor in tensors:
@@ -51,7 +51,7 @@ def with_unused_nan(
 
 
 def _unused_places(symbol: str, tensors: Sequence[TensorSpec], masks: Mapping[str, Tensor]) -> Tensor:
-    """The places along ``symbol`` at which no tensor has an element that is used."""
+    """Return the indices along ``symbol`` at which no tensor has a used element."""
     unused = [
         masks[tensor.name].movedim(tensor.dims.index(symbol), 0).flatten(1).all(1)
         for tensor in tensors
@@ -61,7 +61,7 @@ def _unused_places(symbol: str, tensors: Sequence[TensorSpec], masks: Mapping[st
 
 
 def _with_nan(values: Tensor, mask: Tensor) -> Tensor:
-    """``values`` with NaN under ``mask``, chosen bit by bit: torch can do little else with 8-bit floats."""
+    """Return ``values`` with NaN under ``mask``, by their bits: torch supports few operations on 8-bit floats."""
     bits = _BITS[values.dtype.itemsize]
     nan = torch.full(values.shape, math.nan, dtype=torch.float32).to(values.dtype)
     return torch.where(mask, nan.view(bits), values.view(bits)).view(values.dtype)
@@ -72,13 +72,13 @@ Edit = tuple[str, tuple[int, ...], float]
 
 @dataclass(frozen=True)
 class Case(Recipe):
-    """One call of a kernel: the recipe of its inputs, how they lie in memory, and which calls are made.
+    """One call of a kernel: the recipe of its inputs, their memory layouts, and the calls to make.
 
     ``layouts`` are those of the tensors, by name. ``edits`` set single elements, ``(tensor, coordinates, value)``.
-    ``memory`` is what fresh memory holds: "plain" (whatever was there), "nan" or "huge" (2^100). ``protocol`` says
-    which calls are made, see `execution.runner`. ``unused`` is what elements hold that no result depends on: "plain"
-    (numbers as elsewhere) or "nan". ``origin`` are the first coordinates along a symbol: elements keep their values
-    while shapes are cut at the front. ``out_dtype`` is that of the first result, where it was stated.
+    ``memory`` is the content of fresh memory: "plain" (whatever was there), "nan" or "huge" (2^100). ``protocol`` says
+    which calls are made, see `assay.verify.harness.runner`. ``unused`` is the content of elements on which no result
+    depends: "plain" (numbers as elsewhere) or "nan". ``origin`` are the first coordinates along a symbol: elements keep
+    their values when a shape is cut at the front. ``out_dtype`` is that of the first result, if stated.
     """
 
     layouts: Mapping[str, str] = field(default_factory=dict)
@@ -96,9 +96,9 @@ class Case(Recipe):
 
     @cached_property
     def result_dtypes(self) -> tuple[str, ...]:
-        """The dtype of each result: stated, fixed by the op, or that of the first floating input of 16 bits or more.
+        """The dtype of each result: stated, fixed by the op, or that of the first floating input of at least 16 bits.
 
-        Raises `SettingError` where none of these says it.
+        Raises `SettingError` if none of these determines it.
         """
         wide = [name for name in self.dtypes.values() if _is_wide_float(name)]
         results = []
@@ -114,17 +114,17 @@ class Case(Recipe):
 
     @cached_property
     def result_formats(self) -> tuple[Format, ...]:
-        """What each result is rounded into; whole numbers, and masks, are numbers of float64."""
+        """The format that each result is rounded to; float64 for integers and masks."""
         pairs = zip(self.signature.returns, self.result_dtypes, strict=True)
         return tuple(format_named("float64" if t.is_integer or dtype in INTEGERS else dtype) for t, dtype in pairs)
 
     @property
     def input_format(self) -> Format:
-        """The format of the first tensor, which contracts call "input"; words that hold several codes are none."""
+        """The format of the first tensor, which contracts call "input"; words that pack several codes don't count."""
         return format_named(next(dtype for dtype in self.dtypes.values() if dtype in FORMATS))
 
     def shape(self, tensor: TensorSpec) -> tuple[int, ...]:
-        """The shape of one of the signature's tensors."""
+        """Return the shape of one of the signature's tensors."""
         return tensor.shape(self.sizes)
 
     def _drawn(self, keyword: bool) -> dict[str, torch.Tensor]:
@@ -132,7 +132,7 @@ class Case(Recipe):
         return {tensor.name: values[tensor.name] for tensor in self.signature.tensors if tensor.keyword == keyword}
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields that aren't at their defaults, as `from_dict` takes them; JSON has no NaN, so edits are text."""
+        """Return the fields that differ from their defaults, for `from_dict`; JSON has no NaN, so edits are text."""
         content = {f.name: getattr(self, f.name) for f in fields(self)}
         changed = {name: value for name, value in content.items() if value and value != _DEFAULTS.get(name)}
         if self.edits:
@@ -141,7 +141,7 @@ class Case(Recipe):
 
     @staticmethod
     def from_dict(content: Any) -> Case:
-        """The case whose `as_dict`, or what JSON makes of it, is ``content``; `ReproError` where it is none's."""
+        """Return the case of an `as_dict`, or of its JSON. Raises `ReproError` if it isn't one."""
         try:
             if isinstance(content, Mapping) and "edits" in content:
                 edits = [(tensor, index, float(value)) for tensor, index, value in content["edits"]]
@@ -176,7 +176,7 @@ class Case(Recipe):
 
 
 def edits_in_words(edits: Sequence[Edit], most: int = 4) -> list[str]:
-    """The elements that were set, neighbours along the last axis that are equal as one; at most so many."""
+    """Return the edited elements in words, equal neighbours along the last axis joined; at most ``most`` of them."""
     results: list[tuple[str, tuple[int, ...], int, float]] = []  # tensor, first place, how many, value
     for name, index, value in sorted(edits, key=lambda edit: edit[:2]):
         if results and index:
@@ -208,7 +208,7 @@ def _is_wide_float(dtype: str) -> bool:
 
 
 def contents(case: Case, tensor: TensorSpec) -> torch.Tensor:
-    """The values of a tensor, contiguous, in its dtype."""
+    """Return the values of a tensor, contiguous, in its dtype."""
     shape = case.shape(tensor)
     tied = tied_axes(case.layouts.get(tensor.name, "contiguous"), shape)
     start = [case.origin.get(symbol, 0) for symbol in tensor.dims]
@@ -221,7 +221,7 @@ def contents(case: Case, tensor: TensorSpec) -> torch.Tensor:
 
 
 def all_contents(case: Case) -> dict[str, torch.Tensor]:
-    """The values of all tensors, by name; where nothing is read they are as ``case.unused`` says."""
+    """Return the values of all tensors, by name, with unused elements as ``case.unused`` says."""
     tensors = case.signature.tensors
     values = {tensor.name: contents(case, tensor) for tensor in tensors}
     if case.unused == "plain" or case.definition.inputs.unused is None:
@@ -242,17 +242,17 @@ class Inputs:
 
     @property
     def positional(self) -> list[torch.Tensor]:
-        """The tensors that a kernel is called with by position."""
+        """The tensors that the kernel takes by position."""
         return [guarded.tensor for name, guarded in self.guarded.items() if name not in self.keywords]
 
     def damage(self) -> tuple[str, str] | None:
-        """The first input whose memory has changed: (name, what happened)."""
+        """Return the first input whose memory has changed, and the kind of change; None if there is none."""
         seen = ((name, guarded.damage()) for name, guarded in self.guarded.items())
         return next(((name, kind) for name, kind in seen if kind is not None), None)
 
 
 def build(case: Case, device: torch.device | str = "cpu") -> Inputs:
-    """The case's tensors, each placed in memory as its layout says."""
+    """Return the case's tensors, each placed in memory by its layout."""
     values = all_contents(case)
     guarded = {name: place_in_memory(x, case.layouts.get(name, "contiguous"), device) for name, x in values.items()}
     return Inputs(guarded, tuple(tensor.name for tensor in case.signature.tensors if tensor.keyword))

@@ -1,12 +1,12 @@
-"""Layouts: how a tensor lies in memory, always inside a guarded buffer.
+"""Memory layouts of tensors, always inside a guarded buffer.
 
-Whatever the layout, the tensor is a view into a larger buffer of its own. All bytes of the buffer that are not
-elements of the tensor (the zones before and after, the gaps between strided elements) hold a pattern; after a call
-they must hold it still.
+Whatever the layout, the tensor is a view into a larger buffer of its own. All bytes of the buffer outside the tensor's
+elements (the zones before and after, the gaps between strided elements) hold a pattern, which must be unchanged after a
+call.
 
-"far" is the layout of a tensor of more than 2^31 elements, without its memory: rows 2^30 elements apart in address
-space that is only reserved. Stride and row number fit into 32 bits and their product, from the third row on, does not;
-an offset that wraps lands in zeros within the same space.
+"far" has the addresses of a tensor of more than 2^31 elements without its memory: rows 2^30 elements apart in address
+space that is only reserved. Stride and row number fit into 32 bits; their product, from the third row on, doesn't. An
+offset that wraps reads zeros within the same space.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import torch
 
 LAYOUTS = ("contiguous", "transposed", "sliced", "offset", "strided", "expanded", "far")
 
-_GUARD = 64  # elements before and after
+_GUARD = 64  # elements before and after: more than a vector access
 _PATTERN = 0xFF  # NaN in every float format, -1 in every signed integer
-_APART = 2**30 + 4096  # elements between far rows
+_APART = 2**30 + 4096  # elements between far rows: row 2 is beyond 2^31; not 2^30, so that wraps miss all rows
 _WRAPPED = 2**31  # elements before and after them, where wrapped offsets land
 _NO_RESERVE = 0x4000  # Linux's MAP_NORESERVE, which Python's mmap names from 3.13 on
 _MOST_FAR = 2**38  # bytes of address space that a far tensor may take
@@ -30,7 +30,8 @@ _MOST_FAR = 2**38  # bytes of address space that a far tensor may take
 
 @dataclass(frozen=True)
 class Guarded:
-    """A tensor inside its buffer, and the buffer's bytes before the call; of a far tensor a row for each of its own."""
+    """A tensor inside its buffer, and the buffer's bytes before the call; for a far tensor, one buffer row for each
+    row."""
 
     tensor: torch.Tensor
     buffer: torch.Tensor
@@ -51,19 +52,19 @@ class Guarded:
         return "out_of_bounds_write" if bool((changed & ~inside).any()) else "input_mutated"
 
     def refill(self, values: torch.Tensor) -> Guarded:
-        """Other values in the same memory."""
+        """Return the same memory, filled with other values."""
         return _filled(self.tensor, self.buffer, values)
 
 
 def tied_axes(layout: str, shape: Sequence[int]) -> tuple[int, ...]:
-    """The axes along which a layout makes all elements one: an expanded tensor's first axis longer than one."""
+    """Return the axes along which a layout makes all elements one: an expanded tensor's first axis longer than one."""
     if layout != "expanded":
         return ()
     return next(((axis,) for axis, size in enumerate(shape[:-1]) if size > 1), ())
 
 
 def place_in_memory(values: torch.Tensor, layout: str, device: torch.device | str) -> Guarded:
-    """``values`` in memory as ``layout`` says."""
+    """Return ``values`` in memory of this ``layout``."""
     shape = tuple(values.shape)
     if layout == "far":
         far = _far(values, device)
@@ -76,12 +77,12 @@ def place_in_memory(values: torch.Tensor, layout: str, device: torch.device | st
 
 
 def far_axis(shape: Sequence[int]) -> int | None:
-    """The axis along which a far tensor's rows lie apart, the last but one; None where it has too few of them."""
+    """Return the axis along which a far tensor's rows are spread, the last but one; None if it has too few rows."""
     return len(shape) - 2 if len(shape) > 1 and shape[-2] > 2 and all(shape) else None
 
 
 def _far(values: torch.Tensor, device: torch.device | str) -> Guarded | None:
-    """``values`` as a far tensor, where they have such an axis and the system grants the address space."""
+    """Return ``values`` as a far tensor, or None if they have too few rows or there is no address space."""
     shape, item = tuple(values.shape), values.element_size()
     axis = far_axis(shape)
     if axis is None or torch.device(device).type != "cpu" or sys.platform != "linux":
@@ -112,7 +113,7 @@ def _filled(tensor: torch.Tensor, buffer: torch.Tensor, values: torch.Tensor) ->
 
 
 def _geometry(shape: tuple[int, ...], layout: str) -> tuple[list[int], int, int]:
-    """Strides, offset of the first element, and number of elements spanned."""
+    """Return the strides, the offset of the first element, and the number of elements spanned."""
     order = list(range(len(shape)))
     padding, step, first = 0, 1, 0
     if layout == "transposed" and len(shape) >= 2:

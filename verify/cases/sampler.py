@@ -1,7 +1,7 @@
-"""Choosing cases: sizes that sit on boundaries, and which distribution and layout each tensor gets.
+"""Sampling of cases: sizes at block boundaries, and a distribution and a layout for each tensor.
 
-`Sampler` draws through a chooser, a function that picks one of a sequence: a seeded generator for the fixed phases,
-Hypothesis for the fuzz phase.
+`Sampler` draws with a chooser, a function that picks an element of a sequence: a seeded generator in the fixed phases,
+Hypothesis in the fuzz phase.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ LARGE = (255, 256, 257, 300, 384, 511, 513, 767, 768, 1000, 1023, 1025)
 HUGE = (1279, 2049, 4095, 4096, 5003, 8193)
 VAST = (*HUGE, 32769)  # of columns and what is summed over: each row may be a program of an interpreted kernel
 
-MOST_ELEMENTS = 2**17  # of a tensor of a case
-MOST_WORK = 2**24
+MOST_ELEMENTS = 2**17  # of a tensor of a case: keeps a case quick, with its golden
+MOST_WORK = 2**24  # operations of a case (`Spec.cost`), for the same reason
 _INTERPRETED_ELEMENTS = 2**14  # an interpreted kernel takes a hundred times as long for each
-_INTERPRETED_WORK = 2**20
-_INTERPRETED_TURNS = 1024  # each a millisecond or so, whatever it holds
+_INTERPRETED_WORK = 2**20  # likewise
+_INTERPRETED_TURNS = 1024  # programs and scan steps, about a millisecond each whatever their size
 _GROUPS = (1, 2, 3, 4, 8)
 
 
 def seeded(seed: int) -> Chooser:
-    """A chooser that depends on ``seed`` only."""
+    """Return a chooser that depends on ``seed`` only."""
     return random.Random(seed).choice
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """Cases of one examination: a spec, the dtypes, the listed options and the restrictions on shapes.
+    """Samples the cases of one examination, from a spec, dtypes, the listed options and restrictions on shapes.
 
-    ``ties`` name for a symbol another one, whose size it has.
+    ``ties`` maps a symbol to another one whose size it shares.
     """
 
     definition: Spec
@@ -63,22 +63,22 @@ class Sampler:
     ties: Mapping[str, str] = field(default_factory=dict)
 
     def for_interpreter(self) -> Sampler:
-        """Cases of sizes that an interpreter copes with: it goes program by program, and place by place of a scan."""
+        """Return a sampler for an interpreted kernel, whose programs and scan steps run one by one."""
         return replace(self.limited(_INTERPRETED_ELEMENTS, _INTERPRETED_WORK), most_turns=_INTERPRETED_TURNS)
 
     def limited(self, elements: int, work: int, share: int = 1) -> Sampler:
-        """Cases with no larger tensors and no more work than this either, and this part of an interpreter's turns."""
+        """Return a sampler with these limits on elements and work too, and this fraction of an interpreter's steps."""
         turns = None if self.most_turns is None else self.most_turns // share
         sizes = min(self.most_elements, elements), min(self.most_work, work)
         return replace(self, most_elements=sizes[0], most_work=sizes[1], most_turns=turns)
 
     def option_sets(self) -> list[dict[str, Any]]:
-        """Every combination of the listed options, completed by the defaults."""
+        """Return every combination of the listed options, completed by the defaults."""
         combinations = product(*self.options.values())
         return [self.definition.complete({}) | dict(zip(self.options, values, strict=True)) for values in combinations]
 
     def case(self, choose: Chooser, *, style: str = "any", options: Mapping[str, Any] | None = None) -> Case:
-        """One case. ``style``: "any", "small" (no size over 8) or "tile" (sizes about one or two tiles)."""
+        """Draw a case. ``style``: "any", "small" (no size over 8) or "tile" (sizes about one or two tiles)."""
         if options is None:
             options = {name: choose(list(values)) for name, values in self.options.items()}
         complete = self.definition.complete(options)
@@ -108,7 +108,7 @@ class Sampler:
         )
 
     def free_symbols(self, case: Case) -> list[str]:
-        """The symbols of a case that may take any size."""
+        """Return the symbols of a case that may take any size."""
         bound = {
             *self.shapes,
             *self.ties,
@@ -119,24 +119,24 @@ class Sampler:
         return [s for s in case.sizes if s not in bound and self.definition.step(case.signature, s, case.sizes) == 1]
 
     def fits(self, sizes: Mapping[str, int]) -> bool:
-        """Whether a call of these sizes is no more than an examination takes."""
+        """Whether a call of these sizes is within the limits."""
         return not self._too_much(self.definition.signature(self.option_sets()[0]), self.tied_sizes(sizes))
 
     def cost(self, sizes: Mapping[str, int]) -> tuple[int, int]:
-        """What a call takes: an interpreter's turns, if it is one that calls, and work."""
+        """Return the cost of a call: the interpreter's steps, if the kernel is interpreted, and the work."""
         turns = self.definition.sizes.sequential_steps if self.most_turns is not None else None
         return 0 if turns is None else dimension(turns, sizes), self.definition.cost(sizes)
 
     def tied_sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """The sizes, those of tied symbols as large as what they are tied to."""
+        """Return the sizes with tied symbols as large as those that they are tied to."""
         return {symbol: sizes.get(self.ties.get(symbol, symbol), size) for symbol, size in sizes.items()}
 
     def with_size(self, sizes: Mapping[str, int], symbol: str, size: int) -> dict[str, int]:
-        """The sizes with another one of a symbol, of what it is tied to, and of what that is tied to it."""
+        """Return the sizes with another size for a symbol and all symbols tied with it."""
         return self.tied_sizes({**sizes, symbol: size, self.ties.get(symbol, symbol): size})
 
     def tied(self, case: Case) -> Case:
-        """The case with tied sizes; edits of elements that it then lacks are left out."""
+        """Return the case with tied sizes, without edits of elements that it then lacks."""
         sizes = self.tied_sizes(case.sizes)
         if sizes == case.sizes:
             return case
@@ -145,7 +145,7 @@ class Sampler:
         return replace(case, sizes=sizes, edits=tuple(inside))
 
     def sizes(self, choose: Chooser, signature: Signature, style: str) -> dict[str, int]:
-        """A size for each symbol, within the limits on elements and work."""
+        """Draw a size for each symbol, within the limits on elements and work."""
         symbols = [symbol for symbol in signature.symbols if symbol not in self.ties]
         long = {choose(symbols), choose(symbols)} if style == "any" and symbols and choose(range(4)) == 0 else set()
         if style == "any" and symbols and not long:
@@ -165,7 +165,7 @@ class Sampler:
         return sizes
 
     def _at_least(self, symbol: str, size: int, least: int) -> int:
-        """A size that is no smaller than an option asks for."""
+        """Return a size no smaller than an option requires."""
         if size >= least or symbol not in self.shapes:
             return max(size, least)
         fitting = [given for given in self.shapes[symbol] if given >= least]
@@ -203,12 +203,12 @@ class Sampler:
         return -(-size // step) * step
 
     def _step(self, signature: Signature, symbol: str, sizes: Mapping[str, int]) -> int:
-        """What a symbol, and all that are tied to it, must be a multiple of."""
+        """Return the number that a symbol, and all symbols tied with it, must be a multiple of."""
         alike = [symbol, *(tied for tied, other in self.ties.items() if other == symbol and tied in signature.symbols)]
         return math.lcm(*(self.definition.step(signature, name, sizes) for name in alike))
 
     def _divisors(self, symbol: str) -> Sequence[int]:
-        """The sizes of the op for a symbol that divide one of the caller's, where another must be a multiple of it."""
+        """Return the op's sizes for a symbol that divide one of the caller's sizes of another symbol, if they must."""
         result: Sequence[int] = self.definition.sizes.allowed[symbol]
         for name, partner in self.definition.sizes.multiples.items():
             if partner == symbol and name in self.shapes:
@@ -216,7 +216,7 @@ class Sampler:
         return result
 
     def _dividing(self, symbol: str, pool: Sequence[int]) -> Sequence[int]:
-        """Of the caller's sizes those of which one for another symbol is a multiple, where it must be."""
+        """Return the caller's sizes for a symbol that divide a size of another symbol, if they must."""
         for name, partner in self.definition.sizes.multiples.items():
             if partner != symbol or name not in self.shapes:
                 continue
@@ -233,7 +233,7 @@ class Sampler:
         return pool
 
     def _given(self, choose: Chooser, symbol: str, style: str) -> Sequence[int]:
-        """The caller's sizes; of a long range mostly its boundary sizes."""
+        """Return the caller's sizes; of a long range mostly its boundary sizes."""
         given = self.shapes[symbol]
         if len(given) <= 8:
             return given
@@ -242,7 +242,7 @@ class Sampler:
         return boundary if choose(range(4)) else given
 
     def _smaller(self, signature: Signature, symbol: str, sizes: Mapping[str, int]) -> int:
-        """About half of a size, if that may be."""
+        """Return about half of a size, if the symbol may have it."""
         step = self._step(signature, symbol, sizes)
         half = max(step, sizes[symbol] // 2 // step * step)
         # A reference refuses sizes that it doesn't allow.
@@ -262,12 +262,12 @@ class Sampler:
         return self.cost(sizes)[0] <= (self.most_turns or 0)
 
     def _is_less(self, signature: Signature, smaller: Mapping[str, int], sizes: Mapping[str, int]) -> bool:
-        """Whether any of what is too much is less of smaller sizes."""
+        """Whether smaller sizes reduce any excess."""
         both = zip(self._excess(signature, smaller), self._excess(signature, sizes), strict=True)
         return any(less < more for less, more in both)
 
     def _excess(self, signature: Signature, sizes: Mapping[str, int]) -> list[int]:
-        """How much more work there is than may be, elements of each tensor, and turns; zero where it is no more."""
+        """Return by how much the work, the elements of each tensor and the interpreter's steps exceed their limits."""
         counts = [prod(tensor.shape(sizes)) for tensor in (*signature.tensors, *signature.returns)]
         turns, work = self.cost(sizes)
         over = [turns - (self.most_turns or 0), work - self.most_work, *(n - self.most_elements for n in counts)]
@@ -275,12 +275,12 @@ class Sampler:
 
 
 def real_tensors(signature: Signature) -> list[TensorSpec]:
-    """The tensors whose numbers enter the arithmetic and may be NaN or infinite."""
+    """Return the tensors whose numbers enter the arithmetic and may be NaN or infinite."""
     return [tensor for tensor in signature.tensors if tensor.role == "real" and tensor.dtype != "int8"]
 
 
 def with_values(case: Case, distribution: str, **changes: Any) -> Case:
-    """The case with ``distribution`` for each tensor that has it, the plainest for the rest."""
+    """Return the case with ``distribution`` for each tensor that has it, and the plainest one for the rest."""
     values = {}
     for tensor in case.signature.tensors:
         names = names_of(tensor)

@@ -1,4 +1,4 @@
-"""Cases out of a store of goldens: what was evaluated once, anywhere, judges a kernel here."""
+"""Cases from a golden store: goldens evaluated once, on any machine, judge a kernel here."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,20 +17,20 @@ _seen: dict[str, str] = {}  # the op of each record read: a key is a digest of i
 
 @dataclass(frozen=True)
 class Stored:
-    """A case whose goldens are known, and the record that they come from."""
+    """A case with known goldens, and the record that they come from."""
 
     case: Case
     goldens: tuple[Golden, ...]
 
 
 def stored_cases(url: str, sampler: Sampler) -> Iterator[Stored]:
-    """The records of the store at ``url`` that answer what is being examined: op, dtypes, options and shapes.
+    """Return the records of the store at ``url`` that match the examination: op, dtypes, options and shapes.
 
-    An op whose results depend on a choice of the kernel's (top-k ids) has none: its goldens belong to another choice.
+    An op whose results depend on a choice of the kernel (top-k ids) has none: its goldens belong to another choice.
     Records of earlier definitions or inputs, or of another format, are left out.
 
-    Raises `StoreError`, also where there is no store or this machine draws other inputs than a record's, and
-    `DamagedRecord` where a record isn't as it was written.
+    Raises `StoreError` also if there is no store, or if this machine draws other inputs than a record's, and
+    `DamagedRecord` if a record isn't as it was written.
     """
     if sampler.definition.outputs.chosen:
         return
@@ -49,7 +49,7 @@ def stored_cases(url: str, sampler: Sampler) -> Iterator[Stored]:
 
 
 def _case(record: Record, out_dtype: str | None) -> Case:
-    """The call that the record answers."""
+    """Return the call that the record answers."""
     recipe = record.recipe
     if fingerprint(recipe.tensors(), recipe.keywords()) != record.inputs:
         raise StoreError(

@@ -24,7 +24,7 @@ The unit of independence is a call with fresh data: elements of one call share o
 honest kernel exceeds `MARGIN` F on a given side with a probability of at most 1/2; `UNITS` calls that all exceed it
 on one side prove the bias. The first call that doesn't ends the test, so honest kernels cost two or three calls.
 
-The ways in which an honest kernel may round the stages of a contract, and what its results then are.
+Next, the ways in which a correct kernel may round the stages of a contract, and its results then.
 
 A stage is rounded to nearest or left as it is. Of a stage value z the error of rounding is a function of z, not of
 chance: over values spread evenly within the gaps of the format its mean is zero, over few values (silu of integers),
@@ -64,22 +64,22 @@ Ends = tuple[Tensor, Tensor]
 WEIGHTS = ("rounded", "rounded and added up", "normalised")
 """How the stage "probabilities" of attention may be rounded: before the division, and the sum of the weights taken of
 what was rounded or of what was not; or after it."""
-_MOST_STAGES = 3  # of which every combination is tried
+_MOST_STAGES = 3  # the most stages of which every combination is tried: each is an evaluation of the definition
 _WEIGHTS_STAGE = "probabilities"
 
 
 @dataclass(frozen=True)
 class Way:
-    """Which stages a kernel rounds, each to its format; ``weights`` is how, of attention's."""
+    """The stages that a kernel rounds, each to its format; ``weights`` says how it rounds attention's."""
 
     stages: Mapping[str, Format]
     weights: str = WEIGHTS[0]
 
 
 def ways(model: RoundingModel) -> Iterator[Way]:
-    """What kernels that keep a contract of this model may do with its stages, the one that rounds none left out.
+    """Yield the combinations of stages that a kernel under this model may round, except none at all.
 
-    Stages at least as fine as the arithmetic round nothing beyond it. Of many stages: all of them, and each alone.
+    Stages at least as fine as the arithmetic round nothing more. Of many stages: all of them, and each alone.
     """
     coarse = {name: format for name, format in model.stages.items() if format.precision < model.compute.precision}
     sizes = range(1, len(coarse) + 1) if len(coarse) <= _MOST_STAGES else (1, len(coarse))
@@ -92,8 +92,8 @@ def ways(model: RoundingModel) -> Iterator[Way]:
 class NearestBalls(BallArithmetic):
     """Balls under a ``model`` without stages, whose stages are rounded to nearest in a ``way``.
 
-    ``ends`` are those of each stage value in turn, found before by another evaluation; where left out, they are those
-    of the balls themselves, and ``found``. ``rounds`` tells afterwards whether anything was rounded.
+    ``ends`` are those of each stage value in turn, from an earlier evaluation; if left out, they are those of the balls
+    themselves, and are kept in ``found``. ``rounds`` says afterwards whether anything was rounded.
     """
 
     def __init__(self, model: RoundingModel, way: Way, ends: Sequence[Ends] | None = None) -> None:
@@ -123,9 +123,10 @@ class NearestBalls(BallArithmetic):
         return Ball(torch.where(open_, x.mid, mid), torch.where(open_, math.inf, rad), self.model)
 
     def attend(self, scores: Ball, visible: Tensor, values: Ball, sinks: Ball | None) -> tuple[Ball, Ball]:
-        """As the right definition has it, moved by what rounding its weights in this way does to the output.
+        """Evaluate the definition, moved by the effect on the output of rounding its weights in this way.
 
-        Weights are rounded as their exact values are: which side of a midpoint a kernel's falls on is left to chance.
+        Weights are rounded as their exact values are: the side of a midpoint on which a kernel's values fall is left to
+        chance.
         """
         out, lse = super().attend(scores, visible, values, sinks)
         format = self.way.stages.get(_WEIGHTS_STAGE)
@@ -157,8 +158,8 @@ UNITS = 32
 MARGIN = 1.5
 """Beyond F by this factor: then even a mean of F, seen as rare steps of one ulp, exceeds in half the calls at most."""
 
-_CROWDED = 3.0  # standard deviations
-_STRIDE = 104_729  # between the seeds of two units
+_CROWDED = 3.0  # standard deviations above the mean of evenly spread results
+_STRIDE = 104_729  # between the seeds of two calls: a prime, so that series from near seeds share none
 
 STATISTICS: Mapping[str, tuple[Side, Side]] = {
     "mean": ("downward", "upward"),
@@ -171,10 +172,10 @@ Evaluate = Callable[[Case, BallArithmetic], list[Golden]]
 
 @dataclass(frozen=True)
 class Score:
-    """One statistic of one result in one call: T, and F that one-sided freedoms explain at most.
+    """One statistic of one result in one call: T, and F, the most that one-sided freedoms explain.
 
-    ``steps`` are the sums of what the store may add downward and upward within the contract's radius, ``spread`` their
-    mean where results are spread evenly, ``variance`` their variance then; all zero where not asked for.
+    ``steps`` are the sums of the possible changes by the store, downward and upward, within the contract's radius,
+    ``spread`` their mean for evenly spread results, ``variance`` their variance then; all zero if not requested.
     """
 
     result: str
@@ -188,37 +189,39 @@ class Score:
 
     @property
     def side(self) -> int:
-        """-1 or 1 where T lies beyond what the contract's freedoms explain, else 0."""
+        """-1 or 1 if T is beyond what the contract's freedoms explain, else 0."""
         if not self.beyond > 0:
             return 0
         return 1 if self.total > 0 else -1
 
     @property
     def beyond(self) -> float:
-        """By how much."""
+        """The amount by which T is beyond that."""
         return abs(self.total) - MARGIN * self.free
 
 
 def one_sided(model: RoundingModel, bits: int) -> RoundingModel:
-    """The part of a contract's model that an honest kernel may spend on one side, of inputs of so many ``bits``.
+    """Return the part of a contract's model that a correct kernel may spend on one side, for inputs of so many
+    ``bits``.
 
-    Roundings to nearest of stages are left out, and of sums in a format at least as fine as the arithmetic around them
-    all but the drift of terms that have few values (`assay.golden.arithmetic.model`). A matrix unit truncates, and
-    coarse accumulators stagnate: their errors have a sign, and stay in; so do all rescalings.
+    It leaves out roundings of stages to nearest. Of sums in a format at least as fine as the arithmetic around them it
+    keeps only the drift of terms with few values (`assay.golden.arithmetic.model`). A matrix unit truncates, and coarse
+    accumulators stagnate: their errors have a sign and are kept, as are all rescalings.
     """
     return replace(model, stages={}, chance=Chance(0.0, bits))
 
 
 def unit_cases(case: Case) -> Iterator[Case]:
-    """The calls of a series: the case with fresh data each time."""
+    """Yield the calls of a series: the case with fresh data each time."""
     for unit in range(UNITS):
         yield replace(case, protocol="once", seed=case.seed + unit * _STRIDE)
 
 
 def try_series(case: Case, attempt: Callable[[Case], Result], contract: Contract, evaluate: Evaluate) -> Result:
-    """Calls with fresh data until no side is left on which all of them erred, or all are done: then it is a failure.
+    """Call with fresh data until no side is left on which all calls erred, or until all calls are done, which is a
+    failure.
 
-    ``attempt`` tries one case and judges it element by element; a violation there ends the series. ``evaluate`` gives
+    ``attempt`` tries one case and judges it element by element; a violation there ends the series. ``evaluate`` returns
     the results of a case in an arithmetic.
     """
     leaning: dict[Name, int] | None = None
@@ -253,7 +256,7 @@ def try_series(case: Case, attempt: Callable[[Case], Result], contract: Contract
 
 
 def _not_crowded(leaning: Mapping[Name, int], calls: list[list[Score]]) -> dict[Name, int]:
-    """The statistics that lean beyond what steps over crowded midpoints explain as well."""
+    """Return the statistics that lean further than crowded midpoints explain."""
     left = {}
     for name, side in leaning.items():
         units = [score for result in calls for score in result if (score.result, score.statistic) == name]
@@ -269,10 +272,10 @@ def _not_crowded(leaning: Mapping[Name, int], calls: list[list[Score]]) -> dict[
 def scores(
     result: Result, contract: Contract, evaluate: Evaluate, way: Way | None = None, *, steps: bool = False
 ) -> list[Score] | None:
-    """The statistics of a judged call beside a kernel that rounds stages in this ``way``, or none of them.
+    """Return the statistics of a judged call against a kernel that rounds stages in this ``way``, or rounds none.
 
-    Empty where nothing was left to err, or every result is the nearest number; None where the definition rounds
-    nothing in this way. ``steps``: what the store may add too.
+    Empty if nothing could err, or if every result is the nearest number; None if the definition rounds nothing in this
+    way. ``steps``: also compute the possible changes by the store.
     """
     case = result.case
     indices = [index for index, tensor in enumerate(case.signature.returns) if not tensor.is_integer]
@@ -325,7 +328,7 @@ def _given(result: Result, index: int) -> torch.Tensor:
 
 
 def _stored(exact: torch.Tensor, limits: Tolerance, contract: Contract) -> torch.Tensor:
-    """What an exact computation would have stored."""
+    """Return the results that an exact computation would store."""
     if contract.rounding == "stochastic":
         return exact  # its mean is the exact result
     finite = torch.where(exact.isfinite(), exact, 0.0)
@@ -338,13 +341,13 @@ def _gap(limits: Tolerance) -> torch.Tensor:
 
 
 def _ordinary(limits: Tolerance) -> torch.Tensor:
-    """Judged numbers well inside the range: subnormals may be flushed, and overflow has a side."""
+    """Return the judged numbers well inside the range: subnormals may be flushed, and overflow has a side."""
     size = limits.golden.abs()
     return limits.judged & (size >= 4 * limits.out.smallest_normal) & (size <= limits.out.largest / 4)
 
 
 def _failure(case: Case, seen: list[dict[Name, Score]], sides: Mapping[Name, int]) -> Failure:
-    """The failure that the strongest of the statistics shows."""
+    """Return the failure of the strongest statistic."""
     name = max(sides, key=lambda name: min(abs(unit[name].total) / unit[name].elements for unit in seen))
     result, statistic = name
     mean = sum(unit[name].total / unit[name].elements for unit in seen) / len(seen)

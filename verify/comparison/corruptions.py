@@ -1,6 +1,6 @@
-"""Right outputs made wrong on purpose, in ways that a faulty kernel's are; NumPy alone.
+"""Correct outputs corrupted on purpose, as a faulty kernel might corrupt them; NumPy only.
 
-The gate of an examination shows them to its own check, `assay.mutation` to the comparisons of a test-suite.
+The gate of an examination shows them to its own check, `assay.mutation` to the comparisons of a test suite.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ TILE = 16
 
 
 def of_structure(right: Numbers) -> Iterator[tuple[str, Numbers]]:
-    """(name, corrupted numbers) of at least one number: all of them, then its rows along the last axis.
+    """Yield (name, corrupted numbers) of a nonempty array: changes of all numbers, then of rows along the last axis.
 
-    Of the rows the loudest is zero, then a tile at the end of the last ones, then the first and the last are swapped.
+    The loudest row becomes zero, then a tile at the end of the last rows, then the first and last rows are swapped.
     """
     yield "all zeros", np.zeros_like(right)
     negative: Any = np.asarray(-right)  # of a scalar too
@@ -35,17 +35,17 @@ def of_structure(right: Numbers) -> Iterator[tuple[str, Numbers]]:
 
 
 def sizes(numbers: Numbers) -> NDArray[np.float64]:
-    """Magnitudes, zero where a number is not finite."""
+    """Return magnitudes, zero for numbers that aren't finite."""
     return np.abs(np.where(np.isfinite(numbers), numbers, 0))
 
 
 def loudest(numbers: Numbers) -> tuple[np.intp, ...]:
-    """Where the largest finite magnitude stands, the first of equals."""
+    """Return the index of the largest finite magnitude, the first of equals."""
     return np.unravel_index(int(sizes(numbers).argmax()), numbers.shape) if numbers.ndim else ()
 
 
 def with_element(right: Numbers, index: tuple[np.intp, ...], value: float | complex) -> Numbers:
-    """The same numbers but for one."""
+    """Return the same numbers with one replaced."""
     wrong = right.copy()
     wrong[index] = value
     return wrong

@@ -1,10 +1,9 @@
-"""What an examination's errors look like: a histogram of ratios, and a map of the first output that is wrong.
+"""Error statistics of an examination: a histogram of ratios, a map of the first wrong output, and its wrong region in
+words.
 
-A ratio is |y - golden| / radius; above 1 the contract is broken (`assay.verify.comparison.judge`).
-
-In words, where an output is wrong: ranges, periods and shares of rows and columns, each of them simply true.
-
-The numbers of a small failing case: what went in, and what came out beside what is right.
+A ratio is |y - golden| / radius; above 1 the contract is broken (`assay.verify.comparison.judge`). The words name
+ranges, periods and shares of rows and columns, each of which is true by itself. For a small failing case the inputs and
+outputs themselves are shown beside the goldens.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from assay.verify.cases.case import Case, all_contents
 from assay.verify.comparison.result import Result
 from assay.verify.findings import EDGES, MAP_SHAPE, MOST, STEPS, Comparison, ErrorMap, Numbers, Sample, extent
 
-_FEW = 4  # so many places are listed one by one
+_FEW = 4  # the most indices that are listed one by one
 
 
 def region_in_words(broken: torch.Tensor, dims: Sequence[str]) -> str:
-    """Where the elements of ``broken`` (bool, not all False) are True; ``dims`` name its dimensions.
+    """Return in words where the elements of ``broken`` (bool, not all False) are True; ``dims`` name its dimensions.
 
-    One dimension has elements, two have rows and columns; of more each goes by its name. Places count from 0.
+    One dimension has elements, two have rows and columns; more go by their names. Indices count from 0.
     """
     count, total = int(broken.sum()), broken.numel()
     if count == total:
@@ -41,7 +40,7 @@ def region_in_words(broken: torch.Tensor, dims: Sequence[str]) -> str:
 
 
 def _name(axis: int, dims: Sequence[str]) -> tuple[str, str]:
-    """What one place along an axis is called, and many."""
+    """Return the singular and plural names of an index along an axis."""
     if len(dims) == 1:
         return "element", "elements"
     if len(dims) == 2:
@@ -50,7 +49,7 @@ def _name(axis: int, dims: Sequence[str]) -> tuple[str, str]:
 
 
 def _hit(broken: torch.Tensor, axis: int) -> list[bool]:
-    """Whether anything is broken at each place along an axis."""
+    """Return whether anything is broken at each index along an axis."""
     others = tuple(other for other in range(broken.ndim) if other != axis)
     results: list[bool] = (broken.any(dim=others) if others else broken).tolist()
     return results
@@ -62,7 +61,7 @@ def _percent(count: int, total: int) -> str:
 
 
 def _phrase(hit: list[bool], name: tuple[str, str]) -> str:
-    """Some but not all places along an axis."""
+    """Describe some but not all indices along an axis."""
     one, many = name
     size, indices = len(hit), [index for index, result in enumerate(hit) if result]
     first, last, count = indices[0], indices[-1], len(indices)
@@ -84,7 +83,8 @@ def _phrase(hit: list[bool], name: tuple[str, str]) -> str:
 
 
 def period_of(hit: list[bool]) -> int:
-    """The smallest step after which all places repeat, their number at most: Knuth, Morris, Pratt's prefix function."""
+    """Return the smallest step after which all values repeat, at most their number (Knuth, Morris, Pratt's prefix
+    function)."""
     borders, length = [0], 0
     for result in hit[1:]:
         while length and hit[length] != result:
@@ -95,7 +95,7 @@ def period_of(hit: list[bool]) -> int:
 
 
 def _pattern(broken: torch.Tensor) -> str:
-    """What else can be said of a matrix that is neither right nor wrong in whole rows and columns."""
+    """Describe a matrix whose wrong elements aren't whole rows and columns."""
     rows, columns = broken.nonzero(as_tuple=True)
     for tile in (1 << power for power in range(min(broken.shape).bit_length() - 1)):
         on_diagonal = rows // tile == columns // tile
@@ -109,7 +109,7 @@ def _pattern(broken: torch.Tensor) -> str:
 
 
 def histogram(ratio: torch.Tensor, unjudged: int) -> tuple[int, ...]:
-    """How many judged elements lie in each bin of `EDGES`.
+    """Return how many judged elements are in each bin of `EDGES`.
 
     ``ratio`` is float64, without NaN, and 0 for the ``unjudged`` elements. Infinite ratios are in the last bin.
     """
@@ -123,14 +123,14 @@ def histogram(ratio: torch.Tensor, unjudged: int) -> tuple[int, ...]:
 
 
 def summed(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
-    """Two histograms as one; an empty one counts nothing."""
+    """Return the sum of two histograms; an empty one counts nothing."""
     if not first or not second:
         return first or second
     return tuple(map(sum, zip(first, second, strict=True)))
 
 
 def map_of(result: Result) -> ErrorMap | None:
-    """The map of the output that a result's failure names; None where no element was judged wrong."""
+    """Return the map of the output that a result's failure names; None if no element was judged wrong."""
     if result.failure is None or result.ratio is None:
         return None
     name = result.failure.output
@@ -139,9 +139,9 @@ def map_of(result: Result) -> ErrorMap | None:
 
 
 def error_map(output: str, ratio: torch.Tensor, dims: Sequence[str]) -> ErrorMap:
-    """The map of an output called ``output`` from the ``ratio`` of each element (float64, NaN where not judged).
+    """Return the map of ``output`` from the ``ratio`` of each element (float64, NaN if not judged).
 
-    ``dims`` name the output's dimensions. Blocks have powers of two as sizes, as kernels' tiles do.
+    ``dims`` name the output's dimensions. Block sizes are powers of two, as those of kernels' tiles.
     """
     shape = tuple(ratio.shape)
     rows, columns = extent(shape)
@@ -155,7 +155,7 @@ def error_map(output: str, ratio: torch.Tensor, dims: Sequence[str]) -> ErrorMap
 
 
 def _block(size: int, most: int) -> int:
-    """The smallest power of two of which at most ``most`` cover ``size``."""
+    """Return the smallest power of two of which at most ``most`` cover ``size``."""
     return 1 << (max(1, -(-size // most)) - 1).bit_length()
 
 
@@ -167,11 +167,11 @@ def _three_digits(ratio: float) -> float | None:
 
 
 AROUND = 12
-"""Of an output with more than `MOST` elements so many about the failing one are shown."""
+"""Elements shown around the failing one, of an output with more than `MOST` elements."""
 
 
 def sample_of(case: Case, result: Result | None) -> Sample:
-    """The numbers of a failing case; ``result`` is what trying it showed, where that is known."""
+    """Return the numbers of a failing case; ``result`` is the result of trying it, if known."""
     small = [tensor.name for tensor in case.signature.tensors if math.prod(case.shape(tensor)) <= MOST]
     values = all_contents(case) if small else {}
     inputs = tuple(Numbers(name, tuple(values[name].shape), _numbers(values[name])) for name in small)

@@ -28,10 +28,10 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Ends:
-    """The ends of what a contract allows, as stored.
+    """The ends of the interval that a contract allows, as stored numbers.
 
-    ``low`` and ``high`` are the least and the largest output that it certainly does not forbid, ``sure_low`` and
-    ``sure_high`` those that it certainly allows.
+    ``low`` and ``high`` are the least and the largest output that isn't certainly forbidden, ``sure_low`` and
+    ``sure_high`` those that are certainly allowed.
     """
 
     low: Tensor
@@ -43,12 +43,12 @@ class Ends:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What a contract allows of one output.
+    """The outputs that a contract allows.
 
-    ``judged`` is where it says anything. ``inner`` is the radius before the store, of which the golden's ``own``, once,
-    is what isn't known. Where ``no_number`` NaN and infinities are allowed beside the interval, and what lies in the
-    ball ``beside`` (NaN where there is none): a number that follows from an overflow inside. ``codes`` are the ends
-    where the definition has rounded already.
+    ``judged`` marks the elements that it restricts. ``inner`` is the radius before the store, which includes the
+    golden's uncertainty ``own`` once. Where ``no_number``, NaN and infinities are allowed besides the interval, and so
+    are numbers of the ball ``beside`` (NaN: no ball): those that follow from an overflow inside. ``codes`` are the ends
+    if the definition itself rounds.
     """
 
     golden: Tensor
@@ -63,17 +63,17 @@ class Tolerance:
 
     @property
     def exact(self) -> Tensor:
-        """Where no freedom is left before the store."""
+        """The elements for which nothing but the stored golden is allowed."""
         return self.inner == 0
 
     @property
     def share(self) -> float:
-        """What the store may add to the radius, as a part of a gap between two numbers of the format."""
+        """The part of a gap between two numbers of the format that the store may add to the radius."""
         return 0.5 if self.codes is not None or self.contract.rounding in _NEAREST else 1.0
 
     @cached_property
     def ends(self) -> Ends:
-        """The ends of the intervals; most outputs lie so far inside that nobody asks for them."""
+        """The ends of the intervals; computed on demand, since most outputs are well inside."""
         if self.codes is not None:
             return self.codes
         out, contract, value, inner = self.out, self.contract, self.golden, self.inner
@@ -86,11 +86,11 @@ class Tolerance:
         return Ends(low, high, sure_low, sure_high, may_be_nan)
 
     def is_clear(self, distance: Tensor, gap: Tensor) -> bool:
-        """Whether all that is judged is certainly allowed, though the ends may allow more.
+        """Whether every judged element is certainly allowed, by a cheap test that may miss some.
 
-        ``distance`` is |y - golden|, ``gap`` that between y and its neighbour towards the golden. Of a y within
-        B - r of the golden the exact result may be y itself; one half a gap farther off is what is nearest to a number
-        that it may be, and one a whole gap farther off what lies next to one.
+        ``distance`` is |y - golden|, ``gap`` that between y and its neighbour towards the golden. If y is within B - r
+        of the golden, the exact result may be y itself; half a gap farther off, y is the nearest to a possible result;
+        a whole gap farther off, y is next to one.
         """
         if self.codes is not None:
             return False
@@ -106,11 +106,11 @@ _COMPARED = 2.0**-40  # more than the float64 roundings of a distance and of wha
 
 @dataclass(frozen=True)
 class Judgement:
-    """An output's verdict, element by element.
+    """The judgement of an output, element by element.
 
-    ``ratio`` is |y - golden| / ``radius``: above one where the contract is broken (infinite where y is NaN or
-    infinite and shouldn't be), zero where it isn't judged. The radius is the one before the store and the store's
-    share of the gap between y and its neighbour towards the golden; y lies within it just where the interval allows y.
+    ``ratio`` is |y - golden| / ``radius``: above one if the contract is broken (infinite if y is wrongly NaN or
+    infinite), zero if the element isn't judged. The radius is the one before the store plus the store's share of the
+    gap between y and its neighbour towards the golden; |y - golden| is within it exactly if the interval allows y.
     """
 
     ratio: Tensor
@@ -125,7 +125,7 @@ class Judgement:
         return float(self.ratio.max()) if self.ratio.numel() else 0.0
 
     def worst_index(self) -> tuple[int, ...]:
-        """Where the contract is broken worst, the first of equals."""
+        """Return the index of the element that breaks the contract worst, the first of equals."""
         score = torch.where(self.broken, self.ratio, -1.0)
         flat = int(score.reshape(-1).argmax())
         return coordinates(flat, score.shape)
@@ -141,12 +141,12 @@ def tolerance(
     inside: tuple[Golden, Golden] | None = None,
     spilled: Golden | None = None,
 ) -> Tolerance:
-    """What ``contract`` allows of an output in format ``out``; ``allowed`` is the definition under its model.
+    """Return what ``contract`` allows of an output in format ``out``; ``allowed`` is the definition under its model.
 
-    ``rounded``: the definition has rounded already, and its balls hold whole codes. What the contract allows is then
-    the codes within ``allowed``, and of the golden's own; nothing lies between them that could be left unresolved.
-    ``inside``: what is allowed where a kernel that may overflow inside doesn't, and where it does. ``spilled``: what is
-    where NaN and infinities of what is masked or never read come out, of infinite radius.
+    ``rounded``: the definition itself rounds, and its balls hold whole codes. The contract then allows the codes within
+    ``allowed`` and within the golden's own ball; none can be unresolved. ``inside``: the evaluations of a kernel that
+    could overflow inside, without and with that overflow. ``spilled``: the evaluation in which NaN and infinities of
+    masked or unread elements spread; its radius is infinite there.
     """
     value, own, radius = golden.value.double(), golden.radius, allowed.radius
     if not rounded:  # of a choice that rounding leaves open the exact result is one end, and the middle another number
@@ -181,21 +181,21 @@ def tolerance(
 
 
 def _largest(x: Tensor) -> float:
-    """The largest element, NaN where one is; zero of none."""
+    """Return the largest element, NaN if one is NaN, 0 if there is none."""
     return float(x.max()) if x.numel() else 0.0
 
 
 def _codes(codes: Golden, radius: Tensor, out: Format) -> tuple[Tensor, Tensor]:
-    """The least and the largest code in a ball."""
+    """Return the least and the largest code in a ball."""
     middle = torch.where(codes.value.isfinite(), codes.value.double(), 0.0)
     radius = torch.where(radius.isfinite(), radius, 0.0)
     return round_to(middle - radius, out, overflow="saturate"), round_to(middle + radius, out, overflow="saturate")
 
 
 def _interval(value: Tensor, radius: Tensor, out: Format, contract: Contract) -> tuple[Tensor, Tensor, Tensor]:
-    """The stored ends of value +- radius, and where the contract makes an overflow NaN.
+    """Return the stored ends of value +- radius, and the elements at which the contract turns an overflow into NaN.
 
-    Where one end overflows the largest number remains on that side; where both do, no number (two NaN).
+    If one end overflows, the largest number replaces it; if both do, no number is left (two NaN).
     """
     down, up = ENDS_OF_ROUNDING[contract.rounding]
     overflow = cast(Overflow, contract.overflow)
@@ -209,7 +209,7 @@ def _interval(value: Tensor, radius: Tensor, out: Format, contract: Contract) ->
 
 
 def judge(got: Tensor, allowed: Tolerance) -> Judgement:
-    """Each element of ``got`` (any dtype) against what is allowed."""
+    """Judge each element of ``got`` (any dtype)."""
     y, golden = got.detach().cpu().double(), allowed.golden
     distance = (y - golden).abs()
     gap = ulp_towards(y, golden, allowed.out)

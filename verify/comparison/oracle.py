@@ -1,4 +1,4 @@
-"""Appraising the outputs of a case: goldens and tolerances for its inputs, and each output against them."""
+"""The oracle: evaluates goldens and tolerances of a case, and judges each output by them."""
 
 from __future__ import annotations
 
@@ -38,17 +38,18 @@ BEYOND = "beyond what float64 holds"
 OPEN = "where any number is within the contract (errors without a bound, or the op leaves it open)"
 """Reasons why an element isn't judged."""
 
-_ARB_WORK = 20_000
-_ARB_DIGITS = 40
+_ARB_WORK = 20_000  # operations: Arb works number by number, and slowly
+_ARB_DIGITS = 40  # more than twice those of float64, so that what balls leave unresolved is decided
 
 Values = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Oracle:
-    """Judges outputs by ``contract``, against ``known`` goldens where they needn't be evaluated.
+    """Judges outputs by ``contract``, against ``known`` goldens if they don't have to be evaluated.
 
-    ``by_chance``: by what rounding is likely to do under the contract (`suspicion`), and not by its worst case.
+    ``by_chance``: judge by the statistical bound (`assay.verify.comparison.statistics`), not by the contract's worst
+    case.
     """
 
     contract: Contract
@@ -59,7 +60,7 @@ class Oracle:
     def judge(
         self, case: Case, values: Values, outputs: tuple[torch.Tensor, ...], besides: Container[str] = ()
     ) -> Result:
-        """The outputs against the goldens, element by element, ``besides`` those of these names."""
+        """Judge the outputs against the goldens, element by element, except those named in ``besides``."""
         definition, signature = case.definition, case.signature
         named = {tensor.name: output for tensor, output in zip(signature.returns, outputs, strict=True)}
         chosen = {name: named[name].detach().cpu() for name in definition.outputs.chosen}
@@ -100,7 +101,7 @@ class Oracle:
         return result
 
     def _left_out(self, output: str, limits: Tolerance, *, finite: bool) -> Counter[tuple[str, str]]:
-        """How many elements aren't judged, by output and reason."""
+        """Return the number of unjudged elements, by output and reason."""
         without = ~limits.judged
         total = int(without.count_nonzero())
         if not total:
@@ -118,7 +119,8 @@ class Oracle:
         *,
         proven: bool = False,
     ) -> list[Tolerance]:
-        """What the contract allows of each output, for inputs of these ``values``; ``proven``: by Arb."""
+        """Return what the contract allows of each output, for inputs of these ``values``; ``proven``: evaluated by
+        Arb."""
         model = self.model(case)
         with one_thread():
             if proven or self.known is None:
@@ -141,12 +143,13 @@ class Oracle:
 
     @standard_environment()
     def under(self, case: Case, arithmetic: BallArithmetic) -> list[Golden]:
-        """The results of a case, with its own data, in other balls; choices are those of the definition."""
+        """Return the results of a case on its own data in another ball arithmetic; choices are those of the
+        definition."""
         with one_thread():
             return self._evaluate(case, all_contents(case), None, arithmetic)
 
     def model(self, case: Case) -> RoundingModel:
-        """The contract's model of a case, whose roundings may be left to chance."""
+        """Return the contract's rounding model for a case, statistical if ``by_chance``."""
         format = case.input_format
         model = self.contract.model(case.definition, format)
         if not self.by_chance:
@@ -160,7 +163,8 @@ class Oracle:
         return [_one_number(golden_of(part)) for part in _run(case, values, xp, chosen)]
 
     def admitted(self, case: Case, values: Values, chosen: Values) -> torch.Tensor | None:
-        """Which of a kernel's own choices the contract admits, element by element; None: intervals judge them all."""
+        """Return which of the kernel's own choices the contract admits, element by element; None if intervals judge
+        them all."""
         definition = case.definition
         if definition.outputs.accepts is None:
             return None
@@ -171,7 +175,8 @@ class Oracle:
         return right
 
     def _wrong_choice(self, case: Case, values: Values, chosen: Values) -> tuple[Failure, torch.Tensor] | None:
-        """A choice that no kernel under the contract may make, and the ratio of each: 0 or infinite."""
+        """Return the failure of a choice that no kernel under the contract may make, and the ratio of each: 0 or
+        infinite."""
         right = self.admitted(case, values, chosen)
         if right is None or bool(right.all()):
             return None
@@ -196,7 +201,8 @@ class Oracle:
 
 
 def _has_one_order(definition: Spec) -> bool:
-    """Whether all kernels overflow at the same places: in products and gradients that hangs on the order of factors."""
+    """Whether all kernels overflow at the same elements; in products and gradients that depends on the order of
+    factors."""
     return not definition.sizes.work and definition.outputs.gradient_of is None
 
 
@@ -208,11 +214,11 @@ def tolerances_of(
     inside: Sequence[tuple[Golden, Golden]] = (),
     spilled: Sequence[Golden] = (),
 ) -> list[Tolerance]:
-    """What a contract allows of each result, whose exact value is ``golden`` and which its model takes to ``allowed``.
+    """Return what a contract allows of each result, from its exact value ``golden`` and its evaluation under the model.
 
-    ``inside``: what it takes each to where nothing overflows inside, and where what does is infinite from there on;
-    ``spilled``: where NaN and infinities of what is masked or never read come out. Integers are judged as numbers;
-    those between ends, such as the places of equal numbers, are all right.
+    ``inside``: the evaluation without overflow inside, and the one with infinity from an overflow on. ``spilled``: the
+    evaluation in which NaN and infinities of masked or unread elements spread. Integers are judged as numbers; any
+    integer between the ends is right, such as the indices of equal numbers.
     """
     whole = [dtype in INTEGERS for dtype in case.result_dtypes]
     golden = [
@@ -237,19 +243,19 @@ def tolerances_of(
 
 
 def _lie_apart(golden: Golden, allowed: Golden) -> bool:
-    """Whether no exact result can lie both within a golden and within what a contract allows."""
+    """Whether some golden and its allowed ball are disjoint, so that no exact result is in both."""
     return bool(((golden.value - allowed.value).abs() > golden.radius + allowed.radius).any())
 
 
 def _one_number(golden: Golden) -> Golden:
-    """The golden without its low part, which the radius takes in."""
+    """Return the golden without its low part, which the radius absorbs."""
     if golden.low is None:
         return golden
     return Golden(golden.value, golden.radius + golden.low.abs())
 
 
 def _is_finite(definition: Spec, values: Values) -> bool:
-    """Whether all numbers are that a result depends on."""
+    """Whether all numbers on which a result depends are finite."""
     unused = definition.inputs.unused(*values.values()) if definition.inputs.unused else {}
     return all(
         bool((value.double().isfinite() | unused.get(name, torch.tensor(False))).all())
@@ -259,7 +265,7 @@ def _is_finite(definition: Spec, values: Values) -> bool:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Small tensors on one thread: a pool's barriers cost more than they save, and far more on a busy machine."""
+    """Run torch on one thread: for small tensors a pool's barriers cost more than they save, most on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -275,8 +281,11 @@ def _run(case: Case, values: Values, xp: Any, chosen: Values | None) -> tuple[An
 
 
 def failure_of(case: Case, name: str, got: torch.Tensor, judgement: Judgement) -> Failure:
-    """The failure that the worst element of a judgement shows, with what the store may add where the golden lies: far
-    off, where numbers are farther apart, that is more, and no measure of how far."""
+    """Build a Failure from the worst element of a judgement.
+
+    The store's share of the radius is taken from the format's spacing at the golden value; at a value far off the
+    spacing is larger, and no measure of the error.
+    """
     index, limits = judgement.worst_index(), judgement.tolerance
     y, golden = float(got[index]), float(limits.golden[index])
     violations = int(judgement.broken.sum())
@@ -304,7 +313,7 @@ def failure_of(case: Case, name: str, got: torch.Tensor, judgement: Judgement) -
 
 
 def _greatest(got: torch.Tensor, judgement: Judgement) -> tuple[Difference | None, Difference | None]:
-    """The greatest absolute and the greatest relative difference among the elements that break the contract."""
+    """Return the greatest absolute and relative differences among the elements that break the contract."""
     golden = judgement.tolerance.golden
     absolute = torch.where(judgement.broken, (got.detach().cpu().double() - golden).abs(), torch.nan)
     results = []

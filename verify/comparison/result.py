@@ -1,4 +1,4 @@
-"""What a trial shows: a `Result`, with a `Failure` where the contract was provably broken."""
+"""The result of a trial, with a `Failure` if the contract was provably broken."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from assay.verify.findings import Failure
 
 @dataclass(frozen=True)
 class Result:
-    """What one trial showed.
+    """The result of one trial.
 
-    ``histogram`` counts the judged elements by ratio (`error_map.histogram`). ``ratio`` is that of each
-    element of the output that a failure names, float64, NaN where it isn't judged. ``sampled`` says what was judged of
-    a case that is too large to be judged whole. ``judged_of`` counts the judged elements by output, ``left_out`` the
-    others by output and reason.
+    ``histogram`` counts the judged elements by ratio (`error_map.histogram`). ``ratio`` has the ratio of each element
+    of the output that a failure names, float64, NaN for unjudged elements. ``sampled`` says what was judged of a case
+    that is too large to judge whole. ``judged_of`` counts the judged elements by output, ``left_out`` the others by
+    output and reason.
     """
 
     case: Case
@@ -45,7 +45,8 @@ UNDECIDED = "where rounding decides what the reference computes"
 
 
 def undecided(case: Case, error: Undecided) -> Result:
-    """Nothing judged: the reference asks what its numbers leave open."""
+    """Return a result without judged elements: the reference branches on a comparison that its numbers leave
+    undecided."""
     left_out: Counter[tuple[str, str]] = Counter()
     for tensor in case.signature.returns:
         left_out[tensor.name, f"{UNDECIDED} ({error.line})"] = math.prod(case.shape(tensor))
@@ -53,7 +54,7 @@ def undecided(case: Case, error: Undecided) -> Result:
 
 
 def by_reason(left_out: Counter[tuple[str, str]]) -> dict[str, int]:
-    """How many elements of all outputs aren't judged, by reason."""
+    """Return the number of unjudged elements of all outputs, by reason."""
     reasons: Counter[str] = Counter()
     for (_, reason), count in left_out.items():
         reasons[reason] += count

@@ -1,8 +1,7 @@
-"""Judging a case that is too large to be judged whole: samples of it against their goldens alone.
+"""Judging of cases that are too large to evaluate whole: samples are judged against goldens of their own.
 
-Where a sample breaks the contract, the first place along each axis that does is searched for.
-
-Which places of a large case are judged: first and last ones, those beside tiles, strange and random ones.
+Sampled are the first and last elements, those next to tile boundaries, unusual ones and random ones. If a sample breaks
+the contract, the first wrong index along each axis is searched for.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ from assay.verify.findings import Difference, Failure
 Tensor = torch.Tensor
 Blocks = dict[Axis, list[int]]
 
-_MOST = 256  # blocks of an axis
+_MOST = 256  # the most blocks of an axis that are considered
 _TILES = (16, 64, 128)
-_COUNTED = (2**15, 2**16)  # rows that 16 bits count
-_NEIGHBOURS = (4, 1)  # places of a tiling rule, fewer where these are too much work
+_COUNTED = (2**15, 2**16)  # the ends of signed and unsigned 16-bit counters
+_NEIGHBOURS = (4, 1)  # neighbouring indices in a tile of a tiling rule; 1 if 4 are too much work
 _PARTS = 6
 _WORK = 2.0**25  # operations, and
 _ELEMENTS = 2.0**20  # numbers of the tensors, that take about a sixth of a second each
-_PATIENCE = 16.0  # times as much is done where less can't be
+_PATIENCE = 16.0  # the first part may take this many budgets if it can't be smaller, so that something is judged
 
 
 def strange_places(output: Tensor) -> list[tuple[int, ...]]:
-    """The largest and the least element, and the first and last of those that are no numbers, and of the zeros."""
+    """Return the indices of the largest and least elements, and of the first and last NaN or infinity, and zero."""
     flat = output.detach().reshape(-1)
     if not flat.numel():
         return []
@@ -57,9 +56,9 @@ def strange_places(output: Tensor) -> list[tuple[int, ...]]:
 def cuts_of(
     case: Case, values: Mapping[str, Tensor], outputs: tuple[Tensor, ...], chance: random.Random
 ) -> Iterator[tuple[Cut, Case]]:
-    """Parts of the case, each with the case whose options it has.
+    """Yield parts of the case, each with the case under its options.
 
-    Their work is bounded, and so none may be left.
+    Their total work is bounded, so there may be none.
     """
     if _load(case, Cut()) <= 1:
         yield Cut(), case
@@ -78,7 +77,7 @@ def cuts_of(
 
 
 def _strange(case: Case, outputs: tuple[Tensor, ...]) -> dict[str, list[int]]:
-    """The strange places of all results, by symbol; of heads the groups too."""
+    """Return the unusual indices of all results, by symbol, and for heads those of their groups too."""
     results: dict[str, list[int]] = {}
     for tensor, output in zip(case.signature.returns, outputs, strict=True):
         for index in strange_places(output):
@@ -92,7 +91,7 @@ def _strange(case: Case, outputs: tuple[Tensor, ...]) -> dict[str, list[int]]:
 
 
 def _blocks(axis: Axis, strange: list[int], size: int, chance: random.Random) -> list[int]:
-    """Blocks of an axis in the order of what they are worth."""
+    """Return blocks of an axis, the most informative first."""
     borders = [tile * times for tile in _TILES for times in (1, (size - 1) // tile)]
     beside = [index for border in (*borders, *_COUNTED) for index in (border, border - 1) if 0 < index < size]
     wanted = [axis.blocks - 1, 0, *(axis.block(index) for index in (*strange, *beside))]
@@ -107,8 +106,11 @@ def _parts(
     strange: Mapping[str, list[int]],
     chance: random.Random,
 ) -> list[tuple[Case, Tile | None]]:
-    """Return tiles along a symbol that has a tiling rule, each with the case under its options, the cheapest first, so
-    that the work they leave goes to the others; without such a symbol, the case."""
+    """Return tiles along a symbol with a tiling rule, each with the case under its options; without such a symbol, the
+    case.
+
+    The cheapest come first, so that the work they leave goes to the others.
+    """
     results: list[tuple[Case, Tile]] = []
     least: list[float] = []
     for symbol, part in case.definition.axes.tiling.items():
@@ -127,7 +129,8 @@ def _parts(
 
 
 def _thinned(case: Case, blocks: Blocks, tile: Tile | None, most: float) -> Cut:
-    """The first of the blocks of each axis, as many as so much work has room for: the costliest axis is halved."""
+    """Return a cut of the first blocks of each axis, within ``most`` work: the costliest axis is halved until it
+    fits."""
 
     def made(chosen: Blocks) -> Cut:
         kept = {axis: torch.tensor(sorted(some)) for axis, some in chosen.items()}
@@ -142,7 +145,7 @@ def _thinned(case: Case, blocks: Blocks, tile: Tile | None, most: float) -> Cut:
 
 
 def _load(case: Case, part: Cut) -> float:
-    """The work of evaluating a part, in units of what a case may take."""
+    """Return the work of evaluating a part, relative to the budget of a case."""
     sizes = {**case.sizes, **{text: len(indices) for text, indices in part.index.items() if text in case.sizes}}
 
     def count(tensor: TensorSpec) -> int:
@@ -167,7 +170,7 @@ _COUNTS = {
 
 
 def judge_samples(oracle: Oracle, case: Case, values: Values, outputs: tuple[torch.Tensor, ...]) -> Result:
-    """The outputs of a large case, as far as samples of them show; the seed of the case chooses these."""
+    """Judge the outputs of a large case by samples, chosen by the seed of the case."""
     result = Result(case, outputs=outputs)
     taken: list[Cut] = []
     for piece, part in cuts_of(case, values, outputs, random.Random(case.seed)):
@@ -191,7 +194,7 @@ def judge_samples(oracle: Oracle, case: Case, values: Values, outputs: tuple[tor
 
 
 def _judged(oracle: Oracle, case: Case, cut: Cut, values: Values, outputs: tuple[torch.Tensor, ...]) -> Result:
-    """What a part of the case, as a case of its own, shows."""
+    """Return the result of judging a part of the case as a case of its own."""
     returns = case.signature.returns
     parts, sizes = cut.inputs(case.definition, case.signature, values)
     got = tuple(cut.of(tensor, output) for tensor, output in zip(returns, outputs, strict=True))
@@ -209,7 +212,7 @@ def _located(
     values: Values,
     outputs: tuple[torch.Tensor, ...],
 ) -> Failure:
-    """The failure of a sample as one of the whole case, and in words how far along each axis all is right."""
+    """Return the failure of a sample as one of the whole case, with the first wrong index along each axis in words."""
     returned = next(tensor for tensor in case.signature.returns if tensor.name == failure.output)
     words = [f"{failure.violations} of {failure.elements} sampled elements are outside of what the contract allows"]
     for axis, symbol in enumerate(returned.dims):
@@ -249,7 +252,7 @@ def _located(
 
 
 def _counted(case: Case, returned: TensorSpec, axis: int, first: int) -> str:
-    """What ends at a place along an axis, if it is what some integers count: places, or elements of a tensor."""
+    """Return in words which integer limit (of indices or of a tensor's offsets) is passed at an index along an axis."""
     symbol = returned.dims[axis]
     for number, words in _COUNTS.items():
         if first in (number - 1, number):
@@ -265,7 +268,7 @@ def _counted(case: Case, returned: TensorSpec, axis: int, first: int) -> str:
 
 
 def _in_words(case: Case, taken: list[Cut]) -> str:
-    """What was judged: of each result how many places of how many, or why none."""
+    """Return in words how many indices of each result were judged, or why none."""
     said = []
     for tensor in case.signature.returns:
         cuts = [cut for cut in taken if cut.is_complete(tensor)]
@@ -279,14 +282,14 @@ def _in_words(case: Case, taken: list[Cut]) -> str:
 
 
 def case_label(case: Case) -> str:
-    """The sizes of a case, and the options that aren't at their defaults."""
+    """Return the sizes of a case, and its options that differ from their defaults, as text."""
     defaults = {name: option.default for name, option in case.definition.options.items()}
     changed = {name: value for name, value in case.options.items() if value != defaults[name]}
     return ", ".join(f"{name}={value}" for name, value in {**case.sizes, **changed}.items())
 
 
 def _count(indices: list[torch.Tensor | None], size: int) -> str:
-    """How many places along a dimension some cut keeps, of how many; None keeps all."""
+    """Return how many indices along a dimension the cuts cover, as text; None covers all."""
     kept = [index for index in indices if index is not None]
     if len(kept) < len(indices) or not kept:
         return str(size)

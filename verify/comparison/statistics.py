@@ -1,12 +1,12 @@
-"""The second level of judgement: within the contract's worst case, and far outside of what rounding does.
+"""The statistical bound: errors within the contract's worst case, but far larger than rounding plausibly causes.
 
-A contract's tolerance holds whatever its roundings do, and grows with the length n of a sum as n u: at 16,384 columns
-a float32 softmax may be off by 1.4e-3. What honest kernels do grows as sqrt(n) u. An error beyond that
-(`assay.golden.arithmetic.model`: the bound, its constant and the data that it takes) proves nothing, but is
+A contract's tolerance holds whatever its roundings do, and grows with the length n of a sum as n u: at 16,384 columns a
+float32 softmax may be off by 1.4e-3. The errors of correct kernels grow as sqrt(n) u. An error beyond that
+(`assay.golden.arithmetic.model` has the bound, its constant and the data that it assumes) proves nothing, but is
 *suspect*: the same definition is evaluated again under the contract's model with ``chance``.
 
-It is asked of the lengths that an examination tries one after the other, on data drawn independently, as the bound
-supposes. Elements are judged as ever: the output lies in [store(exact - B), store(exact + B)].
+It is applied at the lengths that an examination tries one after the other, on independently drawn data, as the bound
+assumes. An element passes if the output is in [store(exact - B), store(exact + B)].
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ INDEPENDENT = ("normal", "positive")
 
 
 def has_independent_data(case: Case) -> bool:
-    """Whether the data of a case are such as the bound supposes."""
+    """Whether the data of a case satisfy the bound's assumption."""
     real = {tensor.name for tensor in case.signature.tensors if tensor.role == "real"}
     drawn = all(kind in INDEPENDENT for name, kind in case.values.items() if name in real)
     return drawn and case.protocol == "once" and not case.edits
 
 
 def judge_statistically(oracle: Oracle, case: Case, result: Result) -> Result:
-    """The outputs of a result without a failure, judged by what rounding is likely to do.
+    """Judge the outputs of a result without a failure by the statistical bound.
 
-    The failure that it may have is of kind "unlikely"; its ratio says how many times as far off the output is.
+    A failure is of kind "unlikely"; its ratio is the error over that bound.
     """
     if not result.outputs:  # nothing was judged
         return result

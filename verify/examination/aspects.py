@@ -35,13 +35,13 @@ _OF_PROTOCOLS = {
     "alone": "determinism",
     "emitted": "numbers",
 }
-_WHOLE = {"numbers", "shapes", "memory"}  # what a large case shows
+_WHOLE = {"numbers", "shapes", "memory"}  # aspects that a case at a production size shows
 _SUBNORMAL = {"subnormal", "least"}
 _UNUSUAL = {"special", "range", "subnormals"}
-_PLAIN_SIZES = (64, 16)
-_LONGEST = 131  # of sizes about one or two tiles
+_PLAIN_SIZES = (64, 16)  # whole tiles of most kernels, the larger first: a fault of ragged sizes is gone there
+_LONGEST = 131  # the largest of `sampler.TILE`; longer sizes need several blocks, and count as `shapes`
 _ORDER = ("conduct", "determinism", "memory", "layouts", "special", "subnormals", "range", "shapes")
-"""What is taken from a failing case, one after the other."""
+"""The order in which aspects are removed from a failing case: first those whose faults also show as others."""
 
 
 def aspects_of(case: Case) -> set[str]:

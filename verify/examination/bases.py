@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from assay.verify.cases.case import Case
 from assay.verify.cases.sampler import MOST_ELEMENTS, MOST_WORK, Sampler, seeded
 
-MOST_OPTION_SETS = 4
+MOST_OPTION_SETS = 4  # each set multiplies the fixed cases; of more sets this many are drawn
 _MOST = {
     "small": (MOST_ELEMENTS, MOST_WORK, 32),
-    "tile": (2**15, 2**21, 32),  # of a case of one or two tiles: these are many
+    "tile": (2**15, 2**21, 32),  # smaller, as there are many of these cases
     "any": (MOST_ELEMENTS, MOST_WORK, 8),
 }
-"""Elements and work at most, and which part of an interpreter's turns."""
+"""The most elements and work of a case, and the divisor of an interpreter's steps."""
 
 
 def bases(

@@ -29,11 +29,12 @@ from assay.verify.explanation.fault_budget import FaultBudget
 from assay.verify.findings import ASPECTS, GRAVITY, Aspect, Failure
 from assay.verify.harness.runner import KernelHarness, suspicion
 
+# powers of two, where blocks end, their neighbours, and small odd sizes
 _SIZES = (1, 2, 3, 7, 8, 16, 17, 31, 32, 33, 64, 65, 100, 128, 129, 256, 257)
 _LONGER = (512, 513, 1024, 2048, 2049, 4096, 8192)
 _KINDS = ("normal", "positive", "integers", "powers", "small", "wide", "steep", "large_mean")
-_KNOWN_SECONDS = 2.0  # for each
-_SECONDS_OF_CONTRACT = 4.0
+_KNOWN_SECONDS = 2.0  # for the list of sizes, and for that of data
+_SECONDS_OF_CONTRACT = 4.0  # for a quick examination under another contract; the answer is "unknown" after that
 
 
 class Promises:
@@ -137,8 +138,8 @@ class Trials:
 
 
 _OF_SPECIAL_VALUES = ("nonfinite", "subnormals", "overflow", "masked_rows")  # fields of a contract
-_SECONDS = 20.0  # for the shrinking of all that is broken
-_SECONDS_OF_SUSPECT = 4.0
+_SECONDS = 20.0  # for shrinking, shared by the broken aspects: a user waits for the report
+_SECONDS_OF_SUSPECT = 4.0  # less, as a suspect aspect is no proof
 _SECONDS_OF_OTHERS, _MOST_OTHERS = 2.0, 40  # for counting cases that another contract admits
 
 

@@ -26,7 +26,7 @@ from assay.verify.errors import SettingError
 from assay.verify.examination.procedure import examine
 from assay.verify.verdict import Verdict, joint_outcome
 
-_GRACE = 2.0  # seconds that the other ranks have left once one has failed
+_GRACE = 2.0  # seconds for the other ranks once one has failed: they may wait in a collective for ever
 _START = 120.0  # seconds in which a process imports torch and joins the group
 
 

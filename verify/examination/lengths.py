@@ -28,8 +28,8 @@ LENGTHS = (8, 128, 1024, 4096, 16384, 65536)
 QUICKEST = LENGTHS[::2]
 """The lengths of a quick effort."""
 
-_FEW = 3  # of sizes that may be any
-_FULL = {"length": "full"}  # by role: sequences as long as they may be
+_FEW = 3  # for other symbols of free size: several rows, at little work
+_FULL = {"length": "full"}  # by role: sequence lengths at their maximum, so that sums have all their terms
 
 
 def length_cases(sampler: Sampler, *, quick: bool = False) -> list[tuple[int, tuple[Case, ...]]]:

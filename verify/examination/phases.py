@@ -62,14 +62,16 @@ def factor_cases(sampler: Sampler) -> Iterator[Case]:
                     yield replace(ordinary, values={**ordinary.values, tensor.name: "cycled"})
 
 
-_DRAWS = 4  # bases, of which the least work is taken where it is done many times
+_DRAWS = 4  # base cases drawn where each is called many times; the one of least work is taken
 _STYLES = {"after_many": ("small",), "alone": ("small", "tile", "tile", "tile", "any", "any")}
-_SQUARE, _SHORT = 16, 8  # all sizes alike; a row that may be all -inf
-_LONG = (20481, 4097, 1025)  # one size beyond what fits a block
-_SIDE = 256  # rows and columns that hold all numbers of 16 bits
-_MOST_STARTS = 64  # calls that all numbers may take
-_SPOILED = 4  # cases a base whose unused elements are NaN
-_TILES, _LONG_SUM, _PEAK = (64, 128), (64, 512), 100.0  # the last of numbers about one
+_SQUARE, _SHORT = 16, 8  # the size when all are equal; the longest row that is set to -inf throughout
+_LONG = (20481, 4097, 1025)  # one more than multiples of blocks, and beyond what one block holds; the first that fits
+_SIDE = 256  # 256 x 256 elements hold all numbers of 16 bits
+_MOST_STARTS = 64  # the most calls to go through all numbers, if shapes are restricted to small ones
+_SPOILED = 4  # cases for each base whose unused elements are NaN, each with another seed
+_TILES = (64, 128)  # common tile sizes, for all dimensions at once
+_LONG_SUM = (64, 512)  # a tile, and a sum over several of them
+_PEAK = 100.0  # far above normal numbers: it dominates a softmax or a norm if it is taken in
 _BLOCK_BOUNDARIES = (
     (513, 31),
     (1025, 127),
@@ -80,9 +82,10 @@ _BLOCK_BOUNDARIES = (
 GROWTH = 16
 """How many times larger at most each case of a series of `over_limit_cases` is than the one before."""
 
+# ends beyond 16 bits; each about GROWTH times the one before at most, so that its time can be extrapolated
 _GROWING = (17, 257, 2049, 4097, 2**16 + 65)
-_FEW = 10 * 2**16  # elements of a tensor of so many rows
-_MANY = 2**21 + 2**17  # where it can't be less
+_FEW = 10 * 2**16  # elements of a tensor with more rows than 16 bits count: about ten for each row
+_MANY = 2**21 + 2**17  # the most elements if the op's sizes admit no fewer: about 32 for each row
 
 
 def gate_cases(sampler: Sampler, style: str, values: str = "normal", draws: int = 1) -> Iterator[Case]:
@@ -371,7 +374,7 @@ def _with_plain_factors(case: Case, distribution: str) -> Case:
     return replace(case, values={**case.values, **plain})
 
 
-_SMALLER = 8  # times; only one in as many cases may have as many elements, and turns, as a case may have
+_SMALLER = 8  # all but one in 8 fuzzed cases have at most an 8th of the elements and steps: more cases per second
 
 
 def fuzz(sampler: Sampler, examples: int, attempt: Callable[[Case], float | None]) -> None:

@@ -188,7 +188,7 @@ _WARNINGS = {
     "special": "NaN, infinities or signed zeros differ, of which the contract says nothing (nonfinite=)",
     "subnormals": "subnormals differ, of which the contract says nothing (subnormals=)",
 }
-_TRUSTED_SHARE = 0.1  # of a case's judged elements must be nonzero, in the mean over cases
+_TRUSTED_SHARE = 0.1  # mean share of judged goldens that must be nonzero: a kernel that returns zeros gets those right
 
 
 @names_checked("examine", "setting", SettingError)
@@ -223,38 +223,39 @@ def examine(
 ) -> Verdict:
     """Examine ``kernel`` as an implementation of ``op``: an op's name, or a reference with its ``tensors``.
 
-    A reference is a PyTorch function or module of the caller's, called as ``reference(*tensors, **options)``, or a list
-    of such, forms of one function; ``tensors`` are what it takes and gives, ``"x[T,D], weight[D] -> y[T,D]"``.
-    Without them ``inputs()`` gives example arguments: their sizes vary where the reference runs with others, their
-    values are drawn anew, as are a module's parameters, which ``kernel``, a module then, has by the same names
+    A reference is a PyTorch function or module, called as ``reference(*tensors, **options)``, or a list of such, which
+    are forms of one function. ``tensors`` describes its inputs and results, ``"x[T,D], weight[D] -> y[T,D]"``. Without
+    them ``inputs()`` returns example arguments: their sizes vary if the reference accepts others, and their values are
+    drawn anew, as are the parameters of a module; ``kernel`` is then a module with parameters of the same names
     (docs/references.md).
 
-    The kernel is called with the spec's tensors positionally and with the listed ``options`` only, each over its list
-    of values. ``dtype`` names the dtype of all its floating tensors, or of each by name; it may be left out where the
-    spec fixes them all. ``contract`` is what it promises, or the name of a contract such as "transformers".
+    The kernel is called with the spec's tensors by position and only the listed ``options`` by keyword, each over its
+    list of values. ``dtype`` is the dtype of all its floating tensors, or of each by name; it may be left out if the
+    spec fixes them all. ``contract`` is the kernel's promise, or the name of a contract such as "transformers".
     ``shapes`` restricts symbolic dimensions, to sizes or to those of another (``{"Sk": "Sq"}``), ``layouts`` the memory
-    layouts. ``at`` are sizes of production, or a list of such: the kernel is run there too, its whole output watched
+    layouts. ``at`` are production sizes, or a list of such: the kernel is run there too, with its whole output watched
     and samples of it judged (docs/at-shape.md); a symbol that is left out has its largest size of ``shapes``.
-    ``effort`` says how much is tried: "quick" the fixed cases that find the most faults a second and 12 fuzzed ones,
-    "usual" all fixed cases and 60 fuzzed ones, "thorough" 200; ``examples`` is another number of fuzzed cases.
-    ``timeout`` is in seconds
-    of processor time per call, more where earlier calls tell that a case takes more; compiling isn't counted, and has
-    its own limit (`execution.time_limit`). With ``isolate`` the kernel runs in a process of its own
-    (`execution.isolation`), which may hold ``memory`` GiB beyond
-    what it starts with, and once in one where nothing tells of the examination. ``goldens`` is the address of a store
-    of goldens (`assay.golden.store`): those of its records that answer the question are cases too.
-    Without ``shrinking`` failures are reported as they were met, unexplained. ``strict``: NaN, infinities, signed zeros
-    and subnormals are part of the promise, as where the contract names them. Without ``every_aspect`` the examination
-    ends with the first failure.
-    ``refuses`` are patterns of messages by which the kernel documents to refuse, and the sizes at which it does
-    (``{"too wide": "N * itemsize > 65536"}``; a list: at any sizes): a ValueError, NotImplementedError or RuntimeError
-    of such a message is listed, and no crash; where more cases are refused than tried, the verdict is MISTRUSTED.
-    ``progress(phase, done, of)`` is called as the examination goes on, ``watch(line, seconds)`` with the repro line
-    of each case before it is tried, and before and after each call of the kernel, which comes back within so many
-    seconds unless it hangs beyond interruption; 0 where no call is under way.
 
-    Raises `UnknownSpec`, `OptionError`, `ContractError` or `SettingError` on a question that can't be asked; whatever
-    the kernel does becomes part of the verdict.
+    ``effort``: "quick" tries the fixed cases that find the most faults per second and 12 fuzzed ones, "usual" all fixed
+    cases and 60 fuzzed ones, "thorough" 200; ``examples`` is another number of fuzzed cases. ``timeout`` is in seconds
+    of processor time per call, more if earlier calls show that a case takes longer; compilation doesn't count, and has
+    a limit of its own (`assay.verify.harness.time_limit`). With ``isolate`` the kernel runs in a process of its own
+    (`assay.verify.harness.isolation`), which may allocate ``memory`` GiB beyond what it starts with, and once in a
+    plain process, where it can't detect the examination. ``goldens`` is the address of a golden store
+    (`assay.golden.store`), whose matching records become cases too. Without ``shrinking`` failures are reported as
+    found, unexplained. ``strict``: NaN, infinities, signed zeros and subnormals are part of the promise, as if the
+    contract named them. Without ``every_aspect`` the examination ends with the first failure.
+
+    ``refuses`` are patterns of the messages with which the kernel documents to refuse, with the sizes at which it does
+    (``{"too wide": "N * itemsize > 65536"}``; a list: at any sizes). A ValueError, NotImplementedError or RuntimeError
+    with such a message is listed and isn't a crash; if more cases are refused than tried, the verdict is MISTRUSTED.
+
+    ``progress(phase, done, of)`` is called during the examination. ``watch(line, seconds)`` is called with the repro
+    line of each case before it is tried, and before and after each call of the kernel, which returns within so many
+    seconds unless it hangs beyond interruption; 0 if no call is in progress.
+
+    Raises `UnknownSpec`, `OptionError`, `ContractError` or `SettingError` for invalid settings; whatever the kernel
+    does becomes part of the verdict.
     """
     if inputs is None:
         spec = spec_name_of(op, tensors)

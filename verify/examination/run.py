@@ -218,13 +218,14 @@ def _together(before: Aspect, after: Aspect) -> Aspect:
 
 
 _RISING = ("not tried", "kept", "suspect", "broken")
-_UNDECIDED_SHARE = 0.1
+_UNDECIDED_SHARE = 0.1  # more undecided elements than this are too many for a PASS
 _COUNTS = ("cases", "judged", "nonzero", "unjudged", "unresolved", "judged_of", "left_out", "refused")
 
 
-_PATIENCE = 4.0  # seconds that a case of growing size may take at most, as the one before it tells
-_LONG_CASE, _TELLING = 1.0, 1000  # seconds that a longer case may take, and lengths whose time tells of it
-_HIDDEN = 3  # cases of an aspect that fail by another, after which it can't be seen
+_PATIENCE = 4.0  # the most seconds of a case in a growing series, extrapolated from the case before it
+_LONG_CASE = 1.0  # the most seconds of a case at the next length
+_TELLING = 1000  # shorter sums take about as long whatever their length, so their time isn't extrapolated
+_HIDDEN = 3  # an aspect is given up as hidden after this many of its cases failed by another aspect
 _OF_NUMBERS = {"numbers", "range", "subnormals", "shapes", "layouts"}  # aspects that a flushed subnormal may break
 Progress = Callable[[str, int, int], None]
 

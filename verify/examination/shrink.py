@@ -25,10 +25,10 @@ from assay.verify.cases.sampler import Sampler
 from assay.verify.findings import Failure
 
 MOST = 1024
-"""Tensors with more elements than this stay as they are."""
+"""The most elements of a tensor that is reduced element by element: halving tries each several times."""
 READABLE = 8
-"""Elements that are told one by one; a tensor that needs more of its own stays as it was drawn."""
-_BITS = (1, 2, 4)  # of a significand that is tried in place of an element's own
+"""The most elements that a report lists one by one; a tensor that needs more keeps its distribution."""
+_BITS = (1, 2, 4)  # lengths of the significands that are tried instead of an element's own
 
 Fails = Callable[[Case], bool]
 
@@ -161,7 +161,7 @@ def without_place(case: Case, symbol: str, position: int) -> Case | None:
 
 _NUMBERS = {"contract", "exact", "nonfinite"}  # kinds of wrong numbers, which shrinking may turn into each other
 _SIMPLE = ("integers", "ties", "powers", "one_hot", "normal")
-_FEW_PLACES = 16  # of which each is taken out by itself
+_FEW_PLACES = 16  # the longest axis whose indices are removed one by one; each costs a trial
 
 
 def shrink(

@@ -33,8 +33,8 @@ from assay.verify.harness.signature import call_in_words, is_of_signature
 from assay.verify.harness.time_limit import KernelTimeout, Pace, time_limit
 from assay.verify.harness.xla import make_room
 
-_GUARD = 32
-_MARK = 0xA5
+_GUARD = 32  # elements in each guard zone; few, as every allocation of a call gets two zones
+_MARK = 0xA5  # a byte that no common number repeats
 
 
 def poison_value(memory: str, dtype: torch.dtype) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-_UNLIMITED = 1 << 30
+_UNLIMITED = 1 << 30  # as good as no limit; torch compares it with counts
 _LIMITS = {
     "recompile_limit": _UNLIMITED,
     "accumulated_recompile_limit": _UNLIMITED,

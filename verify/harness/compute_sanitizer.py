@@ -12,8 +12,8 @@ import subprocess
 import sys
 
 _TOOL = "compute-sanitizer"
-_SECONDS = 600.0
-_MOST_LINES = 4
+_SECONDS = 600.0  # programs run many times slower under it
+_MOST_LINES = 4  # of a finding: what, where, which thread, which address
 _PREFIX = re.compile(r"^=+ ?")
 _COMPLETE = "ERROR SUMMARY:"
 _RAN = (0, 1)  # what `assay repro` exits with where the case was run

@@ -98,7 +98,7 @@ def _own(name: str, value: Any) -> bool:
     return is_named and code is not None and Path(code.co_filename).is_relative_to(_LIBRARY)
 
 
-_MANY = 40  # equal calls of the protocol "after_many"
+_MANY = 40  # equal calls of the protocol "after_many", as a benchmark makes them
 
 
 class Observer(Protocol):
