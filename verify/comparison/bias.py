@@ -69,14 +69,14 @@ _WEIGHTS_STAGE = "probabilities"
 
 
 @dataclass(frozen=True)
-class Way:
+class StageRounding:
     """The stages that a kernel rounds, each to its format; ``weights`` says how it rounds attention's."""
 
     stages: Mapping[str, Format]
     weights: str = WEIGHTS[0]
 
 
-def ways(model: RoundingModel) -> Iterator[Way]:
+def stage_roundings(model: RoundingModel) -> Iterator[StageRounding]:
     """Yield the combinations of stages that a kernel under this model may round, except none at all.
 
     Stages at least as fine as the arithmetic round nothing more. Of many stages: all of them, and each alone.
@@ -86,32 +86,32 @@ def ways(model: RoundingModel) -> Iterator[Way]:
     for size in sizes:
         for names in itertools.combinations(coarse, size):
             for weights in WEIGHTS if _WEIGHTS_STAGE in names else WEIGHTS[:1]:
-                yield Way({name: coarse[name] for name in names}, weights)
+                yield StageRounding({name: coarse[name] for name in names}, weights)
 
 
 class NearestBalls(BallArithmetic):
-    """Balls under a ``model`` without stages, whose stages are rounded to nearest in a ``way``.
+    """Balls under a ``model`` without stages, whose stages are rounded to nearest by ``stage_rounding``.
 
     ``ends`` are those of each stage value in turn, from an earlier evaluation; if left out, they are those of the balls
-    themselves, and are kept in ``found``. ``rounds`` says afterwards whether anything was rounded.
+    themselves, and are kept in ``stage_ends``. ``rounds`` says afterwards whether anything was rounded.
     """
 
-    def __init__(self, model: RoundingModel, way: Way, ends: Sequence[Ends] | None = None) -> None:
+    def __init__(self, model: RoundingModel, stage_rounding: StageRounding, ends: Sequence[Ends] | None = None) -> None:
         super().__init__(model)
-        self.way, self.found, self.rounds = way, list[Ends](), False
+        self.stage_rounding, self.stage_ends, self.rounds = stage_rounding, list[Ends](), False
         self._ends = None if ends is None else iter(ends)
 
     def stores(self, stage: str) -> bool:
-        return stage in self.way.stages
+        return stage in self.stage_rounding.stages
 
     def round(self, x: Ball, stage: str) -> Ball:
-        format = self.way.stages.get(stage)
+        format = self.stage_rounding.stages.get(stage)
         return x if format is None else self._nearest(x, format)
 
     def _nearest(self, x: Ball, format: Format) -> Ball:
         if self._ends is None:
-            self.found.append((round_to(x.mid - x.radius, format), round_to(x.mid + x.radius, format)))
-            low, high = self.found[-1]
+            self.stage_ends.append((round_to(x.mid - x.radius, format), round_to(x.mid + x.radius, format)))
+            low, high = self.stage_ends[-1]
         else:
             low, high = next(self._ends)
         self.rounds = True
@@ -129,7 +129,7 @@ class NearestBalls(BallArithmetic):
         chance.
         """
         out, lse = super().attend(scores, visible, values, sinks)
-        format = self.way.stages.get(_WEIGHTS_STAGE)
+        format = self.stage_rounding.stages.get(_WEIGHTS_STAGE)
         if format is None or not values.is_finite:
             return out, lse
         self.rounds = True
@@ -138,11 +138,11 @@ class NearestBalls(BallArithmetic):
         scale = torch.exp(total - hidden)  # what the division is by
         known = scale.isfinite() & (scale > 0)
         scale = torch.where(known, scale, 1.0)
-        if self.way.weights == "normalised":
+        if self.stage_rounding.weights == "normalised":
             moved = round_to(weights, format)
         else:
             moved = round_to(weights * scale, format) / scale
-            if self.way.weights == "rounded and added up":
+            if self.stage_rounding.weights == "rounded and added up":
                 other = 1 - weights.sum(-1, keepdim=True)  # a sink's share
                 moved = moved / (moved.sum(-1, keepdim=True) + other).clamp(min=1e-30)
         shift = torch.where(known, (moved - weights) @ values.mid, 0.0)
@@ -227,15 +227,15 @@ def try_series(case: Case, attempt: Callable[[Case], Result], contract: Contract
     leaning: dict[Name, int] | None = None
     seen: list[dict[Name, Score]] = []
     calls: list[Result] = []
-    every = tuple(ways(contract.model(case.definition, case.input_format)))
+    every = tuple(stage_roundings(contract.model(case.definition, case.input_format)))
     for single in unit_cases(case):
         result = attempt(single)
         calls.append(result)
         if result.failure is not None or case.definition.outputs.chosen or not result.tolerances:
             return result
         nearest: dict[Name, Score] = {}
-        for way in (None, *every):
-            beside = scores(result, contract, evaluate, way)
+        for stage_rounding in (None, *every):
+            beside = scores(result, contract, evaluate, stage_rounding)
             if beside is None:
                 continue
             results = {(score.result, score.statistic): score for score in beside}
@@ -247,8 +247,8 @@ def try_series(case: Case, attempt: Callable[[Case], Result], contract: Contract
             nearest |= {n: s for n, s in known.items() if n not in nearest or s.beyond < nearest[n].beyond}
         seen.append(nearest)
     assert leaning is not None
-    for way in (None, *every):
-        beside_all = [scores(result, contract, evaluate, way, steps=True) for result in calls]
+    for stage_rounding in (None, *every):
+        beside_all = [scores(result, contract, evaluate, stage_rounding, steps=True) for result in calls]
         leaning = _not_crowded(leaning, [beside for beside in beside_all if beside is not None])
     if not leaning:
         return calls[0]
@@ -270,12 +270,17 @@ def _not_crowded(leaning: Mapping[Name, int], calls: list[list[Score]]) -> dict[
 
 
 def scores(
-    result: Result, contract: Contract, evaluate: Evaluate, way: Way | None = None, *, steps: bool = False
+    result: Result,
+    contract: Contract,
+    evaluate: Evaluate,
+    stage_rounding: StageRounding | None = None,
+    *,
+    steps: bool = False,
 ) -> list[Score] | None:
-    """Return the statistics of a judged call against a kernel that rounds stages in this ``way``, or rounds none.
+    """Return the statistics of a judged call against a kernel that rounds stages by ``stage_rounding``, or rounds none.
 
-    Empty if nothing could err, or if every result is the nearest number; None if the definition rounds nothing in this
-    way. ``steps``: also compute the possible changes by the store.
+    Empty if nothing could err, or if every result is the nearest number; None if the definition rounds nothing in
+    this way. ``steps``: also compute the possible changes by the store.
     """
     case = result.case
     indices = [index for index, tensor in enumerate(case.signature.returns) if not tensor.is_integer]
@@ -286,19 +291,19 @@ def scores(
         return []
     full = contract.model(case.definition, case.input_format)
     likely, worst = one_sided(full, case.input_format.precision), replace(full, stages={})
-    if way is None:
+    if stage_rounding is None:
         free = evaluate(case, BallArithmetic(likely))
         wide = evaluate(case, BallArithmetic(worst)) if steps else free
     else:
-        around = NearestBalls(worst, way)
+        around = NearestBalls(worst, stage_rounding)
         wide = evaluate(case, around)
         if not around.rounds:
             return None
-        free = evaluate(case, NearestBalls(likely, way, around.found))
+        free = evaluate(case, NearestBalls(likely, stage_rounding, around.stage_ends))
     results: list[Score] = []
     for index, limits in zip(indices, result.tolerances, strict=True):
         tensor, y = case.signature.returns[index], _given(result, index)
-        exact = limits.golden if way is None else free[index].value
+        exact = limits.golden if stage_rounding is None else free[index].value
         right = _stored(exact, limits, contract)
         if tensor.role == "rounded" or bool((y == right).all()):
             continue
