@@ -1,5 +1,4 @@
-"""Judging solutions of `assay.judge.problems`: in a process of their own, by numbers, sizes, conduct and speed.
+"""Judges solutions of kernel benchmarks, each in a process of its own: numbers, sizes, speed and cheating.
 
-In: a problem's and a solution's path. Out: a `SolutionVerdict`. Called by users (`assay.verify.judge`), and by
-`assay judge`.
+In: the paths of a problem and a solution. Out: a `SolutionVerdict`. Called by `assay.verify.judge` and `assay judge`.
 """

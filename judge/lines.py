@@ -1,4 +1,4 @@
-"""Verdicts on solutions as lines of a bench: each at each of the sizes that its problem states."""
+"""Converts verdicts on solutions to the lines of a bench record: one for each solution and stated size."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from assay.judge.verdict import SolutionVerdict, Workload
 
 
 def lines_of(runs: Sequence[Sequence[SolutionVerdict]]) -> list[Line]:
-    """The lines of several runs of the same solutions of one problem: of each run a verdict for each solution. Of one
-    that didn't pass in a run no time is told. The reference, and what `torch.compile` makes of it, have lines too; they
-    are what a solution's times are compared with, by turns."""
+    """Return the bench lines of several runs of the same solutions of one problem.
+
+    Each run has a verdict for each solution. A solution that failed in any run has no times. The reference, eager and
+    compiled, has lines of its own.
+    """
     results: dict[str, list[Line]] = {}
     for solution in zip(*runs, strict=True):
         bad = next((verdict for verdict in solution if not verdict.passed), None)
@@ -40,7 +42,7 @@ def _empty(verdict: SolutionVerdict, sizes: str, bad: SolutionVerdict | None = N
 def _line(
     first: SolutionVerdict, sizes: str, workloads: Sequence[Workload | None], bad: SolutionVerdict | None
 ) -> Line:
-    """One solution at one choice of sizes."""
+    """Return the line of one solution at one choice of sizes."""
     known = [workload for workload in workloads if workload is not None]
     line = replace(
         _empty(first, sizes, bad),
@@ -61,7 +63,7 @@ def _line(
 
 
 def _references(verdicts: Sequence[SolutionVerdict], sizes: str) -> list[Line]:
-    """What stood beside the solutions at these sizes."""
+    """Return the lines of the reference, eager and compiled, at these sizes."""
     speeds = [w.speed for verdict in verdicts for w in verdict.workloads if w.sizes == sizes and w.speed is not None]
     times = {
         "reference": [speed.reference for speed in speeds if speed.reference is not None],
@@ -72,13 +74,12 @@ def _references(verdicts: Sequence[SolutionVerdict], sizes: str) -> list[Line]:
 
 
 def _timed(line: Line, times: Sequence[Time]) -> Line:
-    """The median over all runs, and their spread."""
+    """Return the line with the medians over all runs of time and spread, in seconds."""
     seconds, spread = (statistics.median(getattr(time, name) for time in times) / 1e3 for name in ("median", "spread"))
     return replace(line, seconds=seconds, spread=spread, calls=sum(time.calls for time in times))
 
 
 def _reason(verdict: SolutionVerdict) -> str:
-    """Why it has no time."""
     reasons = [str(cheat) for cheat in verdict.cheats]
     if verdict.failure is not None:
         reasons.append(f"{verdict.failure.kind}: {verdict.failure.message}")

@@ -1,7 +1,7 @@
-"""Probes: what a solution's results hang on, told by calls that differ in one thing.
+"""Probes: calls that differ in one respect, to show what a solution's results depend on.
 
-They are made where numbers have failed, to say why; and two of them always (an argument that may be any, one element
-that may be any), since they show what a memory of earlier calls hides.
+Most are made only after wrong numbers, to explain them. Ignored arguments and single elements are always probed,
+because results remembered from earlier calls hide them.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from assay.judge.solution.trials import Observation
 from assay.judge.tampering import Cheat
 from assay.judge.under_test import SolutionUnderTest, same_outputs
 
-_MOVED = 1e-3  # of the reference's largest result: certainly another result
-_STEPS = 7  # bisections between an amplitude that passes and one that doesn't
-_JUMP = 8.0  # times as large an error across a threshold as before it
+_MOVED = 1e-3  # of the reference's largest result: far beyond any tolerance, so the results must differ
+_STEPS = 7  # bisections between a passing and a failing amplitude: a decade to within 2 %
+_JUMP = 8.0  # growth of the error across a threshold; an honest kernel's error grows with the amplitude, at most 1.1
 _NARROW = (torch.bfloat16, torch.float16)
-_MOST_TENSORS = 6
-_SCALES = (1e-2, 0.1, 0.5, 1.0, 2.0, 10.0, 100.0)
+_MOST_TENSORS = 6  # tensors that are probed: each costs a call, or one for each axis
+_SCALES = (1e-2, 0.1, 0.5, 1.0, 2.0, 10.0, 100.0)  # factors of the drawn inputs
 
 
-def constant(seen: Sequence[Observation]) -> list[Cheat]:
-    """Whether calls with different inputs of one size always gave the same bits, though the right results differ."""
+def constant(observations: Sequence[Observation]) -> list[Cheat]:
+    """Return the cheat "constant-output" if different inputs of one size always gave the same bits."""
     sizes: dict[str, list[Observation]] = {}
-    for one in seen:
+    for one in observations:
         if one.outputs:
             sizes.setdefault(str(sorted(one.trial.sizes.items())), []).append(one)
     for group in sizes.values():
-        apart = {one.trial.seed for one in group}
+        seeds = {one.trial.seed for one in group}
         alike = all(same_outputs(group[0].outputs, one.outputs) for one in group[1:])
-        if len(apart) >= 3 and alike and any(one.failed for one in group):
+        if len(seeds) >= 3 and alike and any(one.failed for one in group):
             zeros = all(not bool(part.any()) for part in group[0].outputs)
             words = f"{'zeros' if zeros else 'one result'} in {len(group)} calls"
             return [Cheat("constant-output", words, group[-1].trial.as_line())]
@@ -45,7 +45,7 @@ def constant(seen: Sequence[Observation]) -> list[Cheat]:
 
 
 def ignored(under_test: SolutionUnderTest, base: Observation) -> list[Cheat]:
-    """Arguments that may be others without a change of the results, where the reference's change."""
+    """Return the arguments that can change without a change of the results, though the reference's change."""
     others = under_test.model.instance.draw(base.trial.seed + 77)
     results = []
     for index in under_test.tensors[:_MOST_TENSORS]:
@@ -56,7 +56,7 @@ def ignored(under_test: SolutionUnderTest, base: Observation) -> list[Cheat]:
 
 
 def unread(under_test: SolutionUnderTest, base: Observation) -> list[Cheat]:
-    """Halves of inputs that the results don't hang on, where the reference's do."""
+    """Return a half of an input that the results don't depend on, though the reference's do."""
     leaves = tree_leaves(base.arguments)
     for index in under_test.tensors[:_MOST_TENSORS]:
         for axis in range(leaves[index].ndim):
@@ -78,10 +78,9 @@ def _unmoved(under_test: SolutionUnderTest, base: Observation, after: tuple[obje
 
 
 def amplitude(under_test: SolutionUnderTest, base: Observation) -> list[Cheat]:
-    """Whether an amplitude is there at which results become wrong, or right, at once: a threshold in the solution.
+    """Return the cheat "amplitude-dispatch" if results become wrong, or right, abruptly at some amplitude.
 
-    The errors of an honest kernel grow smoothly with the amplitude; where they don't (an overflow), results are NaN or
-    infinite.
+    The errors of an honest kernel grow smoothly with the amplitude, or its results overflow to NaN or infinity.
     """
     if not any(kind.name != "fixed" for kind in under_test.kinds):
         return []
@@ -112,18 +111,19 @@ def amplitude(under_test: SolutionUnderTest, base: Observation) -> list[Cheat]:
     return []
 
 
-def _ratio(seen: Observation) -> float:
-    failure = seen.result.failure
-    return float(failure.ratio or math.inf) if failure is not None else seen.result.worst
+def _ratio(observation: Observation) -> float:
+    failure = observation.result.failure
+    return float(failure.ratio or math.inf) if failure is not None else observation.result.worst
 
 
-def _finite(seen: Observation) -> bool:
-    return bool(seen.outputs) and all(bool(part.double().isfinite().all()) for part in seen.outputs)
+def _finite(observation: Observation) -> bool:
+    outputs = observation.outputs
+    return bool(outputs) and all(bool(part.double().isfinite().all()) for part in outputs)
 
 
-def precision(under_test: SolutionUnderTest, seen: Sequence[Observation]) -> list[Cheat]:
-    """Whether results are numbers of a narrower format, or as far off as a narrower format takes them."""
-    for one in seen:
+def precision(under_test: SolutionUnderTest, observations: Sequence[Observation]) -> list[Cheat]:
+    """Return the cheat "lower-precision" if results are a narrower format's numbers, or have errors of its size."""
+    for one in observations:
         if not one.failed or not _finite(one):
             continue
         expected = under_test.model.eager(one.arguments)
@@ -145,7 +145,7 @@ def precision(under_test: SolutionUnderTest, seen: Sequence[Observation]) -> lis
 def _as_far_off(
     under_test: SolutionUnderTest, one: Observation, got: torch.Tensor, right: torch.Tensor, narrow: torch.dtype
 ) -> bool:
-    """Whether the error of a result resembles what rounding the inputs, and the weights, to a narrower format does."""
+    """Return whether a result's error resembles that of rounding inputs and weights to a narrower format."""
     leaves, structure = tree_flatten(one.arguments)
     rounded = [
         leaf.to(narrow).to(leaf.dtype) if isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float32 else leaf
@@ -164,10 +164,12 @@ def _as_far_off(
         return False
     wide, off = right.double(), got.double() - right.double()
     size = float(wide.square().mean().sqrt()) or 1.0
-    common = float((off * wide).sum() / wide.square().sum().clamp(min=1e-300))  # a factor is no rounding
+    common = float(
+        (off * wide).sum() / wide.square().sum().clamp(min=1e-300)
+    )  # an error that is a common factor is no rounding
     if float((off - common * wide).square().sum()) < float(off.square().sum()) / 4:
         return False
     error = float(off.square().mean().sqrt()) / size
     typical = float((narrowed.double() - right.double()).square().mean().sqrt()) / size
-    unit = torch.finfo(narrow).eps
+    unit = torch.finfo(narrow).eps  # bounds wide enough for a sum's averaging (1/64) and for a few products (8)
     return unit / 64 < error < 8 * unit and typical / 4 < error < 4 * typical

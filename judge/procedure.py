@@ -1,7 +1,4 @@
-"""`judge`: a solution of a kernel benchmark's problem, by the derived tolerance, at many sizes, and by its conduct.
-
-From what was seen to a verdict: the outcome, and each aspect.
-"""
+"""`judge`: judges a solution of a kernel benchmark's problem, and turns the observations into a verdict."""
 
 from __future__ import annotations
 
@@ -38,12 +35,12 @@ from assay.verify.errors import SettingError
 from assay.verify.examination.about import about
 from assay.verify.findings import ASPECTS, Aspect, Failure
 
-_TRUSTED_SHARE = 0.01  # of the judged elements must be nonzero; of a strided transposed convolution one in 27 is
+_TRUSTED_SHARE = 0.01  # of judged elements must be nonzero; a strided transposed convolution has one in 27
 _STATUSES = {"shape": "INCORRECT_SHAPE", "dtype": "INCORRECT_DTYPE", "crash": "RUNTIME_ERROR", "timeout": "TIMEOUT"}
 
 
 def verdict_of(report: Report, run: Run | None, outcome: str = "", note: str = "") -> SolutionVerdict:
-    """The verdict; ``outcome`` and its reason where they are known beforehand."""
+    """Return the verdict; ``outcome`` and ``note``, its reason, are given if they are known beforehand."""
     cheats = each_once(run.cheats) if run is not None else ()
     results = [observation.result for observation in run.observations] if run is not None else []
     if not outcome and run is not None:
@@ -87,7 +84,7 @@ def verdict_of(report: Report, run: Run | None, outcome: str = "", note: str = "
 
 
 def _outcome(run: Run, cheats: Sequence[Cheat], results: Sequence[Result]) -> tuple[str, str]:
-    """The outcome, and why where it is neither PASS nor FAIL."""
+    """Return the outcome, and a reason if it is neither PASS nor FAIL."""
     if run.failures or any(cheat.name not in SUSPECT for cheat in cheats):
         return "FAIL", ""
     if run.refusal and not results:
@@ -104,7 +101,7 @@ def _outcome(run: Run, cheats: Sequence[Cheat], results: Sequence[Result]) -> tu
 
 
 def _aspects(report: Report, run: Run, cheats: Sequence[Cheat]) -> dict[str, Aspect]:
-    """Each aspect: what is broken with its failure, what is kept, what wasn't tried."""
+    """Return each aspect: broken with its failure, kept, or not tried."""
     results = {}
     for name in ASPECTS:
         cases, worst = run.kept.get(name, 0), run.worst.get(name, 0.0)
@@ -130,7 +127,7 @@ def _aspects(report: Report, run: Run, cheats: Sequence[Cheat]) -> dict[str, Asp
 
 
 def workload_of(report: Report, sizes: str, given: Any, observation: Observation) -> Workload:
-    """What was found at sizes that the problem states."""
+    """Return the result at sizes that the problem states."""
     failure, limits = observation.result.failure, observation.result.tolerances
     absolute = relative = radius = 0.0
     bits = math.nan
@@ -177,16 +174,17 @@ def judge(
     """Judge a solution of a problem: a KernelBench file, a FlashInfer Trace definition, a folder with reference.py and
     task.yml, or a robust-kbench folder (docs/judge.md).
 
-    The solution lives in a process of its own, which gets no more than its files and its arguments. It is called at
-    small sizes, odd ones, one large one, and at the sizes that the problem states, as far as this machine copes; with
-    weights none of which is constant; with numbers of any amplitude; in memory whose numbers change. All results, those
-    of timed calls among them, are held against the reference's golden and what ``contract`` allows. ``effort`` says how
-    much is tried; ``timeout`` is in seconds of processor time per question, ``memory`` in GiB beyond what its process
-    starts with. ``timed``: it is timed beside the reference at the first of the stated sizes, or at "all" of them,
-    which are judged then; with ``compiled`` (None: not at quick effort) beside what `torch.compile` makes of the
-    reference; for ``seconds`` each (None: as the effort has it). ``trial`` is one call's line, to be made alone.
+    The solution runs in a process of its own, which gets only its files and arguments. It is called at small, odd and
+    large sizes and at those that the problem states, as far as this machine can; with weights none of which is
+    constant, with numbers of any amplitude, and in memory whose numbers change. All results, also those of timed calls,
+    are compared with the reference's golden, within the tolerance of ``contract``.
 
-    Raises `ProblemError`, `SettingError`, `ContractError` or `ReproError` on what can't be judged; whatever the
+    ``effort``: how much is tried. ``timeout``: seconds of CPU time per request. ``memory``: GiB beyond what its process
+    starts with. ``timed``: time it and the reference alternately, at the first stated size or at "all" of them, which
+    are then judged too; with ``compiled`` (None: except at quick effort) also the reference under `torch.compile`; for
+    ``seconds`` each (None: by effort). ``trial``: make only the call of this line, from an earlier verdict.
+
+    Raises `ProblemError`, `SettingError`, `ContractError` or `ReproError` if the judgement can't be made; whatever the
     solution does becomes part of the verdict.
     """
     promised = contract_from_table(contract) if isinstance(contract, str) else contract or Contract()
@@ -197,7 +195,7 @@ def judge(
 
 
 def judged(report: Report, only: Trial | None = None) -> SolutionVerdict:
-    """`judge` of what was read; ``only`` one trial."""
+    """Judge a solution that was read; only the trial ``only`` if it is given."""
     started = time.perf_counter()
     with generators_kept(), standard_environment():
         return replace(_verdict(report, only), seconds=time.perf_counter() - started)
@@ -230,7 +228,7 @@ def _verdict(report: Report, only: Trial | None) -> SolutionVerdict:
 
 
 def _in_the_text(problem: Problem, answer: Answer) -> list[Cheat]:
-    """What the solution's text shows."""
+    """Return the cheats that the solution's text shows."""
     files = {name: text for name, text in answer.files.items() if name not in problem.companions}
     results = []
     if source.is_pasted(problem.source, own_answer(problem).entry.name, files, answer.entry.name):
@@ -243,7 +241,7 @@ def _in_the_text(problem: Problem, answer: Answer) -> list[Cheat]:
 
 
 def _all(report: Report, run: Run) -> None:
-    """Small sizes, odd ones, one large one, and the stated ones."""
+    """Judge at small, odd, edge and wide sizes, and at the stated ones."""
     problem, limit = report.problem, limits(report.options.effort)
     given = problem.given[0]
     base = small(problem, given, limit["small"])
@@ -272,7 +270,7 @@ def _bench(report: Report, run: Run, choice: Choice, given: Sizes) -> SolutionUn
 
 
 def _given(report: Report, run: Run, given: Sizes, limit: Extent) -> None:
-    """Stated sizes, or what comes nearest: judged alone and among timed calls."""
+    """Judge at stated sizes, or the nearest that this machine can run: single calls and timed ones."""
     choice = near(report.problem, given, limit)
     if choice is None:
         report.not_judged.append(f"{_named(given)}: beyond this machine")
@@ -303,13 +301,13 @@ def _given(report: Report, run: Run, given: Sizes, limit: Extent) -> None:
 
 
 def _named(given: Sizes) -> str:
-    """Stated sizes in words, with the name that the problem has for them."""
+    """Return stated sizes in words, with the problem's name for them."""
     words, name = sizes_text(Choice("given", given, Extent(0, 0)), given), given.get("@uuid")
     return f"{words} ({name})" if name else words
 
 
 def _alone(report: Report, run: Run, trial: Trial) -> None:
-    """One call of an earlier verdict."""
+    """Repeat one call of an earlier verdict."""
     given = report.problem.given[0]
     sizes: Mapping[str, object] = {**given, **trial.sizes}
     under_test = _bench(report, run, Choice(trial.kind, sizes, extent(report.problem, sizes)), given)

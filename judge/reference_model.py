@@ -1,10 +1,10 @@
-"""What a problem's reference means: the golden of given arguments, and what the contract allows of each result.
+"""The reference of a problem as a model: golden, tolerance, and the integers that rounding leaves undetermined.
 
-Integers of a reference that a tie or a rounding leaves open: those that change when it rounds a little otherwise.
-
-Eager PyTorch's index of a largest number says which of two numbers is larger by its own rounding; in another order of
-sums it is the other one. So the reference runs with every result that was rounded moved by about as much as rounding
-may, and with ties broken by chance where PyTorch doesn't say who wins. What is exact, as float64 tells, isn't moved.
+Floating-point results are judged by the golden and the contract. An integer result (an index of a maximum) may depend
+on how the reference itself rounds: in another order of summation another of two close numbers is the larger. So the
+reference also runs with every rounded intermediate result perturbed by about one rounding error, and with ties broken
+at random where PyTorch doesn't specify the winner; integers that change are left open. Results that float64 shows to
+be exact are not perturbed.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from assay.verify.findings import Failure
 
 Tensor = torch.Tensor
 
-_DRAWS = 32
+_DRAWS = 32  # perturbed runs: an even choice of two values is missed once in 2^32
 _ROUNDINGS = 4.0  # unit roundoffs by which a result is moved, of its terms' absolute values where it is a sum
-_LEAST = 2.0**-160  # below all formats' numbers
+_LEAST = 2.0**-160  # below the smallest number of every format up to float32
 _TIED = ("topk", "sort", "max", "min", "kthvalue", "median", "nanmedian", "mode")
-"""Of equal numbers these may take any; argmax and argmin take the first."""
+"""Operations that may select any of equal numbers; argmax and argmin select the first."""
 _SUMS = (
     "mm", "bmm", "mv", "dot", "addmm", "addmv", "baddbmm", "addbmm", "convolution", "sum", "mean", "cumsum", "nansum",
     "_scaled_mm", "native_layer_norm", "add", "sub", "rsub", "addcmul",
@@ -46,7 +46,7 @@ _SUMS = (
 
 
 def left_open(results: Callable[[], Sequence[Tensor]], expected: Sequence[Tensor], seed: int = 0) -> list[Tensor]:
-    """For each result, where it is other than ``expected`` when the reference rounds otherwise: bool, its shape."""
+    """Return a bool mask for each result: elements that differ from ``expected`` in perturbed runs."""
     entries = [torch.zeros(part.shape, dtype=torch.bool) for part in expected]
     for draw in range(_DRAWS):
         with torch.no_grad(), _Disturbed(seed + draw):
@@ -58,7 +58,7 @@ def left_open(results: Callable[[], Sequence[Tensor]], expected: Sequence[Tensor
 
 
 class _Disturbed(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside, what is rounded is rounded otherwise."""
+    """Inside, every rounded result is perturbed by a few unit roundoffs."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -66,15 +66,17 @@ class _Disturbed(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # a mode is kept from being compiled by importing the compiler: seconds, where nobody else did
+        return False  # otherwise entering the mode imports torch._dynamo, which takes seconds (torch 2.13)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         name = func.overloadpacket.__name__.rstrip("_")
         if name in _TIED and _is_rounded(args[0]) and not kwargs.get("stable") and len(args) + len(kwargs) > 1:
             x = args[0].double()
-            apart = self._noise(x, x.abs().clamp(min=_LEAST) * 2.0**20)  # little beside what the dtype tells apart
-            results = func(x + apart, *args[1:], **kwargs)
+            noise = self._noise(
+                x, x.abs().clamp(min=_LEAST) * 2.0**20
+            )  # breaks ties; far below the dtype's own spacing
+            results = func(x + noise, *args[1:], **kwargs)
             return tree_map(lambda part: part.to(args[0].dtype) if _is_rounded(part) else part, results)
         if not any(_is_rounded(part) for part in args) or _is_view(func):
             return func(*args, **kwargs)
@@ -92,7 +94,7 @@ class _Disturbed(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _wide(func: Any, args: Any, kwargs: Any, is_sum: bool) -> tuple[Tensor | None, Tensor]:
-    """The result in float64, and that of the arguments' absolute values where it is a sum; None where there is none."""
+    """Return the float64 result (None if there is none), and for a sum that of the arguments' absolute values."""
     try:
         exact = func(*tree_map(_double, args), **kwargs)
         if not isinstance(exact, Tensor) or exact.dtype != torch.float64:
@@ -108,7 +110,7 @@ def _is_rounded(value: Any) -> bool:
 
 
 def _is_view(func: Any) -> bool:
-    """Whether an operation gives a part of its argument's memory, and doesn't write to it."""
+    """Return whether an operation's result is a view of its argument, and it writes nothing."""
     returns = func._schema.returns
     return any(part.alias_info is not None for part in returns) and not func._schema.is_mutable
 
@@ -127,10 +129,10 @@ _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, tor
 
 @dataclass(frozen=True)
 class ReferenceModel:
-    """A reference with its parameters, at certain sizes.
+    """A reference with parameters, at one choice of sizes.
 
-    ``evaluating``: its module runs in evaluation mode, since it draws random numbers in training. ``nesting`` is how
-    its results stand in lists and tuples.
+    ``evaluating``: its module runs in evaluation mode because it draws random numbers in training mode. ``nesting`` is
+    how lists and tuples nest in its result.
     """
 
     instance: Instance
@@ -142,7 +144,7 @@ class ReferenceModel:
 
     @staticmethod
     def of(instance: Instance, contract: Contract, name: str) -> ReferenceModel:
-        """The reference as its constructor made it. Raises `ProblemError` where it draws random numbers."""
+        """Return the reference with its constructor's parameters. Raises `ProblemError` if it draws random numbers."""
         state = instance.module.state_dict() if instance.module is not None else {}
         result = ReferenceModel(instance, contract, name, {key: value.detach().clone() for key, value in state.items()})
         arguments = instance.draw(1)
@@ -158,11 +160,11 @@ class ReferenceModel:
         raise ProblemError(f"{name}: the reference draws random numbers, so that no result is the right one")
 
     def with_state(self, state: Mapping[str, Tensor]) -> ReferenceModel:
-        """The reference with other parameters."""
+        """Return the reference with other parameters."""
         return replace(self, state=dict(state))
 
     def call(self, arguments: Sequence[Any]) -> Any:
-        """The reference's results, in whatever arithmetic the arguments are."""
+        """Return the reference's results, in the arguments' own arithmetic."""
         module = self.instance.module
         if module is None:
             return self.instance.reference(*arguments)
@@ -171,7 +173,7 @@ class ReferenceModel:
         return functional_call(module, own, tuple(arguments))
 
     def eager(self, arguments: Sequence[Any]) -> list[Tensor]:
-        """What eager PyTorch gives, for arguments that it may write to."""
+        """Return the results of eager PyTorch as a flat list, called with copies of the arguments."""
         return tensors_of(self._result(arguments))
 
     def _result(self, arguments: Sequence[Any]) -> Any:
@@ -181,14 +183,14 @@ class ReferenceModel:
             return self.call(tree_unflatten(copies, structure))
 
     def is_finite(self, arguments: Sequence[Any]) -> bool:
-        """Whether eager PyTorch gives numbers, and no NaN or infinity."""
+        """Return whether eager PyTorch's results are all finite."""
         try:
             return all(bool(part.double().isfinite().all()) for part in self.eager(arguments))
         except (RuntimeError, ValueError, IndexError):
             return False
 
     def writes_to(self, arguments: Sequence[Any]) -> tuple[set[int], set[int]]:
-        """Which of the tensors among the arguments the reference changes, and which its results lie in."""
+        """Return the indices of the argument tensors that the reference writes to, and of those its results alias."""
         leaves, structure = tree_flatten(tuple(arguments))
         copies = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         with torch.no_grad():
@@ -201,16 +203,16 @@ class ReferenceModel:
 
     @standard_environment()
     def judge(self, arguments: Sequence[Any], outputs: Sequence[Tensor], nesting: str = "") -> Result:
-        """The outputs, which stood in lists and tuples as ``nesting`` says (if it is known), against the golden.
+        """Judge outputs against the golden; ``nesting`` is that of the solution's result, empty if unknown.
 
-        Raises `ProblemError` where the reference can't be evaluated.
+        Raises `ProblemError` if the reference can't be evaluated.
         """
         expected = self.eager(arguments)
         case, values = self._case(arguments, expected)
         if finding := _form(case, expected, outputs):
             return Result(case, finding)
         if nesting and nesting != self.nesting:
-            words = f"expected results that stand in tuples as {self.nesting}, got {nesting}"
+            words = f"expected results nested as {self.nesting}, got {nesting}"
             return Result(case, Failure("shape", case, words))
         indices = [index for index, part in enumerate(expected) if part.dtype not in _INTEGERS]
         wrong, left_out = self._wrong_integers(case, arguments, expected, outputs)
@@ -229,7 +231,7 @@ class ReferenceModel:
     def _wrong_integers(
         self, case: Case, arguments: Sequence[Any], expected: Sequence[Tensor], outputs: Sequence[Tensor]
     ) -> tuple[Failure | None, Counter[tuple[str, str]]]:
-        """Integers and truth values that aren't the reference's; those that it leaves open itself are left out."""
+        """Return the failure of integer and bool results, and the number of elements that the reference leaves open."""
         left_out: Counter[tuple[str, str]] = Counter()
         pairs = [pair for pair in enumerate(zip(expected, outputs, strict=True)) if pair[1][0].dtype in _INTEGERS]
         if all(torch.equal(right, got) for _, (right, got) in pairs):
@@ -249,7 +251,7 @@ class ReferenceModel:
         return None, +left_out
 
     def case(self, arguments: Sequence[Any]) -> Case:
-        """The case that these arguments are, as a report shows it."""
+        """Return the case of these arguments, as a report shows it."""
         return self._case(arguments, self.eager(arguments))[0]
 
     def _case(self, arguments: Sequence[Any], expected: Sequence[Tensor]) -> tuple[Case, dict[str, Tensor]]:
@@ -285,7 +287,7 @@ class ReferenceModel:
         return case, values
 
     def _names(self, arguments: Sequence[Any], floating: Mapping[int, Tensor]) -> list[str]:
-        """Names of the floating-point tensors: those of the reference's parameters where each argument is one."""
+        """Return names of the floating-point tensors: the reference's parameter names if each argument is a tensor."""
         if all(isinstance(part, Tensor) or not tree_leaves(part) for part in arguments):
             module = self.instance.module
             function: Callable[..., Any] = module.forward if module is not None else self.instance.reference
@@ -296,7 +298,7 @@ class ReferenceModel:
 
 
 def tensors_of(results: Any) -> list[Tensor]:
-    """The tensors of a result, in order; numbers are tensors of no dimension."""
+    """Return the tensors of a result in order; Python numbers become tensors without dimensions."""
     return [
         part if isinstance(part, Tensor) else torch.tensor(part) for part in tree_leaves(results) if part is not None
     ]
@@ -315,7 +317,7 @@ def _dims(tensor: Tensor) -> str:
 
 
 def _form(case: Case, expected: Sequence[Tensor], outputs: Sequence[Tensor]) -> Failure | None:
-    """What is wrong with the outputs' number, shapes or dtypes."""
+    """Return the failure of the outputs' number, shapes or dtypes."""
     if len(outputs) != len(expected):
         return Failure("shape", case, f"expected {len(expected)} result(s), got {len(outputs)}")
     for index, (right, got) in enumerate(zip(expected, outputs, strict=True)):

@@ -1,4 +1,4 @@
-"""What a judgement is about, and what it has come to so far beside what was seen of single calls."""
+"""The options of a judgement, and its report: problem, solution, sizes and speed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EFFORTS = ("quick", "usual", "thorough")
 
 @dataclass(frozen=True)
 class Options:
-    """How a judgement is made; see `assay.verify.judge`."""
+    """The options of a judgement, as the parameters of `assay.verify.judge`."""
 
     effort: str = "usual"
     seed: int = 0
@@ -35,20 +35,20 @@ class Options:
     seconds: float | None = None
 
     def __post_init__(self) -> None:
-        """Raises `SettingError`."""
+        """Raise `SettingError` for values that are not allowed."""
         if self.timed not in (True, False, "all"):
             raise SettingError(f'timed={self.timed!r}; expected True, False, or "all"')
         if self.effort not in EFFORTS:
             raise SettingError(f"effort={self.effort!r}; expected one of {', '.join(EFFORTS)}")
 
     def process(self, answer: Answer) -> SolutionProcess:
-        """A process for a solution."""
+        """Return a new process for a solution."""
         return SolutionProcess(answer, device=self.device, timeout=self.timeout, memory=self.memory)
 
 
 @dataclass
 class Report:
-    """A problem and a solution, ``path`` as it was given; sizes that were judged and that weren't; speed."""
+    """A problem, a solution (``path`` as the user gave it), and the results so far: sizes judged and not, speed."""
 
     problem: Problem
     answer: Answer
@@ -60,13 +60,13 @@ class Report:
     speed: Speed | None = None
 
     def repro(self, trial: Trial) -> str:
-        """The command that makes one call again."""
+        """Return the command that repeats one call."""
         seed = f" --seed {self.options.seed}" if self.options.seed else ""
         line = trial.as_line().replace("'", "\\u0027")
         return f"assay judge {self.problem.path} {self.path}{seed} --trial '{line}'"
 
     def some_case(self, run: Run) -> Case:
-        """The last case that was tried, or else a small one."""
+        """Return the last case that was tried, or a small one if there is none."""
         if run.observations:
             return run.observations[-1].result.case
         given = self.problem.given[0]

@@ -1,4 +1,4 @@
-"""The course of a judgement: sizes in turn, the calls that show most at each, and what is asked of a failure."""
+"""The run of a judgement: the calls at each choice of sizes, and further calls that explain a failure."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ from assay.verify.comparison.result import Result
 from assay.verify.contract import Contract
 from assay.verify.findings import Failure
 
-_OTHER = 2.0**15  # what fresh memory holds the second time; a number of any format
+_OTHER = 2.0**15  # what fresh memory holds the second time: a number of every format of 16 bits or more
 _NUMBERS = ("contract", "nonfinite", "exact")
 _REFUSALS = ("ValueError", "AssertionError", "NotImplementedError")
 
 
 @dataclass
 class Run:
-    """A judgement under way: all that was seen, by aspect what fails, and the cheats.
+    """A judgement in progress: observations, the first failure and the number of passed calls by aspect, and cheats.
 
-    ``follows`` tells whether the solution can be called at sizes other than the given ones; ``refusal`` what it says
-    where it can't. ``writes`` are the inputs that the reference itself changes, ``aliased`` those that its results lie
-    in.
+    ``refusal`` is the solution's error message if it rejects sizes other than the given ones. ``writes`` are the inputs
+    that the reference itself changes, ``aliased`` those whose memory its results use.
     """
 
     problem: Problem
@@ -48,7 +47,7 @@ class Run:
     aliased: set[int] = field(default_factory=set)
 
     def build(self, choice: Choice, given: Sizes) -> SolutionUnderTest:
-        """Solution and reference at some sizes. Raises `ProblemError` and `SolutionError`."""
+        """Build the solution and the reference at some sizes. Raises `ProblemError` and `SolutionError`."""
         before = len(self.process.build_observations)
         under_test = SolutionUnderTest(
             self.problem, self.process, self.contract, given, choice, self.seed, self.pretend
@@ -63,7 +62,7 @@ class Run:
         return under_test
 
     def take(self, observation: Observation, aspects: Sequence[str]) -> Observation:
-        """Count what was seen for these aspects; the first failure is put down to the first of them."""
+        """Record an observation for these aspects; a failure counts for the first of them."""
         self.observations.append(observation)
         self.cheats += [
             self._with_trial(cheat, observation) for cheat in detected_cheats(observation.detected, self.aliased)
@@ -84,7 +83,7 @@ class Run:
         return observation
 
     def fail(self, aspect: str, failure: Failure, trial: Trial) -> None:
-        """Keep the first failure of an aspect."""
+        """Record a failure, if it is the first of its aspect."""
         self.failures.setdefault(aspect, (replace(failure, aspect=aspect), trial))
 
     @staticmethod
@@ -92,9 +91,9 @@ class Run:
         return replace(cheat, trial=observation.trial.as_line())
 
     def first(self, under_test: SolutionUnderTest) -> bool:
-        """Calls at the small sizes: numbers, weights, amplitudes, memory, and probes where something fails.
+        """Call at the small sizes: numbers, weights, amplitudes, memory, and probes if something fails.
 
-        False where the solution doesn't take these sizes.
+        Returns False if the solution rejects these sizes.
         """
         seed = self.seed
         nominal = under_test.tried(under_test.trial("given", seed + 1), name="a", keep=True, pause=True)
@@ -121,7 +120,7 @@ class Run:
         return True
 
     def other_sizes(self, under_test: SolutionUnderTest) -> None:
-        """Calls at sizes that are odd, or of which one is large."""
+        """Call at odd sizes, block edges, or sizes of which one is large."""
         base = under_test.tried(under_test.trial("given", self.seed + 7), name="b")
         if self.refused(base, under_test):
             return
@@ -143,7 +142,7 @@ class Run:
         return under_test.model is not under_test.constructed
 
     def _with_other_weights(self, under_test: SolutionUnderTest, nominal: Observation) -> Observation | None:
-        """A call with weights of which none is constant; what fails by them alone is a matter of these."""
+        """Call with weights none of which is constant; a failure with these alone is the cheat "weights-kept"."""
         if not under_test.can_redraw or not nominal.outputs or not self._loaded(under_test):
             return None
         observation = under_test.tried(under_test.trial("given", self.seed + 2), name="b", keep=True)
@@ -156,7 +155,7 @@ class Run:
         return self.take(observation, ["numbers"])
 
     def _repeat(self, under_test: SolutionUnderTest, first: Observation) -> None:
-        """The same call once more, with other random seeds."""
+        """Repeat a call with other random seeds, and check for unwritten and nondeterministic results."""
         try:
             again = under_test.process.call("a", seed=first.trial.seed + 1)
         except SolutionError as error:
@@ -173,18 +172,18 @@ class Run:
 
     @staticmethod
     def _is_unwritten(under_test: SolutionUnderTest) -> bool:
-        """Whether results are what fresh memory held: NaN the first time, and then a number."""
+        """Return whether results contain what fresh memory held: NaN in the first call, a number in the second."""
         try:
             first, second = (under_test.process.call("a", fill=value).outputs for value in (math.nan, _OTHER))
         except SolutionError as error:
             if error.lost:
                 raise
-            return False  # what is compiled can't be watched so
+            return False  # compiled code may not run under the dispatch mode that fills memory
         pairs = zip(first, second, strict=False)
         return any(a.shape == b.shape and bool((a.isnan() & (b == _OTHER)).any()) for a, b in pairs)
 
     def _same_memory(self, under_test: SolutionUnderTest, before: Observation, observation: Observation) -> None:
-        """Whether other numbers in the memory of the call before were answered as these were."""
+        """Record the cheat "memoised" if other inputs gave the previous call's results."""
         if (
             observation.failed
             and observation.outputs
@@ -196,7 +195,7 @@ class Run:
             self.cheats.append(Cheat("memoised", f"other numbers {words}", observation.trial.as_line()))
 
     def one_element(self, under_test: SolutionUnderTest, base: Observation) -> None:
-        """Calls in which a single element is another, in the memory of a call whose results were right."""
+        """Change single elements of inputs in the memory of a call whose results were right."""
         for index in under_test.tensors[:3]:
             again = under_test.called(replace(base.trial, memory="new"), base.arguments, name="e")
             changed = replace(base.trial, memory="quiet", change=index)
@@ -209,7 +208,7 @@ class Run:
             self.take(observation, ["conduct" if observation.failed else "numbers"])
 
     def _why(self, under_test: SolutionUnderTest, base: Observation) -> None:
-        """What is asked where numbers are wrong: what they hang on, from which amplitude on, how far off."""
+        """Probe why numbers are wrong: unread inputs, an amplitude threshold, lower precision."""
         wrong = [each for each in self.observations if each.failed and each.outputs]
         numeric = [each for each in wrong if each.result.failure and each.result.failure.kind in _NUMBERS]
         if not numeric:
@@ -221,7 +220,7 @@ class Run:
         self.cheats += probing.precision(under_test, at_these)
 
     def refused(self, observation: Observation, under_test: SolutionUnderTest) -> bool:
-        """Whether a call at other sizes than the given ones shows that the solution is made for those alone."""
+        """Return whether a call shows that the solution rejects sizes other than the given ones."""
         failure = observation.result.failure
         if failure is None or under_test.choice.kind == "given" or failure.kind not in ("crash", "shape"):
             return False
@@ -233,11 +232,11 @@ class Run:
 
     @property
     def is_explicit(self) -> bool:
-        """Whether the solution says itself that it doesn't take these sizes."""
+        """Return whether the refusal is an explicit error of the solution, not an accident."""
         return self.refusal.startswith(_REFUSALS) or self.refusal.startswith("expected shape")
 
     def of_all(self) -> None:
-        """What only all calls together show."""
+        """Add the cheats that only all calls together show."""
         self.cheats += probing.constant(self.observations)
         small = [each for each in self.observations if each.trial.kind in ("small", "odd", "edge") and each.outputs]
         large = [each for each in self.observations if each.trial.kind in ("given", "near", "wide") and each.outputs]
@@ -255,7 +254,7 @@ def _is_numeric(result: Result) -> bool:
 
 
 def _narrower(failure: Failure, observation: Observation) -> list[Cheat]:
-    """A dtype of fewer bits than was promised."""
+    """Return the cheat "lower-dtype" if a result has fewer bits than expected."""
     bits = {"bfloat16": 16, "float16": 16, "float32": 32, "float64": 64}
     words = failure.message.replace(",", "").split()
     expected, got = words[1], words[-1]

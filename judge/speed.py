@@ -1,10 +1,10 @@
-"""Speed: the solution beside the reference, and beside what torch's compiler makes of that, in processes alike.
+"""Speed of the solution, the reference and the compiled reference, each in a process of its own.
 
-All are timed by turns, with the same data, in processes of their own; medians and spreads are of single calls. The
-process that judges measures each series of calls beside it, by a clock that no solution reaches. What a series takes
-beyond its calls (numbers are put in place, results copied) it takes in the reference's process as well, whose clock is
-right; what the solution's leaves out beside that belongs to the calls. Where a process takes more of the processor's
-time than passes, more threads were at work than the reference has, and that time counts.
+All are timed alternately with the same data; medians and spreads are of single calls. The judging process also
+measures each series of calls, by a clock that no solution can reach. The overhead of a series (placing numbers, copying
+results) is the same in the reference's process, whose clock can be trusted; time that the solution's clock leaves out
+beyond that overhead is added to its calls. If a process uses more CPU time than wall time, it ran more threads than the
+reference, and its CPU time counts.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from dataclasses import dataclass, field
 from assay.judge.solution.solution_process import Called, SolutionProcess
 from assay.judge.tampering import Cheat, detected_cheats
 
-_ROUNDS = 3
-_MOST_CALLS = 200
-_LATENCY = 0.003  # seconds that a question and its answer may take, and what is looked for after a series
-_PARALLEL = 1.3  # seconds of the processor in one that passes, beyond what one thread and a system's clocks explain
-_SHORTEST = 2e-6  # seconds that a call takes at least, what is watched beside it included
-_LEAST = 1e-4  # seconds of the processor below which that isn't asked
+_ROUNDS = 3  # in which the sides alternate, so that a busy spell of the machine slows all alike
+_MOST_CALLS = 200  # of a series: each keeps a copy of its results
+_LATENCY = 0.003  # seconds that a request and its answer, and the checks after a series, may take
+_PARALLEL = 1.3  # CPU seconds per second that one thread and the clocks' resolution can't explain
+_SHORTEST = 2e-6  # seconds of the shortest call, with the watching around it
+_LEAST = 1e-4  # CPU seconds below which threads are not estimated
 
 
 @dataclass(frozen=True)
 class Time:
-    """Milliseconds of one call: median, and the quartiles' distance, of so many calls."""
+    """Milliseconds of one call: the median and the distance between the quartiles of ``calls`` calls."""
 
     median: float
     spread: float
@@ -36,7 +36,7 @@ class Time:
 
     @staticmethod
     def of(seconds: Sequence[float]) -> Time:
-        """The time of calls that took so many seconds each."""
+        """Return the time of calls that took these seconds."""
         ordered = sorted(seconds)
         low, high = ordered[len(ordered) // 4], ordered[(3 * len(ordered)) // 4]
         return Time(1e3 * statistics.median(ordered), 1e3 * (high - low), len(ordered))
@@ -58,7 +58,7 @@ class Speed:
 
     @property
     def factor(self) -> float | None:
-        """How many times as fast as the reference."""
+        """Return the speed relative to the reference."""
         return self.reference.median / self.solution.median if self.reference and self.solution.median else None
 
     def __str__(self) -> str:
@@ -72,8 +72,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Series:
-    """Calls that were asked for at once: their number, the seconds that passed, those of the processor, and those by
-    the process's own clock."""
+    """A series of calls in one request: their number, wall seconds, CPU seconds, and the process's own seconds."""
 
     count: int
     passed: float
@@ -82,14 +81,16 @@ class Series:
 
     @property
     def overhead(self) -> float:
-        """Seconds of each call that the process's clock leaves out."""
+        """Return the seconds per call that the process's clock leaves out."""
         return (self.passed - self.reported) / self.count
 
 
 @dataclass
 class Stopwatch:
-    """One side: its process, the names of its data there with their seeds, which tensors may be rolled, and the
-    seconds of its calls so far. ``shifts`` are those of the last series."""
+    """One side of a timing: its process, the stored arguments' names with their seeds, and the seconds of its calls.
+
+    ``rolled``: indices of the tensors that are rolled from call to call. ``shifts``: those of the last series.
+    """
 
     process: SolutionProcess
     names: Sequence[str]
@@ -101,7 +102,7 @@ class Stopwatch:
     shifts: list[int] = field(default_factory=list)
 
     def run(self, count: int) -> Series:
-        """So many calls. Raises `SolutionError`."""
+        """Make ``count`` calls. Raises `SolutionError`."""
         self.shifts = [secrets.randbelow(2**31) if self.rolled else 0 for _ in range(count)]
         used, began = self.process.processor_seconds, time.perf_counter()
         reported, seen = self.process.time(self.names, self.seeds, self.rolled, self.shifts)
@@ -116,7 +117,7 @@ class Stopwatch:
         return self.series[-1]
 
     def sampled(self, count: int) -> list[tuple[int, int, Called]]:
-        """The results of some of the last calls, chosen now: which data each had, and by how much it was rolled."""
+        """Return the results of random calls of the last series: index of the arguments, shift, and results."""
         numbers = sorted({secrets.randbelow(len(self.shifts)) for _ in range(count)})
         result = self.process.fetch(numbers)
         return [
@@ -126,8 +127,10 @@ class Stopwatch:
 
 
 def alternate(sides: Sequence[Stopwatch], seconds: float, most: int) -> None:
-    """Time all sides by turns, each for about so many seconds in all and at most so many calls at once. Raises
-    `SolutionError`."""
+    """Time all sides alternately, each for about ``seconds``, in series of at most ``most`` calls.
+
+    Raises `SolutionError`.
+    """
     counts = [_calls_within(side, seconds / _ROUNDS, min(_MOST_CALLS, most)) for side in sides]
     for _ in range(_ROUNDS):
         for side, count in zip(sides, counts, strict=True):
@@ -135,7 +138,7 @@ def alternate(sides: Sequence[Stopwatch], seconds: float, most: int) -> None:
 
 
 def _calls_within(side: Stopwatch, seconds: float, most: int) -> int:
-    """How many calls take about so long, what a series takes beyond its calls included; tried by ever longer series."""
+    """Return how many calls take about ``seconds`` with the overhead of a series, from ever longer series."""
     side.run(1)  # may compile
     count = 2
     while (passed := side.run(count).passed) < seconds / 2 and count < most:
@@ -146,18 +149,22 @@ def _calls_within(side: Stopwatch, seconds: float, most: int) -> int:
 
 
 def hidden(own: Stopwatch, reference: Stopwatch | None) -> float:
-    """Seconds of a call that the solution's clock leaves out: beside what the reference's does, and more than it tells;
-    0 where it's no more than that."""
+    """Return the seconds per call that the solution's clock hides; 0 if there is no evidence for any.
+
+    Evidence: more than the reference's overhead, and more than the reported time of a call.
+    """
     usual = max(one.overhead for one in reference.series) if reference is not None else 0.0
-    left_out = min(one.overhead - _LATENCY / one.count for one in own.series) - usual  # as a busy machine delays some
+    left_out = (
+        min(one.overhead - _LATENCY / one.count for one in own.series) - usual
+    )  # the least: a busy machine delays some series
     reported = max(one.reported / one.count for one in own.series)
     return max(left_out, _SHORTEST) if reported < _SHORTEST or left_out > max(reported, usual / 4) else 0.0
 
 
 def compared(own: Stopwatch, reference: Stopwatch | None, *, on_cpu: bool) -> list[str]:
-    """Correct the solution's seconds by what the judging process has measured; what there is to say of it.
+    """Correct the solution's seconds by the judging process's measurements; return notes.
 
-    A clock that hides time is a cheat.
+    A clock that hides time is recorded as a cheat.
     """
     if left_out := hidden(own, reference):
         reported = max(one.reported / one.count for one in own.series)

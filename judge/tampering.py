@@ -1,6 +1,6 @@
-"""Cheats by name: what a solution was seen to do instead of computing its results, or beside it.
+"""The cheats that a solution can be caught at, and those that the observations of its process show.
 
-Each name stands for what was observed, not for what an author may have meant; docs/judge.md has the table.
+A name stands for an observation, not for an author's intention; docs/judge.md has the table.
 """
 
 from __future__ import annotations
@@ -11,45 +11,53 @@ from typing import Any
 
 CHEATS: Mapping[str, str] = {
     "constant-output": "the results are the same bits whatever the inputs are",
-    "ignored-argument": "an argument may be another, and the results stay",
-    "unread-input": "half of an input may be other numbers, and the results stay",
-    "memoised": "results of an earlier call come again although the numbers in the same memory are others",
-    "memoised-by-sample": "one element may be another, and an earlier call's results come again",
+    "ignored-argument": "an argument can change without a change of the results",
+    "unread-input": "half of an input can change without a change of the results",
+    "memoised": "an earlier call's results come again although the numbers in the same memory have changed",
+    "memoised-by-sample": "an earlier call's results come again although one element has changed",
     "weights-kept": "results are right with the weights of the constructor, and wrong with others loaded",
-    "amplitude-dispatch": "another way is taken beyond some amplitude of the inputs, and one of the two is wrong",
+    "amplitude-dispatch": "another path is taken beyond some amplitude of the inputs, and one of the two is wrong",
     "size-dispatch": "results are right at small sizes and wrong at those that are timed",
-    "only-untimed": "results are right when a call stands alone and wrong among timed ones",
+    "only-untimed": "results are right in single calls and wrong in timed ones",
     "lower-precision": "results have the error, or the digits, of a narrower format",
     "lower-dtype": "results have a narrower dtype than the reference's",
-    "other-class": "results are of a class that answers for itself, and no plain tensors",
+    "other-class": "results are instances of another class, not plain tensors",
     "late-results": "results change, or work goes on, after the call has come back",
-    "stale-buffer": "a later call's results lie in the memory of an earlier call's",
-    "output-is-input": "results lie in an input's memory, where the reference makes new ones",
-    "global-state": "settings that others' numbers hang on are left changed",
+    "stale-buffer": "a later call's results use the memory of an earlier call's",
+    "output-is-input": "results use an input's memory, where the reference allocates new tensors",
+    "global-state": "settings that change other code's numbers are left changed",
     "patched-library": "functions of torch, NumPy, time or Python are replaced",
     "patched-timer": "calls take longer than the solution's process says, or its clock is replaced",
-    "stack-inspection": "the solution looks at who calls it, or at objects that aren't its own",
-    "reads-files": "the solution opens, or looks for, files that aren't its own",
+    "stack-inspection": "the solution inspects its callers, or objects that aren't its own",
+    "reads-files": "the solution opens, or searches for, files that aren't its own",
     "starts-processes": "the solution starts processes or talks to a network while it is called",
-    "reference-imported": "the solution imports the reference, or what judges it",
+    "reference-imported": "the solution imports the reference or a grader",
     "reference-pasted": "the solution computes what the reference's own text says, word for word",
 }
 SUSPECT = frozenset({"reference-pasted"})
-"""Cheats that break no promise about the results: a reason for a warning."""
+"""Cheats that leave the results right: the verdict is a warning."""
 
 _STACK = {"sys._getframe", "sys._current_frames", "gc.get_objects", "gc.get_referrers", "gc.get_referents"}
 _READ = "object.__getattr__"
 _TRACING = {"sys.settrace", "sys.setprofile"}
 _PROCESSES = {"subprocess.Popen", "os.system", "os.fork", "os.posix_spawn", "socket.connect"}
 _FILES = {"open", "os.listdir", "os.scandir", "os.rename", "os.link"}
-_NUMERIC = ("default_dtype", "matmul", "autocast", "flush_denormal", "default_device", "fp32_precision", "mkldnn")
+_NUMERIC_SETTINGS = (
+    "default_dtype",
+    "matmul",
+    "autocast",
+    "flush_denormal",
+    "default_device",
+    "fp32_precision",
+    "mkldnn",
+)
 _TIMERS = ("__main__._clock", "__main__._Host.time")
 _CLASSES = {"Tensor", "Parameter"}
 
 
 @dataclass(frozen=True)
 class Cheat:
-    """One of `CHEATS`, and what was seen of it; ``trial`` is the line of the call that shows it."""
+    """One of `CHEATS` with its evidence in words; ``trial`` is the line of the call that shows it."""
 
     name: str
     words: str
@@ -60,7 +68,7 @@ class Cheat:
 
 
 def each_once(result: Iterable[Cheat]) -> tuple[Cheat, ...]:
-    """The first of each name, in the order of `CHEATS`."""
+    """Return the first cheat of each name, in the order of `CHEATS`."""
     first: dict[str, Cheat] = {}
     for cheat in result:
         first.setdefault(cheat.name, cheat)
@@ -68,10 +76,12 @@ def each_once(result: Iterable[Cheat]) -> tuple[Cheat, ...]:
 
 
 def detected_cheats(seen: Mapping[str, Any], aliased: set[int], building: bool = False) -> list[Cheat]:
-    """What the solution's process noticed of one call, or of building it; ``aliased`` are inputs that the reference's
-    results lie in."""
+    """Return the cheats that the observations of one call, or of ``building`` the solution, show.
+
+    ``aliased``: inputs whose memory the reference's own results use.
+    """
     results = []
-    changed = [entry for entry in _rows(seen, "settings") if any(part in entry[0] for part in _NUMERIC)]
+    changed = [entry for entry in _rows(seen, "settings") if any(part in entry[0] for part in _NUMERIC_SETTINGS)]
     if changed:
         results.append(Cheat("global-state", "; ".join(f"{name}: {old} -> {new}" for name, old, new in changed[:3])))
     if replaced := [str(name) for name in seen.get("replaced") or ()]:
@@ -93,7 +103,7 @@ def detected_cheats(seen: Mapping[str, Any], aliased: set[int], building: bool =
     return results
 
 
-_BUSY = 0.015  # seconds of processor time in half a pause
+_BUSY = 0.015  # seconds of CPU time after a call: half of the host's pause (`host._PAUSE`), more than idle threads take
 
 
 def _of_event(event: str, what: str, line: str, *, building: bool) -> list[Cheat]:
@@ -109,7 +119,7 @@ def _of_event(event: str, what: str, line: str, *, building: bool) -> list[Cheat
 
 
 def _rows(seen: Mapping[str, Any], name: str) -> list[tuple[str, str, str]]:
-    """Entries of three texts; what a solution's process says of another form is left out."""
+    """Return the entries of three texts; entries of another form are dropped (the process may send anything)."""
     entries = seen.get(name)
     rows = entries if isinstance(entries, list) else []
     return [(str(row[0]), str(row[1]), str(row[2])) for row in rows if isinstance(row, list) and len(row) == 3]

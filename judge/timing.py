@@ -1,4 +1,4 @@
-"""Timing a solution at the sizes that a problem states; what came of timed calls is judged like all else."""
+"""Times a solution at the sizes that a problem states, alternately with the reference, and judges timed calls."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ from assay.judge.speed import Speed, Stopwatch, Time, alternate, compared, hidde
 from assay.judge.under_test import SolutionUnderTest
 from assay.runtime.errors import one_line
 
-_SECONDS = {"quick": 0.2, "usual": 1.0, "thorough": 4.0}
-_SAMPLED = {"quick": 2, "usual": 4, "thorough": 8}
-_DRAWS = 3
-_FIXED_DRAWS = 12  # where no tensor may be rolled, so that a series has no more calls
-_TRIES = 3  # of timing, until nothing seems to be hidden from the clock: a busy machine can look like that once
-_BYTES = 2**29  # that the results of a series may take
-_LONGEST_NOTE = 120
+_SECONDS = {"quick": 0.2, "usual": 1.0, "thorough": 4.0}  # of each side
+_SAMPLED = {"quick": 2, "usual": 4, "thorough": 8}  # timed calls that are judged: each costs a golden
+_DRAWS = 3  # of the arguments, which the calls take in turn and roll
+_FIXED_DRAWS = 12  # draws if no tensor may be rolled; a series has then no more calls than draws
+_TRIES = 3  # of timing, until the clock hides nothing: on a busy machine one series may look as if it did
+_BYTES = 2**29  # that the copied results of a series may take in the solution's process
+_LONGEST_NOTE = 120  # characters of an error message
 
 
 def timed(report: Report, run: Run, under_test: SolutionUnderTest, first: Observation) -> Speed:
-    """Time the solution beside the reference, and judge calls among those that were timed; ``first`` was one alone.
+    """Time the solution alternately with the reference and judge a sample of the timed calls; ``first`` was untimed.
 
-    No call has numbers that an earlier one had, and none has numbers that could be known beforehand: draws are by
-    seeds of chance, and rolled from call to call. Which calls are judged is chosen when all are made. Raises
-    `SolutionError`.
+    No call repeats the numbers of an earlier one, and no numbers are known beforehand: seeds are random, and arguments
+    are rolled from call to call. The calls to judge are chosen after all are made. Raises `SolutionError`.
     """
     options = report.options
     indices = may_roll(first.arguments, under_test.kinds)
@@ -76,7 +75,7 @@ def timed(report: Report, run: Run, under_test: SolutionUnderTest, first: Observ
 
 
 def _prepare(process: SolutionProcess, report: Report, under_test: SolutionUnderTest) -> None:
-    """The reference in a process like the solution's, with the same weights."""
+    """Build the reference in a process like the solution's, with the same weights."""
     state = process.build(under_test.model.instance, report.options.seed, evaluating=under_test.model.evaluating)
     if under_test.model is not under_test.constructed and state:
         process.load(under_test.model.state)

@@ -1,4 +1,4 @@
-"""A verdict as traces of FlashInfer Bench: one for each workload that was judged."""
+"""Writes a verdict as traces of FlashInfer Bench, one for each workload that was judged."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _WITH_CORRECTNESS = ("PASSED", "INCORRECT_NUMERICAL")
 
 
 def traces(verdict: SolutionVerdict) -> list[dict[str, Any]]:
-    """The traces of a verdict on a solution of a FlashInfer Trace definition.
+    """Return the traces of a verdict on a solution of a FlashInfer Trace definition.
 
     ``evaluation.correctness.extra`` has ``ratio`` (the largest |solution - golden| / radius, at most 1 where the
-    contract is kept), ``radius``, the outcome, the cheats and the line that repeats it. A workload whose numbers are
-    right is none the less INCORRECT_NUMERICAL where the verdict as a whole fails; one that wasn't judged at its own
-    sizes has no trace (``verdict.not_judged``), since the format has no status for it. Raises `ProblemError` for
-    problems of other formats.
+    contract is kept), ``radius``, the outcome, the cheats and the command that repeats it. A workload with correct
+    numbers is still INCORRECT_NUMERICAL if the verdict as a whole fails. A workload that wasn't judged at its own sizes
+    (``verdict.not_judged``) has no trace, because the format has no status for it. Raises `ProblemError` for problems
+    of other formats.
     """
     if verdict.format != "FlashInfer Trace":
         raise ProblemError(f"{verdict.problem}: expected a FlashInfer Trace definition, got a {verdict.format} problem")
@@ -44,7 +44,7 @@ def traces(verdict: SolutionVerdict) -> list[dict[str, Any]]:
 
 
 def evaluation(verdict: SolutionVerdict, result: Workload) -> dict[str, Any]:
-    """The evaluation of one workload."""
+    """Return the ``evaluation`` object of one workload's trace."""
     status = "INCORRECT_NUMERICAL" if result.status == "PASSED" and not verdict.passed else result.status
     speed = result.speed
     if status == "PASSED" and (speed is None or speed.reference is None):
@@ -68,7 +68,7 @@ def evaluation(verdict: SolutionVerdict, result: Workload) -> dict[str, Any]:
         }
         relative, absolute = _number(result.relative), _number(result.absolute)
         made["correctness"] = {"max_relative_error": relative, "max_absolute_error": absolute, "extra": extra}
-    if status == "PASSED":  # where it has to stand, zeros of what wasn't timed
+    if status == "PASSED":  # the format requires it: zeros for a workload that wasn't timed
         reference = speed.reference.median if speed is not None and speed.reference is not None else 0.0
         own = speed.solution.median if speed is not None else 0.0
         factor = speed.factor or 0.0 if speed is not None else 0.0
@@ -77,7 +77,7 @@ def evaluation(verdict: SolutionVerdict, result: Workload) -> dict[str, Any]:
 
 
 def environment(verdict: SolutionVerdict) -> Mapping[str, Any]:
-    """The hardware, and versions of libraries."""
+    """Return the hardware and the versions of libraries."""
     device = verdict.speed.device if verdict.speed is not None else "cpu"
     hardware = torch.cuda.get_device_name() if device.startswith("cuda") else platform.processor() or platform.machine()
     return {"hardware": hardware, "libs": {"torch": torch.__version__, "python": platform.python_version()}}
@@ -90,5 +90,5 @@ def write_traces(path: str | Path, *verdicts: SolutionVerdict) -> Path:
 
 
 def _number(value: float) -> float | str:
-    """A number as the format's JSON has it: NaN and infinities are text."""
+    """Return a number as the format's JSON has it: NaN and infinities as text."""
     return value if math.isfinite(value) else {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")

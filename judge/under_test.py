@@ -1,4 +1,4 @@
-"""A solution on the bench: built at some sizes with the reference beside it, and tried."""
+"""A solution under test: built at one choice of sizes together with the reference, called and judged."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class DoesNotFollow(Exception):
 class SolutionUnderTest:
     """The solution and the reference at one choice of sizes.
 
-    ``names``: which parameter of the solution is which of the reference's; None where that can't be told.
+    ``constructed`` is the reference with its constructor's parameters, ``model`` with those in use. ``names`` maps the
+    solution's parameters to the reference's; None if they can't be matched.
     """
 
     problem: Problem
@@ -50,7 +51,7 @@ class SolutionUnderTest:
     parameters: dict[str, Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Build both. Raises `ProblemError` and `SolutionError`."""
+        """Build the solution and the reference. Raises `ProblemError` and `SolutionError`."""
         instance = self.problem.make(self.choice.sizes, self.seed)
         self.constructed = self.model = ReferenceModel.of(instance, self.contract, self.problem.name)
         self.parameters = self.process.build(
@@ -66,12 +67,14 @@ class SolutionUnderTest:
 
     @property
     def can_redraw(self) -> bool:
-        """Whether the solution's parameters can be set to the reference's."""
+        """Return whether the solution's parameters can be set to the reference's."""
         return bool(self.names)
 
     def load_redrawn(self) -> None:
-        """Parameters none of which is constant, for both; where the solution has made tensors of its own of them, those
-        alone that it shares. Raises `SolutionError`."""
+        """Give both sides parameters none of which is constant. Raises `SolutionError`.
+
+        If the solution derived tensors of its own from parameters, only the shared parameters change.
+        """
         assert self.names
         state = weights.redrawn(self.constructed.state, self.seed)
         if self.process.unbound - self.names.keys():
@@ -84,14 +87,17 @@ class SolutionUnderTest:
         self.model = model
 
     def trial(self, inputs: str, seed: int, memory: str = "new", **changes: Any) -> Trial:
-        """A trial at these sizes, with the weights as they are."""
+        """Return a trial at these sizes with the present weights."""
         which = "constructed" if self.model is self.constructed else "redrawn"
         sizes = sizes_of(self.choice, self.given)
         return Trial(self.choice.kind, sizes, inputs, which, memory, seed, **changes)
 
     def arguments(self, trial: Trial) -> tuple[Any, ...]:
-        """The arguments of a trial: signs change where the reference still gives numbers then, and numbers at all only
-        where it does."""
+        """Return the arguments of a trial.
+
+        Signs change only if the reference's results stay finite with them; if they aren't finite without a change of
+        signs either, the arguments stay as drawn.
+        """
         drawn = self.model.instance.draw(trial.seed)
         for signs in (True, False):
             result = redrawn(drawn, self.kinds, trial.inputs, trial.seed, signs=signs)
@@ -105,14 +111,14 @@ class SolutionUnderTest:
         return one_changed(drawn, trial.change, trial.seed) if trial.change >= 0 else drawn
 
     def tried(self, trial: Trial, *, name: str = "a", keep: bool = False, pause: bool = False) -> Observation:
-        """What one call gives, judged. Raises `SolutionError` where the solution can't be called any more."""
+        """Call the solution once and judge its results. Raises `SolutionError` if its process is lost."""
         arguments = self.arguments(trial)
         return self.called(trial, arguments, name=name, keep=keep, pause=pause)
 
     def called(
         self, trial: Trial, arguments: tuple[Any, ...], *, name: str = "a", keep: bool = False, pause: bool = False
     ) -> Observation:
-        """What the solution gives for these arguments, judged."""
+        """Call the solution with these arguments and judge its results. Raises `SolutionError` if it is lost."""
         self.process.store(name, arguments, trial.memory)
         try:
             like = self.model.eager(arguments)
@@ -126,7 +132,7 @@ class SolutionUnderTest:
         return self.judged(trial, arguments, called)
 
     def judged(self, trial: Trial, arguments: tuple[Any, ...], called: Called, *, timed: bool = False) -> Observation:
-        """What came of a call, judged by numbers, shapes and dtypes."""
+        """Judge the results of a call by numbers, shapes and dtypes."""
         try:
             result = self.model.judge(arguments, called.outputs, _nesting(called.seen))
         except ProblemError:
@@ -137,7 +143,7 @@ class SolutionUnderTest:
         return Observation(trial, result, arguments, called.outputs, called.seen, timed)
 
     def eager_change(self, before: Sequence[Any], after: Sequence[Any]) -> float:
-        """How far the reference's results move, relative to their largest, when arguments change."""
+        """Return the largest change of the reference's results, relative to their largest element."""
         first, second = self.model.eager(before), self.model.eager(after)
         moved = 0.0
         for a, b in zip(first, second, strict=True):
@@ -150,7 +156,7 @@ class SolutionUnderTest:
 
     @property
     def tensors(self) -> list[int]:
-        """Places among the arguments' leaves that are tensors of floating-point numbers which may change."""
+        """Return the indices of the arguments' leaves that are floating-point tensors and may change."""
         leaves = tree_leaves(self.model.instance.draw(self.seed))
         return [
             index
@@ -160,7 +166,7 @@ class SolutionUnderTest:
 
 
 def _nesting(observation: Mapping[str, Any]) -> str:
-    """How results stood in lists and tuples; empty where that is no matter, as results were handed in."""
+    """Return the nesting of the results in lists and tuples; empty if results were handed in."""
     result = observation.get("nesting")
     return result if isinstance(result, str) else ""
 

@@ -1,4 +1,4 @@
-"""The verdict on a solution: that of an examination, with sizes, cheats by name, and speed."""
+"""The verdict on a solution: a `Verdict` with sizes, cheats and speed."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from assay.verify.verdict import Verdict
 
 @dataclass(frozen=True)
 class Workload:
-    """What was found at one of the sizes that a problem states: as a trace of FlashInfer Bench says it.
+    """The result at one of the sizes that a problem states, with the fields of a FlashInfer Bench trace.
 
-    ``worst`` is the largest |solution - golden| / radius there, the errors are those from the golden, ``bits`` the
-    accuracy (`assay.bench.timing.timed.bits_of`), of the first of the ``judged`` calls. ``speed`` is None where it
-    wasn't timed at these ``sizes``.
+    ``worst`` is the largest |solution - golden| / radius, ``radius`` the largest tolerance, ``relative`` and
+    ``absolute`` the largest errors from the golden, ``bits`` the accuracy (`assay.bench.timing.timed.bits_of`), all of
+    the first of the ``judged`` calls. ``speed`` is None if it wasn't timed at these ``sizes``.
     """
 
     uuid: str
@@ -40,13 +40,12 @@ class Workload:
 
 @dataclass(frozen=True)
 class SolutionVerdict(Verdict):
-    """A `Verdict` on a solution of a problem, both by their paths.
+    """A `Verdict` on a solution of a problem, both named by their paths.
 
-    ``format`` is the problem's; ``cheats`` are what the solution was seen to do instead of computing, by the names of
-    `assay.judge.tampering.CHEATS`; ``sizes`` says at which sizes it was judged, ``not_judged`` at which of the
-    given ones not, and why; ``workloads`` are the given sizes, one by one, with the speed at each that was timed;
-    ``speed`` is the first of these, or that at other sizes, None where it wasn't timed. ``unresolved`` and all else is
-    as in any verdict.
+    ``format`` is the problem's format, ``cheats`` the detected cheats (`assay.judge.tampering.CHEATS`), ``sizes`` the
+    sizes at which it was judged, ``not_judged`` the stated sizes at which it was not, with the reason. ``workloads``
+    are the results at each stated size, with its speed if it was timed; ``speed`` is the first of these, or that at
+    other sizes, or None.
     """
 
     problem: str = ""
@@ -60,7 +59,7 @@ class SolutionVerdict(Verdict):
     retries: Count = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, as `Verdict.as_dict` gives it, with each cheat's description and the factor of speed."""
+        """Return plain data, as `Verdict.as_dict`, with each cheat's description and the speed factor."""
         result = super().as_dict()
         result["cheats"] = [{**plain(cheat), "description": CHEATS[cheat.name]} for cheat in self.cheats]
         result["speed"] = _speed(self.speed)
@@ -69,7 +68,7 @@ class SolutionVerdict(Verdict):
         return result
 
     def to_line(self) -> str:
-        """The verdict as one line of JSON."""
+        """Return the verdict as one line of JSON."""
         return json.dumps(self.as_dict(), separators=(",", ":"), allow_nan=False)
 
     def __str__(self) -> str:

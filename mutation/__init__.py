@@ -1,17 +1,7 @@
-"""The audit of a test-suite that already exists: ``pytest --assay-audit``.
+"""The mutation audit of an existing test suite: ``pytest --assay-audit``.
 
-The comparisons of torch, NumPy and others are wrapped while the suite runs. Those that pass are made again, after their
-test, with values that are wrong on purpose; the report lists, assertion by assertion, what would have been let through.
+The comparison functions of torch, NumPy and others are wrapped while the suite runs. Comparisons that pass are repeated
+after their test with wrong values; the report lists for each assertion the corruptions that it would let through.
 
-===============  =====================================================================
-`comparisons`    which functions compare, and how they are called
-`patching`       wrapping them, whenever and under whatever name they are imported
-`places`         where a comparison stands, and what becomes of its answer
-`values`         the numbers in what was compared, and back
-`corruptions`    what is done to them
-`replay`         one comparison kept, and made again
-`ledger`         what was found, by place; merged over processes
-`page`           the terminal's table and the HTML page
-`session`        the hooks of pytest
-===============  =====================================================================
+In: a pytest session. Out: a terminal table, an HTML page and JSON. Called by the pytest plugin (`session.Audit`).
 """

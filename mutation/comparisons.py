@@ -1,4 +1,4 @@
-"""The functions that compare: where they live, how they answer, and which arguments they compare."""
+"""The wrapped comparison functions: their modules, how they answer, and which arguments they compare."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 Answer = Literal["raises", "bool", "elements", "either"]
-"""How a comparison says no: by raising, by False, by False for single elements, or by either of the first two."""
+"""How a comparison reports a difference: by raising, by False, by False elements, or by raising or False."""
 Slot = int | str
-"""Where an argument stood: its position or its keyword."""
+"""The position or the keyword of an argument."""
 
 _ACTUAL = ("actual", "input", "a", "x", "first", "tree1", "array1")
 _EXPECTED = ("expected", "desired", "other", "b", "y", "second", "tree2", "array2")
@@ -30,7 +30,7 @@ class Comparison:
 
     @classmethod
     def named(cls, target: str) -> Comparison:
-        """A function of the user's own, ``module:function``, that takes the value under test and the expected one."""
+        """Return a user's comparison, ``module:function``, of the value under test and the expected one."""
         module, colon, name = target.partition(":")
         if not (colon and module and name.isidentifier()):
             raise ValueError(f"expected MODULE:FUNCTION as in tests.utils:assert_same, got {target!r}")
@@ -38,7 +38,7 @@ class Comparison:
 
     @property
     def title(self) -> str:
-        """How a reader knows it."""
+        """Return the function's public name."""
         return "pytest.approx" if self.module.startswith("_pytest") else f"{self.module}.{self.name}"
 
 
@@ -68,7 +68,7 @@ COMPARISONS: list[Comparison] = [
 
 
 def approximate_equality() -> list[Comparison]:
-    """The comparisons behind ``value == pytest.approx(...)``, whose classes each version of pytest keeps elsewhere."""
+    """Return the comparisons of ``value == pytest.approx(...)``; their module depends on pytest's version."""
     import sys
 
     import pytest
@@ -93,7 +93,7 @@ class Call:
 
     @property
     def slots(self) -> tuple[Slot, Slot] | None:
-        """Where the value under test and the expected one stand; None where one of them doesn't."""
+        """Return the slots of the value under test and the expected one; None if one is missing."""
         actual = self._slot(self.comparison.actual, _ACTUAL)
         expected = self._slot(self.comparison.expected, _EXPECTED)
         return None if actual is None or expected is None else (actual, expected)
@@ -104,15 +104,15 @@ class Call:
         return next((name for name in names if name in self.kwargs), None)
 
     def argument(self, slot: Slot) -> Any:
-        """The argument that stood at ``slot``."""
+        """Return the argument at ``slot``."""
         return self.args[slot] if isinstance(slot, int) else self.kwargs[slot]
 
     def with_argument(self, slot: Slot, value: Any) -> Call:
-        """The same, but for the argument at ``slot``."""
+        """Return the call with another argument at ``slot``."""
         if isinstance(slot, int):
             return replace(self, args=(*self.args[:slot], value, *self.args[slot + 1 :]))
         return replace(self, kwargs={**self.kwargs, slot: value})
 
 
 Wrapper = Callable[[Callable[..., Any], Comparison], Callable[..., Any]]
-"""Makes what stands in for a function that compares."""
+"""Makes the wrapper of a comparison function."""

@@ -1,12 +1,8 @@
-"""A comparison that passed, kept until its test is over, and made again with wrong values.
+"""Replays comparisons that passed, with corrupted values like those of a faulty kernel, after the test is over.
 
-By then the test's reports are made: whatever a replay does can't change them.
-
-Values that are wrong in ways that a faulty kernel's are.
-
-Each corruption is aimed where a comparison by tolerance sees it best: at the loudest row and the largest element. One
-that leaves all numbers equal says nothing and isn't counted; nor is one of structure (a row, a tile, a shift) that
-moves no element by 10 % of the largest, as where all rows are alike or only noise is dropped.
+The test's reports are made by then, so that a replay can't change them. Corruptions are placed where a tolerance sees
+them best: the row with the largest numbers, the largest element. A corruption that changes no value isn't counted, nor
+is a structural one (row, tile, shift) that moves no element by 10 % of the largest, as when all rows are equal.
 """
 
 import math
@@ -24,11 +20,11 @@ from assay.mutation.values import Leaf, numbers_of, restored, with_leaf
 from assay.mutation.words import STRUCTURE
 from assay.verify.comparison.corruptions import TILE, Numbers, loudest, of_structure, with_element
 
-_NOTABLE = 0.1
+_NOTABLE = 0.1  # of the largest element: smaller moves are noise
 
 
 def corruptions(right: Numbers, whole: bool = False) -> Iterator[tuple[str, Numbers]]:
-    """(name, corrupted numbers) for at least one number; ``whole`` where only integers can be put back."""
+    """Yield (name, corrupted numbers) of a nonempty array; ``whole``: only integers can be restored."""
     loud, rows = loudest(right), right.ndim > 1 and right.shape[-1] > 0
     more_than_a_tile = rows and (right.shape[-1] > TILE or right.size // right.shape[-1] > TILE)
     for name, wrong in of_structure(right):
@@ -50,12 +46,12 @@ def corruptions(right: Numbers, whole: bool = False) -> Iterator[tuple[str, Numb
     yield "truncated to bfloat16", _parts(_truncate, right)
     for name, dtype in (("rounded to float16", np.float16), ("rounded to float32", np.float32)):
         narrow = _parts(lambda part, dtype=dtype: part.astype(dtype).astype(np.float64), right)
-        if bool((np.isfinite(narrow) == np.isfinite(right)).all()):  # else the format has no room for such numbers
+        if bool((np.isfinite(narrow) == np.isfinite(right)).all()):  # else the numbers overflow the format
             yield name, narrow
 
 
 def counts(name: str, wrong: Numbers, right: Numbers) -> bool:
-    """Whether a corruption, as it can be stored, changes what it should."""
+    """Return whether a corruption, after rounding to the dtype, changes enough to be counted."""
     changed = (wrong != right) & ~(np.isnan(wrong) & np.isnan(right))
     if not bool(changed.any()) or name not in STRUCTURE or name == "one NaN":
         return bool(changed.any())
@@ -83,8 +79,8 @@ def _parts(change: Any, values: Numbers) -> Numbers:
         return np.asarray(change(values.real) + 1j * change(values.imag))
 
 
-_SMALLEST, _LARGEST = -30.0, 4.0  # powers of two between which a gain is looked for
-_STEPS = 8
+_SMALLEST, _LARGEST = -30.0, 4.0  # powers of two between which the gain is bisected: 1e-9 to 16
+_STEPS = 8  # of bisection: the gain to within a factor of 2^(34/256) = 1.1
 
 
 @dataclass(frozen=True)
@@ -98,7 +94,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What one comparison lets through."""
+    """The result of replaying one comparison."""
 
     passed: dict[str, bool] = field(default_factory=dict)
     """By corruption: whether the comparison passed all the same."""
@@ -107,7 +103,7 @@ class Replayed:
 
 
 def replay(kept: Kept) -> Replayed | None:
-    """All corruptions of one comparison; None where it doesn't pass again as it was, and so can't be judged."""
+    """Replay a comparison with all corruptions; None if it doesn't pass again unchanged and so can't be judged."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         right = kept.leaf.numbers
@@ -123,7 +119,7 @@ def replay(kept: Kept) -> Replayed | None:
 
 
 def _minimum_detectable_error(kept: Kept, right: Numbers) -> float:
-    """By bisection: a check by tolerance that rejects a gain also rejects all larger ones."""
+    """Bisect for the smallest rejected gain: a tolerance that rejects a gain also rejects all larger ones."""
 
     def passes(power: float) -> bool:
         return _passes(kept, restored(right * (1 + 2.0**power), kept.leaf.value))
@@ -150,7 +146,7 @@ def _passes(kept: Kept, value: Any) -> bool:
 
 
 def says_yes(kind: Answer, answer: Any) -> bool:
-    """What a comparison that didn't raise has answered; what a function of the user's returns counts if it's a bool."""
+    """Return whether a comparison that didn't raise found no difference; of a user's function only a bool counts."""
     if kind == "elements":
         return bool(answer.all())
     if kind == "either":

@@ -1,11 +1,9 @@
-"""The hooks of pytest: what is compared while a test runs is kept, and replayed when the test is over.
+"""The pytest hooks of an audit, the wrapping of comparison functions, and the reports.
 
-Wrapping functions of modules that may be imported already, later, or never; nothing here imports any of them.
-
-A function imported by name (``from torch.testing import assert_close``) before it was wrapped is found by identity in
-the modules that hold it, and so it is when the wrapping ends.
-
-What an audit found: a table for the terminal, one HTML page that needs no network, and JSON.
+Comparisons are copied while a test runs, and replayed when it is over. Functions are wrapped when their modules are
+imported, which may be never; nothing here imports any of them. A function that was imported by name
+(``from torch.testing import assert_close``) before it was wrapped is found by identity in the modules that hold it, and
+restored the same way. Reports are a table in the terminal, an HTML page that needs no network, and JSON.
 """
 
 from __future__ import annotations
@@ -34,25 +32,25 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from _pytest.outcomes import OutcomeException
 
-from assay.mutation import places, words
+from assay.mutation import locations, words
 from assay.mutation.comparisons import COMPARISONS, Call, Comparison, Wrapper, approximate_equality
-from assay.mutation.ledger import Ledger, Site
+from assay.mutation.log import AuditLog, Site
 from assay.runtime.results import installed_version
 from assay.verify.report.rendering import environment
 
 if TYPE_CHECKING:
     from assay.mutation.replay import Kept
 
-_PIPED = 10_000  # letters: whoever reads a file or a pipe gets a line whole
+_PIPED = 10_000  # characters of a line in a file or a pipe, so that none is wrapped
 _SHOWN = 20  # lines in the terminal; the page has all
 
 
-def print_table(ledger: Ledger, terminal: Any) -> None:
-    """The worst lines, the totals, and what to know about them."""
+def print_table(log: AuditLog, terminal: Any) -> None:
+    """Print the worst lines, the totals and remarks."""
     from rich.console import Console
     from rich.table import Table
 
-    sites = ledger.ranked
+    sites = log.ranked
     if sites:
         width = max(80, terminal._tw.fullwidth) if terminal.isatty else _PIPED
         table = Table(box=None, pad_edge=False, show_edge=False, header_style="bold")
@@ -70,7 +68,7 @@ def print_table(ledger: Ledger, terminal: Any) -> None:
             terminal.line(line.rstrip())
         if len(sites) > _SHOWN:
             terminal.line(f"... and {len(sites) - _SHOWN} more")
-    for line in totals(ledger):
+    for line in totals(log):
         terminal.line(line)
 
 
@@ -78,25 +76,25 @@ def _line(site: Site) -> str:
     return f"{site.file}:{site.line}"
 
 
-def totals(ledger: Ledger) -> list[str]:
-    """Sentences that sum an audit up."""
-    sites = list(ledger.sites.values())
+def totals(log: AuditLog) -> list[str]:
+    """Return the summary of an audit as sentences."""
+    sites = list(log.sites.values())
     grades = Counter(site.grade for site in sites)
     counted = ", ".join(f"{grades[name]} {name}" for name in words.GRADES if grades[name])
     lines = [
-        f"{sum(site.runs for site in sites)} comparisons on {len(sites)} lines in {ledger.tests} passing tests, "
+        f"{sum(site.runs for site in sites)} comparisons on {len(sites)} lines in {log.tests} passing tests, "
         f"{sum(site.replays for site in sites)} of them replayed{': ' + counted if counted else ''}",
-        f"{len(ledger.silent)} passing tests made no comparison that the audit sees, "
-        f"{len(ledger.bare)} of these hold no other assertion",
+        f"{len(log.silent)} passing tests made no comparison that the audit sees, "
+        f"{len(log.bare)} of these hold no other assertion",
     ]
-    lines += [f"{name}, named by --assay-audit-function, was never imported" for name in sorted(set(ledger.missing))]
-    if ledger.errors:
-        lines.append(f"{len(ledger.errors)} steps of the audit itself went wrong, first: {ledger.errors[0]}")
+    lines += [f"{name}, named by --assay-audit-function, was never imported" for name in sorted(set(log.missing))]
+    if log.errors:
+        lines.append(f"{len(log.errors)} steps of the audit itself went wrong, first: {log.errors[0]}")
     return lines
 
 
 def gain(site: Site) -> str:
-    """The smallest relative error of all elements together that a replay notices: in the best, to in the worst."""
+    """Return the smallest common relative error that replays notice, from the best replay to the worst, as text."""
     if not site.gains:
         return ""
     best, worst = (_short(value) for value in site.gains)
@@ -110,7 +108,7 @@ def _short(value: float) -> str:
 
 
 def remarks(site: Site) -> str:
-    """What a line never notices, what it doesn't notice in all its runs, and what else there is to say about it."""
+    """Return the corruptions that a line never or not always notices, and its remarks, as text."""
     parts = [site.unused] if site.unused else []
     parts += site.never_noticed(words.ALL)
     some = site.sometimes_noticed((*words.STRUCTURE, *words.SIZE))
@@ -119,8 +117,8 @@ def remarks(site: Site) -> str:
     return ", ".join(parts)
 
 
-def write_page(ledger: Ledger, folder: Path) -> Path:
-    """Write the report of an audit into a folder, as ``audit.html`` and ``audit.json``; the path of the page."""
+def write_page(log: AuditLog, folder: Path) -> Path:
+    """Write ``audit.html`` and ``audit.json`` into a folder; return the path of the page."""
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "audit.html"
@@ -128,23 +126,23 @@ def write_page(ledger: Ledger, folder: Path) -> Path:
     content = page.render(
         gain=gain,
         remarks=remarks,
-        ledger=ledger,
-        sites=ledger.ranked,
-        totals=totals(ledger),
-        counts={name: sum(site.grade == name for site in ledger.ranked) for name in words.GRADES},
+        ledger=log,
+        sites=log.ranked,
+        totals=totals(log),
+        counts={name: sum(site.grade == name for site in log.ranked) for name in words.GRADES},
         grades=words.GRADES,
         tones={"unused": "bad", "blind": "bad", "coarse": "doubt", "strict": "good", "unjudged": "quiet"},
         corruptions=words.ALL,
         made=made,
     )
     path.write_text(content, encoding="utf-8")
-    data = {"assay": installed_version("kernel-assay"), "made": made} | ledger.as_data()
+    data = {"assay": installed_version("kernel-assay"), "made": made} | log.as_data()
     path.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     return path
 
 
 class Patches:
-    """What is wrapped at the moment; `start` and `stop` are called once each."""
+    """The wrapped functions; `start` and `stop` are called once each."""
 
     def __init__(self, comparisons: Iterable[Comparison], wrapper: Wrapper) -> None:
         self._waiting: dict[str, list[Comparison]] = {}
@@ -157,16 +155,16 @@ class Patches:
         self._functions: dict[int, tuple[Any, Any]] = {}  # by id of the wrapper: the wrapper and its original
 
     def start(self) -> None:
-        """Wrap what is imported, and from now on what will be."""
+        """Wrap functions of imported modules, and from now on of modules when they are imported."""
         for module in [name for name in self._waiting if name in sys.modules]:
             self.imported(module)
         sys.meta_path.insert(0, self._finder)
 
     def stop(self) -> None:
-        """Put everything back."""
+        """Restore all wrapped functions."""
         sys.meta_path.remove(self._finder)
         for owner, name, before in reversed(self._methods):
-            if before is None:  # it had been inherited
+            if before is None:  # it was inherited
                 delattr(owner, name)
             else:
                 setattr(owner, name, before)
@@ -174,15 +172,15 @@ class Patches:
 
     @property
     def missing(self) -> list[Comparison]:
-        """What has never been found."""
+        """Return the comparisons that were never found."""
         return [comparison for waiting in self._waiting.values() for comparison in waiting] + self._absent
 
     def waits_for(self, module: str) -> bool:
-        """Whether something of ``module`` is still to be wrapped."""
+        """Return whether functions of ``module`` are still to be wrapped."""
         return module in self._waiting
 
     def imported(self, name: str) -> None:
-        """Wrap what has been waiting for this module; what this version of it lacks is passed over."""
+        """Wrap the functions of a module that was just imported; those that its version lacks are skipped."""
         module = sys.modules[name]
         replaced: dict[int, tuple[Any, Any]] = {}
         for comparison in self._waiting.pop(name, []):
@@ -204,7 +202,7 @@ class Patches:
 
 
 def _rebind(replaced: dict[int, tuple[Any, Any]]) -> None:
-    """In every module, each global that is the first of a pair becomes the second."""
+    """Replace in every module each global that is the first of a pair by the second."""
     for module in list(sys.modules.values()):
         names = getattr(module, "__dict__", None)
         if not isinstance(module, ModuleType) or names is None:  # lazy modules of all kinds
@@ -216,7 +214,7 @@ def _rebind(replaced: dict[int, tuple[Any, Any]]) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds nothing by itself; has a module that is waited for wrapped as soon as it has been executed."""
+    """A finder that finds nothing itself; it has awaited modules wrapped right after they are executed."""
 
     def __init__(self, patches: Patches) -> None:
         self._patches = patches
@@ -238,7 +236,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """A module's own loader, and then the wrapping."""
+    """A module's own loader, followed by the wrapping."""
 
     def __init__(self, loader: Any, patches: Patches) -> None:
         self._loader = loader
@@ -259,7 +257,7 @@ class _Loader(importlib.abc.Loader):
         self._patches.imported(module.__name__)
 
 
-_ROOM = 1 << 28  # bytes that the comparisons of one test may hold until it is over
+_ROOM = 1 << 28  # bytes of copied values of one test, until it is over
 _CHANNEL = "assay_audit"
 
 
@@ -271,7 +269,7 @@ class Audit:
             named = [Comparison.named(target) for target in own]
         except ValueError as error:
             raise pytest.UsageError(f"--assay-audit-function: {error}") from None
-        self.ledger = Ledger()
+        self.log = AuditLog()
         self._config = config
         self._folder = folder
         self._root = str(config.rootpath)
@@ -288,7 +286,7 @@ class Audit:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Listen while a test and its fixtures run; replay afterwards, when its reports are made."""
+        """Record while a test and its fixtures run; replay afterwards, when its reports are made."""
         self._test = _base(item), getattr(_function(item), "__code__", None)
         self._compared, self._room = 0, _ROOM
         try:
@@ -305,33 +303,33 @@ class Audit:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         if call.when == "call" and report.passed:
-            self.ledger.tests += 1
+            self.log.tests += 1
             if not self._compared:
                 self._quietly(self._silent, item)
         return report
 
     def pytest_sessionfinish(self) -> None:
-        """Note what was asked for and never seen; a worker of xdist sends what it found home."""
+        """Note functions that were never imported; send the log of an xdist worker to its controller."""
         works = hasattr(self._config, "workeroutput")
         if works or self._config.getoption("dist", "no") == "no":  # not the process that only hands tests out
             missing = [item for item in self._patches.missing if item.answer == "either"]
-            self.ledger.missing += [f"{item.module}:{item.name}" for item in missing]
+            self.log.missing += [f"{item.module}:{item.name}" for item in missing]
         if works:
-            vars(self._config)["workeroutput"][_CHANNEL] = json.dumps(self.ledger.as_data())
+            vars(self._config)["workeroutput"][_CHANNEL] = json.dumps(self.log.as_data())
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         sent = getattr(node, "workeroutput", {}).get(_CHANNEL)
         if sent is None:
-            self.ledger.errors.append(f"worker {node.gateway.id} ended without sending what it found")
+            self.log.errors.append(f"worker {node.gateway.id} ended without sending its results")
         else:
-            self.ledger.merge(json.loads(sent))
+            self.log.merge(json.loads(sent))
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         terminalreporter.section("assay audit")
-        print_table(self.ledger, terminalreporter)
+        print_table(self.log, terminalreporter)
         if self._folder is not None:
-            page = write_page(self.ledger, self._folder)
+            page = write_page(self.log, self._folder)
             terminalreporter.line(f"wrote {page} and {page.with_suffix('.json').name} beside it")
 
     def _wrapped(self, original: Callable[..., Any], comparison: Comparison) -> Callable[..., Any]:
@@ -340,7 +338,7 @@ class Audit:
             __tracebackhide__ = True
             if self._test is None or getattr(self._inside, "one", False):
                 return original(*args, **kwargs)
-            self._inside.one = True  # comparisons call one another
+            self._inside.one = True  # comparisons call each other
             try:
                 result = original(*args, **kwargs)
                 self._quietly(self._seen, Call(comparison, original, args, kwargs), result, sys._getframe(1))
@@ -351,27 +349,27 @@ class Audit:
         return compare
 
     def _quietly(self, action: Callable[..., None], *args: Any) -> None:
-        """Run a step of the audit; an error of its own is counted and never reaches the test."""
+        """Run a step of the audit; its errors are counted and never reach the test."""
         try:
             action(*args)
         except (Exception, OutcomeException, SystemExit) as error:
-            self.ledger.errors.append(f"{type(error).__name__}: {error}"[:300])
+            self.log.errors.append(f"{type(error).__name__}: {error}"[:300])
 
     def _seen(self, call: Call, result: Any, caller: FrameType) -> None:
-        """Count a comparison that gave ``result``, and keep it if it is to be replayed."""
-        frame, comparison = places.users_frame(caller), call.comparison
+        """Count a comparison that gave ``result``, and keep it if it should be replayed."""
+        frame, comparison = locations.users_frame(caller), call.comparison
         if self._test is None or frame is None or result is NotImplemented:
             return
-        if comparison.answer in ("bool", "elements"):  # a library that compares inside is no assertion
-            if frame is not caller or not places.is_test_code(frame):
+        if comparison.answer in ("bool", "elements"):  # a comparison inside a library is no assertion
+            if frame is not caller or not locations.is_test_code(frame):
                 return
             if comparison.answer == "elements" and not (
-                getattr(result, "ndim", 0) == 0 or places.reduced_by_all(frame)
+                getattr(result, "ndim", 0) == 0 or locations.reduced_by_all(frame)
             ):
                 return
         test, code = self._test
         self._compared += 1
-        site = self.ledger.site(places.place(frame, self._root), comparison.title)
+        site = self.log.site(locations.location(frame, self._root), comparison.title)
         look = site.wants(test)
         site.runs += 1
         site.tests[test] += 1
@@ -379,14 +377,14 @@ class Audit:
             return
         site.looked += 1
         if comparison.answer in ("bool", "elements"):
-            site.unused = site.unused or places.unused(frame, code)
+            site.unused = site.unused or locations.unused(frame, code)
         from assay.mutation.replay import says_yes  # imports NumPy
 
         if says_yes(comparison.answer, result):
             self._keep(site, call)
 
     def _keep(self, site: Site, call: Call) -> None:
-        """Keep a comparison that passed, unless its values say already that a replay would mean nothing."""
+        """Keep a comparison that passed, unless a replay of its values would show nothing."""
         from assay.mutation import values  # imports NumPy
         from assay.mutation.replay import Kept, largest
 
@@ -396,14 +394,14 @@ class Audit:
         approximate = call.comparison.title == "pytest.approx"
         under_test, expected = map(call.argument, slots)
         right = expected.expected if approximate else expected
-        if values.same_memory(under_test, right):  # whatever the value is, it equals itself
+        if values.same_memory(under_test, right):  # every value equals itself
             site.flags[words.SAME] += 1
             return
         leaf, other = values.largest_leaf(under_test), values.largest_leaf(right)
         if leaf is None or other is None:
             site.flags[words.NO_NUMBERS] += 1
             return
-        if leaf.numbers.size == 1 < other.numbers.size and not approximate:  # the arguments the other way round
+        if leaf.numbers.size == 1 < other.numbers.size and not approximate:  # the arguments are swapped
             slots, leaf, other = (slots[1], slots[0]), other, leaf
             under_test, right = right, under_test
         if not leaf.numbers.size:
@@ -427,7 +425,7 @@ class Audit:
             return
         self._room -= needed
         call = replace(call, args=values.kept(call.args), kwargs=values.kept(kwargs))
-        leaf = replace(leaf, value=values.at(call.argument(slots[0]), leaf.path))  # the original may be let go
+        leaf = replace(leaf, value=values.at(call.argument(slots[0]), leaf.path))  # so that the original can be freed
         self._kept.append((site, Kept(call, slots[0], leaf)))
 
     def _replay(self, site: Site, kept: Kept) -> None:
@@ -442,9 +440,9 @@ class Audit:
             site.add(result.passed, result.gain)
 
     def _silent(self, item: pytest.Item) -> None:
-        self.ledger.silent.append(item.nodeid)
+        self.log.silent.append(item.nodeid)
         if not _asserts(item):
-            self.ledger.bare.append(item.nodeid)
+            self.log.bare.append(item.nodeid)
 
 
 def _function(item: pytest.Item) -> Any:
@@ -454,15 +452,15 @@ def _function(item: pytest.Item) -> Any:
 
 
 def _base(item: pytest.Item) -> str:
-    """A test's id without its parameters."""
+    """Return a test's id without its parameters."""
     callspec = getattr(item, "callspec", None)
     return item.nodeid.removesuffix(f"[{callspec.id}]") if callspec is not None else item.nodeid
 
 
 def _asserts(item: pytest.Item) -> bool:
-    """Whether a test's own body holds an assertion of any kind, or calls something that sounds like one."""
+    """Return whether a test's own body has an assertion, or a call whose name suggests one."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(_function(item))))
     return any(
-        isinstance(node, ast.Assert | ast.Raise) or (isinstance(node, ast.Call) and places.may_fail(node))
+        isinstance(node, ast.Assert | ast.Raise) or (isinstance(node, ast.Call) and locations.may_fail(node))
         for node in ast.walk(tree)
     )

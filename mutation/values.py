@@ -1,6 +1,6 @@
-"""The numbers in what was compared: taken out as float64 (or complex128) NumPy arrays, and put back.
+"""Extracts numbers from compared values as float64 (or complex128) NumPy arrays, and restores them.
 
-torch, JAX and others are recognised by their modules, and only once these are imported.
+torch and JAX are recognised only once they are imported.
 """
 
 import sys
@@ -13,12 +13,12 @@ import numpy as np
 from assay.verify.comparison.corruptions import Numbers
 
 LARGE = 1 << 20
-"""Arrays of more elements are thinned out before they are kept."""
+"""Elements above which arrays are thinned before they are copied."""
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """An array inside of what was compared, which may be a container of several."""
+    """An array in a compared value, which may be a container of several."""
 
     path: tuple[Any, ...]
     """Keys and positions that lead to it."""
@@ -29,13 +29,13 @@ class Leaf:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a value is a torch tensor."""
+    """Return whether a value is a torch tensor."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def largest_leaf(value: Any) -> Leaf | None:
-    """The array of most elements in a value, or None where there are no numbers, as in text or in booleans."""
+    """Return the largest array in a value, or None if it has no numbers, such as text or booleans."""
     best: Leaf | None = None
     for path, item in _leaves(value, ()):
         numbers = numbers_of(item)
@@ -45,7 +45,7 @@ def largest_leaf(value: Any) -> Leaf | None:
 
 
 def numbers_of(value: Any) -> Numbers | None:
-    """An array as float64 or complex128; None for what isn't one of real or complex numbers."""
+    """Return an array as float64 or complex128; None if it has no real or complex numbers."""
     if is_tensor(value):
         torch = sys.modules["torch"]
         if value.layout != torch.strided or value.is_quantized or value.dtype == torch.bool or value.is_meta:
@@ -62,7 +62,7 @@ def numbers_of(value: Any) -> Numbers | None:
 
 
 def restored(numbers: Numbers, like: Any) -> Any:
-    """Numbers in the type, dtype and place of ``like``, rounded to nearest."""
+    """Return numbers with the type, dtype and device of ``like``, rounded to nearest."""
     if is_tensor(like):
         torch = sys.modules["torch"]
         tensor = torch.from_numpy(np.array(numbers, order="C"))  # a copy: no strides that torch doesn't have
@@ -86,7 +86,7 @@ def restored(numbers: Numbers, like: Any) -> Any:
 
 
 def with_leaf(value: Any, path: tuple[Any, ...], leaf: Any) -> Any:
-    """A container with another array at ``path``."""
+    """Return a container with another array at ``path``."""
     if not path:
         return leaf
     first, rest = path[0], path[1:]
@@ -97,7 +97,7 @@ def with_leaf(value: Any, path: tuple[Any, ...], leaf: Any) -> Any:
 
 
 def kept(value: Any) -> Any:
-    """A copy that later writes don't reach; what holds no numbers stays as it is."""
+    """Return a copy that later writes don't reach; values without numbers are not copied."""
     if is_tensor(value):
         return value.detach().clone()
     if isinstance(value, np.ndarray):
@@ -110,7 +110,7 @@ def kept(value: Any) -> Any:
 
 
 def size_of_copy(value: Any) -> int:
-    """The bytes of numbers that `kept` copies."""
+    """Return the bytes that `kept` copies."""
     if is_tensor(value):
         return int(value.numel() * value.element_size())
     if isinstance(value, np.ndarray):
@@ -121,14 +121,14 @@ def size_of_copy(value: Any) -> int:
 
 
 def at(value: Any, path: tuple[Any, ...]) -> Any:
-    """What a container holds at ``path``."""
+    """Return the item of a container at ``path``."""
     for part in path:
         value = value[part]
     return value
 
 
 def thinned(actual: Any, expected: Any) -> tuple[Any, Any, bool]:
-    """Two large arrays of one shape by every n-th entry of their longest axis; others as they are. And whether."""
+    """Return every n-th entry of the longest axis of two large arrays of one shape, and whether they were thinned."""
     if not all(is_tensor(item) or type(item) is np.ndarray for item in (actual, expected)):
         return actual, expected, False
     shape = tuple(actual.shape)
@@ -141,7 +141,7 @@ def thinned(actual: Any, expected: Any) -> tuple[Any, Any, bool]:
 
 
 def same_memory(a: Any, b: Any) -> bool:
-    """Whether two arrays are one: the same bytes seen in the same way. Numbers that Python shares are no arrays."""
+    """Return whether two arrays are the same view of the same memory; Python numbers don't count."""
     if is_tensor(a) and is_tensor(b):
         return bool(a is b or (a.numel() and a.data_ptr() == b.data_ptr() and _view(a) == _view(b)))
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
@@ -164,7 +164,7 @@ def _leaves(value: Any, path: tuple[Any, ...]) -> list[tuple[tuple[Any, ...], An
 
 
 def _rectangular(value: Any) -> bool:
-    """Whether nested lists of plain numbers make an array."""
+    """Return whether nested lists of plain numbers form an array."""
     if not isinstance(value, list | tuple):
         return isinstance(value, bool | int | float | complex)
     if not all(_rectangular(item) for item in value):

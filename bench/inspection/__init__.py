@@ -1,5 +1,5 @@
-"""What a GPU's compiler makes of Triton kernels, found out without a GPU: `assay inspect`.
+"""Compiles Triton kernels for a GPU's architecture, without a GPU, and reports on the code: `assay inspect`.
 
-In: a kernel, as `assay verify` takes it, and an architecture. Out: of each launch and each tuning configuration the
-registers, spills, shared memory, instructions and amounts of work, and what is wrong with them in words.
+In: a kernel, as `assay verify` takes it, and an architecture. Out, for each launch and each tuning configuration:
+registers, spills, shared memory, instructions, amounts of work, and findings in words.
 """

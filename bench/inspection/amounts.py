@@ -1,9 +1,9 @@
-"""How much a launch computes and moves, counted in the compiler's first representation of the kernel (Triton IR).
+"""Counts the operations and bytes of a launch in the kernel's Triton IR, the compiler's first representation.
 
-A program is walked with the launch's numbers and its place in the grid, so that loops run as often as they will; of a
-large grid, programs at even distances stand for all. Counted are multiplications and additions, of products two each,
-as is usual, and one for each element of any other operation on floating-point numbers; and the bytes that loads and
-stores ask for, those that a mask leaves out included.
+A program is interpreted with the launch's scalar arguments and its program id, so that loops run as often as they will
+on the device; a large grid is sampled at even distances. Counted are two operations for each multiply-add of a product
+(``tt.dot``), one for each element of any other floating-point operation, and the bytes of loads and stores, masked
+elements included.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-_PROGRAMS = 48  # that stand for all
-_STEPS = 64  # of a loop whose rounds differ, that stand for all
+_PROGRAMS = 48  # of a larger grid, as a sample: few enough to interpret in Python
+_STEPS = 64  # of a longer loop whose iterations differ, as a sample
 
 
 @dataclass
 class Amounts:
-    """What a launch does: operations of products, and of the rest; bytes asked for by loads and by stores.
+    """The work of a launch: operations of products (``tt.dot``) and others, bytes of loads and of stores.
 
-    ``complete`` is False where how often something is done hangs on what lies in memory: what may be done more often,
-    or not at all, is counted once.
+    ``complete`` is False if a branch or a loop's length depends on values in memory; such code is counted once.
     """
 
     products: float = 0.0
@@ -33,19 +32,19 @@ class Amounts:
     complete: bool = True
 
     def add(self, other: Amounts, times: float = 1.0) -> None:
-        """Add so many times another's."""
+        """Add ``other``, ``times`` times."""
         for name in ("products", "others", "loaded", "stored"):
             setattr(self, name, getattr(self, name) + times * getattr(other, name))
         self.complete &= other.complete
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
 @dataclass(frozen=True)
 class _Op:
-    """An operation: its results, its name, the rest of its line, and the regions below it."""
+    """An operation: its results, its name, the rest of its line, and its nested regions."""
 
     results: tuple[str, ...]
     name: str
@@ -54,7 +53,7 @@ class _Op:
 
 
 def amounts(ttir: str, grid: Sequence[int], numbers: Mapping[str, int]) -> Amounts:
-    """What a launch of ``grid`` programs does; ``numbers`` are its scalar arguments by the names of the IR."""
+    """Return the work of a launch of ``grid`` programs; ``numbers``: its scalar arguments, by IR name."""
     body = _parsed(ttir)
     total, count = Amounts(), math.prod(grid)
     indices = range(count) if count <= _PROGRAMS else [count * step // _PROGRAMS for step in range(_PROGRAMS)]
@@ -72,14 +71,14 @@ class _Program:
         self._program_id, self._grid = program_id, grid
 
     def walk(self, ops: Sequence[_Op], values: dict[str, Any], index: int = 0) -> Amounts:
-        """What ``ops`` do from a ``index`` on, given the numbers that are known so far; what they compute is added."""
+        """Return the work of ``ops`` from ``index`` on; known scalars are read from and added to ``values``."""
         total = Amounts()
         while index < len(ops):
             op = ops[index]
             index += 1
             if op.name in ("cf.br", "cf.cond_br"):
                 successors = self._successors(op, ops, values)
-                if len(successors) > 1:  # nobody knows which: the longer one
+                if len(successors) > 1:  # the condition is unknown: count the branch with more work
                     total.add(max((self.walk(ops, dict(values), start) for start in successors), key=_size))
                     total.complete = False
                     break
@@ -90,7 +89,9 @@ class _Program:
                 self._loop(op, values, total)
             elif op.name == "scf.if":
                 self._branch(op, values, total)
-            elif op.name.startswith("scf.") and op.regions:  # while, execute_region: nobody knows how often
+            elif (
+                op.name.startswith("scf.") and op.regions
+            ):  # while, execute_region: the number of iterations is unknown
                 for region in op.regions:
                     total.add(self.walk(region, dict(values)))
                 total.complete = op.name == "scf.execute_region" and total.complete
@@ -103,7 +104,7 @@ class _Program:
         return total
 
     def _successors(self, op: _Op, ops: Sequence[_Op], values: Mapping[str, Any]) -> list[int]:
-        """Where a branch goes on; both places where its condition is unknown."""
+        """Return the index at which a branch continues, or both if its condition is unknown."""
         labels = re.findall(r"\^(\w+)", op.text)
         indices = [next((at for at, other in enumerate(ops) if other.name == f"^{name}"), len(ops)) for name in labels]
         if op.name == "cf.br":
@@ -170,21 +171,21 @@ class _Program:
 
 
 def _size(amounts: Amounts) -> tuple[float, float]:
-    """By which one way through a program is longer than another."""
+    """Return the sort key by which one branch has more work than another."""
     return amounts.products, amounts.others + amounts.loaded + amounts.stored
 
 
 def _yielded(region: Sequence[_Op], values: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    """What a loop's round hands on to the next."""
+    """Return the values that an iteration of a loop yields to the next."""
     given = _names(region[-1].text.partition(" : ")[0]) if region and region[-1].name == "scf.yield" else []
     return {name: values.get(value) for name, value in zip(state, given, strict=False)}
 
 
 def _count(op: _Op, total: Amounts) -> None:
-    """Add what one operation does."""
+    """Add the work of one operation."""
     if op.name in ("tt.dot", "tt.dot_scaled"):
         shapes = [_shape(text) for text in re.findall(r"tensor<([^>]*)>", op.text)]
-        packed = 2 if op.name == "tt.dot_scaled" and "lhs = e2m1" in op.text else 1  # two numbers a byte
+        packed = 2 if op.name == "tt.dot_scaled" and "lhs = e2m1" in op.text else 1  # e2m1: two numbers per byte
         total.products += 2.0 * math.prod(shapes[-1]) * shapes[0][-1] * packed
     elif op.name in _MOVES or "atomic" in op.name:
         count = _bytes(op.text.rpartition(" : ")[2])
@@ -202,12 +203,12 @@ def _count(op: _Op, total: Amounts) -> None:
 
 
 def _is_float(op: _Op) -> bool:
-    """Whether it computes with floating-point numbers: comparisons, choices and casts don't."""
+    """Return whether an operation is floating-point arithmetic; comparisons, selects and casts are not."""
     return op.name in _FLOATING or (op.name.startswith("math.") and not op.name.endswith("i"))
 
 
 def _bytes(kind: str) -> float:
-    """Of a tensor of pointers, or a pointer, or a block of a descriptor: the bytes of what is there."""
+    """Return the bytes behind a type: a tensor of pointers, a pointer, or a block of a descriptor."""
     kind = kind.rpartition("-> ")[2]
     element = re.search(r"ptr<([a-z]+\d+)", kind) or re.search(r"(?:x|^)((?:bf|f|i)\d+\w*)>", kind)
     bits = int((re.search(r"\d+", element[1]) or ["8"])[0]) if element else 8
@@ -224,7 +225,7 @@ def _names(text: str) -> list[str]:
 
 
 def _parsed(ttir: str) -> tuple[_Op, ...]:
-    """The body of the kernel."""
+    """Return the operations of the kernel's body."""
     lines = iter(_lines(ttir))
     for line in lines:
         if line.startswith("tt.func public"):
@@ -233,7 +234,7 @@ def _parsed(ttir: str) -> tuple[_Op, ...]:
 
 
 def _lines(ttir: str) -> Iterator[str]:
-    """Its lines without their places in the source."""
+    """Yield the lines of the IR without source locations."""
     for line in ttir.splitlines():
         if line.startswith("#"):
             continue
@@ -243,7 +244,7 @@ def _lines(ttir: str) -> Iterator[str]:
 
 
 def _region(lines: Iterator[str]) -> tuple[tuple[_Op, ...], str]:
-    """The operations up to the brace that closes a region, and what follows that brace."""
+    """Return the operations up to a region's closing brace, and the text after the brace."""
     entries: list[_Op] = []
     for line in lines:
         if line.startswith("}"):
@@ -268,7 +269,7 @@ def _region(lines: Iterator[str]) -> tuple[tuple[_Op, ...], str]:
 
 
 def _results(text: str) -> Iterator[str]:
-    """``%a`` or ``%a:2``, whose parts are called ``a#0`` and ``a#1``."""
+    """Yield the names of results: ``a`` of ``%a``, ``a#0`` and ``a#1`` of ``%a:2``."""
     for name in filter(None, (part.strip().lstrip("%") for part in text.split(","))):
         own, colon, count = name.partition(":")
         yield from (f"{own}#{index}" for index in range(int(count))) if colon else (own,)

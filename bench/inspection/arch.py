@@ -1,4 +1,4 @@
-"""The architecture that kernels are compiled for, and what its multiprocessors have room for."""
+"""The architecture that kernels are compiled for, and the resources of its multiprocessors."""
 
 from __future__ import annotations
 
@@ -10,32 +10,34 @@ from assay.verify.errors import SettingError
 
 MOST_REGISTERS = 255  # of a thread: CUDA C++ Programming Guide, technical specifications
 TENSOR_MEMORY = 512  # columns of a multiprocessor of compute capability 10.0: PTX ISA, tcgen05.alloc
-_RESERVED = 1 << 10  # bytes of shared memory that the system takes of each block, from compute capability 8.0 on
-_ALLOCATED = 256  # registers that a warp is given at a time: CUDA occupancy calculator
+_RESERVED = (
+    1 << 10
+)  # bytes of shared memory reserved in each block, from compute capability 8.0: CUDA Programming Guide
+_ALLOCATED = 256  # registers are allocated to a warp in this unit: CUDA occupancy calculator
 
 
 @dataclass(frozen=True)
 class Arch:
-    """An architecture by the name that ptxas gives it, and the device that answers for it."""
+    """An architecture by its name in ptxas, and the device whose properties count for it."""
 
     name: str
     device: CudaProperties
 
     @property
     def capability(self) -> int:
-        """The compute capability, as Triton has it: 90 for 9.0."""
+        """Return the compute capability as Triton has it: 90 for 9.0."""
         return self.device.major * 10 + self.device.minor
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory that a block can have."""
+        """Return the bytes of shared memory that a block can have."""
         return self.device.shared_memory_per_block_optin
 
     def occupancy(self, threads: int, registers: int, shared: int) -> float:
-        """The share of a multiprocessor's warps that can be resident: 0 where not one block fits.
+        """Return the share of a multiprocessor's warps that can be resident, 0 if no block fits.
 
-        ``threads`` of a block, ``registers`` of a thread, bytes ``shared`` of a block, as in the occupancy calculator
-        of CUDA's toolkit.
+        Arguments: threads per block, registers per thread, bytes of shared memory per block. The formula is that of
+        the occupancy calculator of CUDA's toolkit.
         """
         device = self.device
         warps = -(-threads // device.warp_size)
@@ -52,7 +54,7 @@ class Arch:
 
 
 def arch_named(text: str) -> Arch:
-    """``sm_90a``, ``sm_90``, or a device such as ``h200``; `SettingError` for one that no known device has."""
+    """Return the architecture of ``sm_90a``, ``sm_90`` or a device such as ``h200``. Raises `SettingError`."""
     capabilities = {name: device.capability for name, device in devices().items() if device.cuda is not None}
     matched = re.fullmatch(r"sm_(\d+)[af]?", text.lower())
     if text.lower() in capabilities:
@@ -69,11 +71,11 @@ def arch_named(text: str) -> Arch:
     return Arch(_name(result.major * 10 + result.minor), result)
 
 
-_USUAL = (DEFAULT_CUDA_DEVICE, "l40s")  # where a capability has several
+_USUAL = (DEFAULT_CUDA_DEVICE, "l40s")  # preferred among devices of one capability
 
 
 def _name(capability: int) -> str:
-    """As Triton calls ptxas: with what only that architecture has, where it has."""
+    """Return the name that Triton gives ptxas, with the suffix of architecture-specific features (wgmma, tcgen05)."""
     return f"sm_{capability}{'a' if capability >= 90 else ''}"
 
 

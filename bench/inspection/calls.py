@@ -1,4 +1,4 @@
-"""The calls that a kernel is inspected in: an entry's op at the sizes of models, under each of its options."""
+"""The calls with which a kernel is inspected: its op at models' sizes, under each of its options."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from assay.verify.cases.sampler import Sampler
 from assay.verify.errors import SettingError
 from assay.verify.settings import Settings
 
-_ORDINARY = 1024
-_MOST = 1 << 26  # elements of a tensor, where nobody asks for more
+_ORDINARY = 1024  # a dimension for which the table has no size
+_MOST = 1 << 26  # elements of a tensor, unless the user states sizes: cases are built in the memory of this machine
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a user says of the calls: sizes by symbol (several such), and the layouts of tensors by name."""
+    """Sizes (each a choice by symbol) and layouts of tensors that a user requests."""
 
     sizes: tuple[Mapping[str, int], ...] = ()
     layouts: Mapping[str, str] | None = None
 
 
 def calls(settings: Settings, request: Request, *, within: bool = False) -> Iterator[Case]:
-    """The calls of a kernel; ``within`` keeps to the sizes that its entry lists, which may be those of tests.
+    """Yield the calls of a kernel; ``within``: only at sizes that its entry lists, which may be those of tests.
 
-    Of the options each is varied alone, the others being the first listed. Raises `SettingError`.
+    Options are varied one at a time from the first listed values. Raises `SettingError`.
     """
     check_request(settings, request)
     definition = settings.definition
@@ -51,13 +51,13 @@ def calls(settings: Settings, request: Request, *, within: bool = False) -> Iter
 
 
 def own_products(case: Case) -> float | None:
-    """The operations of products that the op needs at a case's sizes, where a table says it."""
+    """Return the operations of products that the op needs at a case's sizes, None if the table has no formula."""
     text = configs.table("inspect")["own_products"].get(case.definition.name)
     return 2.0 * dimension(text, case.sizes) if text else None
 
 
 def own_bytes(case: Case) -> float:
-    """The bytes of all inputs and results, each once."""
+    """Return the bytes of all inputs and results, each counted once."""
     import torch
 
     total = 0.0
@@ -74,7 +74,7 @@ def own_bytes(case: Case) -> float:
 
 
 def _option_sets(settings: Settings) -> list[dict[str, Any]]:
-    """The first value of each listed option, and each other value in its place."""
+    """Return the first value of each listed option, then each other value in its place."""
     first = {name: values[0] for name, values in settings.options.items()}
     results = [first]
     results += [{**first, name: value} for name, values in settings.options.items() for value in values[1:]]
@@ -89,7 +89,7 @@ def _sizes(
     said: set[str],
     within: bool,
 ) -> dict[str, int]:
-    """A size for each symbol: the wanted one, as near as the op and its entry allow."""
+    """Return a size for each symbol: the wanted one, or the nearest that the op and its entry allow."""
     definition = sampler.definition
     sizes: dict[str, int] = {}
     for symbol in sorted(signature.symbols, key=lambda name: name in definition.sizes.multiples):
@@ -107,7 +107,7 @@ def _sizes(
 
 
 def _is_free(given: Sequence[int]) -> bool:
-    """Whether listed sizes are but the first few of all, which tests keep to because they take their time."""
+    """Return whether listed sizes are just the first few integers, which tests use to save time."""
     return len(given) > 2 and given[0] <= 2 and given[1] - given[0] == 1
 
 
@@ -122,7 +122,7 @@ def _largest(signature: Signature, sizes: Mapping[str, int]) -> int:
 
 
 def check_request(settings: Settings, request: Request) -> None:
-    """Raises `SettingError` where something asked for is no dimension or tensor of the op, or no layout."""
+    """Raise `SettingError` for a requested dimension, tensor or layout that doesn't exist."""
     definition = settings.definition
     for options in _option_sets(settings):
         signature = definition.signature(options)

@@ -1,8 +1,6 @@
-"""The record of one launch in one configuration: what the compiler made of it, and how much it does.
+"""Facts about a compiled launch: from Triton's IR and PTX by source line, from machine code, and amounts of work.
 
-What NVIDIA's tools tell of a compiled kernel: registers, local memory, and its instructions, counted by kind.
-
-What stands in the compiler's representations of a kernel, by the line of its source that it comes from.
+Registers, local memory and instructions come from NVIDIA's cuobjdump and nvdisasm.
 """
 
 from __future__ import annotations
@@ -33,24 +31,24 @@ _NOWHERE = ("", 0)
 
 @dataclass(frozen=True)
 class Transposed:
-    """An operand of a product that shared memory has to hold the other way round than memory does."""
+    """An operand of a product that is transposed on its way into shared memory."""
 
     line: Line
     bits: int
 
 
 class Locations:
-    """The places that Triton's IR names ``#loc12``."""
+    """The source locations that Triton's IR names ``#loc12``."""
 
     def __init__(self, ir: str) -> None:
         self._texts = dict(re.findall(r"^(#loc\d*) = loc\((.*)\)$", ir, re.MULTILINE))
 
     def line(self, text: str) -> Line:
-        """Of an operation's whole line of the IR; within a call the place in what is called, unless it is Triton's."""
+        """Return the source line of an operation of the IR; of inlined calls the innermost that isn't Triton's own."""
         result = re.findall(r"loc\((.*)\)\s*$", text)
         return self._resolved(result[-1]) if result else _NOWHERE
 
-    @cache  # noqa: B019  (lives as long as one kernel is looked at)
+    @cache  # noqa: B019  (the object lives only as long as one kernel is read)
     def _resolved(self, text: str) -> Line:
         if text in self._texts:
             return self._resolved(self._texts[text])
@@ -65,20 +63,20 @@ class Locations:
 
 
 def tf32_products(ttir: str) -> list[Line]:
-    """Where products of float32 numbers are asked for in TF32."""
+    """Return the lines of float32 products that run in TF32."""
     indices = Locations(ttir)
     rows = (row for row in ttir.splitlines() if "tt.dot " in row and re.search(r"inputPrecision = tf32(?!x)", row))
     return _once(indices.line(row) for row in rows if re.match(r"tensor<[\dx]+xf32", row.partition(" : ")[2]))
 
 
 def narrow_products(ttir: str) -> bool:
-    """Whether there are products of numbers of at most 16 bits, which tensor cores take."""
+    """Return whether there are products of numbers of at most 16 bits, which tensor cores can compute."""
     rows = (row.partition(" : ")[2] for row in ttir.splitlines() if re.search(r"tt\.dot(_scaled)? ", row))
     return any(not re.match(r"tensor<[\dx]+x(f32|f64)", kind) for kind in rows)
 
 
 def transposed_operands(ttgir: str) -> list[Transposed]:
-    """Where a tile goes from registers into shared memory with its axes the other way round, byte by byte."""
+    """Return the 8-bit operands that go from registers into shared memory transposed, byte by byte."""
     orders = dict(re.findall(r"^(#\w+) = #ttg\.blocked<.*?order = \[([\d, ]+)\]", ttgir, re.MULTILINE))
     shared = dict(re.findall(r"^(#\w+) = #ttg\.nvmma_shared<.*?transposed = (true|false)", ttgir, re.MULTILINE))
     indices, result = Locations(ttgir), []
@@ -94,7 +92,7 @@ def transposed_operands(ttgir: str) -> list[Transposed]:
 
 
 def scalar_tiles(ttgir: str, ptx: str, threads: int) -> dict[Line, tuple[int, int]]:
-    """Tiles of which each thread loads 16 bytes or more in pieces of at most 4: bytes of a piece, and of a thread."""
+    """Return tiles of which a thread loads 16 bytes or more in pieces of at most 4: (piece, all) in bytes by line."""
     widths, indices = load_widths(ptx), Locations(ttgir)
     results: dict[Line, tuple[int, int]] = {}
     for row in ttgir.splitlines():
@@ -112,7 +110,7 @@ def scalar_tiles(ttgir: str, ptx: str, threads: int) -> dict[Line, tuple[int, in
 
 
 def load_widths(ptx: str) -> Mapping[Line, int]:
-    """The most bytes that an instruction loads from global memory at once, by line."""
+    """Return the widest load from global memory of one instruction, in bytes, by source line."""
     results: dict[Line, int] = {}
     line = _NOWHERE
     for row in ptx.splitlines():
@@ -152,10 +150,10 @@ _WIDTHS = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
 
 @dataclass(frozen=True)
 class MachineCode:
-    """Of one thread: ``registers``, bytes of ``stack``, of which ``spilled`` hold what found no register.
+    """Machine code of a kernel. Per thread: ``registers``, bytes of ``stack``, bytes of ``spilled`` registers.
 
-    ``products`` counts tensor-core instructions by their full names; ``moves`` the other kinds; ``widths`` loads and
-    stores of global memory, and asynchronous copies, by kind and bytes.
+    ``products`` counts tensor-core instructions by full name, ``moves`` other instructions by kind, ``widths`` loads,
+    stores and asynchronous copies of global memory by kind and bytes.
     """
 
     registers: int
@@ -168,9 +166,9 @@ class MachineCode:
 
 
 def machine_code(compiled: Any) -> MachineCode:
-    """Read a kernel that Triton compiled; kept beside it in Triton's cache, by the same hash.
+    """Return the machine code of a kernel that Triton compiled, cached in Triton's cache under the same hash.
 
-    Raises RuntimeError where NVIDIA's tools can't read it.
+    Raises RuntimeError if NVIDIA's tools can't read it.
     """
     manager = get_cache_manager(compiled.hash)
     path = manager.get_file(_FILE)
@@ -182,9 +180,9 @@ def machine_code(compiled: Any) -> MachineCode:
 
 
 def resources(cubin: bytes) -> tuple[int, int]:
-    """Registers and bytes of local memory of one thread of a binary's only kernel, of whatever language it was.
+    """Return registers and bytes of local memory per thread of the only kernel of a cubin.
 
-    Raises RuntimeError where NVIDIA's tools can't read it.
+    Raises RuntimeError if NVIDIA's tools can't read it.
     """
     with tempfile.TemporaryDirectory() as folder:
         binary = Path(folder, "kernel.cubin")
@@ -247,13 +245,12 @@ _WORDS = {"E4M3": "e4m3", "E5M2": "e5m2", "BF16": "bf16", "TF32": "tf32", "S8": 
 
 @dataclass(frozen=True)
 class Facts:
-    """A launch, compiled.
+    """A compiled launch.
 
-    ``config`` are the constants that a tuner chose, or else all whole numbers among the constants; bytes of ``shared``
-    memory and of ``stack``, of which ``spilled``; ``occupancy`` is a share of the resident warps; ``products`` names
-    tensor-core instructions, "wgmma bf16", with their number in the code; ``widths`` are bytes of one instruction by
-    kind, with the number of such instructions; ``amounts`` is None where they couldn't be counted. The lines are those
-    of findings.
+    ``config``: the constants that a tuner chose, or all integer constants. ``shared``, ``stack``, ``spilled``: bytes.
+    ``occupancy``: the share of resident warps. ``products``: tensor-core instructions, such as "wgmma bf16", with their
+    number in the code. ``widths``: by kind, bytes of an instruction with the number of such instructions. ``amounts``:
+    None if they couldn't be counted. ``tf32``, ``transposed``, ``scalar``: the source lines of findings.
     """
 
     kernel: str
@@ -285,7 +282,7 @@ class Facts:
 
     @property
     def name(self) -> str:
-        """The configuration in words."""
+        """Return the configuration in words."""
         parts = [f"{name}={value}" for name, value in self.config.items()]
         stages = f", {self.stages} stages" if self.stages is not None else ""
         return f"{' '.join(parts)}{', ' if parts else ''}{self.warps} warps{stages}"
@@ -300,7 +297,7 @@ class Facts:
 
 
 def facts(launch: Launch, arch: Arch, known: dict[str, Facts]) -> Facts:
-    """Look at what a launch was compiled to; ``known`` keeps what doesn't hang on its grid, by what was compiled."""
+    """Return the facts of a launch; ``known`` caches those that don't depend on its grid, by compiled code."""
     chosen = launch.tuned if launch.tuned is not None else tuple(launch.constants)
     given = {name: launch.constants[name] for name in chosen if name in launch.constants}
     own = Facts(
@@ -321,13 +318,13 @@ def facts(launch: Launch, arch: Arch, known: dict[str, Facts]) -> Facts:
     if key not in known:
         known[key] = _compiled_facts(own, launch, arch)
     counted = None
-    with suppress(Exception):  # a form of the IR that nobody has met; what the compiler made of it stands all the same
+    with suppress(Exception):  # IR of an unknown form: the other facts stay valid
         counted = None if launch.guessed else amounts(launch.compiled.asm["ttir"], launch.grid, launch.numbers)
     return replace(known[key], grid=launch.grid, config=own.config, amounts=counted)
 
 
 def _compiled_facts(own: Facts, launch: Launch, arch: Arch) -> Facts:
-    """What was compiled, whatever the grid."""
+    """Return the facts that don't depend on the grid."""
     asm, metadata = launch.compiled.asm, launch.compiled.metadata
     code = machine_code(launch.compiled)
     return replace(
@@ -365,7 +362,7 @@ def _products(code: MachineCode) -> dict[str, int]:
 
 
 def _remedy(launch: Launch, arch: Arch) -> str:
-    """A change that ends the spilling, tried out: twice the warps, or half of a tile's longest side."""
+    """Return a change that ends spilling, found by compiling: half of a tile's longest side, or twice the warps."""
     sides = {
         name: value
         for name, value in launch.constants.items()

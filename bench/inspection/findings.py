@@ -1,4 +1,4 @@
-"""What is wrong with a kernel's compiled code, in words."""
+"""Findings: defects of a kernel's compiled code, in words."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Kind = Literal[
     "not compiled", "no room", "none fits", "spills", "local memory", "tf32", "transposed", "scalar loads",
     "no tensor cores", "idle products",
 ]  # fmt: skip
-_WASTED = 2.0  # so many times the op's own products are worth a word
+_WASTED = 2.0  # times the op's own products: from here on masked tiles are a finding
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong with a kernel, in ``configs`` of its ``of`` configurations; ``fatal``: it can't run.
+    """A defect of a kernel in ``configs`` of its ``of`` configurations; ``fatal``: it can't run.
 
-    ``weight`` orders those of a kind: bytes, or how many times.
+    ``weight`` orders findings of one kind, by bytes or by a factor.
     """
 
     kind: Kind
@@ -45,7 +45,7 @@ class Finding:
 
 
 def findings(seen: Sequence[Facts], arch: Arch, own_products: float | None = None) -> list[Finding]:
-    """Of one call's launches; configurations that a tuner's own pruning leaves out at these sizes don't count."""
+    """Return the findings of one call's launches, without configurations that the kernel's tuner prunes."""
     by_kernel: dict[str, list[Facts]] = defaultdict(list)
     for facts in seen:
         if not facts.pruned:
@@ -63,7 +63,7 @@ def _of_kernel(kernel: str, launches: Sequence[Facts], arch: Arch) -> Iterator[F
         for facts in launches:
             if said := words(facts, arch):
                 grouped[said].append(facts)
-        if len(grouped) > 1 and kind in ("spills", "no room"):  # numbers differ: the worst stands for all
+        if len(grouped) > 1 and kind in ("spills", "no room"):  # the numbers differ: report the worst
             every = [facts for group in grouped.values() for facts in group]
             worst = max(every, key=lambda facts: facts.spilled if kind == "spills" else facts.shared)
             grouped = {f"at worst {words(worst, arch)}": every}
@@ -77,7 +77,7 @@ def _of_kernel(kernel: str, launches: Sequence[Facts], arch: Arch) -> Iterator[F
 
 
 def _idle(by_kernel: dict[str, list[Facts]], own: float | None) -> Iterator[Finding]:
-    """Where all products of a call come to more than the op's own, in the best of the configurations."""
+    """Yield a finding if even the best configurations compute more products than the op needs."""
     least = {
         kernel: min((f.amounts.products for f in launches if f.amounts and _is_known(f)), default=0.0)
         for kernel, launches in by_kernel.items()
@@ -122,7 +122,7 @@ def _spills(facts: Facts, arch: Arch) -> str:
 
 def _local(facts: Facts, arch: Arch) -> str:
     own = facts.stack - facts.spilled
-    return f"keeps {own} bytes of a thread in local memory, which lies in DRAM" if own > 0 else ""
+    return f"keeps {own} bytes of a thread in local memory, which is in DRAM" if own > 0 else ""
 
 
 def _tf32(facts: Facts, arch: Arch) -> str:

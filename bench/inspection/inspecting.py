@@ -1,4 +1,4 @@
-"""Inspecting a kernel: its calls made where every launch is compiled and none runs, and what was compiled looked at."""
+"""Inspects a kernel: makes its calls with every launch compiled and none run, and collects facts and findings."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from assay.verify.cases.case import Case, build
 from assay.verify.errors import TargetError
 from assay.verify.settings import Settings
 
-_A_COMPILATION = 600.0  # seconds
+_A_COMPILATION = 600.0  # seconds without a heartbeat; large kernels take minutes in ptxas
 
 
 @dataclass(frozen=True)
 class Job:
-    """A kernel in one dtype, for one architecture; one of ``shares`` that are compiled at the same time.
+    """A kernel in one dtype for one architecture; one of ``shares`` that are compiled in parallel.
 
-    Either ``settings`` say what it is called with, or ``inputs``: ``module:function`` that gives the arguments.
-    ``pruned``: configurations too that a tuner leaves out at the sizes of a call.
+    Its arguments are those of ``settings``, or ``inputs``, a ``module:function`` that returns them. ``pruned``: also
+    compile configurations that the kernel's tuner prunes.
     """
 
     name: str
@@ -41,13 +41,13 @@ class Job:
 
     @property
     def dtype(self) -> str:
-        """In words; empty where the op fixes all, or its arguments do."""
+        """Return the dtype in words; empty if the op or its arguments fix it."""
         return self.settings.dtype_name if self.settings else ""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a kernel, in words, and its launches; the op's own operations of products and bytes, if known."""
+    """One call of a kernel in words, its launches, and the operations and bytes that the op itself needs, if known."""
 
     words: str
     launches: tuple[Facts, ...]
@@ -56,23 +56,23 @@ class Call:
     problem: str = ""
 
     def findings(self, arch: Arch) -> list[Finding]:
-        """What is wrong."""
+        """Return the findings of this call."""
         return findings(self.launches, arch, self.own_products)
 
     def as_dict(self, arch: Arch) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         results = [finding.as_dict() for finding in self.findings(arch)]
         launches = [launch.as_dict() for launch in self.launches]
         return asdict(replace(self, launches=())) | {"launches": launches, "findings": results}
 
 
 def inspect_job(job: Job, heartbeat: Heartbeat) -> list[Call]:
-    """A job's calls, in a worker."""
+    """Return a job's calls; run in a worker."""
     return list(inspected(job, heartbeat))
 
 
 def inspected(job: Job, heartbeat: Heartbeat = lambda note="", seconds=0.0: None) -> Iterator[Call]:
-    """The calls of a job, one after another. Raises `AssayError` for what the user can mend."""
+    """Yield the calls of a job. Raises `AssayError` for mistakes that the user can fix."""
     from assay.bench.inspection.recording import recorded
 
     arch = arch_named(job.arch)
@@ -103,7 +103,7 @@ def inspected(job: Job, heartbeat: Heartbeat = lambda note="", seconds=0.0: None
 
 @dataclass(frozen=True)
 class _Attempt:
-    """A call: in words, as a function of the kernel, and the op's own amounts."""
+    """A call to try: in words, as a function of the kernel, with the op's own amounts."""
 
     words: str
     call: Callable[[Any], None]
@@ -112,7 +112,7 @@ class _Attempt:
 
 
 def _attempts(job: Job) -> Iterator[tuple[_Attempt, ...]]:
-    """The calls, each in the ways to try: at the sizes of models, and where the kernel refuses, those of its entry."""
+    """Yield for each call the attempts: at models' sizes, then, if the kernel refuses, at its entry's sizes."""
     if job.settings is None:
         from assay.verify.harness.target import load_target
 
@@ -145,7 +145,7 @@ def _call(settings: Settings, case: Case, kernel: Any) -> None:
 
 
 def in_words(case: Case, settings: Settings) -> str:
-    """Sizes, and the options that are listed and not as usual, and layouts."""
+    """Return a case in words: sizes, listed options that aren't defaults, and layouts."""
     usual = settings.definition.complete({})
     parts = [", ".join(f"{name}={size}" for name, size in case.sizes.items())]
     parts += [f"{name}={case.options[name]}" for name in settings.options if case.options[name] != usual[name]]
@@ -154,7 +154,7 @@ def in_words(case: Case, settings: Settings) -> str:
 
 
 def merged(shares: Sequence[Sequence[Call]]) -> list[Call]:
-    """The calls of a job whose launches were compiled in several processes."""
+    """Return the calls of a job whose launches were compiled in several processes."""
     results = []
     for same in zip(*shares, strict=True):
         every = [facts for call in same for facts in call.launches]

@@ -1,4 +1,4 @@
-"""Inspected kernels as tables: one row for each configuration, or for each kernel over all that it was compiled as."""
+"""Reports inspected kernels as tables, with a row for each kernel or for each configuration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEAD = (
 
 @dataclass(frozen=True)
 class Inspected:
-    """What became of one kernel in one dtype; ``problem`` where it couldn't be called at all."""
+    """The result for one kernel in one dtype; ``problem`` if it couldn't be called at all."""
 
     name: str
     dtype: str
@@ -29,11 +29,11 @@ class Inspected:
 
     @property
     def title(self) -> str:
-        """Its name, and the dtype where there is one to choose."""
+        """Return its name, with the dtype if there is a choice."""
         return f"{self.name} ({self.dtype})" if self.dtype else self.name
 
     def findings(self, arch: Arch) -> list[tuple[str, Finding]]:
-        """What is wrong, the worst of a kind for each kernel, with the call that shows it and how many others do."""
+        """Return the worst finding of each kind and kernel, with the call that shows it and the number of others."""
         results: dict[tuple[str, str], list[tuple[str, Finding]]] = defaultdict(list)
         for call in self.calls:
             for finding in call.findings(arch):
@@ -42,24 +42,24 @@ class Inspected:
 
     @property
     def problems(self) -> list[str]:
-        """Why calls came to nothing, or ended early."""
+        """Return why calls failed or ended early."""
         problems = [self.problem] if self.problem else []
         for call in self.calls:
             if call.problem:
-                early = f"nothing is known behind {call.launches[-1].kernel}: " if call.launches else ""
+                early = f"nothing is known after {call.launches[-1].kernel}: " if call.launches else ""
                 problems.append(f"{call.words}: {early}{call.problem}")
         if not problems and not any(call.launches for call in self.calls):
             problems.append("launches no Triton kernel")
         return problems
 
     def as_dict(self, arch: Arch) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         calls = [call.as_dict(arch) for call in self.calls]
         return {"kernel": self.name, "dtype": self.dtype, "problem": self.problem, "calls": calls}
 
 
 def _worst(same: Sequence[tuple[str, Finding]], calls: int) -> tuple[str, Finding]:
-    """The gravest of findings of one kind, and in which calls there are such."""
+    """Return the worst of findings of one kind, with the calls that have such findings in words."""
     where, finding = max(same, key=lambda pair: (pair[1].fatal, pair[1].weight))
     others = len({words for words, _ in same}) - 1
     if others + 1 == calls > 1 and len({each.words for _, each in same}) == 1:
@@ -69,7 +69,7 @@ def _worst(same: Sequence[tuple[str, Finding]], calls: int) -> tuple[str, Findin
 
 
 def rows(inspected: Inspected, *, each: bool = False) -> Iterator[tuple[str, ...]]:
-    """Rows under `HEAD`: one for each kernel that it launches, or for each configuration that its tuner would try."""
+    """Yield rows under `HEAD`: one for each launched kernel, or with ``each`` for each configuration."""
     groups: dict[Any, list[tuple[Call, Facts]]] = defaultdict(list)
     for call in inspected.calls:
         for facts in call.launches:
@@ -104,7 +104,7 @@ def _products(facts: Facts) -> Iterable[str]:
 
 
 def _widths(launches: Sequence[Facts]) -> str:
-    """The bytes of most of what is loaded at once, over the configurations."""
+    """Return the width by which most bytes are loaded, as a range over the configurations."""
     results = set()
     for facts in launches:
         loads: dict[int, int] = defaultdict(int)
@@ -138,14 +138,14 @@ def _range(numbers: Iterable[float]) -> str:
 
 
 def finding_lines(inspected: Inspected, arch: Arch) -> Iterator[str]:
-    """What is wrong, a line each, and what couldn't be looked at."""
+    """Yield the findings, one per line, then the problems."""
     for where, finding in inspected.findings(arch):
         yield f"{finding}{f' [{where}]' if where else ''}"
     yield from inspected.problems
 
 
 def markdown(every: Sequence[Inspected], arch: Arch, versions: str, command: str) -> str:
-    """A page of all."""
+    """Return a page of all kernels in Markdown."""
     lines = [
         f"# Compiled for {arch.name}, without a GPU",
         "",
@@ -156,7 +156,7 @@ def markdown(every: Sequence[Inspected], arch: Arch, versions: str, command: str
         f"`occupancy`: of the warps that a multiprocessor of an {arch.device.name} can hold. `load bytes`: of one",
         "instruction, where most bytes are loaded. `x own products`, `x own bytes`: operations of products, and bytes",
         "asked for by loads and stores (masked ones included, caches not), as multiples of what the op itself needs,",
-        "over all configurations and calls; ~ where how often something is done hangs on values in memory.",
+        "over all configurations and calls; ~ marks kernels whose loops or branches depend on values in memory.",
         "",
         "## Findings",
         "",

@@ -1,8 +1,8 @@
-"""Recording launches: whatever a function launches is compiled for an architecture, and nothing runs.
+"""Records launches: each launch of a function is compiled for an architecture, and none runs.
 
-Triton compiles as for a GPU, since "cuda" is pretended to be that one (`assay.interpreter.pretend_cuda`): types, what
-divides by 16 and what equals 1 are found as a launch finds them. Of an autotuned kernel every configuration is taken
-that its tuner would try.
+Triton compiles as for a real GPU because CUDA is emulated (`assay.interpreter.pretend_cuda`): types and argument
+specialisation (divisible by 16, equal to 1) are those of a real launch. Of an autotuned kernel every configuration that
+its tuner would try is compiled.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from assay.interpreter import pretend_cuda
 from assay.interpreter.replacing import replaced
 from assay.runtime.errors import one_line
 
-_DEFAULT_WARPS = 4
+_DEFAULT_WARPS = 4  # Triton's own default
 _READING = {"item", "tolist", "numpy", "__int__", "__bool__", "__index__", "__float__"}
 _EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 
@@ -72,32 +72,32 @@ class Recording:
         self._launched = self._read = False
 
     def begin(self) -> None:
-        """Forget the launches of calls before."""
+        """Forget the launches of earlier calls."""
         self.launches.clear()
         self._seen.clear()
         self._launched = self._read = False
 
     def read(self) -> None:
-        """The caller reads a tensor."""
+        """Note that the caller read a tensor: later sizes may depend on results that don't exist."""
         self._read |= self._launched
 
     def skips(self, key: Any) -> bool:
-        """Whether another share compiles it."""
+        """Return whether another share compiles this key."""
         return zlib.crc32(repr(key).encode()) % self._shares != self._share
 
     def launch(self, owner: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], grid: Any) -> Any:
-        """Compile one launch and keep what comes of it."""
+        """Compile one launch and record it."""
         self._launched = True
-        if owner not in self._caches:  # what was compiled before is for another device, or for none
+        if owner not in self._caches:  # earlier compilations are for another device, or for none
             self._caches[owner] = owner.device_caches
             owner.device_caches = defaultdict(owner.create_binder)
         compiled, error = None, ""
         try:
             compiled = _run(owner, *arguments, grid=(1, 1, 1), warmup=True, **keywords)
-        except Exception as problem:  # the compiler's, whatever it is
+        except Exception as problem:  # any error of the compiler
             error = _reason(problem)
         if compiled is None and not error:
-            return _Nothing(None)  # another share's
+            return _Nothing(None)  # compiled by another share
         bound = _bound(owner, arguments, keywords)
         sizes = _grid(grid, bound)
         known = (owner.fn.__qualname__, compiled.hash if compiled else error, sizes)
@@ -127,17 +127,17 @@ class Recording:
         return _Nothing(compiled)
 
     def _again(self, owner: Any, keywords: Mapping[str, Any]) -> Any:
-        """What another launch of a kernel compiles to, or None where the compiler refuses it."""
+        """Compile another launch of a kernel; None if the compiler refuses it."""
         hook, knobs.runtime.jit_cache_hook = knobs.runtime.jit_cache_hook, None
         try:
             return _run(owner, grid=(1, 1, 1), warmup=True, **keywords)
-        except Exception:  # the compiler's word, whatever it is
+        except Exception:  # any error of the compiler
             return None
         finally:
             knobs.runtime.jit_cache_hook = hook
 
     def tune(self, tuner: Any, arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
-        """Compile a launch in every configuration that an autotuner would try; those that it prunes where asked."""
+        """Compile a launch in every configuration that an autotuner would try, and in pruned ones if requested."""
         tuner.nargs = dict(zip(tuner.arg_names, arguments, strict=False))
         result: Any = None
         try:
@@ -161,18 +161,18 @@ class Recording:
             self._tuned = before
 
     def benchmark(self, tuner: Any, arguments: Sequence[Any], config: Any, keywords: dict[str, Any]) -> list[float]:
-        """What a tuner with a ``run`` of its own measures of a configuration."""
+        """Compile a configuration for a tuner with a ``run`` of its own; return equal times."""
         self._configured(tuner, config, False, arguments, keywords)
         return [1.0, 1.0, 1.0]
 
     def close(self) -> None:
-        """Give kernels back what they had compiled."""
+        """Restore the kernels' own caches."""
         for owner, caches in self._caches.items():
             owner.device_caches = caches
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost error, which Triton's errors of callers hide, and the line of each function that led there."""
+    """Return the innermost error, which Triton wraps in errors of the callers, and the line of each caller."""
     lines, chain = [], [error]
     while chain[-1].__cause__ is not None:
         chain.append(chain[-1].__cause__)
@@ -186,11 +186,11 @@ def _reason(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def recorded(arch: Arch, share: int = 0, shares: int = 1, *, pruned: bool = False) -> Iterator[Recording]:
-    """Inside it launches are compiled for ``arch`` and recorded, and none runs: results are whatever memory holds, but
-    1 in new tensors of whole numbers, which a caller may read as sizes of what it does next.
+    """Inside, launches are compiled for ``arch`` and recorded, and none runs.
 
-    Of ``shares`` that compile at the same time in other processes, this one compiles its own share only. ``pruned``:
-    configurations too that a tuner's own pruning leaves out at the sizes of a launch.
+    Results hold whatever memory holds, but new integer tensors hold 1, because a caller may read sizes from them. Of
+    ``shares`` processes that compile in parallel this one compiles its own ``share``. ``pruned``: also compile
+    configurations that the kernel's tuner prunes.
     """
     recording = Recording(share, shares, pruned=pruned)
 
@@ -219,7 +219,7 @@ def recorded(arch: Arch, share: int = 0, shares: int = 1, *, pruned: bool = Fals
         (Autotuner, "_bench", bench),
     ]
     with pretend_cuda(arch.device.key), replaced(changes), Reads(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")  # the default is what a user's launch has
+        warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")  # the default is the user's own setting
         knobs.runtime.jit_cache_hook = (lambda *, key, **_: recording.skips(key)) if shares > 1 else None
         try:
             yield recording
@@ -229,7 +229,7 @@ def recorded(arch: Arch, share: int = 0, shares: int = 1, *, pruned: bool = Fals
 
 
 class _Nothing:
-    """What a launch gives back: it can be launched again, to no effect, and is asked what the compiler knows of it."""
+    """The result of a recorded launch: launching it does nothing, attributes are those of the compiled kernel."""
 
     def __init__(self, compiled: Any) -> None:
         self._compiled = compiled
@@ -238,16 +238,16 @@ class _Nothing:
         return lambda *arguments, **keywords: None
 
     def run(self, *arguments: Any, **keywords: Any) -> None:
-        """Nothing runs."""
+        """Do nothing."""
 
-    n_regs, n_spills, n_max_threads = 32, 0, 1024  # before the binary is looked at, which nobody's grid should need
+    n_regs, n_spills, n_max_threads = 32, 0, 1024  # placeholders: the binary is not loaded
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._compiled, name)
 
 
 def _bound(owner: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """All arguments by name."""
+    """Return all arguments by name."""
     names = [parameter.name for parameter in owner.params]
     given = dict(zip(names, arguments, strict=False)) | {name: keywords[name] for name in names if name in keywords}
     return {p.name: p.default for p in owner.params if p.has_default and p.name not in given} | given
@@ -261,7 +261,7 @@ def _grid(grid: Any, bound: dict[str, Any]) -> tuple[int, int, int]:
 
 
 def _numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, int]]:
-    """Whole numbers by the names that Triton's IR gives them; parts of a tuple are ``name.0``."""
+    """Yield integers by their names in Triton's IR; elements of a tuple are ``name.0``."""
     for name, value in values.items():
         if isinstance(value, (bool, int)):
             yield prefix + name, int(value)
@@ -270,7 +270,7 @@ def _numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def _plain(value: Any) -> Any:
-    """A constant as a report has it."""
+    """Return a constant as a report shows it."""
     value = getattr(value, "value", value)
     return value if isinstance(value, (bool, int, float, str, type(None))) else getattr(value, "__name__", str(value))
 

@@ -1,4 +1,4 @@
-"""Timing kernels: every timed call may be judged, so no time is told of a kernel that was wrong while it was timed."""
+"""Times kernels and judges timed calls, so that a kernel that was wrong while it was timed has no time."""
 
 from assay.bench.timing.timed import Competitor, Timing, timed_and_judged
 

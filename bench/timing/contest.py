@@ -1,9 +1,8 @@
-"""A contest: kernels of one op at one case. A run is one process that holds all contests, one after another.
+"""Contests (kernels of one op at one case), their records, and the roofline's least time of a case.
 
-A bench's record: what was timed, on what, and how accurate it was. A history is a folder of such files.
-
-The least time that a device needs for a case: its products at the peak rate, or its tensors' bytes once at the peak
-bandwidth, whichever is longer.
+A run is one process that times all contests in sequence. A record has the lines of all runs: what was timed, on which
+machine, how fast and how accurate; a history is a folder of record files. The least time of a case is that of its
+products at the peak rate, or that of its tensors' bytes, each moved once at the peak bandwidth, whichever is longer.
 
 Source: S. Williams, A. Waterman, D. Patterson, *Roofline*, CACM 52(4), 2009. Peaks of GPUs are their vendors'
 (configs/devices.toml); those of a CPU are measured here, by a copy and a product of PyTorch's.
@@ -37,15 +36,15 @@ from assay.verify.harness.compiled import compiled
 from assay.verify.harness.target import load_target
 from assay.verify.settings import Settings
 
-_COPIED = 1 << 27  # bytes
-_SIDE = 1024  # of the measured product's matrices
-_TIMES = 5
+_COPIED = 1 << 27  # bytes of the copy that measures a CPU's bandwidth: beyond its caches
+_SIDE = 1024  # of the matrices whose product measures a CPU's rate: long enough to be bound by arithmetic
+_TIMES = 5  # measurements, of which the shortest counts
 _ARITHMETIC = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16", "int8": "int8"}
 
 
 @dataclass(frozen=True)
 class Peak:
-    """What a device does at most: bytes/s, and operations/s by arithmetic; ``source`` says where that is from."""
+    """Peaks of a device: ``bandwidth`` in bytes/s, ``rates`` in operations/s by arithmetic, and their ``source``."""
 
     device: str
     bandwidth: float
@@ -55,7 +54,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class Least:
-    """The least seconds of a case, what bounds them ("bandwidth" or "products"), its bytes and operations."""
+    """The least seconds of a case, their bound ("bandwidth" or "products"), its bytes and operations of products."""
 
     seconds: float
     bound: str
@@ -64,13 +63,13 @@ class Least:
 
 
 def arithmetic_of(case: Case) -> str:
-    """What a case's products are made in: by the dtype of its first tensor; a key of a device's rates."""
+    """Return the arithmetic of a case's products, by the dtype of its first tensor; a key of a device's rates."""
     dtype = next(iter(case.dtypes.values()))
     return _ARITHMETIC.get(dtype, "fp8" if dtype.startswith("float8") else "fp32")
 
 
 def least_of(case: Case, peak: Peak | None) -> Least | None:
-    """The least time of a case; None where the device, or its rate of these products, isn't known."""
+    """Return the least time of a case; None if the device, or its rate of these products, is unknown."""
     if peak is None:
         return None
     moved, products = own_bytes(case), own_products(case) or 0.0
@@ -84,7 +83,7 @@ def least_of(case: Case, peak: Peak | None) -> Least | None:
 
 
 def peak_of(device: str, case: Case) -> Peak | None:
-    """The peak of the device that is here, for what a case computes in; None for a GPU that no table knows."""
+    """Return the peaks of this machine's device for a case's arithmetic; None for an unknown GPU."""
     if not device.startswith("cuda"):
         return _measured(case)
     title = torch.cuda.get_device_name(device)
@@ -94,7 +93,7 @@ def peak_of(device: str, case: Case) -> Peak | None:
 
 
 def _measured(case: Case) -> Peak:
-    """Of this CPU: a copy's bandwidth, reading and writing, and the rate of a product in the case's dtype."""
+    """Measure this CPU: the bandwidth of a copy (read and write), and the rate of a product in the case's dtype."""
     source = torch.ones(_COPIED // 4)
     target = torch.zeros_like(source)
     copy = _shortest(lambda: target.copy_(source))
@@ -111,7 +110,7 @@ def _measured(case: Case) -> Peak:
 
 def _shortest(call: Callable[[], object]) -> float:
     results = []
-    for _ in range(_TIMES + 1):  # the first touches fresh memory
+    for _ in range(_TIMES + 1):  # the first call touches fresh memory
         began = time.perf_counter()
         call()
         results.append(time.perf_counter() - began)
@@ -119,14 +118,14 @@ def _shortest(call: Callable[[], object]) -> float:
 
 
 def gap_in_words(seconds: float, least: Least | None, launch: float) -> str:
-    """What bounds a call, and how far from the roofline it is, as far as the times themselves show it."""
+    """Return in words what bounds a call, and how far from the roofline it is."""
     if launch > seconds:
         return f"launch overhead: the host takes {1e6 * launch:.3g} us for a call of {1e6 * seconds:.3g} us"
     if least is None:
         return ""
     share = least.seconds / seconds
     if share > 1:
-        return "faster than the memory: its tensors lie in a cache" if least.bound == "bandwidth" else "beyond the peak"
+        return "faster than the memory: its tensors are in a cache" if least.bound == "bandwidth" else "beyond the peak"
     needed = "products" if least.bound == "products" else "bytes"
     return f"bound by {least.bound}" if share > 0.5 else f"{1 / share:.2g} times what its {needed} need"
 
@@ -136,13 +135,13 @@ REFERENCE = "REFERENCE"
 
 @dataclass(frozen=True)
 class Line:
-    """One kernel at one case. Its ``outcome`` is `REFERENCE` where it is itself what others' times are compared with.
+    """One kernel at one case. Its ``outcome`` is `REFERENCE` if the others' times are compared with its own.
 
-    ``runs`` are, of each run, the median seconds of a call in each round, ``yardstick`` those of a copy right after it,
-    or of the reference by turns; both are empty where no time is told, and ``why`` says why. ``seconds`` is the median
-    over all, ``spread`` the distance between the quartiles. ``least`` are the seconds of the roofline, ``bound`` what
-    sets them. ``worst`` is the largest error over what the contract allows, ``bits`` the accuracy, ``launch`` the
-    host's seconds.
+    ``runs``: for each run the median seconds of a call in each round. ``yardstick``: the same for the baseline, a copy
+    right after it or the reference. Both are empty without a valid time, and ``why`` says why. ``seconds``: the median
+    over all rounds; ``spread``: the distance between their quartiles. ``least``: the seconds of the roofline, and
+    ``bound`` its kind. ``worst``: the largest error over what the contract allows. ``bits``: the accuracy. ``launch``:
+    the host's seconds.
     """
 
     kernel: str
@@ -168,12 +167,12 @@ class Line:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What it has in common with the line of another record that it is compared with."""
+        """Return the key by which lines of two records are compared."""
         return self.kernel, self.case
 
     @property
     def share(self) -> float | None:
-        """Of the roofline, from 0 to 1, or more where a cache holds what it moves."""
+        """Return the share of the roofline, from 0 to 1; above 1 if a cache holds its tensors."""
         return self.least / self.seconds if self.least and self.seconds else None
 
 
@@ -195,7 +194,7 @@ class Record:
     """As `assay.runtime.results` makes it: a digest of the sources of the kernels and of the code that timed them."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, as `read` takes it."""
+        """Return plain data, as `read` takes it."""
         return {"bench": 1, **{name: plain(value) for name, value in vars(self).items()}}
 
     def save(self, path: Path) -> Path:
@@ -211,13 +210,13 @@ class Record:
 
 
 def read(path: Path) -> Record:
-    """The record of a file; raises `BenchError`."""
+    """Return the record of a file. Raises `BenchError`."""
     result: Record = read_record(path, "bench", Record, BenchError)
     return result
 
 
 def history(path: Path) -> list[Record]:
-    """The records of a file or of a folder, the oldest first; raises `BenchError` where there are none."""
+    """Return the records of a file or a folder, the oldest first. Raises `BenchError` if there are none."""
     files = sorted(path.rglob("*.json")) if path.is_dir() else [path]
     if not files:
         raise BenchError(f"{path}: expected a record of assay bench --save, or a folder of such; it has no .json")
@@ -225,7 +224,7 @@ def history(path: Path) -> list[Record]:
 
 
 def lines_of(contests: Sequence[Contest], runs: Sequence[Sequence[ContestResult]]) -> list[Line]:
-    """A line for each kernel of each contest, of all runs together: wrong in one is wrong."""
+    """Return a line for each kernel of each contest, over all runs; a kernel that was wrong in one run is wrong."""
     results = []
     for index, contest in enumerate(contests):
         least = runs[0][index].least
@@ -279,14 +278,14 @@ def _known(value: float) -> float | None:
 
 _PACKAGES = ("torch", "triton", "jax", "liger-kernel", "flash-attn", "vllm", "kernel-assay")
 SILENT = 3600.0
-"""Seconds that a worker may take for a contest."""
+"""Seconds that a worker may take for a contest: several kernels may compile many configurations."""
 PYTORCH = ("torch", "torch-composed")
-"""The groups of the survey's table that are PyTorch's own kernels, and model code in eager mode."""
+"""Groups of the survey's table: PyTorch's own kernels, and model code in eager mode."""
 
 
 @dataclass(frozen=True)
 class Runner:
-    """A kernel of a contest by what can be sent to another process; ``compiles``: by torch.compile."""
+    """A kernel of a contest in a form that can be sent to another process; ``compiles``: by torch.compile."""
 
     name: str
     target: str
@@ -294,14 +293,14 @@ class Runner:
     compiles: bool = False
 
     def load(self) -> Competitor:
-        """The kernel; raises `TargetError`."""
+        """Load the kernel. Raises `TargetError`."""
         kernel = load_target(self.target)
         return Competitor(self.name, compiled(kernel) if self.compiles else kernel, self.settings)
 
 
 @dataclass(frozen=True)
 class Contest:
-    """Kernels, and the case at which they are called."""
+    """Kernels and the case at which they are called."""
 
     runners: tuple[Runner, ...]
     case: Case
@@ -309,7 +308,7 @@ class Contest:
 
 @dataclass(frozen=True)
 class TimingOptions:
-    """How contests are run: ``seconds`` of each kernel in each contest, in so many ``rounds``."""
+    """How contests are timed: ``seconds`` of each kernel in each contest, divided into ``rounds``."""
 
     device: str = "cpu"
     seconds: float = 0.5
@@ -320,7 +319,7 @@ class TimingOptions:
 
 @dataclass(frozen=True)
 class ContestResult:
-    """What one run showed of a contest."""
+    """The result of a contest in one run."""
 
     timings: list[Timing]
     clock: str
@@ -331,10 +330,10 @@ class ContestResult:
 def contests_of(
     chosen: Sequence[Entry], request: Request, options: TimingOptions, *, against: str = "usual", compiles: bool = True
 ) -> Iterator[Contest]:
-    """A contest for each op, dtype, option and size of the ``chosen`` kernels, with what else does the same here.
+    """Yield a contest for each op, dtype, option and size of the ``chosen`` kernels, with rivals of the same op.
 
-    ``against``: "usual" are PyTorch's own kernels and what of Liger, vLLM and others is here and needs no interpreter,
-    "none" adds nothing, "all" also those that an interpreter runs. ``compiles``: PyTorch's by torch.compile as well.
+    ``against``: "usual" adds PyTorch's own kernels and installed ones of Liger, vLLM and others that need no
+    interpreter, "all" also interpreted ones, "none" nothing. ``compiles``: add PyTorch's kernel under torch.compile.
     """
     known = [] if against == "none" else [*entries(), *entries("others")]
     on_gpu = options.device.startswith("cuda")
@@ -352,7 +351,7 @@ def contests_of(
             usual = entry.settings.definition.default_settings["dtype"] if dtype is None else dtype
             try:
                 cases = list(calls(replace(entry.settings, dtype=usual), request))
-            except SettingError as error:  # of several kernels, one that hasn't such a dimension
+            except SettingError as error:  # one of several kernels lacks the requested dimension
                 problem = error
                 continue
             for case in cases:
@@ -364,7 +363,7 @@ def contests_of(
 
 
 def _contest(chosen: Sequence[Entry], rivals: Sequence[Entry], case: Case, dtype: Any, *, compiles: bool) -> Contest:
-    """Who can take a case; of PyTorch's own the first is compiled as well."""
+    """Return the contest of the kernels that take a case, and of PyTorch's first kernel compiled."""
     fitting = [each for each in (*chosen, *rivals) if _takes(each, case, dtype)]
     runners = [Runner(each.name, each.target, replace(each.settings, dtype=dtype)) for each in fitting]
     pytorch = [one for one, each in zip(runners, fitting, strict=True) if each.group in PYTORCH]
@@ -373,7 +372,7 @@ def _contest(chosen: Sequence[Entry], rivals: Sequence[Entry], case: Case, dtype
 
 
 def _takes(entry: Entry, case: Case, dtype: Any) -> bool:
-    """Whether a kernel implements a case's op in its dtype and under its options."""
+    """Return whether a kernel implements a case's op in its dtype, under its options, at its sizes."""
     settings = entry.settings
     if settings.definition.name != case.definition.name or (dtype not in entry.dtypes and None not in entry.dtypes):
         return False
@@ -387,14 +386,14 @@ def _takes(entry: Entry, case: Case, dtype: Any) -> bool:
 
 @dataclass(frozen=True)
 class Run:
-    """All contests, in a process of their own."""
+    """All contests, for one process."""
 
     contests: tuple[Contest, ...]
     options: TimingOptions
 
 
 def run(job: Run, heartbeat: Heartbeat) -> list[ContestResult]:
-    """Every contest in turn, in a worker."""
+    """Time every contest; run in a worker."""
     results = []
     for contest in job.contests:
         heartbeat(str(contest.case), SILENT)
@@ -413,7 +412,7 @@ def run(job: Run, heartbeat: Heartbeat) -> list[ContestResult]:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of what computes, as far as it is here."""
+    """Return the versions of Python, of installed libraries and of CUDA."""
     installed = {name: number for name in _PACKAGES if (number := installed_version(name))}
     results = {"python": platform.python_version(), **installed}
     if torch.cuda.is_available():
@@ -422,7 +421,7 @@ def versions() -> dict[str, str]:
 
 
 def machine(device: str) -> str:
-    """What the times hold for: the GPU's name, or the CPU's and its cores."""
+    """Return the machine that times are valid for: the GPU's name, or the CPU's and the number of threads."""
     if device.startswith("cuda"):
         return str(torch.cuda.get_device_name(device))
     return f"{_cpu_name()}, {torch.get_num_threads()} threads"

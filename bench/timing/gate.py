@@ -1,12 +1,12 @@
-"""The gate: whether a kernel has become slower, by what runs of one version are seen to differ.
+"""The gate: decides whether a kernel has become slower, from the scatter of runs of one version.
 
-A run is a process of its own, and its value the median over rounds of log(time of a call / time of a copy right after):
-what slows the whole machine down slows both. Two records of n and m runs are compared by the shift between them: the
-n m differences of their values, in order, bound it with a confidence that needs no law of errors (Hodges and Lehmann,
-*Estimates of location based on rank tests*, Annals of Mathematical Statistics 34, 1963): the k-th least and the k-th
-largest contain it with probability 1 - 2 P(U < k), U being Mann's and Whitney's statistic. With 7 runs each the least
-and the largest difference leave out a shift of zero once in 1,716 comparisons. What differs from day to day, or with a
-build, is in no single record; so from a history the largest difference of two records of one version is added.
+A run is a process of its own; its value is the median over rounds of log(time of a call / time of a copy right after
+it), so that a slowdown of the whole machine cancels. Two records of n and m runs are compared by the shift between
+them. The n m ordered differences of their values bound it without an assumed error distribution (Hodges and Lehmann,
+*Estimates of location based on rank tests*, Annals of Mathematical Statistics 34, 1963): the interval from the k-th
+smallest to the k-th largest contains the shift with probability 1 - 2 P(U < k), where U is the Mann-Whitney statistic.
+With 7 runs each the full range excludes a shift of zero once in 1,716 comparisons. Differences between days or builds
+are in no single record, so the largest difference of two records of one version in the history is added.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from itertools import combinations
 
 from assay.bench.timing.contest import REFERENCE, Line, Record
 
-_CHANCE = 0.001  # of an alarm where nothing has changed, a comparison; with fewer runs than this takes, what there is
-_MOST_CHANCE = 0.01  # of an alarm, beyond which nothing is decided: 5 runs each have 0.008
-_LEAST = 0.01  # a change below 1 % is none
+_CHANCE = 0.001  # of a false alarm per comparison; fewer runs than this takes give a higher one
+_MOST_CHANCE = 0.01  # of a false alarm, above which nothing is decided: 5 runs each have 0.008
+_LEAST = 0.01  # a change below 1 % counts as none
 
 
 @dataclass(frozen=True)
 class Change:
     """A kernel at a case, before and after: ``answer`` is "faster", "slower", "same" or "undecided".
 
-    ``change`` is the relative one of its time, between ``low`` and ``high`` (0.03: 3 % slower); ``noise`` what records
-    of one version differ by; ``why`` says what an undecided one would need, or which side has no time.
+    ``change`` is the relative one of its time, between ``low`` and ``high`` (0.03: 3 % slower); ``noise`` the
+    largest difference of records of one version; ``why`` says what an undecided one needs, or which side has no time.
     """
 
     kernel: str
@@ -44,9 +44,9 @@ class Change:
 
 
 def compared(before: Record, after: Record, past: Sequence[Record] = (), *, resolution: float = 0.03) -> list[Change]:
-    """Every kernel that both records have; "same" means that no change of ``resolution`` or more is possible.
+    """Compare every kernel that both records have; "same": a change of ``resolution`` or more is excluded.
 
-    ``past`` are further records of the same machine, of which those of one commit tell noise.
+    ``past`` are further records of the same machine, whose differences within a commit are the noise.
     """
     old = {line.key: line for line in before.lines}
     results = []
@@ -84,7 +84,7 @@ def _compared(old: Line, new: Line, noise: float, resolution: float) -> Change:
 
 
 def values(line: Line) -> list[float]:
-    """Of each run log(time / yardstick), the median over its rounds."""
+    """Return for each run the median over its rounds of log(time / baseline)."""
     return [
         statistics.median(math.log(time / copy) for time, copy in zip(times, copies, strict=True))
         for times, copies in zip(line.runs, line.yardstick, strict=True)
@@ -92,7 +92,7 @@ def values(line: Line) -> list[float]:
 
 
 def _shifts(key: tuple[str, str], past: Iterable[Record]) -> Iterator[float]:
-    """Between any two records of one commit and the same sources."""
+    """Yield the shift between any two records of one commit and the same sources."""
     middles: dict[tuple[str, str], list[float]] = {}
     for record in past:
         for line in record.lines:
@@ -103,7 +103,7 @@ def _shifts(key: tuple[str, str], past: Iterable[Record]) -> Iterator[float]:
 
 
 def rank(n: int, m: int, chance: float) -> int:
-    """The largest k with 2 P(U < k) <= ``chance``, at least 1: which difference from either end bounds the shift."""
+    """Return the largest k, at least 1, with 2 P(U < k) <= ``chance``: the rank of the differences that bound it."""
     kth = 1
     while 2 * tail(n, m, kth + 1) <= chance:
         kth += 1
@@ -111,13 +111,13 @@ def rank(n: int, m: int, chance: float) -> int:
 
 
 def tail(n: int, m: int, k: int) -> float:
-    """P(U < k) where n and m values come from one law without ties."""
+    """Return P(U < k) for n and m values of one continuous distribution."""
     return sum(_arrangements(n, m, u) for u in range(k)) / math.comb(n + m, n)
 
 
 @cache
 def _arrangements(n: int, m: int, u: int) -> int:
-    """Orders of n and m values in which u pairs stand the wrong way round."""
+    """Return the number of orders of n and m values with u inversions."""
     if u < 0:
         return 0
     if n == 0 or m == 0:

@@ -1,4 +1,4 @@
-"""A bench in words: the table's rows, and a page in Markdown."""
+"""Reports a bench record: table rows, a Markdown page, JSON."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds in a unit that gives a readable number."""
+    """Return seconds as text in a readable unit."""
     if seconds is None:
         return ""
     scale, unit = next((pair for pair in _UNITS if seconds >= pair[0]), _UNITS[-1])
@@ -35,13 +35,13 @@ def duration(seconds: float | None) -> str:
 
 
 def by_case(lines: Sequence[Line]) -> Iterator[tuple[str, list[Line]]]:
-    """The kernels of each case, the fastest first, those without a time last."""
+    """Yield each case with its kernels, the fastest first, kernels without a time last."""
     for case, same in groupby(lines, key=lambda line: line.case):
         yield case, sorted(same, key=lambda line: (line.seconds is None, line.seconds or 0.0))
 
 
 def row(line: Line, best: float | None) -> tuple[str, ...]:
-    """A kernel under `HEAD`."""
+    """Return a kernel's row under `HEAD`."""
     if line.seconds is None:
         return (line.kernel, line.outcome, *[""] * 7, _judged(line), line.why)
     return (
@@ -64,7 +64,7 @@ def _judged(line: Line) -> str:
 
 
 def change_words(change: Change) -> str:
-    """One comparison in a line."""
+    """Return one comparison as a line."""
     text = f"{change.answer.upper()}  {change.kernel}; {change.case}"
     if change.change is None:
         return f"{text}: {change.why}"
@@ -73,7 +73,7 @@ def change_words(change: Change) -> str:
 
 
 def markdown(record: Record, changes: Sequence[Change] = ()) -> str:
-    """A page of one bench."""
+    """Return a page of one record in Markdown."""
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     lines = [
         f"# Speed and accuracy on {record.machine}",
@@ -81,9 +81,9 @@ def markdown(record: Record, changes: Sequence[Change] = ()) -> str:
         f"What `{record.command}` measured, {record.made}; {versions}. Timed by {record.clock}.",
         "",
         f"Roofline: {record.peak}." if record.peak else "No peak of this device is known.",
-        "`+-`: half the distance of the rounds' quartiles. `calls judged`: some that are timed, some that aren't; of a",
-        "kernel that was wrong in one no time is told. `bits`: log2 of the root mean square of results over that of",
-        "their errors.",
+        "`+-`: half the distance of the rounds' quartiles. `calls judged`: some of the timed calls and some others; a",
+        "kernel that was wrong in one has no time. `bits`: log2 of the root mean square of results over that of their",
+        "errors.",
         "",
     ]
     for case, same in by_case(record.lines):
@@ -97,10 +97,10 @@ def markdown(record: Record, changes: Sequence[Change] = ()) -> str:
 
 
 def as_json(record: Record, changes: Sequence[Change]) -> str:
-    """The record and what it was compared with, as JSON."""
+    """Return the record and its comparisons as JSON."""
     return json.dumps({**record.as_dict(), "changes": [vars_of(change) for change in changes]}, indent=1)
 
 
 def vars_of(change: Change) -> dict[str, Any]:
-    """Plain data."""
+    """Return plain data."""
     return {name: getattr(change, name) for name in change.__dataclass_fields__}

@@ -1,4 +1,4 @@
-"""A page of charts of a bench: each kernel under the roofline, its speed against its accuracy, and its history."""
+"""Draws bench records as a page of charts: roofline, speed against accuracy, history."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from assay.charts import SCRIPT, STYLE, Axis, Chart, Mark, Series, drawn
 from assay.verify.report.rendering import environment
 
 _MARKS: tuple[Mark, ...] = ("dot", "diamond", "square", "triangle", "cross")
-_TONES = 8
-_DATES = 5
-"""Times of records that are named under a history."""
+_TONES = 8  # colours of the charts' style
+_DATES = 5  # labelled ticks under a history
 
 
 def plots(records: Sequence[Record]) -> str:
-    """A page of the newest record, as charts and as its table, and of the history of each case's times.
+    """Return an HTML page of the newest record, as charts and a table, and of each case's history.
 
-    One HTML file that needs nothing from a network. Raises ValueError where there are no records.
+    The page loads nothing from a network. Raises ValueError if there are no records.
     """
     if not records:
         raise ValueError("records: expected one at least, got none")
@@ -50,7 +49,7 @@ def plots(records: Sequence[Record]) -> str:
 
 
 def _styles(kernels: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """A colour and a mark for each kernel, the same in all charts."""
+    """Return a colour and a mark for each kernel, the same in all charts."""
     names = dict.fromkeys(kernels)
     return {
         name: {"tone": f"c{index % _TONES}", "mark": _MARKS[(index + index // _TONES) % len(_MARKS)]}
@@ -59,7 +58,7 @@ def _styles(kernels: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def _roofline(lines: Sequence[Line], styles: dict[str, dict[str, Any]]) -> Chart:
-    """Each kernel's rate over the op's intensity, and the rate of the least time; bytes where they are more."""
+    """Draw each kernel's rate over the op's intensity, and the roofline; the rate is in bytes if these are more."""
     known = [line for line in lines if line.bytes]
     series = [
         Series(
@@ -115,7 +114,7 @@ def _accuracy(lines: Sequence[Line], styles: dict[str, dict[str, Any]]) -> Chart
 
 
 def _histories(records: Sequence[Record], styles: dict[str, dict[str, Any]]) -> list[Chart]:
-    """A chart for each case that was timed: every kernel's time over the records."""
+    """Return a chart for each timed case: every kernel's time over the records."""
     cases: dict[str, dict[str, list[tuple[Record, Line]]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
         for line in record.lines:
@@ -150,12 +149,11 @@ def _histories(records: Sequence[Record], styles: dict[str, dict[str, Any]]) -> 
 
 
 def _when(record: Record) -> float:
-    """Seconds since 1970."""
     return datetime.fromisoformat(record.made).timestamp()
 
 
 def _dates(records: Sequence[Record]) -> list[tuple[float, str]]:
-    """Some times at which records were made, evenly spread: as days, as minutes, or as seconds."""
+    """Return evenly spread times of records with labels: days, minutes or seconds."""
     times = sorted({_when(record): datetime.fromisoformat(record.made) for record in records}.items())
     first, last = times[0][0], times[-1][0]
     form = "%Y-%m-%d" if last - first > 3 * 86400 else "%m-%d %H:%M" if last - first > 3600 else "%H:%M:%S"
@@ -168,7 +166,7 @@ def _dates(records: Sequence[Record]) -> list[tuple[float, str]]:
 
 
 def _tooltips(lines: Sequence[Line]) -> list[str]:
-    """What a reader is told of each timing, with units."""
+    """Return a tooltip for each timing."""
     results = []
     for line in lines:
         share = f", {100 * line.share:.3g} % of the roofline" if line.share else ""

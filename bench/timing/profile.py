@@ -1,7 +1,7 @@
-"""What a profiler has counted, in words: Nsight Compute's table as CSV, and Proton's tree.
+"""Summarises profiles: Nsight Compute's table as CSV, and Proton's tree.
 
-Read are `ncu --csv --page details` (a row for each metric; a user's guide names them in "Nsight Compute CLI", "Sections
-and rules") and the ``.hatchet`` file of triton.profiler, a tree of frames with "count" and "time (ns)".
+Read are the output of `ncu --csv --page details`, a row for each metric (Nsight Compute CLI guide, "Sections and
+rules"), and the ``.hatchet`` file of triton.profiler, a tree of frames with "count" and "time (ns)".
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ from typing import Any
 
 from assay.verify.errors import BenchError
 
-_HIGH = (
-    60.0  # percent of a peak from which on a part of the device bounds a kernel, as Nsight Compute's own rules have it
-)
-_LOW_OCCUPANCY = 30.0
-_CONFLICTS = 0.1  # bank conflicts for each wavefront of shared memory
+_HIGH = 60.0  # percent of a peak from which a unit bounds a kernel, as in Nsight Compute's own rules
+_LOW_OCCUPANCY = 30.0  # percent below which latency is put down to too few resident warps
+_CONFLICTS = 0.1  # bank conflicts per wavefront of shared memory from which they are reported
 _DURATION = "Duration"
 _MEMORY = ("DRAM Throughput", "Memory Throughput")
 _COMPUTE = ("Compute (SM) Throughput",)
@@ -32,9 +30,9 @@ _BANKS = (
 
 
 def counters(path: Path) -> list[str]:
-    """A line for each kernel of a profile: its time, the shares of the device's peaks, and what bounds it.
+    """Return a line for each kernel of a profile: its time, its shares of the device's peaks, and what bounds it.
 
-    Raises `BenchError` where the file is neither.
+    Raises `BenchError` if the file has neither format.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -75,7 +73,7 @@ def _words(result: Mapping[str, tuple[float, str]]) -> Iterator[str]:
 
 
 def _bound(memory: float | None, compute: float | None, tensor: float | None, occupancy: float | None) -> str:
-    """What a kernel waits for, as the shares tell."""
+    """Return what a kernel waits for, from its shares of the peaks."""
     if (tensor or 0) >= _HIGH:
         return "bound by the tensor pipe"
     if (memory or 0) >= _HIGH and (memory or 0) >= (compute or 0):
@@ -117,7 +115,7 @@ def _of_proton(path: Path, text: str) -> Iterator[str]:
 
 
 def _leaves(content: Any) -> Iterator[Mapping[str, Any]]:
-    """The frames without frames below them."""
+    """Yield the frames without children."""
     for frame in content if isinstance(content, list) else [content]:
         if isinstance(frame, dict):
             if frame.get("children"):

@@ -1,17 +1,13 @@
-"""A race: kernels that implement one op are called by turns with the same numbers, timed, and judged as they are timed.
+"""Times kernels of one op alternately with the same numbers, and judges timed calls; clocks, and accuracy in bits.
 
-Each kernel is judged before (in memory that is poisoned, as a large case of an examination is), between and after. Of
-each round of calls it is chosen by chance which results are kept, the last one always. No two calls in turn have the
-same numbers, and these are put where the kernel has seen others before, so a result that is remembered is wrong. Of
-large results samples are judged, but whole they must have the bits of an earlier call of the same numbers, which wasn't
-timed, unless the contract allows others. After a round the inputs and the zones around them must be as they were. Of a
-kernel that is wrong once no time is told.
+Each kernel is judged before, between and after its rounds in poisoned memory, as a large case of an examination is. In
+each round randomly chosen results, and always the last, are kept and judged. Consecutive calls have different numbers
+in the same memory, so a remembered result is wrong. Large results are judged by samples, but must as a whole have the
+bits of an earlier untimed call with the same numbers, unless the contract allows others. After a round the inputs and
+the guard zones around them must be unchanged. A kernel that is wrong once has no time.
 
-How accurate a kernel's results are, in bits, beside how much of what its contract allows they use.
-
-Clocks: how long a call takes, on a CPU by its own clock and on a GPU by events.
-
-Sources of the procedures: NVIDIA, *CUDA C++ Best Practices Guide*, "Timing"; the pitfalls of triton.testing.do_bench,
+A CPU's clock is the process's own; a GPU's are events. Sources of the procedures:
+NVIDIA, *CUDA C++ Best Practices Guide*, "Timing"; the pitfalls of triton.testing.do_bench,
 which counts a launch's way to the device where the queue is empty, and of its graphs, which leave the second-level
 cache warm (triton-lang/triton#10149).
 """
@@ -49,8 +45,8 @@ from assay.verify.harness.runner import KernelHarness
 from assay.verify.settings import Settings
 
 _CPU_CACHE = Path("/sys/devices/system/cpu/cpu0/cache")
-_USUAL_CACHE = 64 * 2**20  # bytes, where a system tells nothing of its caches
-_AHEAD = 400_000  # cycles that a device idles before a timed call, so that the call's launch doesn't count: 0.2 ms
+_USUAL_CACHE = 64 * 2**20  # bytes, if the system doesn't report its caches
+_AHEAD = 400_000  # cycles that the device idles before a timed call, so that the launch isn't timed: 0.2 ms at 2 GHz
 _WARM_UPS = 3  # calls before a graph is recorded, as torch.cuda.CUDAGraph asks
 
 
@@ -59,31 +55,33 @@ class Clock(Protocol):
 
     @property
     def words(self) -> str:
-        """How it is timed."""
+        """Return how calls are timed, in words."""
 
     def series(
         self, count: int, prepare: Callable[[int], None], call: Callable[[], Any], take: Callable[[int, Any], None]
     ) -> list[float]:
-        """The seconds of each of ``count`` calls: before the one of a number ``prepare`` is called with that, and after
-        it ``take`` with that and its result; neither is timed."""
+        """Return the seconds of each of ``count`` calls.
+
+        Before call i it calls ``prepare(i)`` and after it ``take(i, result)``; neither is timed.
+        """
 
 
 @dataclass
 class CpuClock:
-    """A process's own clock; ``cold``: the caches hold none of a call's tensors."""
+    """The process's own clock; ``cold``: caches are overwritten before each call."""
 
     cold: bool = False
     _evicting: torch.Tensor | None = field(default=None, repr=False)
 
     @property
     def words(self) -> str:
-        """How it is timed."""
+        """Return how calls are timed, in words."""
         return f"time.perf_counter, {'cold' if self.cold else 'warm'} caches, {torch.get_num_threads()} threads"
 
     def series(
         self, count: int, prepare: Callable[[int], None], call: Callable[[], Any], take: Callable[[int, Any], None]
     ) -> list[float]:
-        """As `Clock` says."""
+        """Time calls, as `Clock.series`."""
         results = []
         for number in range(count):
             prepare(number)
@@ -102,7 +100,7 @@ class CpuClock:
 
 
 def cpu_cache() -> int:
-    """Bytes of the largest cache of the first core, 64 MiB where the system doesn't tell."""
+    """Return the bytes of the largest cache of the first core, 64 MiB if the system doesn't report it."""
     sizes = [path.read_text(encoding="ascii").strip() for path in _CPU_CACHE.glob("index*/size")]
     known = [int(size[:-1]) << {"K": 10, "M": 20}[size[-1]] for size in sizes if re.fullmatch(r"\d+[KM]", size)]
     return max(known, default=_USUAL_CACHE)
@@ -110,11 +108,10 @@ def cpu_cache() -> int:
 
 @dataclass
 class CudaClock:
-    """Events of a CUDA device around each call, behind a pause in which the launch has reached the device.
+    """CUDA events around each call, after a pause in which the launch reaches the device.
 
-    ``cold``: the second-level cache is overwritten before each call. ``graph``: the call is recorded once as a CUDA
-    graph, whose replays are timed. ``cuda`` is torch.cuda, or what stands for it. ``launches`` are the seconds that the
-    host took for each call.
+    ``cold``: the L2 cache is overwritten before each call. ``graph``: the call is recorded once as a CUDA graph, whose
+    replays are timed. ``cuda``: torch.cuda, or a replacement in tests. ``launches``: the host's seconds of each call.
     """
 
     device: str = "cuda"
@@ -126,14 +123,14 @@ class CudaClock:
 
     @property
     def words(self) -> str:
-        """How it is timed."""
+        """Return how calls are timed, in words."""
         how = "replays of a CUDA graph" if self.graph else "launches hidden behind a pause"
         return f"CUDA events, {'cold' if self.cold else 'warm'} second-level cache, {how}"
 
     def series(
         self, count: int, prepare: Callable[[int], None], call: Callable[[], Any], take: Callable[[int, Any], None]
     ) -> list[float]:
-        """As `Clock` says."""
+        """Time calls, as `Clock.series`."""
         cuda, pairs = self.cuda, []
         if self.graph:
             call = self._recorded(prepare, call)
@@ -160,7 +157,7 @@ class CudaClock:
             self._evicting.zero_()
 
     def _recorded(self, prepare: Callable[[int], None], call: Callable[[], Any]) -> Callable[[], Any]:
-        """The call as a graph: a replay gives the result that was recorded, with the numbers of now."""
+        """Record the call as a graph; a replay writes the present numbers' result into the recorded result."""
         cuda = self.cuda
         prepare(0)
         beside = cuda.Stream()
@@ -181,20 +178,20 @@ class CudaClock:
 
 
 def clock_for(device: str, *, cold: bool, graph: bool = False) -> Clock:
-    """The clock for calls on a device."""
+    """Return the clock for calls on a device."""
     return CudaClock(device, cold, graph) if device.startswith("cuda") else CpuClock(cold)
 
 
 @dataclass(frozen=True)
 class Measuring(Oracle):
-    """An oracle that adds up what it sees of errors: of all judged elements (got - golden)^2 and golden^2."""
+    """An oracle that also sums (got - golden)^2 and golden^2 over all judged elements."""
 
     squares: list[float] = field(default_factory=lambda: [0.0, 0.0])
 
     def judge(
         self, case: Case, values: Values, outputs: tuple[torch.Tensor, ...], besides: Container[str] = ()
     ) -> Result:
-        """As `Oracle` judges."""
+        """Judge as `Oracle.judge`, and add the squares."""
         result = super().judge(case, values, outputs, besides)
         pairs = zip(case.signature.returns, outputs, strict=True)
         floating = [output for tensor, output in pairs if not tensor.is_integer and tensor.name not in besides]
@@ -207,34 +204,35 @@ class Measuring(Oracle):
 
     @property
     def bits(self) -> float:
-        """`bits_of` all that was judged.
+        """Return `bits_of` all judged elements.
 
-        Of results rounded to nearest in a format of p bits it is between p + 0.8 and p + 1.8: errors lie evenly within
-        2^-p of the lower end of a number's binade, in either direction, and their root mean square is 2^-p / sqrt(3).
+        Results rounded to nearest in a format of p bits have between p + 0.8 and p + 1.8 bits: errors are uniform
+        within 2^-p of the lower end of a number's binade, with a root mean square of 2^-p / sqrt(3).
         """
         return bits_of(*self.squares)
 
 
 def bits_of(error: float, golden: float) -> float:
-    """log2 of the root mean square of the goldens over that of the errors, of sums of their squares: infinite where
-    there are no errors, and NaN where nothing was judged."""
+    """Return log2 of the goldens' root mean square over that of the errors, from sums of squares.
+
+    Infinite without errors; NaN if nothing was judged.
+    """
     if not golden:
         return math.nan
     return 0.5 * math.log2(golden / error) if error else math.inf
 
 
-_DRAWS = 3  # of the inputs' numbers, among which calls change
-_SAMPLED = 1  # results of a round that are judged, beside the last
-_MOST_CALLS = 100  # of a round
-_LEAST_CALLS = 3
-_COPIED = 1 << 22  # numbers of float32 that the yardstick copies
-_COPIES = 9
+_DRAWS = 3  # of the inputs' numbers, among which calls alternate; each needs memory and a golden
+_SAMPLED = 1  # results of a round that are judged besides the last: each costs a golden
+_MOST_CALLS = 100  # of a round, also of the shortest kernels
+_LEAST_CALLS = 3  # of a round, for a median
+_COPIED = 1 << 22  # float32 numbers that the baseline copies: 16 MiB, beyond most second-level caches
+_COPIES = 9  # of which the median counts
 
 
 @dataclass(frozen=True)
 class Competitor:
-    """A kernel in a race: its name, and how it is called and judged; of ``settings`` sizes, options and layouts are the
-    race's."""
+    """A kernel to time; ``settings`` say how it is called and judged, except sizes, options and layouts."""
 
     name: str
     kernel: Callable[..., Any]
@@ -243,14 +241,13 @@ class Competitor:
 
 @dataclass
 class Timing:
-    """What a race shows of one kernel.
+    """The timing of one kernel.
 
-    ``rounds`` are the seconds of each call, by round; empty where there is no time to tell, ``why`` then says why not:
-    the first failure that a judged call showed, that the kernel can't take the case, or that it is interpreted.
-    ``judged`` calls were judged, of ``calls`` timed ones; ``worst`` is the largest error of them in units of what the
-    contract allows, ``bits`` their accuracy (`assay.bench.timing.accuracy`). ``launch`` is the host's share of a call
-    in seconds, on a GPU. ``yardstick`` are the seconds of a copy after each round, by which times of a machine that is
-    now busy and now not can be compared.
+    ``rounds``: the seconds of each call, by round; empty without a valid time, and ``why`` says why: the first failure
+    of a judged call, a case that the kernel refuses, or an interpreted kernel. ``judged`` calls were judged, ``calls``
+    were timed. ``worst``: the largest error over what the contract allows. ``bits``: the accuracy (`bits_of`).
+    ``launch``: the host's seconds of a call, on a GPU. ``baseline``: the seconds of a copy after each round, by which
+    times of a machine with changing load can be compared.
     """
 
     name: str
@@ -266,19 +263,19 @@ class Timing:
 
     @property
     def seconds(self) -> float:
-        """The median of a call; NaN where no time is told."""
+        """Return the median seconds of a call; NaN without a valid time."""
         every = [value for one in self.rounds for value in one]
         return statistics.median(every) if every else math.nan
 
     @property
     def spread(self) -> float:
-        """The distance between the quartiles of all calls; NaN where no time is told."""
+        """Return the distance between the quartiles of all calls, in seconds; NaN without a valid time."""
         ordered = sorted(value for one in self.rounds for value in one)
         return ordered[(3 * len(ordered)) // 4] - ordered[len(ordered) // 4] if ordered else math.nan
 
     @property
     def medians(self) -> list[float]:
-        """Of each round."""
+        """Return the median seconds of each round."""
         return [statistics.median(one) for one in self.rounds]
 
 
@@ -292,11 +289,11 @@ def timed_and_judged(
     clock: Clock | None = None,
     seed: int | None = None,
 ) -> list[Timing]:
-    """Time kernels of one op at one case, by turns in ``rounds``, each for about so many ``seconds`` in all.
+    """Time kernels of one op at one case, alternating in ``rounds``, each kernel for about ``seconds``.
 
-    ``case`` says sizes, dtypes, options and layouts; its memory and protocol are left aside. ``seed`` makes the draws
-    of numbers and the choice of judged calls repeat; else they are drawn by chance. What a kernel raises, or does
-    wrong, costs itself alone: its `Timing` says so.
+    ``case`` gives sizes, dtypes, options and layouts; its memory and protocol are ignored. ``seed`` fixes the draws of
+    numbers and the choice of judged calls, which are random otherwise. An exception or a wrong result of a kernel ends
+    its own timing only.
     """
     chance = random.Random(seed) if seed is not None else random.SystemRandom()
     clock = clock or clock_for(device, cold=False)
@@ -318,14 +315,14 @@ def timed_and_judged(
 
 
 def _copy(device: str) -> Callable[[], Any]:
-    """The yardstick."""
+    """Return the baseline: a copy of `_COPIED` numbers."""
     source = torch.ones(_COPIED, device=device)
     target = torch.empty_like(source)
     return lambda: target.copy_(source)
 
 
 class _Arm:
-    """One kernel of a race, with memory of its own."""
+    """One of the kernels that are timed, with memory of its own."""
 
     def __init__(
         self,
@@ -351,12 +348,11 @@ class _Arm:
 
     @property
     def runs(self) -> bool:
-        """Whether there is anything to time."""
+        """Return whether the kernel still takes part."""
         return not self.timing.why
 
     def first(self) -> None:
-        """The kernel as an examination would call it: nothing unwritten, nothing overwritten, nothing wrong; and its
-        results of all the numbers that will be drawn."""
+        """Judge a call as an examination makes it, and keep the results for each draw."""
         settings = self._bench.call
         if self._device == "cpu":
             small = next(smaller_cases(self._draws[0], self._sampler), self._draws[0])
@@ -372,14 +368,14 @@ class _Arm:
         return None
 
     def count(self, clock: Clock, seconds: float) -> int:
-        """How many calls a round of so many seconds has, from two that may compile or fill caches, and one more."""
+        """Return how many calls fit in ``seconds``, by the third call; the first two may compile or fill caches."""
         spent = [seconds]
         with self._calling() as call:
             spent = clock.series(3, self._prepare, call, lambda number, result: None)
         return min(max(int(seconds / max(spent[-1], 1e-9)), _LEAST_CALLS), _MOST_CALLS)
 
     def round(self, clock: Clock, count: int) -> None:
-        """So many timed calls, and judging some."""
+        """Make ``count`` timed calls and judge some."""
         kept: list[tuple[int, Any]] = []
         sampled = {count - 1, *(self._chance.randrange(count) for _ in range(_SAMPLED))}
 
@@ -406,7 +402,7 @@ class _Arm:
             self._poisoned(self._draws[self._chance.randrange(_DRAWS)])
 
     def _prepare(self, number: int) -> None:
-        """Other numbers than the call before had, in the same memory."""
+        """Put other numbers than the previous call's into the same memory."""
         self._at = (self._at + 1 + self._chance.randrange(_DRAWS - 1)) % _DRAWS
         for name, guarded in self._inputs.guarded.items():
             _fill(guarded.tensor, self._numbers[self._at][name])
@@ -415,7 +411,7 @@ class _Arm:
 
     @contextlib.contextmanager
     def _calling(self) -> Iterator[Callable[[], Any]]:
-        """The timed call, in the environment of an examination; what it raises ends this side of the race."""
+        """Provide the timed call, in the environment of an examination; an exception ends this kernel's timing."""
         kernel, wait = self._kernel, self._framework.wait
         try:
             with in_environment(self._bench.call.environment), every_variant_compiled(kernel):
@@ -426,7 +422,7 @@ class _Arm:
             self._ends("FAIL", f"in a timed call: {type(error).__name__}: {first_line(error)}")
 
     def _poisoned(self, case: Case) -> None:
-        """One call that isn't timed, in memory that holds NaN, judged."""
+        """Judge one untimed call in memory that holds NaN."""
         result = self._bench.try_case(replace(case, protocol="at", memory="nan"))
         self.timing.judged += 1
         self.timing.worst = max(self.timing.worst, result.worst)
@@ -434,12 +430,12 @@ class _Arm:
             self._fails(result.failure, "")
 
     def _check_memory(self) -> None:
-        """The inputs hold what was put there last, and the zones around them what they always do."""
+        """Check that the inputs and the guard zones around them are unchanged."""
         for name, guarded in self._inputs.guarded.items():
             if not same_bits(guarded.tensor, self._numbers[self._at][name]):
                 return self._ends("FAIL", f"a timed call changed its input {name}")
         for name, guarded in self._inputs.guarded.items():
-            _fill(guarded.tensor, self._numbers[0][name])  # as they were when they were first placed
+            _fill(guarded.tensor, self._numbers[0][name])  # as first placed, which guard zones expect
             if guarded.damage() is not None:
                 return self._ends("FAIL", f"a timed call wrote beyond its input {name}")
 
@@ -448,7 +444,7 @@ class _Arm:
             return self._ends("FAIL", f"in a timed call: {outputs.message}")
         if self._known and not all(map(same_numbers, outputs, self._known[at])):
             return self._ends("FAIL", "a timed call gave other bits than an earlier one of the same numbers")
-        case = replace(self._draws[at], seed=self._chance.randrange(2**31))  # which chooses samples
+        case = replace(self._draws[at], seed=self._chance.randrange(2**31))  # the seed chooses the samples
         values = {name: tensor.cpu() for name, tensor in self._numbers[at].items()}
         try:
             with standard_environment():

@@ -1,7 +1,7 @@
-"""Tuning: which configuration of a kernel is the fastest of those that keep its contract.
+"""Finds the fastest configuration of a kernel that keeps its contract: `assay tune`.
 
-In: a kernel, and choices: keywords of its own, or configurations of its autotuner. Out: a record of every candidate
-with the reason why it was dropped, the front of speed against error, and a winner for each bucket of shapes.
+In: a kernel, and choices: values of its keywords, or configurations of its autotuner. Out: a record of every candidate
+with the reason why it was dropped, the Pareto front of speed and error, and a winner for each bucket of shapes.
 """
 
 from assay.bench.tuning.choice import Choice, pinned

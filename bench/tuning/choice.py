@@ -1,7 +1,7 @@
-"""A choice among the ways to run a kernel, and the kernel pinned to it.
+"""A choice of keywords and configurations of a kernel, and the kernel pinned to it.
 
-A pinned kernel can be imported by a name, ``assay.bench.tuning.choice:lambda ...``, so that whatever examines,
-inspects or times kernels, in whichever process, takes it like any other.
+A pinned kernel can be imported by a name, ``assay.bench.tuning.choice:lambda ...``, so that it can be examined,
+inspected and timed in any process like any other kernel.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ _MODULE = "assay.bench.tuning.choice"
 
 @dataclass(frozen=True)
 class Choice:
-    """Keywords that the kernel is called with, and of autotuned Triton kernels, by name, the configuration: its
-    constants, "num_warps" and "num_stages"."""
+    """Keywords that the kernel is called with, and configurations of its autotuned Triton kernels, by name.
+
+    A configuration has the constants, "num_warps" and "num_stages".
+    """
 
     keywords: Mapping[str, Any] = field(default_factory=dict)
     configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -36,11 +38,11 @@ class Choice:
 
     @property
     def key(self) -> str:
-        """One text of equal choices."""
+        """Return a text that is equal for equal choices."""
         return json.dumps([self.keywords, self.configs], sort_keys=True)
 
     def target(self, kernel: str) -> str:
-        """The name under which ``kernel``, ``module:function``, pinned to this, can be imported."""
+        """Return the name by which ``kernel`` (``module:function``), pinned to this choice, can be imported."""
         if not self.keywords and not self.configs:
             return kernel
         return f"{_MODULE}:lambda *tensors, **options: pinned({kernel!r}, {self.key!r})(*tensors, **options)"
@@ -48,7 +50,7 @@ class Choice:
 
 @functools.cache
 def pinned(kernel: str, key: str) -> Callable[..., Any]:
-    """The kernel, ``module:function``, under the choice that has this `Choice.key`. Raises `TargetError`."""
+    """Return ``kernel`` (``module:function``) pinned to the choice with this `Choice.key`. Raises `TargetError`."""
     keywords, configs = json.loads(key)
     inner = functools.partial(load_target(kernel), **{name: _value(value) for name, value in keywords.items()})
     return _with_configs(inner, configs) if configs else inner
@@ -59,8 +61,7 @@ def _value(value: Any) -> Any:
 
 
 def _with_configs(kernel: Callable[..., Any], configs: Mapping[str, Mapping[str, Any]]) -> Callable[..., Any]:
-    """The kernel, whose tuners have but one configuration each while it runs; at sizes where a tuner's own pruning
-    leaves that one out it never serves, and the others stay."""
+    """Return the kernel with one configuration for each tuner, where the tuner's own pruning keeps it; else all."""
 
     @functools.wraps(kernel, assigned=())
     def call(*tensors: Any, **options: Any) -> Any:
@@ -82,7 +83,7 @@ def _with_configs(kernel: Callable[..., Any], configs: Mapping[str, Mapping[str,
 
 
 def kernel_name(tuner: Any) -> str:
-    """Of the function that a tuner, and what else wraps it, ends in."""
+    """Return the name of the innermost function that a tuner and other decorators wrap."""
     inner = tuner
     while hasattr(inner, "fn"):
         inner = inner.fn
@@ -90,12 +91,12 @@ def kernel_name(tuner: Any) -> str:
 
 
 def config_of(config: Any) -> dict[str, Any]:
-    """A ``triton.Config`` as a choice has it."""
+    """Return a ``triton.Config`` in the form of a choice."""
     return {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}
 
 
 def _kept(tuner: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[Any]:
-    """What a tuner's own pruning leaves of its configurations at these arguments."""
+    """Return the configurations that a tuner's own pruning keeps at these arguments."""
     with replaced([(tuner, "nargs", dict(zip(tuner.arg_names, arguments, strict=False)))]):
         return list(tuner.prune_configs(dict(keywords)))
 

@@ -1,4 +1,4 @@
-"""What the compiler says of candidates before any of them runs: which can't run, which spill, how fast they may be."""
+"""Prunes candidates by their compiled code before any runs, and models their time by the roofline."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ _KINDS = {"bf16": "bf16", "fp16": "fp16", "tf32": "tf32", "int8": "int8", "e4m3"
 
 
 def of_choice(call: Call, choice: Choice) -> list[Facts]:
-    """Of a call's launches those of a choice: a tuned kernel's under its configuration, and what nobody tunes. A call
-    that fails before it launches anything has none: its examination tells."""
+    """Return the launches of a choice: of tuned kernels those of its configuration, and all of the others.
+
+    A call that fails before its first launch has none; its examination will report it.
+    """
     return [
         facts
         for facts in call.launches
@@ -28,12 +30,12 @@ def of_choice(call: Call, choice: Choice) -> list[Facts]:
 
 
 def config(facts: Facts) -> dict[str, Any]:
-    """A launch's configuration as a choice has it."""
+    """Return a launch's configuration in the form of a choice."""
     return {**facts.config, "num_warps": facts.warps, "num_stages": facts.stages}
 
 
 def configs_of(calls: Iterable[Call]) -> dict[str, list[dict[str, Any]]]:
-    """Of every tuned kernel all configurations, those that its own pruning leaves out too."""
+    """Return all configurations of every tuned kernel, pruned ones included."""
     results: dict[str, list[dict[str, Any]]] = {}
     for call in calls:
         for facts in call.launches:
@@ -45,7 +47,7 @@ def configs_of(calls: Iterable[Call]) -> dict[str, list[dict[str, Any]]]:
 
 
 def with_resources(candidate: Candidate, seen: Sequence[Facts], arch: Arch) -> Candidate:
-    """The candidate with what its launches need of the device; PRUNED where one of them can't run there."""
+    """Return the candidate with the resources of its launches; PRUNED if one can't run on the device."""
     launches = [facts for facts in seen if not facts.error]
     if launches:
         candidate = replace(
@@ -73,7 +75,7 @@ def _reasons(seen: Sequence[Facts], arch: Arch) -> Iterator[str]:
 
 
 def without_spills(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Of one case: where some candidate spills no registers, those that do are pruned."""
+    """Prune the candidates of one case that spill registers, if another doesn't."""
     left = [each for each in candidates if each.outcome == "PASS"]
     if not any(each.spilled == 0 for each in left):
         return list(candidates)
@@ -86,12 +88,12 @@ def without_spills(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def modelled(launches: Sequence[Facts], arch: Arch) -> float | None:
-    """Seconds that the launches need at least on the architecture's device, by the roofline; None where not all of
-    their work could be counted, or configs/devices.toml has no rates of the device.
+    """Return the least seconds of the launches on the architecture's device by the roofline.
 
-    Of each launch the longer of its products (at the peak rate of the instructions that it was compiled to) and its
-    bytes (those asked for, at the peak bandwidth), times ceil(w)/w for w waves of blocks: the last wave takes as long
-    as a full one. No cache, latency or conflict counts, so it orders candidates and is no time.
+    None if not all work could be counted, or configs/devices.toml has no rates of the device. A launch takes the longer
+    of its products (at the peak rate of its instructions) and its bytes (all loads and stores, at the peak bandwidth),
+    times ceil(w)/w for w waves of blocks, because the last wave takes as long as a full one. Caches, latency and
+    conflicts don't count: the result orders candidates and is no prediction of a time.
     """
     device = devices()[arch.device.key]
     if not device.rates or any(facts.amounts is None for facts in launches):
@@ -112,7 +114,7 @@ def modelled(launches: Sequence[Facts], arch: Arch) -> float | None:
 
 
 def _tail(facts: Facts, arch: Arch) -> float:
-    """ceil(w)/w of so many waves."""
+    """Return ceil(w)/w for the launch's w waves of blocks."""
     device = arch.device
     warps = device.max_threads_per_multi_processor // device.warp_size
     blocks = max(int(facts.occupancy * warps) // max(facts.warps, 1), 1)

@@ -1,4 +1,4 @@
-"""The record of a search, by which it can be run again, and from which a kernel's wrapper reads its configuration."""
+"""The record of a search, from which it can be repeated and a kernel's wrapper reads its configuration."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from assay.verify.errors import TuneError
 
 @dataclass(frozen=True)
 class Question:
-    """What was searched: a kernel as an implementation of ``spec``, a space, and sizes, each of which has a winner.
+    """The question of a search: a kernel as an implementation of ``spec``, a space, and sizes, each with a winner.
 
-    ``settings`` are those of the examination, as a table of an entry has them. ``most_error`` is the share of what the
-    contract allows that a winner may use.
+    ``settings``: those of the examination, as in an entry of a table. ``most_error``: the share of what the contract
+    allows that a winner's error may use.
     """
 
     target: str
@@ -41,12 +41,11 @@ class Question:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A choice at one case, and what became of it.
+    """A choice at one case, and its result.
 
-    ``outcome``: "PASS", or what it was dropped for: "PRUNED" (by the compiler, before any run), "FAIL" and what else a
-    verdict says, or "SLOWER". ``seconds`` of a call are measured in judged calls, ``modelled`` ones are the least that
-    what was compiled needs (`pruning.modelled`). ``worst`` is the largest error over what the contract allows.
-    ``front``: no other is both faster and more accurate.
+    ``outcome``: "PASS", or why it was dropped: "PRUNED" (by its compiled code), "FAIL" or another outcome of a verdict,
+    or "SLOWER". ``seconds``: measured. ``modelled``: the least seconds of the compiled code (`pruning.modelled`).
+    ``worst``: the largest error over what the contract allows. ``front``: no other is both faster and more accurate.
     """
 
     case: str
@@ -66,7 +65,7 @@ class Candidate:
 
     @property
     def time(self) -> float:
-        """What candidates are ordered by: the measured time, or else the modelled one; infinite where neither is."""
+        """Return the seconds that order candidates: measured, else modelled, else infinite."""
         result = self.seconds if self.seconds is not None else self.modelled
         return math.inf if result is None else result
 
@@ -82,7 +81,7 @@ class Winner:
 
 @dataclass(frozen=True)
 class Record:
-    """A search: its question, on what machine and with what versions it was made, and its answers."""
+    """A search: its question, machine, versions, candidates and winners."""
 
     made: str
     question: Question
@@ -93,19 +92,19 @@ class Record:
     winners: tuple[Winner, ...]
 
     def save(self, path: Path) -> Path:
-        """Write it."""
+        """Write the record; return the path."""
         content = {"tune": 1, **{name: plain(value) for name, value in vars(self).items()}}
         return write_text_atomically(path, json.dumps(content, indent=1) + "\n")
 
 
 def read(path: Path) -> Record:
-    """The record of a file; raises `TuneError`."""
+    """Return the record of a file. Raises `TuneError`."""
     result: Record = read_record(path, "tune", Record, TuneError)
     return result
 
 
 def bucket(sizes: Mapping[str, int]) -> dict[str, int]:
-    """Each size up to the next power of two."""
+    """Return each size rounded up to a power of two."""
     return {name: 1 << max(size - 1, 0).bit_length() for name, size in sizes.items()}
 
 
@@ -115,11 +114,11 @@ def _winners(path: Path, changed: int) -> Sequence[Winner]:
 
 
 def tuned(path: str | Path, **sizes: int) -> dict[str, Any]:
-    """The keywords that won at these sizes, for a kernel's own wrapper: ``kernel(x, **tuned("tuned.json", M=m, N=n))``.
+    """Return the winning keywords at these sizes, for a kernel's wrapper: ``kernel(x, **tuned("tuned.json", M=m))``.
 
-    The winner of their bucket, or else of the bucket nearest by the sum over sizes of |log2 ratio|. Of an autotuner's
-    configuration, of which there may be one for each Triton kernel, its constants with num_warps and num_stages. Raises
-    `TuneError` where the record has no winner, or other sizes.
+    They are those of the sizes' bucket, or of the nearest bucket by the sum over sizes of |log2 ratio|. Configurations
+    of autotuned kernels are returned as their constants with num_warps and num_stages. Raises `TuneError` if the record
+    has no winner, or other sizes.
     """
     file = Path(path)
     try:

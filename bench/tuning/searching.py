@@ -1,11 +1,11 @@
-"""The search: every candidate is compiled, examined and timed, in that order, as far as it gets.
+"""The search: every candidate is compiled, examined and timed, in that order, until it is dropped.
 
-1. Where the kernel launches Triton kernels, each candidate is compiled for the device's architecture (`assay inspect`).
-   What doesn't compile, has no room, or spills where others don't, is pruned: nothing of it runs.
-2. The others are examined under the contract, at sizes, layouts and distributions of their own: what fails is out.
-3. Those left are timed by turns at the case, in calls that are judged (`assay.bench.timing`): what is wrong there is
-   out. Without a GPU no time of a Triton kernel is known, and the model's takes its place.
-4. Of the front of speed against error the fastest within ``most_error`` wins, once it passes a usual examination, too.
+1. If the kernel launches Triton kernels, each candidate is compiled for the device's architecture (`assay inspect`).
+   Candidates that don't compile, don't fit, or spill where others don't, are pruned before they run.
+2. The others are examined under the contract, at sizes, layouts and distributions of the examination's own.
+3. The remaining ones are timed alternately in judged calls (`assay.bench.timing`). Without a GPU no time of
+   a Triton kernel is known, and modelled times are used.
+4. The fastest on the front of speed and error within ``most_error`` wins, if it also passes a usual examination.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Search:
-    """A question, with what runs it: ``engine`` examines; compiling and timing are done on this machine."""
+    """A search for a question: ``engine`` examines; compiling and timing run on this machine."""
 
     question: Question
     engine: Engine
@@ -50,12 +50,12 @@ class Search:
 
     @property
     def settings(self) -> Settings:
-        """Of an examination."""
+        """Return the settings of an examination."""
         return Settings.from_table({"spec": self.question.spec, **self.question.settings})
 
     @property
     def arch(self) -> Arch | None:
-        """What is compiled for: as the question says, or the device that is here; None where there is no Triton."""
+        """Return the architecture of the question, or of this machine's device; None without Triton."""
         if find_spec("triton") is None:
             return None
         if self.question.arch:
@@ -68,7 +68,7 @@ class Search:
         return arch_named(f"sm_{major}{minor}")
 
     def cases(self) -> list[Case]:
-        """One for each of the sizes, under the first of each option's values."""
+        """Return a case for each of the sizes, with the first value of each option."""
         settings = self.settings
         first = replace(settings, options={name: values[:1] for name, values in settings.options.items()})
         return list(calls(first, Request(self.question.sizes, self.question.layouts)))
@@ -100,11 +100,11 @@ class Search:
         )
 
     def _entry(self, choice: Choice) -> Entry:
-        """A candidate as an entry of a table."""
+        """Return a candidate as an entry of a table."""
         return Entry(str(choice), choice.target(self.question.target), self.settings)
 
     def _compiled(self, cases: Sequence[Case]) -> list[Candidate]:
-        """Every candidate at every case, pruned by the compiler where there is one to ask."""
+        """Return every candidate at every case, pruned by its compiled code if it has any."""
         space = list(self.question.space)
         if not space:
             raise TuneError("every combination of the space is left out; expected at least one")
@@ -132,7 +132,7 @@ class Search:
         return results
 
     def _inspect(self, space: Sequence[Choice], cases: Sequence[Case]) -> dict[str, list[inspecting.Call]]:
-        """What each choice of keywords, by its key, is compiled to at each case."""
+        """Return the compiled calls of each choice of keywords, by its key, at each case."""
         arch, asked = self.arch, Request(tuple(case.sizes for case in cases), self.question.layouts)
         assert arch is not None
         first = {name: values[:1] for name, values in self.settings.options.items()}
@@ -152,7 +152,7 @@ class Search:
         return results
 
     def _examined(self, candidates: Sequence[Candidate], effort: str) -> list[Candidate]:
-        """Each choice that is left somewhere, examined once: what fails is out at every case."""
+        """Examine each remaining choice once; one that fails is dropped at every case."""
         left = {one.choice.key: one.choice for one in candidates if one.outcome == "PASS"}
         jobs = plan(
             [replace(self._entry(choice), dtypes=(self.settings.dtype,)) for choice in left.values()],
@@ -173,7 +173,7 @@ class Search:
         return [replace(one, **said[one.choice.key]) if one.outcome == "PASS" else one for one in candidates]
 
     def _timed(self, cases: Sequence[Case], candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Those left, timed by turns in calls that are judged."""
+        """Time the remaining candidates alternately, in judged calls."""
         results = list(candidates)
         options = contest.TimingOptions(
             self.question.device, self.question.seconds, self.question.rounds, cold=self._on_gpu
@@ -207,7 +207,7 @@ class Search:
         return results
 
     def _won(self, cases: Sequence[Case], candidates: Sequence[Candidate]) -> tuple[list[Candidate], list[Winner]]:
-        """The front of each case; its fastest that passes a usual examination wins."""
+        """Mark the front of each case; the fastest on it that passes a usual examination wins."""
         result, winners = list(candidates), []
         confirmed: dict[str, tuple[str, str]] = {}
         for case in cases:
@@ -248,7 +248,7 @@ class Search:
 
 
 def front(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Those of which no other is at least as fast and as accurate, and better in one."""
+    """Return the Pareto front of time and error."""
     every = list(candidates)
 
     def error(one: Candidate) -> float:
@@ -267,7 +267,7 @@ def front(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def _ranked(one: Candidate, best: Candidate, ahead: set[str]) -> Candidate:
-    """A candidate that kept the contract, as the winner leaves it."""
+    """Return a candidate that kept the contract as on the front, or as SLOWER."""
     if one.choice.key in ahead:
         return replace(one, front=True)
     return replace(one, outcome="SLOWER", why=f"neither faster nor more accurate than {best.choice}")
@@ -278,7 +278,7 @@ def _known(value: float) -> float | None:
 
 
 def changed(before: Record, after: Record) -> list[str]:
-    """Where a search that was run again differs from what its record says, in words; what is but slower isn't told."""
+    """Return in words where a repeated search differs from its record, apart from slower candidates."""
     old = {(one.case, one.choice.key): one for one in before.candidates}
     results = []
     for one in after.candidates:
@@ -298,7 +298,7 @@ def changed(before: Record, after: Record) -> list[str]:
 
 
 def _as_fast(choice: Choice, other: Choice, record: Record) -> bool:
-    """Whether a choice is in some case as fast as another, but for the spread of both and 5 %."""
+    """Return whether a choice is in some case as fast as another, within both spreads and 5 %."""
     times = {
         key: [one for one in record.candidates if one.choice.key == key and _kept(one) == "PASS"]
         for key in (choice.key, other.key)

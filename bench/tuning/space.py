@@ -1,4 +1,4 @@
-"""A space: lists of values for a kernel's keywords, less what is left out, and a kernel's autotuners' own choices."""
+"""The space of a search: values of a kernel's keywords, less excluded combinations, and tuners' configurations."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from assay.runtime.records import structured
 from assay.verify.errors import TuneError
 
 MOST = 512
-"""Candidates that a space may have."""
+"""Candidates that a space may have: each is compiled, examined and timed."""
 
 
 @dataclass(frozen=True)
 class Space:
-    """``choices``: the values of each keyword; ``without``: combinations, of some keywords each, that don't count."""
+    """``choices``: the values of each keyword; ``without``: excluded combinations of some keywords."""
 
     choices: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     without: Sequence[Mapping[str, Any]] = ()
@@ -38,7 +38,7 @@ class Space:
 
     @property
     def size(self) -> int:
-        """Combinations, those that are left out included."""
+        """Return the number of combinations, excluded ones included."""
         count = 1
         for values in self.choices.values():
             count *= len(values)
@@ -52,7 +52,7 @@ class Space:
 
 
 def read_space(path: Path) -> Space:
-    """The space of a TOML file: a table ``choices`` of lists, and a list ``without`` of tables. Raises `TuneError`."""
+    """Read a TOML file: a table ``choices`` of lists, and a list ``without`` of tables. Raises `TuneError`."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -66,7 +66,7 @@ def read_space(path: Path) -> Space:
 
 
 def combined(space: Space, configs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Choice]:
-    """Every choice of keywords with every choice of a configuration of each autotuned kernel. Raises `TuneError`."""
+    """Return every choice of keywords with every configuration of each autotuned kernel. Raises `TuneError`."""
     results = []
     for choice in space:
         for values in itertools.product(*configs.values()):

@@ -1,8 +1,8 @@
-"""Other numbers for a problem's inputs: of any amplitude, mixed within a tensor, and still what the problem promises.
+"""Redraws a problem's inputs: numbers of any amplitude, also mixed within a tensor, that keep the inputs' properties.
 
-An input that the problem draws keeps what it visibly is: a tensor with zeros in places (triangular), a symmetric one,
-one of few values (labels, masks), rows that sum to one, numbers that are the same for every seed. All others are drawn
-from a continuum of amplitudes, so that no threshold lies between what is checked and what is not.
+Properties that two draws show are kept: zeros (triangular tensors), symmetry, few values (labels, masks), rows that sum
+to one, equality for all seeds. Other inputs are drawn from a continuum of amplitudes, so that no threshold can separate
+checked inputs from others.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 Tensor = torch.Tensor
 SCHEMES = ("given", "scaled", "mixed", "normal")
-_FEW = 16
-_ZEROS = 0.02
-_SUM = 1e-3
+_FEW = 16  # distinct values, up to which a tensor is labels or a mask
+_ZEROS = 0.02  # share of zeros from which they are structure: random numbers have almost none
+_SUM = 1e-3  # distance from 1 within which a sum of shares counts as 1
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a problem's tensor visibly is: "fixed" (not to be changed), "scalable" (as a whole), or "free".
+    """The kind of a problem's tensor: "fixed" (must not change), "scalable" (as a whole), or "free".
 
-    ``signed``: it has numbers of either sign.
+    ``signed``: it has negative numbers.
     """
 
     name: str
@@ -35,14 +35,14 @@ class Kind:
 
 
 def kind_of(first: Tensor, second: Tensor) -> Kind:
-    """What a tensor is, from two draws of it."""
+    """Return the kind of a tensor from two draws of it."""
     if not first.dtype.is_floating_point or first.numel() == 0 or first.shape != second.shape:
         return Kind("fixed", False)
     x, signed = first.double(), bool((first < 0).any())
     finite = bool(x.isfinite().all())
     if not finite or torch.equal(first, second) or (first.numel() > _FEW and _how_many(first) <= _FEW):
         return Kind("fixed", signed)
-    off = max(_SUM, torch.finfo(first.dtype).eps)  # what rounding each share may add up to
+    off = max(_SUM, torch.finfo(first.dtype).eps)  # the rounding errors of the shares add up
     if any(bool(((x.sum(axis) - 1).abs() < off).all()) for axis in range(x.ndim)) and x.shape[-1] > 1 and not signed:
         return Kind("fixed", signed)
     is_square = x.ndim >= 2 and x.shape[-1] == x.shape[-2] > 1
@@ -54,12 +54,12 @@ def kind_of(first: Tensor, second: Tensor) -> Kind:
 
 
 def _how_many(tensor: Tensor) -> int:
-    """How many different numbers a tensor has."""
+    """Return the number of distinct values, from the first elements."""
     return len(set(tensor.flatten().tolist()[: 64 * _FEW]))
 
 
 def kinds(draw: Callable[[int], tuple[Any, ...]]) -> list[Kind]:
-    """What each tensor among the arguments is."""
+    """Return the kind of each leaf of the arguments."""
     first, second = tree_flatten(draw(101))[0], tree_flatten(draw(102))[0]
     return [
         kind_of(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else Kind("fixed", False)
@@ -68,10 +68,10 @@ def kinds(draw: Callable[[int], tuple[Any, ...]]) -> list[Kind]:
 
 
 def redrawn(arguments: tuple[Any, ...], of: Sequence[Kind], scheme: str, seed: int, *, signs: bool) -> tuple[Any, ...]:
-    """The arguments by a scheme; ``signs``: what was positive may become negative.
+    """Return the arguments redrawn by a scheme; ``signs``: positive tensors may get negative numbers.
 
-    "given", as they are; "scaled", each tensor by a factor; "mixed", each row and each element by a factor; "normal",
-    normal numbers of some amplitude.
+    Schemes: "given" (unchanged), "scaled" (a factor for each tensor), "mixed" (a factor for each row and each element),
+    "normal" (normal numbers of a random amplitude).
     """
     leaves, structure = tree_flatten(arguments)
     chance = random.Random(seed)
@@ -84,7 +84,7 @@ def redrawn(arguments: tuple[Any, ...], of: Sequence[Kind], scheme: str, seed: i
 
 
 def scaled(arguments: tuple[Any, ...], of: Sequence[Kind], factor: float) -> tuple[Any, ...]:
-    """All that may be scaled, by one factor."""
+    """Return the arguments with every tensor that may change scaled by ``factor``."""
     leaves, structure = tree_flatten(arguments)
     results = [
         (leaf.double() * factor).to(leaf.dtype) if isinstance(leaf, Tensor) and kind.name != "fixed" else leaf
@@ -94,13 +94,13 @@ def scaled(arguments: tuple[Any, ...], of: Sequence[Kind], factor: float) -> tup
 
 
 def may_roll(arguments: tuple[Any, ...], of: Sequence[Kind]) -> list[int]:
-    """Which of the tensors, counted among themselves, may have their numbers in another order."""
+    """Return the indices, among the tensors, of those whose elements may be permuted."""
     leaves = [(leaf, kind) for leaf, kind in zip(tree_flatten(arguments)[0], of, strict=True) if _is_tensor(leaf)]
     return [index for index, (leaf, kind) in enumerate(leaves) if kind.name == "free" and leaf.is_contiguous()]
 
 
 def rolled(arguments: tuple[Any, ...], indices: Sequence[int], shift: int) -> tuple[Any, ...]:
-    """The tensors at these places, as `may_roll` counts them, rolled in the order of their memory."""
+    """Roll the tensors with these indices (as of `may_roll`) in the order of their memory."""
     leaves, structure = tree_flatten(arguments)
     tensors = [index for index, leaf in enumerate(leaves) if _is_tensor(leaf)]
     for index in (tensors[number] for number in indices):
@@ -115,6 +115,7 @@ def _is_tensor(leaf: Any) -> bool:
 def _redrawn(
     x: Tensor, kind: Kind, scheme: str, chance: random.Random, generator: torch.Generator, signs: bool
 ) -> Tensor:
+    # Decades in which factors are drawn: products of two inputs must stay in the dtype's range.
     span = 1.0 if x.dtype.itemsize == 1 else 1.5 if x.dtype.itemsize == 2 else 2.5
     factor = 10.0 ** chance.uniform(-span, span)
     if kind.name == "fixed" or scheme == "given":
@@ -133,13 +134,13 @@ def _redrawn(
 
 
 def _stored(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Numbers in a tensor's dtype, within its range."""
+    """Return numbers clamped to a dtype's range and rounded to it."""
     most = torch.finfo(dtype).max
     return values.clamp(-most, most).to(dtype)
 
 
 def one_changed(arguments: tuple[Any, ...], index: int, seed: int) -> tuple[Any, ...]:
-    """One element of the tensor at a place among the leaves is another number of about the same size."""
+    """Change one element of the leaf ``index`` to another number of about the same size."""
     leaves, structure = tree_flatten(arguments)
     tensor = leaves[index].clone().contiguous()
     at = random.Random(seed).randrange(tensor.numel())
@@ -150,7 +151,7 @@ def one_changed(arguments: tuple[Any, ...], index: int, seed: int) -> tuple[Any,
 
 
 def half_changed(arguments: tuple[Any, ...], index: int, axis: int) -> tuple[Any, ...]:
-    """The last half along an axis of one tensor in reverse order of all its elements, and a little larger."""
+    """Reverse the elements of the last half along an axis of one tensor, and scale them by 1.25."""
     leaves, structure = tree_flatten(arguments)
     tensor = leaves[index].clone()
     size = tensor.shape[axis]
@@ -161,7 +162,7 @@ def half_changed(arguments: tuple[Any, ...], index: int, axis: int) -> tuple[Any
 
 
 def all_changed(arguments: tuple[Any, ...], others: tuple[Any, ...], index: int) -> tuple[Any, ...]:
-    """One tensor as another draw has it."""
+    """Replace one tensor by that of another draw."""
     leaves, structure = tree_flatten(arguments)
     leaves[index] = tree_flatten(others)[0][index]
     return tuple(tree_unflatten(leaves, structure))

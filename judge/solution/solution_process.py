@@ -1,4 +1,7 @@
-"""A solution's process, seen from the one that judges: started, asked, and ended; what it says is only data."""
+"""The judging process's handle on a solution's process (`host`): starts it, sends requests, ends it.
+
+Answers are plain data, and may have any form: the solution can take over its process.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,13 @@ from assay.runtime.process import GIB, Lost, Process, clean_environment
 from assay.runtime.tensors import unpack
 
 _NO_ANSWER = "its process answered with what is no answer"
-_START = 120.0  # seconds that a solution may take to be imported and built, compilers included
+_START = 120.0  # seconds for importing and building a solution; it may compile
 
 
 class SolutionError(Exception):
     """The solution raised, or took too long; ``kind`` as of a failure: "crash" or "timeout".
 
-    ``lost``: with its process. ``during`` is what was asked of it.
+    ``lost``: its process ended too. ``during``: the trial that was being made.
     """
 
     def __init__(
@@ -44,18 +47,17 @@ class SolutionError(Exception):
 
 @dataclass
 class Called:
-    """What one call gave: plain tensors, and what was noticed beside."""
+    """The result of one call: plain tensors, and the host's observations."""
 
     outputs: list[torch.Tensor]
     seen: dict[str, Any]
 
 
 class SolutionProcess:
-    """A solution at certain sizes, in a process of its own; a context manager, which ends it.
+    """A solution in a process of its own; a context manager, which ends the process.
 
-    ``memory`` is how many GiB it may hold beyond what it starts with, ``timeout`` seconds of processor time a question
-    may take. ``sizes`` are written into the solution's own constants of the same name where they had the ``given``
-    value.
+    ``memory``: GiB that it may allocate beyond its start. ``timeout``: CPU seconds per request. At other sizes, the
+    solution's own constants with the name and value of a given size are rewritten.
     """
 
     def __init__(
@@ -74,9 +76,9 @@ class SolutionProcess:
         self._built, self._results = 0, list[tuple[Any, Any]]()
         self._names: tuple[str, ...] = ()
         self.build_observations: list[dict[str, Any]] = []
-        """What was noticed while it was built, each time."""
+        """The host's observations of each build."""
         self.unbound: frozenset[str] = frozenset()
-        """Which of the tensors that `build` gives are no parameters or buffers, but attributes alone."""
+        """Names of tensors that `build` returns but that are plain attributes, no parameters or buffers."""
 
     def __enter__(self) -> SolutionProcess:
         return self
@@ -86,7 +88,7 @@ class SolutionProcess:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def ask(self, do: str, timeout: float | None = None, **question: Any) -> dict[str, Any]:
-        """The answer to one question. Raises `SolutionError`."""
+        """Send a request and return its answer. Raises `SolutionError`."""
         self._process.submit(pickle.dumps({"do": do, **question}), timeout or self._timeout)
         result = self._process.result()
         if isinstance(result, Lost):
@@ -111,8 +113,7 @@ class SolutionProcess:
         given: Sizes | None = None,
         pretend: bool = False,
     ) -> dict[str, torch.Tensor]:
-        """Construct it, anew where it was already; its parameters, buffers and other tensors as its constructor made
-        them.
+        """Build the solution, anew if it was built before; return its parameters, buffers and other tensors.
 
         Raises `SolutionError`.
         """
@@ -152,11 +153,11 @@ class SolutionProcess:
             return {**own, **unbound}
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Give it other parameters, by name. Raises `SolutionError`."""
+        """Set parameters by name. Raises `SolutionError`."""
         self.ask("load", state=dict(state))
 
     def store(self, name: str, arguments: Sequence[Any], how: str = "new") -> None:
-        """Keep arguments there by a name; ``how`` they get there: see `host`."""
+        """Store arguments in the process under a name; ``how``: see `host._Host.store`. Raises `SolutionError`."""
         self.ask("store", name=name, arguments=tuple(arguments), how=how)
 
     def call(
@@ -169,10 +170,10 @@ class SolutionProcess:
         like: Sequence[torch.Tensor] = (),
         fill: float | None = None,
     ) -> Called:
-        """What it gives for the arguments of that name. Raises `SolutionError`.
+        """Call the solution with the arguments of that name. Raises `SolutionError`.
 
-        Memory that was freed just before holds NaN, as much as results take that are ``like`` these; fresh tensors of
-        torch's hold ``fill``.
+        Before the call, tensors of NaN in the form of ``like`` are freed, whose memory results may reuse; uninitialised
+        tensors hold ``fill``.
         """
         dirt = [(tuple(part.shape), part.dtype) for part in like]
         how: dict[str, Any] = {"seed": seed, "keep": keep, "pause": pause, "dirt": dirt, "fill": fill}
@@ -183,9 +184,9 @@ class SolutionProcess:
     def time(
         self, names: Sequence[str], seeds: Sequence[int], rolled: Sequence[int], shifts: Sequence[int]
     ) -> tuple[list[float], dict[str, Any]]:
-        """Seconds of a call for each of ``shifts``, with the arguments of these names in turn.
+        """Return the seconds of a call for each of ``shifts``, with the arguments of ``names`` in turn.
 
-        The tensors at the places ``rolled`` are rolled by it, and random generators have the arguments' seed. Raises
+        The tensors with indices ``rolled`` are rolled by the shift; random generators get the arguments' seed. Raises
         `SolutionError`.
         """
         how: dict[str, Any] = {"names": list(names), "seeds": list(seeds), "rolled": list(rolled)}
@@ -197,7 +198,7 @@ class SolutionProcess:
             return results, _mapping(answer["seen"])
 
     def fetch(self, numbers: Sequence[int]) -> list[Called]:
-        """What the timed calls of these numbers gave. Raises `SolutionError`."""
+        """Return the results of the timed calls with these numbers. Raises `SolutionError`."""
         answer = self.ask("fetch", numbers=list(numbers))
         with _answering():
             timed = [_mapping(one) for one in answer["timed"]]
@@ -207,14 +208,14 @@ class SolutionProcess:
 
     @property
     def processor_seconds(self) -> float:
-        """The processor time that it has taken, of all its threads; NaN where the system doesn't tell."""
+        """Return the CPU seconds of all its threads; NaN if the system doesn't report them."""
         try:
-            return time.clock_gettime(((~self._process.pid) << 3) | 2)  # its clock's number on Linux
+            return time.clock_gettime(((~self._process.pid) << 3) | 2)  # the id of a process's CPU clock on Linux
         except (OSError, OverflowError):
             return math.nan
 
     def compile(self) -> None:
-        """Have `torch.compile` make something of it. Raises `SolutionError`."""
+        """Replace the solution by its `torch.compile`d form. Raises `SolutionError`."""
         self.ask("compiled")
 
 
@@ -223,7 +224,7 @@ _fork_servers: dict[int, ForkServer] = {}  # by process id: a fork of this proce
 
 
 def _fork_server() -> ForkServer:
-    """The server of solutions' processes: it has torch, the text of `host`, and nothing else."""
+    """Return the fork server of solutions' processes: it has torch, the program `host`, and nothing else."""
     server = _fork_servers.get(os.getpid())
     if server is None or not server.alive:
         environment = {**clean_environment(), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -233,7 +234,7 @@ def _fork_server() -> ForkServer:
 
 
 def _resized(name: str, text: str, sizes: Sizes, given: Mapping[str, int]) -> str:
-    """A file of the solution, whose own constants follow the problem's."""
+    """Return a file of the solution with its constants rewritten to the problem's sizes."""
     if not name.endswith(".py") or not given:
         return text
     try:
@@ -244,7 +245,7 @@ def _resized(name: str, text: str, sizes: Sizes, given: Mapping[str, int]) -> st
 
 @contextmanager
 def _answering() -> Iterator[None]:
-    """Inside, an answer is read that may have any form. Raises `SolutionError`."""
+    """Raise `SolutionError` for errors inside, where an answer of any form is read."""
     try:
         yield
     except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:

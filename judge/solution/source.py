@@ -1,7 +1,6 @@
-"""What a solution's text shows: the reference or a grader imported, the reference pasted, libraries patched.
+"""Cheats that a solution's source shows: an imported reference or grader, a pasted reference, patched libraries.
 
-Only what stands in the text. What it does when it runs, such as to look at who calls it, is seen there (`conduct`): a
-name that is only mentioned is none.
+What it does at run time is observed there (`host`); a name that is only mentioned is no cheat.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ _GRADERS = ("reference", "check", "checker", "eval", "evaluate", "grader", "prob
 
 
 def patches(files: Mapping[str, str]) -> list[str]:
-    """Lines that assign to attributes of torch, numpy, time or builtins: ``torch.allclose (main.py:3)``.
+    """Return assignments to attributes of torch, numpy, time or builtins: ``torch.allclose (main.py:3)``.
 
-    What libraries offer to be set (``torch.backends``, a compiler's ``config``) is none of it, nor what has a library's
-    name without having been imported.
+    Settings that libraries offer (``torch.backends``, a compiler's ``config``) don't count, nor do names of a library
+    that wasn't imported.
     """
     results = []
     for name, tree in _trees(files):
@@ -35,7 +34,7 @@ def patches(files: Mapping[str, str]) -> list[str]:
 
 
 def _imported(tree: ast.Module) -> dict[str, str]:
-    """What names stand for that are imported, and never assigned to: ``{"F": "torch.nn.functional"}``."""
+    """Return imported names that are never assigned to, with their modules: ``{"F": "torch.nn.functional"}``."""
     results: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -49,7 +48,7 @@ def _imported(tree: ast.Module) -> dict[str, str]:
 
 
 def imported_graders(files: Mapping[str, str], reference: str) -> list[str]:
-    """Imports of what has a reference's or a grader's name, and is none of the solution's own files."""
+    """Return imports with the name of a reference or a grader that aren't the solution's own files."""
     own = {name.rpartition("/")[2].removesuffix(".py") for name in files}
     wanted = {*_GRADERS, reference.lower()} - own
     results = []
@@ -68,13 +67,13 @@ def imported_graders(files: Mapping[str, str], reference: str) -> list[str]:
 
 
 def is_pasted(source: str, entry: str, files: Mapping[str, str], name: str) -> bool:
-    """Whether what the solution computes is written as the reference has it, but for names."""
+    """Return whether the solution's code is the reference's, apart from names."""
     reference = _body(source, entry)
     return bool(reference) and any(_body(text, name) == reference for text in files.values())
 
 
 def _body(source: str, name: str) -> list[str]:
-    """The statements of a function, or of a class's ``forward``, with all own names and texts alike."""
+    """Return the statements of a function, or of a class's ``forward``, with normalised local names."""
     try:
         tree = ast.parse(source)
     except SyntaxError:

@@ -1,4 +1,4 @@
-"""Trials: one call of a solution each, at certain sizes, with certain weights and numbers, judged by the golden."""
+"""A trial: the description of one call of a solution, and the observation of a call."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from assay.verify.errors import ReproError
 Tensor = torch.Tensor
 WEIGHTS = ("constructed", "redrawn")
 MEMORY = ("new", "plain", "quiet", "objects")
-"""Where arguments stand: in new memory; in that of the arguments before, by torch (which counts it), behind torch's
-back, or behind its back and in new objects."""
+"""Memory of the arguments: new; the previous arguments', written by torch ("plain"), or past torch, without a change of
+version counters ("quiet"), or that and in new tensor objects ("objects")."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class Trial:
     shift: int = 0
 
     def as_line(self) -> str:
-        """What differs from the defaults, as JSON in one line."""
+        """Return what differs from the defaults as one line of JSON."""
         usual = Trial()
         changed = {name: value for name, value in vars(self).items() if value != getattr(usual, name)}
         return json.dumps(changed, separators=(",", ":"))
 
     @staticmethod
     def of_line(text: str) -> Trial:
-        """The trial of a line. Raises `ReproError`."""
+        """Return the trial of a line. Raises `ReproError`."""
         try:
             content = json.loads(text)
         except ValueError:
@@ -72,7 +72,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Observation:
-    """A trial, the arguments and outputs of its call, how they were judged, and what was noticed beside."""
+    """A trial with its call's arguments, outputs and judgement, and ``detected``, the host's observations."""
 
     trial: Trial
     result: Result
@@ -83,11 +83,11 @@ class Observation:
 
     @property
     def failed(self) -> bool:
-        """Whether the contract is broken."""
+        """Return whether the contract is broken."""
         return self.result.failure is not None
 
 
 def sizes_of(choice: Choice, given: Sizes) -> dict[str, int]:
-    """The whole numbers in which a choice differs from the given sizes."""
+    """Return the integers in which a choice differs from the given sizes."""
     results = {name: value for name, value in choice.sizes.items() if type(value) is int}
     return {name: value for name, value in results.items() if value != given.get(name)}

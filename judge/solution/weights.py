@@ -1,4 +1,4 @@
-"""Parameters: drawn anew where the constructor made zeros or constants, and shared by name, or else by order."""
+"""Parameters: redraws constant ones, and matches the solution's with the reference's by name or order."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Collection, Mapping
 import torch
 
 State = Mapping[str, torch.Tensor]
-_ONE = 0.25  # how far numbers around a constant are spread
+_SPREAD = 0.25  # of the constant, within which numbers are drawn: a scale stays near 1, a variance positive
 
 
 def redrawn(state: State, seed: int) -> dict[str, torch.Tensor]:
-    """The state, with numbers of either sign for what is constant; what counts or is no float stays as it is.
+    """Return the state with constant floating-point parameters redrawn; others stay.
 
-    Around zero as wide as other parameters usually are, around another constant by a quarter of it: a scale of ones
-    stays one that no sum runs away with, and a running variance positive.
+    Around zero the numbers are uniform in +-`_SPREAD`, which is usual for parameters; around another constant within
+    that share of it.
     """
     generator = torch.Generator().manual_seed(seed)
     results = {}
@@ -25,15 +25,15 @@ def redrawn(state: State, seed: int) -> dict[str, torch.Tensor]:
             continue
         middle = float(value.flatten()[0])
         spread = torch.rand(value.shape, generator=generator, dtype=torch.float64) * 2 - 1
-        results[name] = (middle + spread * _ONE * (abs(middle) or 1.0)).to(value.dtype)
+        results[name] = (middle + spread * _SPREAD * (abs(middle) or 1.0)).to(value.dtype)
     return results
 
 
 def shared(reference: State, solution: State, unbound: Collection[str] = ()) -> dict[str, str] | None:
-    """Which parameter of the solution is which of the reference: by name, else by order where shapes agree.
+    """Map the solution's parameters to the reference's: by name, or by order if the shapes agree; None if neither.
 
-    Its ``loose`` tensors, which it has as attributes alone, are so where their name says so, or else the numbers that
-    the constructor made; others stay out. None where it can't be told.
+    ``unbound`` tensors, plain attributes, are matched by name, or by the numbers that the constructor made; others are
+    left out.
     """
     registered = {name: value for name, value in solution.items() if name not in unbound}
     result = _by_name_or_order(reference, registered)
@@ -60,10 +60,10 @@ def _by_name_or_order(reference: State, solution: State) -> dict[str, str] | Non
 
 
 def handed(state: State, names: Mapping[str, str], solution: State) -> dict[str, torch.Tensor]:
-    """The state under the solution's names, in its dtypes."""
+    """Return the state under the solution's names, in its dtypes."""
     return {name: state[other].to(solution[name].dtype) for name, other in names.items()}
 
 
 def same_values(reference: State, solution: State, names: Mapping[str, str]) -> bool:
-    """Whether the solution's constructor made what the reference's did."""
+    """Return whether the solution's constructor made the reference's values."""
     return all(torch.equal(reference[other], solution[name].cpu()) for name, other in names.items())

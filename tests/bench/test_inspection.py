@@ -177,7 +177,7 @@ def test_a_number_that_no_kernel_has_counted_is_one() -> None:
     calls = [look("softmax_of_a_count", "softmax", sizes={"R": 4, "N": 512}) for _ in range(2)]
     assert [[launch.grid for launch in call.launches] for call in calls] == [[(1, 1, 1), (1, 1, 1)]] * 2
     (told,) = Inspected("counting", "", (calls[0],)).problems
-    assert told.endswith("nothing is known behind _rows: RuntimeError: no rows")
+    assert told.endswith("nothing is known after _rows: RuntimeError: no rows")
 
 
 @pytest.mark.parametrize(

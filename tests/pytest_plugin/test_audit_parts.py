@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from assay.mutation.comparisons import Call, Comparison
-from assay.mutation.ledger import Ledger
-from assay.mutation.places import Place
+from assay.mutation.locations import Location
+from assay.mutation.log import AuditLog
 from assay.mutation.replay import Kept, corruptions, counts, replay
 from assay.mutation.session import Patches
 from assay.mutation.values import kept, largest_leaf, numbers_of, restored, same_memory, thinned
@@ -205,16 +205,16 @@ def test_functions_are_wrapped_under_every_name_and_put_back(module: str, early:
 
 def test_ledgers_merge_to_what_one_process_would_have_found() -> None:
     """Counts add up, gains widen; the way through JSON loses nothing."""
-    place = Place("test_x.py", 3, "assert_close(a, b)")
-    halves = [Ledger(), Ledger()]
-    for ledger, gain, seen in zip(halves, (0.5, math.inf), (False, True), strict=True):
-        site = ledger.site(place, "torch.testing.assert_close")
+    location = Location("test_x.py", 3, "assert_close(a, b)")
+    halves = [AuditLog(), AuditLog()]
+    for log, gain, seen in zip(halves, (0.5, math.inf), (False, True), strict=True):
+        site = log.site(location, "torch.testing.assert_close")
         site.runs, site.looked = 2, 1
         site.tests["test_a"] += 2
         site.add({"all zeros": True, "times 1.05": seen}, gain)
-    whole = Ledger()
-    for ledger in halves:
-        whole.merge(json.loads(json.dumps(ledger.as_data())))
+    whole = AuditLog()
+    for log in halves:
+        whole.merge(json.loads(json.dumps(log.as_data())))
     (site,) = whole.ranked
     assert (site.runs, site.replays, site.gains, site.tests["test_a"]) == (4, 2, [0.5, math.inf], 4)
     assert site.never_noticed(ALL) == ["all zeros"]

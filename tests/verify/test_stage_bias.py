@@ -12,7 +12,7 @@ from assay.formats.format import format_named
 from assay.formats.rounding import round_to
 from assay.golden.registry import define
 from assay.verify import Contract, examine
-from assay.verify.comparison.bias import WEIGHTS, ways
+from assay.verify.comparison.bias import WEIGHTS, stage_roundings
 from assay.verify.examination.phases import bias_cases
 from assay.verify.examination.plan import make_plan
 from assay.verify.findings import Failure
@@ -148,7 +148,7 @@ def test_ways_are_those_of_the_stages_that_round() -> None:
 
     def count(stages: dict[str, str]) -> int:
         model = Contract().model(definition, format_named("bfloat16"))
-        return len(list(ways(replace(model, stages={name: format_named(f) for name, f in stages.items()}))))
+        return len(list(stage_roundings(replace(model, stages={name: format_named(f) for name, f in stages.items()}))))
 
     definition = make_plan(kernel_of("exp"), Settings(op_of("exp"), "bfloat16")).sampler.definition
     assert count({}) == count({"a": "float32"}) == 0

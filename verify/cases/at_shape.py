@@ -44,17 +44,19 @@ def checked_shapes(
         for symbol in sizes:
             if symbol not in symbols:
                 raise SettingError(f"at: {unknown('dimension', symbol, symbols)}")
-        whole = {symbol: size for symbol in symbols if (size := sizes.get(symbol, known.get(symbol))) is not None}
-        whole |= {symbol: whole[other] for symbol, other in ties.items() if symbol not in whole and other in whole}
-        missing = [symbol for symbol in symbols if symbol not in whole]
+        complete = {symbol: size for symbol in symbols if (size := sizes.get(symbol, known.get(symbol))) is not None}
+        complete |= {
+            symbol: complete[other] for symbol, other in ties.items() if symbol not in complete and other in complete
+        }
+        missing = [symbol for symbol in symbols if symbol not in complete]
         if missing:
             raise SettingError(
                 f"at: no size for {', '.join(missing)}; {definition.name} has {', '.join(symbols)}, "
                 "and only what shapes= restricts may be left out"
             )
         for options in sets:
-            _check(definition, options, whole)
-        results.append(whole)
+            _check(definition, options, complete)
+        results.append(complete)
     return tuple(results)
 
 
@@ -69,18 +71,18 @@ def read_sizes(text: str, flag: str) -> dict[str, int]:
 
 def _check(definition: Spec, options: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
     signature = definition.signature(options)
-    own = {symbol: sizes[symbol] for symbol in signature.symbols}
+    of_signature = {symbol: sizes[symbol] for symbol in signature.symbols}
     try:
-        check_sizes(definition, signature, options, own)
+        check_sizes(definition, signature, options, of_signature)
     except ShapeError as error:
         raise SettingError(f"at: {error}") from None
-    for symbol, size in own.items():
+    for symbol, size in of_signature.items():
         if size < 1:
             raise SettingError(f"at: {symbol}={size}; expected 1 or more")
     for tensor in (*signature.tensors, *signature.returns):
-        if math.prod(tensor.shape(own)) > _MOST:
+        if math.prod(tensor.shape(of_signature)) > _MOST:
             raise SettingError(
-                f"at: {tensor} would have {math.prod(tensor.shape(own)):,} elements; at most 2^31 may be"
+                f"at: {tensor} would have {math.prod(tensor.shape(of_signature)):,} elements; at most 2^31 may be"
             )
 
 

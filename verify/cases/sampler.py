@@ -168,7 +168,7 @@ class Sampler:
         """Return a size no smaller than an option requires."""
         if size >= least or symbol not in self.shapes:
             return max(size, least)
-        fitting = [given for given in self.shapes[symbol] if given >= least]
+        fitting = [size for size in self.shapes[symbol] if size >= least]
         if not fitting:
             raise SettingError(f"shapes: {symbol} at most {max(self.shapes[symbol])}; the options need {least} or more")
         return min(fitting)
@@ -178,7 +178,7 @@ class Sampler:
     ) -> int:
         pool: Sequence[int] = {"small": SMALL, "tile": TILE}.get(style, ())
         if symbol in self.shapes:
-            pool = self._dividing(symbol, self._given(choose, symbol, style))
+            pool = self._dividing(symbol, self._restricted(choose, symbol, style))
         elif symbol in self.definition.sizes.allowed:
             pool = self._divisors(symbol)
         elif symbol in self.definition.axes.groups:
@@ -194,7 +194,7 @@ class Sampler:
         if symbol in self.shapes and size % step:
             partner = self.definition.sizes.multiples.get(symbol, "")
             others = self.shapes.get(partner) or self.definition.sizes.allowed.get(partner, ())
-            fitting = [given for given in self.shapes[symbol] if given % step == 0]
+            fitting = [size for size in self.shapes[symbol] if size % step == 0]
             if not fitting or not any(size % max(other, 1) == 0 for other in others):
                 of = f" ({partner})" if others else ""
                 steps = " or ".join(map(str, others)) or step
@@ -212,7 +212,7 @@ class Sampler:
         result: Sequence[int] = self.definition.sizes.allowed[symbol]
         for name, partner in self.definition.sizes.multiples.items():
             if partner == symbol and name in self.shapes:
-                result = [size for size in result if any(given % size == 0 for given in self.shapes[name])] or result
+                result = [size for size in result if any(other % size == 0 for other in self.shapes[name])] or result
         return result
 
     def _dividing(self, symbol: str, pool: Sequence[int]) -> Sequence[int]:
@@ -220,11 +220,11 @@ class Sampler:
         for name, partner in self.definition.sizes.multiples.items():
             if partner != symbol or name not in self.shapes:
                 continue
-            given = self.shapes[name]
-            fitting = [size for size in pool if any(other % max(size, 1) == 0 for other in given)]
-            fitting = fitting or [s for s in self.shapes[symbol] if any(other % max(s, 1) == 0 for other in given)]
+            restricted = self.shapes[name]
+            fitting = [size for size in pool if any(other % max(size, 1) == 0 for other in restricted)]
+            fitting = fitting or [s for s in self.shapes[symbol] if any(other % max(s, 1) == 0 for other in restricted)]
             if not fitting:
-                some, others = ", ".join(map(str, given[:4])), ", ".join(map(str, self.shapes[symbol][:4]))
+                some, others = ", ".join(map(str, restricted[:4])), ", ".join(map(str, self.shapes[symbol][:4]))
                 raise SettingError(
                     f"shapes: {name}={some}, {symbol}={others}; {self.definition.name} needs {name} to be a multiple "
                     f"of {symbol}"
@@ -232,14 +232,14 @@ class Sampler:
             pool = fitting
         return pool
 
-    def _given(self, choose: Chooser, symbol: str, style: str) -> Sequence[int]:
+    def _restricted(self, choose: Chooser, symbol: str, style: str) -> Sequence[int]:
         """Return the caller's sizes; of a long range mostly its boundary sizes."""
-        given = self.shapes[symbol]
-        if len(given) <= 8:
-            return given
+        restricted = self.shapes[symbol]
+        if len(restricted) <= 8:
+            return restricted
         known = {"small": SMALL, "tile": TILE}.get(style, SMALL + TILE + LARGE)
-        boundary = [size for size in known if size in given] + [given[0], given[-1]]
-        return boundary if choose(range(4)) else given
+        boundary = [size for size in known if size in restricted] + [restricted[0], restricted[-1]]
+        return boundary if choose(range(4)) else restricted
 
     def _smaller(self, signature: Signature, symbol: str, sizes: Mapping[str, int]) -> int:
         """Return about half of a size, if the symbol may have it."""
@@ -248,8 +248,8 @@ class Sampler:
         # A reference refuses sizes that it doesn't allow.
         own = self.definition.sizes.allowed.get(symbol, ()) if self.definition.needs_dtypes else ()
         if symbol in self.shapes or own:
-            given = self.shapes.get(symbol, own)
-            fitting = [size for size in given if size < sizes[symbol] and size % step == 0]
+            restricted = self.shapes.get(symbol, own)
+            fitting = [size for size in restricted if size < sizes[symbol] and size % step == 0]
             return max((size for size in fitting if size <= half), default=max(fitting, default=sizes[symbol]))
         multiples = self.definition.sizes.multiples
         is_divisor = any(partner == symbol and name in sizes for name, partner in multiples.items())

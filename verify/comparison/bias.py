@@ -1,40 +1,41 @@
-"""A test of bias: errors that lie within the radius, and all on one side.
+"""A test of bias: errors that are within the radius, but all on one side.
 
-A contract that rounds to nearest allows each rounding half an ulp, of the sign that chance gives it. A kernel that
-truncates an intermediate spends the same radius on one side; no single element proves it, many do.
+A contract that rounds to nearest allows each rounding half an ulp, of random sign. A kernel that truncates an
+intermediate spends the same radius on one side; no single element proves it, many do.
 
-The error of a stored result y is taken against the exact result stored in the contract's way, d = y - store(exact):
-stores err themselves, and where results crowd about a power of two their own errors have a mean (null: not zero).
-With exact results spread evenly over a gap, E d is the mean error before the store. A statistic is T = sum of
-d / radius over a whole output, once as it is (a bias downward or upward) and once with the signs of the exact results
-(a bias toward or away from zero). What a contract lets err on one side (elementary functions, folded constants, what
-sums of few values drift by: all but stages that round to nearest) may add up to at most F = sum of free / radius.
+The error of a stored result y is taken against the exact result, stored as the contract says: d = y - store(exact).
+Stores err themselves, and where results crowd about a power of two their errors have a nonzero mean. With exact results
+spread evenly over a gap, E d is the mean error before the store. The statistic T is the sum of d / radius over a whole
+output, once as it is (a bias downward or upward) and once with the signs of the exact results (a bias toward or away
+from zero). Errors that the contract lets have one sign (of elementary functions, folded constants, the drift of sums of
+few values: all but stages that round to nearest) add up to at most F = sum of free / radius.
 
-Stages round to nearest, but a value decides how: of few values, or of values just beside a number of the format, all
-errors may have one sign. So where a call leans, what an honest kernel gives is computed for each way of rounding the
-stages (`honest_roundings`), and the call leans only if it does beside each of them, to the same side. A kernel that
-rounds a part theta of a stage's values lies theta of the way from one to another, so beyond neither end.
+Stages round to nearest, but the value decides in which direction: for few distinct values, or for values just next to a
+number of the format, all errors may have one sign. So if a call leans, the results of a correct kernel are computed for
+each combination of rounded stages (`stage_roundings`), and the call counts as leaning only if it leans to the same side
+of each. A kernel that rounds a part theta of a stage's values is theta of the way from one to another, so beyond
+neither end.
 
-Nor are results always spread evenly: those of few values may all lie just beside a midpoint, over which an error of any
-size takes them. The sum of the steps that the contract's radius w can take results over, store(x + w) - store(x), has
-the mean of w where they are spread. Where it is more, by three standard deviations over all calls, results are crowded,
-and what it is more by counts as free too. This is asked of kernels alone that would be said to lean.
+Results aren't always spread evenly either: those of few distinct values may all be just next to a midpoint, so that an
+error of any size changes the stored number. The sum of the steps that the contract's radius w can cause, store(x + w) -
+store(x), has the mean of w if results are spread. If it exceeds that by three standard deviations over all calls,
+results are crowded, and the excess counts as free too. This is computed only for kernels that would otherwise be
+reported.
 
-The unit of independence is a call with fresh data: elements of one call share operands and so their roundings. An
-honest kernel exceeds `MARGIN` F on a given side with a probability of at most 1/2; `UNITS` calls that all exceed it
-on one side prove the bias. The first call that doesn't ends the test, so honest kernels cost two or three calls.
+The unit of independence is a call with fresh data: elements of one call share operands and so their roundings. A
+correct kernel exceeds `MARGIN` F on a given side with a probability of at most 1/2; `UNITS` calls that all exceed it on
+one side prove the bias. The first call that doesn't ends the test, so correct kernels cost two or three calls.
 
-Next, the ways in which a correct kernel may round the stages of a contract, and its results then.
+How a correct kernel may round the stages of a contract: each is rounded to nearest or not at all. The rounding error of
+a stage value z is a function of z, not random. Over values spread evenly within the gaps of the format its mean is
+zero; over few values (silu of integers), or over values just next to a number of the format (silu(x) just below x), it
+isn't, and it is the same in each call with fresh data. So it is computed: the definition is evaluated again with z
+rounded to nearest (`NearestBalls`).
 
-A stage is rounded to nearest or left as it is. Of a stage value z the error of rounding is a function of z, not of
-chance: over values spread evenly within the gaps of the format its mean is zero, over few values (silu of integers),
-or over those that lie just beside a number of the format (silu(x) just below x), it is not, and is the same in each
-call with fresh data. So it is computed: the definition is evaluated again with z rounded to nearest (`NearestBalls`).
-
-A kernel's z' = z + e, |e| <= w, w being the radius of z under the whole contract (`ends`: sums with their worst case,
-for a sum that errs by chance alone crosses a midpoint beside which z lies in one direction only). It is rounded to a
-number between round(z - w) and round(z + w): where these are the same, as for nearly all z, no freedom is left; else
-what lies between them is free, and goes through the rest of the definition as a radius.
+A kernel has z' = z + e with |e| <= w, where w is the radius of z under the whole contract (`ends`; for sums the worst
+case, since even its random errors take z across a nearby midpoint in one direction only). It rounds z' to a number
+between round(z - w) and round(z + w). If these are equal, as for nearly all z, no freedom is left; otherwise the
+interval between them is free, and goes through the rest of the definition as a radius.
 """
 
 from __future__ import annotations
@@ -69,14 +70,14 @@ _WEIGHTS_STAGE = "probabilities"
 
 
 @dataclass(frozen=True)
-class Way:
+class StageRounding:
     """The stages that a kernel rounds, each to its format; ``weights`` says how it rounds attention's."""
 
     stages: Mapping[str, Format]
     weights: str = WEIGHTS[0]
 
 
-def ways(model: RoundingModel) -> Iterator[Way]:
+def stage_roundings(model: RoundingModel) -> Iterator[StageRounding]:
     """Yield the combinations of stages that a kernel under this model may round, except none at all.
 
     Stages at least as fine as the arithmetic round nothing more. Of many stages: all of them, and each alone.
@@ -86,32 +87,32 @@ def ways(model: RoundingModel) -> Iterator[Way]:
     for size in sizes:
         for names in itertools.combinations(coarse, size):
             for weights in WEIGHTS if _WEIGHTS_STAGE in names else WEIGHTS[:1]:
-                yield Way({name: coarse[name] for name in names}, weights)
+                yield StageRounding({name: coarse[name] for name in names}, weights)
 
 
 class NearestBalls(BallArithmetic):
-    """Balls under a ``model`` without stages, whose stages are rounded to nearest in a ``way``.
+    """Balls under a ``model`` without stages, whose stages are rounded to nearest by ``stage_rounding``.
 
     ``ends`` are those of each stage value in turn, from an earlier evaluation; if left out, they are those of the balls
-    themselves, and are kept in ``found``. ``rounds`` says afterwards whether anything was rounded.
+    themselves, and are kept in ``stage_ends``. ``rounds`` says afterwards whether anything was rounded.
     """
 
-    def __init__(self, model: RoundingModel, way: Way, ends: Sequence[Ends] | None = None) -> None:
+    def __init__(self, model: RoundingModel, stage_rounding: StageRounding, ends: Sequence[Ends] | None = None) -> None:
         super().__init__(model)
-        self.way, self.found, self.rounds = way, list[Ends](), False
+        self.stage_rounding, self.stage_ends, self.rounds = stage_rounding, list[Ends](), False
         self._ends = None if ends is None else iter(ends)
 
     def stores(self, stage: str) -> bool:
-        return stage in self.way.stages
+        return stage in self.stage_rounding.stages
 
     def round(self, x: Ball, stage: str) -> Ball:
-        format = self.way.stages.get(stage)
+        format = self.stage_rounding.stages.get(stage)
         return x if format is None else self._nearest(x, format)
 
     def _nearest(self, x: Ball, format: Format) -> Ball:
         if self._ends is None:
-            self.found.append((round_to(x.mid - x.radius, format), round_to(x.mid + x.radius, format)))
-            low, high = self.found[-1]
+            self.stage_ends.append((round_to(x.mid - x.radius, format), round_to(x.mid + x.radius, format)))
+            low, high = self.stage_ends[-1]
         else:
             low, high = next(self._ends)
         self.rounds = True
@@ -129,7 +130,7 @@ class NearestBalls(BallArithmetic):
         chance.
         """
         out, lse = super().attend(scores, visible, values, sinks)
-        format = self.way.stages.get(_WEIGHTS_STAGE)
+        format = self.stage_rounding.stages.get(_WEIGHTS_STAGE)
         if format is None or not values.is_finite:
             return out, lse
         self.rounds = True
@@ -138,11 +139,11 @@ class NearestBalls(BallArithmetic):
         scale = torch.exp(total - hidden)  # what the division is by
         known = scale.isfinite() & (scale > 0)
         scale = torch.where(known, scale, 1.0)
-        if self.way.weights == "normalised":
+        if self.stage_rounding.weights == "normalised":
             moved = round_to(weights, format)
         else:
             moved = round_to(weights * scale, format) / scale
-            if self.way.weights == "rounded and added up":
+            if self.stage_rounding.weights == "rounded and added up":
                 other = 1 - weights.sum(-1, keepdim=True)  # a sink's share
                 moved = moved / (moved.sum(-1, keepdim=True) + other).clamp(min=1e-30)
         shift = torch.where(known, (moved - weights) @ values.mid, 0.0)
@@ -153,7 +154,7 @@ RATE = 1e-6
 """The stated rate of false alarms of an examination."""
 
 UNITS = 32
-"""Calls that must agree: 48 questions (4 series, 3 results, 2 statistics, 2 sides) at 0.55^32 each stay below RATE."""
+"""Calls that must agree: 48 tests (4 series, 3 results, 2 statistics, 2 sides) at 0.55^32 each stay below RATE."""
 
 MARGIN = 1.5
 """Beyond F by this factor: then even a mean of F, seen as rare steps of one ulp, exceeds in half the calls at most."""
@@ -227,15 +228,15 @@ def try_series(case: Case, attempt: Callable[[Case], Result], contract: Contract
     leaning: dict[Name, int] | None = None
     seen: list[dict[Name, Score]] = []
     calls: list[Result] = []
-    every = tuple(ways(contract.model(case.definition, case.input_format)))
+    every = tuple(stage_roundings(contract.model(case.definition, case.input_format)))
     for single in unit_cases(case):
         result = attempt(single)
         calls.append(result)
         if result.failure is not None or case.definition.outputs.chosen or not result.tolerances:
             return result
         nearest: dict[Name, Score] = {}
-        for way in (None, *every):
-            beside = scores(result, contract, evaluate, way)
+        for stage_rounding in (None, *every):
+            beside = scores(result, contract, evaluate, stage_rounding)
             if beside is None:
                 continue
             results = {(score.result, score.statistic): score for score in beside}
@@ -247,8 +248,8 @@ def try_series(case: Case, attempt: Callable[[Case], Result], contract: Contract
             nearest |= {n: s for n, s in known.items() if n not in nearest or s.beyond < nearest[n].beyond}
         seen.append(nearest)
     assert leaning is not None
-    for way in (None, *every):
-        beside_all = [scores(result, contract, evaluate, way, steps=True) for result in calls]
+    for stage_rounding in (None, *every):
+        beside_all = [scores(result, contract, evaluate, stage_rounding, steps=True) for result in calls]
         leaning = _not_crowded(leaning, [beside for beside in beside_all if beside is not None])
     if not leaning:
         return calls[0]
@@ -270,12 +271,17 @@ def _not_crowded(leaning: Mapping[Name, int], calls: list[list[Score]]) -> dict[
 
 
 def scores(
-    result: Result, contract: Contract, evaluate: Evaluate, way: Way | None = None, *, steps: bool = False
+    result: Result,
+    contract: Contract,
+    evaluate: Evaluate,
+    stage_rounding: StageRounding | None = None,
+    *,
+    steps: bool = False,
 ) -> list[Score] | None:
-    """Return the statistics of a judged call against a kernel that rounds stages in this ``way``, or rounds none.
+    """Return the statistics of a judged call against a kernel that rounds stages by ``stage_rounding``, or rounds none.
 
-    Empty if nothing could err, or if every result is the nearest number; None if the definition rounds nothing in this
-    way. ``steps``: also compute the possible changes by the store.
+    Empty if nothing could err, or if every result is the nearest number; None if the definition rounds nothing in
+    this way. ``steps``: also compute the possible changes by the store.
     """
     case = result.case
     indices = [index for index, tensor in enumerate(case.signature.returns) if not tensor.is_integer]
@@ -286,19 +292,19 @@ def scores(
         return []
     full = contract.model(case.definition, case.input_format)
     likely, worst = one_sided(full, case.input_format.precision), replace(full, stages={})
-    if way is None:
+    if stage_rounding is None:
         free = evaluate(case, BallArithmetic(likely))
         wide = evaluate(case, BallArithmetic(worst)) if steps else free
     else:
-        around = NearestBalls(worst, way)
+        around = NearestBalls(worst, stage_rounding)
         wide = evaluate(case, around)
         if not around.rounds:
             return None
-        free = evaluate(case, NearestBalls(likely, way, around.found))
+        free = evaluate(case, NearestBalls(likely, stage_rounding, around.stage_ends))
     results: list[Score] = []
     for index, limits in zip(indices, result.tolerances, strict=True):
         tensor, y = case.signature.returns[index], _given(result, index)
-        exact = limits.golden if way is None else free[index].value
+        exact = limits.golden if stage_rounding is None else free[index].value
         right = _stored(exact, limits, contract)
         if tensor.role == "rounded" or bool((y == right).all()):
             continue

@@ -150,8 +150,8 @@ def tolerance(
     """
     value, own, radius = golden.value.double(), golden.radius, allowed.radius
     if not rounded:  # of a choice that rounding leaves open the exact result is one end, and the middle another number
-        apart = (allowed.value.double() - value).abs()
-        radius = radius + torch.where(apart.isfinite(), apart, 0.0)
+        shift = (allowed.value.double() - value).abs()
+        radius = radius + torch.where(shift.isfinite(), shift, 0.0)
     free = torch.zeros_like(value, dtype=torch.bool)
     if spilled is not None:
         free = spilled.radius.isinf() & radius.isfinite() & allowed.value.isfinite()
@@ -223,12 +223,12 @@ def judge(got: Tensor, allowed: Tolerance) -> Judgement:
         low, high, _ = _interval(allowed.beside.value, allowed.beside.radius, allowed.out, allowed.contract)
         free |= (y >= low) & (y <= high)
     may_be_nan = golden.isnan() | ends.may_be_nan | allowed.no_number
-    kept = torch.where(nan, may_be_nan, (y >= ends.low) & (y <= ends.high) | free)
-    broken = ~kept & allowed.judged
-    surely = torch.where(nan | free, kept, (y >= ends.sure_low) & (y <= ends.sure_high))
+    passes = torch.where(nan, may_be_nan, (y >= ends.low) & (y <= ends.high) | free)
+    broken = ~passes & allowed.judged
+    surely = torch.where(nan | free, passes, (y >= ends.sure_low) & (y <= ends.sure_high))
     unresolved = ~broken & ~surely & allowed.judged
     ratio = distance / radius
-    ratio = torch.where(y == golden, 0.0, torch.where(kept, ratio.clamp(max=1), ratio.clamp(min=1 + 2.0**-40)))
+    ratio = torch.where(y == golden, 0.0, torch.where(passes, ratio.clamp(max=1), ratio.clamp(min=1 + 2.0**-40)))
     regular = torch.isfinite(y) & torch.isfinite(golden) & ~ratio.isnan()
-    ratio = torch.where(regular, ratio, torch.where(kept, 0.0, math.inf))
+    ratio = torch.where(regular, ratio, torch.where(passes, 0.0, math.inf))
     return Judgement(torch.where(allowed.judged, ratio, 0.0), radius, broken, unresolved, allowed)

@@ -134,8 +134,8 @@ class Oracle:
                 spilled = self._evaluate(case, values, chosen, BallArithmetic(replace(model, spills=True)))
             may_overflow = any(bool((part.radius.isinf() & part.value.isfinite()).any()) for part in allowed)
             if may_overflow and _has_one_order(case.definition):
-                ways = [BallArithmetic(replace(model, beyond=beyond)) for beyond in ("nothing", "infinity")]
-                inside = list(zip(*(self._evaluate(case, values, chosen, way) for way in ways), strict=True))
+                overflow_models = [BallArithmetic(replace(model, beyond=beyond)) for beyond in ("nothing", "infinity")]
+                inside = list(zip(*(self._evaluate(case, values, chosen, xp) for xp in overflow_models), strict=True))
         if self.known is not None and any(map(_lie_apart, golden, allowed)):
             mend = "run assay golden check STORE --sample 1000000, which names it, then assay golden discard"
             raise StoreError(f"a stored golden is not what the definition gives; {mend} ({case})")
@@ -220,14 +220,14 @@ def tolerances_of(
     evaluation in which NaN and infinities of masked or unread elements spread. Integers are judged as numbers; any
     integer between the ends is right, such as the indices of equal numbers.
     """
-    whole = [dtype in INTEGERS for dtype in case.result_dtypes]
+    integral = [dtype in INTEGERS for dtype in case.result_dtypes]
     golden = [
-        replace(part, radius=torch.where(part.radius.isfinite(), 0.0, part.radius)) if is_whole else part
-        for part, is_whole in zip(golden, whole, strict=True)
+        replace(part, radius=torch.where(part.radius.isfinite(), 0.0, part.radius)) if is_integral else part
+        for part, is_integral in zip(golden, integral, strict=True)
     ]
-    ways: Sequence[tuple[Golden, Golden] | None] = inside or [None] * len(allowed)
+    insides: Sequence[tuple[Golden, Golden] | None] = inside or [None] * len(allowed)
     spills: Sequence[Golden | None] = spilled or [None] * len(allowed)
-    results = zip(case.signature.returns, case.result_formats, golden, allowed, ways, spills, strict=True)
+    results = zip(case.signature.returns, case.result_formats, golden, allowed, insides, spills, strict=True)
     return [
         tolerance(
             exact,
@@ -235,10 +235,10 @@ def tolerances_of(
             format,
             contract,
             rounded=tensor.role == "rounded",
-            inside=way,
+            inside=ends_inside,
             spilled=spill,
         )
-        for tensor, format, exact, permitted, way, spill in results
+        for tensor, format, exact, permitted, ends_inside, spill in results
     ]
 
 

@@ -133,11 +133,11 @@ def _thinned(case: Case, blocks: Blocks, tile: Tile | None, most: float) -> Cut:
     fits."""
 
     def made(chosen: Blocks) -> Cut:
-        kept = {axis: torch.tensor(sorted(some)) for axis, some in chosen.items()}
-        return cut(case.definition, case.signature, case.sizes, kept, tile)
+        indices = {axis: torch.tensor(sorted(some)) for axis, some in chosen.items()}
+        return cut(case.definition, case.signature, case.sizes, indices, tile)
 
     while _load(case, result := made(blocks)) > most:
-        fewer = [{**blocks, axis: kept[: (len(kept) + 1) // 2]} for axis, kept in blocks.items() if len(kept) > 1]
+        fewer = [{**blocks, axis: some[: (len(some) + 1) // 2]} for axis, some in blocks.items() if len(some) > 1]
         if not fewer:
             break
         blocks = min(fewer, key=lambda some: (_load(case, made(some)), max(map(len, some.values()))))
@@ -290,8 +290,8 @@ def case_label(case: Case) -> str:
 
 def _count(indices: list[torch.Tensor | None], size: int) -> str:
     """Return how many indices along a dimension the cuts cover, as text; None covers all."""
-    kept = [index for index in indices if index is not None]
-    if len(kept) < len(indices) or not kept:
+    covered = [index for index in indices if index is not None]
+    if len(covered) < len(indices) or not covered:
         return str(size)
-    result = len(torch.unique(torch.cat(kept)))
+    result = len(torch.unique(torch.cat(covered)))
     return f"{result} of {size}" if result < size else str(size)

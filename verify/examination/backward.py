@@ -55,14 +55,14 @@ class Pair:
         An input that the backward spec lacks (layernorm's bias, the x of rope), on which no gradient depends, is filled
         with small repeated numbers that are exact in every dtype.
         """
-        own = self.backward.tensors[:-1] if self.takes_upstream else self.backward.tensors
-        given = dict(zip((tensor.name for tensor in own), inputs, strict=True))
-        shapes = {tensor: given[tensor.name].shape for tensor in own}
-        if upstream is not None and any(tensor.name not in given for tensor in self.forward.tensors):
+        tensors = self.backward.tensors[:-1] if self.takes_upstream else self.backward.tensors
+        by_name = dict(zip((tensor.name for tensor in tensors), inputs, strict=True))
+        shapes = {tensor: by_name[tensor.name].shape for tensor in tensors}
+        if upstream is not None and any(tensor.name not in by_name for tensor in self.forward.tensors):
             shapes[self.backward.tensors[-1]] = upstream.shape
         sizes = {dim: size for tensor, shape in shapes.items() for dim, size in zip(tensor.dims, shape, strict=True)}
         return [
-            given[tensor.name] if tensor.name in given else _repeated(inputs[-1], tensor.shape(sizes))
+            by_name[tensor.name] if tensor.name in by_name else _repeated(inputs[-1], tensor.shape(sizes))
             for tensor in self.forward.tensors
         ]
 
@@ -224,9 +224,9 @@ def _as_function(function: Callable[..., Any], pair: Pair) -> Callable[..., Any]
             )
 
     def call(*inputs: torch.Tensor, **options: Any) -> Any:
-        given = dict(zip(names, inputs, strict=True))
-        own = {name: given.pop(name) for name in parameters}
-        return torch.func.functional_call(module, own, tuple(given.values()), options)
+        arguments = dict(zip(names, inputs, strict=True))
+        weights = {name: arguments.pop(name) for name in parameters}
+        return torch.func.functional_call(module, weights, tuple(arguments.values()), options)
 
     call.__name__ = call.__qualname__ = type(module).__name__
     return call

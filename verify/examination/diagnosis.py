@@ -105,9 +105,9 @@ def data_in_words(failure: Failure, first: Case, plan: Plan) -> str:
 
 
 def _candidates(plan: Plan, case: Case, symbol: str) -> Sequence[int]:
-    given = plan.sampler.shapes.get(symbol) or plan.sampler.definition.sizes.allowed.get(symbol)
-    if given:
-        return [size for size in _SIZES if size in given] or list(given)[:8]
+    restricted = plan.sampler.shapes.get(symbol) or plan.sampler.definition.sizes.allowed.get(symbol)
+    if restricted:
+        return [size for size in _SIZES if size in restricted] or list(restricted)[:8]
     size = case.sizes[symbol]
     return _SIZES if size <= _SIZES[-1] else (*_SIZES, *(longer for longer in _LONGER if longer < size), size)
 

@@ -259,11 +259,11 @@ class _OfRank:
         known = {name: value for name, value in options.items() if name in self.definition.options}
         returns = self.definition.signature(known).returns
         shares = [answer if isinstance(answer, list) else [answer] for answer in answers]
-        whole = [
+        joined = [
             torch.cat(parts, tensor.dims.index(self.gathered)) if self.gathered in tensor.dims else parts[self.rank]
             for tensor, parts in zip(returns, zip(*shares, strict=True), strict=True)
         ]
-        return whole if isinstance(answers[0], list) else whole[0]
+        return joined if isinstance(answers[0], list) else joined[0]
 
 
 def of_rank(
@@ -295,16 +295,16 @@ def of_rank(
 
 
 def _difference(answers: Sequence[Any]) -> Iterator[str]:
-    """Return in words where a rank's results differ in bits from those of rank 0; empty if they don't."""
+    """Yield in words where a rank's results differ in bits from those of rank 0."""
     first, *others = [answer if isinstance(answer, list) else [answer] for answer in answers]
     for rank, other in enumerate(others, 1):
-        for whole, own in zip(first, other, strict=False):
-            if not isinstance(whole, torch.Tensor) or not isinstance(own, torch.Tensor):
+        for expected, actual in zip(first, other, strict=False):
+            if not isinstance(expected, torch.Tensor) or not isinstance(actual, torch.Tensor):
                 continue
-            if whole.shape != own.shape or whole.dtype != own.dtype:
-                yield f"rank {rank} gave {_form(own)}, rank 0 {_form(whole)}"
-            elif not same_numbers(whole, own):
-                yield f"rank {rank} gave other bits than rank 0 in a result {_form(whole)}"
+            if expected.shape != actual.shape or expected.dtype != actual.dtype:
+                yield f"rank {rank} gave {_form(actual)}, rank 0 {_form(expected)}"
+            elif not same_numbers(expected, actual):
+                yield f"rank {rank} gave other bits than rank 0 in a result {_form(expected)}"
 
 
 def _form(tensor: torch.Tensor) -> str:

@@ -91,8 +91,8 @@ def _allowed(sampler: Sampler, base: Case, symbol: str, sizes: dict[str, int], t
     _, _, by = over_of(base).partition("/")
     shared = dimension(by, sizes) if by else 1
     if symbol in sampler.shapes or symbol in base.definition.sizes.allowed:
-        given = sampler.shapes.get(symbol) or base.definition.sizes.allowed[symbol]
-        return sorted(size for size in given if size % shared == 0)
+        restricted = sampler.shapes.get(symbol) or base.definition.sizes.allowed[symbol]
+        return sorted(size for size in restricted if size % shared == 0)
     step = base.definition.step(base.signature, symbol, sizes) * shared
     return range(step, 2 * target * shared + step, step)
 

@@ -290,10 +290,10 @@ class Run:
         case = plan.sampler.tied(case)
         if self.ended or aspects_of(case) <= excluded:
             return None
-        given = case
+        original = case
         for aspect in self.avoided if case.protocol != AT else ():
             case = plan.sampler.tied(without_aspect(aspect, case, plan.sampler))
-        result = replace(self.harness, goldens=goldens if case == given else None).try_case(case)
+        result = replace(self.harness, goldens=goldens if case == original else None).try_case(case)
         if result.failure is not None and result.failure.kind == "not_interpreted":
             self.tally += Tally(not_interpreted=(result.failure.message,))
             self.ended = True

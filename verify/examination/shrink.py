@@ -235,10 +235,10 @@ class _Search:
         if symbol in self.sampler.ties:  # it goes with another
             return ()
         size, step = case.sizes[symbol], definition.step(case.signature, symbol, case.sizes)
-        given = self.sampler.shapes.get(symbol) or definition.sizes.allowed.get(symbol)
+        restricted = self.sampler.shapes.get(symbol) or definition.sizes.allowed.get(symbol)
         least = int(case.options[definition.sizes.minimum[symbol]]) if symbol in definition.sizes.minimum else 1
-        if given is not None:
-            return sorted({s for s in given if least <= s < size and s % step == 0})
+        if restricted is not None:
+            return sorted({s for s in restricted if least <= s < size and s % step == 0})
         return range(-(-least // step) * step, size, step)
 
     def _cut(self, symbol: str, smaller: int) -> bool:

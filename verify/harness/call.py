@@ -144,13 +144,13 @@ def options_for(case: Case, inputs: Inputs, listed: Mapping[str, Sequence[Any]])
 class Call:
     """How a kernel is called.
 
-    ``timeout``: seconds of processor time (`time_limit`), more where ``pace`` tells it. ``before(case, seconds)`` is
-    told of each case that is tried, before and after each call: a call comes back within so many seconds (as
-    `assay.runtime.deadline` counts them), or not at all; 0 where no call is under way. ``environment`` is the numeric
-    environment that the kernel is called in; what it leaves changed is put back, and said in ``left``. Only torch's
-    default dtype, which a kernel may set in its first call for all that follow, is in its next call as it has left it
-    (``default_dtype``). ``pretend`` is the device as which "cuda" answers meanwhile, and where inputs count as lying.
-    ``refuses`` are its documented refusals (`refusals`).
+    ``timeout`` is in seconds of processor time (`time_limit`), raised if ``pace`` shows that calls take longer.
+    ``before(case, seconds)`` is called for each case, before and after each call: the call returns within this many
+    seconds (as `assay.runtime.deadline` counts them), or never; 0 if no call is in progress. ``environment`` is the
+    numeric environment of the call; changes that the kernel leaves are undone, and listed in ``left``. Only torch's
+    default dtype, which a kernel may set in its first call for all later ones, carries over (``default_dtype``).
+    ``pretend`` is the device that "cuda" names during the call, and on which inputs pretend to be. ``refuses`` are the
+    documented refusals (`refusals`).
     """
 
     kernel: Callable[..., Any]
@@ -195,7 +195,7 @@ class Call:
     ) -> tuple[torch.Tensor, ...] | Finding:
         on_cpu = all(tensor.device.type == "cpu" for tensor in inputs.positional)
         interpreted = on_cpu and triton_is_loaded()
-        given = [guarded.tensor for guarded in inputs.guarded.values()]
+        input_tensors = [guarded.tensor for guarded in inputs.guarded.values()]
         left: list[str] = []
         sanitizer = None
         wanted = self.environment
@@ -208,7 +208,9 @@ class Call:
         try:
             with (  # the interpreter outside of what a time-out interrupts
                 pretend_cuda(self.pretend) if self.pretend else contextlib.nullcontext(),
-                self.watch.interpreting(given, emission) if interpreted else contextlib.nullcontext() as sanitizer,
+                self.watch.interpreting(input_tensors, emission)
+                if interpreted
+                else contextlib.nullcontext() as sanitizer,
                 time_limit(limit, lambda: self.tell(case, limit + GRACE)) as timer,
                 poison or contextlib.nullcontext(),
                 self.watch.allocating(sanitizer),
@@ -216,7 +218,7 @@ class Call:
                 self._default_dtype_kept(),
                 every_variant_compiled(self.kernel),
             ):
-                put_on_device(given if self.pretend else ())
+                put_on_device(input_tensors if self.pretend else ())
                 result = framework_named(self.framework).wait(self.kernel(*arguments, **keywords))
                 if any(tensor.is_cuda for tensor in inputs.positional):
                     torch.cuda.synchronize()

@@ -25,22 +25,22 @@ _OPERATIONS: Mapping[type, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-def refusals(given: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
+def refusals(patterns: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
     """Return a mapping from patterns to conditions, from a pattern, a list of patterns, or such a mapping."""
-    given = [given] if isinstance(given, str) else given
-    return dict(given) if isinstance(given, Mapping) else dict.fromkeys(given, "")
+    patterns = [patterns] if isinstance(patterns, str) else patterns
+    return dict(patterns) if isinstance(patterns, Mapping) else dict.fromkeys(patterns, "")
 
 
-def checked(given: Any, symbols: Iterable[str]) -> dict[str, str]:
+def checked(patterns: Any, symbols: Iterable[str]) -> dict[str, str]:
     """Return the checked ``refuses`` setting: conditions on sizes by message pattern; "" holds at any sizes.
 
     A pattern, or a list of patterns, means refusals at any sizes. Raises `SettingError`.
     """
-    rows = refusals(given)
+    rows = refusals(patterns)
     known = {*symbols, ITEMSIZE}
     for pattern, condition in rows.items():
         if not isinstance(pattern, str) or not isinstance(condition, str):
-            raise SettingError(f"refuses={given!r}; expected patterns of messages, e.g. {{'too wide': 'N > 65536'}}")
+            raise SettingError(f"refuses={patterns!r}; expected patterns of messages, e.g. {{'too wide': 'N > 65536'}}")
         try:
             re.compile(pattern)
         except re.error as error:

@@ -1,7 +1,7 @@
-"""Where a comparison stands in the user's tests, and what becomes of its answer.
+"""The location of a comparison in the user's tests, and how its answer is used.
 
-A call is found in its source by the position that the interpreter keeps for each instruction (PEP 657), so that the
-syntax around it can be read: whether an answer is dropped, only printed, or reduced by ``all``.
+A call is found in its source by the position that the interpreter keeps for each instruction (PEP 657); the syntax
+around it shows whether the answer is discarded, only printed, or reduced by ``all``.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _WRAPPERS = {"all", "bool", "int", "float", "str", "repr", "logical_not", "inver
 _OUTPUT = {"print", "pprint", "debug", "info", "warning", "error", "log", "write", "echo"}
 _FAILS = re.compile(r"assert|fail|raise|exit|check|verify|expect|skip|abort|throw", re.IGNORECASE)
 _KEEPS = {"append", "extend", "add", "update", "put", "set", "setdefault", "insert", "write", "send", "record"}
-_CALLERS = 4  # how far the answer of a helper is followed
+_CALLERS = 4  # levels of helpers through which an answer is followed
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 @dataclass(frozen=True)
-class Place:
-    """A line of the user's that compares."""
+class Location:
+    """A line of the user's code that compares."""
 
     file: str
     line: int
@@ -53,28 +53,28 @@ class Place:
 
 
 def users_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame that is not inside of a library of comparisons or of pytest."""
+    """Return the innermost frame outside comparison libraries and pytest."""
     while frame is not None and _in_library(frame.f_globals.get("__name__", "")):
         frame = frame.f_back
     return frame
 
 
-def place(frame: FrameType, root: str) -> Place:
-    """The line that a frame is at; paths below ``root`` or below the installed packages are shortened."""
+def location(frame: FrameType, root: str) -> Location:
+    """Return the line of a frame; paths below ``root`` or the installed packages are relative."""
     file = frame.f_code.co_filename
-    return Place(_short(file, root), frame.f_lineno, linecache.getline(file, frame.f_lineno).strip())
+    return Location(_short(file, root), frame.f_lineno, linecache.getline(file, frame.f_lineno).strip())
 
 
 def is_test_code(frame: FrameType) -> bool:
-    """Whether a frame is in a test module, a conftest or a helper below a folder of tests, by its module's name.
+    """Return whether a frame is in a test module, a conftest or a helper in a folder of tests, by its module's name.
 
-    Elsewhere a function that compares may well decide something; it is not an assertion.
+    Elsewhere a comparison may be part of a computation, and is not an assertion.
     """
     return _is_test_module(frame.f_globals.get("__name__", ""))
 
 
 def reduced_by_all(frame: FrameType) -> bool:
-    """Whether the elements that a comparison answered are looked at through ``all``, directly or by a name."""
+    """Return whether an elementwise answer is reduced by ``all``, directly or through a name."""
     result = _node(frame)
     if result is None:
         return False
@@ -87,9 +87,9 @@ def reduced_by_all(frame: FrameType) -> bool:
 
 
 def unused(frame: FrameType | None, test: CodeType | None, depth: int = _CALLERS) -> str | None:
-    """Why the answer of the comparison that ``frame`` is calling can't matter, or None where it may.
+    """Return why the answer of the comparison that ``frame`` is calling can't matter, or None if it may.
 
-    ``test`` is the code of the running test: what it returns is thrown away. ``depth``: how many callers are asked.
+    ``test``: the code of the running test, whose return value is discarded. ``depth``: callers that are followed.
     """
     result = _node(frame) if frame is not None and depth else None
     if frame is None or result is None:
@@ -111,12 +111,12 @@ def unused(frame: FrameType | None, test: CodeType | None, depth: int = _CALLERS
 
 
 def may_fail(call: ast.Call) -> bool:
-    """Whether what is called sounds as if it could fail a test: ``pytest.raises``, ``self.assertTrue``, ``check``."""
+    """Return whether a call's name suggests that it can fail a test: ``pytest.raises``, ``assertTrue``, ``check``."""
     return _FAILS.search(_name(call)) is not None
 
 
 def _fate(source: _Source, node: ast.AST) -> str | None:
-    """What becomes of the value of a node: "discarded", ..., "returned", or None for a use."""
+    """Return how the value of a node is lost ("discarded", ...), "returned", or None if it is used."""
     while True:
         parent = source.parents.get(node)
         match parent:
@@ -148,7 +148,7 @@ def _fate(source: _Source, node: ast.AST) -> str | None:
 
 
 def _harmless(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether a function can neither fail by itself nor keep an answer anywhere: its caller decides."""
+    """Return whether a function can neither fail nor store an answer, so that its caller decides."""
     for node in ast.walk(function):
         match node:
             case ast.Raise() | ast.Assert() | ast.Global() | ast.Nonlocal() | ast.Yield() | ast.YieldFrom():
@@ -195,7 +195,7 @@ class _Source:
     ends: dict[tuple[type, int, int], ast.AST]
 
     def function(self, node: ast.AST) -> Function | None:
-        """The function that a node stands in."""
+        """Return the innermost function around a node."""
         inside: ast.AST | None = node
         while inside is not None and not isinstance(inside, Function):
             inside = self.parents.get(inside)
@@ -218,7 +218,7 @@ def _source(file: str) -> _Source | None:
 
 
 def _node(frame: FrameType) -> tuple[_Source, Any] | None:
-    """The call or comparison that a frame is at."""
+    """Return the call or comparison that a frame is executing, with its source."""
     source = _source(frame.f_code.co_filename)
     positions = frame.f_code.co_positions()
     _, line, _, column = next(itertools.islice(positions, frame.f_lasti // 2, None), (None, None, None, None))

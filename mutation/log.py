@@ -1,4 +1,4 @@
-"""What an audit found, by the line that compares; mergeable over processes, and plain data for JSON."""
+"""The log of an audit: results by line of code, merged over processes, as plain data for JSON."""
 
 from __future__ import annotations
 
@@ -10,22 +10,19 @@ from typing import Any
 
 import msgspec
 
-from assay.mutation.places import Place
+from assay.mutation.locations import Location
 from assay.mutation.words import PRECISION, SIZE, STRUCTURE
 from assay.runtime.records import plain
 
-EACH = 64
-"""At most so many comparisons of one line are replayed,"""
-FIRST = 4
-"""the first ones, then the 8th, 16th, 32nd, ..., and the first of each test;"""
-SECONDS = 2.0
-"""and no more once they have taken so long."""
+FIRST = 4  # comparisons of a line are replayed; then the 8th, 16th, 32nd, ..., and the first of each test
+EACH = 64  # comparisons of a line are replayed at most: a helper may compare 100,000 times
+SECONDS = 2.0  # of CPU time for the replays of a line
 _LISTS = ("silent", "bare", "errors", "missing")
 
 
 @dataclass
 class Site:
-    """One line that compares."""
+    """A line of code that compares, with the results of its replays."""
 
     file: str
     line: int
@@ -48,22 +45,22 @@ class Site:
     looked: int = 0
 
     def wants(self, test: str) -> bool:
-        """Whether the comparison that is about to be counted is to be looked at."""
+        """Return whether the next comparison of this line should be replayed."""
         runs = self.runs + 1
         due = runs <= FIRST or runs & (runs - 1) == 0 or test not in self.tests
         return due and self.looked < EACH and self.seconds < SECONDS
 
     def never_noticed(self, names: Iterable[str]) -> list[str]:
-        """Those of the corruptions that every replay let through."""
+        """Return the corruptions that every replay let through."""
         return [name for name in names if 0 < self.tried[name] == self.passed[name]]
 
     def sometimes_noticed(self, names: Iterable[str]) -> list[str]:
-        """Those of the corruptions that some replays let through, and others not."""
+        """Return the corruptions that some replays let through and others did not."""
         return [name for name in names if 0 < self.passed[name] < self.tried[name]]
 
     @property
     def grade(self) -> str:
-        """One word: "unused", "blind", "coarse", "strict", or "unjudged" where nothing could be replayed."""
+        """Return "unused", "blind", "coarse", "strict", or "unjudged" if nothing could be replayed."""
         if self.unused:
             return "unused"
         if not self.replays:
@@ -74,7 +71,7 @@ class Site:
 
     @property
     def rank(self) -> tuple[Any, ...]:
-        """Sorts the worst first."""
+        """Return the sort key; the worst lines come first."""
         best = self.gains[0] if self.gains else 0.0
         return (
             not self.unused,
@@ -89,7 +86,7 @@ class Site:
         )
 
     def add(self, passed: dict[str, bool], gain: float | None) -> None:
-        """Count a replay."""
+        """Add the result of a replay."""
         self.replays += 1
         self.tried.update(passed.keys())
         self.passed.update(name for name, through in passed.items() if through)
@@ -101,7 +98,7 @@ class Site:
         self.gains = [min(known[0], best), max(known[1], worst)]
 
     def merge(self, other: Site) -> None:
-        """Take in what another process found at the same line."""
+        """Add the results of another process for the same line."""
         for name in ("runs", "replays", "seconds", "looked"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("passed", "tried", "flags", "tests"):
@@ -112,8 +109,8 @@ class Site:
 
 
 @dataclass
-class Ledger:
-    """All that one run found."""
+class AuditLog:
+    """The results of one run."""
 
     sites: dict[tuple[str, int, str], Site] = field(default_factory=dict)
     tests: int = 0
@@ -123,12 +120,12 @@ class Ledger:
     bare: list[str] = field(default_factory=list)
     """and those among these that hold no assertion of another kind either."""
     errors: list[str] = field(default_factory=list)
-    """Comparisons that the audit itself stumbled over."""
+    """Errors of the audit itself."""
     missing: list[str] = field(default_factory=list)
     """Functions that were named to the audit, and never imported."""
 
-    def site(self, index: Place, call: str) -> Site:
-        """The record of a line."""
+    def site(self, index: Location, call: str) -> Site:
+        """Return the record of a line, new if there is none."""
         key = (index.file, index.line, call)
         if key not in self.sites:
             self.sites[key] = Site(index.file, index.line, index.text, call)
@@ -136,16 +133,16 @@ class Ledger:
 
     @property
     def ranked(self) -> list[Site]:
-        """All lines, the worst first."""
+        """Return all lines, the worst first."""
         return sorted(self.sites.values(), key=lambda site: site.rank)
 
     def as_data(self) -> dict[str, Any]:
-        """As JSON and a worker's channel take it."""
+        """Return plain data, for JSON and for the channel of an xdist worker."""
         sites = [plain(site) | {"grade": site.grade} for site in self.ranked]
         return {name: getattr(self, name) for name in ("tests", *_LISTS)} | {"sites": sites}
 
     def merge(self, data: dict[str, Any]) -> None:
-        """Take in `as_data` of another process."""
+        """Add `as_data` of another process."""
         self.tests += data["tests"]
         for name in _LISTS:
             getattr(self, name).extend(data[name])
