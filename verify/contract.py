@@ -51,19 +51,19 @@ class Contract:
     stages: Mapping[str, str | None] | None = None
     """Intermediate roundings by stage; "input": the first tensor's dtype, ``{}``: none, None: the op's default."""
     ulps: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_ULPS))
-    """Errors of elementary functions in ulps of ``compute``; 4 for functions without an entry. "log_near_one": a further
-    error of a logarithm inside an op, in ulps of one (default 0)."""
+    """Errors of elementary functions in ulps of ``compute``; 4 for functions without an entry. "log_near_one": a
+    further error of a logarithm inside an op, in ulps of one (default 0)."""
     rounding: str = "nearest"
     """How the output is rounded; "nearest_away": to nearest, ties away from zero."""
     overflow: str = "inf"
     """The result for a value beyond the output format."""
     subnormals: str | None = None
-    """Whether subnormals are kept; "flush" allows zero for a subnormal, inside and in the output. None: as "keep", but a
-    violation is only a warning."""
+    """Whether subnormals are kept; "flush" allows zero for a subnormal, inside and in the output. None: as "keep", but
+    a violation is only a warning."""
     nonfinite: str | None = None
-    """Whether NaN and infinities propagate as in IEEE 754; "masked" also allows those of masked or unread elements (0 NaN;
-    -inf added to a score that overflows), "unspecified" doesn't judge such elements. None: as "ieee", but a violation is
-    only a warning."""
+    """Whether NaN and infinities propagate as in IEEE 754; "masked" also allows those of masked or unread elements (0
+    NaN; -inf added to a score that overflows), "unspecified" doesn't judge such elements. None: as "ieee", but a
+    violation is only a warning."""
     rescale_every: int = 16
     """Least number of keys or columns between rescalings of a running sum of exponentials to a new maximum (online
     softmax, log-sum-exp, attention); 1: at each one, as for increasing rows in a kernel without blocks."""
