@@ -1,40 +1,41 @@
-"""A test of bias: errors that lie within the radius, and all on one side.
+"""A test of bias: errors that are within the radius, but all on one side.
 
-A contract that rounds to nearest allows each rounding half an ulp, of the sign that chance gives it. A kernel that
-truncates an intermediate spends the same radius on one side; no single element proves it, many do.
+A contract that rounds to nearest allows each rounding half an ulp, of random sign. A kernel that truncates an
+intermediate spends the same radius on one side; no single element proves it, many do.
 
-The error of a stored result y is taken against the exact result stored in the contract's way, d = y - store(exact):
-stores err themselves, and where results crowd about a power of two their own errors have a mean (null: not zero).
-With exact results spread evenly over a gap, E d is the mean error before the store. A statistic is T = sum of
-d / radius over a whole output, once as it is (a bias downward or upward) and once with the signs of the exact results
-(a bias toward or away from zero). What a contract lets err on one side (elementary functions, folded constants, what
-sums of few values drift by: all but stages that round to nearest) may add up to at most F = sum of free / radius.
+The error of a stored result y is taken against the exact result, stored as the contract says: d = y - store(exact).
+Stores err themselves, and where results crowd about a power of two their errors have a nonzero mean. With exact results
+spread evenly over a gap, E d is the mean error before the store. The statistic T is the sum of d / radius over a whole
+output, once as it is (a bias downward or upward) and once with the signs of the exact results (a bias toward or away
+from zero). Errors that the contract lets have one sign (of elementary functions, folded constants, the drift of sums of
+few values: all but stages that round to nearest) add up to at most F = sum of free / radius.
 
-Stages round to nearest, but a value decides how: of few values, or of values just beside a number of the format, all
-errors may have one sign. So where a call leans, what an honest kernel gives is computed for each way of rounding the
-stages (`honest_roundings`), and the call leans only if it does beside each of them, to the same side. A kernel that
-rounds a part theta of a stage's values lies theta of the way from one to another, so beyond neither end.
+Stages round to nearest, but the value decides in which direction: for few distinct values, or for values just next to a
+number of the format, all errors may have one sign. So if a call leans, the results of a correct kernel are computed for
+each combination of rounded stages (`stage_roundings`), and the call counts as leaning only if it leans to the same side
+of each. A kernel that rounds a part theta of a stage's values is theta of the way from one to another, so beyond
+neither end.
 
-Nor are results always spread evenly: those of few values may all lie just beside a midpoint, over which an error of any
-size takes them. The sum of the steps that the contract's radius w can take results over, store(x + w) - store(x), has
-the mean of w where they are spread. Where it is more, by three standard deviations over all calls, results are crowded,
-and what it is more by counts as free too. This is asked of kernels alone that would be said to lean.
+Results aren't always spread evenly either: those of few distinct values may all be just next to a midpoint, so that an
+error of any size changes the stored number. The sum of the steps that the contract's radius w can cause, store(x + w) -
+store(x), has the mean of w if results are spread. If it exceeds that by three standard deviations over all calls,
+results are crowded, and the excess counts as free too. This is computed only for kernels that would otherwise be
+reported.
 
-The unit of independence is a call with fresh data: elements of one call share operands and so their roundings. An
-honest kernel exceeds `MARGIN` F on a given side with a probability of at most 1/2; `UNITS` calls that all exceed it
-on one side prove the bias. The first call that doesn't ends the test, so honest kernels cost two or three calls.
+The unit of independence is a call with fresh data: elements of one call share operands and so their roundings. A
+correct kernel exceeds `MARGIN` F on a given side with a probability of at most 1/2; `UNITS` calls that all exceed it on
+one side prove the bias. The first call that doesn't ends the test, so correct kernels cost two or three calls.
 
-Next, the ways in which a correct kernel may round the stages of a contract, and its results then.
+How a correct kernel may round the stages of a contract: each is rounded to nearest or not at all. The rounding error of
+a stage value z is a function of z, not random. Over values spread evenly within the gaps of the format its mean is
+zero; over few values (silu of integers), or over values just next to a number of the format (silu(x) just below x), it
+isn't, and it is the same in each call with fresh data. So it is computed: the definition is evaluated again with z
+rounded to nearest (`NearestBalls`).
 
-A stage is rounded to nearest or left as it is. Of a stage value z the error of rounding is a function of z, not of
-chance: over values spread evenly within the gaps of the format its mean is zero, over few values (silu of integers),
-or over those that lie just beside a number of the format (silu(x) just below x), it is not, and is the same in each
-call with fresh data. So it is computed: the definition is evaluated again with z rounded to nearest (`NearestBalls`).
-
-A kernel's z' = z + e, |e| <= w, w being the radius of z under the whole contract (`ends`: sums with their worst case,
-for a sum that errs by chance alone crosses a midpoint beside which z lies in one direction only). It is rounded to a
-number between round(z - w) and round(z + w): where these are the same, as for nearly all z, no freedom is left; else
-what lies between them is free, and goes through the rest of the definition as a radius.
+A kernel has z' = z + e with |e| <= w, where w is the radius of z under the whole contract (`ends`; for sums the worst
+case, since even its random errors take z across a nearby midpoint in one direction only). It rounds z' to a number
+between round(z - w) and round(z + w). If these are equal, as for nearly all z, no freedom is left; otherwise the
+interval between them is free, and goes through the rest of the definition as a radius.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ RATE = 1e-6
 """The stated rate of false alarms of an examination."""
 
 UNITS = 32
-"""Calls that must agree: 48 questions (4 series, 3 results, 2 statistics, 2 sides) at 0.55^32 each stay below RATE."""
+"""Calls that must agree: 48 tests (4 series, 3 results, 2 statistics, 2 sides) at 0.55^32 each stay below RATE."""
 
 MARGIN = 1.5
 """Beyond F by this factor: then even a mean of F, seen as rare steps of one ulp, exceeds in half the calls at most."""

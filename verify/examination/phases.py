@@ -72,12 +72,8 @@ _SPOILED = 4  # cases for each base whose unused elements are NaN, each with ano
 _TILES = (64, 128)  # common tile sizes, for all dimensions at once
 _LONG_SUM = (64, 512)  # a tile, and a sum over several of them
 _PEAK = 100.0  # far above normal numbers: it dominates a softmax or a norm if it is taken in
-_BLOCK_BOUNDARIES = (
-    (513, 31),
-    (1025, 127),
-    (2049, 3),
-    (4097, 3),
-)  # one more than blocks that kernels have, and how many rows
+# (size, rows): one more than common block sizes; odd numbers of rows, fewer where rows are long
+_BLOCK_BOUNDARIES = ((513, 31), (1025, 127), (2049, 3), (4097, 3))
 
 GROWTH = 16
 """How many times larger at most each case of a series of `over_limit_cases` is than the one before."""
