@@ -62,7 +62,13 @@ def contract_fields() -> str:
         default = field.default if field.default is not MISSING else getattr(Contract(), field.name)
         choices = contract.CHOICES.get(field.name, ())
         values = f" ({', '.join(_code(value) for value in choices)})" if choices and field.type != "bool" else ""
-        rows.append((f"`{field.name}`", _code(default), said[field.name].rstrip(".").replace("``", "`") + values))
+        rows.append(
+            (
+                f"`{field.name}`",
+                _code(default),
+                " ".join(said[field.name].split()).rstrip(".").replace("``", "`") + values,
+            )
+        )
     return _table(("field", "default", "meaning"), rows)
 
 

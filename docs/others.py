@@ -24,20 +24,20 @@ _EXAMINED = (*OUTCOMES, "ERROR")
 _KEPT = ("PASS", "WARN")
 _HEAD = """# Other people's kernels
 
-What `assay survey --table others` found of kernels that other people published, at quick effort, on a CPU without a
-GPU: Triton kernels in the faithful interpreter, packages that ask for CUDA in its pretended world, all as they were
-installed. The table is `configs/others.toml`: each row has its package, the adapter, usually in one line, and the
-contract with its source. To repeat it for one package:
+Results of `assay survey --table others` on kernels that other people published, at quick effort, on a CPU without a
+GPU: Triton kernels in the faithful interpreter, packages that ask for CUDA with a pretended device, all as installed.
+The table is `configs/others.toml`: each row has its package, the adapter, usually in one line, and the contract with
+its source. To repeat it for one package:
 
 ```
 pip install fla-core
 assay survey --table others --only fla.
 ```
 
-What isn't installed is listed with the command that installs it. A row here is of the version and the day that stand
-beside its package; none was tried on a GPU. FAIL says that a kernel doesn't keep the contract of its row, which is what
-its documentation promises, or else the default; WARN, that only NaN, infinities or subnormals differ, of which that
-contract says nothing. The cause is what somebody found who read the source, or, in quotes, what assay said by itself.
+Missing packages are listed with the command that installs them. A row here is of the version and the day of its
+package; none was tried on a GPU. FAIL means that a kernel doesn't keep the contract of its row, which is its documented
+promise, or else the default; WARN, that only NaN, infinities or subnormals differ, which that contract doesn't mention.
+The cause comes from reading the source, or, in quotes, from assay itself.
 This page is made by `python -P docs/others.py`.
 """
 

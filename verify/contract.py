@@ -47,34 +47,34 @@ class Contract:
     """The accumulator: a format, or a model of ``configs/accumulators.toml``; "tf32-dot", and a device's "hopper-tf32",
     cut operands of products of float32 tensors to TF32."""
     compute: str = "float32"
-    """The format of elementwise intermediates; "input": the first tensor's, as where operations are composed."""
+    """The format of elementwise intermediates; "input": the first tensor's, as in compositions of operations."""
     stages: Mapping[str, str | None] | None = None
-    """Roundings on the way by stage; "input": the first tensor's dtype, ``{}``: none, None: those of the op."""
+    """Intermediate roundings by stage; "input": the first tensor's dtype, ``{}``: none, None: the op's default."""
     ulps: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_ULPS))
-    """Errors of elementary functions in ulps of ``compute``; 4 for those that it doesn't name. "log_near_one": what a
-    logarithm inside an op may be off beside, in ulps of one (0 where it isn't named)."""
+    """Errors of elementary functions in ulps of ``compute``; 4 for functions without an entry. "log_near_one": a
+    further error of a logarithm inside an op, in ulps of one (default 0)."""
     rounding: str = "nearest"
     """How the output is rounded; "nearest_away": to nearest, ties away from zero."""
     overflow: str = "inf"
-    """What becomes of a value beyond the output format."""
+    """The result for a value beyond the output format."""
     subnormals: str | None = None
-    """Whether subnormals are kept; "flush" allows zero for a subnormal, inside and in the output. None: they are to be
-    kept, but where they are not is a warning only."""
+    """Whether subnormals are kept; "flush" allows zero for a subnormal, inside and in the output. None: as "keep", but
+    a violation is only a warning."""
     nonfinite: str | None = None
-    """Whether NaN and infinities come out where they should; with "masked" those of what is masked or never read may
-    come out too (0 NaN; -inf added to a score that overflows), "unspecified" leaves such elements alone. None: as
-    "ieee", but where they don't is a warning only."""
+    """Whether NaN and infinities propagate as in IEEE 754; "masked" also allows those of masked or unread elements (0
+    NaN; -inf added to a score that overflows), "unspecified" doesn't judge such elements. None: as "ieee", but a
+    violation is only a warning."""
     rescale_every: int = 16
-    """How many keys or columns at least come before a running sum of exponentials is rescaled to a new maximum (online
-    softmax, log-sum-exp, attention); 1: at each, as where rows rise and a kernel has no blocks."""
+    """Least number of keys or columns between rescalings of a running sum of exponentials to a new maximum (online
+    softmax, log-sum-exp, attention); 1: at each one, as for increasing rows in a kernel without blocks."""
     masked_rows: str = "zero"
-    """The value of an attention row that sees nothing."""
+    """The value of an attention row without a visible key."""
     deterministic: bool = True
     """The same call twice gives the same bits."""
     batch_invariant: bool = False
-    """A row alone gives the bits that it gives among others."""
+    """A row alone has the same bits as in any batch."""
     base: str = ""
-    """The named contract that it begins with (docs/interface.md)."""
+    """The named contract whose fields are the defaults (docs/interface.md)."""
 
     def __post_init__(self) -> None:
         for name, allowed in CHOICES.items():

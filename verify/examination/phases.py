@@ -2,20 +2,20 @@
 
 | phase      | cases                                                                                              |
 |------------|----------------------------------------------------------------------------------------------------|
-| first      | one small ordinary case, which tells whether the kernel is interpreted                              |
-| exact      | small integers, powers of two, one-hot rows, ties, sizes all alike, one long size: nothing is rounded |
+| first      | one small ordinary case, which shows whether the kernel is interpreted                              |
+| exact      | small integers, powers of two, one-hot rows, ties, equal sizes, one long size: nothing is rounded |
 | range      | logits of +-88 and beyond, near the format's ends, subnormals, zeros, factors of any size and sign |
 | lone       | one tensor of several is zero or subnormal                                                          |
-| seams      | many rows of one element more than a block, a peak in the last place, sequences of many chunks      |
-| aligned    | all sizes whole tiles at once, as in production: kernels have a way of their own for those          |
-| special    | NaN and infinities, one at a time, compared by class and place; NaN wherever nothing is read        |
-| every      | of an op that works element by element, every number of a format of 16 bits or fewer                |
+| seams      | many rows of one element more than a block, a peak in the last element, sequences of many chunks    |
+| aligned    | all sizes multiples of the tile at once, as in production: kernels have a separate path for them    |
+| special    | NaN and infinities, one at a time, compared by class and index; NaN in all elements that are not read |
+| every      | for an elementwise op, every number of a format of 16 bits or fewer                                 |
 | invariants | the same call twice; other data first, in other and in the same memory; each row alone; poisoned memory |
-| bias       | series of calls with fresh data, whose errors may not all lean to one side                          |
-| lengths    | sums of growing length (`lengths`), each also judged by what rounding is likely to do               |
-| beyond     | more rows than 16 bits count, or classes, where smaller cases were quick enough                     |
-| emitted    | of an interpreted kernel: contracted sums and approximate functions, as NVIDIA's backend has them   |
-| outside    | of an isolated kernel: one call in a process where nothing tells of an examination                  |
+| bias       | series of calls with fresh data, whose errors may not all have the same sign                        |
+| lengths    | sums of growing length (`lengths`), each also judged by the likely size of rounding errors          |
+| beyond     | more than 65,535 rows, or classes, if smaller cases were quick enough                               |
+| emitted    | for an interpreted kernel: contracted sums and approximate functions, as in NVIDIA's backend        |
+| outside    | for an isolated kernel: one call in a process without a trace of an examination                     |
 
 Scales, weights and slopes over all that their dtype holds, beside ordinary numbers.
 
