@@ -88,8 +88,8 @@ def peak_of(device: str, case: Case) -> Peak | None:
         return _measured(case)
     title = torch.cuda.get_device_name(device)
     words = title.lower().replace(" ", "").replace("-", "")
-    found = next((each for each in devices().values() if each.rates and each.name in words), None)
-    return None if found is None else Peak(found.title, found.bandwidth, found.rates, found.source)
+    known = next((each for each in devices().values() if each.rates and each.name in words), None)
+    return None if known is None else Peak(known.title, known.bandwidth, known.rates, known.source)
 
 
 def _measured(case: Case) -> Peak:

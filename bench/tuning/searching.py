@@ -74,12 +74,12 @@ class Search:
         return list(calls(first, Request(self.question.sizes, self.question.layouts)))
 
     def key(self) -> str:
-        """What tells this search from any other, and from itself once kernel, versions or device are others."""
+        """Return the key of this search: a digest of the question, the kernel's sources, versions and device."""
         job = Job(self._entry(Choice()), replace(self.settings, device=self.question.device))
         sizes = [bucket(case.sizes) for case in self.cases()]
-        asked = {**vars(self.question), "sizes": sizes}
+        fields = {**vars(self.question), "sizes": sizes}
         space = [dict(self.question.space.choices), list(self.question.space.without)]
-        question = [digest(job), {**asked, "space": space}, self._driver()]
+        question = [digest(job), {**fields, "space": space}, self._driver()]
         return result_key(question, __name__, targets=[self.question.target])[:16]
 
     def run(self) -> Record:
@@ -133,12 +133,12 @@ class Search:
 
     def _inspect(self, space: Sequence[Choice], cases: Sequence[Case]) -> dict[str, list[inspecting.Call]]:
         """Return the compiled calls of each choice of keywords, by its key, at each case."""
-        arch, asked = self.arch, Request(tuple(case.sizes for case in cases), self.question.layouts)
+        arch, request = self.arch, Request(tuple(case.sizes for case in cases), self.question.layouts)
         assert arch is not None
         first = {name: values[:1] for name, values in self.settings.options.items()}
         settings = replace(self.settings, options=first)
         jobs = [
-            inspecting.Job(str(choice), choice.target(self.question.target), arch.name, settings, asked, pruned=True)
+            inspecting.Job(str(choice), choice.target(self.question.target), arch.name, settings, request, pruned=True)
             for choice in space
         ]
         results: dict[str, list[inspecting.Call]] = {}

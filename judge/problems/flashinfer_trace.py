@@ -3,10 +3,6 @@
 Axes are constant, variable, or an expression over others; workloads state the variable ones, which alone may change,
 as far as the constraints allow. Inputs are random, scalars, tensors of a safetensors file, or made by the definition's
 own function (``custom_inputs_entrypoint``).
-
-The inputs of a workload: random, scalar, of a file, or made by the definition's own function.
-
-The axes of a definition: constant, variable, or an expression over others, and the constraints between them.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ import torch
 from assay.judge.problems.problem import Answer, Entry, Instance, Problem, ProblemError, Sizes, Style
 from assay.judge.problems.running import executed, explained, seeded
 
-_USUAL = 16
+_USUAL = 16  # size of a variable axis without workloads
 _OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -70,7 +66,7 @@ class Axes:
 
     @staticmethod
     def of(content: Mapping[str, Any], where: Path) -> Axes:
-        """The axes of a definition. Raises `ProblemError`."""
+        """Return the axes of a definition. Raises `ProblemError`."""
         constant: dict[str, int] = {}
         variable, expressions = [], {}
         for name, axis in content["axes"].items():
@@ -95,11 +91,11 @@ class Axes:
 
     @property
     def all(self) -> set[str]:
-        """The names of all axes."""
+        """Return the names of all axes."""
         return {*self.constant, *self.variable, *self.expressions}
 
     def resolved(self, sizes: Sizes) -> dict[str, int]:
-        """The size of every axis. Raises `ProblemError` where one is missing."""
+        """Return the size of every axis. Raises `ProblemError` if one is missing."""
         results = {**self.constant, **{name: int(sizes[name]) for name in self.variable if name in sizes}}
         open_ = dict(self.expressions)
         while open_:
@@ -114,11 +110,11 @@ class Axes:
         return results
 
     def length(self, name: Any, sizes: Mapping[str, int]) -> int:
-        """A dimension: an axis, an expression over axes, or a number."""
+        """Return the size of a dimension: an axis, an expression over axes, or a number."""
         return sizes[name] if name in sizes else int(value_of(str(name), sizes))
 
     def allows(self, sizes: Sizes) -> bool:
-        """Whether the constraints between axes hold."""
+        """Return whether the constraints between axes hold."""
         try:
             result = self.resolved(sizes)
             return all(bool(value_of(text, result)) for text in self.constraints)
@@ -126,7 +122,7 @@ class Axes:
             return False
 
     def usual(self) -> Sizes:
-        """Sizes where no workload states any: all alike, and what constraints make of them."""
+        """Return sizes for a definition without workloads: equal, unless constraints demand others."""
         sizes = dict.fromkeys(self.variable, _USUAL)
         for text in self.constraints:
             tree = ast.parse(text, mode="eval").body
@@ -138,7 +134,7 @@ class Axes:
 
 
 def value_of(expression: str, names: Mapping[str, int]) -> Any:
-    """The value of an expression of numbers, names and the usual operators. Raises `ProblemError` on any other."""
+    """Evaluate an expression of numbers, names and the usual operators. Raises `ProblemError` on any other."""
 
     def value(node: ast.AST) -> Any:
         match node:
@@ -172,7 +168,7 @@ def _names(expression: str) -> set[str]:
 
 
 _INDICES = ("id", "ids", "idx", "idxs", "topk")
-_FEW = 1024  # random integers lie below it, of either sign
+_FEW = 1024  # bound of random integers of either sign
 
 
 def drawn(
@@ -182,9 +178,9 @@ def drawn(
     namespace: Mapping[str, Any],
     root: Path,
 ) -> tuple[Any, ...]:
-    """The arguments of a definition, in its order, by the random generators as they are.
+    """Return the arguments of a definition in its order, drawn from the global random generators.
 
-    What a workload has in a file can only be had at that workload's own sizes. Raises `ProblemError`.
+    Tensors of a file are used only at the workload's own sizes. Raises `ProblemError`.
     """
     stated: Mapping[str, Any] = sizes.get("@inputs", {})
     scalars = {name: part["value"] for name, part in stated.items() if part.get("type") == "scalar"}
@@ -215,7 +211,7 @@ def _length(axis: Any, axes: Mapping[str, int]) -> int:
 
 
 def _of_file(stated: Mapping[str, Any], root: Path, shape: tuple[int, ...] | None) -> torch.Tensor | None:
-    """A tensor of a safetensors file, if that is there and has this shape."""
+    """Return a tensor of a safetensors file, or None if the file is missing or its shape differs."""
     from safetensors.torch import load_file
 
     path = root / stated["path"]
@@ -226,7 +222,7 @@ def _of_file(stated: Mapping[str, Any], root: Path, shape: tuple[int, ...] | Non
 
 
 def _random(name: str, shape: Any, dtype: torch.dtype, axes: Mapping[str, int], content: Mapping[str, Any]) -> Any:
-    """Random numbers; integers whose name tells what they are (offsets, indices, lengths) are such."""
+    """Return random numbers; integers are offsets, indices or lengths if their name says so."""
     if shape is None:
         return 1e-6 if name.startswith("eps") else float(torch.rand(())) + 0.5 if dtype.is_floating_point else 1
     if dtype == torch.bool:
@@ -257,8 +253,7 @@ def _integers(name: str, shape: tuple[int, ...], axes: Mapping[str, int], conten
 
 
 def _last(content: Mapping[str, Any]) -> dict[str, str]:
-    """Which axis is a tensor's last element."""
-
+    """Return the axis that a tensor's last element gives, by tensor."""
     return dict(Axes.of(content, Path(content["name"])).last)
 
 
@@ -266,14 +261,14 @@ _LANGUAGES = ("python", "triton", "pytorch")
 
 
 def reads(path: Path) -> bool:
-    """Whether a folder, or a definition's file, is a problem of this format."""
+    """Return whether a folder, or a definition's file, is a problem of this format."""
     if path.is_dir():
         return any(is_definition(file) for file in path.glob("*.json"))
     return path.suffix == ".json" and is_definition(path)
 
 
 def is_definition(path: Path) -> bool:
-    """Whether a file is a definition."""
+    """Return whether a file is a definition."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -282,7 +277,7 @@ def is_definition(path: Path) -> bool:
 
 
 def problem(path: Path) -> Problem:
-    """The problem. Raises `ProblemError`."""
+    """Return the problem. Raises `ProblemError`."""
     file = path if path.is_file() else next(file for file in sorted(path.glob("*.json")) if is_definition(file))
     content = json.loads(file.read_text(encoding="utf-8"))
     axes = Axes.of(content, file)
@@ -326,13 +321,13 @@ def problem(path: Path) -> Problem:
 
 
 def _run(source: str, namespace: Mapping[str, Any]) -> Any:
-    """The function ``run`` of a reference; of one without it, as FlashInfer's own dumps are, its last function."""
+    """Return the function ``run`` of a reference, or its last function (FlashInfer's own dumps have no ``run``)."""
     names = ["run", *(node.name for node in reversed(ast.parse(source).body) if isinstance(node, ast.FunctionDef))]
     return next((namespace[name] for name in names if callable(namespace.get(name))), None)
 
 
 def _by_position(run: Any, names: tuple[str, ...]) -> Any:
-    """The reference, whose results by name come in the definition's order."""
+    """Return the reference with results in the definition's order, also if it returns a dict."""
 
     def reference(*arguments: Any) -> Any:
         result = run(*arguments)
@@ -346,7 +341,7 @@ def _shape(axes: Axes, part: Mapping[str, Any], sizes: Mapping[str, int]) -> tup
 
 
 def dtype_of(name: str, where: Path) -> torch.dtype:
-    """The torch dtype of a definition's."""
+    """Return the torch dtype of a definition's name. Raises `ProblemError`."""
     result = getattr(torch, name, None)
     if not isinstance(result, torch.dtype):
         raise ProblemError(f"{where}: torch has no dtype {name!r}")
@@ -354,12 +349,12 @@ def dtype_of(name: str, where: Path) -> torch.dtype:
 
 
 def root_of(file: Path) -> Path:
-    """The folder that paths of safetensors are relative to: that with ``definitions``, or the definition's own."""
+    """Return the folder that safetensors paths are relative to: the one with ``definitions``, or the file's own."""
     return next((up.parent for up in file.parents if up.name == "definitions"), file.parent)
 
 
 def workloads(file: Path, name: str) -> list[dict[str, Any]]:
-    """The workloads of a definition: beside it, or in the folder of a whole data set. Raises `ProblemError`."""
+    """Return the workloads of a definition, from its folder or that of the data set. Raises `ProblemError`."""
     root = root_of(file)
     indices = [file.parent / "workload.jsonl", file.parent / f"{name}.jsonl", *root.glob(f"workloads/**/{name}.jsonl")]
     results = []
@@ -376,13 +371,13 @@ def workloads(file: Path, name: str) -> list[dict[str, Any]]:
 
 
 def _sizes(workload: Mapping[str, Any], axes: Axes) -> dict[str, Any]:
-    """A workload's sizes, and all else that it states, under names that no axis has."""
+    """Return a workload's sizes, and its inputs and id under names that no axis has."""
     sizes: dict[str, Any] = {name: int(value) for name, value in workload.get("axes", {}).items() if name in axes.all}
     return {**sizes, "@inputs": workload.get("inputs", {}), "@uuid": workload.get("uuid", "")}
 
 
 def solution(path: Path, of: Problem) -> Answer:
-    """A solution of the definition: solution.json, or of a folder the first. Raises `ProblemError`."""
+    """Return a solution of the definition: solution.json, or the first in a folder. Raises `ProblemError`."""
     file = path if path.is_file() else next(_solutions(path, of.name), path / "solution.json")
     if not file.is_file():
         raise ProblemError(f"{file}: expected a solution of {of.name}, got none")

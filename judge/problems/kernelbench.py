@@ -1,12 +1,9 @@
 """KernelBench files: ``Model``, ``get_inputs()`` and ``get_init_inputs()``; the solution's class is ``ModelNew``.
 
-MultiKernelBench and others that keep these names are read too. Sizes are the whole numbers that the file sets at module
-level; the solution's own constants of the same name and value follow them.
-
-The whole numbers that a file sets at module level, and the same text with others in their place.
-
+MultiKernelBench and other formats with these names are read too. Sizes are the integers that the file sets at module
+level; the text is rewritten for other sizes, and so are the solution's own constants of the same name and value.
 ``batch_size = 16``, ``N = 2048 * 2``, ``height = width = 128`` and ``shape = (64, 32)`` set sizes; those of a tuple are
-called ``shape[0]`` and ``shape[1]``. Lines keep their numbers.
+called ``shape[0]`` and ``shape[1]``. Line numbers stay.
 """
 
 from __future__ import annotations
@@ -22,21 +19,21 @@ from assay.judge.problems.problem import Answer, Entry, Instance, Problem, Probl
 from assay.judge.problems.running import executed, explained, seeded
 
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Pow, ast.LShift)
-_MOST = 2**40
+_MOST = 2**40  # larger numbers are no sizes
 
 
 def constants(source: str) -> dict[str, int]:
-    """The whole numbers that a module's text sets by literals, by name. Raises `SyntaxError`."""
+    """Return the integers that a module's text sets by literals, by name. Raises `SyntaxError`."""
     results: dict[str, int] = {}
     for name, _, value in _constants_in(source):
-        results[name] = value if results.get(name, value) == value else -1  # set twice: which one counts isn't known
+        results[name] = value if results.get(name, value) == value else -1  # set twice to different values: dropped
     return {name: value for name, value in results.items() if value >= 0}
 
 
 def rewritten(source: str, values: Mapping[str, int], instead_of: Mapping[str, int] | None = None) -> str:
-    """The text with ``values`` for the constants of these names.
+    """Return the text with ``values`` for the constants of these names.
 
-    ``instead_of``: only for those that have the value given there, as what another file calls the same.
+    ``instead_of``: replace only constants that have the value given there, for another file than the problem's.
     """
     edits: dict[tuple[int, int, int, int], str] = {}
     for name, node, value in _constants_in(source):
@@ -52,7 +49,7 @@ def rewritten(source: str, values: Mapping[str, int], instead_of: Mapping[str, i
 
 
 def _constants_in(source: str) -> Iterator[tuple[str, ast.expr, int]]:
-    """Name, expression and value of each whole number that is set at module level."""
+    """Yield name, expression and value of each integer that is set at module level."""
     for statement in ast.parse(source).body:
         if isinstance(statement, ast.AnnAssign) and statement.value is not None:
             targets: list[ast.expr] = [statement.target]
@@ -81,7 +78,7 @@ def _of_target(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.exp
 
 
 def _number(node: ast.expr) -> int | None:
-    """The value of an expression of literals, if it is a whole number of at least 0."""
+    """Return the value of an expression of literals, if it is an integer of at least 0."""
     match node:
         case ast.Constant(value=int(value)) if not isinstance(value, bool):
             return value if 0 <= value < _MOST else None
@@ -103,12 +100,12 @@ ENTRY = Entry("ModelNew", "class")
 
 
 def reads(path: Path) -> bool:
-    """Whether a file is a problem of this format."""
+    """Return whether a file is a problem of this format."""
     return path.is_file() and path.suffix == ".py" and "class Model" in path.read_text(encoding="utf-8")
 
 
 def problem(path: Path) -> Problem:
-    """The problem. Raises `ProblemError`."""
+    """Return the problem. Raises `ProblemError`."""
     source = path.read_text(encoding="utf-8")
     try:
         known = constants(source)
@@ -150,7 +147,7 @@ def _instance(namespace: Mapping[str, Any], sizes: Sizes, seed: int, source: str
 
 
 def _constructor(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of the constructor: a list of them, or one list and one dict."""
+    """Return positional and named arguments of the constructor, from a list, or from one list and one dict."""
     given = list(given)
     if len(given) == 2 and isinstance(given[0], list) and isinstance(given[1], dict):
         return tuple(given[0]), dict(given[1])
@@ -158,7 +155,7 @@ def _constructor(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def solution(path: Path, of: Problem) -> Answer:
-    """The solution's file, which stands alone. Raises `ProblemError`."""
+    """Return the solution, a single file. Raises `ProblemError`."""
     if not path.is_file():
         raise ProblemError(f"{path}: expected a Python file with a class {of.entry.name}, got none")
     source = path.read_text(encoding="utf-8")

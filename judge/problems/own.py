@@ -1,4 +1,4 @@
-"""The reference as a solution of its own problem: what others are timed against."""
+"""The reference as a solution of its own problem, with which solutions are compared in speed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ _ENTRIES = {
 
 
 def own_answer(problem: Problem) -> Answer:
-    """The reference's text, with the files that it may import, called as a solution is."""
+    """Return the reference as a solution, with the files that it may import."""
     files = {**problem.companions, "solution.py": problem.source}
     return Answer("reference", files, "solution.py", _ENTRIES[problem.format])

@@ -1,4 +1,4 @@
-"""What every format of problems comes to: a reference, its arguments, sizes, and how a solution is called."""
+"""The common form of problems of all formats: reference, arguments, sizes, and how a solution is called."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from assay.runtime.errors import AssayError
 
 Style = Literal["arguments", "data", "destination"]
 Sizes = Mapping[str, Any]
-"""What distinguishes the sizes of a problem: whole numbers by name, and whatever else a test of it states."""
+"""The sizes of a problem: integers by name, and other parameters of a test."""
 
 
 class ProblemError(AssayError, ValueError):
-    """A problem, or a solution, that can't be read."""
+    """A problem or a solution that can't be read."""
 
 
 @dataclass(frozen=True)

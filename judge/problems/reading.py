@@ -1,4 +1,4 @@
-"""Which format a problem has: each is read by one file."""
+"""Reads problems and solutions of any format; each format has a module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KNOWN = (
 
 
 def read(problem: str | Path, solution: str | Path) -> tuple[Problem, Answer]:
-    """A problem and a solution of it. Raises `ProblemError`."""
+    """Return a problem and a solution of it. Raises `ProblemError`."""
     path, of = Path(problem), Path(solution)
     format = format_of(path)
     if not of.exists():
@@ -27,13 +27,13 @@ def read(problem: str | Path, solution: str | Path) -> tuple[Problem, Answer]:
 
 
 def read_problem(path: str | Path) -> Problem:
-    """A problem. Raises `ProblemError`."""
+    """Return a problem. Raises `ProblemError`."""
     result: Problem = format_of(Path(path)).problem(Path(path))
     return result
 
 
 def format_of(path: Path) -> ModuleType:
-    """The module that reads a problem. Raises `ProblemError`."""
+    """Return the module that reads a problem. Raises `ProblemError`."""
     if not path.exists():
         raise ProblemError(f"{path}: expected a problem there, got no such file")
     for format in FORMATS:

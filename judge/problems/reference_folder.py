@@ -1,7 +1,7 @@
 """Folders with ``reference.py`` (``ref_kernel``, ``generate_input``) and ``task.yml``; the answer is ``custom_kernel``.
 
 The format of GPU MODE's competitions. ``tests:`` and ``benchmarks:`` of ``task.yml`` state sizes and seeds; all whole
-numbers but the seed are sizes. A solution finds ``task.py`` and ``utils.py`` beside it, and no ``reference.py``.
+numbers but the seed are sizes. A solution can import ``task.py`` and ``utils.py``, but not ``reference.py``.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _WORDS = {"true": "True", "false": "False", "null": "None", "~": "None"}
 
 
 def reads(path: Path) -> bool:
-    """Whether a folder, or its reference.py, is a problem of this format."""
+    """Return whether a folder, or its reference.py, is a problem of this format."""
     file = path / "reference.py" if path.is_dir() else path
     return file.name == "reference.py" and file.is_file() and "ref_kernel" in file.read_text(encoding="utf-8")
 
 
 def problem(path: Path) -> Problem:
-    """The problem. Raises `ProblemError`."""
+    """Return the problem. Raises `ProblemError`."""
     folder = path if path.is_dir() else path.parent
     source = (folder / "reference.py").read_text(encoding="utf-8")
     where = folder / "reference.py"
@@ -60,18 +60,18 @@ def problem(path: Path) -> Problem:
 
         return Instance(sizes, reference, draw)
 
-    files = {name: file for name in _COMPANIONS if (file := _found(folder, name)) is not None}
+    files = {name: file for name in _COMPANIONS if (file := _companion(folder, name)) is not None}
     companions = {name: file.read_text(encoding="utf-8") for name, file in files.items()}
     return Problem(folder.name, "reference.py", folder, source, given, changeable, make, ENTRY, companions)
 
 
-def _found(folder: Path, name: str) -> Path | None:
-    """A file that a task's list takes from its folder or from the one above."""
+def _companion(folder: Path, name: str) -> Path | None:
+    """Return a file that a task takes from its folder or the folder above, or None."""
     return next((index / name for index in (folder, folder.parent) if (index / name).is_file()), None)
 
 
 def stated(path: Path) -> list[dict[str, Any]]:
-    """The tests of a task.yml, those of its benchmarks first, since these are timed. Raises `ProblemError`."""
+    """Return the tests of a task.yml, the benchmarks first, because these are timed. Raises `ProblemError`."""
     if not path.is_file():
         raise ProblemError(f"{path}: expected the sizes of tests and benchmarks there, got no such file")
     results: dict[str, list[dict[str, Any]]] = {"benchmarks": [], "tests": []}
@@ -85,7 +85,7 @@ def stated(path: Path) -> list[dict[str, Any]]:
 
 
 def _item(text: str, path: Path) -> dict[str, Any]:
-    """A mapping of YAML in one line: names with or without quotes, numbers, words, texts, lists."""
+    """Parse a YAML mapping in one line: names with or without quotes, numbers, words, strings, lists."""
     text = re.sub(r"([{,]\s*)([A-Za-z_]\w*)\s*:", r'\1"\2":', text)
     text = re.sub(r"(?<=[:,\[ ])(true|false|null|~)(?=[\s,}\]])", lambda word: _WORDS[word[1]], text)
     try:
@@ -104,7 +104,7 @@ def _quoted(word: re.Match[str]) -> str:
 
 
 def solution(path: Path, of: Problem) -> Answer:
-    """The solution's file, with the files that a task gives it. Raises `ProblemError`."""
+    """Return the solution with the files that a task provides. Raises `ProblemError`."""
     file = path / "submission.py" if path.is_dir() else path
     if not file.is_file():
         raise ProblemError(f"{file}: expected a Python file with a function {of.entry.name}, got none")

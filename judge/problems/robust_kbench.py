@@ -1,6 +1,6 @@
 """robust-kbench folders: ``func_forward.py`` (``forward_fn``, ``Model``, ``get_inputs``) and ``config_forward.json``.
 
-The solution stands for ``forward_fn``: ``forward_fn`` or ``forward`` of a Python file; a ``.cu`` file is compiled by
+The solution replaces ``forward_fn`` by ``forward_fn`` or ``forward`` of a Python file; a ``.cu`` file is compiled by
 torch and needs a GPU.
 """
 
@@ -26,16 +26,16 @@ forward_fn = load(name="solution_extension", sources=[__file__.replace("solution
 
 
 class _Taken(Exception):
-    """What the module hands to the function that a solution stands for."""
+    """Carries the arguments that the module passes to the replaced function."""
 
 
 def reads(path: Path) -> bool:
-    """Whether a folder is a problem of this format."""
+    """Return whether a folder is a problem of this format."""
     return (path / "func_forward.py").is_file()
 
 
 def problem(path: Path) -> Problem:
-    """The problem. Raises `ProblemError`."""
+    """Return the problem. Raises `ProblemError`."""
     where = path / "func_forward.py"
     source = where.read_text(encoding="utf-8")
     namespace = executed(source, where)
@@ -66,7 +66,7 @@ def problem(path: Path) -> Problem:
 
 
 def _taken(module: torch.nn.Module, inputs: Any, order: inspect.Signature) -> tuple[Any, ...]:
-    """The arguments with which the module calls its function, in that one's own order, whatever the call's is."""
+    """Return the arguments with which the module calls its function, in the function's own order."""
 
     def function(*arguments: Any, **named: Any) -> Any:
         raise _Taken(arguments, named)
@@ -76,7 +76,7 @@ def _taken(module: torch.nn.Module, inputs: Any, order: inspect.Signature) -> tu
     except _Taken as taken:
         arguments, named = taken.args
         bound = order.bind(*arguments, **named)
-        if bound.kwargs:  # something before them was left out
+        if bound.kwargs:  # an earlier parameter was left out
             bound.apply_defaults()
         return tuple(_plain(part) for part in (*bound.args, *bound.kwargs.values()))
     raise ProblemError("expected Model.forward to call fn(...), and it didn't")
@@ -87,13 +87,13 @@ def _plain(part: Any) -> Any:
 
 
 def _of(function: Any, sizes: Sizes) -> dict[str, Any]:
-    """Those of the sizes that a function takes."""
+    """Return the sizes that a function takes."""
     known = inspect.signature(function).parameters
     return {name: value for name, value in sizes.items() if name in known}
 
 
 def _given(path: Path, namespace: Mapping[str, Any]) -> tuple[Sizes, ...]:
-    """Every choice of the configuration's lists, the single one first, with the defaults of the functions."""
+    """Return every combination of the configuration's lists, the "single" ones first, with the functions' defaults."""
     try:
         config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except ValueError as error:
@@ -113,7 +113,7 @@ def _given(path: Path, namespace: Mapping[str, Any]) -> tuple[Sizes, ...]:
 
 
 def solution(path: Path, of: Problem) -> Answer:
-    """The solution's file: Python, or CUDA that torch compiles. Raises `ProblemError`."""
+    """Return the solution: Python, or CUDA that torch compiles. Raises `ProblemError`."""
     file = next((path / name for name in ("forward.py", "forward.cu") if (path / name).is_file()), path)
     if not file.is_file():
         raise ProblemError(f"{file}: expected forward.py or forward.cu, got none")

@@ -1,4 +1,4 @@
-"""Running a problem's own file: as a module of its own name, without a GPU where there is none."""
+"""Runs a problem's own file as a module, with CUDA emulated on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from assay.runtime.modules import asks_for_cuda
 
 
 def executed(source: str, where: Path, name: str = "problem") -> dict[str, Any]:
-    """The namespace of a module with this text; modules beside its file are found. Raises `ProblemError`."""
+    """Run a text as a module that can import files of its folder; return its namespace. Raises `ProblemError`."""
     module = ModuleType(name)
     module.__file__ = str(where)
     title = f"<{where}>"
@@ -34,20 +34,20 @@ def executed(source: str, where: Path, name: str = "problem") -> dict[str, Any]:
 
 
 def needs_cuda(source: str) -> bool:
-    """Whether a text asks for CUDA on a machine that has none."""
+    """Return whether a text uses CUDA on a machine without it."""
     return "cuda" in source and not torch.cuda.is_available()
 
 
 @contextlib.contextmanager
 def cuda_if(wanted: bool) -> Iterator[None]:
-    """Inside, "cuda" answers and is the CPU, where that is ``wanted``."""
+    """Emulate CUDA on the CPU inside, if it is ``wanted``."""
     with pretend_cuda() if wanted else contextlib.nullcontext():
         yield
 
 
 @contextlib.contextmanager
 def _module(name: str, module: ModuleType) -> Iterator[None]:
-    """While it is executed a module has its name, as dataclasses need it."""
+    """Register a module under its name while it is executed, as dataclasses need it."""
     before = sys.modules.get(name)
     sys.modules[name] = module
     try:
@@ -61,10 +61,10 @@ def _module(name: str, module: ModuleType) -> Iterator[None]:
 
 @contextlib.contextmanager
 def beside(folder: Path) -> Iterator[None]:
-    """Inside, the modules of a folder are found first; after it they are forgotten, so that another folder's count."""
+    """Import modules from a folder first, inside; afterwards forget them, so that another folder's are found."""
     before, known = list(sys.path), set(sys.modules)
     own = {file.stem for file in folder.glob("*.py")} | {file.stem for file in folder.parent.glob("*.py")}
-    kept = {name: sys.modules.pop(name) for name in own & known if _is_loose(sys.modules[name])}
+    kept = {name: sys.modules.pop(name) for name in own & known if _is_outside_packages(sys.modules[name])}
     sys.path[:0] = [str(folder), str(folder.parent)]
     try:
         yield
@@ -76,20 +76,20 @@ def beside(folder: Path) -> Iterator[None]:
         sys.modules.update(kept)
 
 
-def _is_loose(module: ModuleType) -> bool:
-    """Whether a module stands in no package and is none of Python's own."""
+def _is_outside_packages(module: ModuleType) -> bool:
+    """Return whether a module is neither installed nor part of Python."""
     file = getattr(module, "__file__", None)
     return file is not None and "site-packages" not in file and f"python{sys.version_info[0]}" not in file
 
 
 def seeded(function: Any, seed: int, source: str, named: Mapping[str, Any] | None = None) -> Any:
-    """What a function of the problem gives with random generators of this seed; they are put back after it."""
+    """Call a function of the problem with seeded random generators, and restore them afterwards."""
     with generators_kept(), cuda_if(needs_cuda(source)):
         seed_generators(seed)
         return function(**(named or {}))
 
 
 def explained(error: Exception, where: Path, what: str) -> ProblemError:
-    """A problem's own error in one line."""
+    """Return a problem's own error in one line."""
     hint = "; it asks for CUDA" if asks_for_cuda(error) else ""
     return ProblemError(f"{where}: {what} failed ({type(error).__name__}: {one_line(error)}){hint}")

@@ -1,7 +1,7 @@
-"""Other sizes of a problem: small ones that still run, odd ones, and the given ones where this machine copes with them.
+"""Sizes at which a problem is judged: small, odd, edge and wide ones, and the given ones if this machine can run them.
 
-What a choice of sizes costs, and whether the reference takes it, is asked on tensors without memory (torch's device
-"meta"), so that nothing of the size of a GPU is ever made.
+The cost of a choice of sizes, and whether the reference accepts it, are found on meta tensors, so that no memory of a
+GPU's size is ever allocated.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from torch.utils._pytree import tree_leaves
 
 from assay.judge.problems.problem import Problem, ProblemError, Sizes
 
-_LEAST = 4  # sizes below are kernel sizes, strides, axes
-_CANDIDATE = 16  # and from here on surely extents
-_EDGES = (33, 129)
-_ROUNDS = (16, 8, 32, 64, 128)
-_TRIES = 40  # further sizes asked about
-_NUMBERED = 2**21  # elements of arguments with which a reference is called that looks at their numbers
-_NUMBERED_SIZE = 64  # the largest size at which arguments are made that can't be made without memory
+_LEAST = 4  # smaller numbers are kernel sizes, strides, axes
+_CANDIDATE = 16  # from here on a number is an extent
+_EDGES = (33, 129)  # one more than usual blocks of 32 and 128
+_ROUNDS = (16, 8, 32, 64, 128)  # bounds of small sizes, in the order in which they are tried
+_TRIES = 40  # further sizes that are tried to meet a limit
+_NUMBERED = 2**21  # elements of real arguments, for a reference that reads numbers and can't run on meta tensors
+_NUMBERED_SIZE = 64  # the largest size of arguments that can't be made on the meta device
 
 
 @dataclass(frozen=True)
 class Extent:
-    """What a call takes: elements of arguments, parameters and results, and operations of its products."""
+    """The cost of a call: elements of arguments, parameters and results, and operations of its products."""
 
     elements: int
     operations: int
 
     def within(self, limit: Extent) -> bool:
-        """Whether it is no more than ``limit``."""
+        """Return whether the cost is within ``limit``."""
         return self.elements <= limit.elements and self.operations <= limit.operations
 
 
@@ -53,7 +53,7 @@ class Choice:
 
 
 class _WithoutMemory(TorchFunctionMode):
-    """Tensors are made on the device "meta", wherever they were asked for."""
+    """Creates all tensors on the meta device, whatever device they are requested on."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -80,17 +80,17 @@ def _makers() -> frozenset[Any]:
 
 @contextlib.contextmanager
 def without_memory() -> Iterator[None]:
-    """Inside, tensors have shapes and no numbers."""
+    """Create tensors without memory inside."""
     with torch.no_grad(), _WithoutMemory():
         yield
 
 
 def extent(problem: Problem, sizes: Sizes) -> Extent:
-    """What a call at these sizes takes. Raises `ProblemError` where the reference doesn't take them."""
+    """Return the cost of a call at these sizes. Raises `ProblemError` if the reference rejects them."""
     try:
         with without_memory():
             return _extent(problem, sizes)
-    except _Unanswered as error:  # a reference that looks at numbers
+    except _Unanswered as error:  # a reference that reads numbers
         if error.elements > _NUMBERED:
             raise ProblemError(f"{problem.path}: the reference doesn't take {_shown(sizes)}: {error}") from None
     except Exception as error:
@@ -104,7 +104,7 @@ def extent(problem: Problem, sizes: Sizes) -> Extent:
 
 
 class _Unanswered(Exception):
-    """The reference can't be asked with arguments of so many ``elements``."""
+    """The reference failed on meta tensors with arguments of ``elements`` elements."""
 
     def __init__(self, error: Exception, elements: int) -> None:
         super().__init__(str(error))
@@ -112,7 +112,7 @@ class _Unanswered(Exception):
 
 
 def _extent(problem: Problem, sizes: Sizes) -> Extent:
-    """What a call takes, on tensors as they are made here. Raises `_Unanswered`, or what making them raises."""
+    """Return the cost of a call on the present kind of tensors. Raises `_Unanswered`, or an error of making them."""
     from torch.utils.flop_counter import FlopCounterMode
 
     instance = problem.make(sizes, 0)
@@ -136,7 +136,7 @@ def _shown(sizes: Sizes) -> dict[str, Any]:
 
 
 def known_extent(problem: Problem, sizes: Sizes) -> Extent | None:
-    """`extent`, or None where the reference doesn't take the sizes (or can't be asked without numbers)."""
+    """Return `extent`, or None if the reference rejects the sizes."""
     if not problem.wanted(sizes):
         return None
     try:
@@ -146,14 +146,14 @@ def known_extent(problem: Problem, sizes: Sizes) -> Extent | None:
 
 
 def _halved(value: int, most: int) -> int:
-    """The value halved until it is no more than ``most``."""
+    """Return the value halved until it is at most ``most``."""
     while value > most and value >= 2 * _LEAST:
         value = (value + 1) // 2
     return value
 
 
 def small(problem: Problem, given: Sizes, limit: Extent) -> Choice | None:
-    """Small sizes: as many as can be made small, at first all alike, within ``limit`` where that can be reached."""
+    """Return small sizes: all reduced together, then one by one, within ``limit`` if possible."""
     names = [name for name in problem.changeable if int(given.get(name, 0)) >= _CANDIDATE]
     best: Choice | None = None
     for most in _ROUNDS:
@@ -175,7 +175,7 @@ def small(problem: Problem, given: Sizes, limit: Extent) -> Choice | None:
 
 
 def _lessened(problem: Problem, choice: Choice, names: Iterable[str], limit: Extent) -> Choice:
-    """One size after the other halved, the largest first, until the limit is kept or nothing helps any more."""
+    """Halve one size after the other, the largest first, until the cost is within the limit or can't be reduced."""
     stuck: set[str] = set()
     for _ in range(_TRIES):
         if choice.extent.within(limit):
@@ -196,7 +196,7 @@ def _lessened(problem: Problem, choice: Choice, names: Iterable[str], limit: Ext
 
 
 def odd(problem: Problem, base: Choice, limit: Extent) -> Choice | None:
-    """The small sizes, each that may be so one larger."""
+    """Return the small sizes, each one larger if the reference accepts it."""
     sizes, result = dict(base.sizes), base.extent
     names = [name for name in problem.changeable if int(sizes.get(name, 0)) >= _LEAST]
     together = {**sizes, **{name: sizes[name] + 1 for name in names}}
@@ -212,7 +212,7 @@ def odd(problem: Problem, base: Choice, limit: Extent) -> Choice | None:
 
 
 def edge(problem: Problem, base: Choice, given: Sizes, limit: Extent) -> Choice | None:
-    """The small sizes, but each one more than a block, no more than given: the one given largest 129, others 33."""
+    """Return the small sizes with extents one more than a block: 129 for the one given largest, 33 for others."""
     known = {name: given[name] for name in problem.changeable if type(given.get(name)) is int}
     names = sorted((name for name in known if known[name] >= _EDGES[0]), key=lambda name: known[name])
     short = dict.fromkeys(names, _EDGES[0])
@@ -232,7 +232,7 @@ def edge(problem: Problem, base: Choice, given: Sizes, limit: Extent) -> Choice 
 
 
 def wide(problem: Problem, base: Choice, given: Sizes, limit: Extent) -> Choice | None:
-    """The small sizes, but one: the one that can be largest, no more than it was given."""
+    """Return the small sizes except one that is as large as possible, at most as given."""
     best: Choice | None = None
     for name in problem.changeable:
         value = base.sizes.get(name, 0)
@@ -251,7 +251,7 @@ def wide(problem: Problem, base: Choice, given: Sizes, limit: Extent) -> Choice 
 
 
 def near(problem: Problem, given: Sizes, limit: Extent) -> Choice | None:
-    """The given sizes where a call keeps ``limit``, else what comes nearest: the outermost sizes are lessened first."""
+    """Return the given sizes if a call is within ``limit``, else the nearest: outermost sizes are reduced first."""
     whole = known_extent(problem, given)
     if whole is None:
         return None
@@ -272,7 +272,7 @@ def near(problem: Problem, given: Sizes, limit: Extent) -> Choice | None:
 
 
 def outermost(problem: Problem, given: Sizes) -> list[str]:
-    """The changeable sizes in the order in which they appear in the arguments' shapes, those of a batch first."""
+    """Return the changeable sizes by their axis in the arguments' shapes, batch sizes first."""
     try:
         with without_memory():
             leaves = tree_leaves(problem.make(given, 0).draw(0))
@@ -289,13 +289,13 @@ def outermost(problem: Problem, given: Sizes) -> list[str]:
 
 
 def sizes_text(choice: Choice, given: Sizes) -> str:
-    """The sizes in words: only what may change."""
+    """Return in words the sizes that may change."""
     shown = {name: value for name, value in choice.sizes.items() if isinstance(value, int) and name in given}
     return ", ".join(f"{name}={value}" for name, value in list(shown.items())[:8])
 
 
 def limits(effort: str) -> Mapping[str, Extent]:
-    """What calls of each kind of sizes may take."""
+    """Return the largest cost of calls for each kind of sizes."""
     more = {"quick": 1, "usual": 4, "thorough": 16}[effort]
     return {
         "small": Extent(2**15 * more, 2**23 * more),
