@@ -1,6 +1,6 @@
-"""Writes what docs/interface.md, judge.md and kernels.md say of the code: ``./dev docs``, or this file as a script.
+"""Generates the parts of docs/interface.md, judge.md and kernels.md that describe the code: ``./dev docs`` runs it.
 
-Between ``<!-- generated: NAME -->`` and ``<!-- end -->`` stands what the function of that name gives. A test compares.
+The function NAME generates the text between ``<!-- generated: NAME -->`` and ``<!-- end -->``. A test compares.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ WIDTH = 116
 
 
 def signatures() -> str:
-    """The functions that users call, with every keyword and its default."""
+    """Return the signatures of the public functions, with every keyword and its default."""
     return "\n".join(["```python", *map(_signature, (examine, judge, evaluate, audit)), "```"])
 
 
 def verdict() -> str:
-    """The fields of verdicts and failures, outcomes and kinds."""
+    """Return the fields of verdicts and failures, outcomes and kinds."""
     lines = [
         f"`Verdict`: {_names(Verdict, ('passed', 'to_json', 'to_html'))}. Outcomes: {_listed(OUTCOMES)}.",
         f"`Failure`: {_names(Failure, ('percent',))}.",
@@ -49,7 +49,7 @@ def verdict() -> str:
 
 
 def contract_fields() -> str:
-    """The fields of a contract, with what the docstring under each says."""
+    """Return the fields of a contract, with their docstrings."""
     source = ast.parse(inspect.getsource(contract))
     body = next(node.body for node in source.body if isinstance(node, ast.ClassDef) and node.name == "Contract")
     said = {
@@ -73,13 +73,13 @@ def contract_fields() -> str:
 
 
 def phase_table() -> str:
-    """The table of phases, as the module that makes their cases has it."""
+    """Return the table of phases in the docstring of their module."""
     rows = [line for line in (phases.__doc__ or "").splitlines() if line.startswith("|")]
     return "\n".join(re.sub(r"\s+\|", " |", re.sub(r"-{4,}", "---", row)) for row in rows)
 
 
 def pytest_options() -> str:
-    """The options that the plugin adds to pytest."""
+    """Return the options that the plugin adds to pytest."""
     parser = Parser(_ispytest=True)
     plugin.pytest_addoption(parser)
     rows = [
@@ -91,7 +91,7 @@ def pytest_options() -> str:
 
 
 def commands() -> str:
-    """Every command with its arguments and options."""
+    """Return every command with its arguments and options."""
     rows: list[tuple[str, str]] = []
     for name, command in _commands(typer.main.get_command(app), "assay"):
         arguments = [f"[{p.name.upper()}]" for p in command.params if p.param_type_name == "argument"]
@@ -101,7 +101,7 @@ def commands() -> str:
 
 
 def ops() -> str:
-    """Every op: tensors, options with their usual values, results, and stages with their default format."""
+    """Return every op: tensors, options with usual values, results, and stages with their default format."""
     rows: list[tuple[str, ...]] = []
     for name in specs():
         op = spec(name)
@@ -116,12 +116,12 @@ def ops() -> str:
 
 
 def cheats() -> str:
-    """The names that a verdict on a solution gives to what it saw."""
+    """Return the names of the cheats in verdicts on solutions."""
     return _table(("cheat", "what was seen"), [(f"`{name}`", words) for name, words in CHEATS.items()])
 
 
 def kernels() -> str:
-    """Every kernel that comes along: its op, what it is written in, dtypes, contract, and what it was compiled to."""
+    """Return every bundled kernel: its op, language, dtypes, contract, and facts of its compiled code."""
     compiled = _compiled()
     rows = []
     for entry in sorted(entries(), key=lambda entry: entry.settings.definition.name):
@@ -152,7 +152,7 @@ _WRITTEN_IN = {"assay": "Triton", "pallas": "Pallas", "cuda": "CUDA C++"}
 
 
 def _compiled() -> dict[str, list[str]]:
-    """Of each kernel what docs/inspect.md says of its launches: registers, spills where there are any, products."""
+    """Return the facts of each kernel's launches in docs/inspect.md: registers, spills if any, products."""
     results: dict[str, list[str]] = {}
     for line in PAGE.with_name("inspect.md").read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -177,7 +177,7 @@ PARTS: dict[str, Callable[[], str]] = {
 
 
 def written(page: str) -> str:
-    """The page with every generated part as the code has it now; `KeyError` for a part that there is not."""
+    """Return the page with every generated part renewed; raise `KeyError` for an unknown part."""
     return re.sub(
         r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)",
         lambda match: f"{match[1]}{PARTS[match[2]]()}\n{match[3]}",
