@@ -110,7 +110,10 @@ def summary(content: Mapping[str, Any], written: Sequence[str] = ()) -> str:
     lines = [
         *_folded(f"{'MET' if chosen['met'] else 'NOT MET'}  ", headline(content)),
         *_folded(_line("not audited", ""), content["unaudited"]["words"]),
-        _line("model", f"{model['kind']}, {model['parameters']:,} parameters in {model['stored']}, {_site_counts(content)}"),
+        _line(
+            "model",
+            f"{model['kind']}, {model['parameters']:,} parameters in {model['stored']}, {_site_counts(content)}",
+        ),
         *(_line(*line) for line in data_lines(content)),
         _line("cost", ", ".join(f"{stage} {spent:.1f} s" for stage, spent in content["seconds"].items())),
         _line("noise floor", f"{format_error(content['noise_floor'])} {settings['unit']} (every site in bfloat16)"),
