@@ -1,7 +1,7 @@
-"""Named contracts: what published code promises, as tables of fields in ``configs/contracts``.
+"""Named contracts: the promises of published code, as tables of fields in ``configs/contracts``.
 
 "triton.softmax" is the table ``[softmax]`` of ``triton.toml``. A file with a table ``[any]`` is a contract by its own
-name, such as "transformers": the fields of ``[any]``, and on top of them those of the table of the op.
+name, such as "transformers": its fields are those of ``[any]``, overridden by those of the op's table.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def _files() -> dict[str, dict[str, Any]]:
 
 @cache
 def bases() -> tuple[str, ...]:
-    """The contracts that go by one name, for any op."""
+    """Return the contracts with a name of their own, which apply to any op."""
     return tuple(name for name, tables in _files().items() if _ANY in tables)
 
 
 def fields_of_base(name: str, op: str) -> dict[str, Any]:
-    """The fields of such a contract for an op. Raises `ContractError`."""
+    """Return the fields of such a contract for an op; raise `ContractError`."""
     if name not in bases():
         raise ContractError(f"contract: base: {unknown('name', name, bases())}")
     tables = _files()[name]
@@ -39,7 +39,7 @@ def fields_of_base(name: str, op: str) -> dict[str, Any]:
 
 
 def contract_named(name: str) -> dict[str, Any]:
-    """The fields of a contract: those of its table, or its name as the ``base``.
+    """Return the fields of a contract: those of its table, or its name as the ``base``.
 
     Raises `ContractError`.
     """

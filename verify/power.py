@@ -1,7 +1,8 @@
 """Power: which known faults an examination, or a test with a plain tolerance, would have caught.
 
-Every fault model of a spec is run as a kernel, in float32 inside, and examined. What gets through names the input that
-would have been needed. The kernel without a fault is examined first: a check that it fails catches nothing.
+Every fault model of a spec runs as a kernel, in float32 inside, and is examined. A fault that is not caught names the
+input that would have revealed it. The kernel without a fault is examined first: if a check fails that kernel too, its
+failures say nothing about the faults.
 """
 
 import re
@@ -48,12 +49,13 @@ def power(
 ) -> PowerReport:
     """Examine every fault model of spec ``op``, or of a reference with its ``tensors``, that these settings admit.
 
-    ``settings`` are dtype, out_dtype, options, shapes, contract, seed and layouts, as `assay.verify.examine` takes
-    them. ``families`` are the fault families to try, all where left out.
-    ``against`` is a plain check to compare with: "allclose(rtol, atol)" or "assert_close(rtol, atol)" of a float64
-    reference on normal numbers of one size, with torch's own tolerances where they are left out. ``progress(name, done,
-    of)`` is called before each fault. Raises as `examine` does, and `SettingError` on an ``against`` that can't be
-    read, and where the kernel without a fault does not pass the examination, or fails the plain check.
+    ``settings`` are dtype, out_dtype, options, shapes, contract, seed and layouts, as in `assay.verify.examine`.
+    ``families`` are the fault families to examine, by default all. ``against`` is a plain check to compare with:
+    "allclose(rtol, atol)" or "assert_close(rtol, atol)" against a float64 reference on normal numbers of one size, by
+    default with torch's tolerances. ``progress(name, done, of)`` is called before each fault.
+
+    Raises the errors of `examine`, and `SettingError` if ``against`` can't be parsed or if the kernel without a fault
+    fails the examination or the plain check.
     """
     given = {name: value for name, value in settings.items() if value is not None}
     spec = spec_name_of(op, tensors)
@@ -63,7 +65,7 @@ def power(
 def measured(
     settings: Settings, *, families: Sequence[str] | None = None, against: str = "", progress: Progress | None = None
 ) -> PowerReport:
-    """`power` with its settings as a record; of those that say how a kernel is run none count."""
+    """Return the `power` for settings given as a record; settings of how a kernel runs are ignored."""
     started = time.perf_counter()
     settings = replace(settings.anywhere(), every_aspect=False, at=())
     definition, out_dtype = settings.definition, settings.out_dtype
@@ -98,7 +100,7 @@ def measured(
 
 
 def _require_a_pass(plan: Plan, op: str, against: str, check: tuple[str, tuple[float, float] | None] | None) -> None:
-    """Raise `SettingError` unless the kernel without a fault, in float32 inside, passes what faults are put to."""
+    """Raise `SettingError` unless the kernel without a fault, in float32 inside, passes the faults' checks."""
     verdict = examination(kernel_of(None, op, plan.settings.out_dtype), plan.settings)
     if not verdict.passed:
         why = verdict.failure.message if verdict.failure is not None else verdict.note
@@ -115,7 +117,7 @@ def _require_a_pass(plan: Plan, op: str, against: str, check: tuple[str, tuple[f
 
 
 def _admitted(plan: Plan, op: str) -> list[FaultModel]:
-    """The fault models that some set of the options admits, and that break the contract asked for."""
+    """Return the fault models that some set of options admits and that break the contract."""
     sampler, choose = plan.sampler, seeded(0)
     cases = [sampler.case(choose, style="tile", options=options) for options in sampler.option_sets()]
     kept = plan.harness.contract.changed()
@@ -128,7 +130,7 @@ def _admitted(plan: Plan, op: str) -> list[FaultModel]:
 
 
 def _tolerances(text: str) -> tuple[str, tuple[float, float] | None]:
-    """The check that ``text`` names, and its tolerances."""
+    """Return the check that ``text`` names, and its tolerances."""
     expected = f"against={text!r}; expected allclose(1e-2,1e-2) or assert_close(1e-2,1e-2): rtol and atol"
     match = _CHECK.fullmatch(text)
     if match is None:
@@ -141,9 +143,9 @@ def _tolerances(text: str) -> tuple[str, tuple[float, float] | None]:
 
 
 def _plain_check_fails(plan: Plan, fault: FaultModel | None, check: tuple[str, tuple[float, float] | None]) -> bool:
-    """Whether a comparison with a float64 reference on normal numbers of one size catches the fault (None: no fault).
+    """Return whether a comparison with a float64 reference on normal numbers catches the fault (None: no fault).
 
-    It is made once for each set of options, and any of them may catch it.
+    The comparison uses one size and each set of options; any of these may catch the fault.
     """
     kernel = kernel_of(fault, plan.definition.name, plan.sampler.out_dtype)
     call = plan.harness.call

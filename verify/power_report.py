@@ -1,4 +1,4 @@
-"""What became of every fault model under an examination: rates by family and survivors, as data, text and JSON."""
+"""The result of examining every fault model: rates by family and survivors, as data, text and JSON."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from assay.verify.explanation.fault_models.fault_model import FAMILIES
 class Tried:
     """One fault model under one examination.
 
-    ``kind`` is its failure's, ``cases`` how many it took; ``against`` says whether the plain check caught it too.
+    ``kind`` is the kind of its failure and ``cases`` the number of cases; ``against``: the plain check caught it too.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class PowerReport:
-    """What became of every fault model that the options and dtypes of a campaign admit."""
+    """The result for every fault model that the options and dtypes of a campaign admit."""
 
     spec: str
     dtype: str
@@ -42,26 +42,26 @@ class PowerReport:
 
     @property
     def caught(self) -> int:
-        """How many fault models were caught."""
+        """Return how many fault models were caught."""
         return sum(trial.caught for trial in self.trials)
 
     @property
     def by_family(self) -> dict[str, tuple[int, int]]:
-        """(caught, tried) by fault family, in the order of `FAMILIES`."""
+        """Return (caught, tried) by fault family, in the order of `FAMILIES`."""
         return _by_family(self.trials, lambda trial: trial.caught)
 
     @property
     def by_family_against(self) -> dict[str, tuple[int, int]]:
-        """The same for the plain check that was compared; empty where none was."""
+        """Return (caught, tried) by fault family for the plain check; empty without one."""
         return _by_family(self.trials, lambda trial: bool(trial.against)) if self.against else {}
 
     @property
     def survivors(self) -> tuple[Tried, ...]:
-        """The fault models that were not caught."""
+        """Return the fault models that were not caught."""
         return tuple(trial for trial in self.trials if not trial.caught)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data (schema: docs/fault-models.md)."""
+        """Return plain data (schema: docs/fault-models.md)."""
         rates = {name: {"caught": caught, "of": of} for name, (caught, of) in self.by_family.items()}
         for name, (caught, _) in self.by_family_against.items():
             rates[name]["against"] = caught
@@ -74,7 +74,7 @@ class PowerReport:
         }
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """The report as JSON, also written to ``path`` where given."""
+        """Return the report as JSON; also write it to ``path`` if given."""
         text = json.dumps(self.as_dict(), indent=2)
         if path is not None:
             write_text_atomically(path, text)

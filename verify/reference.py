@@ -1,4 +1,4 @@
-"""What a kernel is held against: an op by its name, or a reference, a PyTorch function or module of the caller's."""
+"""Names of specs: an op, or a reference (a PyTorch function or module of the caller) that defines the right results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Reference = Callable[..., Any]
 
 
 def spec_name_of(op: str | Reference | Sequence[Reference], tensors: str | None = None) -> str:
-    """The name of what a kernel is to compute: that of an op, or the one that a reference's spec has in any process.
+    """Return the spec's name for an op's name, or for a reference, whose spec has the same name in any process.
 
     Raises `SettingError` or `DefinitionError`.
     """
@@ -35,9 +35,9 @@ def spec_name_of(op: str | Reference | Sequence[Reference], tensors: str | None 
 def spec_name_by_example(
     kernel: Any, op: str | Reference | Sequence[Reference], inputs: Callable[[], Any]
 ) -> tuple[Any, str, str]:
-    """The kernel as a function of tensors, the name of what it is to compute, and the dtype of the example inputs.
+    """Return the kernel as a function of tensors, the name of its spec, and the dtype of the example inputs.
 
-    Parameters of modules are tensors too, and shared by name. Raises `SettingError` or `DefinitionError`.
+    Parameters of modules become tensors too, shared by name. Raises `SettingError` or `DefinitionError`.
     """
     if isinstance(op, str):
         raise SettingError(f"inputs: {op!r} is known by its name; expected a reference, a function or a module")

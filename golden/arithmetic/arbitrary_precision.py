@@ -47,12 +47,12 @@ def working_precision(bits: int, *, terms: int | None = None) -> Iterator[None]:
 
 
 def bits_of(digits: int) -> int:
-    """How many bits hold that many decimal digits, as flint counts them."""
+    """Return how many bits hold that many decimal digits, as flint counts them."""
     return round((digits + 1) * math.log2(10))
 
 
 def float_below(value: Fraction) -> float:
-    """The largest float at or below a fraction."""
+    """Return the largest float at or below a fraction."""
     near = float(value)
     return near if Fraction(near) <= value else math.nextafter(near, -math.inf)
 
@@ -62,7 +62,7 @@ class Numbers(np.ndarray[Any, np.dtype[Any]]):
 
 
 def each(function: Callable[..., Any], *arrays: ObjectArray) -> ObjectArray:
-    """The function of the arrays' elements, one by one."""
+    """Apply the function to the arrays' elements, one by one."""
     given = [np.asarray(array, dtype=object) for array in arrays]
     results = np.empty(np.broadcast_shapes(*(array.shape for array in given)), dtype=object).view(Numbers)
     with np.errstate(all="ignore"):  # NaN is a number here
@@ -70,30 +70,30 @@ def each(function: Callable[..., Any], *arrays: ObjectArray) -> ObjectArray:
 
 
 class ObjectArithmetic(Arithmetic[ObjectArray, IntegerArray]):  # type: ignore[type-var]  # numpy lists shapes one by one
-    """Definitions over numpy arrays of numbers; subclasses say what a number is."""
+    """Definitions over numpy arrays of numbers; subclasses define the type of a number."""
 
     native = np
 
     @abstractmethod
     def number(self, value: float) -> Scalar:
-        """The exact number equal to a float."""
+        """Return the exact number equal to a float."""
 
     @property
     @abstractmethod
     def pi(self) -> Scalar: ...
     @abstractmethod
     def value(self, function: str, x: Scalar) -> Scalar:
-        """An elementary function of a number."""
+        """Return an elementary function of a number."""
 
     @abstractmethod
     def larger(self, x: Scalar, y: Scalar) -> Scalar: ...
     @abstractmethod
     def ends(self, value: Scalar) -> Ends | None:
-        """The least and the largest that a number may be, as exact fractions; None where it is none."""
+        """Return the least and the largest value of a number as exact fractions; None for NaN."""
 
     @abstractmethod
     def between(self, least: float, most: float) -> Scalar:
-        """The number that lies between two floats."""
+        """Return the number between two floats."""
 
     def apply(self, name: str, x: ObjectArray) -> ObjectArray:
         return each(lambda value: self.value(name, value), x)
@@ -117,7 +117,7 @@ class ObjectArithmetic(Arithmetic[ObjectArray, IntegerArray]):  # type: ignore[t
         return 1 / self.apply("sqrt", x)
 
     def function(self, name: str, x: ObjectArray) -> ObjectArray:
-        """The limits at the infinities, of which Arb often knows nothing, stand in a table."""
+        """Return the function; limits at the infinities, which Arb often does not know, come from a table."""
         least, most = LIMITS[name]
         below, above = self._is_minus_infinity(x), self._is_minus_infinity(-x)
         finite = self.where(below | above, self.exact(np.ones(())), x)
@@ -158,7 +158,7 @@ class ObjectArithmetic(Arithmetic[ObjectArray, IntegerArray]):  # type: ignore[t
         return torch.from_numpy(least), torch.from_numpy(most)
 
     def floats(self, value: Scalar) -> tuple[float, float]:
-        """The floats about a number; itself where it is one."""
+        """Return the floats about a number; the number itself if it is a float."""
         ends = self.ends(value)
         if ends is None:
             near = float(value.mid()) if hasattr(value, "mid") else float(value)
@@ -170,7 +170,7 @@ class ObjectArithmetic(Arithmetic[ObjectArray, IntegerArray]):  # type: ignore[t
         return each(self.hull_of, least.numpy(), most.numpy())
 
     def hull_of(self, least: float, most: float) -> Scalar:
-        """The number that lies between two floats, which may be one."""
+        """Return the number between two floats, which may be equal."""
         return self.number(float(least)) if least == most or least != least else self.between(float(least), float(most))
 
     def topk_index(self, x: ObjectArray, k: int) -> IntegerArray:
@@ -256,9 +256,9 @@ class Arb(ObjectArithmetic):
         self.digits = digits
 
     def precision(self) -> AbstractContextManager[None]:
-        """flint's working precision, which is the process's and all threads': one evaluation at a time, then restored.
+        """Return a context with flint's working precision, which all threads share: one evaluation at a time.
 
-        Operators between numbers take it too, so a whole evaluation is to be run in it.
+        Operators between numbers use it too, so a whole evaluation must run in it.
         """
         return working_precision(bits_of(self.digits))
 
@@ -317,7 +317,7 @@ class Multiprecision(ObjectArithmetic):
         return +self.context.pi
 
     def value(self, function: str, x: Scalar) -> Scalar:
-        """A real value, NaN where mpmath leaves the real numbers."""
+        """Return a real value, NaN where mpmath leaves the real numbers."""
         if function == "reciprocal":
             return 1 / x if x else self.context.nan
         result = getattr(self.context, {"lgamma": "loggamma"}.get(function, function))(x)
@@ -333,7 +333,7 @@ class Multiprecision(ObjectArithmetic):
         return exact, exact
 
     def special(self, function: Callable[..., Any], *numbers: ObjectArray) -> ObjectArray:
-        """By Arb, at these digits: of such functions it is no second witness."""
+        """Return Arb's value at these digits: for such functions this is no second witness."""
         arb = Arb(self.context.dps)
 
         def value(*given: Scalar) -> Scalar:
@@ -355,14 +355,14 @@ class Multiprecision(ObjectArithmetic):
 
 
 def _softplus(xp: Any, x: ObjectArray) -> ObjectArray:
-    """log(1 + exp x), as max(x, 0) + log(1 + exp(-|x|))."""
+    """Return log(1 + exp x) as max(x, 0) + log(1 + exp(-|x|))."""
     above = xp.maximum(x, xp.exact(np.zeros(())))
     below = -xp.maximum(x, -x)
     return above + xp.apply("log1p", xp.exp(below))
 
 
 def _exp2(xp: Any, x: ObjectArray) -> ObjectArray:
-    """2^x; of a whole number exact, so that its ties can be told."""
+    """Return 2^x, exact for integers, so that ties can be recognised."""
 
     def exact(value: Scalar, power: Scalar) -> Scalar:
         near = float(value)
@@ -374,7 +374,7 @@ def _exp2(xp: Any, x: ObjectArray) -> ObjectArray:
 
 
 def _log2(xp: Any, x: ObjectArray) -> ObjectArray:
-    """log x / log 2; of a power of two exact."""
+    """Return log x / log 2, exact for powers of two."""
 
     def exact(value: Scalar, quotient: Scalar) -> Scalar:
         fraction, exponent = math.frexp(float(value))
@@ -410,7 +410,7 @@ LIMITS: dict[str, tuple[float, float]] = {
 
 
 def nearest_code(value: Fraction, format: Format) -> Fraction:
-    """The number of ``format`` nearest to ``value``, saturated; on a tie the one whose significand is even."""
+    """Return the number of ``format`` nearest to ``value``, saturated; on a tie the one with an even significand."""
     step = Fraction(format.epsilon)
     if format.kind == "float":
         exponent = max(_exponent(abs(value)), format.min_exponent) if value else format.min_exponent
@@ -428,7 +428,7 @@ def power_of_two(value: Fraction, above: bool) -> float:
 
 
 def _exponent(value: Fraction) -> int:
-    """The exponent of the power of two at or below a positive number."""
+    """Return the exponent of the power of two at or below a positive number."""
     guess = value.numerator.bit_length() - value.denominator.bit_length()
     return guess if Fraction(2) ** guess <= value else guess - 1
 

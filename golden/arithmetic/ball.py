@@ -64,7 +64,7 @@ class Ball:
 
     @cached_property
     def is_finite(self) -> bool:
-        """Whether all midpoints are finite."""
+        """Return whether all midpoints are finite."""
         return all_finite(self.mid)
 
     @cached_property

@@ -133,7 +133,7 @@ class Decisions(Generic[N, Idx]):
         return y, False
 
     def open_beyond(self, x: N) -> N:
-        """Return x, unknown where infinite or NaN: it may come from an overflow that the exact number doesn't have."""
+        """Return x, unknown where infinite or NaN: it may be an overflow that the exact number doesn't have."""
         return x
 
     def select(self, certain: Tensor, possible: Tensor, x: N, y: N) -> N:
@@ -197,7 +197,7 @@ class Decisions(Generic[N, Idx]):
         return product
 
     def largest_of(self: Any, x: N) -> N:
-        """Return the largest along the last axis, which keeps size one, with the error of those that may be largest."""
+        """Return the largest along the last axis, which keeps size one, with the error of all that may be largest."""
         result: N = self.max(x)
         return result
 

@@ -1,12 +1,12 @@
 """Double-double numbers: unevaluated sums of two float64, with a radius that certifies them.
 
-u = 2^-53. Bounds are derived where they are used; they hold for round to nearest and normalised operands,
-|low| <= u |high|, which every operation here returns. Sources: T. J. Dekker, *A floating-point technique for extending
-the available precision*, Numer. Math. 18 (1971); D. E. Knuth, TAOCP 2, 4.2.2; M. Joldes, J.-M. Muller, V. Popescu,
-*Tight and rigorous error bounds for basic building blocks of double-word arithmetic*, ACM TOMS 44 (2017); T. Ogita,
-S. M. Rump, S. Oishi, *Accurate sum and dot product*, SISC 26 (2005), for underflow.
+u = 2^-53. Bounds are derived where they are used; they hold for round to nearest and normalised operands, |low| <= u
+|high|, which every operation here returns. Sources: T. J. Dekker, *A floating-point technique for extending the
+available precision*, Numer. Math. 18 (1971); D. E. Knuth, TAOCP 2, 4.2.2; M. Joldes, J.-M. Muller, V. Popescu, *Tight
+and rigorous error bounds for basic building blocks of double-word arithmetic*, ACM TOMS 44 (2017); T. Ogita, S. M.
+Rump, S. Oishi, *Accurate sum and dot product*, SISC 26 (2005), for underflow.
 
-torch's operations round once each; those that may be fused (addcmul) are used only where the bound covers both.
+torch's operations round once each; operations that may be fused (addcmul) are used only where the bound covers both.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class Real(Arithmetic[Tensor, Tensor]):
         )
 
     def attention_weights(self, scores: Tensor, visible: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The normalised weights, zero behind the mask, and the log-sum-exp [..., Sq, 1]."""
+        """Return the normalised weights, zero for masked keys, and the log-sum-exp [..., Sq, 1]."""
         scores = torch.where(visible, scores, -math.inf)
         largest = self.max(scores)
         if sinks is not None:
@@ -119,7 +119,7 @@ class Real(Arithmetic[Tensor, Tensor]):
 
 
 def torch_function(name: str, x: Tensor) -> Tensor:
-    """torch's float64 function of that name; a root is taken before its reciprocal."""
+    """Return torch's float64 function of that name; a root is taken before its reciprocal."""
     if name == "rsqrt":
         return 1 / torch.sqrt(x)
     if name == "softplus":
@@ -128,7 +128,7 @@ def torch_function(name: str, x: Tensor) -> Tensor:
 
 
 def power_of_two(x: Tensor, *, above: bool) -> Tensor:
-    """As `Arithmetic.power_of_two`; NaN and infinities as they are."""
+    """Return the powers of `Arithmetic.power_of_two`; NaN and infinities are unchanged."""
     significand, exponent = torch.frexp(x)
     exact = significand == 0.5
     power = torch.ldexp(torch.ones_like(x), torch.where(exact | ~torch.tensor(above), exponent - 1, exponent))
@@ -136,7 +136,7 @@ def power_of_two(x: Tensor, *, above: bool) -> Tensor:
 
 
 def codes_of(quotient: Tensor, format: str, zero: Tensor | None = None, mode: Mode = "nearest") -> Tensor:
-    """Quotients rounded to codes, and saturated after a zero-point was added; NaN stays NaN."""
+    """Return quotients rounded to codes, saturated after a zero-point is added; NaN is unchanged."""
     finite = torch.where(quotient.isnan(), 0.0, quotient)
     if zero is None:
         codes = round_to(finite, format, mode, "saturate")
@@ -147,7 +147,7 @@ def codes_of(quotient: Tensor, format: str, zero: Tensor | None = None, mode: Mo
 
 
 def visible_product(a: Tensor, visible: Tensor, b: Tensor) -> Tensor:
-    """a @ b in which what a row does not see never counts, NaN and Inf included; a is zero there."""
+    """Return a @ b without the elements that a row does not see, even NaN and Inf; a is zero there."""
     if bool(torch.isfinite(b).all()):
         return a @ b
     rows = [
@@ -158,7 +158,9 @@ def visible_product(a: Tensor, visible: Tensor, b: Tensor) -> Tensor:
 
 
 def weighted_values(weights: Tensor, visible: Tensor, values: Tensor) -> Tensor:
-    """weights @ values in which what a row does not see never counts, NaN and Inf included; NaN where a weight is."""
+    """Return weights @ values without the elements that a row does not see, even NaN and Inf; NaN where a weight is
+    NaN.
+    """
     finite = torch.isfinite(values)
     if bool(finite.all()):
         return weights @ values

@@ -64,7 +64,7 @@ def known(folder: Path, jobs: Sequence[Job]) -> dict[int, Row]:
 
 
 def _machine(device: str) -> str:
-    """The GPU's name, or the widest vector instructions of the CPU."""
+    """Return the GPU's name, or the widest vector instructions of the CPU."""
     if torch.device(device).type != "cuda":
         return torch.backends.cpu.get_cpu_capability()
     return torch.cuda.get_device_name(device) if torch.cuda.is_available() else ""

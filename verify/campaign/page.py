@@ -1,4 +1,4 @@
-"""A survey as an HTML page, and its rows counted."""
+"""A survey as an HTML page, and counts of its outcomes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -8,13 +8,15 @@ from assay.verify.report.html import environment
 
 
 def survey_page(rows: Sequence[Row], about: Mapping[str, str]) -> str:
-    """A survey as an HTML page: ``about`` it, counts by outcome, and a table whose rows unfold to their verdicts."""
+    """Return a survey as an HTML page: ``about`` it, counts by outcome, and a table whose rows unfold to their
+    verdicts.
+    """
     page = environment().get_template("survey.html.j2")
     return page.render(rows=rows, about=about, counts=tally(rows), aspects=ASPECTS)
 
 
 def tally(rows: Iterable[Row]) -> dict[str, int]:
-    """How many rows have each outcome; those of verdicts first."""
+    """Return the number of rows with each outcome, outcomes of verdicts first."""
     results = [row.outcome for row in rows]
     order = (*OUTCOMES, *sorted(set(results) - set(OUTCOMES)))
     return {outcome: results.count(outcome) for outcome in order if outcome in results}

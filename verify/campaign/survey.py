@@ -1,4 +1,4 @@
-"""The survey: every kernel of a table against its contract, in each of its dtypes.
+"""The survey: examine every kernel of a table against its contract, in each of its dtypes.
 
 Results are data; nothing is printed.
 """
@@ -26,7 +26,7 @@ from assay.verify.verdict import Verdict
 
 @dataclass(frozen=True)
 class Job:
-    """An entry, and the settings of one examination of it, in ``threads``; 0: as many as torch takes by itself."""
+    """An entry, and the settings of one examination of it, with ``threads`` torch threads; 0: torch's default."""
 
     entry: Entry
     settings: Settings
@@ -34,7 +34,7 @@ class Job:
 
     @property
     def cost(self) -> float:
-        """About how long it takes, in units of a softmax's case: what is slow is begun first."""
+        """Return the approximate time, relative to a softmax's case; expensive jobs begin first."""
         sets = min(math.prod(map(len, self.settings.options.values())), 4)
         cases = self.settings.fuzzed + 30 + 30 * sets
         return cases * self.entry.cost * (3.0 if self.settings.definition.sizes.work else 1.0)
@@ -42,10 +42,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Row:
-    """What became of a job: a verdict, or the reason why there is none.
+    """The outcome of a job: a verdict, or the reason why there is none.
 
-    ``outcome`` is the verdict's, or "NOT HERE" (this build or machine hasn't got the kernel), "NOT RUN" (it wasn't its
-    turn yet), "ERROR" (the entry can't be examined as it stands; ``reason`` says how to mend it).
+    ``outcome`` is the verdict's, or "NOT HERE" (the kernel is missing in this build or on this machine), "NOT RUN" (the
+    job was not begun), or "ERROR" (the entry can't be examined; ``reason`` says how to correct it).
     """
 
     entry: Entry
@@ -57,13 +57,13 @@ class Row:
 
     @property
     def words(self) -> str:
-        """The first violation, or whatever else there is to say, in one short line."""
+        """Return the first violation, or the reason, in one short line."""
         if self.verdict is None:
             return self.reason
         return failure_in_words(self.verdict.failure) if self.verdict.failure else self.verdict.note
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for a report as JSON."""
+        """Return plain data for a report as JSON."""
         entry = {name: getattr(self.entry, name) for name in ("name", "group", "target")}
         content = entry | {
             "spec": self.entry.settings.definition.name,
@@ -78,9 +78,10 @@ class Row:
 
 
 def plan(chosen: Iterable[Entry], *, threads: int = 0, **settings: Any) -> list[Job]:
-    """A job for each entry, each of its dtypes and seeds; ``settings`` are those of all, an entry's own go first.
+    """Return a job for each entry, dtype and seed; ``settings`` apply to all, but an entry's own settings override
+    them.
 
-    Where "cuda" is asked for, and so is there, no entry pretends it.
+    If the device is "cuda" and present, no entry pretends it.
     """
     jobs = []
     for entry in chosen:
@@ -94,9 +95,9 @@ def plan(chosen: Iterable[Entry], *, threads: int = 0, **settings: Any) -> list[
 
 
 def run(jobs: Sequence[Job], engine: Engine, *, until: float = math.inf) -> Iterator[tuple[int, Row]]:
-    """``(place in jobs, row)`` for every job as it is done; the longest begin first, none after ``until``.
+    """Yield ``(index in jobs, row)`` as each job ends; the most expensive begin first, none after ``until``.
 
-    What was lost with its worker and left no case to blame, as on a machine that went, is tried once more.
+    A job that lost its worker before any case could be blamed, for example because the machine stopped, runs once more.
     """
     absent = {index: job.entry.absence(job.settings.device) for index, job in enumerate(jobs)}
     for index, reason in absent.items():
@@ -118,7 +119,7 @@ def _blames_no_case(lost: Lost) -> bool:
 
 
 def examine_job(job: Job, heartbeat: Heartbeat) -> Verdict:
-    """A job's verdict, in a worker; the repro line of the case under way is what a lost worker leaves behind."""
+    """Return a job's verdict, in a worker; if the worker is lost, the repro line of its current case remains."""
     if job.threads:
         torch.set_num_threads(job.threads)
     done, known = 0, ""
@@ -140,12 +141,12 @@ def _row(job: Job, outcome: str, *, reason: str, trace: str = "") -> Row:
 
 
 def not_run(job: Job, reason: str) -> Row:
-    """The row of a job that was not begun, or not ended."""
+    """Return the row of a job that did not begin or did not end."""
     return _row(job, "NOT RUN", reason=reason)
 
 
 def row_of(job: Job, answer: Verdict | Lost | Raised) -> Row:
-    """What became of a job."""
+    """Return the row for a job's result."""
     if isinstance(answer, Verdict):
         return Row(job.entry, job.settings.dtype_name or answer.dtype, answer.outcome, answer)
     if isinstance(answer, Raised):
@@ -154,7 +155,7 @@ def row_of(job: Job, answer: Verdict | Lost | Raised) -> Row:
 
 
 def _lost(job: Job, lost: Lost) -> Row:
-    """A process that died is a finding, as any other; one that died before the first case examined nothing."""
+    """Return the row for a process that died: a finding, unless it died before the first case."""
     done, _, line = lost.note.partition(" ")
     if not line:
         return _row(job, "ERROR", reason=f"before the first case, {lost.message}")

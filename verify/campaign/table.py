@@ -1,7 +1,7 @@
 """The survey's table: kernels to examine, as ``[[kernel]]`` entries of a TOML file.
 
-``configs/survey.toml`` comes along, its head says what an entry holds; and ``configs/others.toml``, of kernels that
-other people wrote.
+The package contains ``configs/survey.toml``, whose head documents the fields of an entry, and ``configs/others.toml``,
+with kernels of other projects.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from assay.runtime.results import installed_version
 from assay.verify.errors import TableError
 from assay.verify.settings import OF_THE_RUN, Number, Settings, Text, Whole, fitting, names
 
-_OF_A_JOB = {"dtype", "seed", *OF_THE_RUN} - {"pretend"}  # the settings that an entry doesn't have
+_OF_A_JOB = {"dtype", "seed", *OF_THE_RUN} - {"pretend"}  # settings that an entry doesn't have
 _BUNDLED = ("survey", "others")
 
 Dtypes = Annotated[tuple[Any, ...], msgspec.Meta(description="a list of dtypes")]
@@ -34,14 +34,14 @@ Seeds = Annotated[tuple[Whole, ...], msgspec.Meta(description="a list of whole n
 class Entry:
     """A kernel, and how to examine it.
 
-    ``settings`` are those of all its examinations, but their dtype. ``survey_dtypes`` are those of ``dtypes`` that a
-    survey, which goes for breadth, takes. ``requires`` names a module, or an attribute of one, without which the kernel
-    isn't here. ``cost`` is about how long a case takes, in units of a softmax's. ``examples`` and ``seeds`` are a
-    campaign's own, where it has some.
+    ``settings`` apply to all its examinations, each of which has its own dtype. ``survey_dtypes`` is the subset of
+    ``dtypes`` for surveys, which cover many kernels with few dtypes. ``requires`` names a module, or an attribute of
+    one, without which the kernel is not available. ``cost`` is the approximate time of a case, relative to a softmax's
+    case. ``examples`` and ``seeds`` override a campaign's own.
 
-    ``package`` is the distribution that has it, and ``install`` how to get that, "pip install PACKAGE" where left out;
-    ``tried`` its version, or commit, where no distribution says it. For readers: ``promised``, where the contract
-    comes from, and ``cause``, why it doesn't keep it, as somebody found who read the source.
+    ``package`` is the distribution that contains the kernel, ``install`` the command to install it (default: "pip
+    install PACKAGE"), and ``tried`` its version or commit if the distribution has none. For readers: ``promised`` is
+    the source of the contract, and ``cause`` why the kernel breaks it, according to its source code.
     """
 
     name: Text
@@ -63,11 +63,11 @@ class Entry:
 
     @property
     def version(self) -> str:
-        """The version of its package that is installed, or else the one that the table was made with."""
+        """Return the installed version of the entry's package, or else the version with which the table was made."""
         return installed_version(self.package, self.tried)
 
     def absence(self, device: str) -> str:
-        """Why the kernel can't be examined on ``device`` of this machine, in words; empty if it can."""
+        """Return why the kernel can't be examined on ``device`` of this machine, in words; empty if it can."""
         kind = device.partition(":")[0]
         if self.devices and kind not in self.devices:
             return f"runs on {' and '.join(self.devices)}, not on {kind}"
@@ -78,10 +78,9 @@ class Entry:
 
 
 def entries(path: str | Path | None = None) -> tuple[Entry, ...]:
-    """The entries of a table: a file, or "survey" (where left out) or "others", which come along.
+    """Return the entries of a table: a file, "survey" (the default) or "others", which the package contains.
 
-    What a table says under ``[packages.NAME]`` holds for each entry of that ``package`` that says nothing else. Raises
-    `TableError`.
+    A table's ``[packages.NAME]`` gives the defaults of every entry of that ``package``. Raises `TableError`.
     """
     name = str(path or _BUNDLED[0])
     bundled = name in _BUNDLED and not Path(name).exists()
@@ -106,7 +105,7 @@ def entries(path: str | Path | None = None) -> tuple[Entry, ...]:
 
 
 def entry_from_table(row: Mapping[str, Any]) -> Entry:
-    """One entry: its own fields, and beside them those of `Settings.from_table`. Raises `TableError` and as that does.
+    """Return an entry from its own fields and those of `Settings.from_table`; raise `TableError` and that one's errors.
 
     Each of its ``dtypes`` and ``seeds`` is an examination.
     """
@@ -122,12 +121,12 @@ def entry_from_table(row: Mapping[str, Any]) -> Entry:
     spec(row["spec"], ours["target"])
     settings = Settings.from_table({name: value for name, value in row.items() if name not in own})
     for dtype in ours.get("dtypes", ()):
-        replace(settings, dtype=dtype)  # which checks it
+        replace(settings, dtype=dtype)  # this checks the dtype
     return Entry(settings=settings, **(ours | {"dtypes": ours.get("dtypes") or (None,)}))
 
 
 def _exists(dotted: str) -> bool:
-    """Whether there is a module, or an attribute of one, of that name."""
+    """Return whether a module, or an attribute of one, has that name."""
     with contextlib.suppress(ImportError, ValueError):
         if importlib.util.find_spec(dotted) is not None:  # without importing it
             return True

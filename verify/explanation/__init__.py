@@ -1,5 +1,5 @@
-"""Explanation: which known faults account for a failure.
+"""Explain a failure by known faults.
 
-In: a shrunk failure and the harness that it was seen in. Out: ranked `Explanation`s. Called by `examination` once,
-after shrinking; the fault models serve `mutation` too.
+In: a shrunk failure and the harness that produced it. Out: ranked `Explanation`s. `examination` calls it once, after
+shrinking; `mutation` uses the fault models too.
 """

@@ -1,27 +1,23 @@
-"""Explaining a failure: which known faults account for what the kernel gave, and the tightest contract that it keeps.
+"""Explain a failure: find the known faults, or the tightest looser contract, that account for the kernel's outputs.
 
-The kernel is called on the failing case, on the case as it was before shrinking, and on a few ordinary ones. A fault
-explains it if every output lies within the fault model's own radius under the contract, on all of these cases, and some
-element that breaks the contract of the right definition does so no longer. Several may: then cases follow on which the
-likeliest two would give different outputs. The one that leaves an output the least room comes first (the fewest numbers
-of the output's format lie within its radius, on the average element that breaks the contract), which is the likeliest
-where an output is as likely to lie anywhere within. So a looser contract, which explains much, stands behind an altered
-definition that predicts the output to its last bits; and it is named only if the kernel's errors are spread over
-ordinary outputs as the fault model's own are (`assay.verify.explanation.fault_models.error_distribution`).
+Failures of numbers: the kernel is called on the failing case, on the same case before shrinking, and on a few ordinary
+cases. A fault model explains the failure if, on all of these, every output is within the fault's own radius under the
+contract, and this includes at least one element that breaks the contract of the right definition. If several fault
+models do, further cases follow on which the two likeliest would give different outputs.
 
-How well a fault model accounts for the calls seen so far, and how much room it leaves their outputs.
+Ranking: a fault's room at an element is log2 of how many numbers of the output's format are within its radius. The
+fault with the least mean room over the elements that break the contract comes first: it makes the most precise
+prediction. A looser contract, which allows much, therefore ranks behind an altered definition that predicts the last
+bits. It is reported only if the kernel's errors are distributed as the fault model's own
+(`assay.verify.explanation.fault_models.error_distribution`).
 
-What accounts for an access out of bounds: which element it was, and what it is not without.
+Confirmation: a fault model may fit one failing case because it predicts something else that is wrong there too (one NaN
+equals another, and every fault is far from a result that is far off). Before a fault is reported, the kernel is called
+on fresh data: the failing case with other seeds, and ordinary calls of several distributions and sizes. Where a kernel
+with the fault would break the contract, the kernel's results must be those of the fault; elsewhere they must be right.
 
-What accounts for a failure beside numbers: side effects and bias; and how an explanation is put into words.
-
-Confirming a suspect: fresh data on which the known fault gives wrong numbers, and whether the kernel gives these.
-
-A fault model that accounts for one failing case may do so because it predicts something else that is wrong there too
-(NaN has one value, and a result far off is as far from everything). Before it is named, cases are looked for on which a
-kernel with the fault would break the contract: the failing case with other data, and ordinary calls of several
-distributions and sizes (a tail of 64 is one of 16 too, at the size that a failure was met at). On each the kernel's
-results have to be those of the fault, and on the others right.
+Other failures: side effects are explained by a series of calls, bias by the direction of the errors, and a load out of
+bounds by the label or the tail without which it does not occur.
 """
 
 from __future__ import annotations
@@ -60,22 +56,22 @@ from assay.verify.harness.runner import KernelHarness
 _ENOUGH_CONFIRMED = (
     2,
     12,
-)  # calls in which a fault shows, and the kernel shows it: of the failing sizes, and of others
-_SEEDS = 3  # of the failing case
-_LEAST = 3  # calls, however little time is left
+)  # enough calls that show the fault: with the failing sizes, and with others
+_SEEDS = 3  # fresh seeds of the failing case
+_LEAST = 3  # calls, even if the time is over
 _KINDS = ("normal", "wide", "steep", "small", "loud", "positive", "below")  # distributions of ordinary calls
 _STYLES = ("tile", "small", "tile")
-_SIZES = (100, 40, 121, 24)  # of one symbol: beyond a tile of 64, of 32, of 16, and odd
-_MOST_CONFIRMING_WORK = 2**21
+_SIZES = (100, 40, 121, 24)  # sizes of one symbol: not multiples of tiles of 64, 32 and 16, and an odd one
+_MOST_CONFIRMING_WORK = 2**21  # confirmation calls many cases: skip those that are not quick
 
 
 def is_confirmed(
     fault: FaultModel, harness: KernelHarness, failure: Failure, first: Case, sampler: Sampler, budget: FaultBudget
 ) -> bool:
-    """Whether the kernel gives what a kernel with this fault gives wherever that is wrong, as far as time allows.
+    """Return whether the kernel gives the fault's results wherever those are wrong, within the time budget.
 
-    A fault that shows on no fresh data (of one NaN, one layout) is confirmed by the failing case alone; one for which
-    time did not suffice to look isn't.
+    A fault that no fresh data show (one NaN, one layout) is confirmed by the failing case alone. A fault for which the
+    time ran out before any call showed it is not confirmed.
     """
     shown, tried = [0, 0], 0
     for others, case in _fresh_cases(failure.case, first, sampler):
@@ -109,7 +105,7 @@ def is_confirmed(
 
 
 def _fresh_cases(failing: Case, first: Case, sampler: Sampler) -> Iterator[tuple[bool, Case]]:
-    """The failing case with other data; ordinary calls of other sizes, which are told by a True."""
+    """Yield the failing case with other data (False), and ordinary calls of other sizes (True)."""
     for index in range(_SEEDS):
         for case in (failing, first) if first != failing else (failing,):
             if _is_quick(case):
@@ -120,7 +116,7 @@ def _fresh_cases(failing: Case, first: Case, sampler: Sampler) -> Iterator[tuple
 
 
 def _of_one_size(case: Case, sampler: Sampler) -> Iterator[Case]:
-    """The case with one size another, each that may be any in turn, and ordinary data."""
+    """Yield the case with ordinary data and one free size changed."""
     for size in _SIZES:
         for symbol in sampler.free_symbols(case):
             sizes = sampler.with_size(case.sizes, symbol, size)
@@ -130,7 +126,7 @@ def _of_one_size(case: Case, sampler: Sampler) -> Iterator[Case]:
 
 
 def _ordinary(failing: Case, sampler: Sampler) -> Iterator[Case]:
-    """Calls under the failing one's options and layouts."""
+    """Yield calls with the failing case's options and layouts."""
     choose = seeded(failing.seed + 5)
     for kind in _KINDS:
         for style in _STYLES:
@@ -144,15 +140,15 @@ def _is_quick(case: Case) -> bool:
     return case.definition.cost(case.sizes) <= _MOST_CONFIRMING_WORK
 
 
-_FACTOR = 4.0  # of what the contract allows: a sum of answers errs by that of each
-_ALIKE = 0.9  # of the calls of the series
-_SERIES = ("once", "once", "repeat", "after_other", "after_refill")  # what tells one kind of side effects from another
+_FACTOR = 4.0  # times the contract's tolerance: the sum of several results has the errors of each
+_ALIKE = 0.9  # share of the calls in the series that must agree
+_SERIES = ("once", "once", "repeat", "after_other", "after_refill")  # protocols that distinguish side effects
 MOST = 5  # explanations
 NUMBERS = ("contract", "exact", "nonfinite", "layout", "unwritten_output")  # kinds of failures
 
 
 def described(fault: FaultModel, contract: Contract, *, kept: bool = False) -> str:
-    """What is wrong, where it was seen, and the contract that allows it: one that is ``kept``, or one to be tried."""
+    """Return the fault's description, its origin, and the contract that allows it (``kept``: the kernel keeps it)."""
     words = fault.description
     if fault.contract:
         fields = ", ".join(f"{name}={value!r}" for name, value in fault.loosened(contract).changed().items())
@@ -163,7 +159,7 @@ def described(fault: FaultModel, contract: Contract, *, kept: bool = False) -> s
 def explained_by_side_effects(
     harness: KernelHarness, failure: Failure, sampler: Sampler, budget: FaultBudget
 ) -> tuple[Explanation, ...]:
-    """Faults of side effects that fail as the kernel does in a series of calls of two shapes that are new to both."""
+    """Return faults of side effects that fail as the kernel does, in a series of calls of two new shapes."""
     choose, cases = seeded(failure.case.seed + 2), []
     for _ in range(2):
         drawn = sampler.case(choose, style="small", options=failure.case.options)
@@ -171,9 +167,9 @@ def explained_by_side_effects(
         cases += [replace(drawn, protocol=protocol, seed=drawn.seed + index) for index, protocol in enumerate(_SERIES)]
 
     def results(kernel: Kernel | None, *, later: bool = False, like: list[Result] | None = None) -> list[Result]:
-        """What each call of the series gives; ``later``: after one more call, for what changes by turns.
+        """Return each call's result; ``later``: after an extra call, for faults that change with the number of calls.
 
-        The series ends where the budget is over, and where it can't be ``like`` another any more.
+        Stop when the time is over, or when the results can no longer agree with ``like``.
         """
         tried = harness
         if kernel is not None:
@@ -198,7 +194,7 @@ def explained_by_side_effects(
         return ()
     halves = wanted[: len(_SERIES)], wanted[len(_SERIES) :]
     if set(wanted) <= {"", *NUMBERS} and not any("" in half and any(half) for half in halves):
-        return ()  # alike for all calls of a shape: it is the numbers that are wrong
+        return ()  # all calls of a shape agree: the numbers are wrong, not a side effect
     for order, fault in enumerate(fault_models_of(failure.case.spec)):
         if fault.side_effects is None or not any(wanted):
             continue
@@ -221,14 +217,14 @@ def explained_by_side_effects(
 
 
 def kinds(results: list[Result]) -> list[str]:
-    """The kinds of failures, empty where there is none."""
+    """Return the kind of each result's failure; "" for none."""
     return ["" if result.failure is None else result.failure.kind for result in results]
 
 
 def _give_alike(known: Result, result: Result) -> bool:
-    """Whether a call gives what a kernel with a known fault gives, to within what the contract leaves a right one.
+    """Return whether a call's results agree with those of a known fault, within a right kernel's tolerance.
 
-    Calls that end in no results are told by their kinds alone; and right ones are alike.
+    Results without outputs are compared by their kinds alone, and two right results agree.
     """
     if (known.failure is None and result.failure is None) or not (known.outputs and result.outputs):
         return True
@@ -248,7 +244,7 @@ def _give_alike(known: Result, result: Result) -> bool:
 
 
 def explained_by_bias(harness: KernelHarness, failure: Failure, budget: FaultBudget) -> tuple[Explanation, ...]:
-    """Fault models whose kernels' errors lean the same way in the same calls, though each lies within the contract."""
+    """Return fault models whose kernels show bias of the same sign in the same calls, each error within tolerance."""
     results = []
     for fault in fault_models_of(failure.case.spec):
         if fault.family not in ("store", "accumulator", "precision"):
@@ -277,15 +273,17 @@ TAIL = "tail_loaded"
 def explained_by_accesses(
     harness: KernelHarness, failure: Failure, sampler: Sampler, budget: FaultBudget
 ) -> tuple[Explanation, ...]:
-    """What a load out of bounds is not without: a label that is ignored, or a size that is no whole tile."""
+    """Explain a load out of bounds by an ignored label or a size that is not a multiple of the tile."""
     return () if budget.is_over() else _by_labels(harness, failure) or _by_tails(harness, failure, sampler, budget)
 
 
 def _by_tails(
     harness: KernelHarness, failure: Failure, sampler: Sampler, budget: FaultBudget
 ) -> tuple[Explanation, ...]:
-    """That a load isn't masked along a dimension: at whole tiles of it the kernel doesn't crash, at one more it loads
-    out of bounds again, and all else is as it was."""
+    """Detect a load that is not masked along a dimension.
+
+    With a multiple of a tile the kernel must not crash; with one element more it must load out of bounds again.
+    """
     case = failure.case
     if _OUTSIDE.search(failure.message) is None:
         return ()
@@ -317,7 +315,7 @@ def _by_tails(
 
 
 def _by_labels(harness: KernelHarness, failure: Failure) -> tuple[Explanation, ...]:
-    """That an ignored token's label was loaded: one points there, and without one nothing is loaded out of bounds."""
+    """Detect a load at an ignored token's label: its index must match, and it must not occur without such labels."""
     result, case = _LOADED.search(failure.message), failure.case
     fault = next((fault for fault in fault_models_of(case.spec) if fault.name == _FAULT), None)
     if result is None or fault is None or "target" not in {tensor.name for tensor in case.signature.tensors}:
@@ -333,29 +331,29 @@ def _by_labels(harness: KernelHarness, failure: Failure) -> tuple[Explanation, .
 
 
 Tensor = torch.Tensor
-_UNSAID = 24.0  # bits of room of an element of which an explanation says nothing
+_UNSAID = 24.0  # bits of room of an element about which a fault model says nothing
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How well a fault model accounts for calls: what it explains and leaves, its room in bits, the worst ratio."""
+    """How well a fault model fits the calls so far: elements explained and left, room in bits, the worst ratio."""
 
     fault: FaultModel
     order: int
     left: int = 0
     explained: int = 0
-    room: tuple[float, float] = (0.0, 0.0)  # of elements that break the contract, of all
+    room: tuple[float, float] = (0.0, 0.0)  # sums over the elements that break the contract, and over all
     elements: tuple[int, int] = (0, 0)
     ratio: float = 0.0
 
     @property
     def rank(self) -> tuple[int, ...]:
-        """The less room for the mean element that breaks the contract, then for any, the likelier; or the earlier."""
+        """Return the sort key: mean room of the elements that break the contract, mean room of all, and order."""
         means = (room / max(count, 1) for room, count in zip(self.room, self.elements, strict=True))
         return (*(round(4 * mean) for mean in means), self.order)
 
     def on(self, observation: Observation, budget: FaultBudget) -> Fit:
-        """The same with one more call; a fault model that can't be evaluated on it doesn't account for it."""
+        """Return the fit after one more call; a fault model that can't be evaluated on it leaves all its elements."""
         judgements: tuple[Judgement, ...] | None = None
         with budget.trying(self.fault):
             if not self.fault.concerns(observation.case):
@@ -364,7 +362,7 @@ class Fit:
             judgements = None if limits is None else tuple(map(judge, observation.outputs, limits))
         if judgements is None:
             return replace(self, left=self.left + max(observation.breaks, 1))
-        silent = self.fault.family == "unwritten"  # which says of some elements that they may be anything
+        silent = self.fault.family == "unwritten"  # the fault predicts that some elements may hold anything
         here = sum(
             int((was & ~now.broken & (now.tolerance.judged | silent)).sum())
             for was, now in zip(observation.broken, judgements, strict=True)
@@ -382,7 +380,7 @@ class Fit:
 
 
 def _room(judgement: Judgement) -> Tensor:
-    """Bits of room of each element: the logarithm of how many numbers of the output's format lie within."""
+    """Return log2 of how many numbers of the output's format are within each element's tolerance."""
     allowed = judgement.tolerance
     golden = torch.where(allowed.golden.isfinite(), allowed.golden, 0.0)
     gap = torch.maximum(next_up(golden, allowed.out) - golden, golden - next_down(golden, allowed.out))
@@ -394,24 +392,24 @@ def _room(judgement: Judgement) -> Tensor:
 Keeps = Callable[[Contract], bool | None]
 
 _SIDE_EFFECTS = ("nondeterministic", "batch_variant", "input_mutated", "out_of_bounds_write")
-_MOST_WORK = 2**21  # of a case that is evaluated for every fault model
-_ENOUGH = 2  # cases, after which one fault model that is left needs no more
-_NEAR = (("tile", "normal"), ("tile", "steep"), ("tile", "normal"), ("small", "small"))  # sizes and distributions
+_MOST_WORK = 2**21  # most work of a case: every fault model is evaluated on it
+_ENOUGH = 2  # cases after which a single remaining fault model is accepted
+_NEAR = (("tile", "normal"), ("tile", "steep"), ("tile", "normal"), ("small", "small"))  # size styles and distributions
 _TELLING = (
     None,
     "small",
     "wide",
     "powers",
     "steep",
-)  # distributions that tell fault models apart; None: that of the failure
-_MORE = 24  # such cases, at most
-_LIKE = 0.125  # by which an arithmetic that is not a fault model's own is further away
-_OTHER_OPTIONS = 7  # sets of them
+)  # distributions on which fault models differ; None: the failure's own
+_MORE = 24  # most cases that are tried to distinguish two fault models
+_LIKE = 0.125  # penalty in distance for an arithmetic that is not the fault model's own
+_OTHER_OPTIONS = 7  # most other sets of options
 
 
 @dataclass(frozen=True)
 class Explained:
-    """The known faults that account for a failure, the likeliest first; and which fault models raised when asked."""
+    """The known faults that account for a failure, the likeliest first, and the errors of fault models that raised."""
 
     explanations: tuple[Explanation, ...] = ()
     not_asked: tuple[str, ...] = ()
@@ -426,10 +424,10 @@ def explain(
     seconds: float = 3.0,
     keeps: Keeps = lambda contract: None,
 ) -> Explained:
-    """What accounts for a shrunk ``failure``; ``first`` is the case as it failed at first.
+    """Return the known faults that account for a shrunk ``failure``; ``first`` is its case before shrinking.
 
-    ``keeps`` tells whether the kernel keeps another contract where this one is broken: None where that isn't known, and
-    then it isn't said. What isn't tried within so many ``seconds`` of processor time is left out.
+    ``keeps`` returns whether the kernel keeps another, looser contract; None if unknown, which the explanation omits.
+    ``seconds`` limits the processor time; fault models beyond it are not tried.
     """
     budget = FaultBudget(seconds)
     if failure.kind == "crash":
@@ -448,7 +446,7 @@ def explain(
 
 
 def _varies(harness: KernelHarness, case: Case, budget: FaultBudget) -> bool:
-    """Whether the same call gives other bits the second time: no altered mathematics does."""
+    """Return whether two equal calls give different bits, which no altered definition does."""
     if budget.is_over():
         return False
     once, again = harness.outputs(case), harness.outputs(case)
@@ -458,10 +456,10 @@ def _varies(harness: KernelHarness, case: Case, budget: FaultBudget) -> bool:
 def _explained_by_numbers(
     harness: KernelHarness, failure: Failure, first: Case, sampler: Sampler, budget: FaultBudget, keeps: Keeps
 ) -> tuple[Explanation, ...]:
-    """Fault models whose altered mathematics accounts for the outputs, case by case fewer."""
+    """Return the fault models whose altered definitions account for the outputs of every case."""
 
     def confirmed(fit: Fit) -> Iterator[tuple[Fit, Explanation]]:
-        """A fault that fresh data confirm; a looser contract if an examination under it doesn't break it."""
+        """Yield the fit if fresh data confirm its fault and an examination does not refute its looser contract."""
         with budget.trying(fit.fault):
             if is_confirmed(fit.fault, harness, failure, first, sampler, budget):
                 kept = keeps(fit.fault.loosened(harness.contract)) if fit.fault.contract else None
@@ -470,7 +468,7 @@ def _explained_by_numbers(
                     yield fit, Explanation(fit.fault.name, words, fit.ratio)
 
     def ranked(fits: list[Fit], seen: list[Observation]) -> tuple[Explanation, ...]:
-        """The likeliest altered definitions that are confirmed, and before them a looser contract that fits better."""
+        """Return the likeliest confirmed altered definitions, preceded by a looser contract if that fits better."""
         altered = sorted((fit for fit in fits if fit.explained and not fit.fault.contract), key=lambda fit: fit.rank)
         established = [results for fit in altered[:MOST] for results in confirmed(fit)]
         looser = _looser(fits, established[0][0] if established else None, seen, budget)
@@ -499,12 +497,11 @@ def _explained_by_numbers(
 
 
 def _has_ordinary(observations: list[Observation]) -> bool:
-    """Whether there is a call with other data than the failing one's."""
     return any(observation.case.seed != observations[0].case.seed for observation in observations)
 
 
 def _after(observation: Observation, fits: list[Fit], budget: FaultBudget) -> list[Fit]:
-    """The fault models after one more call; those that time does not suffice for as they were."""
+    """Return the fits after one more call; once the time is over, the remaining fits are unchanged."""
     seen = []
     for fit in fits:
         if budget.is_over():
@@ -516,7 +513,7 @@ def _after(observation: Observation, fits: list[Fit], budget: FaultBudget) -> li
 def _distinguished(
     harness: KernelHarness, alive: list[Fit], first: Case, sampler: Sampler, budget: FaultBudget
 ) -> tuple[list[Fit], list[Observation]]:
-    """What is left of the faults after calls for which the likeliest two would give different outputs; the calls."""
+    """Return the fits that remain after calls on which the two likeliest would differ, and these calls."""
     observations: list[Observation] = []
     choose = seeded(first.seed + 3)
     for index in range(_MORE):
@@ -537,21 +534,20 @@ def _distinguished(
 
 
 def _likeliest(fits: list[Fit]) -> list[FaultModel]:
-    """The two that are to be told apart; a looser contract behind an altered definition stays behind it."""
+    """Return the two likeliest fault models, omitting looser contracts that rank behind an altered definition."""
     results = [fit.fault for fit in sorted(fits, key=lambda fit: fit.rank) if fit.explained]
     first, others = results[:1], results[1:]
     return first + [fault for fault in others if not fault.contract or first[0].contract][:1]
 
 
 def _differ(faults: Sequence[FaultModel], case: Case) -> bool:
-    """Whether the kernels of two fault models give different bits."""
     values = {name: guarded.tensor for name, guarded in build(case).guarded.items()}
     given = (given_by(fault, case, values) for fault in faults)
     return not all(same_numbers(a, b) for a, b in zip(*given, strict=True))
 
 
 def _cases(failure: Failure, first: Case, sampler: Sampler) -> Iterator[Case]:
-    """The failing case, the same before it was shrunk, and ordinary cases under the same options."""
+    """Yield the failing case, the same case before shrinking, and ordinary cases with the same options."""
     memory = "nan" if failure.kind == "unwritten_output" else failure.case.memory
     definition = failure.case.definition
     yield replace(failure.case, memory=memory)
@@ -570,16 +566,15 @@ def _cases(failure: Failure, first: Case, sampler: Sampler) -> Iterator[Case]:
 
 
 def _candidates(failure: Failure) -> Iterator[FaultModel]:
-    """The fault models that may account for a failure of this kind."""
     for fault in fault_models_of(failure.case.spec):
         if fault.side_effects is None and (fault.family != "unwritten" or failure.kind == "unwritten_output"):
             yield fault
 
 
 def _looser(fits: list[Fit], altered: Fit | None, observations: list[Observation], budget: FaultBudget) -> list[Fit]:
-    """The looser contract, or none, that fits better than the altered definition, and as errors of which they spread.
+    """Return at most one looser contract: it ranks before the altered definition, and its errors are distributed alike.
 
-    How they spread is told by ordinary calls, not by those that were looked for because they fail.
+    Only ordinary calls count: cases that were searched for because they fail would bias the distribution.
     """
     looser = [fit for fit in fits if fit.explained and fit.fault.contract and (not altered or fit.rank < altered.rank)]
     ordinary = [observation for observation in observations if observation.case.seed != observations[0].case.seed]
@@ -589,7 +584,7 @@ def _looser(fits: list[Fit], altered: Fit | None, observations: list[Observation
 
 
 def _unlike(fault: FaultModel, observations: list[Observation], budget: FaultBudget) -> float:
-    """How unlike the kernel's errors spread in these calls; above 1 they are others than the fault model's."""
+    """Return the distance between the kernel's error distribution and the fault model's; above 1 they differ."""
     distributions: tuple[ErrorDistribution, ...] = ()
     for observation in observations:
         if (

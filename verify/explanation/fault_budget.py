@@ -1,4 +1,4 @@
-"""A processor-time budget for fault models, in which one that raises does not keep the others from being tried."""
+"""A budget of processor time for fault models; one that raises does not stop the others."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from assay.verify.explanation.fault_models.fault_model import FaultModel
 
 
 class FaultBudget(CpuBudget):
-    """A budget of seconds for fault models; ``failed`` has the error of each that raised, in call order."""
+    """A budget in seconds for fault models; ``failed`` holds the error of each that raised, in call order."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(seconds)
@@ -16,7 +16,7 @@ class FaultBudget(CpuBudget):
 
     @contextmanager
     def trying(self, fault: FaultModel) -> Iterator[None]:
-        """Record an exception that a fault model raises inside."""
+        """Record an exception that a fault model raises inside the block."""
         try:
             yield
         except Exception as error:

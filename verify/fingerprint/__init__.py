@@ -1,8 +1,8 @@
-"""Fingerprints: what a kernel does inside, read from outside by probes.
+"""Fingerprints: numerical properties of a kernel (accumulator, rounding, order of sums), found by probing its results.
 
-`fingerprint(kernel, op, dtype=...)` gives a `Card` of `Trait`s; each says what was seen, and how, or that the kernel's
-results don't show it. `subject` calls the kernel, `reductions` presents chosen terms to the sum inside an op,
-`accumulator` and `tree` read that sum, `values` stores, special values, repetition and batches.
+`fingerprint(kernel, op, dtype=...)` returns a `Card` of `Trait`s; each has a value and the evidence for it, or the
+reason why the results don't show it. `subject` calls the kernel, `reductions` presents chosen terms to the sum inside
+an op, `accumulator` and `tree` read that sum, and `values` reads stores, special values, repetition and batches.
 """
 
 from assay.verify.fingerprint.card import Card, Trait

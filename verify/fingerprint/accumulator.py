@@ -1,9 +1,9 @@
-"""The accumulator inside a sum: its width, its rounding, the promotion interval, and the operands' width.
+"""Probe the accumulator of a sum: its width, rounding and promotion interval, and the width of the operands.
 
-A large term, a unit 2^-k of it, and the large one's negative: the unit comes out again where the running sum keeps
-k + 1 bits. Where the unit stands decides which partial sum it meets, so places with a wider accumulator between
-narrower ones show a promotion. Sources: M. Fasi, N. J. Higham, M. Mikaitis, S. Pranesh, *Numerical behavior of NVIDIA
-tensor cores*, PeerJ CS 7:e330 (2021); FTTN, arXiv 2403.00232.
+The terms are a large one, a unit 2^-k of it, and the negative of the large one: the unit survives where the running sum
+keeps k + 1 bits. The unit's position decides which partial sum it is added to, so positions with a wider accumulator
+between narrower ones show a promotion. Sources: M. Fasi, N. J. Higham, M. Mikaitis, S. Pranesh, *Numerical behavior of
+NVIDIA tensor cores*, PeerJ CS 7:e330 (2021); FTTN, arXiv 2403.00232.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ from assay.verify.fingerprint.subject import Unseen, in_bits
 
 Tensor = torch.Tensor
 
-LARGE = 14  # huge terms are 2^14: a number of float16, and the product of two of e4m3
+LARGE = 14  # huge terms are 2^14, which float16 holds, as does the product of two e4m3 numbers
 _BINADE = LARGE - 1
-_BIG = 1.5 * 2.0**_BINADE  # amid its binade, so that gaps are the same above and below
+_BIG = 1.5 * 2.0**_BINADE  # in the middle of its binade, so that the spacing is the same above and below
 _MOST_BITS = 34
 _SHORT, _LONG, _STEP = 64, 512, 8
 _REPEATS = 8
@@ -27,10 +27,10 @@ _REPEATS = 8
 
 @dataclass(frozen=True)
 class Width:
-    """Bits that a running sum keeps: ``narrowest`` where ``place`` is added, ``widest`` elsewhere.
+    """Bits that a running sum keeps: ``narrowest`` when position ``place`` is added, ``widest`` elsewhere.
 
-    ``is_limit``: as many as the probe can show, so that there may be more. ``promotion``: after how many terms a wider
-    sum takes over (0: after none that were tried).
+    ``is_limit``: the probe can't show more bits, so there may be more. ``promotion``: the number of terms after which a
+    wider sum takes over (0: none found).
     """
 
     narrowest: int
@@ -45,7 +45,7 @@ class Width:
 
 
 def width(reduction: Reduction, *, is_steady: bool = True) -> Width:
-    """The width of the accumulator, and where the order ``is_steady`` that of promotions; raises `Unseen`."""
+    """Return the accumulator's width, and that of promotions if the order ``is_steady``; raise `Unseen`."""
     limit = min(_MOST_BITS, reduction.reach - 1)
     short, limit = _profile(reduction, _SHORT, range(1, _SHORT - 1), limit)
     shown = {index: bits for index, bits in short.items() if bits < limit}
@@ -53,7 +53,7 @@ def width(reduction: Reduction, *, is_steady: bool = True) -> Width:
         return Width(limit, limit, 0, True, 0, _SHORT)
     narrowest, widest = min(shown.values()), max(shown.values())
     result = Width(narrowest, widest, min(p for p, bits in shown.items() if bits == narrowest), False, 0, _SHORT)
-    with suppress(Unseen):  # no more than the short sum fits
+    with suppress(Unseen):  # keep the width of the short sum if the long one fails
         if is_steady:
             promotion, wider = _promotion(reduction, limit, narrowest)
             return replace(result, widest=max(widest, wider), promotion=promotion, tried=_LONG)
@@ -61,7 +61,7 @@ def width(reduction: Reduction, *, is_steady: bool = True) -> Width:
 
 
 def _promotion(reduction: Reduction, limit: int, narrowest: int) -> tuple[int, int]:
-    """After how many terms a wider sum takes over, and its width."""
+    """Return after how many terms a wider sum takes over, and its width."""
     coarse, limit = _profile(reduction, _LONG, range(3, _LONG - 1, _STEP), limit, narrowest)
     wide = [index for index, bits in coarse.items() if narrowest < bits < limit]
     if not wide:
@@ -75,10 +75,10 @@ def _promotion(reduction: Reduction, limit: int, narrowest: int) -> tuple[int, i
 def _profile(
     reduction: Reduction, terms: int, indices: Sequence[int], limit: int, least: int = 1
 ) -> tuple[dict[int, int], int]:
-    """How many bits, from ``least`` on, a sum keeps of a unit at each place beside a large first term.
+    """Return how many bits, from ``least`` up, a sum keeps of a unit at each position after a large first term.
 
-    With them goes the most that could be seen: ``limit``, or less where a smaller unit is lost all by itself. Raises
-    `Unseen` where no unit comes out.
+    Also return the most bits that could be observed: ``limit``, or fewer if a smaller unit is lost even alone. Raise
+    `Unseen` if no unit survives.
     """
     bits = torch.full((len(indices),), least)
     alive = torch.ones(len(indices), dtype=torch.bool)
@@ -115,7 +115,7 @@ _PATTERNS = {
 
 
 def rounding(reduction: Reduction, result: Width) -> str:
-    """How the running sum is rounded; raises `Unseen`."""
+    """Return how the running sum is rounded; raise `Unseen`."""
     if result.is_limit:
         raise Unseen("no sum within the probe's reach was rounded")
     if result.narrowest < 3:
@@ -139,7 +139,7 @@ def rounding(reduction: Reduction, result: Width) -> str:
 
 
 def operands(reduction: Reduction, result: Width) -> tuple[int, str]:
-    """Bits of the operands that enter the products, and how the rest is lost; raises `Unseen`."""
+    """Return how many bits of the operands enter the products, and how the others are lost; raise `Unseen`."""
     if not isinstance(reduction, Product):
         raise Unseen("only one operand is the probe's own")
     precision = reduction.operand.precision
@@ -158,7 +158,7 @@ def operands(reduction: Reduction, result: Width) -> tuple[int, str]:
 
 
 def _beyond_one(reduction: Product, part: float) -> float:
-    """(1 + part) - 1 as the kernel has it."""
+    """Return the kernel's (1 + part) - 1."""
     left = torch.zeros(16, dtype=torch.float64)
     left[0], left[1] = 1 + part, -1.0
     return float(reduction.operands(left, torch.ones(16, dtype=torch.float64)))

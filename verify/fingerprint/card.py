@@ -1,7 +1,4 @@
-"""The card that a fingerprint is: traits with what showed them, as text, JSON and HTML.
-
-The plot of error growth that a fingerprint's page draws as inline SVG.
-"""
+"""The card of a fingerprint: traits with their evidence, as text, JSON and HTML, and the plot of error growth."""
 
 import json
 import math
@@ -19,7 +16,7 @@ _WIDTH, _HEIGHT, _LEFT, _FOOT, _TOP = 560, 260, 64, 36, 12
 
 
 def plot_of(growth: Growth) -> dict[str, Any]:
-    """The errors over the lengths, both on logarithmic scales, and the line of the fit, as the template draws them."""
+    """Return the template's data for an inline SVG plot of errors over lengths (log-log) with the fitted line."""
     known = [(n, error) for n, error in zip(growth.lengths, growth.errors, strict=True) if error > 0]
     ends = [(n, growth.factor * n**growth.exponent) for n in (known[0][0], known[-1][0])]
     sizes = [math.log10(error) for _, error in known + ends]
@@ -50,7 +47,7 @@ UNSEEN = "not observable"
 
 @dataclass(frozen=True)
 class Trait:
-    """One property of a kernel: its ``value`` (`UNSEEN` where no result shows it), and how it was seen, or why not."""
+    """One property of a kernel: its ``value`` (`UNSEEN` if no result shows it), and the evidence or the reason."""
 
     name: str
     value: str
@@ -58,13 +55,13 @@ class Trait:
 
     @property
     def is_seen(self) -> bool:
-        """Whether some result showed it."""
+        """Return whether some result showed the trait."""
         return self.value != UNSEEN
 
 
 @dataclass(frozen=True)
 class Card:
-    """What a kernel does inside, as far as its results show it."""
+    """The numerical properties of a kernel, as far as its results show them."""
 
     kernel: str
     spec: str
@@ -73,7 +70,7 @@ class Card:
     growth: Growth | None = None
 
     def __getitem__(self, name: str) -> str:
-        """The value of a trait; `SettingError` for a name that the card has not."""
+        """Return the value of a trait; raise `SettingError` for an unknown name."""
         for trait in self.traits:
             if trait.name == name:
                 return trait.value
@@ -88,18 +85,18 @@ class Card:
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return asdict(self)
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """The card as JSON, also written to ``path`` where given."""
+        """Return the card as JSON; also write it to ``path`` if given."""
         text = json.dumps(self.as_dict(), indent=2)
         if path is not None:
             write_text_atomically(path, text)
         return text
 
     def to_html(self, path: str | Path) -> Path:
-        """Write the card as one HTML page, which needs nothing from a network, and return its path."""
+        """Write the card as one self-contained HTML page and return its path."""
         plot = plot_of(self.growth) if self.growth is not None else None
         page = environment().get_template("fingerprint.html.j2").render(card=self, plot=plot)
         return write_text_atomically(path, page)

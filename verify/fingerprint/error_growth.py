@@ -1,7 +1,7 @@
-"""How a kernel's error grows with the length of its reduction: a fit of c n^p, with its interval.
+"""The growth of a kernel's error with the length n of its reduction: a fit of c n^p, with an interval for p.
 
-Of random roundings the error of a sum of n terms grows like n^(1/2) in sequence, and hardly at all pairwise; of
-one-sided ones like n. The regression is of log error on log n; its interval is Student's, over the lengths.
+With random roundings the error of a sequential sum grows like n^(1/2), and that of a pairwise sum hardly at all; with
+one-sided roundings it grows like n. The regression is of log error on log n, with Student's interval.
 """
 
 import math
@@ -18,15 +18,27 @@ from assay.verify.cases.sampler import Sampler, seeded, with_values
 from assay.verify.harness.runner import KernelHarness
 
 LENGTHS = (32, 64, 128, 256, 512, 1024)
-_STUDENT = (math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # by degrees of freedom
+_STUDENT = (
+    math.inf,
+    12.706,
+    4.303,
+    3.182,
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+    2.228,
+)  # 95 %, by degrees of freedom
 _LEAST_POINTS = 3
 
 
 @dataclass(frozen=True)
 class Growth:
-    """Errors (root mean square, relative to that of the results) at each length, and exponent p of the fit c n^p.
+    """Errors (root mean square, relative to that of the results) at each length, and the exponent p of the fit c n^p.
 
-    ``low`` and ``high`` are its 95 % interval; ``store`` is the error that rounding the exact result has.
+    ``low`` and ``high`` bound the 95 % interval of p; ``store`` is the error of rounding the exact result.
     """
 
     symbol: str
@@ -39,13 +51,13 @@ class Growth:
 
     @property
     def factor(self) -> float:
-        """c of the fit c n^p, through the mean of the points' logarithms."""
+        """Return c of the fit c n^p, through the mean of the points' logarithms."""
         logs = [math.log(e) - self.exponent * math.log(n) for n, e in zip(self.lengths, self.errors, strict=True) if e]
         return math.exp(sum(logs) / len(logs))
 
 
 def reduced(definition: Spec) -> str | None:
-    """The symbol whose length an op sums over; None where it sums nothing, or no one symbol is the sum's length.
+    """Return the symbol whose length an op sums over; None if it sums nothing, or if no single symbol is that length.
 
     Paged and ragged attention sum over each sequence's own length, a mixture of experts over two dimensions.
     """
@@ -56,10 +68,11 @@ def reduced(definition: Spec) -> str | None:
 def growth(
     harness: KernelHarness, sampler: Sampler, *, lengths: Sequence[int] = LENGTHS, repeats: int = 3
 ) -> Growth | None:
-    """The growth of errors on positive numbers; None where the kernel can't be called with three lengths or errs never.
+    """Return the growth of errors on positive numbers.
 
-    None also where the op has no `reduced` symbol. An error is that of the stored result, the store's own included:
-    where results are narrow, that hides the rest, and the `Growth`'s ``store`` tells.
+    Return None if the op has no `reduced` symbol, if the kernel can't be called with three lengths, or if it has no
+    errors. Errors are those of stored results and include the store's rounding, which in a narrow format hides the
+    sum's; ``store`` of the `Growth` shows by how much.
     """
     symbol = reduced(sampler.definition)
     if symbol is None:
@@ -79,7 +92,7 @@ def growth(
 
 
 def _fit(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
-    """Slope of the regression line, and half the width of its 95 % interval (Student's)."""
+    """Return the slope of the regression line and half the width of its 95 % interval (Student's)."""
     slope, intercept = statistics.linear_regression(x, y)
     freedom = len(x) - 2
     rest = sum((b - intercept - slope * a) ** 2 for a, b in zip(x, y, strict=True))
@@ -93,7 +106,7 @@ def _case(sampler: Sampler, symbol: str, length: int, seed: int) -> Case:
 
 
 def _errors(harness: KernelHarness, case: Case) -> tuple[float, float] | None:
-    """The error of the kernel's results as they are stored, and that of the exact result once it is stored."""
+    """Return the error of the kernel's stored results, and that of the exact results once they are stored."""
     try:
         result = harness.try_case(case)
     except ValueError:  # sizes that the op can't have

@@ -1,15 +1,12 @@
-"""`fingerprint`: every probe that applies to an op, each giving a trait.
+"""`fingerprint`: run every probe that applies to an op; each yields a trait.
 
-The sum of exponentials inside softmax, its logarithm, and log-sum-exp.
+Sums of exponentials (softmax, its logarithm, log-sum-exp): the terms are exp(0) = 1 and one exponential of chosen size
+s, all others being zero. log-sum-exp is then log(1 + s), about s, and the first element of softmax is 1 / (1 + s): they
+are 0 and 1 exactly when the sum has lost s.
 
-Beside exp(0) = 1 stands one exponential of chosen size s, all others being zero. log-sum-exp is then log(1 + s), about
-s, and softmax gives the first element 1 / (1 + s): both are 0 and 1 just where the sum has lost s.
-
-Whether attention rounds its probabilities before it multiplies them with the values.
-
-One key has the score 0, and so the probability 1 before it is divided by the sum, all others a score -s. The values are
-chosen so that both parts nearly cancel, and the result is what rounding exp(-s) has left; it is held against what each
-way of rounding would give.
+Rounding of attention's probabilities before the product with the values: one key has score 0, hence weight 1, and all
+others have score -s. The values are chosen so that the two parts nearly cancel. The result then shows the rounding
+error of exp(-s), which is compared with that of each candidate rounding.
 """
 
 import math
@@ -41,13 +38,13 @@ Tensor = torch.Tensor
 
 _OTHERS, _WIDTH = 31, 64
 _SCORES = 24
-_CLOSE = 0.03  # of what rounding would change: near enough to be one rounding's result
-_LEAST_SHARE = 0.75  # of the results must be; an exponential's own error may tip some
-_AHEAD = 0.2  # of the next best: half of what is rounded to nearest is rounded down
+_CLOSE = 0.03  # of the rounding's effect: results this near are taken as results of that rounding
+_LEAST_SHARE = 0.75  # of the results must be that near; the error of the exponential itself may change some
+_AHEAD = 0.2  # lead over the next best candidate: half of the results that round to nearest are also rounded down
 
 
 def rounding_of_probabilities(subject: Subject) -> tuple[str, str]:
-    """How probabilities are rounded, and how that was seen; raises `Unseen`."""
+    """Return how probabilities are rounded, and the evidence; raise `Unseen`."""
     definition = subject.plan.definition
     if not {"q", "k", "v"}.issubset(tensor.name for tensor in definition.tensors):
         raise Unseen("the probe chooses tensors q, k and v")
@@ -69,11 +66,11 @@ def rounding_of_probabilities(subject: Subject) -> tuple[str, str]:
 
 
 def _experiment(subject: Subject, format: Format) -> tuple[Tensor, dict[str, Tensor]]:
-    """What the kernel gives for each score, and what it would by each way of rounding."""
+    """Return the kernel's result for each score, and the expected result for each rounding."""
     steps = torch.arange(1, _SCORES + 1, dtype=torch.float64)
     scores = round_to(steps * 0.21, format)  # exp(-s) from 0.8 down to 0.006
     weight = torch.exp(-scores)
-    first = round_to(_OTHERS * weight, format)  # value of the first key; the others have -1
+    first = round_to(_OTHERS * weight, format)  # value of the first key; the others have the value -1
     sizes = {"B": _SCORES, "H": 1, "Hkv": 1, "Sq": 16, "Sk": _OTHERS + 1, "D": _WIDTH, "Dv": _WIDTH}
     q = torch.zeros(_SCORES, 1, 16, _WIDTH, dtype=torch.float64)
     q[..., 0] = math.sqrt(_WIDTH)
@@ -100,26 +97,26 @@ def _hypotheses(weight: Tensor, first: Tensor, format: Format) -> dict[str, Tens
 _COLUMNS, _SECOND = 64, 37
 _ROWS = 16
 _MOST = 30
-_WELL = 0.3  # how far a sum may be off that holds s
+_WELL = 0.3  # relative error up to which a sum is taken to contain s
 
 
 @dataclass(frozen=True)
 class Exponentials:
-    """Sums of exponentials of one op; ``less_one`` is what the sum is less one, by a row's first result.
+    """Sums of exponentials of one op; ``less_one`` computes the sum less one from a row's first result.
 
-    It raises `ZeroDivisionError` or `OverflowError` where the result shows none.
+    ``less_one`` raises `ZeroDivisionError` or `OverflowError` if the result shows no sum.
     """
 
     subject: Subject
     less_one: Callable[[float], float]
 
     def width(self) -> str:
-        """Bits that the sum keeps; raises `Unseen`."""
+        """Return how many bits the sum keeps; raise `Unseen`."""
         bits, is_limit = self._width()
         return f"at least {bits} bits" if is_limit else in_bits(bits)
 
     def rounding(self) -> str:
-        """What becomes of 3/4 of the last bit; raises `Unseen`."""
+        """Return how 3/4 of the last bit is rounded; raise `Unseen`."""
         bits, is_limit = self._width()
         if is_limit:
             raise Unseen("the sum is as wide as the results show")
@@ -127,9 +124,9 @@ class Exponentials:
         return "to nearest" if self._sum(0.75 * gap) > gap / 2 else "toward zero"
 
     def _width(self) -> tuple[int, bool]:
-        """How many bits, and whether that is as many as the results can show."""
+        """Return the number of bits, and whether it is the most that the results can show."""
         out = self.subject.out
-        most = _MOST if self.less_one(1.0) else out.precision  # results near one show no more than their own digits
+        most = _MOST if self.less_one(1.0) else out.precision  # results near one show their format's bits
         bits = 1
         for shift in range(1, most):
             size = 1.01 * 2.0**-shift
@@ -141,7 +138,7 @@ class Exponentials:
         return bits, bits == most
 
     def _sum(self, size: float) -> float:
-        """The sum less one, as the result shows it, for an exponential of that size; raises `Unseen`."""
+        """Return the sum less one, as the result shows it, for an exponential of that size; raise `Unseen`."""
         (tensor, *_) = self.subject.plan.definition.tensors
         format = self.subject.format_of(tensor.name)
         x = torch.full((_ROWS, _COLUMNS), -math.inf, dtype=torch.float64)
@@ -171,15 +168,15 @@ def fingerprint(
     framework: str = "torch",
     timeout: float = 30.0,
 ) -> Card:
-    """What ``kernel``, an implementation of spec ``op``, does inside, read from its results alone.
+    """Return the numerical properties of ``kernel``, an implementation of spec ``op``, read from its results alone.
 
     The settings are those of `assay.verify.examine`; ``options`` has one value for each option. A trait that no result
-    shows has the value "not observable", with the reason. Traits of sums are read of ops whose first result is a plain
-    sum (`assay.golden.registry.Reduction`: gemm, linear, gemm_fp8, attention, all_reduce), or shows one of exponentials
-    (the softmax family).
+    shows has the value "not observable", with the reason. Traits of sums are available for ops whose first result is a
+    plain sum (`assay.golden.registry.Reduction`: gemm, linear, gemm_fp8, attention, all_reduce) or shows a sum of
+    exponentials (the softmax family).
 
-    Raises what `examine` raises on a question that can't be asked, and `TargetError` where the kernel can't be called
-    as the op is, or gives results of another number, shape or dtype.
+    Raises the errors of `examine` for invalid settings, and `TargetError` if the kernel's arguments differ from the
+    op's, or its results have another number, shape or dtype.
     """
     listed = {name: value if isinstance(value, list) else [value] for name, value in (options or {}).items()}
     settings = Settings(op, dtype, out_dtype, listed, shapes or {}, device=device, framework=framework, timeout=timeout)
@@ -187,7 +184,7 @@ def fingerprint(
 
 
 def card_of(kernel: Callable[..., Any], settings: Settings) -> Card:
-    """`fingerprint` with its settings as a record."""
+    """Return the fingerprint for settings given as a record."""
     for name, values_ in settings.options.items():
         if len(values_) != 1:
             raise SettingError(f"fingerprint: option {name}={list(values_)!r}; expected one value")
@@ -203,8 +200,7 @@ def card_of(kernel: Callable[..., Any], settings: Settings) -> Card:
 
 
 def _require(subject: Subject) -> None:
-    """`TargetError` where no probe can tell anything: the kernel takes other arguments than the op, or gives results of
-    another form."""
+    """Raise `TargetError` if the kernel's arguments or the form of its results differ from the op's."""
     harness, case = subject.plan.harness, next(gate_cases(subject.plan.sampler, "small"))
     wrong = signature_mismatch(harness.call.kernel, case, harness.call.listed)
     if not wrong:
@@ -220,7 +216,7 @@ Probe = Callable[[], str | tuple[str, str]]
 
 
 def _seen(name: str, how: str, probe: Probe) -> Trait:
-    """One trait: what the probe says and how, or why there is nothing to see."""
+    """Return one trait: the probe's value and evidence, or the reason why nothing can be seen."""
     try:
         result = probe()
     except Unseen as error:
@@ -230,7 +226,7 @@ def _seen(name: str, how: str, probe: Probe) -> Trait:
 
 
 def _rows(subject: Subject, is_steady: bool) -> Iterator[tuple[str, str, Probe]]:
-    """The probes that apply, in the card's order: name, how it is seen, and what tells."""
+    """Return the probes that apply, in the card's order: name, method and function."""
     definition = subject.plan.definition
     fact = definition.reduction
     try:
@@ -290,7 +286,7 @@ def _stores_of_results(subject: Subject) -> Iterator[tuple[str, str, Probe]]:
 
 
 def _steady(is_steady: bool, probe: Probe, why: str = "equal calls differ") -> Probe:
-    """The probe, where it says something only if equal calls agree."""
+    """Return a probe that raises `Unseen` unless equal calls agree."""
 
     def refuse() -> str:
         raise Unseen(why)
@@ -315,7 +311,7 @@ def _operands(reduction: Reduction, result: Width) -> str:
 
 
 def _growth(subject: Subject) -> tuple[Growth | None, Trait]:
-    """How the error grows, and the trait that says so."""
+    """Return the growth of the error, and its trait."""
     name, g = "error growth", growth(subject.plan.harness, subject.plan.sampler)
     if g is None:
         few = "fewer than three lengths have errors to compare"

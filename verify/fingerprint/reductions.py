@@ -1,8 +1,8 @@
-"""Presenting chosen terms to the sum inside an op, so that the op's result is that sum.
+"""Present chosen terms to the sum inside an op, so that the op's result is their sum.
 
-A product of matrices sums a_k b_k: a term is split into two powers of two where one operand's range doesn't hold it.
-A sum of one tensor's numbers takes them as they are (an all-reduce its shards), a mean of a power of two of them is the
-sum but for that factor: attention with q = 0 gives every key the weight one.
+A matrix product sums a_k b_k: a term is split into two powers of two if one operand's range can't hold it. A sum over
+one tensor takes the numbers as they are (an all-reduce takes them as shards). A mean of 2^k numbers is the sum up to a
+power of two: attention with q = 0 gives every key the same weight.
 """
 
 import math
@@ -17,13 +17,13 @@ from assay.verify.fingerprint.subject import Subject, Unseen
 
 Tensor = torch.Tensor
 
-_COLUMNS = 16  # of a product: with fewer, libraries take other paths
-_ROWS = 64  # of every call: with other numbers of them the order may be another
+_COLUMNS = 16  # of a product: with fewer, libraries choose other code paths
+_ROWS = 64  # of every call: with another number of rows the order of summation may differ
 
 
 @dataclass(frozen=True)
 class Reduction(ABC):
-    """The sum inside a kernel, and what its op's spec says of it."""
+    """The sum inside a kernel, as its op's spec describes it."""
 
     subject: Subject
     fact: registry.Reduction
@@ -31,18 +31,18 @@ class Reduction(ABC):
     @property
     @abstractmethod
     def operand(self) -> Format:
-        """The format of the operands."""
+        """Return the format of the operands."""
 
     @abstractmethod
     def sums(self, terms: Tensor) -> Tensor:
-        """What the kernel makes of the sums of the rows of ``terms`` [R, n]: [R].
+        """Return the kernel's sums [R] of the rows of ``terms`` [R, n].
 
-        Raises `Unseen` where the terms lie beyond the operands' range, or the kernel fails.
+        Raise `Unseen` if the terms exceed the operands' range, or if the kernel fails.
         """
 
     @property
     def reach(self) -> int:
-        """Terms may span powers of two from 2^14 down to 2^(14 - reach)."""
+        """Return the range of terms: powers of two from 2^14 down to 2^(14 - reach)."""
         return 14 - self._least
 
     @property
@@ -51,12 +51,12 @@ class Reduction(ABC):
 
 
 def exponent_of(value: float) -> int:
-    """e of 2^e <= value < 2^(e + 1)."""
+    """Return e with 2^e <= value < 2^(e + 1)."""
     return math.frexp(value)[1] - 1
 
 
 class Product(Reduction):
-    """The rows of one matrix times the columns, or rows, of another."""
+    """A matrix product: the rows of one matrix times the columns, or rows, of another."""
 
     @property
     def operand(self) -> Format:
@@ -76,11 +76,11 @@ class Product(Reduction):
         return torch.cat([self._product(rows, columns)[: len(rows), 0] for rows in _parts(left, _ROWS)])
 
     def operands(self, left: Tensor, right: Tensor) -> Tensor:
-        """The sum of left[k] * right[k] for two vectors [n]."""
+        """Return the kernel's sum of left[k] * right[k] for two vectors [n]."""
         return self._product(left[None], right[None])[0, 0]
 
     def _product(self, left: Tensor, right: Tensor) -> Tensor:
-        """left [R, n] times the rows of right [C, n], filled up with zeros to [64, 16]."""
+        """Return left [R, n] times the rows of right [C, n], zero-padded to [64, 16]."""
         a, b = _filled(left, _ROWS), _filled(right, _COLUMNS)
         first, second = (tensor for tensor in self.subject.plan.definition.tensors if tensor.name in self.fact.of)
         over = [tensor.dims.index(self.fact.over) for tensor in (first, second)]
@@ -91,7 +91,7 @@ class Product(Reduction):
         return self.subject.call(sizes, values)[0]
 
     def _split(self, terms: Tensor) -> tuple[Tensor, Tensor]:
-        """Two operands for each term, the second a power of two; one where the first one's range allows it."""
+        """Split each term into two operands, the second a power of two (one if the first operand's range suffices)."""
         least = exponent_of(self.operand.smallest_subnormal or self.operand.smallest_normal)
         most = exponent_of(self.operand.largest) - 1
         exponent = torch.frexp(terms)[1].clamp(-1000, 1000) - 1
@@ -110,7 +110,7 @@ def _filled(rows: Tensor, count: int) -> Tensor:
 
 
 def _shared(terms: Tensor, right: Tensor) -> Tensor | None:
-    """One vector of second operands that serves all rows, if there is one; zeros take any."""
+    """Return one vector of second operands that serves all rows, if there is one; zeros accept any factor."""
     used = terms != 0
     most = torch.where(used, right, 0.0).amax(0)
     most = torch.where(used.any(0), most, 1.0)
@@ -118,7 +118,7 @@ def _shared(terms: Tensor, right: Tensor) -> Tensor | None:
 
 
 class Terms(Reduction):
-    """The sum of one tensor's numbers, each place along its last other axis one; or their mean."""
+    """The sum, or the mean, along one axis of a tensor; each row of terms is one index of the last other axis."""
 
     @property
     def operand(self) -> Format:
@@ -143,13 +143,13 @@ class Terms(Reduction):
         return torch.cat(results)
 
     def _size(self, symbol: str) -> int:
-        """Of what is not summed: heads of 64 numbers, a tile of what is free, and one of all else."""
+        """Return the size of a dimension that is not summed: 64 where allowed (heads), else the least; 16 if any is."""
         allowed = self.subject.plan.definition.sizes.allowed.get(symbol, (_COLUMNS,))
         return _ROWS if _ROWS in allowed else min(allowed)
 
 
 def reduction_of(subject: Subject) -> Reduction:
-    """The op's sum; raises `Unseen` for an op whose result isn't one."""
+    """Return the op's sum; raise `Unseen` if the op's result is not a sum."""
     fact = subject.plan.definition.reduction
     if fact is None or not fact.of:
         raise Unseen(f"no result of {subject.op} is a sum of chosen terms")

@@ -1,4 +1,4 @@
-"""The kernel under the probes: called with chosen numbers, and its results as float64."""
+"""The kernel under the probes: it is called with chosen numbers and returns float64 results."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ _BY_PRECISION = {8: "bfloat16", 11: "float16", 24: "float32", 53: "float64"}
 
 
 class Unseen(Exception):
-    """A probe that can't be made with this kernel; the message says why."""
+    """Raised if a probe can't be made with this kernel; the message says why."""
 
 
 def in_bits(bits: int, *, is_operand: bool = False) -> str:
-    """A precision in words, with the format that has it; operands of 11 bits are tf32's."""
+    """Return a precision in words, with the format that has it; 11 bits in operands are tf32's."""
     name = "tf32" if is_operand and bits == 11 else _BY_PRECISION.get(bits)
     return f"{bits} bits" + (f" ({name})" if name else "")
 
@@ -37,16 +37,15 @@ class Subject:
 
     @property
     def op(self) -> str:
-        """The spec's name."""
         return self.plan.definition.name
 
     @property
     def options(self) -> dict[str, Any]:
-        """All options, completed."""
+        """Return all options, including defaults."""
         return self.plan.sampler.option_sets()[0]
 
     def case(self, sizes: Mapping[str, int]) -> Case:
-        """A call of these sizes; its numbers are the probe's own."""
+        """Return a case of these sizes; the probe supplies the values."""
         sampler = self.plan.sampler
         plain = sampler.case(lambda values: values[0], style="small")
         whole = Case(self.op, dict(sizes), plain.dtypes, self.options, out_dtype=sampler.out_dtype)
@@ -54,18 +53,18 @@ class Subject:
         return whole if not missing else self.case({**sizes, **dict.fromkeys(missing, 1)})
 
     def format_of(self, name: str) -> Format:
-        """The format that a tensor is stored in."""
+        """Return the format in which a tensor is stored."""
         return format_named(self.case({}).dtypes[name])
 
     @property
     def out(self) -> Format:
-        """The format of the first result."""
+        """Return the format of the first result."""
         return format_named(self.case({}).result_dtypes[0])
 
     def call(self, sizes: Mapping[str, int], values: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """The results, float64, for float64 ``values`` by tensor; tensors left out are ones (scales), else zeros.
+        """Return the float64 results for float64 ``values`` by tensor; other tensors are ones (scales) or zeros.
 
-        Raises `Unseen` where the kernel fails, or a number isn't one of the tensor's format.
+        Raise `Unseen` if the kernel fails, or if the tensor's format can't represent a value.
         """
         case = self.case(sizes)
         guarded = {}
@@ -83,7 +82,7 @@ class Subject:
         return self.run(case, Inputs(guarded, tuple(t.name for t in case.signature.tensors if t.keyword)))
 
     def run(self, case: Case, inputs: Inputs) -> tuple[Tensor, ...]:
-        """The results of a call with tensors in memory, float64."""
+        """Return the float64 results of a call with tensors in memory."""
         try:
             outputs = self.plan.harness.call(case, inputs)
         except ShapeError as error:

@@ -1,9 +1,9 @@
-"""The order of a sum: its tree, reconstructed from sums of ones that a huge term swallows, and named.
+"""The order of a sum: reconstruct its tree from sums of ones that a huge term absorbs, and name it.
 
-Term i is huge, term j its negative, all others are ones: ones that are added before the two meet are swallowed, so that
-the sum is n - l, with l the number of leaves below the two's lowest common ancestor. P. Xie, Y. Gao, J. Xue, *FPRev:
-revealing the order of floating-point summation*, USENIX ATC 2025. Nodes with more than two children are terms that a
-unit adds at once.
+Term i is huge, term j its negative, all others are ones. Ones that are added before the two meet are absorbed, so the
+sum is n - l, with l the number of leaves below the lowest common ancestor of i and j. P. Xie, Y. Gao, J. Xue, *FPRev:
+revealing the order of floating-point summation*, USENIX ATC 2025. A node with more than two children stands for terms
+that a unit adds at once.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class Prober:
     unit: float
 
     def common(self, first: int, others: Sequence[int]) -> list[int]:
-        """For each other term, the number of leaves below where it meets ``first``."""
+        """Return, for each other term, the number of leaves below its lowest common ancestor with ``first``."""
         rows = torch.full((len(others), self.terms), self.unit, dtype=torch.float64)
         rows[:, first] = 2.0**LARGE
         rows[torch.arange(len(others)), torch.as_tensor(others)] = -(2.0**LARGE)
@@ -42,7 +42,7 @@ class Prober:
 
 
 def _prober(reduction: Reduction, result: Width, terms: int) -> Prober:
-    """A prober whose units a huge term swallows, and whose counts the result holds; raises `Unseen`."""
+    """Return a prober whose units a huge term absorbs and whose counts the result can hold; raise `Unseen`."""
     if result.is_limit:
         raise Unseen("the accumulator is too wide for a term that swallows others")
     shift = result.widest + terms.bit_length() + 1
@@ -55,12 +55,12 @@ def _prober(reduction: Reduction, result: Width, terms: int) -> Prober:
 
 
 def tree_of(reduction: Reduction, result: Width, terms: int) -> Node:
-    """The tree of the whole sum; raises `Unseen` where the sums fit none."""
+    """Return the tree of the whole sum; raise `Unseen` if no tree fits the sums."""
     return _tree(_prober(reduction, result, terms), list(range(terms)), terms + 1)
 
 
 def _tree(probe: Prober, leaves: list[int], above: int) -> Node:
-    """The subtree of ``leaves``; those that meet only at ``above`` leaves, where it hangs, stay side by side."""
+    """Return the subtree of ``leaves``; groups that meet only at its parent, of ``above`` leaves, stay separate."""
     first, rest = leaves[0], leaves[1:]
     if not rest:
         return first
@@ -81,17 +81,17 @@ def _tree(probe: Prober, leaves: list[int], above: int) -> Node:
 
 
 def _meets_at(probe: Prober, group: list[int], count: int) -> bool:
-    """Whether members of a group meet each other only where they meet the first one: terms added at once."""
+    """Return whether members of a group meet each other only where they meet the first one: terms added at once."""
     return len(group) > 1 and max(probe.common(group[0], group[1:])) == count
 
 
 def leaves_of(node: Node) -> list[int]:
-    """The leaves below a node, in order of addition."""
+    """Return the leaves below a node, in order of addition."""
     return [node] if isinstance(node, int) else [leaf for child in node for leaf in leaves_of(child)]
 
 
 def name_of(node: Node) -> str:
-    """The order in words."""
+    """Return the order in words."""
     count = len(leaves_of(node))
     if count > 2 and _is_balanced(node):
         return "pairwise"
@@ -121,7 +121,7 @@ def _direction(order: list[int]) -> str:
 
 
 def _chain(node: Node) -> list[Node] | None:
-    """The parts that one accumulator takes in one after another: the innermost first; None where both grow."""
+    """Return the parts that one accumulator adds in sequence, innermost first; None if both operands are sums."""
     parts: list[Node] = []
     while isinstance(node, tuple):
         sizes = [len(leaves_of(child)) for child in node]
@@ -138,7 +138,7 @@ def _chain(node: Node) -> list[Node] | None:
 
 
 def _is_run(node: Node) -> bool:
-    """Whether the leaves are neighbours."""
+    """Return whether the leaves are consecutive."""
     leaves = sorted(leaves_of(node))
     return leaves[-1] - leaves[0] == len(leaves) - 1
 
@@ -155,7 +155,7 @@ def _is_balanced(node: Node) -> bool:
 
 
 def _lanes(node: Node) -> str:
-    """Accumulators side by side, joined at the end: in lanes (every k-th term) or in parts (neighbours)."""
+    """Describe parallel accumulators, added at the end: lanes (every k-th term) or parts (consecutive terms)."""
     parts: list[Node] = [node]
     while True:
         split = [child for part in parts for child in (part if isinstance(part, tuple) else (part,))]
@@ -170,7 +170,7 @@ def _lanes(node: Node) -> str:
 
 
 def _side_by_side(parts: Sequence[Node]) -> str:
-    """Equal parts, each with an accumulator of its own: of every k-th term, or of neighbours."""
+    """Describe equal parts, each with its own accumulator: of every k-th term, or of consecutive terms."""
     if any(_inner(part) != "sequential" for part in parts):
         return ""
     if all(_stride(leaves_of(part)) == len(parts) for part in parts):
@@ -195,7 +195,7 @@ def _ordinal(number: int) -> str:
 
 
 def order(reduction: Reduction, result: Width) -> tuple[str, str]:
-    """The order of the sum in words, and how it was seen; raises `Unseen`."""
+    """Return the order of the sum in words, and the evidence; raise `Unseen`."""
     tried: Unseen | None = None
     for terms in _SIZES:
         try:
@@ -212,7 +212,7 @@ def order(reduction: Reduction, result: Width) -> tuple[str, str]:
 
 
 def _equal_parts(node: Node) -> int:
-    """Into how many equal runs of neighbours, more than one term each, the sum is cut; 0 where it isn't."""
+    """Return into how many equal runs of consecutive terms (more than one each) the sum is split; 0 if it isn't."""
     if _is_balanced(node):
         return 0
     chain = _chain(node) or []
@@ -221,7 +221,7 @@ def _equal_parts(node: Node) -> int:
 
 
 def blocks(reduction: Reduction, result: Width) -> tuple[str, str]:
-    """In what blocks, or how many parts, a long sum is cut; raises `Unseen`."""
+    """Return the blocks, or the number of parts, into which a long sum is split; raise `Unseen`."""
     most = min(_LONG, 2 ** min(reduction.subject.out.precision, 20))
     while most >= 2 * _SIZES[0]:
         try:
@@ -245,9 +245,9 @@ def _counts(reduction: Reduction, result: Width, terms: int) -> list[int]:
 
 
 def _block(counts: list[int]) -> int | None:
-    """The size of the blocks that ``counts`` (by place: leaves below where a term meets the first) show.
+    """Return the size of the blocks that ``counts`` shows (by position: leaves where a term meets the first).
 
-    All terms where the first ones are added one after another; None where no size fits.
+    Return the number of all terms if the first ones are added sequentially; None if no size fits.
     """
     terms = len(counts)
     if counts[1:] == [*range(2, terms + 1)]:

@@ -1,4 +1,4 @@
-"""Stores and special values: rounding of results, subnormals, overflow, NaN."""
+"""Probe stores and special values: rounding of results, subnormals, overflow, NaN."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -25,14 +25,14 @@ _MODES: dict[str, Mode] = {
     "up": "up",
     "down": "down",
 }
-_MOST_APART = 0.01  # of the results may differ from a rounding's, where the kernel's own error tips them
+_MOST_APART = 0.01  # share of results that may differ from a rounding's, because of the kernel's own error
 _CASES = 3
 
 
 def store_of_sum(reduction: Reduction, result: Width) -> str:
-    """How sums are rounded when they are stored; raises `Unseen`.
+    """Return how sums are rounded when they are stored; raise `Unseen`.
 
-    One and parts of the gap behind it, with both signs, exactly summed: each rounding has its own pattern.
+    The sums are exact: one plus fractions of the spacing after it, with both signs. Each rounding has its own pattern.
     """
     precision = reduction.subject.out.precision
     if result.narrowest < precision + 2:
@@ -49,20 +49,20 @@ def store_of_sum(reduction: Reduction, result: Width) -> str:
         return "stochastic"
     for name, mode in _MODES.items():
         if torch.equal(round_to(exact, reduction.subject.out, mode), many[0]):
-            is_plain = isinstance(reduction, Product)  # else a factor may follow, and tip ties
+            is_plain = isinstance(reduction, Product)  # otherwise a factor may follow, which disturbs ties
             return name if is_plain else name.partition(",")[0]
     raise Unseen("sums that lie between two numbers are stored by no known rounding")
 
 
 def cases(subject: Subject, distribution: str) -> list[Case]:
-    """Ordinary calls of the op."""
+    """Return ordinary calls of the op."""
     sampler, choose = subject.plan.sampler, seeded(1)
     drawn = (sampler.case(choose, style="tile") for _ in range(_CASES))
     return [with_values(c, distribution, layouts={}, protocol="once", memory="plain", unused="plain") for c in drawn]
 
 
 def answers(subject: Subject, case: Case) -> tuple[Tensor, Golden]:
-    """The first result (float64) of a call, and its golden."""
+    """Return the first result (float64) of a call, and its golden."""
     outputs = subject.run(case, build(case, subject.plan.harness.device))
     golden = subject.plan.harness.oracle.under(case, BallArithmetic())[0]
     if case.signature.returns[0].is_integer or case.signature.returns[0].role == "rounded":
@@ -71,9 +71,9 @@ def answers(subject: Subject, case: Case) -> tuple[Tensor, Golden]:
 
 
 def store_of_results(subject: Subject) -> str:
-    """How results are rounded when they are stored, from ordinary ones; raises `Unseen`.
+    """Return how ordinary results are rounded when they are stored; raise `Unseen`.
 
-    Where a result has few bits and the kernel computes with many, almost every one is the exact one's rounding.
+    If the results have few bits and the kernel computes with many, almost every result is the rounded exact one.
     """
     out = subject.out
     if out.precision > 11:
@@ -101,7 +101,7 @@ def store_of_results(subject: Subject) -> str:
 
 
 def subnormal_results(subject: Subject) -> str:
-    """What becomes of results below the least normal number; raises `Unseen`."""
+    """Return how results below the least normal number are stored; raise `Unseen`."""
     out = subject.out
     seen: list[Tensor] = []
     for distribution in ("subnormal", "small", "lowest", "below"):
@@ -117,7 +117,7 @@ def subnormal_results(subject: Subject) -> str:
 
 
 def subnormal_operands(reduction: Reduction) -> str:
-    """Whether subnormal operands count, by their product with a large number; raises `Unseen`."""
+    """Return whether subnormal operands count, by their product with a large number; raise `Unseen`."""
     if not isinstance(reduction, Product):
         raise Unseen("only one operand is the probe's own")
     format = reduction.operand
@@ -130,7 +130,7 @@ def subnormal_operands(reduction: Reduction) -> str:
 
 
 def subnormal_sums(reduction: Reduction) -> str:
-    """Whether subnormal results of normal operands are stored; raises `Unseen`."""
+    """Return whether subnormal results of normal operands are stored; raise `Unseen`."""
     out = reduction.subject.out
     if not isinstance(reduction, Product) or reduction.operand.smallest_normal**2 > out.smallest_normal / 2:
         raise Unseen("operands that are normal make no subnormal result")
@@ -143,7 +143,7 @@ def subnormal_sums(reduction: Reduction) -> str:
 
 
 def overflow_of_sum(reduction: Reduction) -> str:
-    """What becomes of a finite sum beyond the format of the result; raises `Unseen`."""
+    """Return how a finite sum beyond the result's format is stored; raise `Unseen`."""
     out = reduction.subject.out
     rows = torch.zeros(2, 16, dtype=torch.float64)
     rows[0, :2] = 1.5 * 2.0 ** exponent_of(out.largest)
@@ -159,7 +159,7 @@ def _beyond(y: Tensor, out: Format) -> str:
 
 
 def overflow(subject: Subject) -> str:
-    """What becomes of finite results beyond the format; raises `Unseen`."""
+    """Return how finite results beyond the format are stored; raise `Unseen`."""
     out = subject.out
     if out.largest > 2.0**120 and not subject.plan.definition.axes.elementwise:
         raise Unseen("results overflow only where numbers inside do already")
@@ -169,7 +169,7 @@ def overflow(subject: Subject) -> str:
             y, golden = answers(subject, case)
             size = golden.value.abs()
             beyond = size.isfinite() & (size > 2 * out.largest) & (golden.radius < size / 8)
-            seen.append(y[beyond & ((size < 2.0**120) | (out.largest > 2.0**120))])  # it is the store that overflows
+            seen.append(y[beyond & ((size < 2.0**120) | (out.largest > 2.0**120))])  # the store overflows first
     y = torch.cat(seen)
     if len(y) < 4:
         raise Unseen("no ordinary result lies beyond the format")
@@ -177,11 +177,12 @@ def overflow(subject: Subject) -> str:
 
 
 def significant_bits(got: Tensor, exact: Tensor, out: Format) -> Tensor:
-    """For each element how many leading bits are right (float64), NaN where the exact result is zero, NaN or infinite.
+    """Return the number of correct leading bits of each element (float64); NaN if the exact result is 0, NaN or
+    infinite.
 
     s = -log2(|y - exact| / |exact|), at most the precision of the output's format; the definition of relative precision
     in D. Sohier, P. de Oliveira Castro, F. Fevotte, B. Lathuiliere, E. Petit, O. Jamond, *Confidence intervals for
-    stochastic arithmetic*, ACM TOMS 47 (2021), taken against the exact result.
+    stochastic arithmetic*, ACM TOMS 47 (2021), relative to the exact result.
     """
     lost = ((got.double() - exact.double()).abs() / exact.abs()).nan_to_num(nan=torch.inf)
     bits = (-torch.log2(lost)).clamp(0, out.precision)
@@ -189,7 +190,7 @@ def significant_bits(got: Tensor, exact: Tensor, out: Format) -> Tensor:
 
 
 def summary(bits: Tensor, out: Format) -> str:
-    """The distribution of `significant_bits` in words; raises `Unseen` where no element has any."""
+    """Return the distribution of `significant_bits` in words; raise `Unseen` if no element has any."""
     known = bits[~bits.isnan()]
     if not known.numel():
         raise Unseen("no result is a number other than zero")
@@ -198,7 +199,7 @@ def summary(bits: Tensor, out: Format) -> str:
 
 
 def significance(subject: Subject) -> str:
-    """How many leading bits of ordinary results are right; raises `Unseen`."""
+    """Return how many leading bits of ordinary results are correct; raise `Unseen`."""
     results = [torch.empty(0, dtype=torch.float64)]
     with suppress(Unseen):
         for case in cases(subject, "normal"):
@@ -208,7 +209,7 @@ def significance(subject: Subject) -> str:
 
 
 def nan_policy(subject: Subject) -> str:
-    """Whether NaN in an input reaches every result that depends on it; raises `Unseen`."""
+    """Return whether NaN in an input reaches every result that depends on it; raise `Unseen`."""
     lost, total = 0, 0
     for case in cases(subject, "normal"):
         for tensor in real_tensors(case.signature):
@@ -225,7 +226,7 @@ def nan_policy(subject: Subject) -> str:
 
 
 def repeated(subject: Subject, times: int = 8) -> str:
-    """Whether equal calls give equal bits; raises `Unseen`."""
+    """Return whether equal calls give equal bits; raise `Unseen`."""
     for case in cases(subject, "normal"):
         inputs = build(case, subject.plan.harness.device)
         first, *others = (_bits(subject.run(case, inputs)) for _ in range(times))
@@ -235,7 +236,7 @@ def repeated(subject: Subject, times: int = 8) -> str:
 
 
 def batched(subject: Subject) -> str:
-    """Whether a row's bits depend on the rows beside it; raises `Unseen`."""
+    """Return whether a row's bits depend on the batch's other rows; raise `Unseen`."""
     harness, result = subject.plan.harness, 0
     promise = replace(harness, contract=replace(harness.contract, batch_invariant=True))
     for case in cases(subject, "normal"):

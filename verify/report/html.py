@@ -1,6 +1,6 @@
-"""HTML reports: the page of a verdict, one file that needs nothing from a network, and what others share with it.
+"""HTML reports: the self-contained page of a verdict, and what other pages share with it.
 
-The geometry of a report's pictures: error maps as a few paths, histograms as heights of bars.
+Error maps are drawn as a few SVG paths, histograms as bars.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ LEVELS = (0.5, 1.0, 2.0, 10.0, 100.0, math.inf)
 LABELS = ("up to ½", "up to 1: allowed", "up to 2", "up to 10", "up to 100", "more, or no number", "not judged")
 
 _NOT_JUDGED = len(LEVELS)
-_WIDE, _TALL = 560, 320  # pixels that a map fills where it has many cells
+_WIDE, _TALL = 560, 320  # largest pixel size of a map with many cells
 _LARGEST, _SMALLEST = 30, 8  # pixels of a cell
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A map of ``columns`` by ``rows`` cells: one path in units of cells per level, and the lines between cells.
+    """A map of ``columns`` by ``rows`` cells: one path for each level, in units of cells, and the grid lines.
 
     ``width`` and ``height`` are in pixels.
     """
@@ -48,13 +48,13 @@ class Drawing:
 
     @property
     def legend(self) -> tuple[tuple[int, str], ...]:
-        """The levels that occur, and what they mean."""
+        """Return the levels that occur, and their meaning."""
         return tuple((level, LABELS[level]) for level, _ in self.paths)
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One bin of a histogram: its ``kind`` ("exact", "kept", "broken"), ``height`` in percent, and in words."""
+    """One bin of a histogram: its ``kind`` ("exact", "kept", "broken"), ``height`` in percent, and description."""
 
     kind: str
     height: float
@@ -62,7 +62,7 @@ class Bar:
 
 
 def drawn(errors: ErrorMap) -> Drawing:
-    """A map's cells as paths: neighbours of one level in a row are one rectangle."""
+    """Return a map's cells as paths: neighbours in a row with the same level form one rectangle."""
     rows, columns = len(errors.cells), len(errors.cells[0])
     results: dict[int, list[str]] = {}
     for row, cells in enumerate(errors.cells):
@@ -82,7 +82,7 @@ def drawn(errors: ErrorMap) -> Drawing:
 
 
 def bars(histogram: Sequence[int]) -> list[Bar]:
-    """A histogram's bins, as bars on a logarithmic scale."""
+    """Return a histogram's bins as bars on a logarithmic scale."""
     top = math.log1p(max(histogram, default=0)) or 1.0
     return [
         Bar(
@@ -95,7 +95,7 @@ def bars(histogram: Sequence[int]) -> list[Bar]:
 
 
 def told(histogram: Sequence[int]) -> str:
-    """A histogram in one sentence."""
+    """Return a histogram in one sentence."""
     total, exact, kept, broken = (
         sum(histogram),
         histogram[0],
@@ -124,13 +124,13 @@ def _bin(index: int) -> str:
 
 
 def verdict_page(verdict: Findings, power: PowerReport | None = None) -> str:
-    """A verdict as an HTML page, with the ``power`` of the examination where it was measured."""
+    """Return a verdict as an HTML page, with the ``power`` of the examination if it was measured."""
     return environment().get_template("verdict.html.j2").render(verdict=verdict, power=power)
 
 
 @cache
 def environment() -> jinja2.Environment:
-    """What pages of verdicts are rendered by."""
+    """Return the template environment for pages of verdicts."""
     environment = plain_environment()
     environment.filters |= {"number": number, "ratio": ratio, "tone": _tone, "total": math.prod}
     environment.filters |= {
@@ -147,12 +147,12 @@ def environment() -> jinja2.Environment:
 
 
 def number(value: float | None) -> str:
-    """A number in full, as a reader compares it."""
+    """Return a number in full, as readers need it for comparison."""
     return "" if value is None else f"{value:.9g}"
 
 
 def ratio(value: float) -> str:
-    """A ratio in three digits; those of NaN, of infinities, and of what is no matter of numbers are infinite."""
+    """Return a ratio in three digits; ∞ for NaN, infinities and failures without a ratio."""
     return "∞" if math.isinf(value) else f"{value:#.3g}".rstrip(".")
 
 
@@ -172,12 +172,12 @@ _TONES = {
 
 
 def _tone(outcome: str) -> str:
-    """The colour that an outcome is shown in; the word itself is always beside it."""
+    """Return the colour of an outcome; the page always shows the outcome's word too."""
     return _TONES.get(outcome, "doubt")
 
 
 def shown_case(case: Case) -> Mapping[str, Any]:
-    """What a template shows of a failing case."""
+    """Return the template's data for a failing case."""
     return {
         "sizes": case.sizes,
         "options": _options(case),
@@ -213,6 +213,6 @@ _PROTOCOLS = {
 
 
 def _options(case: Case) -> dict[str, Any]:
-    """The options that are not at their defaults."""
+    """Return the options that differ from their defaults."""
     defaults = case.definition.complete({})
     return {name: value for name, value in case.options.items() if value != defaults[name]}

@@ -1,4 +1,4 @@
-"""The index of a folder of verdicts' pages."""
+"""The index page of a folder of verdicts."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,9 @@ _TONES = {"PASS": "good", "FAIL": "bad"}
 
 
 def write_index(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    """Write ``index.html``: what didn't pass first; the path of the page.
+    """Write ``index.html``, with verdicts that didn't pass first, and return its path.
 
-    Each row has the fields of a `report.summary.Line`, the name of its ``page`` in the folder, and of its ``test``.
+    Each row has the fields of a `report.summary.Line`, the file name of its ``page``, and the name of its ``test``.
     """
     page = environment().get_template("index.html.j2")
     content = page.render(

@@ -1,4 +1,4 @@
-"""What pages are rendered by: jinja2 over the templates of this room; torch is not needed."""
+"""Page rendering: jinja2 with the templates of this package; torch is not needed."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ from assay import charts
 
 @cache
 def environment() -> jinja2.Environment:
-    """What templates are rendered by; `report.html` adds what those of verdicts need."""
+    """Return the template environment; `report.html` adds the filters for verdicts."""
     return charts.environment(Path(__file__).with_name("templates"))

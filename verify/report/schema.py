@@ -14,14 +14,17 @@ FILE = Path(__file__).parents[1] / "verdict.schema.json"
 
 
 def schema() -> dict[str, Any]:
-    """What `assay.verify.Verdict.to_json` writes: of a record every key and no other, of a case what isn't default."""
+    """Return the schema of `assay.verify.Verdict.to_json`.
+
+    Records have exactly the listed keys; a case has only those that differ from their defaults.
+    """
     records = _mended(msgspec.json.schema(Findings)["$defs"])
     for name, record in records.items():
         record["additionalProperties"] = False
         record["required"] = ["spec", "sizes", "dtypes"] if name == "Case" else list(record["properties"])
         record["description"] = record["description"].partition("\n")[0]
     case = records["Case"]["properties"]
-    case["edits"]["items"]["prefixItems"][2] = {"type": "string"}  # numbers as text
+    case["edits"]["items"]["prefixItems"][2] = {"type": "string"}  # numbers are written as text
     case |= {
         "memory": {"enum": ["plain", "nan", "huge"]},
         "unused": {"enum": ["plain", "nan"]},
@@ -39,7 +42,7 @@ def schema() -> dict[str, Any]:
 
 
 def _where(name: str, value: Any) -> dict[str, Any]:
-    """A failure, and the line that repeats it, where the property has this value, and no failure elsewhere."""
+    """Require a failure and its repro line for this value of the property, and forbid them for others."""
     return {
         "if": {"properties": {name: value}},
         "then": {"properties": {"failure": {"type": "object"}, "repro": {"minLength": 1}}},
@@ -48,7 +51,7 @@ def _where(name: str, value: Any) -> dict[str, Any]:
 
 
 def _mended(part: Any) -> Any:
-    """Without titles and defaults; a number with a pattern may also be a string of that pattern, such as "inf"."""
+    """Return the schema without titles and defaults; a number with a pattern may also be a string such as "inf"."""
     if isinstance(part, list):
         return [_mended(item) for item in part]
     if not isinstance(part, dict):
@@ -58,7 +61,7 @@ def _mended(part: Any) -> Any:
 
 
 def text() -> str:
-    """The file's content."""
+    """Return the schema file's content."""
     return json.dumps(schema(), indent=1) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""A run's verdicts as Markdown, in the form that GitHub shows as the summary of a job."""
+"""The verdicts of a run as Markdown, for GitHub's job summaries."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 from assay.verify.findings import Findings
 from assay.verify.report.text import failure_in_words, where
 
-_MOST = 100  # details: GitHub takes a summary of 1 MiB
+_MOST = 100  # most details: GitHub limits a summary to 1 MiB
 _MARKS = {"PASS": "✅", "FAIL": "❌", "WARN": "⚠️"}
 
 
 @dataclass(frozen=True)
 class Line:
-    """One verdict's line; all of it is text, but ``cases``.
+    """One verdict's line; every field but ``cases`` is text.
 
-    ``words`` tell the first violation, or why there is no verdict; ``where`` says where the first wrong output was,
-    ``broken`` which aspects are.
+    ``words`` describes the first violation, or why there is no verdict; ``where`` is the position of the first wrong
+    output, and ``broken`` the broken aspects.
     """
 
     kernel: str
@@ -37,12 +37,12 @@ class Line:
     broken: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields by name."""
+        """Return the fields by name."""
         return asdict(self)
 
 
 def line_of(verdict: Findings) -> Line:
-    """A verdict's line."""
+    """Return a verdict's line."""
     words, index = verdict.note, ""
     if verdict.failure is not None:
         words, index = failure_in_words(verdict.failure), where(verdict.map) if verdict.map else ""
@@ -61,7 +61,7 @@ def line_of(verdict: Findings) -> Line:
 
 
 def markdown(lines: Sequence[Line]) -> str:
-    """The table of all verdicts, those that passed last, and folded details of the others."""
+    """Return the table of all verdicts, those that passed last, and folded details of the others."""
     ordered = sorted(lines, key=lambda line: line.outcome == "PASS")
     count = Counter(line.outcome for line in lines)
     warned = f", {count['WARN']} more with warnings" if count["WARN"] else ""
@@ -80,7 +80,7 @@ def markdown(lines: Sequence[Line]) -> str:
 
 
 def append(path: str | Path, lines: Iterable[Line]) -> None:
-    """Append the summary of ``lines`` to a file; raises OSError where it can't be written."""
+    """Append the summary of ``lines`` to a file; raise OSError if it can't be written."""
     with Path(path).open("a", encoding="utf-8") as file:
         file.write("\n" + markdown(list(lines)))
 
@@ -100,5 +100,5 @@ def _details(line: Line) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    """Text in which nothing is markup."""
+    """Return the text with all markup escaped."""
     return re.sub(r"([\\`*_|\[\]~#])", r"\\\1", html.escape(" ".join(text.split()), quote=False))

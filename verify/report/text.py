@@ -1,4 +1,4 @@
-"""Reports as text: what a terminal shows of a verdict, and a failure in one short line."""
+"""Text reports: a verdict for the terminal, and a failure in one short line."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from assay.verify.cases.case import edits_in_words
 from assay.verify.findings import ASPECTS, Aspect, Detectable, ErrorMap, Failure, Findings
 from assay.verify.harness.xla import MEND
 
-_WIDTH = 100  # of a case's lines
+_WIDTH = 100  # width of a case's lines
 _LIMIT = {"unlikely": "rounding takes it"}
 
 
 def text_report(result: Findings) -> str:
-    """The report that a terminal shows."""
+    """Return the terminal's report of a verdict."""
     lines = [f"{result.outcome}  {result.kernel} as {result.spec} in {result.dtype}"]
     lines.append(f"  contract    {result.contract}")
     lines.append(f"  cases       {result.cases} decided, {result.elements} elements, worst ratio {result.worst:.3g}")
@@ -41,7 +41,7 @@ def text_report(result: Findings) -> str:
 
 
 def detectable(result: Sequence[Detectable]) -> list[str]:
-    """The relative errors of a whole output that are noticed, by the length of what is summed."""
+    """Return the detectable relative errors of a whole output, by the length of the reduction."""
     rows = {
         "terms": [f"{row.length:,}" for row in result],
         "broken": [f"{row.broken:.1e}" for row in result],
@@ -52,7 +52,7 @@ def detectable(result: Sequence[Detectable]) -> list[str]:
 
 
 def _row(name: str, aspect: Aspect) -> str:
-    """An aspect in a line of the card."""
+    """Return an aspect as a line of the card."""
     if aspect.status == "not tried":
         words = aspect.note
     elif aspect.failure is None:
@@ -64,11 +64,11 @@ def _row(name: str, aspect: Aspect) -> str:
 
 
 def _finding(aspect: Aspect) -> list[str]:
-    """The failure of a broken aspect: where, in which case, by how much, and why."""
+    """Return the lines for a broken aspect's failure: position, case, error and explanation."""
     failure = aspect.failure
     if failure is None:
         return []
-    if aspect.note:  # the same fault
+    if aspect.note:  # another aspect reports the same fault
         return [*_folded("known", aspect.known), f"  repeat      {aspect.repro}"]
     lines = [f"  failure     {failure.kind}: {failure.message}"]
     if aspect.map is not None:
@@ -82,7 +82,7 @@ def _finding(aspect: Aspect) -> list[str]:
 
 
 def _folded(name: str, words: str) -> list[str]:
-    """A line of a finding, as several where it is long; none of nothing."""
+    """Wrap a line of a finding; return no lines for an empty one."""
     return textwrap.wrap(words, _WIDTH, initial_indent=f"  {name:12}", subsequent_indent=" " * 14)
 
 
@@ -103,7 +103,7 @@ def _numbers(failure: Failure) -> list[str]:
 
 
 def greatest(failure: Failure) -> str:
-    """The greatest differences of the elements that are wrong, each with its place, and how many these are."""
+    """Return the largest differences of wrong elements with their positions, and the number of wrong elements."""
     words = [
         f"{kind} difference {result.value:.3g} at {list(result.index)}"
         for kind, result in (("absolute", failure.greatest_absolute), ("relative", failure.greatest_relative))
@@ -113,12 +113,12 @@ def greatest(failure: Failure) -> str:
 
 
 def where(errors: ErrorMap) -> str:
-    """Where the first output that was wrong is wrong, in words."""
+    """Return the position of the first wrong output in words."""
     return f"first met in {errors.output} of shape {list(errors.shape)}: {errors.words}"
 
 
 def failure_in_words(failure: Failure) -> str:
-    """A failure in one short line: the sizes other than 1, what came, what is right, and how far off it may be."""
+    """Return a failure in one short line: the sizes other than 1, the result, the golden and the tolerance."""
     case = failure.case
     setting = [f"{symbol}={size}" for symbol, size in case.sizes.items() if size != 1]
     defaults = case.definition.complete({})

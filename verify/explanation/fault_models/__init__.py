@@ -18,13 +18,13 @@ _TABLES = (
 
 @cache
 def fault_models() -> tuple[FaultModel, ...]:
-    """All fault models; of those that explain a failure equally well the earlier one is the likelier."""
+    """Return all fault models; if several explain a failure equally well, the earlier one is the likelier."""
     tables = (import_module(f"{__name__}.{table}").FAULT_MODELS for table in _TABLES)
     return tuple(fault for table in tables for fault in table)
 
 
 def fault_models_of(op: str) -> tuple[FaultModel, ...]:
-    """The fault models of a spec, those of its own file, or of a reference's operations, first."""
+    """Return the fault models of a spec: first its own, or those of a reference's operations."""
     definition = spec(op)
     own = tuple(of_file(fault, definition) for fault in definition.faults if isinstance(fault, Fault))
     if definition.needs_dtypes:  # loading references takes a fifth of a second, which ops don't need

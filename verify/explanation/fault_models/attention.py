@@ -1,4 +1,4 @@
-"""Faults of attention beside its masks: scales, heads, softcap, biases, log-sum-exps, rescaling."""
+"""Faults of attention other than masks: scales, heads, softcap, biases, log-sum-exps, rescaling."""
 
 import math
 from typing import Any
@@ -24,7 +24,7 @@ _ONE = ("attention",)
 
 
 def _scores(alter: Any) -> type:
-    """Scores as ``alter(right, q, k, scale)``; ``right`` multiplies by the scale."""
+    """Replace the scores by ``alter(right, q, k, scale)``; ``right`` multiplies by the scale."""
     return operations(scores=lambda xp, right, q, k, scale: alter(right, q, k, scale))
 
 
@@ -34,7 +34,7 @@ def _unscaled(xp: Any, right: Any, q: Any, k: Any, scale: Any) -> Any:
 
 
 def without_maximum(xp: Any, right: Any, scores: Tensor, visible: Tensor, values: Tensor, sinks: Any = None) -> Any:
-    """exp(score) as it is: for float32 evaluations."""
+    """Compute exp(score) without subtracting the maximum: for float32 evaluations."""
     weights = torch.where(visible, xp.exp(scores), 0.0)
     total = weights.sum(-1, keepdim=True)
     total = total if sinks is None else total + xp.exp(sinks)
@@ -43,7 +43,7 @@ def without_maximum(xp: Any, right: Any, scores: Tensor, visible: Tensor, values
 
 
 def _online(*, rescales_output: bool) -> type:
-    """An online softmax whose sum of weights is not rescaled when a tile of 16 keys raises the maximum."""
+    """Return an online softmax that omits a rescaling when a tile of 16 keys raises the maximum."""
 
     def attend(xp: Any, right: Any, scores: Any, visible: Tensor, values: Any, sinks: Any) -> Any:
         out, lse = right(scores, visible, values, sinks)
@@ -80,7 +80,7 @@ def _probabilities_in_e4m3(
 
 
 def _interleaved(case: Case) -> list[int]:
-    """The query heads in the order in which h modulo Hkv would take their keys."""
+    """Return the query heads, ordered as if head h used key/value head h modulo Hkv."""
     groups, shared = head_groups(case)
     return [index * groups + group for group in range(groups) for index in range(shared)]
 

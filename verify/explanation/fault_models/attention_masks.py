@@ -1,4 +1,4 @@
-"""Faults of which keys a query sees: masks, windows, tails of the keys, and what stands for minus infinity."""
+"""Faults of masks: causal masks, windows, tails of the keys, and finite numbers in place of minus infinity."""
 
 import math
 from collections.abc import Callable
@@ -20,7 +20,7 @@ _CAPTURE = "flash-attention#282, #436, cutlass#2336"
 
 
 def _seen(alter: Callable[[Any, Any, Tensor], tuple[Any, Tensor]]) -> type:
-    """Attention of other scores behind another mask: ``alter(xp, scores, visible)``."""
+    """Compute attention with ``alter(xp, scores, visible)`` in place of the scores and the mask."""
 
     def attend(xp: Any, right: Any, scores: Any, visible: Tensor, *rest: Any) -> Any:
         return right(*alter(xp, scores, visible), *rest)
@@ -32,17 +32,17 @@ def _seen(alter: Callable[[Any, Any, Tensor], tuple[Any, Tensor]]) -> type:
 
 
 def _masked(rule: Rule) -> type:
-    """Attention in which ``rule(xp, visible)`` says what is visible."""
+    """Compute attention with the mask ``rule(xp, visible)``."""
     return _seen(lambda xp, scores, visible: (scores, rule(xp, visible)))
 
 
 def _for_infinity(number: Callable[[Case], float]) -> type:
-    """A finite number stands for minus infinity behind the mask."""
+    """Mask with a finite number in place of minus infinity."""
     return _seen(lambda xp, scores, visible: (xp.where(visible, scores, number(xp.case)), torch.ones_like(visible)))
 
 
 def causal(limit: int = 0, *, like: str = "", window: tuple[int, int] = (0, 0), tile: int = 1) -> Rule:
-    """The mask drawn again: keys up to ``limit`` ahead, aligned ``like``, a window larger by so much on each side."""
+    """Rebuild the mask: keys up to ``limit`` ahead, aligned ``like``, ``window`` added to the sides of a window."""
 
     def rule(xp: Any, visible: Tensor) -> Tensor:
         options, (rows, keys) = xp.case.options, visible.shape
@@ -64,18 +64,18 @@ def causal(limit: int = 0, *, like: str = "", window: tuple[int, int] = (0, 0), 
 
 
 def _last_seen(visible: Tensor) -> Tensor:
-    """Where the last key is that a row sees."""
+    """Return a mask of each row's last visible key."""
     behind = visible.flip(-1).to(torch.int64).cumsum(-1).flip(-1)
     return visible & (behind == 1)
 
 
 def _beyond(step: int) -> Rule:
-    """Keys beyond the last whole ``step`` are never seen, of more than one step."""
+    """Hide the keys beyond the last multiple of ``step``, if there is more than one step."""
     return lambda xp, visible: visible & (torch.arange(visible.shape[-1]) < whole(visible.shape[-1], step))
 
 
 def _without(first: int, last: int) -> Rule:
-    """Keys from ``first`` to ``last`` are never seen, where there are more."""
+    """Hide the keys from ``first`` up to ``last``, if there are others."""
 
     def rule(xp: Any, visible: Tensor) -> Tensor:
         key, keys = torch.arange(visible.shape[-1]), visible.shape[-1]
@@ -85,7 +85,7 @@ def _without(first: int, last: int) -> Rule:
 
 
 def nan_of_blind(xp: Any, visible: Tensor, x: Any) -> Any:
-    """A row that sees nothing is divided by its sum of weights, zero."""
+    """Return x, but NaN in rows without visible keys: they are divided by a sum of weights of zero."""
     blind = ~visible.any(-1, keepdim=True)
     return xp.where(blind.expand(x.shape), xp.exact(torch.full(x.shape, math.nan)), x)
 
@@ -101,7 +101,7 @@ def _empty_row_nan_backward(xp: Any, right: Any, scores: Any, visible: Tensor, *
 
 
 def _stale_values(xp: Any, right: Any, scores: Tensor, visible: Tensor, values: Tensor, sinks: Any) -> Any:
-    """What is masked has a weight of zero, and zero times NaN is NaN: for float32 evaluations."""
+    """Multiply masked values by their weight of zero, which gives NaN for NaN: for float32 evaluations."""
     weights, lse = xp.attention_weights(scores, visible, sinks)
     return weights @ values, lse
 

@@ -1,4 +1,4 @@
-"""Faults of attention's gradient, of paged caches, and of sequences laid end to end."""
+"""Faults of attention's gradient, of paged caches, and of packed sequences of different lengths."""
 
 import math
 from typing import Any
@@ -26,7 +26,7 @@ _VARLEN = ("attention_varlen", "attention_varlen_backward")
 def _delta_dropped(
     xp: Any, right: Any, scores: Any, visible: Tensor, q: Any, k: Any, v: Any, dout: Any, scale: Any, terms: int
 ) -> Any:
-    """dS = P dP, without the mean of dP that softmax takes away."""
+    """Compute dS = P dP, without subtracting softmax's mean of dP."""
     blind = ~visible.any(-1)[..., None]
     weights = xp.softmax(xp.where(visible | blind, scores, -math.inf))
     weights = xp.where(visible, weights, 0.0)
@@ -62,7 +62,7 @@ def _one_more_token(values: Tensors, case: Case) -> Tensors:
     longer = (values["seq_lens"] + 1).clamp(max=most)
     last = (longer - 1).clamp(min=0) // max(case.sizes["page"], 1)
     table = values["block_table"].clone()
-    for row, page in enumerate(last.tolist()):  # an entry behind the last page may be anything
+    for row, page in enumerate(last.tolist()):  # entries after the last page may have any value
         if 0 <= page < table.shape[1] and not 0 <= int(table[row, page]) < case.sizes["P"]:
             table[row, page] = 0
     return values | {"seq_lens": longer, "block_table": table}

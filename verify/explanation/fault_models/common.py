@@ -1,4 +1,4 @@
-"""Faults that kernels of any kind have: stores, tails, layouts, narrow formats, special values."""
+"""Faults of any kind of kernel: stores, tails, layouts, narrow formats, special values."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -39,11 +39,11 @@ from assay.verify.explanation.fault_models.ops import (
 from assay.verify.explanation.fault_models.single import unwritten
 
 Tensor = torch.Tensor
-_BLOCKS = (1, 4, 128)  # of terms between two roundings of a sum, beside the usual 16
+_BLOCKS = (1, 4, 128)  # terms between two roundings of a sum, besides the usual 16
 
 
 def _stored(mode: Mode, overflow: Overflow = "inf") -> Callable[[Tensor, str], Tensor]:
-    """A store that rounds in another way; NaN stays, and so do infinities unless results saturate."""
+    """Return a store that rounds in another mode; NaN is kept, and so are infinities unless results saturate."""
 
     def store(result: Tensor, dtype: str) -> Tensor:
         kept = result.isnan() | (result.isinf() & (overflow == "inf"))
@@ -59,7 +59,7 @@ def _flushed(result: Tensor, dtype: str) -> Tensor:
 
 
 def _read_by(strides: Callable[[Tensor], Sequence[int]]) -> Inputs:
-    """Every tensor of numbers or packed codes read by other strides, where its memory reaches as far."""
+    """Read every tensor of numbers or packed codes with other strides, if its memory is large enough."""
 
     def read(x: Tensor) -> Tensor:
         taken = strides(x)
@@ -75,12 +75,12 @@ def _read_by(strides: Callable[[Tensor], Sequence[int]]) -> Inputs:
 
 
 def _left(mask: Callable[[tuple[int, ...]], Tensor]) -> Results:
-    """What was in memory where ``mask(shape)`` says."""
+    """Leave results unwritten where ``mask(shape)`` holds."""
     return every(lambda xp, x: unwritten(xp, mask(tuple(x.shape)), x) if len(x.shape) else x)
 
 
 def _into_next_row(xp: Any, x: Any) -> Any:
-    """Each row's first element overwritten by the last of the row before, where rows have an odd number."""
+    """Overwrite each row's first element with the last of the row before, for rows of an odd length."""
     if len(x.shape) < 2 or x.shape[-1] % 2 == 0 or x.shape[-1] < 3 or x.shape[-2] < 2:
         return x
     head = xp.concatenate([x[..., :1, :1], x[..., :-1, -1:]], len(x.shape) - 2)
@@ -88,7 +88,7 @@ def _into_next_row(xp: Any, x: Any) -> Any:
 
 
 def _nothing_summed(xp: Any, result: tuple[Any, ...], case: Case) -> tuple[Any, ...]:
-    """What was in memory, where there is nothing to sum."""
+    """Leave the results unwritten if there is nothing to sum."""
     reduction = case.definition.reduction
     if reduction is None or case.sizes[reduction.over]:
         return result

@@ -1,4 +1,4 @@
-"""Roundings and formulas that kernels of any repository have: TF32, products in 16 bits, functions made of others."""
+"""Roundings and formulas of kernels in many projects: TF32, products in 16 bits, functions composed of others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SOFT = ("softmax", "log_softmax", "logsumexp", "cross_entropy")
 
 
 def _uses(*names: str, besides: tuple[str, ...] = ()) -> Callable[[Spec], bool]:
-    """Ops whose definition names one of these operations of the arithmetic, ``besides`` those that have their own."""
+    """Match ops whose definition uses one of these operations; ``besides`` are ops with a fault of their own."""
 
     def is_of(op: Spec) -> bool:
         code = getattr(op.definition, "__code__", None)
@@ -36,12 +36,12 @@ def _uses(*names: str, besides: tuple[str, ...] = ()) -> Callable[[Spec], bool]:
 
 
 def _takes_products(op: Spec) -> bool:
-    """Ops with matrix products of numbers in the dtype under examination."""
+    """Match ops with matrix products of numbers in the dtype under examination."""
     return op.name != "gemm_2to4" and ("inputs_in_tf32" in op.faults or _uses("matmul", "scores")(op))
 
 
 def _stored(x: Any, format: str, mode: Mode = "nearest") -> Any:
-    """Numbers as another format holds them; of balls all that their numbers may become."""
+    """Return numbers as another format stores them; for a ball, all stored values of its numbers."""
     if isinstance(x, Ball):
         low, high = _stored(x.mid - x.radius, format, mode), _stored(x.mid + x.radius, format, mode)
         known = low.isfinite() & high.isfinite()
@@ -56,7 +56,7 @@ def _input_dtype(xp: Any, x: Any) -> Any:
 
 
 def _cut(x: Any) -> Any:
-    """The low 13 bits of float32 cut off, as tensor cores read it."""
+    """Clear the low 13 bits of float32, as tensor cores do."""
     return _stored(x, "tf32", "toward_zero")
 
 
@@ -69,7 +69,7 @@ def _scores(xp: Any, right: Any, q: Any, k: Any, scale: Any) -> Any:
 
 
 def _attend(xp: Any, right: Any, scores: Any, visible: Tensor, values: Any, sinks: Any) -> Any:
-    """The weights cut before the division, as online kernels do."""
+    """Truncate the weights before the division, as online kernels do."""
     out, lse = right(scores, visible, values, sinks)
     mid = getattr(values, "mid", values)
     if sinks is not None or not bool(visible.any(-1).all()) or not bool(mid.isfinite().all()):
@@ -80,7 +80,7 @@ def _attend(xp: Any, right: Any, scores: Any, visible: Tensor, values: Any, sink
 
 
 def _query(factor: float) -> type:
-    """q times the scale, and another factor, rounded to the input dtype before the product."""
+    """Round q times the scale and another factor to the input dtype before the product."""
 
     def scores(xp: Any, right: Any, q: Any, k: Any, scale: Any) -> Any:
         held = _input_dtype(xp, q * (scale * factor))
@@ -94,7 +94,7 @@ def _scores_rounded(xp: Any, right: Any, q: Any, k: Any, scale: Any) -> Any:
 
 
 def _in_16_bits(*, sums: bool) -> type:
-    """Products of q and k element by element in the input dtype; overflow in float16 is infinite."""
+    """Compute products of q and k element by element in the input dtype; overflow in float16 is infinite."""
 
     def scores(xp: Any, right: Any, q: Tensor, k: Tensor, scale: Any) -> Tensor:
         dtype = torch_dtype(next(iter(xp.case.dtypes.values())))
@@ -148,7 +148,7 @@ def _by_squares(xp: Any, right: Any, x: Any, eps: float) -> tuple[Any, Any]:
 
 
 def _as_contiguous(xp: Any, name: str, like: Tensor) -> Tensor:
-    """A tensor of the call as one reads it that takes its last stride for one, where its memory reaches as far."""
+    """Return a tensor of the call as read with a last stride of one, if its memory is large enough."""
     x: Tensor = xp.given[name]
     taken = (*x.stride()[:-1], 1) if x.dim() else ()
     span = sum((size - 1) * stride for size, stride in zip(x.shape, taken, strict=True)) + 1 if x.numel() else 0

@@ -15,7 +15,7 @@ Tensor = torch.Tensor
 
 
 def _as(formula: Callable[[Tensor], Tensor]) -> type:
-    """An elementary function by another formula, in float32."""
+    """Compute an elementary function by another formula, in float32."""
     return operations(function=lambda xp, right, name, x: formula(x))
 
 
@@ -52,23 +52,23 @@ def _swiglu(kind: str) -> Any:
 
 
 def _nan_at_limit(xp: Any, right: Any, x: Any, bound: float) -> Any:
-    """fmin and fmax: a NaN becomes the limit."""
+    """Compute fmin or fmax: a NaN becomes the limit."""
     mid: Tensor = getattr(x, "mid", x)
     return xp.where(mid.isnan(), xp.exact(torch.full(mid.shape, bound, dtype=torch.float64)), right(x, bound))
 
 
 def _gated(alter: Callable[[Any, Any, Any], Any]) -> type:
-    """The product x gate y in another way."""
+    """Compute the product x gate y by another formula."""
     return operations(gated_product=lambda xp, right, x, gate, y: alter(x, gate, y))
 
 
 def _slope(alter: Callable[[Any], Any]) -> type:
-    """The slope of silu as ``alter`` of the sigmoid."""
+    """Compute the slope of silu with ``alter`` of the sigmoid."""
     return operations(silu_gradient=lambda xp, right, a, b, x: a * b * alter(xp.sigmoid(x)))
 
 
 def _angles(indices: Callable[[Tensor], Tensor], axis: int) -> Callable[[Tensors, Case], Tensors]:
-    """The angles of other ``indices`` along an axis."""
+    """Read the angles at other ``indices`` along an axis."""
 
     def read(x: Tensor) -> Tensor:
         return x.index_select(axis, indices(torch.arange(x.shape[axis])))
@@ -77,7 +77,7 @@ def _angles(indices: Callable[[Tensor], Tensor], axis: int) -> Callable[[Tensors
 
 
 def _turned(turn: Callable[[Any, Any, Any, Any], tuple[Any, Any]]) -> Any:
-    """Pairs turned by ``turn(first, second, cos, sin)``."""
+    """Rotate pairs by ``turn(first, second, cos, sin)``."""
 
     def definition(xp: Any, x: Any, cos: Any, sin: Any, *, interleaved: bool) -> Any:
         half = x.shape[-1] // 2

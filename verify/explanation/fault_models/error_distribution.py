@@ -1,7 +1,7 @@
-"""How errors spread over outputs, for whether they look like the roundings that a looser contract allows.
+"""The distribution of errors over outputs, compared with that of the roundings which a looser contract allows.
 
-A contract with sums in bfloat16 is kept by nearly any kernel with small errors. Only one whose errors are as common, as
-large, as much to one side, and as much alike within rows as such sums make them is said to have those.
+Almost any kernel with small errors keeps a contract with sums in bfloat16. A kernel is said to have such sums only if
+its errors agree with theirs in frequency, size, direction, and variation within rows.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from assay.verify.comparison.judge import Tolerance
 
 Tensor = torch.Tensor
 
-_FEW = 16  # elements, of which nothing is said
-_TIMES = 2.0  # log2 of how much more common or larger errors may be
-_LEAN = 0.3  # of -1 to 1
-_WITHIN = 0.4  # of 0 to 1
+_FEW = 16  # elements; fewer are not enough to compare
+_TIMES = 2.0  # tolerated log2 of the ratios of frequencies and of sizes
+_LEAN = 0.3  # tolerated difference of the mean direction, which is between -1 and 1
+_WITHIN = 0.4  # tolerated difference of the variation within rows, which is between 0 and 1
 
 
 @dataclass(frozen=True)
 class ErrorDistribution:
-    """Sums over elements, of errors in units of what the tighter contract allows.
+    """Sums over elements of errors, in units of the tighter contract's tolerance.
 
-    ``broken`` counts those beyond the tighter contract; ``lean`` sums the errors away from zero less those towards it,
-    ``within`` the squares of their differences from their row's mean.
+    ``broken`` counts the errors beyond the tighter contract; ``lean`` sums the errors with their sign, positive away
+    from zero; ``within`` sums the squares of their differences from the mean of their row.
     """
 
     elements: float = 0.0
@@ -38,7 +38,7 @@ class ErrorDistribution:
     within: float = 0.0
 
     def plus(self, got: Tensor, tight: Tolerance, loose: Tolerance) -> ErrorDistribution:
-        """The same with the elements of one output that the looser contract leaves more freedom."""
+        """Return the distribution with one more output, without elements whose tolerance is the same for both."""
         y = got.double()
         right = round_to(tight.golden, tight.out)
         certain = tight.judged & y.isfinite() & right.isfinite() & (~loose.judged | (loose.inner > tight.inner))
@@ -58,7 +58,10 @@ class ErrorDistribution:
         )
 
     def distance(self, other: ErrorDistribution) -> float:
-        """From another spread over the same elements; up to 1 they look alike, and so do those of too few elements."""
+        """Return the distance from another distribution over the same elements; 0 if there are too few.
+
+        Up to 1 the distributions are taken to be alike.
+        """
         if self.elements < _FEW:
             return 0.0
         least = 1e-24 * self.elements

@@ -1,4 +1,4 @@
-"""Evaluating a fault model: in any arithmetic, or as the kernel that has its fault."""
+"""Evaluate a fault model in any arithmetic, or as the kernel with its fault."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,9 +26,9 @@ def evaluate(
     *settings: Any,
     chosen: Mapping[str, Tensor] | None = None,
 ) -> tuple[Any, ...]:
-    """The results that the fault gives for these tensors, in numbers of ``arithmetic(*settings)``; None: no fault.
+    """Return the fault's results for these tensors, in numbers of ``arithmetic(*settings)``; None: no fault.
 
-    Raises what the right definition raises of tensors and options that it can't take.
+    Raises the errors of the right definition for tensors and options that it can't take.
     """
     definition, options, values = case.definition, dict(case.options), dict(values)
     if fault is not None:
@@ -37,7 +37,7 @@ def evaluate(
         values = fault.inputs(values, case) if fault.inputs else values
         definition = replace(definition, definition=fault.definition) if fault.definition else definition
     xp = arithmetic(*settings)
-    xp.case, xp.given = case, dict(values)  # type: ignore[attr-defined]  # for the mixin of an alteration
+    xp.case, xp.given = case, dict(values)  # type: ignore[attr-defined]  # read by the mixin of an alteration
     keywords = {tensor.name: values.pop(tensor.name) for tensor in case.signature.tensors if tensor.keyword}
     results = run(definition, xp, list(values.values()), options | keywords, chosen)
     return fault.results(xp, results, case) if fault is not None and fault.results else results
@@ -45,12 +45,12 @@ def evaluate(
 
 @cache
 def with_mixin(mixin: type | None, base: type[Arithmetic]) -> type[Arithmetic]:
-    """``base`` with the operations of ``mixin``."""
+    """Return ``base`` with the operations of ``mixin``."""
     return base if mixin is None else type(f"{mixin.__name__}{base.__name__}", (mixin, base), {})
 
 
 def kernel_of(fault: FaultModel | None, op: str, out_dtype: str | None = None) -> Kernel:
-    """The kernel that has the fault, in float32 inside: a function for `examine`. None: the right one."""
+    """Return the kernel with the fault, in float32 inside, as a function for `examine`; None: the right kernel."""
 
     def kernel(*tensors: Tensor, **keywords: Any) -> Any:
         case, values = _call(op, tensors, keywords, out_dtype)
@@ -68,14 +68,14 @@ def kernel_of(fault: FaultModel | None, op: str, out_dtype: str | None = None) -
 
 
 def stored(result: Tensor, dtype: str) -> Tensor:
-    """Rounded once into the dtype, as a tensor of its own."""
+    """Return the result, rounded once to the dtype, as a contiguous tensor."""
     return result.to(torch_dtype(dtype)).contiguous()
 
 
 def _call(
     op: str, tensors: tuple[Tensor, ...], keywords: Mapping[str, Any], out_dtype: str | None
 ) -> tuple[Case, dict[str, Tensor]]:
-    """A call's tensors by name, and what is known of it beside them."""
+    """Return the case of a call, and its tensors by name."""
     definition = spec(op)
     given = {name: value for name, value in keywords.items() if value is not None or name in definition.options}
     flags = {name for name, option in definition.options.items() if option.tensor}

@@ -43,7 +43,7 @@ def _normalised(weights: Tensor) -> Tensor:
 
 
 def _weights_on_inputs(xp: Any, x: Any, w_gate_up: Any, w_down: Any, weights: Any, ids: Any) -> Any:
-    """Each of a token's choices is a token of its own, multiplied by its weight before the expert."""
+    """Multiply a token by its weight before the expert; each choice becomes a token."""
     (tokens, choices), width = ids.shape, x.shape[-1]
     rows = (x[:, None, :] * weights[:, :, None]).reshape(tokens * choices, width)
     unit = xp.exact(xp.native.full((tokens * choices, 1), 1))
@@ -66,7 +66,7 @@ FAULT_MODELS = (
     FaultModel("logits_for_scores", "routing", "the weights are the logits themselves", _ROUTE,
         arithmetic=operations(softmax=lambda xp, right, x: x, sigmoid=lambda xp, right, x: x)),
     FaultModel("softmax_of_chosen", "routing", "the softmax is taken over the chosen experts only", _ROUTE,
-        options=option(scoring="softmax", renormalize=True),  # which is the same
+        options=option(scoring="softmax", renormalize=True),  # equal to a softmax over the chosen logits
         applies=lambda case: not (case.options["renormalize"] and case.options["scoring"] == "softmax")),
     FaultModel("scoring_ignored", "routing", "softmax scores stand for sigmoid scores, or the other way", _ROUTE,
         options=lambda options, case: options

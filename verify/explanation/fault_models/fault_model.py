@@ -2,15 +2,15 @@
 
 An alteration is of one of these kinds; a fault model may combine them:
 
-| field        | altered                                                                                    |
-|--------------|--------------------------------------------------------------------------------------------|
-| `options` | the options that the right definition is evaluated with                                    |
-| `inputs` | the tensors, before it                                                                     |
-| `arithmetic` | operations of the arithmetic that it is written in: a mixin, whose ``self.case`` is the call |
-| `definition` | the definition itself                                                                      |
-| `results` | the results, after it                                                                      |
-| `store` | how results become numbers of their dtype                                                  |
-| `side_effects` | what a call does beside its mathematics: what it keeps, reads again or overwrites          |
+| field          | altered                                                                             |
+|----------------|-------------------------------------------------------------------------------------|
+| `options`      | the options with which the right definition is evaluated                            |
+| `inputs`       | the tensors, before the definition                                                  |
+| `arithmetic`   | operations of the definition's arithmetic: a mixin, whose ``self.case`` is the call |
+| `definition`   | the definition itself                                                               |
+| `results`      | the results, after the definition                                                   |
+| `store`        | the conversion of results to their dtype                                            |
+| `side_effects` | effects of a call besides its results: data kept, read again or overwritten         |
 
 All but the last two are written in the operations of `assay.golden.arithmetic`, so that a fault has a radius under a
 contract as the right definition has.
@@ -55,15 +55,15 @@ FAMILIES = (
 class FaultModel:
     """A known fault.
 
-    ``specs`` are the names of the ops that it is one of, or tell it by an op's facts (`ops`); so do ops themselves,
-    which name it among their `Spec.faults`, or, where none of their results would show it, in `Spec.exempt`.
-    ``description`` says what is wrong in the words of who writes kernels, ``origin`` where it was seen (an issue, or
-    "common slip"), ``needs`` the input that reveals it where not any does. ``applies`` tells by the options and dtypes
-    of a call whether it can have the fault. ``contract`` are the fields of the looser contract that a kernel with the
-    fault does keep, which then is what explains it; ``like`` are other arithmetics with the same fault, whose errors
-    may be spread otherwise. ``emulated``: the fault shows in what a float32 evaluation gives (overflow, cancellation, a
-    rounding on the way), so that explanations compare with that. ``crashes``: on some inputs
-    a kernel with the fault raises; of any other fault that is a mistake in the fault itself, and catches nothing.
+    ``specs`` are the names of the ops that can have it, or a predicate on an op (`ops`). An op may also list the fault
+    in `Spec.faults`, or exclude it by `Spec.exempt` if none of its results would show it. ``description`` states the
+    fault in a kernel author's words, ``origin`` where it was seen (an issue, or "common slip"), and ``needs`` the input
+    that reveals it, if not every input does. ``applies`` decides by a call's options and dtypes whether it can have the
+    fault. ``contract`` holds the fields of the looser contract that a kernel with the fault keeps, and which then
+    explains it; ``like`` are other arithmetics with the same fault, whose errors may be distributed differently.
+    ``emulated``: the fault shows in float32 evaluations (overflow, cancellation, an intermediate rounding), and
+    explanations compare with these. ``crashes``: a kernel with the fault raises on some inputs; if any other fault
+    raises, the fault model is wrong and nothing is caught.
     """
 
     name: str
@@ -86,29 +86,29 @@ class FaultModel:
     crashes: bool = False
 
     def shows(self, kind: str) -> bool:
-        """Whether a failure of this kind is the fault's own."""
+        """Return whether a failure of this kind can be the fault's effect."""
         return self.crashes or kind != "crash"
 
     def loosened(self, contract: Contract) -> Contract:
-        """The contract with the fields that a kernel with this fault keeps instead."""
+        """Return the contract with the fields that a kernel with this fault keeps."""
         changed = dict(self.contract)
         if "stages" in changed:
             changed["stages"] = {**(contract.stages or {}), **changed["stages"]}
         return replace(contract, **changed)
 
     def concerns(self, case: Case) -> bool:
-        """Whether a kernel called like this can have the fault."""
+        """Return whether a kernel can have the fault in such a call."""
         return self.is_of(case.definition) and (self.applies is None or self.applies(case))
 
     def is_of(self, op: Spec) -> bool:
-        """Whether kernels of an op can have the fault."""
+        """Return whether kernels of an op can have the fault."""
         if self.name in op.exempt or self.name in op.faults:
             return self.name in op.faults
         return self.specs(op) if callable(self.specs) else op.name in self.specs
 
 
 def of_file(fault: Fault, op: Spec) -> FaultModel:
-    """The fault model that stands in the file of its op."""
+    """Return the fault model of a fault that the op's file defines."""
     if fault.family not in FAMILIES:
         raise SettingError(f"{op.name}: fault {fault.name!r}: {unknown('family', fault.family, FAMILIES)}")
     return FaultModel(

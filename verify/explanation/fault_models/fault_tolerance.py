@@ -1,4 +1,4 @@
-"""What a kernel with a known fault may give in a call, beside what a right one may."""
+"""The tolerances of a kernel with a known fault in a call, compared with those of a right kernel."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,12 +19,12 @@ from assay.verify.explanation.fault_models.single import Single
 from assay.verify.harness.runner import KernelHarness
 
 Tensor = torch.Tensor
-_FEW = 16 * 2.0**-24  # roundings in float32
+_FEW = 16 * 2.0**-24  # a few float32 roundings of the result
 
 
 @dataclass(frozen=True)
 class Observation:
-    """One call of the kernel: its tensors, what it gave, and how that breaks the contract."""
+    """One call of the kernel: its tensors, its outputs, and their tolerances under the contract."""
 
     case: Case
     contract: Contract
@@ -34,29 +34,29 @@ class Observation:
 
     @cached_property
     def broken(self) -> tuple[Tensor, ...]:
-        """Where the outputs break the contract of the right definition."""
+        """Return masks of the elements that break the contract of the right definition."""
         return tuple(judgement.broken for judgement in map(judge, self.outputs, self.limits))
 
     @cached_property
     def breaks(self) -> int:
-        """How many elements do."""
+        """Return how many elements break it."""
         return sum(int(part.sum()) for part in self.broken) + int(self.chooses_wrongly)
 
     @cached_property
     def chooses_wrongly(self) -> bool:
-        """Whether the kernel's own choices are none that the exact values allow."""
+        """Return whether the exact values exclude the kernel's own choices."""
         right = Oracle(self.contract).admitted(self.case, self.values, self.chosen)
         return right is not None and not bool(right.all())
 
     @cached_property
     def chosen(self) -> dict[str, Tensor]:
-        """The kernel's own choices, by name."""
+        """Return the kernel's own choices by name."""
         names = [tensor.name for tensor in self.case.signature.returns]
         return {name: self.outputs[names.index(name)].cpu() for name in self.case.definition.outputs.chosen}
 
 
 def observation_of(harness: KernelHarness, case: Case) -> Observation | None:
-    """A call of the kernel, unless it doesn't end in results."""
+    """Return a call of the kernel, or None if it returns no outputs."""
     outputs = harness.outputs(case)
     if outputs is None:
         return None
@@ -67,7 +67,7 @@ def observation_of(harness: KernelHarness, case: Case) -> Observation | None:
 
 
 def limits_of(fault: FaultModel, observation: Observation) -> tuple[Tolerance, ...] | None:
-    """What a kernel with this fault may give; None where it chooses otherwise than the kernel did."""
+    """Return the tolerances of a kernel with this fault; None if its choices differ from the kernel's."""
     case = observation.case
     if fault.contract:
         if observation.chooses_wrongly:
@@ -84,19 +84,19 @@ def limits_of(fault: FaultModel, observation: Observation) -> tuple[Tolerance, .
 
 
 def _chooses_alike(fault: FaultModel, observation: Observation) -> bool:
-    """Whether a kernel with this fault makes the choices that the kernel made."""
+    """Return whether a kernel with this fault makes the same choices."""
     own = evaluate(fault, observation.case, observation.values, Single)
     names = [tensor.name for tensor in observation.case.signature.returns]
     return all(bool((own[names.index(name)] == ids).all()) for name, ids in observation.chosen.items())
 
 
 def _emulated(fault: FaultModel, observation: Observation) -> tuple[list[Golden], list[Golden]]:
-    """What the fault gives in float32, and around it the freedom that the contract leaves a right kernel.
+    """Return the fault's float32 results, and the same with the tolerance of a right kernel around them.
 
-    Where a right one gives no number, a few roundings of the fault's own.
+    If the right result is not finite, the tolerance is a few roundings of the fault's result.
     """
     given = evaluate(fault, observation.case, observation.values, Single)
-    given = _stored(fault, observation.case, given) if fault.store else given  # else what comes before the store
+    given = _stored(fault, observation.case, given) if fault.store else given  # otherwise the results before the store
     exact = [Golden(result.double(), torch.zeros(result.shape, dtype=torch.float64)) for result in given]
     allowed = [
         Golden(golden.value, torch.where(limit.inner.isfinite(), limit.inner, 0.0) + _roundings(golden, limit))
@@ -112,7 +112,7 @@ def _roundings(given: Golden, limits: Tolerance) -> Tensor:
 def _enclosed(
     fault: FaultModel, observation: Observation, chosen: Mapping[str, Tensor] | None
 ) -> tuple[list[Golden], list[Golden]]:
-    """The altered mathematics in balls, and these under the contract's model."""
+    """Return the altered definition in balls, exact and under the contract's model."""
     model = observation.contract.model(observation.case.definition, observation.case.input_format)
     results = evaluate(fault, observation.case, observation.values, BallArithmetic, model, chosen=chosen)
     allowed = [Golden(golden.value.double(), golden.radius) for golden in map(golden_of, results)]
@@ -122,7 +122,7 @@ def _enclosed(
 def error_distributions_of(
     fault: FaultModel, observation: Observation, so_far: tuple[ErrorDistribution, ...]
 ) -> tuple[ErrorDistribution, ...]:
-    """How the errors of the kernel, and of each arithmetic of a fault model with a looser contract, spread by now."""
+    """Add this call to the error distributions of the kernel and of each arithmetic of a looser contract."""
     loose = Oracle(fault.loosened(observation.contract)).tolerances(
         observation.case, observation.values, observation.chosen
     )
@@ -142,7 +142,7 @@ def error_distributions_of(
 def given_by(
     fault: FaultModel, case: Case, values: Mapping[str, Tensor], chosen: Mapping[str, Tensor] | None = None
 ) -> tuple[Tensor, ...]:
-    """What a kernel with this fault gives, for the ``chosen`` results where they are known."""
+    """Return the results of a kernel with this fault; ``chosen`` results are used where known."""
     return _stored(fault, case, evaluate(fault, case, values, Single, chosen=chosen))
 
 

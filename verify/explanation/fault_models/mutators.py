@@ -1,4 +1,4 @@
-"""The few mechanisms that most fault models are made of."""
+"""The alterations of which most fault models consist."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,19 +19,19 @@ OfArray = Callable[[Any, Any], Any]
 
 
 def option(**changed: Any) -> Callable[[dict[str, Any], Case], dict[str, Any]]:
-    """Options as always, whatever the caller asks for."""
+    """Set options, whatever the caller chose."""
     return lambda options, case: options | changed
 
 
 def has(name: str, *values: Any) -> Callable[[Case], bool]:
-    """Whether an option has one of these values; without ``values``, another than its default."""
+    """Match calls in which an option has one of these values; without ``values``, any but its default."""
     return lambda case: bool(
         case.options[name] in values if values else case.options[name] != case.definition.options[name].default
     )
 
 
 def first_dtype(*names: str) -> Callable[[Case], bool]:
-    """Whether the first tensor has one of these dtypes."""
+    """Match calls whose first tensor has one of these dtypes."""
     return lambda case: next(iter(case.dtypes.values())) in names
 
 
@@ -40,37 +40,37 @@ is_wide = first_dtype("float32", "float16")
 
 
 def out_dtype(*names: str) -> Callable[[Case], bool]:
-    """Whether the first result has one of these dtypes."""
+    """Match calls whose first result has one of these dtypes."""
     return lambda case: case.result_dtypes[0] in names
 
 
 def changed(name: str, alter: Callable[[Tensor], Tensor]) -> Inputs:
-    """One tensor altered before the right definition."""
+    """Alter one tensor before the right definition."""
     return lambda values, case: values | {name: alter(values[name])}
 
 
 def in_case(name: str, alter: Callable[[Tensor, Case], Tensor]) -> Inputs:
-    """One tensor altered before the right definition, by what the call is."""
+    """Alter one tensor before the right definition, depending on the call."""
     return lambda values, case: values | {name: alter(values[name], case)}
 
 
 def swapped(first: str, second: str) -> Inputs:
-    """Two tensors of one shape taken for each other."""
+    """Swap two tensors of the same shape."""
     return lambda values, case: values | {first: values[second], second: values[first]}
 
 
 def real_inputs(alter: Callable[[Tensor], Tensor]) -> Inputs:
-    """Every tensor of ordinary numbers altered."""
+    """Alter every tensor of ordinary numbers."""
     return lambda values, case: values | {t.name: alter(values[t.name]) for t in real_tensors(case.signature)}
 
 
 def rounded(format: str) -> Callable[[Tensor], Tensor]:
-    """Numbers rounded to a narrower format, float64."""
+    """Round numbers to a narrower format; the result is float64."""
     return lambda x: round_to(x.double(), format)
 
 
 def every(alter: OfArray) -> Results:
-    """Every result altered, but for those that are integers: ``alter(xp, x)``."""
+    """Alter every result, except integers: ``alter(xp, x)``."""
 
     def results(xp: Any, result: tuple[Any, ...], case: Case) -> tuple[Any, ...]:
         integers = (tensor.is_integer for tensor in case.signature.returns)
@@ -80,23 +80,23 @@ def every(alter: OfArray) -> Results:
 
 
 def one(index: int, alter: OfArray) -> Results:
-    """One result altered, where there is that many."""
+    """Alter one result, if it exists."""
     return lambda xp, result, case: tuple(alter(xp, x) if order == index else x for order, x in enumerate(result))
 
 
 def zero_where(mask: Callable[[tuple[int, ...]], Tensor]) -> OfArray:
-    """Zero where ``mask(shape)`` says."""
+    """Set results to zero where ``mask(shape)`` holds."""
     return lambda xp, x: xp.where(mask(tuple(x.shape)).expand(x.shape), x * 0.0, x) if len(x.shape) else x
 
 
 def last_row(shape: tuple[int, ...]) -> Tensor:
-    """The last row, of more than one: along the first axis of vectors and of everything else."""
+    """Return a mask of the last row, of more than one, along the first axis."""
     rows = torch.arange(shape[0]).reshape(-1, *(1,) * (len(shape) - 1))
     return (rows == shape[0] - 1) & (shape[0] > 1)
 
 
 def columns_beyond(step: int, least: int = 1) -> Callable[[tuple[int, ...]], Tensor]:
-    """The columns beyond the last whole ``step``, of more than ``least`` steps."""
+    """Return a mask of the columns beyond the last multiple of ``step``, if there are at least ``least`` steps."""
 
     def mask(shape: tuple[int, ...]) -> Tensor:
         columns = torch.arange(shape[-1])
@@ -106,33 +106,33 @@ def columns_beyond(step: int, least: int = 1) -> Callable[[tuple[int, ...]], Ten
 
 
 def whole(size: int, step: int) -> int:
-    """The size without what is beyond its last whole ``step``; all of it where it has none."""
+    """Return the largest multiple of ``step`` up to the size; the size itself if that is zero."""
     return size // step * step or size
 
 
 def cut(x: Any, axis: int, size: int) -> Any:
-    """The first ``size`` places along an axis."""
+    """Return the first ``size`` elements along an axis."""
     return x[(slice(None),) * (axis % len(x.shape)) + (slice(0, size),)]
 
 
 def padded(xp: Arithmetic, x: Any, step: int) -> Any:
-    """Zeros behind the last column, up to a whole ``step``."""
+    """Pad the columns with zeros to a multiple of ``step``."""
     missing = -x.shape[-1] % step
     return xp.concatenate([x, xp.exact(torch.zeros(*x.shape[:-1], missing))], -1) if missing else x
 
 
 def head_groups(case: Case) -> tuple[int, int]:
-    """How many key/value heads attention has, and how many query heads share one."""
+    """Return the number of key/value heads, and of query heads for each of them."""
     return case.sizes["Hkv"], case.sizes["H"] // max(case.sizes["Hkv"], 1)
 
 
 def values_beyond_head(index: int) -> Results:
-    """Of one of attention's results the columns beyond the head size of q and k are zero."""
+    """Set the columns of one of attention's results to zero beyond the head size of q and k."""
     return one(index, lambda xp, x: zero_where(lambda shape: torch.arange(shape[-1]) >= xp.case.sizes["D"])(xp, x))
 
 
 def operations(**altered: Callable[..., Any]) -> type:
-    """Operations of an arithmetic altered: each is ``alter(xp, right, ...)``; ``right`` is the operation as it was."""
+    """Return a mixin of operations ``alter(xp, right, ...)``; ``right`` is the original operation."""
     mixin: Any = type("Altered", (), {})
 
     def operation(name: str, alter: Callable[..., Any]) -> Callable[..., Any]:
@@ -145,17 +145,20 @@ def operations(**altered: Callable[..., Any]) -> type:
 
 
 def narrowed(x: Tensor, format: str) -> Tensor:
-    """Numbers rounded to a narrower format, in the dtype that they had: for float32 evaluations."""
+    """Round numbers to a narrower format and keep their dtype: for float32 evaluations."""
     return round_to(x.double(), format).to(x.dtype)
 
 
 def in_input_dtype(xp: Any, x: Tensor) -> Tensor:
-    """Numbers rounded to the dtype of the call's first tensor: for float32 evaluations."""
+    """Round numbers to the dtype of the call's first tensor: for float32 evaluations."""
     return narrowed(x, next(iter(xp.case.dtypes.values())))
 
 
 def tail_dropped(step: int, *, of_fewer: bool = True) -> type:
-    """Sums and products without the terms beyond the last whole ``step``; ``of_fewer`` terms than that all are kept."""
+    """Omit the terms of sums and products beyond the last multiple of ``step``.
+
+    ``of_fewer``: sums of fewer than ``step`` terms are complete.
+    """
 
     def kept(size: int) -> int:
         return whole(size, step) if of_fewer else size // step * step
@@ -171,7 +174,7 @@ def tail_dropped(step: int, *, of_fewer: bool = True) -> type:
 
 
 def narrow_accumulator(format: str, block: int = 16) -> type:
-    """Sums and products whose running sum is rounded to ``format`` after each block: for float32 evaluations."""
+    """Round the running sum of sums and products to ``format`` after each block: for float32 evaluations."""
     dtype = getattr(torch, format_named(format).name)
 
     class NarrowAccumulator:

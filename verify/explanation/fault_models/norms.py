@@ -27,7 +27,7 @@ _ROOTS = (*_RMS, *_ADD, *_RMS_BACK)
 
 
 def _standardised(root: Any) -> type:
-    """Standardisation with another root: ``root(xp, mean square deviation, eps, columns)``."""
+    """Standardise with another root: ``root(xp, mean square deviation, eps, columns)``."""
 
     def standardize(xp: Any, right: Any, x: Any, eps: float) -> tuple[Any, Any]:
         centred, _ = right(x, eps)
@@ -62,7 +62,7 @@ def _tail_of_mean(xp: Any, right: Any, x: Any, eps: float) -> tuple[Any, Any]:
 
 
 def _squares_in(format: str) -> type:
-    """Squares, and what is centred before them, rounded to a narrow format."""
+    """Round squares, and the deviations before them, to a narrow format."""
 
     def standardize(xp: Any, right: Any, x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         centred = x - xp.sum(x) / x.shape[-1]
@@ -72,7 +72,7 @@ def _squares_in(format: str) -> type:
 
 
 def _rms(root: Any, *, centred: bool = False) -> Any:
-    """RMS norm with another root, or of deviations from the mean."""
+    """Compute an RMS norm with another root, or of deviations from the mean."""
 
     def definition(xp: Any, x: Any, weight: Any, *, eps: float, offset: float) -> Any:
         x = x - xp.mean(x) if centred else x
@@ -82,7 +82,7 @@ def _rms(root: Any, *, centred: bool = False) -> Any:
 
 
 def _backward(without: str, *, rms: bool = False) -> Any:
-    """The gradient of LayerNorm, or of RMS norm, without one of its terms."""
+    """Compute the gradient of LayerNorm or RMS norm without one of its terms."""
 
     def definition(xp: Any, x: Any, weight: Any, dy: Any, *, eps: float) -> tuple[Any, ...]:
         centred, root = (x, xp.rsqrt(xp.mean(x * x) + eps)) if rms else xp.standardize(x, eps)

@@ -40,7 +40,7 @@ def _mean_of_all(right: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _ignored_loaded(xp: Any, logits: Any, target: Any, *, ignore_index: int, **options: Any) -> Any:
-    """An ignored row's logit at its label, wherever in memory that is, counts zero times."""
+    """Load an ignored row's logit at its label, even out of bounds, and count it zero times."""
     loss = cross_entropy(xp, logits, target, ignore_index=ignore_index, **options)
     given: Tensor = xp.given["logits"]
     reach = given.untyped_storage().nbytes() // given.itemsize

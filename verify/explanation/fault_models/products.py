@@ -31,7 +31,7 @@ _SPLIT = tuple(name for name in _MATRICES if name != "gemm_2to4")
 
 
 def _square_transposed(name: str) -> Any:
-    """A square operand read as its transpose."""
+    """Read a square operand transposed."""
 
     def inputs(values: Tensors, case: Case) -> Tensors:
         x = values[name]
@@ -51,7 +51,7 @@ def _rounded_before_bias(xp: Any, right: Any, a: Tensor, b: Tensor, plus: Tensor
 
 
 def _last_split_lost(xp: Any, right: Any, a: Any, b: Any, *rest: Any, **settings: Any) -> Any:
-    """Of the two halves along K only the first is added where K is large."""
+    """Add only the first half of K if K is large."""
     half = a.shape[-1] // 2 if a.shape[-1] >= 64 else a.shape[-1]
     return right(a[..., :half], b[..., :half, :], *rest, **settings)
 
@@ -61,7 +61,7 @@ def _square(x: Tensor) -> Tensor:
 
 
 def _first_along(name: str, axis: int) -> Any:
-    """The first scale along an axis stands for all."""
+    """Use the first scale along an axis for all."""
 
     def alter(x: Tensor) -> Tensor:
         return x.narrow(axis, 0, 1).expand(x.shape) if axis < x.dim() and x.shape[axis] else x
@@ -70,7 +70,7 @@ def _first_along(name: str, axis: int) -> Any:
 
 
 def _shifted_along(name: str, axis: int) -> Any:
-    """Each block reads the scale of the block before."""
+    """Use the previous block's scale for each block."""
 
     def alter(x: Tensor) -> Tensor:
         return x.float().index_select(axis, (torch.arange(x.shape[axis]) - 1).clamp(min=0)) if x.dim() else x
@@ -79,7 +79,7 @@ def _shifted_along(name: str, axis: int) -> Any:
 
 
 def _codes(alter: Callable[[Tensor], Tensor]) -> Any:
-    """The codes of both operands altered."""
+    """Alter the codes of both operands."""
     return lambda values, case: values | {name: alter(values[name]) for name in ("a", "b")}
 
 
@@ -92,7 +92,7 @@ def _scale_by_row(values: Tensors, case: Case) -> Tensors:
 
 
 def _in_groups_of(size: int) -> Any:
-    """Scales along K counted in groups of another size."""
+    """Index the scales along K by groups of another size."""
 
     def groups(values: Tensors, case: Case) -> Tensors:
         x, block = values["scale_a"], 32 if case.spec == "gemm_mxfp8" else 16
@@ -105,7 +105,7 @@ def _in_groups_of(size: int) -> Any:
 
 
 def _high_first(values: Tensors, case: Case) -> Tensors:
-    names = ("a",) if case.spec == "gemm_nvfp4" else ("qweight",)  # both swapped is the same product
+    names = ("a",) if case.spec == "gemm_nvfp4" else ("qweight",)  # swapping both is the same product
     return values | {name: ((values[name] & 15) << 4) | (values[name] >> 4) for name in names}
 
 
@@ -123,12 +123,12 @@ def _nvfp4(table: Any) -> Any:
 
 
 def _weights(alter: Callable[[Any, Any, Any], tuple[Any, Any, Any]]) -> type:
-    """The product with ``alter(codes, zero-points, scales)``, each [K, N]."""
+    """Compute the product with ``alter(codes, zero-points, scales)``, each [K, N]."""
     return operations(quantized_matmul=lambda xp, right, x, *weights: right(x, *alter(*weights)))
 
 
 def _groups_of(size: int) -> type:
-    """Scales and zero-points of groups of so many along K, whatever their length is."""
+    """Use scales and zero-points of groups of ``size`` along K, whatever the call's group size."""
 
     def quantized_matmul(xp: Any, right: Any, x: Any, codes: Any, points: Any, scales: Any) -> Any:
         own, inner = xp.case.sizes["g"], codes.shape[0]
@@ -139,7 +139,7 @@ def _groups_of(size: int) -> type:
 
 
 def _nibbles_moved(taken: Sequence[int], right: Sequence[int], *names: str) -> Any:
-    """Words of eight nibbles read in the order ``taken`` instead of the ``right`` one."""
+    """Read words of eight nibbles in the order ``taken`` instead of ``right``."""
 
     def moved(words: Tensor) -> Tensor:
         parts = [((words >> 4 * old) & 15) << 4 * new for old, new in zip(taken, right, strict=True)]

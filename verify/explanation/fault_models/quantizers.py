@@ -30,19 +30,19 @@ _SYMMETRIC = (*_FP8, *_INT8)
 
 
 def _largest(old: float, new: float) -> type:
-    """The span divided by another largest code."""
+    """Divide the span by another largest code."""
     return operations(
         quantization_scale=lambda xp, right, span, largest: right(span, new if largest == old else largest)
     )
 
 
 def _scale(formula: Any) -> type:
-    """The scale as ``formula(span, largest code)``."""
+    """Compute the scale by ``formula(span, largest code)``."""
     return operations(quantization_scale=lambda xp, right, span, largest: formula(span, largest))
 
 
 def _codes_rounded(mode: Mode) -> type:
-    """Quotients rounded to codes in another mode: for float32 evaluations."""
+    """Round quotients to codes in another mode: for float32 evaluations."""
 
     def quantize(
         xp: Any, right: Any, x: Tensor, scale: Tensor, format: str, zero: Any = None, stored: Any = None
@@ -54,7 +54,7 @@ def _codes_rounded(mode: Mode) -> type:
 
 
 def _wrapped(xp: Any, right: Any, x: Tensor, scale: Tensor, format: str, zero: Any = None, stored: Any = None) -> Any:
-    """Codes beyond the largest wrap around: for float32 evaluations."""
+    """Wrap codes beyond the largest around: for float32 evaluations."""
     used = scale if stored is None else stored
     code = torch.round(x / torch.where(used == 0, 1.0, used)) + (0.0 if zero is None else zero)
     target = format_named(format)
@@ -68,13 +68,13 @@ def _power_of_two(span: Tensor, largest: float) -> Tensor:
 
 
 def _zero_points(*, shifted: float = 0.0, found: Any = None, used: Any = None) -> type:
-    """`quantize_int4` with other zero-points: ``found`` alters them for all that follows, ``used`` for codes alone.
+    """Return `quantize_int4` with other zero-points: ``found`` alters them everywhere, ``used`` only for the codes.
 
-    ``shifted``: so many steps are added before they are rounded.
+    ``shifted`` is added to a zero-point, in steps, before it is rounded.
     """
 
     def quantize(xp: Any, right: Any, x: Any, scale: Any, format: str, zero: Any = None, stored: Any = None) -> Any:
-        if zero is not None:  # a kernel's own ones are integers
+        if zero is not None:  # the zero-points of a kernel are integers
             numbers = xp.exact(zero) if isinstance(zero, Tensor) else zero
             return right(x, scale, format, zero=used(xp, numbers) if used else numbers, stored=stored)
         points = right(x + scale * shifted if shifted else x, scale, format, stored=stored)
@@ -89,12 +89,12 @@ def _stored_less_one(xp: Any, x: Any, *, zero: Any = None, **options: Any) -> tu
 
 
 def _more(xp: Any, points: Any) -> Any:
-    """One more, of 15 at most."""
+    """Return one more, at most 15."""
     return -xp.maximum(-points - 1.0, xp.exact(torch.full(tuple(points.shape), -15.0)))
 
 
 def _less(xp: Any, points: Any) -> Any:
-    """One less, of 0 at least."""
+    """Return one less, at least 0."""
     return xp.maximum(points - 1.0, xp.exact(torch.zeros(tuple(points.shape))))
 
 

@@ -1,7 +1,7 @@
-"""Faults of kernels that have a reference: at each operation that it makes, what is easily got wrong there.
+"""Faults of kernels that have a reference: common mistakes at each of its operations.
 
-Each is the reference with that one operation altered, in its own words and with its line. They are of no op by name:
-`of_reference` makes them of what a small call of the reference shows.
+Each is the reference with one operation altered, described with that operation and its line. Such faults name no op:
+`of_reference` derives them from a small call of the reference.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Alteration = tuple[str, str, str, Change]  # name, family, words, what is compu
 
 
 def of_reference(op: Spec) -> tuple[FaultModel, ...]:
-    """The faults of a reference's operations; none where a small call of it can't be made."""
+    """Return the faults of a reference's operations; none if no small call of it succeeds."""
     return _of(op.qualified_name, op.version)
 
 
@@ -68,7 +68,7 @@ def _call_sites(op: Spec) -> dict[CallSite, tuple[Any, Any]]:
 
 
 def _alterations(operation: Any, args: Any, kwargs: Any) -> Iterator[_Alteration]:
-    """What may be got wrong at an operation with such arguments."""
+    """Yield the alterations of an operation with such arguments."""
     name = operation._schema.name.partition("::")[2].removesuffix("_")
     for names, alterations in _TABLE.items():
         if name in names.split():
@@ -125,7 +125,7 @@ def _axes(x: Any, dim: Any) -> list[int]:
 
 
 def _shortened(x: Any, dim: Any) -> Any:
-    """Without the last element of the last of the axes."""
+    """Return x without the last element along the last of the axes."""
     axes = _axes(x, dim)
     return x.narrow(axes[-1], 0, x.shape[axes[-1]] - 1) if axes and x.shape[axes[-1]] > 1 else x
 
@@ -143,7 +143,7 @@ def _tail(f: Any, x: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
 
 
 def _other_axis(f: Any, x: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """Along the axis before, where that changes no shape."""
+    """Apply f along the previous axis, if the two have the same size."""
     axes = _axes(x, dim)
     other = axes[-1] - 1 if axes else -1
     if len(axes) != 1 or other < 0 or x.shape[other] != x.shape[axes[0]]:

@@ -1,4 +1,4 @@
-"""Faults of what a call does beside its mathematics: what it keeps, overwrites, or does another time."""
+"""Faults of side effects: a call keeps, overwrites or changes data besides its results."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ State = dict[Any, Any]
 
 
 def _place(outputs: tuple[Tensor, ...]) -> int:
-    """Which result to spoil: the first of numbers that are no codes."""
+    """Return the index of the first result of numbers that are not codes."""
     return next(index for index, x in enumerate(outputs) if x.dtype.is_floating_point and x.itemsize > 1)
 
 
@@ -36,7 +36,10 @@ def _key(tensors: tuple[Tensor, ...], keywords: dict[str, Any]) -> Any:
 
 
 def _after(spoil: Callable[[State, Any, tuple[Tensor, ...], Any], Any]) -> Callable[[Kernel], Kernel]:
-    """A kernel that gives ``spoil(state, key, tensors, outputs)``: ``state`` outlasts a call, ``key`` is its shapes."""
+    """Return kernels that return ``spoil(state, key, tensors, outputs)``.
+
+    ``state`` persists between calls; ``key`` identifies the call's shapes and options.
+    """
 
     def altered(kernel: Kernel) -> Kernel:
         state: State = {}
@@ -53,7 +56,7 @@ def _after(spoil: Callable[[State, Any, tuple[Tensor, ...], Any], Any]) -> Calla
 def _kept(state: State, key: Any, tensors: tuple[Tensor, ...], outputs: Any) -> Any:
     if key not in state:
         state.clear()
-        state[key] = outputs, tensors  # holds the memory, so that its address means it
+        state[key] = outputs, tensors  # a reference to the tensors, so that no other tensor gets their address
     return state[key][0]
 
 
@@ -68,7 +71,7 @@ def _first_call_wrong(state: State, key: Any, tensors: tuple[Tensor, ...], outpu
 
 
 def _added_up(state: State, key: Any, tensors: tuple[Tensor, ...], outputs: Any) -> Any:
-    """The output buffer is kept from call to call, and added to."""
+    """Keep the output buffer from call to call and add to it."""
     first = state[key] + _first(outputs) if key in state else _first(outputs)
     state.clear()
     state[key] = first
@@ -76,7 +79,7 @@ def _added_up(state: State, key: Any, tensors: tuple[Tensor, ...], outputs: Any)
 
 
 def _output_reused(state: State, key: Any, tensors: tuple[Tensor, ...], outputs: Any) -> Any:
-    """One output buffer a shape: a later call overwrites an earlier one's result."""
+    """Use one output buffer for each shape, so that a later call overwrites an earlier result."""
     first = _first(outputs)
     held = state.get(key)
     if held is None or held.dtype != first.dtype or held.shape != first.shape:
@@ -94,7 +97,7 @@ def _input_overwritten(state: State, key: Any, tensors: tuple[Tensor, ...], outp
 
 
 def _written_before(state: State, key: Any, tensors: tuple[Tensor, ...], outputs: Any) -> Any:
-    """A store one element before the first of an input."""
+    """Store one element before the first of an input."""
     x = tensors[0]
     if x.numel() and x.storage_offset() > 0:
         x.as_strided((1,), (1,), x.storage_offset() - 1).fill_(0)
@@ -102,7 +105,7 @@ def _written_before(state: State, key: Any, tensors: tuple[Tensor, ...], outputs
 
 
 def _counted(state: State, key: Any, tensors: tuple[Tensor, ...], outputs: Any) -> Any:
-    """A result that depends on how many calls came before: atomics in another order."""
+    """Change the result with the number of calls, as atomics in another order do."""
     state["calls"] = state.get("calls", 0) + 1
     first = _first(outputs)
     return outputs if state["calls"] % 2 else _with_first(outputs, first.nextafter(torch.full_like(first, torch.inf)))

@@ -1,4 +1,4 @@
-"""Float32 as kernels compute in it: the arithmetic that faults are evaluated in when they stand in for kernels."""
+"""Float32 arithmetic of kernels, in which fault models are evaluated as kernels."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,7 @@ Tensor = torch.Tensor
 
 
 class Single(Real):
-    """Each operation rounded to ``dtype``; functions and sums as good as a contract with that format asks."""
+    """Each operation rounded to ``dtype``; functions and sums as accurate as a contract with that format requires."""
 
     dtype = torch.float32
 
@@ -27,10 +27,10 @@ class Single(Real):
         return torch_function(name, x.double()).to(self.dtype)
 
     def above(self, x: Tensor, bound: float) -> Tensor:
-        return x.double() > bound  # the largest float64 is no float32
+        return x.double() > bound  # float32 can't hold the largest float64
 
     def logsumexp(self, x: Tensor) -> Tensor:
-        return Arithmetic.logsumexp(self, x) if x.shape[-1] else self.max(x)  # in operations that fault models alter
+        return Arithmetic.logsumexp(self, x) if x.shape[-1] else self.max(x)  # by operations that fault models alter
 
     def quantize(
         self, x: Tensor, scale: Tensor, format: str, zero: Tensor | None = None, stored: Tensor | None = None
@@ -40,7 +40,7 @@ class Single(Real):
 
 
 def unwritten(xp: Arithmetic, mask: Tensor, x: Any) -> Any:
-    """``x`` where a kernel writes it; what fresh memory held where ``mask`` says that it doesn't."""
+    """Return ``x``, but the contents of fresh memory where ``mask`` holds."""
     if isinstance(xp, Single):
         return torch.where(mask, torch.empty_like(x.contiguous()), x)
     return xp.unspecified(mask.expand(x.shape), x)

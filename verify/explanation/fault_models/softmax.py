@@ -26,12 +26,12 @@ _LOSS = ("cross_entropy", "cross_entropy_backward")
 
 
 def _logsumexp(xp: Any, right: Any, x: Any) -> Any:
-    """In operations that fault models alter."""
+    """Compute log-sum-exp by operations that fault models alter."""
     return Arithmetic.logsumexp(xp, x)
 
 
 class _SumNotRescaled:
-    """Online: tiles of 16 columns, whose sums are not rescaled when the maximum rises."""
+    """An online softmax over tiles of 16 columns whose sums are not rescaled when the maximum rises."""
 
     def _total(self: Any, x: Any) -> tuple[Any, Any]:
         total = largest = None
@@ -52,7 +52,7 @@ class _SumNotRescaled:
 
 
 def _padding_counted(name: str, to: str, whole: str, width: Callable[[int], int]) -> FaultModel:
-    """Columns are zeros beyond a row's end, in the maximum and in the sum: in all of whole tiles of a width."""
+    """Return a fault that counts zero padding up to ``width`` columns in the maximum and in the sum."""
     return FaultModel(
         name,
         "mask",
