@@ -55,9 +55,7 @@ def cast_when_run(model: torch.nn.Module, name: str, dtype: torch.dtype = torch.
         hooks.add_hook_to_module(module, hook)
     for parameter in model.parameters():
         if parameter.is_floating_point():
-            parameter.data = parameter.data.to(
-                dtype
-            )  # on the meta device: sets the dtype of the cast
+            parameter.data = parameter.data.to(dtype)  # on the meta device: sets the dtype of the cast
     for buffer in model.buffers():
         if buffer.is_floating_point():
             buffer.data = buffer.data.to(dtype)
@@ -212,9 +210,7 @@ def _model(
         weakref.finalize(model, folder.cleanup)
         for parameter in model.parameters():
             if parameter.is_floating_point():
-                parameter.data = parameter.data.to(
-                    dtype
-                )  # on the meta device: sets the dtype of what is read
+                parameter.data = parameter.data.to(dtype)  # on the meta device: sets the dtype of what is read
         model.config.dtype = dtype
     return model
 
