@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from assay.precision.report import record
 
 _LONG = 10.0
-"""Seconds from which on it is told beforehand how long an audit takes."""
+"""Seconds above which the estimated duration of an audit is printed beforehand."""
 _LONGEST = 256
-"""Tokens of a sequence where nothing else is asked for."""
+"""Default tokens of a sequence."""
 
 
 def audit(
@@ -191,7 +191,7 @@ def audit(
             limits["bytes"] = result.cost({}).bytes / 2
         began = time.monotonic()
         sites = {str(site): site for site in result.sites}
-        fixed = unexportable(result.model, sites, wanted, checkpoint, target or None)  # what none of these can hold
+        fixed = unexportable(result.model, sites, wanted, checkpoint, target or None)  # no export can quantise these
         time_of = "max_time" if decodes else "max_prefill"
         chosen = result.recommend(limits["error"], limits["bytes"], fixed=fixed, **{time_of: limits["time"]})
         most = math.inf if max_kl is None else max_kl
@@ -229,7 +229,7 @@ def audit(
     }
     try:
         exported = exported_of(result, loaded, chosen, out / "export", wanted, checkpoint)
-    except AssayError:  # what has been computed is told in any case
+    except AssayError:  # the results so far are reported in any case
         _report(result, chosen, front, about, exported_of(result, loaded, chosen, out / "export", [], False), out)
         raise
     _report(result, chosen, front, about, exported, out)
@@ -249,13 +249,13 @@ def _shorter(pace: Pace, short: bool) -> str:
 
 
 class Stages(ExitStack):
-    """Progress of an audit's stages, each shown by a bar of its own; a context manager."""
+    """Progress of an audit's stages, with one bar per stage; a context manager."""
 
     _stage = ""
     _bar: ProgressBar | None = None
 
     def __call__(self, stage: str, done: int, count: int) -> None:
-        """``done`` of ``count`` steps of a stage are done."""
+        """Show that ``done`` of ``count`` steps of a stage are done."""
         if stage != self._stage or self._bar is None:
             self.close()
             self._stage, self._bar = stage, self.enter_context(ProgressBar(stage, count, float(count)))
@@ -267,7 +267,7 @@ class Stages(ExitStack):
 
 @contextmanager
 def _stoppable(kept: Cache) -> Iterator[None]:
-    """Within, an interruption says in one line where what was computed is."""
+    """On an interruption inside the block, print one line on where the results so far are."""
     try:
         yield
     except KeyboardInterrupt:
@@ -277,7 +277,7 @@ def _stoppable(kept: Cache) -> Iterator[None]:
 
 
 def _foreign(kept: Cache) -> bool:
-    """Whether errors in a folder were measured in an audit with another fingerprint."""
+    """Return whether the folder has errors measured in an audit with another fingerprint."""
     return kept.stored_key not in ("", kept.fingerprint)
 
 
@@ -289,7 +289,7 @@ def _report(
     exported: Exported | None,
     out: Path,
 ) -> None:
-    """Write audit.json and report.html, and print the summary; what exports don't express goes to standard error."""
+    """Write audit.json and report.html, and print the summary; export notes go to standard error."""
     from assay.precision.auditing import advise
     from assay.precision.report import content_of, page, summary
 
@@ -308,7 +308,7 @@ def _report(
 def _compare(
     result: Audit, names: Sequence[str], assignments: Sequence[Mapping[str, str]], out: Path, decodes: bool
 ) -> int:
-    """Two assignments predicted and measured, and which is better; written to compare.json too."""
+    """Predict and measure two assignments, print which is better, and write compare.json."""
     from assay.precision.report.comparison import compared, in_lines
 
     for name, assignment in zip(names, assignments, strict=True):

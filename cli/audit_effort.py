@@ -1,4 +1,4 @@
-"""How much `assay audit` measures, and how long that takes: an estimate before it starts."""
+"""The effort of `assay audit`: how much it measures, and an estimate of its duration before it starts."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 __all__ = ["QUICK", "USUAL", "Effort", "Pace", "check_effort", "pace_of", "span"]
 
 _SIMULATED = 1.6
-"""Plain forward passes that a measurement takes: values are rounded on the way, and compared in float64."""
+"""Duration of a measurement in plain forward passes: values are rounded, and compared in float64."""
 _BEFORE = 20.0
-"""And what looks, fits and predicts before the first."""
+"""Duration in forward passes of the passes before the first measurement: recording, fitting and predicting."""
 _CHOICE = 10
-"""Measurements that choose one assignment, about."""
+"""Approximate measurements that choose one assignment."""
 _SIMPLE = 3
-"""And for every scheme of weights those of simple ones beside it, over the held-out sequences."""
+"""Further measurements per weight scheme: the simple assignments, over the held-out sequences."""
 _LEAST, _MOST = 6, 96
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """``count``: as `Audit.calibrate` takes it. ``points``: of the front that are measured."""
+    """``count``: the argument of `Audit.calibrate`. ``points``: how many assignments of the front are measured."""
 
     count: int
     points: int
 
     @property
     def measurements(self) -> int:
-        """Over the sequences that are chosen on, about."""
+        """Return the approximate number of measurements over the sequences that are chosen on."""
         return self.count + _CHOICE
 
 
@@ -45,23 +45,23 @@ USUAL, QUICK = Effort(20, 16), Effort(10, 6)
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast a model runs here: seconds of one measurement over the sequences of either part."""
+    """The speed of a model here: seconds of one measurement over the chosen and over the held-out sequences."""
 
     choice: float
     held_out: float
     simple: int = 60
-    """Simple assignments that are measured beside the recommended one."""
+    """Simple assignments that are measured besides the recommended one."""
 
     def left(self, effort: Effort) -> float:
-        """Seconds of all measurements."""
+        """Return the seconds of all measurements."""
         return effort.measurements * self.choice + (effort.points + self.simple) * self.held_out
 
     def whole(self, effort: Effort) -> float:
-        """Seconds of the audit, to about a factor of two."""
+        """Return the seconds of the audit, to about a factor of two."""
         return _BEFORE / _SIMULATED * self.choice + self.left(effort)
 
     def within(self, seconds: float) -> Effort:
-        """The most that can be measured in so many seconds, and no less than `_LEAST` says."""
+        """Return the largest effort that fits into ``seconds``, but at least `_LEAST`."""
         efforts = [
             Effort(count, USUAL.points if count >= USUAL.count else QUICK.points) for count in range(_LEAST, _MOST + 1)
         ]
@@ -70,7 +70,8 @@ class Pace:
         )
 
     def confirmed(self, result: Audit) -> Pace:
-        """The pace as the first measurement shows it, where that is slower: what no cache had was run just now."""
+        """Return the pace of the first measurement if that is slower; only measurements that no cache had are
+        counted."""
         began = time.monotonic()
         sequences = len(result.noise_floor.weights)
         each = (time.monotonic() - began) / sequences
@@ -84,7 +85,8 @@ def pace_of(
     held_out: Sequence[Mapping[str, Any]] | None,
     menu: Collection[str],
 ) -> Pace:
-    """From one forward pass of the first batch, or two short ones; menu: the schemes to choose from."""
+    """Estimate the pace from one forward pass of the first batch, or two short ones; menu: the schemes to choose
+    from."""
     import torch
 
     from assay.precision.observation.running import call, evaluating, in_float32, normalised
@@ -106,7 +108,7 @@ def pace_of(
 
 
 def check_effort(quick: bool, budget: float | None) -> None:
-    """Raise for both, and for no time."""
+    """Raise if both are given, or the budget has no time."""
     if quick and budget is not None:
         raise UnknownOption("--quick and --budget both say how much is measured; give one of them")
     if budget is not None and not budget > 0:
@@ -114,7 +116,7 @@ def check_effort(quick: bool, budget: float | None) -> None:
 
 
 def span(seconds: float) -> str:
-    """Seconds as a reader takes them."""
+    """Return a duration in words."""
     return (
         f"{seconds:.0f} s"
         if seconds < 100

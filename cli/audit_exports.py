@@ -1,4 +1,4 @@
-"""What `assay audit` writes for serving stacks, and what of it is loaded again."""
+"""Writes the exports of `assay audit` and loads them again."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 def exported_of(
     result: Audit, loaded: Loaded, chosen: Mapping[str, str], folder: Path, formats: Sequence[str], checkpoint: bool
 ) -> Exported | None:
-    """Write what serving stacks load into a folder, instead of what an earlier audit exported there. What is read by
-    something here is loaded again; where it gives another error than its simulation, that goes to standard error."""
+    """Write the exports into a folder, replacing those of an earlier audit, and load again those with a reader
+    installed.
+
+    A difference between an export's error and that of its simulation is reported on standard error.
+    """
     from assay.precision.export import clear, export, reloaded
 
     if not formats and not checkpoint:

@@ -1,4 +1,4 @@
-"""What the options of `assay audit` mean: sizes, formats of exports, files of assignments."""
+"""Values of the options of `assay audit`: sizes, formats of exports, files of assignments."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ __all__ = [
 ]
 
 CONTEXT = 4096
-"""Tokens in the KV cache where nobody says how many."""
+"""Default tokens in the KV cache."""
 _LONG = 8
-"""Sequences of the context's length that errors over positions are measured on, at most."""
+"""Largest number of sequences of the context's length over which errors by position are measured."""
 
 Context = Annotated[
     int | None,
@@ -59,7 +59,7 @@ _SIZE = re.compile(r"(\d+\.?\d*|\.\d+)(?:e(\d+))? *([kmgt]?)(i?)b?", re.IGNORECA
 
 
 def assignment_of(path: Path) -> dict[str, str]:
-    """Site names to scheme names, of a file that holds them or is an audit.json."""
+    """Return site names to scheme names from a file with such a mapping or from an audit.json."""
     expected = "expected a JSON object of site names to scheme names, or an audit.json"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -83,10 +83,10 @@ def check_names(
     exports: Sequence[str] = (),
     checkpoint: bool = False,
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The schemes to look at, and those of them to choose from, which every export holds.
+    """Return the schemes to examine, and those that every export supports, to choose from.
 
-    Raises for a metric or schemes that there are not or that the target lacks, for exports that hold none of them, and,
-    ``timed``, for a budget of time that no device is named for, before anything is loaded.
+    Raises before anything is loaded: for an unknown metric, schemes that don't exist or that the target lacks, exports
+    that hold none of them, and, with ``timed``, a time budget without a device.
     """
     from assay.precision.export import offered
     from assay.precision.metrics import metric_named
@@ -105,14 +105,15 @@ def check_names(
 
 
 def _option(message: str) -> str:
-    """A message of `offered` in the words of the command line."""
+    """Return a message of `offered` with the options of the command line."""
     if message.startswith("format "):
         message = f"--formats {message.removeprefix('format ')}"
     return message.replace("another target", "another --target")
 
 
 def loaded_of(model: str, memory: float | None, device: str, *, trust: bool, checkpoint: bool) -> Loaded:
-    """The model on its device; a large one as it is stored, where no bound on memory and no checkpoint is asked for."""
+    """Return the model on its device; a large one is held as stored unless a memory limit or checkpoint is
+    requested."""
     from assay.precision.loading import exceeds_limit, load
 
     narrow = memory is None and not checkpoint and exceeds_limit(model)
@@ -127,7 +128,7 @@ def loaded_of(model: str, memory: float | None, device: str, *, trust: bool, che
 
 
 def _check_checkpoint(model: torch.nn.Module) -> None:
-    """Raise for what would keep a checkpoint from being written, before anything is computed."""
+    """Raise, before anything is computed, if a checkpoint of the model can't be written."""
     from assay.precision.export.checkpoint.folder import needed
     from assay.precision.observation.streaming import streamed_parameters
 
@@ -137,7 +138,7 @@ def _check_checkpoint(model: torch.nn.Module) -> None:
 
 
 def exports_of(texts: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The formats to export, and those of them that formats are chosen for: "all" asks for what each can hold."""
+    """Return the formats to export, and those that restrict the choice; "all" exports what each format can hold."""
     from assay.precision.export import FORMATS
 
     names = [part.strip() for text in texts for part in text.split(",") if part.strip()]
@@ -150,8 +151,10 @@ def exports_of(texts: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def verified(folder: Path | None) -> None:
-    """Of ``--verify-export``: which scheme each layer of an export gets, by its readers' own code; then exit with 1
-    where one gets another than it was to get or a file was changed, and with 0 else."""
+    """Verify an export for ``--verify-export``: print the scheme of each layer as the export's readers see it.
+
+    Exits with 1 if a layer gets another scheme than intended or a file was changed, else with 0.
+    """
     if folder is None:
         return
     from assay.precision.export import verify_export
@@ -170,8 +173,8 @@ def lacking(
     most: float | None,
     bytes_of_held: Callable[[Mapping[str, str]], float],
 ) -> list[str]:
-    """What is not as it was asked for, a line each, which goes to standard error: exports by name that nothing was
-    written for, and those that hold so little of the assignment that they exceed ``most`` bytes of weights."""
+    """Return a line for each request that was not met: exports for which nothing was written, and exports that express
+    so few sites that their weights exceed ``most`` bytes."""
     from assay.precision.units import format_bytes
 
     written = {part.format: part for part in exported.parts} if exported is not None else {}
@@ -187,7 +190,7 @@ def lacking(
 
 
 def bytes_of(flag: str, text: str) -> float | None:
-    """``800MB``, ``3.2GB`` (10^9), ``1.5GiB`` (2^30), or a number of bytes."""
+    """Parse ``800MB``, ``3.2GB`` (10^9), ``1.5GiB`` (2^30), or a number of bytes."""
     if not text:
         return None
     match = _SIZE.fullmatch(text.strip())
@@ -201,8 +204,10 @@ def bytes_of(flag: str, text: str) -> float | None:
 def over_positions(
     result: Audit, chosen: Mapping[str, str], loaded: Loaded, text: Path, context: int | None
 ) -> Curve | None:
-    """The error of what was chosen over positions, where a context is asked for; None, and a line why, where the model
-    has no positions or the text is too short."""
+    """Return the error of the chosen assignment over positions, if a context was requested.
+
+    Returns None, and prints the reason, if the model has no positions or the text is too short.
+    """
     from assay.precision.errors import BadText, NoData, WrongShape
 
     if context is None:

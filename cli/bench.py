@@ -156,7 +156,7 @@ def _chosen(
     contract: Sequence[str] | None,
     device: str,
 ) -> list[Entry]:
-    """The kernels that are meant, in the dtypes and under the options that are request for."""
+    """Return the selected kernels, with the requested dtypes and options."""
     from assay.cli.verify import entries_of
     from assay.verify.campaign.table import entries
 
@@ -180,7 +180,7 @@ def _chosen(
 
 
 def _recorded(timed: Timed, device: str, targets: Sequence[str]) -> Record:
-    """The record of kernels, or of files of a problem and its solutions."""
+    """Return the record of kernels, or of the files of a problem and its solutions."""
     from assay.bench.timing.contest import Record, machine, versions
     from assay.runtime.results import contents, result_key
 
@@ -201,7 +201,7 @@ def _recorded(timed: Timed, device: str, targets: Sequence[str]) -> Record:
 
 
 def _commit() -> str:
-    """Of the current folder, with + where its files differ from it; empty where it has none."""
+    """Return the commit of the current folder, with + if files differ from it; empty outside of a repository."""
     try:
         request = {"capture_output": True, "text": True, "check": True, "timeout": 10}
         head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], **request).stdout.strip()  # type: ignore[call-overload]

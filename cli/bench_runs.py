@@ -1,4 +1,4 @@
-"""What `assay bench` runs: kernels of one op, or solutions of a problem; each run is a process of its own."""
+"""Runs of `assay bench`: kernels of one op, or solutions of a problem; each run is a separate process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SILENT = 3600.0
 
 @dataclass(frozen=True)
 class Timed:
-    """What came of all runs, by which clock, and the device's peak in words."""
+    """The results of all runs, the clock used, and the device's peak in words."""
 
     lines: Sequence[Line]
     clock: str
@@ -32,14 +32,14 @@ class Timed:
 
 
 def is_problem(target: str) -> bool:
-    """Whether a target is a problem's path, and no kernel's name or table."""
+    """Return whether a target is the path of a problem, not a kernel's name or table."""
     return Path(target).exists() and not target.endswith(".toml")
 
 
 def of_kernels(
     kernels: Sequence[Entry], sizes: Request, options: TimingOptions, count: int, *, against: str, compiles: bool
 ) -> Timed:
-    """Kernels by turns with what else does the same. Raises `TargetError` and `BenchError`."""
+    """Time kernels in turns with alternatives for the same op. Raises `TargetError` and `BenchError`."""
     from assay.bench.timing.contest import Run, contests_of, lines_of, run
 
     contests = tuple(contests_of(kernels, sizes, options, against=against, compiles=compiles))
@@ -54,8 +54,11 @@ def of_kernels(
 def of_solutions(
     problem: str, solutions: Sequence[str], request: Mapping[str, Any], count: int, trace: Path | None
 ) -> Timed:
-    """Solutions of a problem, each by turns with the reference at all stated sizes; ``trace`` gets what the last run
-    gave as FlashInfer Bench writes it. Raises `BenchError` and `ProblemError`."""
+    """Time solutions of a problem, each in turns with the reference, at all stated sizes.
+
+    ``trace``: file for the last run's results in the format of FlashInfer Bench. Raises `BenchError` and
+    `ProblemError`.
+    """
     from assay.judge.lines import lines_of
     from assay.judge.problems.reading import read
     from assay.judge.trace import write_traces
@@ -71,7 +74,7 @@ def of_solutions(
 
 
 def _judged(item: tuple[str, tuple[str, ...], dict[str, Any]], heartbeat: Heartbeat) -> list[SolutionVerdict]:
-    """Each solution in turn, in a worker."""
+    """Judge each solution in turn, in a worker."""
     from assay.judge.procedure import judge
 
     problem, solutions, request = item
@@ -83,7 +86,7 @@ def _judged(item: tuple[str, tuple[str, ...], dict[str, Any]], heartbeat: Heartb
 
 
 def _in_processes(function: Callable[[Any, Heartbeat], Any], item: Any, count: int, preload: str) -> list[Any]:
-    """What so many processes, one after another, give. Raises `BenchError`."""
+    """Return the results of ``count`` processes that run one after another. Raises `BenchError`."""
     results = []
     with ProgressBar("run", count, float(count)) as bar:
         for _ in range(count):

@@ -19,9 +19,9 @@ from assay.cli.progress import console, in_rows
 from assay.runtime.results import installed_version
 
 Row: TypeAlias = tuple[str, str | Text]
-"""What a row is about, and what there is to say."""
-_FIRST = 20  # letters of the first column
-_PACKAGES = (  # distribution, and what it is for where it isn't required
+"""A row's subject and its text."""
+_FIRST = 20  # characters of the first column
+_PACKAGES = (  # distribution, and its purpose if it is optional
     ("kernel-assay", ""),
     ("torch", ""),
     ("numpy", ""),
@@ -47,7 +47,7 @@ def doctor() -> int:
     ]
     failed = False
     for words, look in looks:
-        with Console(stderr=True).status(f"{words} ..."):  # seen on a terminal only
+        with Console(stderr=True).status(f"{words} ..."):  # shown only on a terminal
             rows = list(look())
         console().print(in_rows(rows, first=_FIRST))
         failed = failed or any(str(said).startswith("failed") for _, said in rows)
@@ -55,10 +55,10 @@ def doctor() -> int:
 
 
 def _tried(words: str, test: Callable[[], str]) -> Iterator[Row]:
-    """What a self-test found."""
+    """Yield the result of a self-test."""
     try:
         reason = test()
-    except Exception as error:  # whatever goes wrong here is what the user came to learn
+    except Exception as error:  # any failure is a finding for the user
         reason = f"{type(error).__name__}: {error}"
     mark = ("failed", "bold red") if reason else ("ok", "green")
     yield "self-test", Text.assemble(mark, f"  {words}", f": {reason}" if reason else "")
@@ -103,7 +103,7 @@ def _kernels() -> Iterator[Row]:
 
 
 def _faults_of_plain_interpreter() -> Iterator[Row]:
-    """What the installed Triton's own interpreter gets wrong, tried in a process of its own."""
+    """Yield errors of the installed Triton's own interpreter, found in a separate process."""
     command = [sys.executable, "-W", "ignore", "-P", "-m", "assay.interpreter.self_test"]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -118,7 +118,7 @@ def _faults_of_plain_interpreter() -> Iterator[Row]:
 
 
 def _faithful_interpreter() -> str:
-    """The interpreter's self-tests under `faithful`: what is wrong, or nothing."""
+    """Run the interpreter's self-tests under `faithful`; return the failures, or nothing."""
     from assay.interpreter import faithful
     from assay.interpreter.self_test import self_test
 
@@ -127,7 +127,7 @@ def _faithful_interpreter() -> str:
 
 
 def _golden_against_arb() -> str:
-    """The golden and 30 digits of Arb: what is wrong, in words, or nothing."""
+    """Compare the golden with 30 digits of Arb; return the difference in words, or nothing."""
     import torch
 
     from assay.golden.evaluation import evaluate
@@ -142,7 +142,7 @@ def _golden_against_arb() -> str:
 
 
 def _rounding_against_fractions() -> str:
-    """Rounding to e4m3, against the nearest of its values in exact fractions, the even one of two."""
+    """Compare rounding to e4m3 with the nearest value in exact fractions, ties to even."""
     import torch
 
     from assay.formats.codes import all_values
@@ -165,7 +165,7 @@ def _rounding_against_fractions() -> str:
 
 
 def _fault_is_found() -> str:
-    """A right softmax passes, and one without the shift by the maximum fails."""
+    """Check that a correct softmax passes and one without the shift by the maximum fails."""
     import torch
 
     from assay.verify.examination.procedure import examine

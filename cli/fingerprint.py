@@ -1,4 +1,4 @@
-"""`assay fingerprint`: what a kernel does inside, read from its results."""
+"""`assay fingerprint`: infers a kernel's internal arithmetic from its results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from assay.verify.fingerprint import Card
     from assay.verify.settings import Settings
 
-_SILENT = 600.0  # seconds that a kernel may take to be read
+_SILENT = 600.0  # seconds that reading a kernel may take
 
 
 def fingerprint(
@@ -63,7 +63,6 @@ def fingerprint(
 
 
 def read(item: tuple[str, Settings], heartbeat: Heartbeat) -> Card:
-    """The card of a kernel, in a worker."""
     from assay.verify.fingerprint.reading import card_of
     from assay.verify.harness.target import load_target
 

@@ -33,7 +33,7 @@ app = typer.Typer(
 )
 
 _STORE = "A path, s3://bucket/folder, or another address of fsspec's."
-_LISTED = 20  # failures or problems that are told one by one
+_LISTED = 20  # failures or problems that are listed individually
 _BUNDLED = "campaigns/"
 
 Address = Annotated[str, typer.Argument(metavar="STORE", help=_STORE)]
@@ -178,13 +178,13 @@ def _more(items: Sequence[Any]) -> None:
 
 
 def _campaign(name: str) -> Campaign:
-    """A file, or a bundled campaign."""
+    """Return the campaign in a file, or a bundled one."""
     from assay.golden.jobs.campaign import parse_campaign, read_campaign
 
     if Path(name).suffix or os.sep in name:
         return read_campaign(name)
     names = [table.removeprefix(_BUNDLED) for table in configs.names() if table.startswith(_BUNDLED)]
-    known = [table for table in names if "/" not in table]  # those of `assay verify` have a folder
+    known = [table for table in names if "/" not in table]  # names with a folder are campaigns of `assay verify`
     if name not in known:
         raise CampaignError(f"campaign {name!r}; expected a TOML file, or one of: {', '.join(known)}")
     text = files("assay.configs").joinpath(_BUNDLED, f"{name}.toml").read_text(encoding="utf-8")
@@ -206,7 +206,7 @@ def _store(address: str, option: str) -> Store:
 
 
 def _address(url: str) -> str:
-    """The address, which workers with another current folder understand too."""
+    """Return the address in a form that workers with another current folder understand."""
     if not url:
         raise StoreError("--store: empty; expected a path, s3://bucket/folder, ...")
     return url if "://" in url else os.path.abspath(url)

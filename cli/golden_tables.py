@@ -17,9 +17,9 @@ _PIPED_WIDTH = 200
 
 
 def show_store(store: Store, spec: str, limit: int) -> None:
-    """A row for each of the first ``limit`` records, those of ``spec`` if it is named, and what there is in all.
+    """Print a row for each of the first ``limit`` records, of ``spec`` if it is named, and the totals.
 
-    Raises `StoreError` where the store has none of ``spec``.
+    Raises `StoreError` if the store has none of ``spec``.
     """
     radius = "worst radius", {"overflow": "fold", "justify": "right"}
     table = console_table(("key", "spec", "sizes", "dtype", "distribution", "digits", radius, "versions"))
@@ -86,7 +86,7 @@ def _row(record: Record) -> tuple[str, ...]:
 
 
 def worst_radius(record: Record) -> float:
-    """The largest radius / |value| over all numbers other than zero; 0.0 if there is none."""
+    """Return the largest radius / |value| over all nonzero numbers; 0.0 if there are none."""
     worst = 0.0
     for golden in record.goldens:
         size = golden.value.double().abs()
@@ -96,7 +96,7 @@ def worst_radius(record: Record) -> float:
 
 
 def show_record(record: Record) -> None:
-    """All there is to say about a record, and the first numbers of each result."""
+    """Print everything about a record, and the first numbers of each result."""
     recipe = record.recipe
     rows = [
         ("key", record.key),

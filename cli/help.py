@@ -1,4 +1,4 @@
-"""What a command says of itself: its version, and a list of commands whose descriptions are whole."""
+"""Help texts: the version, and a list of commands with untruncated descriptions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from assay.runtime.results import installed_version
 
 
 class Commands(TyperGroup):
-    """Commands under one name; the list of them isn't cut to one line each."""
+    """Commands in a group; their descriptions are not truncated to one line."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # click's types, or typer's own of later versions
         """Write the first paragraph of each command's help."""
@@ -21,19 +21,19 @@ class Commands(TyperGroup):
 
 
 def help_alone(context: typer.Context) -> None:
-    """The callback of a group: without a command it prints its help."""
+    """Callback of a group: prints its help if no command is given."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
 
 def show_version(requested: bool) -> None:
-    """The callback of ``--version``."""
+    """Callback of ``--version``."""
     if requested:
         typer.echo(f"assay {installed_version('kernel-assay')}")
         raise typer.Exit
 
 
 def pointer(error: Exception) -> str:
-    """Where to read on after a mistake of usage: the help of the command that met it."""
+    """Return where to read on after a usage error: the help of the command that raised it."""
     context = getattr(error, "ctx", None)
     return f"(see: {context.command_path if context is not None else 'assay'} --help)"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from assay.verify.campaign.table import Entry
 
 _PIPED_WIDTH = 220
-_BUNDLED = "assay"  # their group in the survey's table
+_BUNDLED = "assay"  # the bundled kernels' group in the survey's table
 
 
 def inspect(
@@ -102,7 +102,7 @@ def inspect(
 
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
-    """Inside it, processes that start find no TRITON_INTERPRET, under which nothing can be compiled."""
+    """Remove TRITON_INTERPRET for processes started inside the block: nothing can be compiled with it."""
     before = os.environ.pop("TRITON_INTERPRET", None)
     try:
         yield
@@ -112,7 +112,7 @@ def compiling() -> Iterator[None]:
 
 
 def _answers(jobs: Sequence[Job], pool: Pool) -> list[Any]:
-    """What came of each job; where there are fewer of them than workers, each is compiled in shares."""
+    """Return the result of each job; if there are fewer jobs than workers, each is compiled in shares."""
     from assay.bench.inspection.inspecting import inspect_job, merged
 
     shares = max(worker_count() // len(jobs), 1)
@@ -138,7 +138,7 @@ def _jobs(
     at: Sequence[str] | None,
     layout: Sequence[str] | None,
 ) -> list[Job]:
-    """A job for each kernel and each of its dtypes; mistakes are told before any compiler starts."""
+    """Return a job for each kernel and dtype; wrong options are reported before any compiler starts."""
     from assay.bench.inspection.calls import Request, check_request
     from assay.verify.cases.at_shape import read_sizes
 
@@ -165,7 +165,7 @@ def _jobs(
 
 
 def _entries(targets: Sequence[str], op: str) -> list[Entry]:
-    """The kernels that are meant, of those that are here."""
+    """Return the selected kernels that are installed."""
     from assay.cli.verify import entries_of
     from assay.verify.campaign.table import entries
 
@@ -184,13 +184,13 @@ def _entries(targets: Sequence[str], op: str) -> list[Entry]:
         results += named
     once: dict[str, Entry] = {}
     for entry in results:
-        if not replace(entry, devices=()).absence("cuda"):  # where it may run is a matter of its numbers
+        if not replace(entry, devices=()).absence("cuda"):  # devices restrict runs only
             once.setdefault(f"{entry.target} {entry.dtypes} {entry.settings.options}", entry)
     return list(once.values())
 
 
 def _names(entry: Entry) -> set[str]:
-    """What a kernel's package is called: as a distribution, as a module, and as the table's group."""
+    """Return the names of a kernel's package: as a distribution, as a module, and as the table's group."""
     module = entry.target.partition(":")[0]
     top = module.partition(".")[0]
     names = (entry.package, entry.group, module, "" if top == "assay" else top)  # of which many are adapters
@@ -219,7 +219,7 @@ def _write(path: Path, every: Sequence[Inspected], device: Arch) -> None:
 
 
 def _print(every: Sequence[Inspected], device: Arch, *, each: bool) -> None:
-    """The table, and under it what is wrong."""
+    """Print the table, and the problems below it."""
     from assay.bench.inspection.page import HEAD, finding_lines, rows
 
     table = console_table(HEAD)

@@ -98,7 +98,7 @@ def judge(
 
 
 def _contract(fields: list[str] | None) -> str | None:
-    """A contract's name; fields of one can't be handed on yet."""
+    """Return a contract's name; separate fields are not supported yet."""
     if not fields:
         return None
     if len(fields) > 1 or "=" in fields[0]:
@@ -107,7 +107,7 @@ def _contract(fields: list[str] | None) -> str | None:
 
 
 def _one(item: tuple[str, str, dict[str, Any], Path | None], heartbeat: Any) -> tuple[str, str, bool]:
-    """A verdict as text and as JSON, and whether it is a pass, in a worker."""
+    """Return a verdict as text and as JSON, and whether it passes, in a worker."""
     from assay.judge.procedure import judge
     from assay.judge.trace import write_traces
 
@@ -119,7 +119,7 @@ def _one(item: tuple[str, str, dict[str, Any], Path | None], heartbeat: Any) -> 
 
 
 def _listed(path: Path, options: dict[str, Any], out: Path | None, *, jobs: int, engine: str, part: str) -> int:
-    """Judge what a list names; lines go to ``out``, or to standard output."""
+    """Judge the solutions in a list; lines go to ``out``, or to standard output."""
     from assay.judge.batch import SILENT, add, items, run, stored
 
     every = items(path, options)

@@ -1,4 +1,4 @@
-"""The command `assay`: every command stands in a file of its own, and what goes wrong is said in one line."""
+"""The command `assay`: collects the commands, one file each, and reports an error in one line."""
 
 import os
 import sys
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
         return app(list(arguments), prog_name="assay", standalone_mode=False) or 0
     except AssayError as error:
         return report_error(str(error))
-    except BrokenPipeError:  # whoever read the output has seen enough
+    except BrokenPipeError:  # the reader closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run() -> None:
-    """What the console script calls."""
+    """Entry point of the console script."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without ± or ∞ shows ?

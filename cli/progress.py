@@ -1,4 +1,4 @@
-"""What a command says: its progress, as a bar or now and then a plain line, what went wrong, and tables."""
+"""Output of commands: progress as a bar or occasional plain lines, errors, and tables."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ if TYPE_CHECKING:
 
     from assay.verify.campaign.survey import Job, Row
 
-_QUIET = 2.0  # seconds before anything is shown
+_QUIET = 2.0  # seconds before progress is shown
 _BETWEEN = 10.0  # seconds between two plain lines
 
 
 def report_error(message: str, status: int = 2) -> int:
-    """One line on standard error; the exit status that goes with it."""
+    """Print one line on standard error; return ``status``, the exit status."""
     print(f"assay: {' '.join(message.split())}", file=sys.stderr)
     return status
 
 
 def report_known(rows: Mapping[int, Row], jobs: Sequence[Job], folder: Path | None) -> None:
-    """Of how many jobs the folder held the verdicts."""
+    """Print how many verdicts were reused from the folder."""
     if rows:
         print(f"assay: {len(rows)} of {len(jobs)} verdicts were in {folder}", file=sys.stderr)
 
 
 def console(piped_width: int | None = None) -> Console:
-    """Standard output, so wide where it is no terminal."""
+    """Return standard output as a console, ``piped_width`` columns wide if it is no terminal."""
     return Console(width=None if sys.stdout.isatty() else piped_width)
 
 
 def console_table(head: Iterable[str | tuple[str, Mapping[str, Any]]], rows: Iterable[Sequence[str]] = ()) -> Table:
-    """A table without lines. Its columns fold, but for those that come with options of `Table.add_column`."""
+    """Return a table without lines. Columns fold, except those with options of `Table.add_column`."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for column in head:
         name, options = (column, {"overflow": "fold"}) if isinstance(column, str) else column
@@ -52,7 +52,7 @@ def console_table(head: Iterable[str | tuple[str, Mapping[str, Any]]], rows: Ite
 
 
 def in_rows(rows: Iterable[tuple[str | Text, ...]], first: int | None = None) -> Table:
-    """A table without a head: what each row is about, in bold and ``first`` letters wide, and what there is to say."""
+    """Return a table without a head: subjects in bold, ``first`` characters wide, and their texts."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 3, 0, 0))
     table.add_column(style="bold", no_wrap=True, width=first)
     table.add_column(overflow="fold")
@@ -62,7 +62,8 @@ def in_rows(rows: Iterable[tuple[str | Text, ...]], first: int | None = None) ->
 
 
 def examined(jobs: Sequence[Job], rows: Iterable[tuple[int, Row]], show: Callable[[int, Row], None]) -> int:
-    """Hand every row to ``show(place, row)`` under a bar; how many there were until the end, or an interruption."""
+    """Pass every row to ``show(index, row)`` under a bar; return the number of rows before the end or an
+    interruption."""
     done = 0
     with ProgressBar("examined", len(jobs), sum(job.cost for job in jobs)) as bar, suppress(KeyboardInterrupt):
         for index, row in rows:
@@ -73,9 +74,9 @@ def examined(jobs: Sequence[Job], rows: Iterable[tuple[int, Row]], show: Callabl
 
 
 class ProgressBar:
-    """Shows how much of ``effort``, in any unit, is done in ``count`` steps; a context manager.
+    """A progress bar over ``effort`` (any unit) in ``count`` steps; a context manager.
 
-    ``rate`` shows also how many steps are done in a second, counted from the first one.
+    ``rate`` also shows the steps per second, counted from the first one.
     """
 
     def __init__(self, label: str, count: int, effort: float, *, rate: bool = False) -> None:
@@ -102,9 +103,9 @@ class ProgressBar:
         self._bar.stop()
 
     def advance(self, effort: float) -> None:
-        """One step, of so much effort, is done."""
+        """Count one step of ``effort`` as done."""
         now = time.monotonic()
-        if self._rate and not self._begun:  # the first one waited for whatever had to be started
+        if self._rate and not self._begun:  # the first step waited for workers to start
             self._begun, self._started = True, now
             return self.skip(effort)
         self._done, self._spent = self._done + 1, self._spent + effort
@@ -118,5 +119,5 @@ class ProgressBar:
             self._next_line = now + _BETWEEN
 
     def skip(self, effort: float) -> None:
-        """One step, which would have taken so much effort, needn't be done."""
+        """Count one step of ``effort`` as unnecessary."""
         self._done, self._skipped, self._effort = self._done + 1, self._skipped + 1, self._effort - effort

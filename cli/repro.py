@@ -34,7 +34,7 @@ def repro(
         answer = run_alone(repeat, (line, target), preload="assay.verify.examination.repro", quiet=False)
     if isinstance(answer, Raised):
         raise ReproError(answer.message if answer.user_error else f"repro line: can't be run ({answer.message})")
-    if isinstance(answer, Lost):  # the kernel took its process down, again
+    if isinstance(answer, Lost):  # the kernel crashed its process again
         from assay.verify.examination.repro import parse_line
         from assay.verify.findings import Failure
 
@@ -51,7 +51,7 @@ def repro(
 
 
 def repeat(item: tuple[str, str], heartbeat: Heartbeat) -> Verdict:
-    """What the case of a line shows now, in a worker."""
+    """Return the verdict of a repro line's case, in a worker."""
     from assay.verify.comparison.result import by_reason
     from assay.verify.examination.repro import parse_line, run_line
 

@@ -1,4 +1,4 @@
-"""The options that several commands have, declared once with one meaning each, and `Settings` made of them."""
+"""Options shared by several commands, each declared once, and the `Settings` made from them."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def adapted(
     refuses: Sequence[str] | None = None,
     **others: Any,
 ) -> Settings:
-    """The settings with what the command line says otherwise; what it leaves out is None or empty."""
+    """Return the settings with the values of the command line; None or empty values change nothing."""
     from assay.verify.cases.at_shape import read_sizes
     from assay.verify.contract import contract_from_table
 
@@ -121,12 +121,12 @@ def adapted(
 
 
 def dtypes(texts: Sequence[str]) -> tuple[Any, ...]:
-    """``bfloat16``, or ``q=float16,k=bfloat16`` for a dtype per tensor; each text is an examination of its own."""
+    """Parse ``bfloat16``, or ``q=float16,k=bfloat16`` for a dtype per tensor; each text is a separate examination."""
     return tuple(_assignments("--dtype", text) if "=" in text else text for text in texts)
 
 
 def options(definition: Spec, texts: Sequence[str]) -> dict[str, list[Any]]:
-    """``causal=none,bottom_right``: an option and the values to vary over; tuples stand in parentheses."""
+    """Parse ``causal=none,bottom_right``: an option and its values; tuples are in parentheses."""
     results: dict[str, list[Any]] = {}
     for text in texts:
         name, values = _split("--option", text, "name=value,value")
@@ -135,7 +135,7 @@ def options(definition: Spec, texts: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def _option_value(definition: Spec, name: str, text: str) -> Any:
-    """The reading of ``text`` that the option accepts: as a value of Python, or as the text itself."""
+    """Return ``text`` as a Python literal or as itself, whichever the option accepts."""
     readings = [text, *([literal(text)] if literal(text) != text else [])]
     option = definition.options.get(name)
     fitting = [reading for reading in readings if option is None or option.accepts(reading)]
@@ -145,9 +145,9 @@ def _option_value(definition: Spec, name: str, text: str) -> Any:
 
 
 def shapes(texts: Sequence[str]) -> dict[str, Sequence[int] | str]:
-    """``D=64,128``: sizes; ``Sq=1:300`` or ``N=0:4096:16``: as Python's ``range(1, 300)``, ``range(0, 4096, 16)``.
+    """Parse sizes ``D=64,128``, and ranges ``Sq=1:300`` or ``N=0:4096:16`` as in Python's ``range(0, 4096, 16)``.
 
-    ``Sk=Sq``: as large as another.
+    ``Sk=Sq``: the same as another size.
     """
     results: dict[str, Sequence[int] | str] = {}
     for text in texts:
@@ -164,18 +164,18 @@ def shapes(texts: Sequence[str]) -> dict[str, Sequence[int] | str]:
 
 
 def tensor_layouts(texts: Sequence[str] | None) -> dict[str, str]:
-    """``b=transposed``: a tensor's name and its layout. Raises `SettingError`."""
+    """Parse ``b=transposed``: a tensor's name and its layout. Raises `SettingError`."""
     return dict(_split("--layout", text, "tensor=layout, e.g. b=transposed") for text in texts or ())
 
 
 def _refusal(text: str) -> tuple[str, str]:
-    """``pattern where condition``, in the words of a report; a pattern alone stands for any sizes."""
+    """Parse ``pattern where condition``, in the words of a report; a pattern alone applies to all sizes."""
     pattern, where, condition = text.rpartition(" where ")
     return (pattern.strip(), condition.strip()) if where else (text, "")
 
 
 def contract_fields(texts: Sequence[str]) -> dict[str, Any]:
-    """``field=value``, ``stages.name=format``, ``ulps.name=2``, or a contract's name."""
+    """Parse ``field=value``, ``stages.name=format``, ``ulps.name=2``, or a contract's name."""
     from assay.verify.named_contracts import contract_named
 
     fields: dict[str, Any] = {}
@@ -193,7 +193,7 @@ def contract_fields(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def _inner(text: str, group: str, name: str, value: str) -> dict[str, Any]:
-    """One entry of a contract's ``stages`` or ``ulps``; ``stages=none`` has none."""
+    """Parse one entry of a contract's ``stages`` or ``ulps``; ``stages=none`` clears them."""
     if not name and value.lower() in ("none", "{}"):
         return {}
     if not name:
@@ -218,7 +218,7 @@ def _split(flag: str, text: str, expected: str) -> tuple[str, str]:
 
 
 def _parts(text: str) -> list[str]:
-    """The parts between commas, where these aren't inside parentheses."""
+    """Split at commas that are not inside parentheses."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter in "([") - (letter in ")]")
@@ -230,7 +230,7 @@ def _parts(text: str) -> list[str]:
 
 
 def literal(text: str) -> Any:
-    """What ``text`` is as a value of Python, or itself."""
+    """Return ``text`` as a Python literal, or itself if it is none."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     try:

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from assay.verify.campaign.table import Entry
 
 _TIMEOUT = 30.0  # seconds for one call of a kernel
-_SILENT = 300.0  # seconds that a worker may say nothing
+_SILENT = 300.0  # seconds without a message after which a worker is stopped
 _PIPED_WIDTH = 160
-_KEPT = "kept"  # where verdicts are kept, below the folder of the reports
+_KEPT = "kept"  # folder of reusable verdicts, below that of the reports
 _COLOURS = {"PASS": "green", "WARN": "yellow", "FAIL": "red", "NOT HERE": "dim", "NOT RUN": "dim"}
 
 
@@ -70,14 +70,14 @@ def survey(
         check_device(device)
         request = {"effort": effort, "examples": examples, "seed": seed, "device": device}
         jobs = plan(_chosen(entries(table), only), **request, timeout=_TIMEOUT, threads=1)
-        names = [name_of(job) for job in jobs]  # of the sources as they are now
+        names = [name_of(job) for job in jobs]  # before any run, so that they identify the current sources
         before = {} if anew else known(out / _KEPT, jobs)
         report_known(before, jobs, out / _KEPT)
         rows = [before.get(index) or not_run(job, "not yet") for index, job in enumerate(jobs)]
         number, of = part_of(part, len(jobs))
         left = [index for index in range(number - 1, len(jobs), of) if index not in before]
         until = float("inf") if budget is None else started + budget
-        _write(out, rows, request, 0.0)  # where that can't be done, nobody waits to learn it
+        _write(out, rows, request, 0.0)  # fails early if the folder can't be written
 
         def show(position: int, row: Row) -> None:
             index = left[position]
@@ -119,7 +119,7 @@ def _status(rows: Sequence[Row], strict: bool) -> int:
 
 
 def _write(out: Path, rows: Sequence[Row], request: dict[str, Any], taken: float) -> tuple[Path, Path]:
-    """Both reports; their paths."""
+    """Write both reports; return their paths."""
     import torch
 
     from assay.runtime.files import write_text_atomically
@@ -148,7 +148,7 @@ def _machine(device: str) -> str:
 
 
 def _print(rows: Sequence[Row], where: str) -> None:
-    """The table, and under it what it amounts to."""
+    """Print the table, and its totals below it."""
     from assay.verify.campaign.page import tally
     from assay.verify.report.html import ratio
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _PIPED_WIDTH = 200
 _PRELOAD = "assay.verify.campaign.survey"
-_SILENT = 600.0  # seconds that a worker may say nothing
+_SILENT = 600.0  # seconds without a message after which a worker is stopped
 _HEAD = ("choice", "outcome", "time", "error/allowed", "bits", "registers", "spilled", "shared KiB", "")
 
 
@@ -169,7 +169,7 @@ def _question(
 
 
 def _report(record: Record) -> None:
-    """A table for each case, the fastest first, and the winners."""
+    """Print a table for each case, the fastest first, and the winners."""
     out = console(_PIPED_WIDTH)
     cases = dict.fromkeys(one.case for one in record.candidates)
     for case in cases:

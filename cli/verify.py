@@ -27,8 +27,8 @@ _ARGUMENT = (
     "package.module:function, a campaign's TOML file, or the name of a kernel of the survey or a part of it; "
     "all bundled ones if none."
 )
-_SILENT = 300.0  # seconds that a worker of another engine may say nothing
-_BUNDLED = ("assay", "pallas", "cuda")  # their groups in the survey's table
+_SILENT = 300.0  # seconds without a message after which a worker of another engine is stopped
+_BUNDLED = ("assay", "pallas", "cuda")  # the bundled kernels' groups in the survey's table
 
 
 def verify(
@@ -123,7 +123,7 @@ def verify(
         )
         number, of = part_of(part, len(jobs))
         jobs = jobs[number - 1 :: of]
-        names = [name_of(job) for job in jobs] if out is not None else []  # of the sources as they are now
+        names = [name_of(job) for job in jobs] if out is not None else []  # of the current sources
         rows = known(out, jobs) if out is not None else {}
         report_known(rows, jobs, out)
         left = [index for index in range(len(jobs)) if index not in rows]
@@ -140,7 +140,7 @@ def verify(
             if out is not None and row.verdict is not None:
                 print(f"assay: wrote {keep(out, jobs[index], row.verdict, names[index])}", file=sys.stderr)
 
-        interrupted = examined(requested, run(requested, running), show) < len(requested)  # what is known is told
+        interrupted = examined(requested, run(requested, running), show) < len(requested)  # rows so far are reported
     ordered = [rows[index] for index in sorted(rows)]
     status = _report(ordered, as_json, named=bool(targets)) if ordered or not interrupted else 130
     if summary is not None:
@@ -151,7 +151,7 @@ def verify(
 
 
 def _begun(engine: str, at_once: int) -> Engine:
-    """Where examinations run; of worker processes one for a start, while it isn't known how many there are to make."""
+    """Return a running engine; local workers start with one process until the number of examinations is known."""
     preload = "assay.verify.campaign.survey"
     if engine == "local":
         return Pool(1, preload=preload, quiet=False)
@@ -159,7 +159,7 @@ def _begun(engine: str, at_once: int) -> Engine:
 
 
 def _question(spec: str, reference: list[str] | None, tensors: str) -> str:
-    """The name of what targets are held against: that of ``--spec``, or of a reference and its tensors."""
+    """Return the name of the question: that of ``--spec``, or of a reference and its tensors."""
     if not reference:
         if tensors:
             raise SettingError(f"--tensors {tensors!r}: of what? expected --reference module:function beside it")
@@ -177,7 +177,7 @@ def _question(spec: str, reference: list[str] | None, tensors: str) -> str:
 
 
 def _summarize(path: Path, rows: Sequence[Row]) -> None:
-    """Append the table of all kernels that are here; `SettingError` where the file can't be written."""
+    """Append the table of all installed kernels; raises `SettingError` if the file can't be written."""
     from assay.verify.report.summary import Line, append, line_of
 
     lines = [
@@ -194,7 +194,7 @@ def _summarize(path: Path, rows: Sequence[Row]) -> None:
 
 
 def _bundled(op: str) -> list[Entry]:
-    """The kernels that come along, in the dtypes that a survey takes."""
+    """Return the bundled kernels, in the dtypes that a survey uses."""
     from assay.verify.campaign.table import entries
 
     if op:
@@ -204,7 +204,7 @@ def _bundled(op: str) -> list[Entry]:
 
 
 def entries_of(target: str, op: str) -> list[Entry]:
-    """What a target means: a function, or kernels of the survey."""
+    """Return the entries of a target: a function, or kernels of the survey."""
     from assay.golden.registry import spec, specs
     from assay.verify.campaign.table import Entry, entries
     from assay.verify.settings import Settings
@@ -240,7 +240,7 @@ def entries_of(target: str, op: str) -> list[Entry]:
 
 
 def _report(rows: Sequence[Row], as_json: bool, *, named: bool) -> int:
-    """Print the verdicts; the exit status. A kernel that isn't here matters only if it was ``named``."""
+    """Print the verdicts; return the exit status. A kernel that isn't installed counts only if it was ``named``."""
     verdicts = [row.verdict for row in rows if row.verdict is not None]
     if as_json:
         print(json.dumps([verdict.as_dict() for verdict in verdicts], indent=2))

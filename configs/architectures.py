@@ -1,4 +1,4 @@
-"""What the modules of a model are, by their names: configs/architectures.toml, which nothing else reads."""
+"""Roles of a model's modules, by their names: the rules of configs/architectures.toml, which only this module reads."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -38,8 +38,11 @@ def _pattern(rule: str) -> re.Pattern[str]:
 
 
 def unit_of(name: str) -> str:
-    """What takes one scheme together where q, k and v, gate and up, and a layer's experts are one product each: of
-    "layers.0.self_attn.q_proj" "layers.0.self_attn.qkv"; a linear that is none of them is its own."""
+    """Return the name of the unit whose linears share one scheme.
+
+    q, k and v, gate and up, and a layer's experts are one matrix product each in engines: the unit of
+    "layers.0.self_attn.q_proj" is "layers.0.self_attn.qkv". Any other linear is its own unit.
+    """
     for label in ("experts", *_row("products")):
         if match := _pattern("unit" if label == "experts" else label).search(name):
             return name[: match.start()] + label
@@ -47,66 +50,65 @@ def unit_of(name: str) -> str:
 
 
 def any_expert(name: str) -> str:
-    """A name with "*" for the numbers of experts: what is the same of each of a layer."""
+    """Return the name with "*" for the numbers of experts, which is the same for all experts of a layer."""
     return _pattern("number").sub(r"\1*", name)
 
 
 def without_expert(name: str) -> str:
-    """A parameter's name without the number of its expert: what one that holds all of a layer's is called."""
+    """Return a parameter's name without the expert's number: the name of a parameter that holds all experts."""
     return _pattern("one").sub(r"\1", name)
 
 
 def expert_of(name: str) -> tuple[str, str] | None:
-    """The module of a layer's experts and the number of the one that a module lies in; None where it lies in none."""
+    """Return the module of a layer's experts and the number of the expert that a module belongs to; None if none."""
     match = _pattern("of one").match(name)
     return (match[1], match[2]) if match else None
 
 
 def experts_of(name: str) -> str:
-    """The module of a layer's experts, of a name that is it or lies in it; empty for others."""
+    """Return the module of a layer's experts that a name is or belongs to; empty for others."""
     match = _pattern("below").match(name)
     return match[1] if match else ""
 
 
 def in_experts(name: str) -> bool:
-    """Whether a module lies in the experts of a layer."""
     return _row("experts") in name.split(".")
 
 
 def gives_logits(name: str) -> bool:
-    """Whether a linear's outputs are logits: a head's, or those that experts are chosen by."""
+    """Return whether a linear's outputs are logits: of a head, or of a router."""
     return _pattern("logits").search(name) is not None
 
 
 def is_split(name: str) -> bool:
-    """Whether a linear's K is split over the ranks of tensor parallelism."""
+    """Return whether a linear's K is split over the ranks of tensor parallelism."""
     return name.endswith(tuple(_row("split")))
 
 
 def is_attention(name: str) -> bool:
-    """Whether a softmax in a module of this name is attention's."""
+    """Return whether a softmax in a module of this name is attention's."""
     return any(word in name.rpartition(".")[2] for word in _row("attention"))
 
 
 def is_cross(name: str) -> bool:
-    """Whether attention is to what an encoder gave."""
+    """Return whether the module is cross-attention, over an encoder's output."""
     return any(word in name.lower() for word in _row("cross"))
 
 
 def fused() -> dict[str, list[str]]:
-    """Names of vLLM and SGLang for linears that they run as one, and their parts in order."""
+    """Return the names of vLLM and SGLang for fused linears, and their parts in order."""
     return dict(_row("fused"))
 
 
 def fused_name(unit: str) -> str | None:
-    """What vLLM calls the fused linears of a unit (`unit_of`); None where it isn't one of its usual ones."""
+    """Return vLLM's name for the fused linears of a unit (`unit_of`); None if it has none."""
     head, _, last = unit.rpartition(".")
     return f"{head}.{last}_proj" if f"{last}_proj" in fused() else None
 
 
 def products_of(names: Collection[str]) -> dict[str, list[str]]:
-    """Names of vLLM and SGLang for linears that they run as one, experts aside, and those of their parts, where all of
-    these are among ``names``."""
+    """Return the fused linears of vLLM and SGLang, without experts, whose parts are all in ``names``, with these
+    parts."""
     results = {}
     for together, parts in fused().items():
         for name in names:
@@ -118,9 +120,11 @@ def products_of(names: Collection[str]) -> dict[str, list[str]]:
 
 
 def asked_for(names: Collection[str]) -> list[str]:
-    """Names that vLLM and SGLang ask for where a configuration says the same of all these: the products that they make
-    of linears, which SGLang maps to their parts for some models only, and of each layer's experts the first, by its own
-    names and by those that SGLang takes them for."""
+    """Return further names that vLLM and SGLang look up in a configuration that treats all ``names`` alike.
+
+    They are fused linears, which SGLang maps to their parts only for some models, and the first expert of each layer,
+    by the engines' own names and by SGLang's aliases.
+    """
     served: Mapping[str, str] = _row("asked")
     first = [name for name in names if (result := expert_of(name)) is not None and result[1] == "0"]
     parts = (name.rpartition(".") for name in first)
@@ -128,21 +132,21 @@ def asked_for(names: Collection[str]) -> list[str]:
 
 
 def norms_before(block: str) -> list[str]:
-    """Names, beside a block, that the norm whose output it takes may have, the likeliest first."""
+    """Return the possible names, within a block, of the norm whose output feeds ``block``, the likeliest first."""
     return list(_row("norms").get(block.rpartition(".")[2], ()))
 
 
 def producers() -> Mapping[str, str]:
-    """The linear of the same block whose output channels are a linear's input channels, by their last words."""
+    """Return, by last name parts, the linear of the same block whose output channels are a linear's input channels."""
     result: Mapping[str, str] = _row("producers")
     return result
 
 
 def gguf_type(kind: str) -> str:
-    """What gguf calls a model type of transformers, in the same letters at least."""
+    """Return gguf's name of a model type of transformers; its separators may differ."""
     return str(_row("gguf")["names"].get(kind, kind))
 
 
 def quantised_by_gguf(tensor: str) -> bool:
-    """Whether llama-quantize gives a tensor of GGUF, of two or more dimensions, the type that it is told."""
+    """Return whether llama-quantize applies a requested type to a GGUF tensor of two or more dimensions."""
     return tensor.endswith(".weight") and not any(part in tensor for part in _row("gguf")["unquantised"])

@@ -54,7 +54,7 @@ def _linear(weight: torch.Tensor) -> torch.nn.Linear:
     return made
 
 
-def experts_apart(model: Any) -> Any:
+def unfused_experts(model: Any) -> Any:
     """The model; a copy of it where experts lie in two parameters, as Mixtral's, in which each expert is three linears,
     for the libraries know no other."""
     held = [name for name, module in model.named_modules() if type(module).__name__ == "MixtralExperts"]

@@ -7,7 +7,7 @@ The parser of compressed-tensors, with what it matches names by, is the engine's
 above all, is made up, so no GPU and none of its dependencies are needed. Asked are linears that the engine fuses, one
 by itself, one that is left as it is, and the head; SGLang, most of whose models tell it no parts of products, without
 and with them. Of Mixtral and Qwen3-MoE the group of each layer's experts is asked for by the names that the engine asks
-by. What the row promises and the parser refuses is told.
+by. What the row promises and the parser refuses is reported.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _EXPERTS = {
     "qwen3_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
 }
 """The block of a layer and the linears of an expert, gate, up and down, as checkpoints call them."""
-_ASKED = ("self_attn.qkv_proj", "mlp.gate_up_proj", "self_attn.o_proj")
+_REQUESTED = ("self_attn.qkv_proj", "mlp.gate_up_proj", "self_attn.o_proj")
 
 
 class _Class(type):
@@ -143,7 +143,7 @@ def given(parser: Any, scheme: str, products: dict[str, list[str]]) -> tuple[set
             return type(error).__name__
         return "none" if result is None else type(result).__name__
 
-    asked = [f"model.layers.{layer}.{name}" for layer in (0, 1) for name in _ASKED]
+    asked = [f"model.layers.{layer}.{name}" for layer in (0, 1) for name in _REQUESTED]
     return {of(name) for name in asked}, {of(name) for name in ("lm_head", "model.layers.1.mlp.down_proj")}
 
 

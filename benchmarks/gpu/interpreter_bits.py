@@ -26,7 +26,7 @@ EXACT = ("add", "multiply", "fma", "maximum")
 # the interpreter and for rounding up; exp has the rounding of x log2(e) beside it, for |x| <= 8.
 APPROXIMATE = {"exp2": 4, "exp": 10, "log2": 5, "rsqrt": 3, "sqrt": 3}
 _BLOCK = 1024
-_SHOWN = 4  # differences told of each operation
+_SHOWN = 4  # differences reported of each operation
 
 
 def body(part: Part) -> None:
@@ -111,7 +111,7 @@ def _atomics(part: Part, count: int) -> None:
         for device in (part.device, "cpu"):
             total = torch.zeros(16, dtype=dtype, device=device)
             with part.running() if device == part.device and not part.rehearsal else faithful():
-                probes.add_atomically[(x.numel() // 256,)](x.to(device), total, PLACES=16, N=256)
+                probes.add_atomically[(x.numel() // 256,)](x.to(device), total, POSITIONS=16, N=256)
             results.append(total.cpu())
         part.claim(f"atomic_add of {_name(dtype)}, exact sums: bit for bit", bool(same_bits(*results).all()))
 

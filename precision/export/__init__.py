@@ -1,12 +1,12 @@
-"""What serving stacks load: configurations of an assignment, and a checkpoint that equals its simulation.
+"""Export of an assignment to serving stacks: configuration files, and a checkpoint that equals the simulation.
 
 In: a model, an assignment of site names to scheme names, and the fitted quantisation parameters. Out: files, and notes
-of what they don't express. Called by `assay audit --export` and by users.
+on what they can't express. Called by `assay audit --export` and by users.
 
-exporting (all of it, into one folder) · offered (the formats that exports have words for) · configurations (a file
-for each stack) · checkpoint (quantised weights) · gguf (names, importance matrix, a file of the model) · lint ·
-target and plan (what stacks are given) · patterns (names that they match) · manifest (what an export wrote, and the
-record of it) · verifying (read again) · reloading (loaded again, and measured).
+exporting (writes all files into one folder) · offered (the schemes that the exports can express) · configurations (one
+file for each stack) · checkpoint (quantised weights) · gguf (names, importance matrix, a file of the model) · lint ·
+target and plan (interface of the stacks) · patterns (matching of module names) · manifest (the record of the written
+files) · verifying (reads exports again) · reloading (loads exports again and measures them).
 """
 
 from assay.precision.export.checkpoint import (

@@ -1,4 +1,4 @@
-"""`export`: an assignment written as serving stacks read it, and as a checkpoint, into one folder."""
+"""`export`: writes an assignment as configuration files of serving stacks and as a checkpoint, into one folder."""
 
 import shlex
 import tempfile
@@ -26,22 +26,23 @@ from assay.precision.observation.sites import Site
 from assay.precision.targets import kind_of, target_named
 
 FORMATS = tuple(TARGETS)
-"""The configurations that can be written."""
+"""The configurations that `export` can write."""
 _NOTHING = "can express nothing of this assignment, so nothing is written for it"
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written, and what it doesn't express or engines would do in silence, a line each."""
+    """The files written, and one line for each thing that they don't express or that an engine would change
+    silently."""
 
     parts: tuple[Part, ...]
     notes: tuple[str, ...]
     refused: str = ""
-    """Why there is no checkpoint, where one was asked for and can't be written."""
+    """Why a requested checkpoint could not be written; empty otherwise."""
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """Files, and the folder of the checkpoint."""
+        """Return the files and the checkpoint's folder."""
         return tuple(path for part in self.parts for path in part.paths)
 
 
@@ -60,16 +61,16 @@ def export(
     overwrite: bool = False,
     partial: bool = False,
 ) -> Exported:
-    """Write an assignment of site names to scheme names into the folder ``out``, as ``formats`` have it.
+    """Write an assignment of site names to scheme names into the folder ``out``, in each of ``formats``.
 
-    One file a format, and with "vllm" the command line too; with ``checkpoint`` a quantised checkpoint in
-    ``out/checkpoint``; and ``out/export.json``, which says of which assignment they are. What would express nothing of
-    it isn't written, and noted. source: the directory or hub name of the model. dtype: of what isn't quantised; by
-    default that of ``source``, else the model's. target: the device that `lint` is told.
+    Writes one file per format, with "vllm" also the command line; with ``checkpoint`` a quantised checkpoint in
+    ``out/checkpoint``; and ``out/export.json``, which records the assignment. A format that can express none of the
+    assignment is not written but noted. source: the directory or hub name of the model. dtype: of the weights that are
+    not quantised; by default the dtype of ``source``, else the model's. target: the device that `lint` checks against.
 
-    partial: linears that the checkpoint can't hold as assigned stay as they are in it, and are noted; if it can't be
-    written even so, it alone is missing. overwrite: the files of an earlier export into ``out`` are removed, all of
-    them. Other files there stay in any case. If anything is refused, all is as it was.
+    partial: linears that the checkpoint can't hold as assigned keep their format and are noted; if the checkpoint can't
+    be written even then, only the checkpoint is missing. overwrite: first remove all files of an earlier export into
+    ``out``. Other files in ``out`` are never touched. On an error, the folder is unchanged.
 
     Raises CannotExport, NotInstalled, UnknownDevice, UnknownScheme.
     """
@@ -102,7 +103,7 @@ def export(
     manifest.check(folder, texts, overwrite)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as room:
-        index = Path(room) / "new"  # with the rights that a folder of the user has
+        index = Path(room) / "new"  # has the permissions of a folder that the user makes; the temporary one has not
         index.mkdir()
         for file, text in texts.items():
             (index / file).write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -151,11 +152,10 @@ def unexportable(
     checkpoint: bool = False,
     target: str | None = None,
 ) -> list[str]:
-    """Names of the sites with a weight that one of ``formats``, or the checkpoint, holds in their own format only.
+    """Return the sites with a weight that one of ``formats``, or the checkpoint, can hold only in its original format.
 
-    They are what to leave as it is where a model is exported so (`Audit.recommend`, ``fixed``). target: as `audit` has
-    it; without an engine, whose menus have what it loads at a table of embeddings, tables are among them but for GGUF.
-    Raises CannotExport, NotInstalled, UnknownDevice.
+    Pass them as ``fixed`` to `Audit.recommend` when the model will be exported. target: as in `audit`; without an
+    engine, embedding tables are among them except for GGUF. Raises CannotExport, NotInstalled, UnknownDevice.
     """
     own = [TARGETS[name].fixed for name in formats]
     results = list(unstorable(model, sites)) if checkpoint or None in own else []
@@ -167,12 +167,12 @@ def unexportable(
 
 
 def clear(out: str | Path) -> bool:
-    """Remove what an earlier export wrote into the folder ``out``, and nothing else; whether there was anything."""
+    """Remove the files that an earlier export wrote into the folder ``out``; return whether there were any."""
     return manifest.remove(Path(out))
 
 
 def _note(said: dict[str, list[str]], who: str, lines: Collection[str]) -> None:
-    """Put down lines of a format, beside those that others said too."""
+    """Add the notes of a format; a note that several formats share is kept once."""
     for line in lines:
         said.setdefault(line, []).append(who)
 

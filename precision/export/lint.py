@@ -1,4 +1,4 @@
-"""What would go wrong, mostly in silence, when a serving stack loads an assignment: one line each."""
+"""Warnings about errors, mostly silent ones, when a serving stack loads an assignment: one line each."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,10 +17,10 @@ from assay.runtime.errors import listed
 def lint(
     assignment: Mapping[str, str], sites: Mapping[str, Site], target: str | None = None, *, fuses: bool = True
 ) -> list[str]:
-    """Warnings about an assignment itself.
+    """Return warnings about an assignment itself.
 
-    Linears that are fused and disagree, where what serves them fuses; weights that are tied; schemes that ``target``,
-    an engine, a device or both as `audit` takes it, lacks. Raises UnknownDevice, UnknownScheme.
+    They concern fused linears with different schemes (if ``fuses``), tied weights, and schemes that ``target`` (an
+    engine, a device or both, as in `audit`) lacks. Raises UnknownDevice, UnknownScheme.
     """
     results = []
     aimed = target_named(target)
@@ -45,10 +45,11 @@ def lint_config(
     sites: Mapping[str, Site],
     names: Mapping[str, Sequence[str]] | None = None,
 ) -> list[str]:
-    """Warnings about a compressed-tensors ``quantization_config`` that is to mean ``assignment``.
+    """Return warnings about a compressed-tensors ``quantization_config`` that should express ``assignment``.
 
-    Patterns that match what they should not (layers.1 and layers.11), linears that no pattern matches, that stand in
-    two groups, or that are targeted and ignored. names: what sites are called in checkpoints, where that differs.
+    They concern patterns that match too much (layers.1 also matching layers.11), linears that no pattern matches,
+    linears in two groups, and linears that are both targeted and ignored. names: checkpoint names of sites, where they
+    differ.
     """
     called = {site: (names or {}).get(site, [site]) for site in sites}
     others = asked_for({name for several in called.values() for name in several})
@@ -72,7 +73,7 @@ def lint_config(
 
 
 def lint_scales(tensors: Mapping[str, torch.Tensor], sites: Mapping[str, Site]) -> list[str]:
-    """Warnings about a checkpoint's tensors: fused linears whose scales of the tensor differ; engines have one."""
+    """Return warnings about fused linears whose per-tensor scales differ in a checkpoint: engines use one scale."""
     results = []
     for unit, members in units_of(sites).items():
         if fused_name(unit) is None:

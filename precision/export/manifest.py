@@ -1,5 +1,4 @@
-"""What an export wrote: its parts, and a record in its folder by which the next one replaces just that: the user's own
-files stay."""
+"""The record of an export: its files and parts, so that the next export replaces only these and no file of the user."""
 
 import hashlib
 import json
@@ -17,13 +16,13 @@ from assay.precision.units import format_error
 from assay.runtime.files import write_text_atomically
 
 RECORD = "export.json"
-"""Holds the assignment that the files beside it are of, their names, and what they don't express."""
+"""Name of the record: the exported assignment, the names of the files, and what they don't express."""
 OPTIONS = "vllm-checkpoint.txt"
-"""The command that serves a checkpoint with KV caches for which its configuration has no words."""
+"""Name of the file with the command that serves a checkpoint with KV caches which its configuration can't express."""
 
 
 def record_in(folder: Path) -> Any:
-    """What the record in a folder has; an empty one where there is none that can be read."""
+    """Return the record in a folder; an empty one if there is none that can be read."""
     try:
         return json.loads((folder / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -31,7 +30,7 @@ def record_in(folder: Path) -> Any:
 
 
 def written(folder: Path) -> tuple[str, ...]:
-    """The files that an export wrote into a folder, relative to it; none without its record."""
+    """Return the files that an export wrote into a folder, relative to it; none without a record."""
     try:
         names = record_in(folder)["files"]
     except (KeyError, TypeError):
@@ -40,7 +39,7 @@ def written(folder: Path) -> tuple[str, ...]:
 
 
 def check(folder: Path, names: Iterable[str], overwrite: bool) -> None:
-    """Raise CannotExport where the new files would take the place of others, but for those of an earlier export."""
+    """Raise CannotExport if new files would overwrite others than those of an earlier export."""
     earlier = written(folder)
     if earlier and not overwrite:
         raise CannotExport(
@@ -54,13 +53,13 @@ def check(folder: Path, names: Iterable[str], overwrite: bool) -> None:
 
 
 def digest_of(file: Path) -> str:
-    """SHA-256 of a file, in hexadecimal digits."""
+    """Return the SHA-256 of a file, in hexadecimal digits."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def remove(folder: Path) -> bool:
-    """Remove what an export wrote there, and folders that are empty then; whether there was anything."""
+    """Remove the files of an export and folders left empty; return whether there were any."""
     names = written(folder)
     for name in (*names, RECORD) if names else ():
         (folder / name).unlink(missing_ok=True)
@@ -78,11 +77,11 @@ def move(
     overwrite: bool,
     about: Mapping[str, Any] | None = None,
 ) -> None:
-    """Move all files of a place into the folder, instead of those that an earlier export wrote there.
+    """Move all files of ``index`` into the folder, replacing the files of an earlier export.
 
-    Raises as `check` does, with everything as it was. If it is stopped on the way, nothing is left of an earlier
-    export, and what there is has a record, with what ``about`` says; a checkpoint's config.json, without which nothing
-    loads it, comes last.
+    Raises as `check` does, before anything is changed. If interrupted, no file of the earlier export remains and the
+    record (with the entries of ``about``) lists the files that exist; a checkpoint's config.json is moved last, because
+    a checkpoint without it can't be loaded.
     """
     files = sorted(str(file.relative_to(index)) for file in index.rglob("*") if file.is_file())
     check(folder, files, overwrite)
@@ -105,25 +104,26 @@ def move(
 
 @dataclass(frozen=True, slots=True)
 class Reloaded:
-    """What an export gives when it is loaded, over the sequences that an audit reports on."""
+    """The error of an export after loading it again, over the sequences that an audit reports on."""
 
     reader: str
     """Packages and their versions."""
     error: MeasuredError | None
-    """Of the loaded model; None: its reader refuses it."""
+    """Error of the loaded model; None if its reader refuses it."""
     simulated: MeasuredError
-    """Of what the export holds of the assignment, KV caches aside, which its reader leaves as they are."""
+    """Error of the simulation of the exported part of the assignment, without KV caches, which readers leave
+    unquantised."""
     floor: float
-    """The error with every site rounded to bfloat16."""
+    """Error with every site rounded to bfloat16."""
     power: float
-    """1 where the error grows with the square of a change, 2 where with the change (`Metric.power`)."""
+    """1 if the error grows with the square of a change, 2 if linearly (`Metric.power`)."""
     reason: str = ""
-    """Why its reader refuses it."""
+    """Why the reader refuses the export."""
 
     @property
     def agrees(self) -> bool:
-        """Whether the two are as close as rounding to 16 bits leaves them: amplitudes, which add at most, differ by no
-        more than the floor's."""
+        """Return whether the two errors agree to within 16-bit rounding: their amplitudes, which add at most, differ by
+        no more than the floor's."""
         if self.error is None or not math.isfinite(self.error) or not math.isfinite(self.simulated):
             return False
         loaded, simulated, floor = (each ** (self.power / 2) for each in (self.error, self.simulated, self.floor))
@@ -131,7 +131,7 @@ class Reloaded:
 
     @property
     def words(self) -> str:
-        """Both errors in a line; a disagreement is called one."""
+        """Return both errors in a line, with a remark if they disagree."""
         if self.error is None:
             return f"{self.reader} refuses it: {self.reason}"
         both = f"loaded by {self.reader} {format_error(self.error)}, simulated {format_error(self.simulated)}"
@@ -143,11 +143,11 @@ class Part:
     """One format of an export, or its checkpoint."""
 
     format: str
-    """Of `FORMATS`, or "checkpoint"."""
+    """A name in `FORMATS`, or "checkpoint"."""
     paths: tuple[Path, ...]
     held: dict[str, str]
-    """What of the assignment it expresses."""
+    """The part of the assignment that it expresses."""
     bytes: int | None = None
-    """Of the checkpoint's tensors."""
+    """Bytes of the checkpoint's tensors."""
     loaded: Reloaded | None = None
-    """What it gave when it was loaded again."""
+    """Its error after loading it again."""

@@ -1,4 +1,4 @@
-"""The formats that an audit may choose from where what it recommends is to be exported."""
+"""The schemes that an audit may choose from when its recommendation is to be exported."""
 
 from collections.abc import Collection
 
@@ -11,15 +11,15 @@ from assay.precision.targets import formats_of, target_named
 def offered(
     formats: Collection[str] | None, target: str | None, exports: Collection[str], checkpoint: bool = False
 ) -> tuple[str, ...]:
-    """Names of the schemes that the target has and every export, and the ``checkpoint``, has words for.
+    """Return the names of the schemes that the target, every export and the ``checkpoint`` support.
 
-    formats: those that are asked for by name; None: all that are looked at otherwise. Raises UnknownOption for one that
-    the target lacks, for an export that its engine doesn't read, and where nothing is left; and what `formats_of` of
-    `precision.targets` raises.
+    formats: the schemes requested by name; None: the default ones. Raises UnknownOption for a scheme that the target
+    lacks, for an export that its engine doesn't read, and if no scheme is left; also the errors of `formats_of` of
+    `precision.targets`.
     """
     asked = dict.fromkeys([*exports, *(["compressed-tensors"] if checkpoint else [])])
     engine = target_named(target).engine
-    if formats is None and engine is None and "gguf" in asked:  # types that nothing else has
+    if formats is None and engine is None and "gguf" in asked:  # GGUF has types that no other format has
         names = formats_of(None, "llama.cpp")
     else:
         names = formats_of(formats, target)
@@ -35,7 +35,7 @@ def offered(
 
 
 def apart(target: str | None, exports: Collection[str]) -> bool | None:
-    """Whether each linear may have a scheme of its own, for all that the exports are for; None: the target tells."""
+    """Return whether all exports allow a scheme per linear; None: the target decides."""
     if not exports or target_named(target).engine is not None:
         return None
     return all(TARGETS[name].apart for name in exports) or None

@@ -1,4 +1,4 @@
-"""Names of modules as the targets that serving stacks match: exact, or a regular expression over their numbers."""
+"""Module names as targets of serving stacks: exact names, or regular expressions over their numbers."""
 
 import math
 import re
@@ -8,11 +8,11 @@ from assay.configs import architectures
 
 
 def targets_of(names: Iterable[str]) -> list[str]:
-    r"""Targets that match exactly these names: the names themselves, which vLLM maps where it calls modules otherwise
-    than a checkpoint does, and patterns not.
+    """Return targets that match exactly these names.
 
-    Experts, of which there may be thousands, share a pattern where they differ in their numbers only. "re:" targets are
-    read with `re.match`, which anchors the start alone: each ends with "$".
+    A target is mostly the name itself: vLLM maps names, but not patterns, if it renames modules of the checkpoint.
+    Experts, of which there may be thousands, share a pattern if they differ only in their numbers. "re:" targets are
+    read with `re.match`, which anchors only the start, so each ends with "$".
     """
     given = dict.fromkeys(names)
     exact = [name for name in given if not architectures.in_experts(name)]
@@ -21,22 +21,24 @@ def targets_of(names: Iterable[str]) -> list[str]:
 
 
 def also_asked_for(names: Collection[str]) -> list[str]:
-    """Targets for names that engines ask for instead of these (`architectures.asked_for`): patterns of products, and of
-    experts, whose own targets are patterns, names, which engines map."""
+    """Return targets for the names that engines look up instead of these (`architectures.asked_for`).
+
+    Fused linears get patterns. Experts, whose own targets are patterns, get names, which engines map.
+    """
     asked = architectures.asked_for(dict.fromkeys(names))
     experts = [name for name in asked if architectures.in_experts(name)]
     return [*experts, *_alike(name for name in asked if not architectures.in_experts(name))]
 
 
 def matches(target: str, name: str, classes: Collection[str] = ()) -> bool:
-    """Whether a compressed-tensors target means the module: its exact name, "re:" pattern, or one of its classes."""
+    """Return whether a compressed-tensors target matches a module: by exact name, "re:" pattern, or class."""
     if target.startswith("re:"):
         return re.match(target.removeprefix("re:"), name) is not None
     return target == name or target in classes
 
 
 def _alike(names: Iterable[str]) -> list[str]:
-    """Targets of names, one for all that differ in their numbers only where every number goes with every other."""
+    """Return targets of names; names that differ only in numbers share one if all combinations of the numbers occur."""
     alike: dict[tuple[str, ...], set[tuple[int, ...]]] = {}
     for name in names:
         words = tuple("#" if word.isdecimal() else word for word in name.split("."))
@@ -45,7 +47,7 @@ def _alike(names: Iterable[str]) -> list[str]:
 
 
 def _targets(words: tuple[str, ...], numbers: set[tuple[int, ...]]) -> list[str]:
-    """Targets of names that are ``words`` with ``numbers`` in the places of "#"."""
+    """Return targets of the names given by ``words`` with ``numbers`` in place of "#"."""
     indices = [sorted(set(column)) for column in zip(*numbers, strict=True)]
     if len(numbers) == 1:
         given = (str(position[0]) for position in indices)
@@ -55,7 +57,7 @@ def _targets(words: tuple[str, ...], numbers: set[tuple[int, ...]]) -> list[str]
             str(position[0]) if len(position) == 1 else f"({'|'.join(map(str, position))})" for position in indices
         )
         return ["re:" + r"\.".join(next(choices) if word == "#" else re.escape(word) for word in words) + "$"]
-    # Not every number goes with every other: those of the first place that has several stand apart.
+    # Not all combinations of numbers occur: split by the first position with several numbers.
     position = next(index for index, values in enumerate(indices) if len(values) > 1)
     return [
         target

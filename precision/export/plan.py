@@ -1,4 +1,4 @@
-"""An assignment sorted by what an export can do with it: linears to quantise, linears to leave, caches, the rest."""
+"""Sorts an assignment for an export: linears to quantise, linears to leave, KV caches, unsupported sites."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -21,34 +21,35 @@ _CASTS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """An assignment by kind of site, and reasons why sites are left out."""
+    """An assignment by kind of site, and the reasons why sites are left out."""
 
     linears: dict[str, Scheme] = field(default_factory=dict)
-    """Linears that are quantised, and tables of embeddings."""
+    """Quantised linears and embedding tables."""
     tables: set[str] = field(default_factory=set)
-    """Those of them that are tables."""
+    """The embedding tables in ``linears``."""
     experts: dict[str, Scheme] = field(default_factory=dict)
-    """Parameters that hold several experts and are quantised."""
+    """Quantised parameters that hold several experts."""
     caches: dict[str, Scheme] = field(default_factory=dict)
-    """KV caches that are quantised."""
+    """Quantised KV caches."""
     left: tuple[str, ...] = ()
     """Linears and embeddings that keep the checkpoint's dtype."""
     cache: str = ""
-    """The scheme of all KV caches, where they have one; else empty."""
+    """The scheme of all KV caches; empty if they differ or have none."""
     reasons: dict[str, dict[str, str]] = field(default_factory=dict)
-    """The schemes of sites by reason: each reason is one line, however many sites and schemes it concerns."""
+    """The schemes of sites by reason; each reason becomes one line, for any number of sites and schemes."""
 
     @property
     def weights(self) -> dict[str, Scheme]:
-        """Linears and experts."""
+        """Return linears and experts."""
         return {**self.linears, **self.experts}
 
     def note(self, site: str, scheme: str, reason: str) -> None:
-        """Say why a site is left out."""
+        """Record why a site is left out."""
         self.reasons.setdefault(reason, {})[site] = scheme
 
     def recipe(self, content: dict[str, Any], held: Iterable[str]) -> Recipe:
-        """What a stack reads, the sites that it expresses, and the notes: which schemes, the first site, why."""
+        """Return a recipe: the stack's content, the sites that it expresses, and the notes (schemes, first site,
+        reason)."""
         schemes = {**self.weights, **self.caches}
         return Recipe(content, {name: schemes[name].name for name in held}, tuple(self._notes()))
 
@@ -58,7 +59,8 @@ class Plan:
             yield f"{schemes} at {listed(list(left))}: {reason}"
 
     def expressed(self, entry_of: Callable[[Scheme], tuple[T | None, str]]) -> dict[str, T]:
-        """What a stack has for each linear; ``entry_of`` a scheme, or why it has nothing, which is noted."""
+        """Return the stack's entry for each linear; ``entry_of`` returns an entry, or None and a reason, which is
+        noted."""
         results = {}
         for name, scheme in self.linears.items():
             entry, reason = entry_of(scheme)
@@ -69,7 +71,8 @@ class Plan:
         return results
 
     def fused(self, sites: Mapping[str, Site], entries: Mapping[str, T], what: str) -> dict[str, tuple[T | None, ...]]:
-        """The entries, each once, of linears that vLLM runs as one, by its name for them; several are noted."""
+        """Return the distinct entries of each unit of linears that vLLM fuses, by its fused name; note units with
+        several."""
         results: dict[str, tuple[T | None, ...]] = {}
         for unit, members in units_of(sites).items():
             if name := fused_name(unit):
@@ -81,7 +84,8 @@ class Plan:
         return results
 
     def fp8_caches(self, otherwise: str) -> dict[str, Scheme]:
-        """All KV caches, where they are e4m3; of stacks that know nothing else. ``otherwise``: why others are noted."""
+        """Return all KV caches if they are e4m3, for stacks that support nothing else; else note ``otherwise`` as the
+        reason."""
         if self.cache == "kv-fp8":
             return self.caches
         for name, scheme in self.caches.items():
@@ -91,7 +95,8 @@ class Plan:
 
 
 def no_tables(scheme: Scheme, tied: bool) -> str:
-    """Why a table of embeddings, which is ``tied`` to another site's weight or not, can't have a scheme: never."""
+    """Return why a stack without support for embedding tables rejects one. ``tied``: it shares another site's
+    weight."""
     return "no serving stack loads a quantised table of embeddings from it"
 
 
@@ -103,12 +108,12 @@ def plan_of(
     experts: bool = False,
     tables: Callable[[Scheme, bool], str] = no_tables,
 ) -> Plan:
-    """Sort an assignment of site names to scheme names; ``dtype``: of what isn't quantised.
+    """Sort an assignment of site names to scheme names; ``dtype``: of sites that are not quantised.
 
-    experts: parameters that hold several experts have a place too; otherwise they are noted. tables: why a table of
-    embeddings has none for its scheme, as `no_tables`; empty where it has.
+    experts: the stack supports parameters that hold several experts; otherwise they are noted. tables: returns why an
+    embedding table can't have a scheme, as `no_tables`; empty if it can.
 
-    Raises CannotExport for a site that the model has not, UnknownScheme for a scheme that there is not.
+    Raises CannotExport for a site that the model lacks, UnknownScheme for an unknown scheme.
     """
     unknown = [name for name in assignment if name not in sites]
     if unknown:
@@ -123,7 +128,7 @@ def plan_of(
                 kept = str(dtype).removeprefix("torch.")
                 plan.note(name, scheme.name, f"what isn't quantised is stored and computed in {kept}")
         elif site.type == "kv_cache":
-            # Engines whose attention multiplies in FP8 round queries by themselves.
+            # Engines with FP8 attention round queries themselves.
             plan.caches[name] = scheme_named(scheme.name.removesuffix("-q")) if scheme.queries else scheme
         elif site.type not in ("linear", "embedding") or scheme.weight is None:
             plan.note(name, scheme.name, "only weights, inputs of linears and the KV cache can be given a format")
@@ -155,7 +160,7 @@ def plan_of(
 
 
 def units_of(names: Mapping[str, Site]) -> dict[str, list[str]]:
-    """Linears that a serving engine runs as one product (q, k and v; gate and up), by the name of their unit."""
+    """Return the linears that a serving engine fuses (q, k and v; gate and up), by the name of their unit."""
     units: dict[str, list[str]] = {}
     for name, site in names.items():
         if site.shape and site.unit and site.unit != name:

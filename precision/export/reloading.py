@@ -1,6 +1,6 @@
-"""Exports loaded again by their readers, and their errors beside that of the simulation they were chosen by.
+"""Loads exports with their readers and compares their errors with that of the simulation.
 
-llama.cpp itself on a CPU, out of the wheel xllamacpp: the logits that it computes of a GGUF file.
+GGUF files run in llama.cpp on a CPU, from the wheel xllamacpp, which returns logits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SILENT = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, _ADDRESS)(lambda
 
 
 class _Params(ctypes.Structure):
-    """Parameters of a model or a context, larger than any version's: their defaults are all that is needed."""
+    """Parameters of a model or a context: a buffer larger than the struct of any version, as only defaults are used."""
 
     _fields_ = [("bytes", ctypes.c_uint8 * 1024)]
 
@@ -50,9 +50,9 @@ class _Batch(ctypes.Structure):
 
 
 class LlamaCpp(torch.nn.Module):
-    """A GGUF file as llama.cpp runs it on a CPU, each sequence of tokens alone, its caches in float16.
+    """A GGUF file run by llama.cpp on a CPU, one sequence at a time, with KV caches in float16.
 
-    Called as a causal model of transformers is. Raises BadModel for a file that llama.cpp can't load, NotInstalled.
+    Called like a causal model of transformers. Raises BadModel for a file that llama.cpp can't load, NotInstalled.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -71,7 +71,7 @@ class LlamaCpp(torch.nn.Module):
             _function("llama_model_free", None, _ADDRESS)(self._model)
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **_: Any) -> Any:
-        """``logits`` (float32 [B, T, V]) of tokens [B, T]; zeros where the mask, [B, T], has zeros."""
+        """Return ``logits`` (float32 [B, T, V]) of tokens [B, T]; zero where the mask [B, T] is zero."""
         valid = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         logits = torch.zeros(*input_ids.shape, self._words)
         for row, ids, kept in zip(logits, input_ids.cpu(), valid.cpu().bool(), strict=True):
@@ -79,9 +79,9 @@ class LlamaCpp(torch.nn.Module):
         return SimpleNamespace(logits=logits.to(input_ids.device))
 
     def _sequence(self, ids: list[int]) -> torch.Tensor:
-        """Logits [T, V] of one sequence."""
+        """Return the logits [T, V] of one sequence."""
         settings = _function("llama_context_default_params", _Params)()
-        # The first of its fields are sizes: of the context, and of what is computed at once.
+        # The first fields are the context's length and the batch sizes.
         sizes = (ctypes.c_uint32 * 3)(len(ids), len(ids), len(ids))
         ctypes.memmove(ctypes.byref(settings), sizes, ctypes.sizeof(sizes))
         context = _function("llama_init_from_model", _ADDRESS, _ADDRESS, _Params)(self._model, settings)
@@ -118,10 +118,11 @@ def _function(name: str, result: Any, *arguments: Any) -> Any:
 
 
 def reloaded(audit: Audit, part: Part) -> Reloaded | None:
-    """Load a part of an export and measure it where the audit measures what it reports; None: nothing here reads it.
+    """Load a part of an export and measure its error over the sequences that the audit reports on; None if no reader
+    for it is installed.
 
     A checkpoint is loaded by transformers; torchao and MLX quantise a copy of the model as their files say; llama.cpp
-    runs a GGUF file of the model with the types that were written. Raises BadAssignment for sites the audit hasn't.
+    runs a GGUF file of the model with the types that were written. Raises BadAssignment for sites that the audit lacks.
     """
     if part.format not in _READERS:
         return None
@@ -158,7 +159,7 @@ def _torchao(audit: Audit, part: Part) -> torch.nn.Module:
 
 
 def _gguf(audit: Audit, part: Part) -> torch.nn.Module:
-    """The model with the types that the file has for its tensors; it stays open as long as it is run."""
+    """Return llama.cpp with the model in the types of the file; its temporary GGUF file stays mapped after deletion."""
     types = types_in(part.paths[0].read_text(encoding="utf-8"))
     tensors = json.loads((part.paths[0].parent / RECORD).read_text(encoding="utf-8"))["tensors"]
     named = {kind.ggml_name: name for name, kind in block_types().items() if kind.weights}
@@ -173,7 +174,7 @@ def _gguf(audit: Audit, part: Part) -> torch.nn.Module:
 
 
 def _mlx(audit: Audit, part: Part) -> torch.nn.Module:
-    """A copy of the model with each weight as MLX stores it and reads it back."""
+    """Return a copy of the model with each weight quantised and dequantised by MLX."""
     with quiet():
         mlx: Any = optional("mlx.core", purpose="an export for MLX", extra="audit")
     model = copy.deepcopy(audit.model)
@@ -193,5 +194,5 @@ _READERS: dict[str, tuple[tuple[str, ...], Callable[[Audit, Part], torch.nn.Modu
     "gguf": (("xllamacpp",), _gguf),
     "mlx": (("mlx",), _mlx),
 }
-"""By the format: the packages that load it here, and how. A checkpoint's files are those that vLLM and SGLang read too,
-its products are torch's."""
+"""For each format, the packages that load it here and the function that does. vLLM and SGLang read the same checkpoint
+files, but the products here are computed by torch."""

@@ -1,4 +1,4 @@
-"""Export targets: what a serving stack reads of an assignment. A new one is one file in `configurations`."""
+"""Export targets: the content that a serving stack reads for an assignment. Each is one file in `configurations`."""
 
 from __future__ import annotations
 
@@ -14,60 +14,61 @@ from assay.precision.observation.sites import Site
 from assay.precision.schemes import Scheme
 
 Names = Mapping[str, Sequence[str]]
-"""What sites are called in checkpoints, where that differs from their own names."""
+"""Checkpoint names of sites, where they differ from the sites' own names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What one serving stack reads."""
+    """The content that one serving stack reads."""
 
     content: dict[str, Any]
     held: dict[str, str]
-    """What of the assignment it expresses; empty: there is nothing that the stack would do."""
+    """The part of the assignment that it expresses; empty if the stack would do nothing."""
     notes: tuple[str, ...] = ()
     """One line for each kind of site that it can't express."""
     tensors: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """The tensors of each site, where the stack has names of its own for them."""
+    """The tensors of each site, for stacks with their own tensor names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is exported."""
+    """The model and assignment to export."""
 
     assignment: Mapping[str, str]
     sites: Mapping[str, Site]
     dtype: torch.dtype = torch.bfloat16
-    """Of what isn't quantised."""
+    """Dtype of sites that are not quantised."""
     names: Names = field(default_factory=dict)
     model: str = "MODEL"
-    """The directory or hub name that engines are given."""
+    """The directory or hub name that engines load."""
     module: torch.nn.Module | None = None
     fits: QParams | None = None
     """The scales and importances that the simulation used."""
 
 
 Files = Callable[[Request, Recipe], Mapping[str, str | bytes]]
-"""The files by name, of a recipe that expresses something."""
+"""Returns the files by name for a recipe that expresses something."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """How a serving stack is told."""
+    """The interface of one serving stack: its recipe, its files, and its limits."""
 
     recipe: Callable[[Request], Recipe]
     files: Files
     lacks: Callable[[Scheme], str]
-    """Why it has no words for a scheme, of linears or of KV caches; empty where it has."""
+    """Returns why it can't express a scheme of linears or KV caches; empty if it can."""
     fixed: Callable[[Request], Collection[str]] | None = None
-    """Sites that it holds in no other format than their own; None: those that a checkpoint doesn't (`unstorable`)."""
+    """Returns the sites that it can hold only in their original format; None: those that a checkpoint can't
+    (`unstorable`)."""
     apart: bool = False
-    """It takes a format for each linear, where engines run q, k and v as one product."""
+    """It takes a format per linear even where engines fuse q, k and v."""
     tables: bool = False
-    """It holds tables of embeddings, for an engine that loads them."""
+    """It holds embedding tables, for an engine that loads them."""
 
 
 TARGETS: dict[str, Target] = {}
-"""Every export target by the name that ``--export`` takes."""
+"""Every export target, by its name in ``--export``."""
 
 
 def register(
@@ -80,12 +81,13 @@ def register(
     apart: bool = False,
     tables: bool = False,
 ) -> None:
-    """Make an export target known."""
+    """Register an export target."""
     TARGETS[name] = Target(recipe, files, lacks, fixed, apart, tables)
 
 
 def of_linears(reason: Callable[[Scheme], str | None], caches: Collection[str] = ()) -> Callable[[Scheme], str]:
-    """What a target lacks, of ``reason``, why it has no words for the scheme of a linear, and the caches it knows."""
+    """Return a `lacks` function: ``reason`` says why a linear's scheme is unsupported; ``caches`` lists supported
+    caches."""
 
     def lacks(scheme: Scheme) -> str:
         if "kv_cache" in scheme.site_types and scheme.weight is None:
@@ -98,5 +100,5 @@ def of_linears(reason: Callable[[Scheme], str | None], caches: Collection[str] =
 
 
 def json_file(name: str) -> Files:
-    """A target's files where it is one, the recipe's content as JSON."""
+    """Return the `Files` of a target with a single file: the recipe's content as JSON."""
     return lambda request, recipe: {name: json.dumps(recipe.content, indent=2) + "\n"}

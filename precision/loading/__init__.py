@@ -1,10 +1,10 @@
-"""Models to audit, and the tokens to audit them with: `load` takes what a user names, `batches_of` cuts a text.
+"""Models to audit, and the tokens to audit them with: `load` loads a model by name, `batches_of` tokenises a text.
 
 In: a name, a directory, a file or an object. Out: a `Loaded`, checked and in eval mode. Called by `assay audit` and by
-users; `quiet` by whoever loads other packages.
+users; `quiet` by every caller that loads other packages.
 
-loader (what a name means, what every model must have) · pretrained (Hugging Face directories) · casting
-(weights held in 16 bits) · user_code (factories, exported programs, pickles) · loaded · text · quiet.
+loader (kinds of targets, user code, checks of every model) · pretrained (Hugging Face directories, weights held in 16
+bits) · loaded · text · quiet.
 """
 
 from assay.precision.loading.loaded import Kind, Loaded

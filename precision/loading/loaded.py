@@ -1,4 +1,4 @@
-"""What `load` gives: a model, its tokenizer, and what an audit must know of them."""
+"""`Loaded`: a model, its tokenizer, and the properties that an audit needs."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -18,11 +18,10 @@ Kind: TypeAlias = Literal["causal_lm", "encoder", "classifier", "module", "expor
 class Loaded:
     """A model in eval mode.
 
-    tokenizer: of transformers, or None where the model has none. kind: what the model gives, "causal_lm" and
-    "classifier" logits, "encoder" hidden states (or logits, with a masked-language-model head), "module" and "exported"
-    whatever it returns. path: the directory or file that it was read from, None for a factory or an object. stored: the
-    dtype that most of the weights are stored in. vocabulary: how many token ids the embedding has, positions: how many
-    tokens a sequence may have; None where the model doesn't say.
+    tokenizer: of transformers, or None. kind: the model's output: "causal_lm" and "classifier" return logits, "encoder"
+    hidden states (or logits, with a masked-language-model head), "module" and "exported" anything. path: the directory
+    or file that it was read from, None for a factory or an object. stored: the dtype of most weights in the files.
+    vocabulary: the number of token ids of the embedding; positions: the maximum sequence length; None if unknown.
     """
 
     model: torch.nn.Module
@@ -35,10 +34,10 @@ class Loaded:
     positions: int | None = None
 
     def batches(self, text: str | Path, *, sequence: int = 256, **options: Any) -> list[dict[str, torch.Tensor]]:
-        """`batches_of` the text, with this model's tokenizer, checked against its vocabulary and its length.
+        """Return `batches_of` the text with this model's tokenizer, checked against its vocabulary and maximum length.
 
-        Raises `BadText` as `batches_of` does, and where there is no tokenizer, where the tokenizer isn't the model's,
-        or where the model takes no sequence of that length.
+        Raises `BadText` as `batches_of` does, and if there is no tokenizer, if the tokenizer doesn't fit the model, or
+        if the model accepts no sequence of that length.
         """
         self._check(sequence)
         return self._known(batches_of(text, self.tokenizer, sequence=sequence, **options))
@@ -46,7 +45,8 @@ class Loaded:
     def parts(
         self, text: str | Path, check: str | Path | None = None, *, sequence: int = 256, **options: Any
     ) -> tuple[list[dict[str, torch.Tensor]], list[dict[str, torch.Tensor]] | None]:
-        """`parts_of` the text: batches to choose on, and held-out ones to judge the choice on. Raises as `batches`."""
+        """Return `parts_of` the text: batches to choose on, and held-out ones to judge the choice on. Raises as
+        `batches`."""
         self._check(sequence)
         first, second = parts_of(text, self.tokenizer, check, sequence=sequence, **options)
         return self._known(first), None if second is None else self._known(second)
@@ -71,7 +71,7 @@ class Loaded:
 
 
 def commonest_dtype(weights: Iterable[tuple[torch.dtype, int]]) -> torch.dtype:
-    """The dtype of most values, given dtype and count of each tensor; float32 where there are none."""
+    """Return the dtype of most values, given dtype and count of each tensor; float32 if there are none."""
     counts: Counter[torch.dtype] = Counter()
     for dtype, count in weights:
         counts[dtype] += count

@@ -1,7 +1,4 @@
-"""`load`: a bundled model, a Hugging Face directory, a factory or an exported program, ready to be audited.
-
-Models that are code of the user or files of torch: a factory, an exported program, a pickled module.
-"""
+"""`load`: loads a bundled model, a Hugging Face directory, a factory, an exported program or a pickled module."""
 
 import difflib
 import os
@@ -25,12 +22,15 @@ from assay.precision.observation.streaming import streamed_parameters
 from assay.runtime.modules import import_users_module
 
 _PICKLED = ("custom_obj_", "opaque_obj_")
-"""Names of an archive's entries that torch.export reads with the plain unpickler."""
+"""Names of an archive's entries that torch.export reads with the unrestricted unpickler."""
 
 
 def from_factory(module: str, factory: str, dtype: torch.dtype) -> Loaded:
-    """What ``module:factory`` makes when it is called without arguments: a module, an exported program, or a module and
-    its tokenizer of transformers, with which a text can be cut. Raises `UnknownModel` and `BadModel`."""
+    """Return the model that ``module:factory`` makes when called without arguments.
+
+    The factory returns a module, an exported program, or a module and its tokenizer of transformers. Raises
+    `UnknownModel` and `BadModel`.
+    """
     target = f"{module}:{factory}"
     result: Any = import_users_module(module, f"model {target!r}", UnknownModel)
     for part in factory.split("."):
@@ -49,7 +49,8 @@ def from_factory(module: str, factory: str, dtype: torch.dtype) -> Loaded:
 
 
 def _with(loaded: Loaded, tokenizer: Any) -> Loaded:
-    """The model with a tokenizer, checked against its vocabulary and length as far as its config tells them."""
+    """Return the model with a tokenizer, checked against the vocabulary and length of its config, if these are
+    known."""
     if not callable(tokenizer) or not hasattr(tokenizer, "pad_token_id"):
         given = type(tokenizer).__name__
         raise BadModel(f"model {loaded.name!r} gives {given} beside its module; expected a tokenizer of transformers")
@@ -79,7 +80,7 @@ def _loaded(made: Any, name: str, path: Path | None, dtype: torch.dtype) -> Load
 
 
 def from_pickle(path: Path, dtype: torch.dtype) -> Loaded:
-    """The module pickled in a file of torch.save; reading it runs code that the file brings. Raises `BadModel`."""
+    """Return the module pickled in a file of torch.save; reading it runs code from the file. Raises `BadModel`."""
     try:
         with quiet():
             made = torch.load(path, map_location="cpu", weights_only=False)
@@ -96,7 +97,7 @@ def from_pickle(path: Path, dtype: torch.dtype) -> Loaded:
 def from_exported(
     program: torch.export.ExportedProgram | Path, name: str, path: Path | None, *, trust: bool = False
 ) -> Loaded:
-    """An exported program as a module; a ``.pt2`` file with pickled objects needs ``trust``.
+    """Return an exported program as a module; a ``.pt2`` file with pickled objects needs ``trust``.
 
     Raises `BadModel` for a damaged file, `UntrustedModel`.
     """
@@ -118,7 +119,7 @@ def _read_exported(path: Path, trust: bool) -> torch.export.ExportedProgram:
             "export a model without them, or allow it by trust=True"
         )
     try:
-        # Tensors only, where torch would fall back to reading any object.
+        # Tensors only: torch would otherwise fall back to unpickling any object.
         with quiet(), patch.dict(os.environ, {} if trust else {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}):
             return torch.export.load(path)
     except Exception as error:
@@ -129,17 +130,17 @@ def _read_exported(path: Path, trust: bool) -> torch.export.ExportedProgram:
 
 _PICKLES = {".bin", ".ckpt", ".pkl", ".pickle", ".pt", ".pth"}
 _LARGE = 256 << 20
-"""Bytes of weights from which on memory counts more than the time of casts."""
+"""Bytes of weights above which saving memory is worth the time of the casts."""
 _PRODUCTS = (
     *("linear", "addmm", "mm", "matmul", "bmm", "baddbmm"),
     *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"),
     *("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"),
 )
-"""Of torch.ops.aten, what has a parameter as weight in an exported program."""
+"""Operators of torch.ops.aten whose parameter counts as a weight in an exported program."""
 
 
 def bundled() -> dict[str, Path]:
-    """The models that assay brings along, by name: small byte-level language models (docs/models.md)."""
+    """Return the bundled models, by name: small byte-level language models (docs/models.md)."""
     home = Path(str(files(configs))) / "models"
     return {entry.name: entry for entry in sorted(home.glob("*/")) if (entry / "config.json").is_file()}
 
@@ -153,32 +154,32 @@ def load(
     as_stored: bool = False,
     device: str | torch.device = "cpu",
 ) -> Loaded:
-    """The model that ``target`` names, in eval mode on ``device``, its weights those of its files, held in ``dtype``.
+    """Load the model that ``target`` names, in eval mode on ``device``, with the weights of its files in ``dtype``.
 
     target: a bundled model's name (see `bundled`), a Hugging Face directory (a causal language model, an encoder or a
-    sequence classifier in safetensors, also in shards), ``package.module:factory`` (called without arguments, gives a
+    sequence classifier in safetensors, also sharded), ``package.module:factory`` (called without arguments; returns a
     torch.nn.Module, or a pair of one and its tokenizer; modules of the current folder count), a ``.pt2`` file of
     torch.export, or an ExportedProgram.
 
     trust: also run code that comes with the model: pickled weights or modules, and a directory's ``auto_map``. A
-    factory and the module that it stands in are code of yours and run in any case. Without it a ``.pt2`` file is read
-    with torch's restricted unpickler, but torch still advises against files from unknown sources.
+    factory and its module are the user's code and run in any case. Without ``trust`` a ``.pt2`` file is read with
+    torch's restricted unpickler, but torch still advises against files from unknown sources.
 
     dtype: float32 holds the values of bfloat16 and float16 weights exactly. An exported program keeps its own dtypes.
 
-    max_memory: of a safetensors directory, bytes of weights (as ``dtype``) that stay in memory; 0: none. The others are
-    read from the files whenever their module runs, by accelerate. Bytes by device, {0: ..., 1: ..., "cpu": ...}, spread
-    the model over GPUs (accelerate's device_map="auto"). Weights that transformers stores otherwise than it computes
-    with them, such as experts, are rewritten into a temporary folder first (TMPDIR), in the dtype that they have. The
-    process then returns blocks of 1 MiB and more to the system as soon as they are free (glibc's M_MMAP_THRESHOLD).
+    max_memory: for a safetensors directory, the bytes of weights (in ``dtype``) that stay in memory; 0: none.
+    accelerate reads the others from the files whenever their module runs. Bytes by device, {0: ..., 1: ..., "cpu":
+    ...}, distribute the model over GPUs (accelerate's device_map="auto"). Weights that transformers stores in another
+    layout than it computes with, such as experts, are first rewritten into a temporary folder (TMPDIR), in their stored
+    dtype. The process then returns freed blocks of 1 MiB and more to the system at once (glibc's M_MMAP_THRESHOLD).
 
-    as_stored: of a safetensors directory, weights of 16 bits are held in these, and cast to ``dtype`` a module at a
-    time, whenever it runs: half the memory, for the time of the casts.
+    as_stored: for a safetensors directory, hold 16-bit weights in their stored dtype and cast them to ``dtype`` one
+    module at a time, whenever it runs: half the memory, for the time of the casts.
 
-    device: as torch names it, "cuda" or "cuda:1". With ``max_memory`` in bytes, the device that these are of.
+    device: as torch names it, "cuda" or "cuda:1". With ``max_memory`` in bytes, the device of these bytes.
 
     Raises `UnknownModel`, `UnknownOption`, `UntrustedModel`, `BadModel` (damaged, incomplete or non-finite weights, or
-    no weights of products), and `NotInstalled` where a Hugging Face directory meets no ``transformers``.
+    no weights of matrix products), and `NotInstalled` for a Hugging Face directory without ``transformers``.
     """
     result = device_named(device)
     if max_memory is not None and not isinstance(max_memory, Mapping) and result.type != "cpu":
@@ -232,13 +233,13 @@ def _of_user(
 
 
 def exceeds_limit(target: str | Path) -> bool:
-    """Whether a directory's weights are better held as they are stored: more than `_LARGE` bytes of files."""
+    """Return whether a directory's weights should be held as stored: more than `_LARGE` bytes of files."""
     sizes = (file.stat().st_size for file in Path(target).glob("*.safetensors"))
     return Path(target).is_dir() and sum(sizes) > _LARGE
 
 
 def device_named(device: str | torch.device) -> torch.device:
-    """The device of torch. Raises `UnknownOption` for one that there is not on this machine."""
+    """Return the torch device. Raises `UnknownOption` for one that this machine lacks."""
     try:
         torch.empty(0, device=(result := torch.device(device)))
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -270,9 +271,9 @@ def _like_hub(target: str) -> bool:
 
 
 def _check_weights(model: torch.nn.Module, name: str) -> None:
-    """Raise `BadModel`, naming the parameter, if a weight is NaN, infinite, or not there yet (a lazy module's).
+    """Raise `BadModel`, naming the parameter, if a weight is NaN, infinite, or uninitialised (in a lazy module).
 
-    Weights that are read when their module runs are looked at then.
+    Weights that are read when their module runs are checked at that time.
     """
     bad = []
     streamed = streamed_parameters(model)
@@ -290,8 +291,10 @@ def _check_weights(model: torch.nn.Module, name: str) -> None:
 
 
 def _check_products(model: torch.nn.Module, name: str) -> None:
-    """Raise `BadModel` if the model has no weight of a product: nothing in it could take another format. What a module
-    of parameters of its own does with them is seen when it runs."""
+    """Raise `BadModel` if the model has no weight of a matrix product, so that nothing in it could take another format.
+
+    How a module uses its own parameters is found out when it runs.
+    """
     if isinstance(model, torch.fx.GraphModule):
         calls = {str(node.target).split(".")[1] for node in model.graph.nodes if str(node.target).startswith("aten.")}
         result = not calls.isdisjoint(_PRODUCTS)

@@ -1,6 +1,7 @@
-"""Hugging Face directories: what they hold is checked first, then transformers builds the model.
+"""Hugging Face directories: checks their contents, then builds the model with transformers.
 
-Weights held in the 16 bits of their files, and cast to float32 a module at a time: `load(as_stored=True)`.
+Also holds weights in the 16 bits of their files and casts them to float32 one module at a time
+(`load(as_stored=True)`).
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ from assay.runtime.memory import cast, map_large_blocks
 from assay.runtime.modules import optional
 
 _SMALL = 1 << 16
-"""Elements of a module's own parameters up to which they are cast once: a hook would take longer than they do."""
+"""Elements of a module's own parameters up to which they are cast once: a hook would cost more than the memory
+saves."""
 
 
 def cast_when_run(model: torch.nn.Module, name: str, dtype: torch.dtype = torch.float32) -> None:
-    """Leave each weight as it is held, on its device; its module gets a copy in ``dtype`` whenever it runs, dropped
+    """Leave each weight in its dtype and on its device; give its module a copy in ``dtype`` whenever it runs, freed
     after it.
 
-    The parameters themselves are on the meta device from then on, as those are that accelerate reads from files; small
-    ones are cast at once. A model whose modules use weights of one another, as torch's MultiheadAttention does, is
-    cast whole.
+    The parameters themselves move to the meta device, as those that accelerate reads from files; small ones are cast at
+    once. A model whose modules use each other's weights, as torch's MultiheadAttention does, is cast entirely.
     """
     hooks = optional("accelerate.hooks", purpose=name, extra="audit")
     if any(isinstance(module, torch.nn.MultiheadAttention) for module in model.modules()):
         model.to(dtype)
         return
-    # Names of one weight share its tensor, by which ties are known.
+    # Tied names share one tensor, by which ties are recognised.
     held = {key: each.detach() for key, each in model.named_parameters(remove_duplicate=False)}
     small = {id(module) for module in model.modules() if _own(module) <= _SMALL}
     for path, module in model.named_modules():
@@ -54,7 +55,7 @@ def cast_when_run(model: torch.nn.Module, name: str, dtype: torch.dtype = torch.
         hooks.add_hook_to_module(module, hook)
     for parameter in model.parameters():
         if parameter.is_floating_point():
-            parameter.data = parameter.data.to(dtype)  # of one on the meta device: what its module gets is cast to it
+            parameter.data = parameter.data.to(dtype)  # on the meta device: sets the dtype of the cast
     for buffer in model.buffers():
         if buffer.is_floating_point():
             buffer.data = buffer.data.to(dtype)
@@ -65,12 +66,12 @@ def _own(module: torch.nn.Module) -> int:
 
 
 class _Cast(UserDict[str, Any]):
-    """Tensors by name, each given as a cast of its own; as accelerate's ``weights_map``."""
+    """Tensors by name, each returned as a new cast; used as accelerate's ``weights_map``."""
 
     def __init__(self, held: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
         super().__init__(held)
         self.state_dict: Mapping[str, torch.Tensor] = dict(held)
-        """As they are held, under the name that accelerate has for what is stored."""
+        """The tensors in their stored dtype, under the attribute name that accelerate uses."""
         self._dtype = dtype
 
     def __getitem__(self, key: str) -> torch.Tensor:
@@ -84,7 +85,7 @@ _CLASSES: tuple[tuple[str, str, Kind], ...] = (
     ("ForMaskedLM", "AutoModelForMaskedLM", "encoder"),
     ("Model", "AutoModel", "encoder"),
 )
-"""How an architecture's name ends, the class of transformers that loads it, and what it is."""
+"""Suffix of an architecture's name, the class of transformers that loads it, and the kind of model."""
 
 CPU = torch.device("cpu")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "*.tiktoken")
@@ -102,11 +103,11 @@ def from_directory(
     as_stored: bool = False,
     device: torch.device = CPU,
 ) -> Loaded:
-    """The model that ``path`` holds, by transformers and without the network.
+    """Load the model in ``path`` with transformers, without the network.
 
-    Attention is torch's scaled_dot_product_attention, or "eager" where transformers has nothing else for the
-    architecture; experts are computed one after the other ("eager"), so that every product is a call of its own.
-    Raises `BadModel`, `UntrustedModel`, `NotInstalled`.
+    Attention is torch's scaled_dot_product_attention, or "eager" if transformers has nothing else for the architecture;
+    experts are computed one after the other ("eager"), so that every matrix product is a separate call. Raises
+    `BadModel`, `UntrustedModel`, `NotInstalled`.
     """
     config = json_of(path / "config.json")
     if config.get("quantization_config"):
@@ -118,7 +119,7 @@ def from_directory(
     stored = commonest_dtype((stored, count) for stored, count in headers.values() if stored is not None)
     with quiet():
         transformers = optional("transformers", purpose=name, extra="audit")
-    with quiet():  # of its progress bars too, now that it is loaded
+    with quiet():  # again, since transformers' progress bars can be silenced only once it is loaded
         narrow = as_stored and max_memory is None and stored.itemsize == 2
         held = stored if narrow else dtype
         model = _model(getattr(transformers, automatic), path, trust, held, headers, max_memory, device)
@@ -149,7 +150,7 @@ def _refuse_code(path: Path) -> None:
 
 
 def _class_of(path: Path, config: dict[str, Any]) -> tuple[str, Kind]:
-    """The class that loads the model, by the architecture that the configuration names."""
+    """Return the class that loads the model, by the architecture in its configuration."""
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures:
         raise BadModel(f'{path / "config.json"} names no architecture; expected e.g. "architectures": ["BertModel"]')
@@ -172,7 +173,7 @@ def _model(
     max_memory: int | Mapping[int | str, int] | None,
     device: torch.device,
 ) -> Any:
-    # Weights that transformers stores otherwise than it computes with them are written there.
+    # Weights that transformers stores in another layout than it computes with are written there.
     folder = tempfile.TemporaryDirectory(prefix="assay-", ignore_cleanup_errors=True)
     placed: dict[str, Any] = {"dtype": dtype} | ({} if device.type == "cpu" else {"device_map": {"": device}})
     if max_memory is not None:
@@ -185,7 +186,7 @@ def _model(
             local_files_only=True,
             trust_remote_code=trust,
             use_safetensors=bool(headers),
-            ignore_mismatched_sizes=True,  # they are reported
+            ignore_mismatched_sizes=True,  # mismatches are reported below
             output_loading_info=True,
             **placed,
         )
@@ -205,20 +206,20 @@ def _model(
         if names:
             raise BadModel(f"{path} {problem} {listed(names)}; the weights and config.json must be of one model")
     if max_memory is not None:
-        map_large_blocks()  # a bound on memory is nothing unless the process returns what it frees
+        map_large_blocks()  # a memory limit holds only if freed memory is returned to the system
         weakref.finalize(model, folder.cleanup)
         for parameter in model.parameters():
             if parameter.is_floating_point():
-                parameter.data = parameter.data.to(dtype)  # of one on the meta device: what is read is cast to it
+                parameter.data = parameter.data.to(dtype)  # on the meta device: sets the dtype of what is read
         model.config.dtype = dtype
     return model
 
 
 def _placed(memory: int | Mapping[int | str, int], stored: set[torch.dtype], held: torch.dtype) -> dict[str, Any]:
-    """What from_pretrained is asked for, so that at most so many bytes of weights of dtype ``held`` stay on a device.
+    """Return from_pretrained's options that keep at most ``memory`` bytes of weights of dtype ``held`` on a device.
 
-    stored: the dtypes in files, which they are read in; float32 where there are several, so that none is rounded.
-    Raises `UnknownOption`.
+    stored: the dtypes in the files; weights are read in it, or in float32 if there are several, so that none is
+    rounded. Raises `UnknownOption`.
     """
     devices = memory if isinstance(memory, Mapping) else {"cpu": memory}
     for device, count in devices.items():
@@ -232,7 +233,7 @@ def _placed(memory: int | Mapping[int | str, int], stored: set[torch.dtype], hel
 
 
 def _missing(automatic: Any, path: Path, headers: dict[str, Any]) -> list[str]:
-    """The tensors that transformers would store for this configuration and that the files lack."""
+    """Return the tensors that transformers expects for this configuration but the files lack."""
     conversion = optional("transformers.core_model_loading", purpose=str(path), extra="audit")
     config = optional("transformers", purpose=str(path), extra="audit").AutoConfig.from_pretrained(
         path, local_files_only=True
@@ -243,7 +244,7 @@ def _missing(automatic: Any, path: Path, headers: dict[str, Any]) -> list[str]:
 
 
 def _tokenizer(transformers: Any, path: Path, trust: bool) -> Any:
-    """The tokenizer of the directory, None where there are no files of one."""
+    """Return the tokenizer of the directory, None if it has no tokenizer files."""
     if not any(next(path.glob(pattern), None) for pattern in _TOKENIZERS):
         return None
     try:
@@ -253,7 +254,7 @@ def _tokenizer(transformers: Any, path: Path, trust: bool) -> Any:
 
 
 def json_of(path: Path) -> dict[str, object]:
-    """The JSON object in a file. Raises `BadModel` if there is none."""
+    """Return the JSON object in a file. Raises `BadModel` if there is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -266,10 +267,10 @@ def json_of(path: Path) -> dict[str, object]:
 
 
 def headers_of(path: Path, trust: bool) -> dict[str, tuple[torch.dtype | None, int]]:
-    """Dtype (None where it isn't one of the usual floating ones) and count of values of each tensor in ``path``.
+    """Return dtype (None unless a usual floating-point one) and number of values of each tensor in ``path``.
 
-    Empty where there are only pickled weights and ``trust`` allows them. Raises `BadModel` for files that are missing,
-    damaged or not what the index says, `UntrustedModel` for pickled weights.
+    Empty if there are only pickled weights and ``trust`` allows them. Raises `BadModel` for files that are missing,
+    damaged or inconsistent with the index, `UntrustedModel` for pickled weights.
     """
     single, index = path / "model.safetensors", path / "model.safetensors.index.json"
     if single.is_file():

@@ -1,4 +1,4 @@
-"""Silence while other packages load: what matters of their warnings comes back as an error of one line."""
+"""Silence while other packages load: their important warnings become one-line errors."""
 
 import logging
 import sys
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without warnings, log records below CRITICAL and, once transformers is loaded, its progress bars."""
+    """Suppress warnings, log records below CRITICAL and, once transformers is loaded, its progress bars."""
     level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     bars = getattr(sys.modules.get("transformers.utils.logging"), "is_progress_bar_enabled", lambda: False)()
@@ -26,7 +26,7 @@ def quiet() -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """The kind of an error and what it says, in one line of at most 200 characters."""
+    """Return the type and message of an error, in one line of at most 200 characters."""
     said = " ".join(str(error).split())
     said = said if len(said) <= 200 else f"{said[:197]}..."
     return f"{type(error).__name__}: {said}" if said else type(error).__name__

@@ -1,4 +1,4 @@
-"""Texts as token sequences: equal cuts spread evenly over a text, or its lines, padded."""
+"""Texts as token sequences: equal pieces spread evenly over a text, or its lines, padded."""
 
 import os
 from pathlib import Path
@@ -19,16 +19,16 @@ def batches_of(
     batch: int = 8,
     lines: bool = False,
 ) -> list[dict[str, torch.Tensor]]:
-    """The text as batches of token sequences: ``input_ids`` and ``attention_mask``, each int64 [<= batch, <= sequence].
+    """Return the text as batches of sequences: ``input_ids`` and ``attention_mask``, int64 [<= batch, <= sequence].
 
-    text: the text itself, or the path of a UTF-8 file. tokenizer: of transformers; the special tokens that it puts
-    around a text stand around every sequence. The sequences don't overlap and spread evenly over the text; from a
-    shorter text there are fewer of them, from one shorter than a sequence there is one, as long as the text. With
-    ``lines`` every line that isn't blank is a sequence, cut off after ``sequence`` tokens and padded at its end, and
-    of more than ``sequences`` lines evenly spread ones are taken: for encoders.
+    text: the text itself, or the path of a UTF-8 file. tokenizer: of transformers; its special tokens are added around
+    every sequence. The sequences don't overlap and are spread evenly over the text; a shorter text gives fewer of them,
+    a text shorter than one sequence gives one of the text's length. With ``lines`` every line that isn't blank is a
+    sequence, truncated to ``sequence`` tokens and padded at its end; if there are more than ``sequences`` lines, evenly
+    spaced ones are used: for encoders.
 
-    Raises `BadText` if the text can't be read or gives fewer than two tokens, `UnknownOption` for a length below 2 or
-    a count below 1.
+    Raises `BadText` if the text can't be read or gives fewer than two tokens, `UnknownOption` for a length below 2 or a
+    count below 1.
     """
     rows, padding = _rows(text, tokenizer, sequence, sequences, batch, lines)
     return _batched(rows, batch, padding)
@@ -44,11 +44,11 @@ def parts_of(
     batch: int = 8,
     lines: bool = False,
 ) -> tuple[list[dict[str, torch.Tensor]], list[dict[str, torch.Tensor]] | None]:
-    """The text as batches to choose on, as `batches_of` gives them, and held-out ones to judge the choice on.
+    """Return the text as batches to choose on, as from `batches_of`, and held-out ones to judge the choice on.
 
-    check: another text, of which a third as many sequences are taken. None: a quarter of the text's own sequences is
-    held out, eight at least but not more than half, evenly spread over the text; of a single sequence none, and then
-    the second is None.
+    check: another text, from which a third as many sequences are taken. None: a quarter of the text's own sequences is
+    held out, at least eight but at most half, evenly spread over the text; with a single sequence the second part is
+    None.
     """
     rows, padding = _rows(text, tokenizer, sequence, sequences, batch, lines)
     if check is not None:
@@ -65,7 +65,7 @@ def parts_of(
 def _rows(
     text: str | Path, tokenizer: Any, sequence: int, sequences: int, batch: int, lines: bool
 ) -> tuple[list[list[int]], int]:
-    """Token sequences, and the token that pads them."""
+    """Return token sequences, and the token that pads them."""
     for name, value, least in (("sequence", sequence, 2), ("sequences", sequences, 1), ("batch", batch, 1)):
         if value < least:
             raise UnknownOption(f"{name}={value}; expected at least {least}")
@@ -91,7 +91,7 @@ def _batched(rows: list[list[int]], batch: int, padding: int) -> list[dict[str, 
 
 
 def _read(text: str | Path) -> tuple[str, str]:
-    """What to call the text, and the text."""
+    """Return a name for the text in messages, and the text."""
     source = "the text"
     if isinstance(text, Path):
         source = str(text)
@@ -115,7 +115,7 @@ def _tokens(tokenizer: Any, text: str) -> list[int]:
 
 
 def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """The special tokens that the tokenizer puts before and after a text."""
+    """Return the special tokens that the tokenizer adds before and after a text."""
     encoded = tokenizer("a", return_special_tokens_mask=True)
     ids, special = list(encoded["input_ids"]), list(encoded["special_tokens_mask"])
     first = special.index(0) if 0 in special else len(special)
@@ -124,7 +124,8 @@ def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
 
 
 def _cuts(tokens: list[int], length: int, most: int) -> list[list[int]]:
-    """At most so many sequences of that length, evenly spread and disjoint; one shorter where there is no whole one."""
+    """Return at most ``most`` disjoint, evenly spaced sequences of ``length`` tokens; one shorter sequence if none is
+    full."""
     count = min(most, len(tokens) // length)
     if count < 2:
         return [tokens[:length]]

@@ -1,10 +1,10 @@
-"""What an audit tells, in JSON, in a terminal and on a page.
+"""The results of an audit as JSON, in a terminal and on a page.
 
-In: an audit, what it recommends, findings and exports. Out: the record of audit.json as plain data, and its renderings,
-which take nothing else. Called by `assay audit`.
+In: an audit, its recommendation, findings and exports. Out: the record of audit.json as plain data, and renderings of
+it that need nothing else. Called by `assay audit`.
 
-record (audit.json and its schema) · content (the record, filled from an audit) · comparison (of two assignments) ·
-summary (a terminal) · page (report.html) · words (names and numbers as readers take them).
+record (audit.json and its schema) · content (fills the record from an audit) · comparison (of two assignments) ·
+summary (for a terminal) · page (report.html) · words (names and numbers for readers).
 """
 
 from assay.precision.report.content import content_of

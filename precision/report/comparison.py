@@ -1,4 +1,4 @@
-"""Two assignments of one model side by side: predicted, measured, and whether they can be told apart."""
+"""Compares two assignments of one model: predicted and measured errors, and whether the difference is significant."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,11 @@ from assay.precision.units import format_bytes, format_error, format_seconds
 def compared(
     audit: Audit, names: Sequence[str], assignments: Sequence[Mapping[str, str]], *, decodes: bool = True
 ) -> dict[str, Any]:
-    """Error, bytes and times of both, as plain data, and the verdict in words.
+    """Return error, bytes and times of both assignments as plain data, and the verdict in words.
 
-    Both are measured over the same sequences, the held-out ones where there are any. One is better where the interval
-    of the paired difference says so and the difference is above the noise floor. decodes: the model has a KV cache and
-    decode steps. Raises BadAssignment for one that doesn't fit the model.
+    Both are measured over the same sequences, the held-out ones if there are any. One is better if the interval of the
+    paired difference excludes zero and the difference exceeds the noise floor. decodes: the model has a KV cache and
+    decode steps. Raises BadAssignment for an assignment that doesn't fit the model.
     """
     both, errors = [], []
     for name, schemes in zip(names, assignments, strict=True):
@@ -47,7 +47,8 @@ def compared(
 
 
 def _verdict(names: Sequence[str], gap: Difference, floor: float) -> tuple[str, str | None]:
-    """Which has the smaller error, by how much, where its interval and the noise floor let that be said."""
+    """Return a sentence on which error is smaller and by how much, and the better name if the interval and floor allow
+    it."""
     if math.isnan(gap.error):
         return "both break the model", None
     better, worse = names if gap.error < 0 else reversed(names)
@@ -68,7 +69,7 @@ def _signed(gap: Difference) -> str:
 
 
 def in_lines(content: Mapping[str, Any]) -> str:
-    """What `compared` gives, for a terminal."""
+    """Return the result of `compared` as lines for a terminal."""
     lines = [content["words"]]
     for letter, one in zip("AB", content["compared"], strict=True):
         lines += [

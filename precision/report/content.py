@@ -1,4 +1,4 @@
-"""What an audit found, as plain data: the content of audit.json, which the page and the summary show."""
+"""The content of audit.json as plain data, made from an audit; the page and the summary render it."""
 
 import math
 import platform
@@ -26,11 +26,11 @@ from assay.precision.units import format_bytes, format_error
 from assay.runtime.results import installed_version
 
 _WORST = 6
-"""Sites whose channels are shown."""
+"""Sites whose channels are recorded."""
 _SHUT = 16
-"""Parameters in no site that are named."""
+"""Parameters outside of all sites that are named."""
 _CHANNELS = 1024
-"""Points of one site's channels that are kept; of more, the largest of equal runs."""
+"""Values kept of one site's channels; with more channels, the largest of equal runs."""
 
 
 def content_of(
@@ -49,11 +49,11 @@ def content_of(
     fingerprint: str,
     command: str = "",
 ) -> dict[str, Any]:
-    """The content of audit.json, a `record.Content`: only what JSON has, by the schema audit.schema.json.
+    """Return the content of audit.json, a `record.Content`, as plain JSON data that follows audit.schema.json.
 
-    front: as `Audit.pareto` gives it. findings: as `advise` gives them, the most important first. exports: what was
-    written of ``chosen``. baselines: what stands beside it. positions: its error over them. Numbers that aren't
-    finite are strings, errors that nobody measured null.
+    front: from `Audit.pareto`. findings: from `advise`, the most important first. exports: the written formats of
+    ``chosen``. baselines: simple assignments to compare with. positions: the error of ``chosen`` over positions.
+    Numbers that aren't finite become strings, errors that were not measured null.
     """
     sites = [_site(audit, site, chosen) for site in audit.sites]
     groups = [group for group in grouped(msgspec.to_builtins(sites)) if group.scheme or group.weighty]
@@ -84,14 +84,14 @@ def content_of(
         pareto=[record.Assigned(**assigned(assignment, model.decodes)) for *_, assignment in front],
         changes=[_change(audit, group, chosen, untouched) for group in groups],
         calibration=[
-            record.Pair(_told(audit.predict(assignment)), float(pair.measured), len(assignment))
+            record.Pair(_reported(audit.predict(assignment)), float(pair.measured), len(assignment))
             for assignment, pair in audit.measured
         ],
         sites=sites,
         outliers=_outliers(audit),
         findings=msgspec.convert(findings, list[record.Finding], from_attributes=True),
     )
-    # Budgets keep all their digits: others are compared with them.
+    # Budgets keep all digits, since other numbers are compared with them.
     return {**plain(msgspec.to_builtins(content)), "settings": msgspec.to_builtins(settings)}
 
 
@@ -127,7 +127,8 @@ def _ratio(largest: torch.Tensor) -> float:
 
 
 def _outliers(audit: Audit) -> list[record.Outlier]:
-    """Channels of the sites whose largest is furthest from their median; of what several linears read, the first."""
+    """Return the sites with the largest ratio of largest to median channel; the first of several that share an
+    input."""
     results: dict[tuple[float, int], tuple[float, str, torch.Tensor]] = {}
     for site in audit.sites:
         largest = audit.observed.largest(site)
@@ -155,8 +156,8 @@ def _thinned(largest: torch.Tensor) -> torch.Tensor:
 
 
 def _costs(cost: Cost, decodes: bool) -> dict[str, Any]:
-    """Whole bytes and seconds; null for the KV cache and the decode step of a model that has none, and
-    for times on no device."""
+    """Return whole bytes and seconds; null for the KV cache and decode step of a model without them, and for times
+    without a device."""
     return {
         "bytes": round(cost.bytes),
         "kv_bytes": round(cost.kv_bytes) if decodes else None,
@@ -166,17 +167,17 @@ def _costs(cost: Cost, decodes: bool) -> dict[str, Any]:
 
 
 def assigned(assignment: Assignment, decodes: bool) -> dict[str, Any]:
-    """The fields of a `record.Assigned`; ``decodes``: the model has a KV cache and decode steps."""
+    """Return the fields of a `record.Assigned`; ``decodes``: the model has a KV cache and decode steps."""
     return {
         "assignment": dict(assignment),
-        "prediction": _told(assignment.prediction),
+        "prediction": _reported(assignment.prediction),
         "measured": float(assignment.measured),
         "interval": _interval(assignment.measured),
         **_costs(assignment.cost, decodes),
     }
 
 
-def _told(prediction: Prediction) -> record.Prediction:
+def _reported(prediction: Prediction) -> record.Prediction:
     return record.Prediction(prediction.error, prediction.low, prediction.high, prediction.level)
 
 
@@ -216,14 +217,14 @@ def _positions(result: Curve) -> record.Positions:
 
 
 def _coverage(audit: Audit, front: Sequence[tuple[float, float, Prediction, Assignment]]) -> record.Coverage:
-    """Of the front's assignments that were measured, those alone that no interval was fitted to."""
+    """Return the coverage of the front's measured assignments to which no interval was fitted."""
     fitted = [assignment for assignment, _ in audit.measured]
     fresh = [one for *_, one in front if one and dict(one) not in fitted and not math.isnan(one.measured)]
     return record.Coverage(sum(one.prediction.low <= one.measured <= one.prediction.high for one in fresh), len(fresh))
 
 
 def _export(audit: Audit, part: Part) -> record.Export:
-    """A part of an export, with the bytes of what it expresses where it holds no weights itself."""
+    """Return a part of an export; without weights of its own, its bytes are those of the sites that it expresses."""
     size = round(audit.cost(part.held).bytes) if part.bytes is None else part.bytes
     return record.Export(part.format, [str(path) for path in part.paths], len(part.held), size, _loaded(part.loaded))
 
@@ -237,7 +238,7 @@ def _loaded(again: Reloaded | None) -> record.Loaded | None:
 
 
 def _change(audit: Audit, group: Group, chosen: Mapping[str, str], untouched: Cost) -> record.Change:
-    """What a group takes, what that saves, what it costs, and why in words."""
+    """Return a group's scheme, the bytes that it saves, its error, and the reason in words."""
     about = (group.kind, list(group.layers), group.scheme or None, list(group.sites))
     if not group.scheme:
         return record.Change(*about, 0, 0.0, f"{group.where}: stays as it is{_mildest(audit, group)}.")
@@ -259,7 +260,7 @@ def _percent(share: float) -> str:
 
 
 def _mildest(audit: Audit, group: Group) -> str:
-    """What the least harmful scheme that makes a kept group smaller would cost."""
+    """Return the predicted error of the least harmful scheme that would make a kept group smaller."""
     own = audit.bits
     smaller = [scheme for scheme in audit.menu(group.sites[0]) if _width(scheme, audit, group.sites[0]) < own]
     if not smaller:
@@ -270,7 +271,7 @@ def _mildest(audit: Audit, group: Group) -> str:
 
 
 def _width(scheme: str, audit: Audit, name: str) -> float:
-    """Bits that a scheme stores a value in, scales included; infinite where it stores none."""
+    """Return the bits per value of a scheme, scales included; infinite if it stores no values."""
     site = audit.observed.site(name)
     stored = SCHEMES[scheme].activation if site.type == "kv_cache" else SCHEMES[scheme].weight
     shape = site.shape[-2:] or (1, 64)

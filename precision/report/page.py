@@ -1,7 +1,4 @@
-"""The report of an audit as one HTML file that needs nothing from a network.
-
-The charts of report.html, from what audit.json holds.
-"""
+"""The report of an audit as one HTML file without external resources, with charts drawn from audit.json."""
 
 import math
 import statistics
@@ -31,24 +28,24 @@ from assay.precision.report.words import counted, grouped, growth_words
 from assay.precision.units import format_bytes, format_error, format_seconds
 
 _LINES = 14
-"""Groups of an assignment that are told beside its point."""
+"""Groups of an assignment listed in the tooltip of its point."""
 _LARGEST = 12
-"""Channels of a site that are marked and told."""
+"""Channels of a site that are marked and labelled."""
 _FAR_BELOW = 10.0
-"""Errors that are so many times below the noise floor aren't drawn: nothing in 16 bits shows them."""
+"""Errors this many times below the noise floor aren't drawn: no 16-bit computation can resolve them."""
 _RECIPES = (
     (" at every linear", "square", "c3"),
     (" at every linear and embedding", "triangle", "c2"),
     (", first and last layers kept", "cross", "ink"),
     (" at every KV cache", "square", "c4"),
 )
-"""Ends of baselines' names, each drawn in its own way."""
+"""Suffixes of baselines' names; each is drawn with its own marker."""
 
 
 def charts_of(content: Mapping[str, Any]) -> dict[str, Markup]:
-    """Every chart by the name of its place on the page."""
+    """Return every chart, by the name of its slot on the page."""
     results = {"pareto": drawn(_pareto(content), "pareto"), "measured": drawn(_measured(content), "measured")}
-    results |= {name: heated(_heat(content, indices), name) for name, indices in _PLACES.items()}
+    results |= {name: heated(_heat(content, indices), name) for name, indices in _POSITIONS.items()}
     if content["positions"]:
         results["positions"] = drawn(_positions(content), "positions")
     results |= {
@@ -58,7 +55,7 @@ def charts_of(content: Mapping[str, Any]) -> dict[str, Markup]:
 
 
 def _pareto(content: Mapping[str, Any]) -> Chart:
-    """Bytes against error: the front with its intervals, what stands beside it, the budgets."""
+    """Return the chart of bytes against error: the front with its intervals, baselines and budgets."""
     unit, chosen, budgets = content["settings"]["unit"], content["recommended"], content["settings"]["budgets"]
     front, floor = content["pareto"], _number(content["noise_floor"])
     size, name = _scale(max(content["untouched"]["bytes"], *(point["bytes"] for point in front or [chosen])))
@@ -116,18 +113,18 @@ def _pareto(content: Mapping[str, Any]) -> Chart:
 
 
 def _drawn(content: Mapping[str, Any], each: Mapping[str, Any]) -> bool:
-    """Whether a baseline is neither larger than the model itself nor far below the noise floor."""
+    """Return whether a baseline is neither larger than the model itself nor far below the noise floor."""
     floor, error = _number(content["noise_floor"]), _number(each["measured"])
     return bool(each["bytes"] <= content["untouched"]["bytes"] and error > 0 and error * _FAR_BELOW >= floor)
 
 
 def undrawn(content: Mapping[str, Any]) -> int:
-    """How many of the baselines stand in the table alone."""
+    """Return the number of baselines that only the table shows."""
     return sum(not _drawn(content, each) for each in content["baselines"])
 
 
 def _measured(content: Mapping[str, Any]) -> Chart:
-    """Predicted against measured errors, those outside of their intervals in red."""
+    """Return the chart of predicted against measured errors, with those outside of their intervals in red."""
     unit = content["settings"]["unit"]
     random, front = content["calibration"], [*content["pareto"], content["recommended"]]
     usable = [[point for point in points if point["measured"] is not None] for points in (random, front)]
@@ -172,11 +169,11 @@ def _inside(point: Mapping[str, Any]) -> bool:
     return _number(guess["low"]) <= _number(point["measured"]) <= _number(guess["high"])
 
 
-_PLACES = {"weights": ("linear", "embedding"), "values": ("kv_cache", "activation")}
+_POSITIONS = {"weights": ("linear", "embedding"), "values": ("kv_cache", "activation")}
 
 
 def _heat(content: Mapping[str, Any], indices: Sequence[str]) -> HeatMap:
-    """The predicted error of each site alone in each scheme of its menu."""
+    """Return the predicted error of each single site in each scheme of its menu."""
     sites = [site for site in content["sites"] if site["place"] in indices and site["alone"]]
     schemes = list(dict.fromkeys(scheme for site in sites for scheme in site["alone"]))
     values = [
@@ -196,9 +193,9 @@ def _heat(content: Mapping[str, Any], indices: Sequence[str]) -> HeatMap:
 
 
 def _outlier(site: Mapping[str, Any]) -> Chart:
-    """The largest magnitude of each channel of a site, its largest ones marked."""
+    """Return the chart of the largest magnitude of each channel of a site, with its largest ones marked."""
     values, channels = [float(value) for value in site["largest"]], site["channels"]
-    size, more = divmod(channels, len(values))  # of the runs that torch.tensor_split makes
+    size, more = divmod(channels, len(values))  # run lengths as torch.tensor_split makes them
     at = [index * size + min(index, more) for index in range(len(values) + 1)]
     runs = [f"channel {a}" if b - a == 1 else f"channels {a} to {b - 1}" for a, b in pairwise(at)]
     middle = statistics.median(values)
@@ -226,7 +223,7 @@ def _outlier(site: Mapping[str, Any]) -> Chart:
 
 
 def _positions(content: Mapping[str, Any]) -> Chart:
-    """The error over positions, with its interval."""
+    """Return the chart of the error over positions, with its interval."""
     unit, steps = content["settings"]["unit"], content["positions"]["steps"]
     known = [step for step in steps if step["error"] is not None]
     ends = [step["interval"] or {"low": step["error"], "high": step["error"]} for step in known]
@@ -256,7 +253,7 @@ def _positions(content: Mapping[str, Any]) -> Chart:
 
 
 def _assignment_words(content: Mapping[str, Any], point: Mapping[str, Any]) -> str:
-    """Bytes, errors and the groups of an assignment, or the name of a baseline."""
+    """Return bytes, errors and groups of an assignment, or the name of a baseline."""
     unit = content["settings"]["unit"]
     size = f"weights {format_bytes(point['bytes'])}"
     measured = f"measured {measured_words(point)} {unit}"
@@ -269,17 +266,17 @@ def _assignment_words(content: Mapping[str, Any], point: Mapping[str, Any]) -> s
 
 
 def _number(value: float | str | None) -> float:
-    """A number of audit.json, where infinities are strings and what wasn't measured is null."""
+    """Return a number of audit.json, where infinities are strings and unmeasured values null."""
     return math.nan if value is None else float(value)
 
 
 def _scale(largest: float) -> tuple[float, str]:
-    """The unit in which bytes are drawn, and its name."""
+    """Return the unit in which bytes are drawn, and its name."""
     return next(((size, name) for size, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if largest >= size), (1.0, "B"))
 
 
 def page(content: Mapping[str, Any]) -> str:
-    """What audit.json holds as an HTML page, with charts that are drawn in it."""
+    """Return the content of audit.json as an HTML page with charts."""
     return (
         _rendering()
         .get_template("report.html.j2")

@@ -1,6 +1,6 @@
-"""The record that audit.json holds, and its JSON schema, which audit.schema.json ships.
+"""The record in audit.json, and its JSON schema, which ships as audit.schema.json.
 
-A test compares the file with `schema`, whose text replaces it where the record changed.
+A test compares that file with `schema`; after a change of the record, write the new text into the file.
 """
 
 import json
@@ -282,6 +282,6 @@ class Content(Record, frozen=True):
 
 
 def schema() -> str:
-    """The JSON schema of `Content`, as text."""
+    """Return the JSON schema of `Content`, as text."""
     result = msgspec.json.schema(Content)
     return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **result}, indent=2) + "\n"

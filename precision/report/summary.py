@@ -1,7 +1,4 @@
-"""An audit in the lines of a terminal.
-
-What to do after an audit: commands to be pasted, each with what it is for.
-"""
+"""The summary of an audit in a terminal, and the commands to run next, each with its purpose."""
 
 import math
 import shlex
@@ -16,21 +13,21 @@ from assay.precision.targets import engines
 from assay.precision.units import format_bytes, format_error, format_seconds
 
 _WIDE = 2.0
-"""High over low of a measured error's interval, from which on more text is worth its time."""
+"""Ratio of the ends of a measured error's interval above which more text is worth its time."""
 _LEAST = 16
-"""Sequences of which half are held out: eight tell which errors go together."""
+"""Sequences, half of them held out: eight show which errors are correlated."""
 _SERVES = {"vllm": "vllm serve {}", "sglang": "python -m sglang.launch_server --model-path {}"}
-"""What serves a checkpoint; transformers and others load it in Python."""
+"""Engines whose server loads a checkpoint; transformers and others load it in Python."""
 
 
 def next_steps(content: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What it is for, and the command, of what audit.json holds; none where no command made it."""
+    """Return (purpose, command) of each next step for the content of audit.json; none if no command made it."""
     if not content["command"]:
         return []
     chosen, exports = content["recommended"], {part["format"]: part["paths"] for part in content["exports"]}
     steps = []
     if not chosen["met"] and "error" in content["settings"]["budgets"]:
-        measured = float(chosen["measured"] or math.nan)  # null where the model breaks
+        measured = float(chosen["measured"] or math.nan)  # null if the model breaks
         if math.isfinite(measured):
             allowed = _again(content, "--max-kl", format_error(1.05 * measured))
             steps.append(("allow the error that the closest assignment has", allowed))
@@ -39,7 +36,7 @@ def next_steps(content: Mapping[str, Any]) -> list[tuple[str, str]]:
     if "checkpoint" in exports:
         engine = _engine(content) or "vllm"
         checkpoint, *options = map(Path, exports["checkpoint"])
-        if options and engine == "vllm":  # of KV caches, in a command by itself
+        if options and engine == "vllm":  # of KV caches, which need a separate command
             command = f"cd {shlex.quote(str(checkpoint.parent))} && sh {shlex.quote(options[0].name)}"
             steps.append(("serve it", command))
         elif engine in _SERVES:
@@ -60,7 +57,7 @@ def next_steps(content: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _at_length(content: Mapping[str, Any], length: int) -> tuple[str, str]:
-    """The audit over sequences of that length, about as many tokens of them and no fewer than sixteen sequences."""
+    """Return an audit over sequences of that length: about as many tokens, but at least sixteen sequences."""
     tokens = sum(part["tokens"] for part in (content["data"], content["held_out"]) if part)
     given = [*shlex.split(content["command"]), ""]
     folders = [after if each == "--out" else each[6:] for each, after in pairwise(given) if each.startswith("--out")]
@@ -80,15 +77,15 @@ def _exporting(content: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _engine(content: Mapping[str, Any]) -> str:
-    """The engine of the target, or a device, or nothing."""
+    """Return the engine of the target, a device, or nothing."""
     return str(content["settings"]["target"] or "").partition("@")[0]
 
 
 def _again(content: Mapping[str, Any], *more: str) -> str:
-    """The command that made it with more options, in the place of those that it had; what was measured is kept."""
+    """Return the original command with ``more`` options, which replace earlier ones; measurements are reused."""
     given = shlex.split(content["command"])
     for name, after in pairwise([*more, "--"]):
-        if name.startswith("--") and name != "--export":  # which may be repeated
+        if name.startswith("--") and name != "--export":  # --export may be repeated
             given = [each for each in given if not each.startswith(f"{name}=")]
             while name in given:
                 index = given.index(name)
@@ -100,17 +97,20 @@ _WIDTH = 116
 _FINDINGS = 3
 _INSIDE = "further assignments of the front lie inside, to which it was not fitted"
 _BESIDE = 4
-"""Baselines in the terminal, beside the model in bfloat16."""
+"""Baselines shown in the terminal besides the model in bfloat16."""
 
 
 def summary(content: Mapping[str, Any], written: Sequence[str] = ()) -> str:
-    """The lines for a terminal of what audit.json holds; ``written``: paths that are told."""
+    """Return the summary of audit.json as text for a terminal; ``written``: paths to list."""
     model, settings, chosen = (content[key] for key in ("model", "settings", "recommended"))
     inside, count = coverage(content)
     lines = [
         *_folded(f"{'MET' if chosen['met'] else 'NOT MET'}  ", headline(content)),
         *_folded(_line("not audited", ""), content["unaudited"]["words"]),
-        _line("model", f"{model['kind']}, {model['parameters']:,} parameters in {model['stored']}, {_places(content)}"),
+        _line(
+            "model",
+            f"{model['kind']}, {model['parameters']:,} parameters in {model['stored']}, {_site_counts(content)}",
+        ),
         *(_line(*line) for line in data_lines(content)),
         _line("cost", ", ".join(f"{stage} {spent:.1f} s" for stage, spent in content["seconds"].items())),
         _line("noise floor", f"{format_error(content['noise_floor'])} {settings['unit']} (every site in bfloat16)"),
@@ -122,7 +122,7 @@ def summary(content: Mapping[str, Any], written: Sequence[str] = ()) -> str:
         _line("measured", f"{measured_words(chosen)} {settings['unit']}{_beside(content)}"),
         *_folded(_line("", ""), _outside(chosen)),
         *_baselines(content),
-        *_positions(content),
+        *_sites(content),
         *([_line("interval", f"{inside} of {count} {_INSIDE}")] if count else []),
         *_costs(content),
         *(_line("exported", line) for line in export_lines(content)),
@@ -139,7 +139,7 @@ def summary(content: Mapping[str, Any], written: Sequence[str] = ()) -> str:
 
 
 def headline(content: Mapping[str, Any]) -> str:
-    """The outcome in one sentence: bytes of weights, how far outputs are off, how much stays the same."""
+    """Return the outcome in one sentence: bytes of weights, error of the outputs, share of unchanged tokens."""
     chosen, before = content["recommended"], content["untouched"]["bytes"]
     share = f" ({100 * chosen['bytes'] / before:.0f} %)" if before else ""
     over = content["held_out"] or content["data"]
@@ -159,7 +159,7 @@ def headline(content: Mapping[str, Any]) -> str:
 
 
 def _off(settings: Mapping[str, Any], error: str) -> str:
-    """A measured error as what becomes of the model's outputs."""
+    """Return a measured error as a statement about the model's outputs."""
     if settings["metric"] == "kl":
         return f"output probabilities differ by {error} {settings['unit']} (KL divergence)"
     if settings["metric"] == "relative":
@@ -168,12 +168,12 @@ def _off(settings: Mapping[str, Any], error: str) -> str:
 
 
 def _exact(share: float) -> str:
-    """A percentage that says 100 only where it is."""
+    """Return a percentage that says 100 only if it is exact."""
     return "100 %" if share == 1 else f"{min(100 * share, 99.99):.4g} %"
 
 
 def data_lines(content: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What was chosen on, and what the choice was judged on."""
+    """Return which data the assignment was chosen on and which it was judged on."""
     lines = []
     for name, data in (("data", content["data"]), ("held out", content["held_out"])):
         if data:
@@ -185,19 +185,19 @@ def data_lines(content: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def interval(prediction: Mapping[str, Any]) -> str:
-    """An error and its interval, with its level."""
+    """Return an error with its interval and level."""
     return f"{format_error(prediction['error'])} ({interval_ends(prediction)})"
 
 
 def interval_ends(prediction: Mapping[str, Any]) -> str:
-    """The ends of a predicted interval, with its level."""
+    """Return the ends of a predicted interval, with its level."""
     level = prediction["level"]
     said = f"{math.floor(100 * level + 1e-9)} %" if level else "a guess"
     return f"{said}: {format_error(prediction['low'])} to {format_error(prediction['high'])}"
 
 
 def _outside(chosen: Mapping[str, Any]) -> str:
-    """That the measured error of what was chosen lies outside of its prediction's interval, where it does."""
+    """Return a remark if the measured error is outside of the prediction's interval."""
     if chosen["measured"] is None:
         return ""
     low, high = (float(chosen["prediction"][end]) for end in ("low", "high"))
@@ -207,14 +207,14 @@ def _outside(chosen: Mapping[str, Any]) -> str:
 
 
 def measured_words(one: Mapping[str, Any]) -> str:
-    """A measured error with its 95 % interval over sequences, where it has one."""
+    """Return a measured error with its 95 % interval over sequences, if it has one."""
     ends = one["interval"]
     between = f" (95 %: {format_error(ends['low'])} to {format_error(ends['high'])})" if ends else ""
     return f"{format_error(one['measured'])}{between}"
 
 
 def advice_lines(content: Mapping[str, Any]) -> list[str]:
-    """Where a simple assignment is as good at no more bytes: that it should be taken; a line, or none."""
+    """Return a line that recommends a simple assignment if it is as good at no more bytes."""
     better = [each for each in content["baselines"] if each["instead"]]
     if not better:
         return []
@@ -224,7 +224,7 @@ def advice_lines(content: Mapping[str, Any]) -> list[str]:
 
 
 def _baselines(content: Mapping[str, Any]) -> list[str]:
-    """The simple assignments nearest in bytes, and the model in bfloat16; what to take instead, where there is one."""
+    """Return the simple assignments nearest in bytes, the model in bfloat16, and the better choice if there is one."""
     *simple, unquantised = content["baselines"] or [None]
     if unquantised is None:
         return []
@@ -237,7 +237,7 @@ def _baselines(content: Mapping[str, Any]) -> list[str]:
 
 
 def budget_lines(content: Mapping[str, Any]) -> list[str]:
-    """Each budget beside what the recommended assignment takes of it, and whether that keeps it."""
+    """Return each budget with the recommended assignment's use of it, and whether it is kept."""
     chosen, unit = content["recommended"], content["settings"]["unit"]
     took: dict[str, tuple[Any, Callable[[Any], str]]] = {
         "error": (chosen["measured"], lambda value: f"{format_error(value)} {unit}"),
@@ -254,7 +254,7 @@ def budget_lines(content: Mapping[str, Any]) -> list[str]:
 
 
 def fixed_lines(content: Mapping[str, Any]) -> list[str]:
-    """What no serving stack loads in another format, and so wasn't given one: a line, or none."""
+    """Return a line on the sites that kept their format because no serving stack loads another."""
     fixed = set(content["settings"]["fixed"])
     indices = [site["place"] for site in content["sites"] if site["name"] in fixed]
     tables, linears = indices.count("embedding"), indices.count("linear")
@@ -265,7 +265,7 @@ def fixed_lines(content: Mapping[str, Any]) -> list[str]:
 
 
 def export_lines(content: Mapping[str, Any]) -> list[str]:
-    """Of each export, the bytes of weights that it gives, which are more where it can't express all sites."""
+    """Return the bytes of weights of each export, which are larger if it can't express all sites."""
     count, limit = len(content["recommended"]["assignment"]), content["settings"]["budgets"].get("bytes")
     lines = []
     for part in content["exports"]:
@@ -277,12 +277,13 @@ def export_lines(content: Mapping[str, Any]) -> list[str]:
 
 
 def coverage(content: Mapping[str, Any]) -> tuple[int, int]:
-    """How many assignments of the front that no interval was fitted to lie in theirs; how many there are."""
+    """Return how many of the front's assignments without a fitted interval are inside of theirs, and how many there
+    are."""
     return content["coverage"]["inside"], content["coverage"]["count"]
 
 
 def _foremost(findings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The first findings, of one kind at one site the first."""
+    """Return the first findings, one of each kind and site."""
     first: dict[tuple[str, str], Mapping[str, Any]] = {}
     for finding in findings:
         first.setdefault((finding["kind"], finding["site"]), finding)
@@ -293,14 +294,14 @@ def _line(name: str, words: str) -> str:
     return f"  {name:<12}{words}"
 
 
-def _places(content: Mapping[str, Any]) -> str:
+def _site_counts(content: Mapping[str, Any]) -> str:
     sites = content["sites"]
     linears = sum(site["place"] == "linear" for site in sites)
     return f"{counted(len(sites), 'site')}, {linears} of them linear{'s' * (linears != 1)}"
 
 
 def _beside(content: Mapping[str, Any]) -> str:
-    """The measured error beside the noise floor."""
+    """Return the measured error compared with the noise floor."""
     measured, floor = content["recommended"]["measured"], content["noise_floor"]
     if measured is None or not float(floor) > 0:
         return ""
@@ -309,7 +310,8 @@ def _beside(content: Mapping[str, Any]) -> str:
 
 
 def _table(content: Mapping[str, Any]) -> list[str]:
-    """Which layers take what, a line for each kind of unit that has weights or a cache; the rest in one line."""
+    """Return which layers have which scheme: a line for each kind of unit with weights or a cache, the rest in one
+    line."""
     kinds: dict[str, list[str]] = {}
     others = 0
     for group in grouped(content["sites"]):
@@ -325,7 +327,7 @@ def _table(content: Mapping[str, Any]) -> list[str]:
     return [*lines, _line("", f"and {counted(others, 'activation')} in another format")] if others else lines
 
 
-def _positions(content: Mapping[str, Any]) -> list[str]:
+def _sites(content: Mapping[str, Any]) -> list[str]:
     result = content["positions"]
     return [_line("positions", growth_words(result))] if result else []
 
@@ -357,7 +359,7 @@ def _costs(content: Mapping[str, Any]) -> list[str]:
 
 
 def _folded(head: str, words: str) -> list[str]:
-    """Words behind a head, in lines that a terminal holds, those after the first indented to where they begin."""
+    """Return a heading and text folded to a terminal's width, with the text's further lines indented."""
     width = max(_WIDTH, len(head) + 40)
     folds = textwrap.TextWrapper(width, head, " " * len(head), break_long_words=False, break_on_hyphens=False)
     return folds.wrap(words)

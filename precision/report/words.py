@@ -1,4 +1,4 @@
-"""Names and numbers as readers and JSON take them: which layers take what, what isn't finite."""
+"""Names and numbers for readers and for JSON: layers by scheme, ranges, values that aren't finite."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from assay.precision.observation.sites import layer_and_kind
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Units of one kind that take one scheme, "" for none."""
+    """Units of one kind with one scheme, "" for none."""
 
     kind: str
     scheme: str
@@ -32,7 +32,7 @@ class Group:
 
 
 def grouped(sites: Iterable[Mapping[str, Any]]) -> list[Group]:
-    """Sites (of audit.json) by kind and scheme, kinds in the order of the model; tied ones are left out."""
+    """Return the sites (of audit.json) grouped by kind and scheme, kinds in the model's order, without tied sites."""
     kinds: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
     for site in sites:
         if not site["tied"]:
@@ -47,7 +47,7 @@ def grouped(sites: Iterable[Mapping[str, Any]]) -> list[Group]:
 
 
 def layers_of(layers: Sequence[int]) -> str:
-    """Sorted numbers as ranges: 0-3, 5."""
+    """Return sorted numbers as ranges: 0-3, 5."""
     runs: list[list[int]] = []
     for layer in layers:
         if runs and layer == runs[-1][-1] + 1:
@@ -58,12 +58,12 @@ def layers_of(layers: Sequence[int]) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """A number of things: 1 sequence, 2,000 tokens."""
+    """Return a number with its noun: 1 sequence, 2,000 tokens."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def plain(value: Any) -> Any:
-    """Values as JSON has them, numbers to six digits: what isn't finite is its name, what wasn't measured null."""
+    """Return values for JSON, numbers with six digits: non-finite ones as strings, unmeasured ones as null."""
     if isinstance(value, dict):
         return {key: plain(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -76,8 +76,8 @@ def plain(value: Any) -> Any:
 
 
 def growth_words(result: Mapping[str, Any]) -> str:
-    """How much larger the error is at the end of long sequences, with its interval where there is one, and which
-    sequences predictions are calibrated for."""
+    """Return the growth of the error over long sequences, with its interval if there is one, and the sequence length
+    that predictions are calibrated for."""
     rests = "measured there; the intervals of predictions are for sequences as long as those chosen on"
     if not isinstance(result["growth"], float):
         last = f"the error at position {result['steps'][-1]['end']:,}"
