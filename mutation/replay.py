@@ -16,7 +16,7 @@ import pytest
 from _pytest.outcomes import OutcomeException
 
 from assay.mutation.comparisons import Answer, Call, Slot
-from assay.mutation.values import Leaf, numbers_of, restored, with_leaf
+from assay.mutation.values import Leaf, numbers_of, rebuilt, with_leaf
 from assay.mutation.words import STRUCTURE
 from assay.verify.comparison.corruptions import TILE, Numbers, loudest, of_structure, with_element
 
@@ -24,7 +24,7 @@ _NOTABLE = 0.1  # of the largest element: smaller moves are noise
 
 
 def corruptions(right: Numbers, whole: bool = False) -> Iterator[tuple[str, Numbers]]:
-    """Yield (name, corrupted numbers) of a nonempty array; ``whole``: only integers can be restored."""
+    """Yield (name, corrupted numbers) of a nonempty array; ``whole``: only integers can be rebuilt."""
     loud, rows = loudest(right), right.ndim > 1 and right.shape[-1] > 0
     more_than_a_tile = rows and (right.shape[-1] > TILE or right.size // right.shape[-1] > TILE)
     for name, wrong in of_structure(right):
@@ -107,11 +107,11 @@ def replay(kept: Kept) -> Replayed | None:
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         right = kept.leaf.numbers
-        if not _passes(kept, restored(right, kept.leaf.value)):
+        if not _passes(kept, rebuilt(right, kept.leaf.value)):
             return None
         passed = {}
         for name, wrong in corruptions(right, kept.leaf.whole):
-            stored = restored(wrong, kept.leaf.value)
+            stored = rebuilt(wrong, kept.leaf.value)
             numbers = numbers_of(stored)
             if numbers is not None and counts(name, numbers, right):
                 passed[name] = _passes(kept, stored)
@@ -122,7 +122,7 @@ def _minimum_detectable_error(kept: Kept, right: Numbers) -> float:
     """Bisect for the smallest rejected gain: a tolerance that rejects a gain also rejects all larger ones."""
 
     def passes(power: float) -> bool:
-        return _passes(kept, restored(right * (1 + 2.0**power), kept.leaf.value))
+        return _passes(kept, rebuilt(right * (1 + 2.0**power), kept.leaf.value))
 
     low, high = _SMALLEST, _LARGEST
     if passes(high):

@@ -3,7 +3,7 @@
 Comparisons are copied while a test runs, and replayed when it is over. Functions are wrapped when their modules are
 imported, which may be never; nothing here imports any of them. A function that was imported by name
 (``from torch.testing import assert_close``) before it was wrapped is found by identity in the modules that hold it, and
-restored the same way. Reports are a table in the terminal, an HTML page that needs no network, and JSON.
+rebuilt the same way. Reports are a table in the terminal, an HTML page that needs no network, and JSON.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def numbers_of(value: Any) -> Numbers | None:
     return array.astype(np.complex128) if array.dtype.kind == "c" else None
 
 
-def restored(numbers: Numbers, like: Any) -> Any:
+def rebuilt(numbers: Numbers, like: Any) -> Any:
     """Return numbers with the type, dtype and device of ``like``, rounded to nearest."""
     if is_tensor(like):
         torch = sys.modules["torch"]
@@ -70,7 +70,7 @@ def restored(numbers: Numbers, like: Any) -> Any:
             tensor = tensor.round()
         return tensor.to(like.dtype).to(like.device)
     if isinstance(like, list | tuple):
-        array = restored(numbers, np.asarray(like))
+        array = rebuilt(numbers, np.asarray(like))
         return type(like)(array.tolist()) if type(like) in (list, tuple) else array
     if isinstance(like, np.ndarray | np.generic):
         values = np.rint(numbers) if like.dtype.kind in "iu" else numbers
@@ -82,7 +82,7 @@ def restored(numbers: Numbers, like: Any) -> Any:
     jax = sys.modules.get("jax")
     if jax is not None and isinstance(like, jax.Array):
         return jax.numpy.asarray(np.asarray(numbers).astype(like.dtype))
-    return restored(numbers, np.asarray(like))
+    return rebuilt(numbers, np.asarray(like))
 
 
 def with_leaf(value: Any, path: tuple[Any, ...], leaf: Any) -> Any:

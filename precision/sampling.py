@@ -140,7 +140,7 @@ class OtherSequences:
         even, sizes = np.full(number, 1 / number), (count, known or number)
         self._weights = weights
         self.saturation_cache: dict[object, np.ndarray | float] = {}
-        """By what it is of, what a caller has made of `overrunning`."""
+        """The clipped energies that a caller has computed from `excess_squares`, by site and scheme."""
         self._count = count
         self._drawn = [generator.multinomial(size, even, size=_DRAWS) / size for size in sizes]
         self._least = 1 / sum(sizes)

@@ -38,7 +38,7 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 def pack(value: Any) -> bytes:
     """Pack tensors, numbers, texts, None, and lists, tuples and dicts of these. Raises `TypeError` for other values."""
     contents: list[bytes] = []
-    head = json.dumps(_described(value, contents)).encode()
+    head = json.dumps(_serialised(value, contents)).encode()
     return b"".join([len(head).to_bytes(_HEAD, "little"), head, *contents])
 
 
@@ -46,28 +46,28 @@ def unpack(data: bytes) -> Any:
     """Unpack: tensors are on the CPU, without graph, with the same bits; tuples become lists."""
     view = memoryview(bytearray(data))  # tensors may be written to
     size = int.from_bytes(view[:_HEAD], "little")
-    return _restored(json.loads(bytes(view[_HEAD : _HEAD + size])), view, [_HEAD + size])
+    return _deserialised(json.loads(bytes(view[_HEAD : _HEAD + size])), view, [_HEAD + size])
 
 
-def _described(value: Any, contents: list[bytes]) -> Any:
+def _serialised(value: Any, contents: list[bytes]) -> Any:
     if isinstance(value, torch.Tensor):
         plain = value.detach().cpu()
         contents.append(_flat(plain).view(torch.uint8).numpy().tobytes())
         return {"tensor": [str(plain.dtype).removeprefix("torch."), list(plain.shape), len(contents[-1])]}
     if isinstance(value, (list, tuple)):
-        return [_described(part, contents) for part in value]
+        return [_serialised(part, contents) for part in value]
     if isinstance(value, dict):
-        return {"dict": {name: _described(part, contents) for name, part in value.items()}}
+        return {"dict": {name: _serialised(part, contents) for name, part in value.items()}}
     return value
 
 
-def _restored(value: Any, view: memoryview, index: list[int]) -> Any:
+def _deserialised(value: Any, view: memoryview, index: list[int]) -> Any:
     if isinstance(value, list):
-        return [_restored(part, view, index) for part in value]
+        return [_deserialised(part, view, index) for part in value]
     if not isinstance(value, dict):
         return value
     if "dict" in value:
-        return {name: _restored(part, view, index) for name, part in value["dict"].items()}
+        return {name: _deserialised(part, view, index) for name, part in value["dict"].items()}
     name, shape, size = value["tensor"]
     dtype = getattr(torch, name)
     index[0] += size

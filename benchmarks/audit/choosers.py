@@ -54,7 +54,7 @@ def _linear(weight: torch.Tensor) -> torch.nn.Linear:
     return made
 
 
-def experts_apart(model: Any) -> Any:
+def unfused_experts(model: Any) -> Any:
     """Return the model, or a copy in which each expert stored in stacked parameters, as Mixtral's, is three linears.
 
     The libraries support only experts that are linears.

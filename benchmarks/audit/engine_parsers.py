@@ -44,7 +44,7 @@ _EXPERTS = {
     "qwen3_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
 }
 """The block of a layer and the linears of an expert (gate, up and down), by their checkpoint names."""
-_ASKED = ("self_attn.qkv_proj", "mlp.gate_up_proj", "self_attn.o_proj")
+_REQUESTED = ("self_attn.qkv_proj", "mlp.gate_up_proj", "self_attn.o_proj")
 
 
 class _Class(type):
@@ -143,7 +143,7 @@ def given(parser: Any, scheme: str, products: dict[str, list[str]]) -> tuple[set
             return type(error).__name__
         return "none" if result is None else type(result).__name__
 
-    asked = [f"model.layers.{layer}.{name}" for layer in (0, 1) for name in _ASKED]
+    asked = [f"model.layers.{layer}.{name}" for layer in (0, 1) for name in _REQUESTED]
     return {of(name) for name in asked}, {of(name) for name in ("lm_head", "model.layers.1.mlp.down_proj")}
 
 

@@ -52,7 +52,7 @@ def assignments(result: Audit, draw: random.Random, each: int) -> dict[str, list
         taken = [site for site in sites if draw.random() < share] or [draw.choice(sites)]
         return {str(site): draw.choice(result.menu(site)) for site in taken}
 
-    def at_one_place() -> dict[str, str]:
+    def at_one_site_kind() -> dict[str, str]:
         sites = indices[draw.choice(sorted(indices))]
         scheme = draw.choice(sorted({name for site in sites for name in result.menu(site)}))
         return {str(site): scheme for site in sites if scheme in result.menu(site)}
@@ -68,7 +68,7 @@ def assignments(result: Audit, draw: random.Random, each: int) -> dict[str, list
         "70 % of activations and KV caches": lambda: some(values, 0.7),
         "70 % of KV caches": lambda: some(caches, 0.7),
         "70 % of attention's stages": lambda: some(stages, 0.7),
-        "one scheme at one place of all layers": at_one_place,
+        "one scheme at one place of all layers": at_one_site_kind,
         "weights alone": of_weights,
         "one activation or KV cache": lambda: some([draw.choice(values)], 1.0),
         "one linear or embedding": lambda: some([draw.choice([each for each in free if each not in values])], 1.0),
@@ -99,7 +99,7 @@ def judged(result: Audit, longer: Evaluator, there: Predictor, draw: random.Rand
     return seen, far
 
 
-def told(kind: str, pairs: list[tuple[Prediction, float]]) -> None:
+def reported(kind: str, pairs: list[tuple[Prediction, float]]) -> None:
     """Print the row of a kind."""
     every = [(prediction, error) for prediction, error in pairs if prediction.error > 0 and error > 0]
     usable = [pair for pair in every if pair[0].level]
@@ -164,7 +164,7 @@ def main() -> None:
             further.setdefault(kind, []).extend(some)
     print(HEAD)
     for kind, some in (*pairs.items(), *further.items()):
-        told(kind, some)
+        reported(kind, some)
     print(f"audit and calibration: {np.mean(spent):.1f} s of processor time")
 
 

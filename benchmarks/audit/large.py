@@ -71,7 +71,7 @@ def examine(folder: Path, given: argparse.Namespace, ids: torch.Tensor) -> None:
     print(f"loaded: {time.process_time() - began:.1f} s, peak {(peak() - before) / weights:.2f}", flush=True)
     stages: dict[str, float] = {}
 
-    def told(stage: str, done: int, count: int) -> None:
+    def reported(stage: str, done: int, count: int) -> None:
         stages[stage] = time.process_time() - began
         print(
             f"{stage} {done}/{count}: after {stages[stage]:.1f} s, peak {(peak() - before) / weights:.2f}", flush=True
@@ -81,7 +81,7 @@ def examine(folder: Path, given: argparse.Namespace, ids: torch.Tensor) -> None:
         profile.enable()
     formats = given.formats.split(",") if given.formats else None
     batches = [{"input_ids": some} for some in ids.split(given.batch)]
-    result = audit(loaded.model, batches, formats=formats, bits=16, progress=told, exact=given.exact)
+    result = audit(loaded.model, batches, formats=formats, bits=16, progress=reported, exact=given.exact)
     spent, whole = time.process_time() - began, peak() - before
     profile.disable()
     if given.profile:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from choosers import by_weight_error, experts_apart, first_and_last, from_autoround, from_modelopt, uniform
+from choosers import by_weight_error, first_and_last, from_autoround, from_modelopt, unfused_experts, uniform
 from furniture import options
 from rich.console import Console
 from rich.table import Table
@@ -40,7 +40,7 @@ from assay.precision.units import format_bytes, format_error
 
 TWO = {4: "w4a16-g128", 8: "w8a16"}
 """Schemes by their bits."""
-APART = "transformers"
+UNFUSED = "transformers"
 """An engine that doesn't fuse q, k, v and gate, up."""
 
 VERDICTS = {-1: "better", 0: "same", 1: "worse"}
@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--bits", type=float, nargs="+", default=[4.5, 5.0, 6.0, 7.0])
     given = parser.parse_args()
     loaded, console = load(given.model), Console(width=120)
-    model, logits = experts_apart(loaded.model), loaded.kind != "encoder"
+    model, logits = unfused_experts(loaded.model), loaded.kind != "encoder"
     metric = given.metric or ("kl" if logits else "relative")
     batches, check = loaded.parts(given.text, sequence=given.tokens, sequences=given.sequences, batch=given.batch)
     held = sum(len(batch["input_ids"]) for batch in check or [])
@@ -160,15 +160,16 @@ def main() -> None:
 
     rules = {
         "q, k, v and gate, up together": (audited(list(TWO.values())), False),
-        "each linear apart": (audited(list(TWO.values()), APART), True),
+        "each linear apart": (audited(list(TWO.values()), UNFUSED), True),
     }
     every: list[Row] = []
     for rule, (result, apart) in rules.items():
         rows = list(compared(result, choices(model, batches, result, apart, logits), given.bits))
         every += rows
         console.print(shown(rows, f"{loaded.name}, {rule}; {result.metric.name} over {held} sequences held out"))
-    told = [row.verdict for row in every]
-    console.print(f"ours is better {told.count('better')}, the same {told.count('same')}, worse {told.count('worse')}")
+    reported = [row.verdict for row in every]
+    counts = {word: reported.count(word) for word in ("better", "same", "worse")}
+    console.print("ours is better {better}, the same {same}, worse {worse}".format(**counts))
 
     menu = [
         name for name, scheme in SCHEMES.items() if scheme.weight and not scheme.activation and not scheme.on_request

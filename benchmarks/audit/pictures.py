@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import torch
-from heldout import HEAD, Pairs, told
+from heldout import HEAD, Pairs, reported
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -67,7 +67,7 @@ def main() -> None:
         print(f"\n{name}: {given.draws} draws, 24 assignments calibrated in each")
         print(HEAD)
         for kind, some in pairs.items():
-            told(kind, some)
+            reported(kind, some)
         every = [pair for some in pairs.values() for pair in some if pair[0].error > 0 and pair[1] > 0]
         promised = [prediction.low <= error <= prediction.high for prediction, error in every if prediction.level]
         guesses = [prediction.low <= error <= prediction.high for prediction, error in every if not prediction.level]

@@ -111,7 +111,7 @@ def _atomics(part: Part, count: int) -> None:
         for device in (part.device, "cpu"):
             total = torch.zeros(16, dtype=dtype, device=device)
             with part.running() if device == part.device and not part.rehearsal else faithful():
-                probes.add_atomically[(x.numel() // 256,)](x.to(device), total, PLACES=16, N=256)
+                probes.add_atomically[(x.numel() // 256,)](x.to(device), total, POSITIONS=16, N=256)
             results.append(total.cpu())
         part.claim(f"atomic_add of {_name(dtype)}, exact sums: bit for bit", bool(same_bits(*results).all()))
 

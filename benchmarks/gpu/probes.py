@@ -51,9 +51,9 @@ def unary(x_ptr, y_ptr, OP: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def add_atomically(x_ptr, y_ptr, PLACES: tl.constexpr, N: tl.constexpr):
+def add_atomically(x_ptr, y_ptr, POSITIONS: tl.constexpr, N: tl.constexpr):
     i = tl.program_id(0) * N + tl.arange(0, N)
-    tl.atomic_add(y_ptr + i % PLACES, tl.load(x_ptr + i))
+    tl.atomic_add(y_ptr + i % POSITIONS, tl.load(x_ptr + i))
 
 
 @triton.jit

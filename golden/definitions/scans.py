@@ -395,7 +395,7 @@ def _one_of_eight(draws: Draws) -> Any:
     return (draws.position() == draws.position(1) % 8).astype(np.float64)
 
 
-def _chunks_apart(xp: Any, *tensors: Any, **options: Any) -> Any:
+def _separate_chunks(xp: Any, *tensors: Any, **options: Any) -> Any:
     """Every 16 positions the state begins at zero."""
     parts = [tensors[2][:, :0]]
     for first in range(0, tensors[0].shape[1], _CHUNK):
@@ -500,7 +500,7 @@ def _read_before_written(xp: Any, *tensors: Any, **options: Any) -> Any:
     faults=(
         "inputs_in_tf32",
         Fault("delta_chunks_apart", "every 16 positions the state begins at zero: it is not carried over",
-              _chunks_apart, "tail", needs="more than 16 positions"),
+              _separate_chunks, "tail", needs="more than 16 positions"),
         Fault("delta_not_corrected", "the state's value for a key is not subtracted", _not_corrected,
               needs="keys that have something in common"),
         Fault("delta_gate_ignored", "the state does not decay",

@@ -120,12 +120,12 @@ def untrusted(reasons: Sequence[str]) -> str:
 
 def _apart(quantity: Quantity, total: float, limit: float, unit: str) -> tuple[str, str]:
     """Return a total with its unit and its limit, with as many digits as distinguish them, up to nine."""
-    pairs = [(_told(quantity, total, digits), _told(quantity, limit, digits)) for digits in (3, 6, 9)]
+    pairs = [(_reported(quantity, total, digits), _reported(quantity, limit, digits)) for digits in (3, 6, 9)]
     has, ask = next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])
     return f"{has} {unit}" if quantity == "error" else has, ask
 
 
-def _told(quantity: Quantity, value: float, digits: int = 3) -> str:
+def _reported(quantity: Quantity, value: float, digits: int = 3) -> str:
     if quantity == "error":
         return format_error(value, digits)
     return (format_bytes if quantity in ("bytes", "kv_bytes") else format_seconds)(value, digits)

@@ -25,7 +25,7 @@ from assay.precision.observation.tracer import HEAD, Tracer, Visitor
 from assay.precision.schemes import SCHEMES, scheme_named
 from assay.runtime.tensors import TensorCache
 
-_TOLD = 3  # Parameters that are named in a line
+_REPORTED = 3  # Parameters that are named in a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,8 @@ class Unaudited:
     def __str__(self) -> str:
         if not self.shut:
             return ""
-        largest = ", ".join(f"{each.name} ({each.parameters:,}; {each.why})" for each in self.shut[:_TOLD])
-        more = f" and {len(self.shut) - _TOLD} more" if len(self.shut) > _TOLD else ""
+        largest = ", ".join(f"{each.name} ({each.parameters:,}; {each.why})" for each in self.shut[:_REPORTED])
+        more = f" and {len(self.shut) - _REPORTED} more" if len(self.shut) > _REPORTED else ""
         share = f"{100 * self.share:.2g}" if self.share < 0.995 else "100"
         return f"{share} % of the parameters have no site and keep their format: {largest}{more}"
 

@@ -84,7 +84,7 @@ def content_of(
         pareto=[record.Assigned(**assigned(assignment, model.decodes)) for *_, assignment in front],
         changes=[_change(audit, group, chosen, untouched) for group in groups],
         calibration=[
-            record.Pair(_told(audit.predict(assignment)), float(pair.measured), len(assignment))
+            record.Pair(_reported(audit.predict(assignment)), float(pair.measured), len(assignment))
             for assignment, pair in audit.measured
         ],
         sites=sites,
@@ -170,14 +170,14 @@ def assigned(assignment: Assignment, decodes: bool) -> dict[str, Any]:
     """Return the fields of a `record.Assigned`; ``decodes``: the model has a KV cache and decode steps."""
     return {
         "assignment": dict(assignment),
-        "prediction": _told(assignment.prediction),
+        "prediction": _reported(assignment.prediction),
         "measured": float(assignment.measured),
         "interval": _interval(assignment.measured),
         **_costs(assignment.cost, decodes),
     }
 
 
-def _told(prediction: Prediction) -> record.Prediction:
+def _reported(prediction: Prediction) -> record.Prediction:
     return record.Prediction(prediction.error, prediction.low, prediction.high, prediction.level)
 
 

@@ -45,7 +45,7 @@ _RECIPES = (
 def charts_of(content: Mapping[str, Any]) -> dict[str, Markup]:
     """Return every chart, by the name of its slot on the page."""
     results = {"pareto": drawn(_pareto(content), "pareto"), "measured": drawn(_measured(content), "measured")}
-    results |= {name: heated(_heat(content, indices), name) for name, indices in _PLACES.items()}
+    results |= {name: heated(_heat(content, indices), name) for name, indices in _POSITIONS.items()}
     if content["positions"]:
         results["positions"] = drawn(_positions(content), "positions")
     results |= {
@@ -169,7 +169,7 @@ def _inside(point: Mapping[str, Any]) -> bool:
     return _number(guess["low"]) <= _number(point["measured"]) <= _number(guess["high"])
 
 
-_PLACES = {"weights": ("linear", "embedding"), "values": ("kv_cache", "activation")}
+_POSITIONS = {"weights": ("linear", "embedding"), "values": ("kv_cache", "activation")}
 
 
 def _heat(content: Mapping[str, Any], indices: Sequence[str]) -> HeatMap:

@@ -107,7 +107,10 @@ def summary(content: Mapping[str, Any], written: Sequence[str] = ()) -> str:
     lines = [
         *_folded(f"{'MET' if chosen['met'] else 'NOT MET'}  ", headline(content)),
         *_folded(_line("not audited", ""), content["unaudited"]["words"]),
-        _line("model", f"{model['kind']}, {model['parameters']:,} parameters in {model['stored']}, {_places(content)}"),
+        _line(
+            "model",
+            f"{model['kind']}, {model['parameters']:,} parameters in {model['stored']}, {_site_counts(content)}",
+        ),
         *(_line(*line) for line in data_lines(content)),
         _line("cost", ", ".join(f"{stage} {spent:.1f} s" for stage, spent in content["seconds"].items())),
         _line("noise floor", f"{format_error(content['noise_floor'])} {settings['unit']} (every site in bfloat16)"),
@@ -119,7 +122,7 @@ def summary(content: Mapping[str, Any], written: Sequence[str] = ()) -> str:
         _line("measured", f"{measured_words(chosen)} {settings['unit']}{_beside(content)}"),
         *_folded(_line("", ""), _outside(chosen)),
         *_baselines(content),
-        *_positions(content),
+        *_sites(content),
         *([_line("interval", f"{inside} of {count} {_INSIDE}")] if count else []),
         *_costs(content),
         *(_line("exported", line) for line in export_lines(content)),
@@ -291,7 +294,7 @@ def _line(name: str, words: str) -> str:
     return f"  {name:<12}{words}"
 
 
-def _places(content: Mapping[str, Any]) -> str:
+def _site_counts(content: Mapping[str, Any]) -> str:
     sites = content["sites"]
     linears = sum(site["place"] == "linear" for site in sites)
     return f"{counted(len(sites), 'site')}, {linears} of them linear{'s' * (linears != 1)}"
@@ -324,7 +327,7 @@ def _table(content: Mapping[str, Any]) -> list[str]:
     return [*lines, _line("", f"and {counted(others, 'activation')} in another format")] if others else lines
 
 
-def _positions(content: Mapping[str, Any]) -> list[str]:
+def _sites(content: Mapping[str, Any]) -> list[str]:
     result = content["positions"]
     return [_line("positions", growth_words(result))] if result else []
 

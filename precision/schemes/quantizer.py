@@ -115,7 +115,7 @@ def grouped(x: Tensor, quantizer: Quantizer, within: int = 1) -> tuple[Tensor, t
     return x, ((-1,) if quantizer.per == "row" else tuple(range(x.dim())))
 
 
-def _restored(laid: Tensor, shape: torch.Size, quantizer: Quantizer) -> Tensor:
+def _rebuilt(laid: Tensor, shape: torch.Size, quantizer: Quantizer) -> Tensor:
     if quantizer.per == "group":
         return laid.flatten(-2)
     if quantizer.per == "block":
@@ -215,7 +215,7 @@ def codes_of(x: Tensor, quantizer: Quantizer, scales: Scales) -> Tensor:
 
 def values_of(codes: Tensor, quantizer: Quantizer, scales: Scales, shape: torch.Size) -> Tensor:
     """Return the values (float32, of ``shape``) of codes."""
-    return _restored((codes if scales.zero is None else codes - scales.zero) * scales.scale, shape, quantizer)
+    return _rebuilt((codes if scales.zero is None else codes - scales.zero) * scales.scale, shape, quantizer)
 
 
 def store(x: Tensor, quantizer: Quantizer, scales: Scales | None = None) -> Tensor:
@@ -229,4 +229,4 @@ def store(x: Tensor, quantizer: Quantizer, scales: Scales | None = None) -> Tens
     values = codes_of(x, quantizer, chosen)  # in place: memory takes longer than arithmetic
     if chosen.zero is not None:
         values -= chosen.zero
-    return _restored(values.mul_(chosen.scale), x.shape, quantizer)
+    return _rebuilt(values.mul_(chosen.scale), x.shape, quantizer)

@@ -73,7 +73,7 @@ def test_a_head_without_a_configuration_stays() -> None:
         assert "fp8-block" in found.menu("model.layers.0.self_attn.o_proj")
 
 
-@pytest.mark.parametrize("scheme", engines()["vllm"].places["tables"])
+@pytest.mark.parametrize("scheme", engines()["vllm"].schemes_by_kind["tables"])
 def test_a_table_is_loaded_as_simulated(scheme: str, tmp_path: Path) -> None:
     """Packed as vLLM reads it, named and by its class; transformers reads back the stored weight, and computes what was
     simulated."""

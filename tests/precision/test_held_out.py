@@ -211,7 +211,7 @@ def test_an_interval_has_room_for_what_overruns_a_static_scale() -> None:
         predictions, error = [found.predict(static)], found.measure(static)
         found.predict(dynamic)
         assert found.predictor.others is not None
-        known = found.predictor.others.overrun
+        known = found.predictor.others.saturation_cache
         assert not any(np.any(known[key]) for key in found.predictor.keys(dynamic) if key in known)
         known.update(dict.fromkeys(known, 0.0))
         predictions.append(found.predict(static))

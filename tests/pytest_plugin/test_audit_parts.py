@@ -20,7 +20,7 @@ from assay.mutation.locations import Location
 from assay.mutation.log import AuditLog
 from assay.mutation.replay import Kept, corruptions, counts, replay
 from assay.mutation.session import Patches
-from assay.mutation.values import kept, largest_leaf, numbers_of, restored, same_memory, thinned
+from assay.mutation.values import kept, largest_leaf, numbers_of, rebuilt, same_memory, thinned
 from assay.mutation.words import ALL
 
 SHAPES = arrays.array_shapes(min_dims=0, max_dims=3, min_side=1, max_side=20)
@@ -120,7 +120,7 @@ def test_values_go_out_and_come_back(value: Any) -> None:
     """Type, dtype and bits survive the way to float64 and back."""
     numbers = numbers_of(value)
     assert numbers is not None
-    back = restored(numbers, value)
+    back = rebuilt(numbers, value)
     assert type(back) is type(value)
     if isinstance(value, torch.Tensor):
         assert back.dtype == value.dtype

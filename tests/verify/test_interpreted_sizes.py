@@ -35,7 +35,7 @@ def fixed_of(op: str) -> tuple[tuple[str, Case], ...]:
 
 def fixed(sampler: Sampler) -> Iterator[tuple[str, Case]]:
     """All fixed cases but series, with their phases."""
-    for phase in ("exact", "range", "lone", "seam", "aligned", "special"):
+    for phase in ("exact", "range", "single_operand", "block_boundary", "aligned", "special"):
         for case in getattr(phases, f"{phase}_cases")(sampler):
             yield phase, case
     for case in phases.invariant_cases(sampler, Contract(batch_invariant=True)):
@@ -61,8 +61,8 @@ USUAL = only(lambda op: "backward" not in op or op == "selective_scan_backward",
 def test_every_kind_of_case_is_drawn_within_the_bound(op: str) -> None:
     """A bound on turns takes no kind of case away: values, special ones, layouts, memory, calls in pairs."""
     few = interpreted(op)
-    cases, others = fixed_of(op), list(fixed(replace(few, most_turns=None)))
-    assert {kind(*each) for each in cases} >= {kind(*each) for each in others if each[0] != "seam"}
+    cases, others = fixed_of(op), list(fixed(replace(few, max_steps=None)))
+    assert {kind(*each) for each in cases} >= {kind(*each) for each in others if each[0] != "block_boundary"}
     assert {phase for phase, _ in cases} == {phase for phase, _ in others}
     assert max(turns(case) for _, case in cases) <= MOST
     assert max(turns(case) for _, case in others) > min(turns(case) for _, case in cases)
@@ -91,7 +91,7 @@ def test_sums_grow_as_long_as_without_the_bound() -> None:
     """The longest sums of a quick effort are the same."""
     for op in OPS:
         few = interpreted(op)
-        found = [[length for length, _ in length_cases(s, quick=True)] for s in (few, replace(few, most_turns=None))]
+        found = [[length for length, _ in length_cases(s, quick=True)] for s in (few, replace(few, max_steps=None))]
         assert found[0] == found[1], op
 
 

@@ -15,7 +15,7 @@ from assay.golden.registry import spec
 from assay.verify import examine
 from assay.verify.cases.case import Case, all_contents, edits_in_words
 from assay.verify.cases.sampler import Sampler, seeded
-from assay.verify.examination.shrink import shrink, without_place
+from assay.verify.examination.shrink import shrink, without_index
 from assay.verify.findings import Failure, Findings, broken_by
 from assay.verify.report.text import text_report
 
@@ -209,8 +209,8 @@ def test_no_row_is_left_that_plays_no_part() -> None:
     case, _ = shrunk("softmax", apart, sizes={"R": 9, "N": 5})
     assert case.sizes == {"R": 2, "N": 1}
     spread = replace(case, sizes={"R": 6, "N": 2}, edits=(("x", (1, 0), 1.0), ("x", (4, 0), 2.0)))
-    assert without_place(spread, "R", 4) is None
-    closer = without_place(spread, "R", 2)
+    assert without_index(spread, "R", 4) is None
+    closer = without_index(spread, "R", 2)
     assert closer is not None
     assert closer.sizes == {"R": 5, "N": 2}
     assert closer.edits == (("x", (1, 0), 1.0), ("x", (3, 0), 2.0))

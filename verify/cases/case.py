@@ -43,14 +43,14 @@ def with_unused_nan(
         if not tensor.is_integer:
             result[name] = _with_nan(values[name], masks[name])
         elif tensor.role == "index":
-            indices = _unused_places(tensor.bound, tensors, masks)
+            indices = _unused_positions(tensor.bound, tensors, masks)
             if len(indices):
                 stale = indices[values[name].to(torch.int64) % len(indices)].to(values[name].dtype)
                 result[name] = torch.where(masks[name], stale, values[name])
     return result
 
 
-def _unused_places(symbol: str, tensors: Sequence[TensorSpec], masks: Mapping[str, Tensor]) -> Tensor:
+def _unused_positions(symbol: str, tensors: Sequence[TensorSpec], masks: Mapping[str, Tensor]) -> Tensor:
     """Return the indices along ``symbol`` at which no tensor has a used element."""
     unused = [
         masks[tensor.name].movedim(tensor.dims.index(symbol), 0).flatten(1).all(1)

@@ -22,7 +22,7 @@ LAYOUTS = ("contiguous", "transposed", "sliced", "offset", "strided", "expanded"
 
 _GUARD = 64  # elements before and after: more than a vector access
 _PATTERN = 0xFF  # NaN in every float format, -1 in every signed integer
-_APART = 2**30 + 4096  # elements between far rows: row 2 is beyond 2^31; not 2^30, so that wraps miss all rows
+_SEPARATION = 2**30 + 4096  # elements between far rows: row 2 is beyond 2^31; not 2^30, so that wraps miss all rows
 _WRAPPED = 2**31  # elements before and after them, where wrapped offsets land
 _NO_RESERVE = 0x4000  # Linux's MAP_NORESERVE, which Python's mmap names from 3.13 on
 _MOST_FAR = 2**38  # bytes of address space that a far tensor may take
@@ -89,10 +89,10 @@ def _far(values: torch.Tensor, device: torch.device | str) -> Guarded | None:
         return None
     strides, inner = [0] * len(shape), 1
     for place_ in reversed(range(len(shape))):
-        strides[place_] = _APART if place_ == axis else inner
+        strides[place_] = _SEPARATION if place_ == axis else inner
         inner *= 1 if place_ == axis else shape[place_]
-    span = _WRAPPED * 2 + _APART * shape[axis]
-    if inner + 2 * _GUARD > _APART or span * item > _MOST_FAR:
+    span = _WRAPPED * 2 + _SEPARATION * shape[axis]
+    if inner + 2 * _GUARD > _SEPARATION or span * item > _MOST_FAR:
         return None
     try:
         # shared, though with nobody: an isolated kernel's limit counts private pages whether they are touched or not
@@ -100,7 +100,7 @@ def _far(values: torch.Tensor, device: torch.device | str) -> Guarded | None:
         space = torch.frombuffer(mmap.mmap(-1, span * item, flags=flags), dtype=values.dtype)
     except OSError:  # a limit on address space
         return None
-    rows = space.as_strided((shape[axis], inner + 2 * _GUARD), (_APART, 1), _WRAPPED - _GUARD)
+    rows = space.as_strided((shape[axis], inner + 2 * _GUARD), (_SEPARATION, 1), _WRAPPED - _GUARD)
     rows.view(torch.uint8).fill_(_PATTERN)
     return _filled(space.as_strided(shape, strides, _WRAPPED), rows, values)
 

@@ -34,7 +34,7 @@ MOST_ELEMENTS = 2**17  # of a tensor of a case: keeps a case quick, with its gol
 MOST_WORK = 2**24  # operations of a case (`Spec.cost`), for the same reason
 _INTERPRETED_ELEMENTS = 2**14  # an interpreted kernel takes a hundred times as long for each
 _INTERPRETED_WORK = 2**20  # likewise
-_INTERPRETED_TURNS = 1024  # programs and scan steps, about a millisecond each whatever their size
+_INTERPRETED_STEPS = 1024  # programs and scan steps, about a millisecond each whatever their size
 _GROUPS = (1, 2, 3, 4, 8)
 
 
@@ -59,18 +59,18 @@ class Sampler:
     out_dtype: str | None = None
     most_elements: int = MOST_ELEMENTS
     most_work: int = MOST_WORK
-    most_turns: int | None = None
+    max_steps: int | None = None
     ties: Mapping[str, str] = field(default_factory=dict)
 
     def for_interpreter(self) -> Sampler:
         """Return a sampler for an interpreted kernel, whose programs and scan steps run one by one."""
-        return replace(self.limited(_INTERPRETED_ELEMENTS, _INTERPRETED_WORK), most_turns=_INTERPRETED_TURNS)
+        return replace(self.limited(_INTERPRETED_ELEMENTS, _INTERPRETED_WORK), max_steps=_INTERPRETED_STEPS)
 
     def limited(self, elements: int, work: int, share: int = 1) -> Sampler:
         """Return a sampler with these limits on elements and work too, and this fraction of an interpreter's steps."""
-        turns = None if self.most_turns is None else self.most_turns // share
+        steps = None if self.max_steps is None else self.max_steps // share
         sizes = min(self.most_elements, elements), min(self.most_work, work)
-        return replace(self, most_elements=sizes[0], most_work=sizes[1], most_turns=turns)
+        return replace(self, most_elements=sizes[0], most_work=sizes[1], max_steps=steps)
 
     def option_sets(self) -> list[dict[str, Any]]:
         """Return every combination of the listed options, completed by the defaults."""
@@ -124,8 +124,8 @@ class Sampler:
 
     def cost(self, sizes: Mapping[str, int]) -> tuple[int, int]:
         """Return the cost of a call: the interpreter's steps, if the kernel is interpreted, and the work."""
-        turns = self.definition.sizes.sequential_steps if self.most_turns is not None else None
-        return 0 if turns is None else dimension(turns, sizes), self.definition.cost(sizes)
+        steps = self.definition.sizes.sequential_steps if self.max_steps is not None else None
+        return 0 if steps is None else dimension(steps, sizes), self.definition.cost(sizes)
 
     def tied_sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Return the sizes with tied symbols as large as those that they are tied to."""
@@ -155,7 +155,7 @@ class Sampler:
             sizes[symbol] = self._size(choose, signature, symbol, style, symbol in long, sizes)
         sizes |= {symbol: sizes[self.ties[symbol]] for symbol in signature.symbols if symbol in self.ties}
         sizes = {symbol: sizes[symbol] for symbol in signature.symbols}
-        last = () if self._has_turns_for(sizes) else {*sizes} - {*self.definition.axes.grid}  # programs are much alike
+        last = () if self._has_steps_for(sizes) else {*sizes} - {*self.definition.axes.grid}  # programs are much alike
         for symbol in sorted(symbols, key=lambda name: (name in long, name in last, -sizes[name])):
             while self._too_much(signature, sizes) and sizes[symbol] > 1:
                 smaller = self.tied_sizes({**sizes, symbol: self._smaller(signature, symbol, sizes)})
@@ -258,8 +258,8 @@ class Sampler:
     def _too_much(self, signature: Signature, sizes: Mapping[str, int]) -> bool:
         return any(self._excess(signature, sizes))
 
-    def _has_turns_for(self, sizes: Mapping[str, int]) -> bool:
-        return self.cost(sizes)[0] <= (self.most_turns or 0)
+    def _has_steps_for(self, sizes: Mapping[str, int]) -> bool:
+        return self.cost(sizes)[0] <= (self.max_steps or 0)
 
     def _is_less(self, signature: Signature, smaller: Mapping[str, int], sizes: Mapping[str, int]) -> bool:
         """Whether smaller sizes reduce any excess."""
@@ -269,8 +269,8 @@ class Sampler:
     def _excess(self, signature: Signature, sizes: Mapping[str, int]) -> list[int]:
         """Return by how much the work, the elements of each tensor and the interpreter's steps exceed their limits."""
         counts = [prod(tensor.shape(sizes)) for tensor in (*signature.tensors, *signature.returns)]
-        turns, work = self.cost(sizes)
-        over = [turns - (self.most_turns or 0), work - self.most_work, *(n - self.most_elements for n in counts)]
+        steps, work = self.cost(sizes)
+        over = [steps - (self.max_steps or 0), work - self.most_work, *(n - self.most_elements for n in counts)]
         return [max(each, 0) for each in over]
 
 

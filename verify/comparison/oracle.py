@@ -136,7 +136,7 @@ class Oracle:
             if may_overflow and _has_one_order(case.definition):
                 overflow_models = [BallArithmetic(replace(model, beyond=beyond)) for beyond in ("nothing", "infinity")]
                 inside = list(zip(*(self._evaluate(case, values, chosen, xp) for xp in overflow_models), strict=True))
-        if self.known is not None and any(map(_lie_apart, golden, allowed)):
+        if self.known is not None and any(map(_are_distinct, golden, allowed)):
             mend = "run assay golden check STORE --sample 1000000, which names it, then assay golden discard"
             raise StoreError(f"a stored golden is not what the definition gives; {mend} ({case})")
         return tolerances_of(case, self.contract, golden, allowed, inside, spilled)
@@ -242,7 +242,7 @@ def tolerances_of(
     ]
 
 
-def _lie_apart(golden: Golden, allowed: Golden) -> bool:
+def _are_distinct(golden: Golden, allowed: Golden) -> bool:
     """Whether some golden and its allowed ball are disjoint, so that no exact result is in both."""
     return bool(((golden.value - allowed.value).abs() > golden.radius + allowed.radius).any())
 

@@ -34,10 +34,10 @@ _NEIGHBOURS = (4, 1)  # neighbouring indices in a tile of a tiling rule; 1 if 4 
 _PARTS = 6
 _WORK = 2.0**25  # operations, and
 _ELEMENTS = 2.0**20  # numbers of the tensors, that take about a sixth of a second each
-_PATIENCE = 16.0  # the first part may take this many budgets if it can't be smaller, so that something is judged
+_TIME_LIMIT = 16.0  # the first part may take this many budgets if it can't be smaller, so that something is judged
 
 
-def strange_places(output: Tensor) -> list[tuple[int, ...]]:
+def distinctive_positions(output: Tensor) -> list[tuple[int, ...]]:
     """Return the indices of the largest and least elements, and of the first and last NaN or infinity, and zero."""
     flat = output.detach().reshape(-1)
     if not flat.numel():
@@ -71,7 +71,7 @@ def cuts_of(
         share = left / (len(parts) - index)
         result = _thinned(part, blocks, tile, share)
         load = _load(part, result)
-        if load <= (_PATIENCE if left == 1 else share):
+        if load <= (_TIME_LIMIT if left == 1 else share):
             left -= load
             yield result, part
 
@@ -80,7 +80,7 @@ def _strange(case: Case, outputs: tuple[Tensor, ...]) -> dict[str, list[int]]:
     """Return the unusual indices of all results, by symbol, and for heads those of their groups too."""
     results: dict[str, list[int]] = {}
     for tensor, output in zip(case.signature.returns, outputs, strict=True):
-        for index in strange_places(output):
+        for index in distinctive_positions(output):
             for text, position in zip(tensor.dims, index, strict=True):
                 results.setdefault(text, []).append(position)
     for symbol, groups in case.definition.axes.groups.items():

@@ -222,7 +222,7 @@ _UNDECIDED_SHARE = 0.1  # more undecided elements than this are too many for a P
 _COUNTS = ("cases", "judged", "nonzero", "unjudged", "unresolved", "judged_of", "left_out", "refused")
 
 
-_PATIENCE = 4.0  # the most seconds of a case in a growing series, extrapolated from the case before it
+_TIME_LIMIT = 4.0  # the most seconds of a case in a growing series, extrapolated from the case before it
 _LONG_CASE = 1.0  # the most seconds of a case at the next length
 _TELLING = 1000  # shorter sums take about as long whatever their length, so their time isn't extrapolated
 _HIDDEN = 3  # an aspect is given up as hidden after this many of its cases failed by another aspect
@@ -411,7 +411,7 @@ def _fuzz(run: Run, name: str) -> None:
 
 def _grow(run: Run, name: str) -> None:
     """Try each series of growing cases until the next case would take too long."""
-    limit = _PATIENCE / (4 if run.plan.settings.effort == "quick" else 1)
+    limit = _TIME_LIMIT / (4 if run.plan.settings.effort == "quick" else 1)
     longest = min(limit, run.plan.settings.timeout / 4) / phases.GROWTH
     for series in phases.over_limit_cases(run.plan.sampler):
         for done, case in enumerate(series, 1):

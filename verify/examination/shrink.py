@@ -141,7 +141,7 @@ def _rounded(value: float, bits: int) -> float:
     return math.ldexp(math.trunc(significand * 2**bits), exponent - bits)  # never beyond the format's range
 
 
-def without_place(case: Case, symbol: str, position: int) -> Case | None:
+def without_index(case: Case, symbol: str, position: int) -> Case | None:
     """Return the case without one index along a symbol; None if an edited element is there.
 
     Only for tensors that are constant apart from their edits: nothing else changes then.
@@ -161,7 +161,7 @@ def without_place(case: Case, symbol: str, position: int) -> Case | None:
 
 _NUMBERS = {"contract", "exact", "nonfinite"}  # kinds of wrong numbers, which shrinking may turn into each other
 _SIMPLE = ("integers", "ties", "powers", "one_hot", "normal")
-_FEW_PLACES = 16  # the longest axis whose indices are removed one by one; each costs a trial
+_FEW_POSITIONS = 16  # the longest axis whose indices are removed one by one; each costs a trial
 
 
 def shrink(
@@ -179,7 +179,7 @@ def shrink(
     search = _Search(failure, attempt, sampler, trials, CpuLimit(seconds, thread_clock))
     while search.smaller_sizes() | search.simpler():
         pass
-    while search.fewer_elements() and search.smaller_sizes() | search.fewer_places():
+    while search.fewer_elements() and search.smaller_sizes() | search.fewer_positions():
         pass
     return search.failure
 
@@ -271,21 +271,21 @@ class _Search:
             return False
         return self.failure.case != before
 
-    def fewer_places(self) -> bool:
+    def fewer_positions(self) -> bool:
         """Remove each index along a symbol that holds no edit. Return whether any could be removed."""
         progress = False
         for symbol in self.failure.case.sizes:
             for index in reversed(range(self.failure.case.sizes[symbol]) if self._may_lose_one(symbol) else ()):
                 if self.failure.case.sizes[symbol] - 1 not in self._allowed(symbol):
                     break
-                fewer = without_place(self.failure.case, symbol, index)
+                fewer = without_index(self.failure.case, symbol, index)
                 progress |= fewer is not None and self.fails(fewer)
         return progress
 
     def _may_lose_one(self, symbol: str) -> bool:
         """Whether a symbol is short, and no other symbol's size depends on it."""
         multiples = self.sampler.definition.sizes.multiples
-        return self.failure.case.sizes[symbol] <= _FEW_PLACES and symbol not in (*multiples, *multiples.values())
+        return self.failure.case.sizes[symbol] <= _FEW_POSITIONS and symbol not in (*multiples, *multiples.values())
 
 
 def _edits_within(case: Case, symbol: str, first: int, size: int) -> tuple[Edit, ...]:

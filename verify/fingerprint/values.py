@@ -25,8 +25,8 @@ _MODES: dict[str, Mode] = {
     "up": "up",
     "down": "down",
 }
-_MOST_APART = 0.01  # share of results that may differ from a rounding's, because of the kernel's own error
-_CASES = 3
+_MAX_DISTANCE = 0.01  # share of results that may differ from a rounding's, because of the kernel's own error
+_CASES = 3  # ordinary calls
 
 
 def store_of_sum(reduction: Reduction, result: Width) -> str:
@@ -92,10 +92,10 @@ def store_of_results(subject: Subject) -> str:
     names = ("to nearest, ties to even", "toward zero", "up", "down")
     apart = {name: float((round_to(x, out, _MODES[name]) != y).double().mean()) for name in names}
     best = min(apart, key=lambda name: apart[name])
-    if apart[best] <= _MOST_APART:
+    if apart[best] <= _MAX_DISTANCE:
         return best.partition(",")[0]
     beside = ((y == next_down(x, out)) | (y == next_up(x, out))).double().mean()
-    if beside >= 1 - _MOST_APART and min(apart["up"], apart["down"]) > 0.2 and apart[best] > 0.1:
+    if beside >= 1 - _MAX_DISTANCE and min(apart["up"], apart["down"]) > 0.2 and apart[best] > 0.1:
         return "to either neighbour (stochastic, or an error of its own before the store)"
     raise Unseen(f"{apart[best]:.1%} of the results are not the exact ones' rounding: the error inside is too large")
 
@@ -169,7 +169,7 @@ def overflow(subject: Subject) -> str:
             y, golden = answers(subject, case)
             size = golden.value.abs()
             beyond = size.isfinite() & (size > 2 * out.largest) & (golden.radius < size / 8)
-            seen.append(y[beyond & ((size < 2.0**120) | (out.largest > 2.0**120))])  # the store overflows first
+            seen.append(y[beyond & ((size < 2.0**120) | (out.largest > 2.0**120))])  # only the store overflows
     y = torch.cat(seen)
     if len(y) < 4:
         raise Unseen("no ordinary result lies beyond the format")

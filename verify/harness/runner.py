@@ -70,7 +70,7 @@ class Namespaces:
                 is_function = callable(before.get(name)) or callable(now.get(name))
                 if _is_public(name) and is_function and not _own(name, now.get(name)):
                     results.append(f"{space.__name__}.{name}")
-                    _put_back(space, name, before)
+                    _restore(space, name, before)
         return results
 
 
@@ -80,7 +80,7 @@ def _shadows(space: Any, before: dict[str, Any]) -> list[str]:
     return [name for name in vars(space) if name not in before and any(name in vars(base) for base in bases)]
 
 
-def _put_back(space: Any, name: str, before: dict[str, Any]) -> None:
+def _restore(space: Any, name: str, before: dict[str, Any]) -> None:
     if name in before:
         setattr(space, name, before[name])
     else:

@@ -138,7 +138,7 @@ def environment() -> jinja2.Environment:
         "bars": bars,
         "told": told,
         "sentence": _sentence,
-        "places": _places,
+        "places": _positions,
         "greatest": greatest,
         "shown_case": shown_case,
         "in_words": failure_in_words,
@@ -160,7 +160,7 @@ def _sentence(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _places(size: int) -> str:
+def _positions(size: int) -> str:
     return "0" if size == 1 else f"0 to {size - 1}"
 
 
@@ -213,6 +213,5 @@ _PROTOCOLS = {
 
 
 def _options(case: Case) -> dict[str, Any]:
-    """Return the options that differ from their defaults."""
     defaults = case.definition.complete({})
     return {name: value for name, value in case.options.items() if value != defaults[name]}

@@ -76,7 +76,7 @@ def _angles(indices: Callable[[Tensor], Tensor], axis: int) -> Callable[[Tensors
     return lambda values, case: values | {name: read(values[name]) for name in ("cos", "sin")}
 
 
-def _turned(turn: Callable[[Any, Any, Any, Any], tuple[Any, Any]]) -> Any:
+def _rotated(turn: Callable[[Any, Any, Any, Any], tuple[Any, Any]]) -> Any:
     """Rotate pairs by ``turn(first, second, cos, sin)``."""
 
     def definition(xp: Any, x: Any, cos: Any, sin: Any, *, interleaved: bool) -> Any:
@@ -214,7 +214,7 @@ FAULT_MODELS = (
     FaultModel("rope_position_of_first", "layout", "every position takes the angle of the first", _ROPE,
         needs="more than one position", inputs=_angles(lambda i: i * 0, 0)),
     FaultModel("rope_one_of_pair", "formula", "only the first of each pair is turned", _ROPE,
-        definition=_turned(lambda first, second, cos, sin: (first * cos - second * sin, second))),
+        definition=_rotated(lambda first, second, cos, sin: (first * cos - second * sin, second))),
     FaultModel("rope_in_place", "state", "the second of a pair is computed from the first after it was overwritten",
-        _ROPE, definition=_turned(_in_place)),
+        _ROPE, definition=_rotated(_in_place)),
 )  # fmt: skip

@@ -165,7 +165,7 @@ def _group_ignored(xp: Any, values: Any, index: Any, b: Any) -> Any:
     return xp.sparse_matmul(values, position.clamp(max=max(b.shape[0] - 1, 0)), b)
 
 
-_AWQ_PLACES = tuple(AWQ_ORDER.index(column) for column in range(8))
+_AWQ_POSITIONS = tuple(AWQ_ORDER.index(column) for column in range(8))
 _BLOCKS = has("granularity", "block")
 _NOT_BLOCKS = has("granularity", "row")
 
@@ -268,7 +268,7 @@ FAULT_MODELS = (
     FaultModel("nibble_borrows", "packing", "a low nibble of 8 or more takes one from its neighbour", _INT4,
         origin="sparkinfer#761", arithmetic=_weights(lambda q, z, s: (_borrowed(q), z, s))),
     FaultModel("awq_order_ignored", "packing", "AWQ's nibbles are taken in order 0 to 7", _INT4, origin="Quark#30",
-        applies=has("packing", "awq"), inputs=_nibbles_moved(range(8), _AWQ_PLACES, "qweight", "zeros")),
+        applies=has("packing", "awq"), inputs=_nibbles_moved(range(8), _AWQ_POSITIONS, "qweight", "zeros")),
     FaultModel("gptq_order_of_awq", "packing", "GPTQ's nibbles are taken in AWQ's order", _INT4, origin="Quark#30",
         applies=has("packing", "gptq"), inputs=_nibbles_moved(AWQ_ORDER, range(8), "qweight")),
     FaultModel("group_of_first", "scale", "every group along K takes the scale and zero-point of the first", _INT4,
