@@ -23,7 +23,7 @@ from typing import Any
 from assay.runtime.files import write_text_atomically
 
 ROOT = Path(__file__).resolve().parents[1]
-SUFFIXES = {".py", ".toml", ".txt", ".safetensors", ".json", ".cu", ".cuh"}  # of sources; others decide no result
+SUFFIXES = {".py", ".toml", ".txt", ".safetensors", ".json", ".cu", ".cuh"}  # of sources; others affect no result
 LIMIT = 300  # seconds of one claim; fifteen of them then fit in an hour and a quarter
 LINES = 25  # of the output that the page shows
 INTRO = """# Evidence

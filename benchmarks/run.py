@@ -22,7 +22,7 @@ console = Console()
 
 
 def golden() -> None:
-    """Goldens: against plain float64, against mpmath and Arb at 25 digits, and the memory they take."""
+    """Measure goldens against plain float64, against mpmath and Arb at 25 digits, and their memory."""
     from benchmarks.golden.speed import certified, digits, memory
 
     for measure in (certified, digits, memory):
@@ -30,7 +30,8 @@ def golden() -> None:
 
 
 def examination() -> None:
-    """Processor time of examining each kernel of the survey that is here, quick and usual: one dtype, one thread."""
+    """Measure the processor time of examining each available kernel of the survey, quick and usual: one dtype, one
+    thread."""
     from assay.verify.campaign.table import entries
     from assay.verify.harness.target import load_target
 
@@ -50,7 +51,7 @@ def examination() -> None:
 
 
 def zoo() -> None:
-    """The honest kernels of the tests must pass, the faulty ones fail, with thorough effort."""
+    """Check that the correct kernels of the tests pass and the faulty ones fail, with thorough effort."""
     from tests.verify.zoo import FAULTY, HONEST
 
     torch.set_num_threads(1)
@@ -68,7 +69,8 @@ def zoo() -> None:
 
 
 def lengths() -> None:
-    """Honest kernels of the tests at growing lengths: how many are suspect of errors that rounding hardly explains."""
+    """Run the correct kernels of the tests at growing lengths; count those with errors that rounding hardly
+    explains."""
     from assay.verify.examination.plan import make_plan
     from assay.verify.examination.run import Run
     from assay.verify.settings import Settings
@@ -86,14 +88,14 @@ def lengths() -> None:
 
 
 def order() -> None:
-    """Which fixed cases find the most faults a second, into configs/case_order.toml."""
+    """Find the fixed cases that find the most faults per second, and write configs/case_order.toml."""
     from benchmarks.verify.case_order import measure
 
     measure(console)
 
 
 def explanations() -> None:
-    """Whether explanations are true, over a sample of fault models and of kernels of other styles: four minutes."""
+    """Check explanations over a sample of fault models and of kernels of other styles, for four minutes."""
     from benchmarks.verify.explanations import measure
 
     measure(console)

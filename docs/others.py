@@ -1,8 +1,8 @@
 """Write docs/results/others.md, the findings in other people's kernels.
 
 ``assay survey --table others``, then ``python -P docs/others.py report/survey.json``: copies the verdicts of that
-report into docs/results/others.json (rows of kernels that were not installed stay as they were), and writes the page.
-Without a file it writes the page alone.
+report into docs/results/others.json (rows of kernels that were not installed stay unchanged), and writes the page.
+Without a report it only writes the page.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ This page is made by `python -P docs/others.py`.
 
 
 def taken_over(report: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """The data with the verdicts of a report: by kernel, and by dtype."""
+    """Return ``known`` updated with the verdicts of a report, by kernel and dtype."""
     results: dict[str, Any] = {name: dict(rows) for name, rows in known.items()}
     for row in report["rows"]:
         if row["outcome"] in _EXAMINED:
@@ -52,7 +52,7 @@ def taken_over(report: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str,
 
 
 def page(data: Mapping[str, Any], table: Sequence[Entry]) -> str:
-    """The page: counts first, then what keeps its contract and what doesn't, by package."""
+    """Return the page: counts, then kernels that keep their contract and those that don't, by package."""
     rows = [(entry, dtype, row) for entry in table for dtype, row in _of(entry, data).items()]
     groups = list(dict.fromkeys(entry.group for entry in table))
     counts = Counter(row["outcome"] for _, _, row in rows)
@@ -86,7 +86,7 @@ def page(data: Mapping[str, Any], table: Sequence[Entry]) -> str:
 
 
 def _of(entry: Entry, data: Mapping[str, Any]) -> dict[str, Any]:
-    """What is known of an entry in the dtypes that it has."""
+    """Return the known verdicts of an entry, in its dtypes."""
     known = data.get(entry.name, {})
     return {dtype: row for dtype, row in known.items() if entry.dtypes == (None,) or dtype in entry.dtypes}
 
@@ -138,7 +138,7 @@ def _kept(rows: Iterable[tuple[Entry, str, Mapping[str, Any]]]) -> list[str]:
 
 
 def _contract(entry: Entry) -> str:
-    """Its base, and the fields that the entry itself changes."""
+    """Return the base of an entry's contract, and the fields that the entry changes."""
     changed = entry.settings.contract.changed()
     base = changed.pop("base", "")
     of_base = fields_of_base(base, entry.settings.definition.name) if base else {}
@@ -157,7 +157,7 @@ def _cell(text: str) -> str:
 
 
 def main(reports: Sequence[str]) -> None:
-    """Take over the reports, and write the page."""
+    """Copy the verdicts of the reports, and write the page."""
     data = json.loads(DATA.read_text(encoding="utf-8")) if DATA.exists() else {}
     for path in reports:
         data = taken_over(json.loads(Path(path).read_text(encoding="utf-8")), data)
@@ -168,7 +168,7 @@ def main(reports: Sequence[str]) -> None:
 
 
 def _as_json(data: Mapping[str, Any]) -> str:
-    """A line for each examination."""
+    """Return the data as JSON, with a line for each examination."""
     rows = [
         f" {json.dumps(name)}: {{\n"
         + ",\n".join(f"  {json.dumps(dtype)}: {json.dumps(row, ensure_ascii=False)}" for dtype, row in by_dtype.items())

@@ -1,7 +1,7 @@
-"""Number formats, rounding into them, and accumulators; no knowledge of kernels or models.
+"""Number formats, rounding into them, and accumulators; independent of kernels and models.
 
-A `Format` is data; ``round_to(values, format)`` rounds float64 values to it, exactly and once. Whoever needs a number
-of some format comes here: `golden`, `interpreter`, `verify` and `precision`.
+A `Format` is data; ``round_to(values, format)`` rounds float64 values to it, exactly and once. Used by `golden`,
+`interpreter`, `verify` and `precision`.
 """
 
 from typing import TYPE_CHECKING

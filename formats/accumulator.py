@@ -1,8 +1,8 @@
 """Accumulators: how partial sums are kept, in a format, in the block accumulator of a tensor core, or between ranks.
 
 Source of the block bound: P. Blanchard, N. J. Higham, F. Lopez, T. Mary, S. Pranesh, *Mixed precision block fused
-multiply-add*, SISC 42 (2020) C124, and the truncating variant derived in `Accumulator.gamma`. The models themselves,
-with their sources, stand in ``configs/accumulators.toml``.
+multiply-add*, SISC 42 (2020) C124, and the truncating variant derived in `Accumulator.gamma`. The models with their
+sources are in ``configs/accumulators.toml``.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from assay.runtime.errors import unknown
 
 @dataclass(frozen=True)
 class Accumulator:
-    """How partial sums are kept: in a format, in a tensor core's block accumulator, or by ranks that each have a part.
+    """A way to keep partial sums: in a format, in a tensor core's block accumulator, or in ranks that each have a part.
 
-    In a format each is rounded to nearest.
+    In a format each partial sum is rounded to nearest.
 
-    A block accumulator aligns ``block`` products and the running sum to the largest exponent among them, truncates
-    each to ``fraction`` bits, adds, and keeps ``output`` bits of the result. With ``promotion``, the running sum is
-    moved into ``format`` every so many terms. With ``ranks``, that many sums in float32, each of a part of the terms,
-    are rounded to ``format`` and added in it, as an all-reduce of partial sums does. ``inputs`` are the formats that
-    the unit takes (any where left out); ``operands`` is the one that it cuts those of more bits to, toward zero.
-    In the alignment a zero has the exponent ``zero`` (float32 output), and with ``group`` so many products are added
-    exactly first, at the exponent of their scales.
+    A block accumulator aligns ``block`` products and the running sum to the largest exponent among them, truncates each
+    to ``fraction`` bits, adds, and keeps ``output`` bits of the result. With ``promotion``, the running sum is moved
+    into ``format`` every ``promotion`` terms. With ``ranks``, that many float32 sums, each of a part of the terms, are
+    rounded to ``format`` and added in it, as in an all-reduce of partial sums. ``inputs`` are the formats that the unit
+    accepts (empty: any); wider operands are truncated toward zero to the format ``operands``. In the alignment a zero
+    has the exponent ``zero`` (float32 output), and with ``group``, ``group`` products are first added exactly, at the
+    exponent of their scales.
     """
 
     format: Format
@@ -45,23 +45,26 @@ class Accumulator:
 
     @property
     def cut(self) -> float:
-        """Relative error of an operand that is cut, or rounded, to ``operands``: 2^(1-p) for p bits; zero for none."""
+        """Return the relative error of truncating or rounding an operand to ``operands``: 2^(1-p) for p bits; zero for
+        none."""
         return 2 * format_named(self.operands).unit_roundoff if self.operands else 0.0
 
     def takes(self, name: str) -> bool:
-        """Whether the contract of a kernel with tensors of this format may name the unit."""
+        """Return whether the contract of a kernel with tensors of this format may name the unit."""
         cuts = self.operands != "" and name == "float32"
         return not self.inputs or name in self.inputs or cuts
 
     def gamma(self, terms: int) -> float:
-        """Bound on the error of a sum of ``terms`` products, in any order, relative to the sum of magnitudes.
+        """Return the bound on the error of a sum of ``terms`` products, in any order, relative to the sum of
+        magnitudes.
 
         In a format: gamma_n = n u / (1 - n u). In blocks of L with F fraction and P output bits, one block loses at
-        most (L + 1) 2^-F max(|c|, |a_k b_k|) + 2^-P |out|, so a chain of T = ceil(n / L) blocks at most
-        T ((L + 1) 2^-F + 2^-P) of the sum of magnitudes, grown by itself to first order in the partial sums.
+        most (L + 1) 2^-F max(|c|, |a_k b_k|) + 2^-P |out|, so a chain of T = ceil(n / L) blocks at most T ((L + 1) 2^-F
+        + 2^-P) of the sum of magnitudes, increased by itself to first order in the partial sums.
 
-        Of R ranks a term goes through at most n roundings to float32, that of its rank's sum to ``format``, and those
-        of R - 1 additions in it, however many terms a rank has: (1 + gamma_n) (1 + gamma_R) - 1, each of its own u.
+        With R ranks a term goes through at most n roundings to float32, the rounding of its rank's sum to ``format``,
+        and the R - 1 additions in it, for any number of terms per rank: (1 + gamma_n) (1 + gamma_R) - 1, each with its
+        own u.
         """
         if self.ranks:
             own = _gamma(terms, FORMATS["float32"].unit_roundoff)
@@ -76,7 +79,7 @@ class Accumulator:
 
     @property
     def exact_bits(self) -> int:
-        """Sums of magnitude below 2^bits of their lowest set bit are exact in any order."""
+        """Return the b for which sums of magnitude below 2^b of their lowest set bit are exact in any order."""
         return min(self.fraction, self.output) if self.block else self.format.precision
 
 
@@ -87,7 +90,7 @@ def _gamma(terms: int, unit_roundoff: float) -> float:
 
 @cache
 def accumulator_named(name: str) -> Accumulator:
-    """The accumulator of that name: a format's, or a model of ``configs/accumulators.toml``.
+    """Return the accumulator of that name: a format's, or a model of ``configs/accumulators.toml``.
 
     Raises `UnknownFormat` for a name that is neither.
     """

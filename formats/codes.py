@@ -71,7 +71,7 @@ def encode(values: torch.Tensor, format: Format | str | torch.dtype) -> torch.Te
         value = value + 0.0
     if target.values:
         book = torch.tensor(target.values, dtype=torch.float64, device=value.device)
-        # Bits are compared, since -0 and 0 may have codes of their own; of a foreign value the code is 0, and refused.
+        # Compare bits, since -0 and 0 may have different codes; a value not in the format gets code 0 and is refused.
         code = (value.contiguous().view(torch.int64)[..., None] == book.view(torch.int64)).int().argmax(-1)
     elif target.kind == "integer":
         code = value.nan_to_num().to(torch.int64) & ((1 << target.bits) - 1)

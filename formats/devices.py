@@ -17,13 +17,13 @@ DEFAULT_CUDA_DEVICE = "h200"
 _KIB, _MIB = 1 << 10, 1 << 20
 # Equal for every compute capability from 7.0 on (CUDA C++ Programming Guide, technical specifications).
 _WARP_SIZE, _MAX_THREADS_PER_BLOCK, _REGISTERS = 32, 1024, 65536
-_STATIC_SHARED = 48 * _KIB  # shared memory of a block without asking for more
+_STATIC_SHARED = 48 * _KIB  # shared memory of a block without opt-in
 _WGMMA_ROWS, _WARP_GROUP, _WGMMA_TERMS = 64, 4, 32
 
 
 @dataclass(frozen=True)
 class CudaProperties:
-    """A device under the names of ``torch.cuda.get_device_properties``, in bytes and kHz; ``key`` is its row's name."""
+    """A device with the names of ``torch.cuda.get_device_properties``, in bytes and kHz; ``key`` is its row's name."""
 
     key: str
     name: str
@@ -55,12 +55,12 @@ class CudaProperties:
 
     @property
     def uuid(self) -> uuid.UUID:
-        """A constant identifier of the emulated device."""
+        """Return a constant identifier of the emulated device."""
         return uuid.uuid5(uuid.NAMESPACE_OID, f"pretended {self.key}")
 
     @property
     def driver_properties(self) -> dict[str, Any]:
-        """The properties under the names of Triton's driver."""
+        """Return the properties under the names of Triton's driver."""
         return {
             "max_shared_mem": self.shared_memory_per_block_optin,
             "max_num_regs": self.regs_per_multiprocessor,
@@ -82,7 +82,7 @@ class TensorCores:
     imprecise: int = 0
 
     def converts_fp8(self, shape: tuple[int, ...], warps: int, promotion: int) -> bool:
-        """Return whether Triton multiplies a dot of FP8 with a result of this shape in float16."""
+        """Return whether Triton computes an FP8 dot with a result of this shape in float16."""
         wgmma_tiles = shape[-2] % _WGMMA_ROWS == 0 and warps % _WARP_GROUP == 0 and len(shape) == 2
         promotes_early = bool(self.imprecise) and promotion < _WGMMA_TERMS
         return "small" in self.units and (promotes_early or not wgmma_tiles)
@@ -97,16 +97,16 @@ class Device:
     bandwidth: float
     memory: float
     rates: Mapping[str, float]
-    """Dense peak by arithmetic, of those that the hardware has; empty where no datasheet is cited."""
+    """Dense peak by arithmetic that the hardware supports; empty if no datasheet is cited."""
     microscaling: bool = False
-    """Products take a scale with every 16 or 32 elements."""
+    """Matrix products accept a scale per 16 or 32 elements."""
     achievable: float = 1.0
-    """Share of rates and bandwidth that programs reach: a parameter, 1.0 where no measurement is cited."""
+    """Share of rates and bandwidth that programs reach: a parameter, 1.0 if no measurement is cited."""
     launch: float = 0.0
-    """Seconds that each op costs beside its work: a parameter, 0.0 where no measurement is cited."""
+    """Seconds of overhead of each op: a parameter, 0.0 if no measurement is cited."""
     source: str = ""
     capability: int = 0
-    """NVIDIA's compute capability times ten; 0 of other vendors."""
+    """NVIDIA's compute capability times ten; 0 for other vendors."""
     cuda: CudaProperties | None = None
     tensor_cores: TensorCores | None = None
 

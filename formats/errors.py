@@ -1,4 +1,4 @@
-"""Errors of number formats and rounding: one class per thing that the caller can do about it."""
+"""Errors of number formats and rounding: one class per possible remedy."""
 
 from assay.runtime.errors import AssayError
 
@@ -8,7 +8,7 @@ class UnknownFormat(AssayError, ValueError):
 
 
 class UnknownOption(AssayError, ValueError):
-    """An option has none of its possible values: pick one of those listed in the message."""
+    """An option has an invalid value: use one of those in the message."""
 
 
 class NotRepresentable(AssayError, ValueError):
@@ -24,4 +24,4 @@ class TooManyValues(AssayError, ValueError):
 
 
 class WrongDtype(AssayError, TypeError):
-    """A tensor has another kind of dtype than is needed: convert it first."""
+    """A tensor has the wrong kind of dtype: convert it first."""

@@ -1,6 +1,7 @@
 """Number formats as data.
 
-A `Format` is a row of the table `FORMATS`; all the rest (largest value, unit roundoff, where NaN sits) follows from it.
+A `Format` is a row of the table `FORMATS`; its other properties (largest value, unit roundoff, codes of NaN) are
+derived from it.
 """
 
 import math
@@ -22,23 +23,23 @@ class Format:
     """A binary number format of at most 64 bits, each of whose finite values is a float64.
 
     A float has, from the top bit: sign (if signed), biased exponent, trailing significand. Exponent field 0 holds zero
-    and the subnormals, unless `precision` is 1: there are then no trailing bits, no zero and no subnormals (e8m0).
-    A signed integer is two's complement. A codebook is a list of values, one for each code, with no law of spacing.
+    and the subnormals, unless `precision` is 1: there are then no trailing bits, no zero and no subnormals (e8m0). A
+    signed integer is two's complement. A codebook is a list of values, one for each code, in any spacing.
     """
 
     name: str
     kind: Literal["float", "integer", "codebook"]
     bits: int
     precision: int = 0
-    """Digits of the significand, the hidden one counted; of an integer, its bits; of a codebook, 0."""
+    """Digits of the significand, including the hidden one; the bits of an integer; 0 for a codebook."""
     bias: int = 0
-    """What the exponent field exceeds the exponent by."""
+    """Exponent field minus exponent."""
     infinities: bool = False
     nan: Literal["ieee", "all_ones", "negative_zero", "none"] = "none"
-    """Which codes are NaN: those past infinity, the one with all bits set (of either sign), the one of -0, or none."""
+    """The codes of NaN: those past infinity, the one with all bits set (of either sign), the one of -0, or none."""
     signed: bool = True
     values: tuple[float, ...] = ()
-    """Of a codebook: the value of each code, in the order of the codes."""
+    """The values of a codebook, in the order of the codes."""
     source: str
     """The standard or data sheet that defines the format."""
 
@@ -134,7 +135,8 @@ class Format:
 
     @cached_property
     def smallest_subnormal(self) -> float:
-        """The smallest positive value, of floats but e8m0 the smallest distance of values too; 1 for an integer."""
+        """The smallest positive value, for floats except e8m0 also the smallest gap between values; 1 for an
+        integer."""
         if self.values:
             return min(value for value in self.values if value > 0)
         return math.ldexp(1.0, self.min_exponent - self.precision + 1)
@@ -150,7 +152,7 @@ class Format:
     def unit_roundoff(self) -> float:
         """Relative error bound of rounding to nearest in the normal range: `epsilon` / 2 (Higham, ASNA, thm 2.2).
 
-        Below `smallest_normal` the error is absolute, at most `smallest_subnormal` / 2. An integer's and a codebook's
+        Below `smallest_normal` the error is absolute, at most `smallest_subnormal` / 2. For integers and codebooks it
         is absolute everywhere, at most `epsilon` / 2: their unit roundoff is 0.
         """
         return self.epsilon / 2 if self.kind == "float" else 0.0
@@ -230,11 +232,11 @@ _OTHER_NAMES = {
     "float8_e8m0fnu": "e8m0fnu e8m0",
 }
 ALIASES: dict[str, str] = {alias: name for name, aliases in _OTHER_NAMES.items() for alias in aliases.split()}
-"""Short and other names, each with the name in `FORMATS` that it stands for."""
+"""Short and other names, each with its name in `FORMATS`."""
 
 _BY_NAME = FORMATS | {alias: FORMATS[name] for alias, name in ALIASES.items()}
 
-# torch has integers of fewer bits by name too, but no tensor of them can be computed with.
+# torch also names narrower integers, but can't compute with tensors of them.
 _TORCH_DTYPES = {
     name: getattr(torch, name)
     for name, row in FORMATS.items()
@@ -243,7 +245,7 @@ _TORCH_DTYPES = {
 
 
 def format_named(format: Format | str | torch.dtype) -> Format:
-    """The format that a name ("bfloat16", "torch.bfloat16", "bf16") or a torch dtype stands for; a Format is itself.
+    """Return the format of a name ("bfloat16", "torch.bfloat16", "bf16") or a torch dtype; return a Format unchanged.
 
     Raises UnknownFormat, with the nearest names.
     """

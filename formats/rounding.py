@@ -1,9 +1,9 @@
 """Rounding of float64 tensors into a number format, once, with mode and overflow explicit.
 
-A cast by way of float32 (ml_dtypes, torch on a CPU) rounds twice: 1 + 2^-8 + 2^-40 becomes 1 in bfloat16, not 1 + 2^-7.
-Here one addition rounds, at the very digit where the format ends: x + 1.5·2^52·ulp is in the binade of float64 whose
-spacing is that ulp, so the sum is x's integer significand rounded to nearest even, and the subtraction is exact.
-The other modes correct that result by one ulp, exactly too.
+A cast via float32 (ml_dtypes, torch on a CPU) rounds twice: 1 + 2^-8 + 2^-40 becomes 1 in bfloat16, not 1 + 2^-7. Here
+one addition rounds at the format's last digit: x + 1.5·2^52·ulp is in the binade of float64 whose spacing is that ulp,
+so the sum is x's integer significand rounded to nearest even, and the subtraction is exact. The other modes correct
+that result by one ulp, exactly too.
 """
 
 import math
@@ -101,7 +101,7 @@ def next_down(x: torch.Tensor, format: Format | str | torch.dtype) -> torch.Tens
 def ulp_towards(x: torch.Tensor, y: torch.Tensor, format: Format | str | torch.dtype) -> torch.Tensor:
     """Return the gap (float64) from x, values of the format, to the next value towards y; the one beyond x if equal.
 
-    Beyond the last value it is as wide as before it, at NaN and infinities anything.
+    Beyond the last value it is as wide as before it; at NaN and infinities it is unspecified.
     """
     return _spacing(torch.nextafter(_as_float64(x), _as_float64(y)), format_named(format))
 
@@ -164,14 +164,14 @@ def _in_codebook(x: torch.Tensor, target: Format, mode: str, generator: torch.Ge
 
 
 def _midpoint(below: torch.Tensor, above: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(below + above) / 2 rounded to float64, and twice what that lost (TwoSum: Knuth, TAOCP 2, 4.2.2, theorem B)."""
+    """Return (below + above) / 2 in float64 and twice its rounding error (TwoSum: Knuth, TAOCP 2, 4.2.2, theorem B)."""
     total = below + above
     other = total - below
     return total / 2, (below - (total - other)) + (above - other)
 
 
 def _on_grid(x: torch.Tensor, step: torch.Tensor, mode: str, generator: torch.Generator | None) -> torch.Tensor:
-    """x, or of other modes than the first three |x|, to a multiple of step; the caller sets the sign.
+    """Round x (|x| in modes other than the first three) to a multiple of step; the caller sets the sign.
 
     Needs |x| < 2^51·step, or that the result overflows anyway.
     """
@@ -207,7 +207,7 @@ def _limit(rounded: torch.Tensor, x: torch.Tensor, target: Format, mode: str, on
 
 
 _SINGLE_ROUNDING_CASTS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float8_e5m2": torch.float8_e5m2}
-"""Formats whose casts round once from float32, and are fast; e4m3's cast is slow on a CPU."""
+"""Formats whose casts from float32 round once and are fast; e4m3's cast is slow on a CPU."""
 
 
 def round_float32(x: torch.Tensor, target: Format, *, in_place: bool = False) -> torch.Tensor:

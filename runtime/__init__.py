@@ -1,5 +1,5 @@
-"""What runs code: processes and their limits, torch's dispatch modes, names that are imported on first use.
+"""Execution of code: processes and their limits, torch's dispatch modes, imports on first use.
 
-In: tasks as a list, or one process to ask. Out: answers as they come, or how a process was lost. `engines` (this
-machine's `pool`, or Ray) stands on `process`; every floor above may call them.
+In: a list of tasks, or one process to query. Out: answers as they arrive, or how a process was lost. `engines` (this
+machine's `pool`, or Ray) builds on `process`; every package above may use this one.
 """

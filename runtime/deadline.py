@@ -1,9 +1,9 @@
-"""Limits on time: by the clock, by processor time, and by either, so that a busy machine doesn't shorten them.
+"""Time limits: in wall-clock time, in processor time, and in both, so that a busy machine doesn't shorten them.
 
-Code that hangs either computes for ever, or waits for ever. So `CpuLimit` limits the processor time of the thread that
-computes; where the thread waits, the time in which nothing of its process runs; and, as a last resort, many times as
-much time by the clock. Code that waits only for its turn on a busy machine has some processor time now and then, and
-exceeds neither.
+Code that hangs either computes forever or waits forever. So `CpuLimit` limits the processor time of the thread that
+computes; if the thread waits, the time in which no thread of its process runs; and, as a last resort, wall-clock time,
+by a large factor. Code that only waits for a core of a busy machine gets some processor time now and then, and exceeds
+neither of the first two limits.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from contextlib import suppress
 from pathlib import Path
 
 WALL_FACTOR = 30.0
-"""How many times a `CpuLimit` something may take by the clock."""
+"""Wall-clock limit of a `CpuLimit`, as a multiple of its seconds."""
 STRETCH = 4.0
-"""How many times a `CpuBudget` something may take by the clock."""
+"""Wall-clock limit of a `CpuBudget`, as a multiple of its seconds."""
 
-_IDLE_SHARE = 0.003  # of the time by the clock: with less processor time than this, nothing runs
-_IDLE_PART = 0.25  # of the limit, for which nothing must have run
-_LEAST_IDLE = 1.0  # seconds; a process of low priority has its turn meanwhile
+_IDLE_SHARE = 0.003  # of wall-clock time: with less processor time than this, a process counts as idle
+_IDLE_PART = 0.25  # of the limit: idle time after which a process counts as hung
+_LEAST_IDLE = 1.0  # seconds, at least: a low-priority process may wait this long for a core
 _CHECK = 0.25  # seconds between two checks beyond the limit
-_SHARED_WORKERS = b"torch._inductor"  # compile workers of torch serve all callers and wait for more work
+_SHARED_WORKERS = b"torch._inductor"  # torch's compile workers serve all callers and wait for more work
 Clock = Callable[[], tuple[float, float]]
-"""Seconds of processor time: of the thread that computes, and of its whole process."""
+"""Returns seconds of processor time: of the thread that computes, and of its whole process."""
 
 
 class Deadline:
-    """``seconds`` by the clock, from now on."""
+    """A limit of ``seconds`` of wall-clock time, from now on."""
 
     def __init__(self, seconds: float) -> None:
         self.end = time.monotonic() + seconds
-        """The moment of its end by the monotonic clock."""
+        """The end, by the monotonic clock."""
 
     @property
     def left(self) -> float:
-        """Seconds that are left, 0 when it is over."""
+        """Return the seconds left, 0 when it is over."""
         return max(self.end - time.monotonic(), 0.0)
 
 
 class CpuBudget:
-    """``seconds`` of processor time of all threads, or `STRETCH` times as much by the clock on a busy machine."""
+    """A limit of ``seconds`` of processor time of all threads, or of `STRETCH` times as much wall-clock time."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -56,9 +56,9 @@ class CpuBudget:
 
 
 class CpuLimit:
-    """A limit of ``seconds`` on what begins now, whose processor time ``clock`` tells.
+    """A limit of ``seconds``, from now on; ``clock`` returns the processor time.
 
-    ``most_uncounted``: seconds that it may take beside for what isn't counted, such as compilation.
+    ``most_uncounted``: further seconds for work that isn't counted, such as compilation.
     """
 
     def __init__(self, seconds: float, clock: Clock, most_uncounted: float = 0.0) -> None:
@@ -88,22 +88,22 @@ class CpuLimit:
 
     @property
     def used(self) -> float:
-        """Seconds of processor time so far, without the uncounted."""
+        """Return the seconds of processor time so far, without the uncounted ones."""
         return self._own + self._clock()[0] - self._last[0]
 
     @property
     def next_check(self) -> float:
-        """Seconds after which `is_over` is to be called again."""
+        """Return the seconds after which to call `is_over` again."""
         return max(_CHECK, self._began + self.seconds - time.monotonic())
 
 
 def thread_clock() -> tuple[float, float]:
-    """The `Clock` of this thread."""
+    """Return the `Clock` readings of this thread."""
     return time.thread_time(), time.process_time()
 
 
 def process_clock(pid: int) -> Clock:
-    """Return the `Clock` of another process, by its main thread; the time of day where the system doesn't tell."""
+    """Return the `Clock` of another process, by its main thread; wall-clock time if the system has no such data."""
     files = Path(f"/proc/{pid}/task/{pid}/stat"), Path(f"/proc/{pid}/stat")
     last = (0.0, 0.0)
 
@@ -119,9 +119,9 @@ def process_clock(pid: int) -> Clock:
 
 
 def kill_children_since(moment: float) -> None:
-    """Kill the processes, such as compilers, that this one or a child of it has started since ``moment``.
+    """Kill processes, such as compilers, that this process or a child of it has started since ``moment``.
 
-    ``moment`` is by the monotonic clock. Without effect where Linux's /proc isn't there.
+    ``moment`` is by the monotonic clock. No effect without Linux's /proc.
     """
     begun, parent = {}, {}
     for file in Path("/proc").glob("[0-9]*/stat"):
@@ -144,5 +144,5 @@ def _descends(pid: int, parent: dict[int, int]) -> bool:
 
 
 def _fields(file: Path) -> list[str]:
-    """The fields of a stat file of /proc after the name: state, parent, ..."""
+    """Return the fields of a stat file of /proc after the name: state, parent, ..."""
     return file.read_text().rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""A torch dispatch mode that sees allocations, also those inside operators of other libraries."""
+"""A torch dispatch mode that intercepts allocations, also those inside operators of other libraries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALLOCATIONS = (
 
 
 class AllocationMode(TorchDispatchMode):
-    """A mode that calls `called` for each of torch's own operators, also those that operators of libraries call."""
+    """A mode that calls `called` for each of torch's own operators, also inside operators of other libraries."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,17 +32,17 @@ class AllocationMode(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # torch 2.13 would import its compiler to keep a mode out of it, which takes seconds
+        return False  # torch 2.13 would import its compiler to exclude the mode, which takes seconds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         keys, kwargs = _operator_keys(func, args), kwargs or {}
-        if keys is not None:  # torch turns the mode off while an operator runs, whose allocations are the point
+        if keys is not None:  # torch disables the mode inside an operator, where the allocations happen
             with self:
                 return func.redispatch(keys, *args, **kwargs)
         return self.called(func, args, kwargs, func(*args, **kwargs))
 
     def called(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> Any:
-        """Return what the call gives in the place of ``result``."""
+        """Return the call's result or its replacement."""
         return result
 
 
@@ -50,7 +50,7 @@ _not_compiled = torch._disable_dynamo(AllocationMode.__torch_dispatch__)  # type
 
 
 def _operator_keys(func: Any, args: Any) -> Any:
-    """The dispatch keys of an operator's kernel for the device of its tensors; None for torch's own operators."""
+    """Return the dispatch keys of an operator's kernel for its tensors' device; None for torch's own operators."""
     if not isinstance(func, torch._ops.OpOverload) or func.namespace in _TORCHS_OWN:
         return None
     tensors = [arg for arg in tree_leaves(args) if isinstance(arg, torch.Tensor)]

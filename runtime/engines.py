@@ -1,4 +1,4 @@
-"""Engines, which run many tasks that may crash: worker processes of this machine, or a Ray cluster."""
+"""Engines that run many tasks which may crash: worker processes of this machine, or a Ray cluster."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from assay.runtime.modules import optional
 from assay.runtime.pool import Pool, Raised, Task, core_count
 from assay.runtime.process import Lost
 
-_AHEAD = 2  # tasks in flight for each core of a cluster: one being done and one waiting
+_AHEAD = 2  # tasks in flight for each core of a cluster: one running and one waiting
 _OBJECT_STORE = 80 * 2**20  # only answers pass through it
 
 
 class Engine(Protocol):
-    """Runs tasks, each in a process that may die; a context manager, which ends what it has started."""
+    """Runs tasks, each in a process that may die; a context manager that ends the processes it has started."""
 
     def run(
         self, task: Task, items: Iterable[Any], *, until: float = float("inf")
     ) -> Iterator[tuple[int, Any | Lost | Raised]]:
-        """``(place, task(item, heartbeat))`` for each item, as they come; none is begun after the moment ``until``.
+        """Yield ``(index, task(item, heartbeat))`` for each item, as they finish; start none after the moment
+        ``until``.
 
-        ``task`` is a function of a module. One that raises, or takes its process down, or says nothing for longer than
-        it may, costs itself alone, and its answer says so. An item is taken from ``items`` only when there is a process
-        to do it.
+        ``task`` is a function of a module. A task that raises, takes its process down, or sends no heartbeat for longer
+        than allowed affects no other task, and its answer says so. An item is taken from ``items`` only when a process
+        is free.
         """
 
     def __enter__(self) -> Engine: ...
@@ -54,9 +55,9 @@ def run_retried(
     until: float = float("inf"),
     again: Callable[[Lost], bool] = lambda lost: True,
 ) -> Iterator[tuple[int, Any | Lost | Raised]]:
-    """As `Engine.run`; an item whose process was lost, as on a machine that went, is done once more after the others.
+    """Run as `Engine.run` does; repeat an item whose process was lost once, after the others.
 
-    ``again`` tells whether it is, where the loss may be the item's own fault.
+    ``again`` returns whether to repeat it, for losses that may be the item's own fault.
     """
     indices = list(range(len(items)))
     for last in (False, True):
@@ -70,7 +71,7 @@ def run_retried(
 
 
 def part_of(text: str, most: int) -> tuple[int, int]:
-    """Return ``"3/10"`` as (3, 10), at most ``most`` parts; ``""`` is the whole, (1, 1). Raises `EngineError`."""
+    """Parse ``"3/10"`` as (3, 10), at most ``most`` parts; ``""`` is everything, (1, 1). Raises `EngineError`."""
     number, slash, of = (text or "1/1").partition("/")
     if not (slash and number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of) <= max(most, 1)):
         raise EngineError(f"--part {text!r}; expected e.g. 3/10, with at most as many parts as tasks")
@@ -80,8 +81,8 @@ def part_of(text: str, most: int) -> tuple[int, int]:
 class RayEngine:
     """Ray at ``address`` (or RAY_ADDRESS), or else started here with ``workers`` cores.
 
-    A task that says nothing for ``timeout`` seconds is ended; what it noted is not known then. The workers need assay.
-    Raises `EngineError` where ray can't be reached, and `NotInstalled`.
+    A task that sends no heartbeat for ``timeout`` seconds is ended; its last note is lost. The workers need assay
+    installed. Raises `EngineError` if ray can't be reached, and `NotInstalled`.
     """
 
     def __init__(self, workers: int | None = None, *, address: str = "", timeout: float = 300.0) -> None:
@@ -97,7 +98,7 @@ class RayEngine:
             except (ConnectionError, RuntimeError, ValueError) as error:
                 where = f"at {address}" if address else "here"
                 raise EngineError(f"ray can't be used {where}: {first_line(error)}") from None
-        self._quiet = redirect_stdout(sys.stderr)  # where Ray says what it does; standard output is the report's
+        self._quiet = redirect_stdout(sys.stderr)  # Ray's messages; standard output is for the report
         self._limit = _AHEAD * max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
     def __enter__(self) -> RayEngine:
@@ -112,7 +113,7 @@ class RayEngine:
     def run(
         self, task: Task, items: Iterable[Any], *, until: float = float("inf")
     ) -> Iterator[tuple[int, Any | Lost | Raised]]:
-        """As `Engine` says."""
+        """Run tasks as specified by `Engine`."""
         remote = self._ray.remote(_work).options(max_retries=0, num_cpus=1)
         waiting, flying = enumerate(items), dict[Any, int]()
         try:
@@ -138,7 +139,7 @@ class RayEngine:
 
 
 def _work(task: Task, item: Any, timeout: float) -> Any | Raised:
-    """A task in a worker of Ray, which ends itself where it hangs."""
+    """Run a task in a worker of Ray, which ends itself if the task hangs."""
 
     def heartbeat(note: str = "", seconds: float = 0.0) -> None:
         faulthandler.dump_traceback_later(seconds or timeout, exit=True, file=2)

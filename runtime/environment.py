@@ -1,9 +1,9 @@
-"""The numeric environment: what changes numbers without standing among a function's arguments.
+"""The numeric environment: settings that change results but are no arguments of a function.
 
-`STANDARD` is PyTorch's own default. Goldens are evaluated in it, whatever the caller has set: flush-to-zero would make
-zeros of subnormal numbers that the caller stored, and a default dtype would change constants. A kernel runs in the
-environment in which its examination began, with random seeds of its case, and what it leaves changed is put back and
-told. A repro line says what differed from the standard.
+`STANDARD` is PyTorch's default. Goldens are evaluated in it, whatever the caller has set: flush-to-zero would turn
+subnormal inputs into zeros, and another default dtype would change constants. A kernel runs in the environment in which
+its examination began, with random seeds of its case; settings that it leaves changed are reported and restored. A repro
+line states the differences from the standard.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import torch
 from assay.runtime.errors import SettingError, unknown
 
 _SMALLEST = 5e-324  # the smallest subnormal float64
-_PROBE = 1 << 17  # elements that torch deals out to all of its threads
+_PROBE = 1 << 17  # elements, enough that torch uses all of its threads
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting: its name in words, how it is read and set, and its default (None: as the caller has it)."""
+    """One setting: its name in words, functions to read and write it, and its standard (None: as the caller has it)."""
 
     name: str
     read: Callable[[], Any]
@@ -34,7 +34,7 @@ class Setting:
 
 
 def _flushes() -> bool:
-    """Whether this thread's processor takes subnormal numbers for zero; Python's own floats tell."""
+    """Return whether this thread flushes subnormal numbers to zero; Python's own floats show it."""
     return _SMALLEST * 1.0 == 0.0
 
 
@@ -88,12 +88,12 @@ STANDARD: Environment = tuple(setting.standard for setting in SETTINGS)
 
 
 def environment() -> Environment:
-    """The environment as it is now."""
+    """Return the current environment."""
     return tuple(setting.read() for setting in SETTINGS)
 
 
 def changes() -> dict[str, Any]:
-    """What differs from `STANDARD` now, by name, as JSON has it."""
+    """Return the current differences from `STANDARD`, by name, as JSON values."""
     result = zip(SETTINGS, environment(), strict=True)
     return {
         setting.name: str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
@@ -103,7 +103,10 @@ def changes() -> dict[str, Any]:
 
 
 def with_changes(changed: Mapping[str, Any]) -> Environment:
-    """`STANDARD` with what `changes` gave, what has no standard as it is now. Raises `SettingError`."""
+    """Return `STANDARD` with the result of `changes`; settings without a standard keep their current value.
+
+    Raises `SettingError`.
+    """
     for name in changed:
         if name not in _NAMES:
             raise SettingError(unknown("numeric setting", name, _NAMES))
@@ -118,7 +121,7 @@ def with_changes(changed: Mapping[str, Any]) -> Environment:
 
 
 def _read(setting: Setting, given: Any) -> Any:
-    """A setting's value, of what `changes` gave."""
+    """Return a setting's value from its JSON value."""
     value = getattr(torch, str(given), None) if setting.standard is torch.float32 else given
     value = tuple(given) if isinstance(given, list) else value
     if type(value) is not type(setting.standard):
@@ -127,20 +130,21 @@ def _read(setting: Setting, given: Any) -> Any:
 
 
 def on_one_thread(wanted: Environment) -> Environment:
-    """``wanted`` for a fork of a process whose threads were in use: its copy of their pool would never answer."""
+    """Return ``wanted`` with one thread, for a fork of a process with a used thread pool: the pool's copy would
+    hang."""
     return tuple(
         1 if setting.read is torch.get_num_threads else value for setting, value in zip(SETTINGS, wanted, strict=True)
     )
 
 
 def with_default_dtype(wanted: Environment, dtype: torch.dtype) -> Environment:
-    """``wanted`` with torch's default dtype as whoever is called in it has set it."""
+    """Return ``wanted`` with torch's default dtype set to ``dtype``."""
     settings = zip(SETTINGS, wanted, strict=True)
     return tuple(dtype if setting.read is torch.get_default_dtype else value for setting, value in settings)
 
 
 def put(wanted: Environment, now: Environment | None = None) -> list[str]:
-    """Make the environment ``wanted``, where it is ``now``; in words, what was otherwise."""
+    """Change the environment from ``now`` to ``wanted``; return the differences, in words."""
     results = []
     for setting, value, other in zip(SETTINGS, wanted, now or environment(), strict=True):
         if value is not None and other != value:
@@ -151,7 +155,8 @@ def put(wanted: Environment, now: Environment | None = None) -> list[str]:
 
 @contextlib.contextmanager
 def in_environment(wanted: Environment) -> Iterator[list[str]]:
-    """The environment ``wanted`` inside, and the caller's again after; the list then says what was left changed."""
+    """Use the environment ``wanted`` inside, and restore the caller's after; the list then names settings left
+    changed."""
     before, left = environment(), list[str]()
     put(wanted, before)
     try:
@@ -163,11 +168,11 @@ def in_environment(wanted: Environment) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def standard_environment() -> Iterator[None]:
-    """The standard environment inside, the caller's again after."""
+    """Use the standard environment inside, and restore the caller's after."""
     before = environment()
     with torch.device("cpu") if before[_DEVICE].type != "cpu" else contextlib.nullcontext():
         changed = put(STANDARD, before)
-        if before[0] and _threads_flush():  # torch's threads took the flag over when they began
+        if before[0] and _threads_flush():  # torch's threads inherited the flag when they started
             torch.set_num_threads(1)
         try:
             yield
@@ -191,7 +196,7 @@ def seed_generators(seed: int) -> None:
 
 @contextlib.contextmanager
 def generators_kept() -> Iterator[None]:
-    """What is drawn inside changes nothing of what the caller draws later."""
+    """Restore the states of the random generators after the block."""
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(_devices()):
         try:
@@ -202,7 +207,7 @@ def generators_kept() -> Iterator[None]:
 
 
 def _devices() -> range:
-    """The devices in use; a process that uses none must not begin to, since it could not be forked then."""
+    """Return the devices in use. A process without any must not initialise one, since it could not be forked then."""
     return range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)  # type: ignore[no-untyped-call]
 
 

@@ -1,4 +1,4 @@
-"""The base of every error that assay raises on purpose, and those that any floor may raise."""
+"""The base class of assay's errors, and errors that any package may raise."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class NotInstalled(AssayError, ImportError):
 
 
 class EngineError(AssayError):
-    """What shall run many tasks isn't known or can't be reached."""
+    """An engine for many tasks is unknown or can't be reached."""
 
 
-_MOST_NAMES = 24  # that a message lists
+_MOST_NAMES = 24  # in a message
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
-    """``unknown spec 'sofmax'; did you mean 'softmax'? (known: ...)``, of many names those that come nearest."""
+    """Return ``unknown spec 'sofmax'; did you mean 'softmax'? (known: ...)``; of many known names, the nearest."""
     names = sorted(known)
     close = difflib.get_close_matches(str(name), names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
@@ -41,7 +41,7 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> str:
 
 
 def names_checked(what: str, kind: str, error: type[AssayError]) -> Callable[[_Function], _Function]:
-    """A decorator: a keyword that the function hasn't is refused with ``error`` and the name that comes nearest."""
+    """Return a decorator that raises ``error``, with the nearest name, for a keyword that the function lacks."""
 
     def decorated(function: _Function) -> _Function:
         known = [name for name in signature(function).parameters if name != "self"]
@@ -59,7 +59,7 @@ def names_checked(what: str, kind: str, error: type[AssayError]) -> Callable[[_F
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message."""
+    """Return the first line of an error's message."""
     return (str(error).strip().splitlines() or ["no message"])[0]
 
 
@@ -67,13 +67,13 @@ _LONGEST = 600  # characters of a message in one line
 
 
 def one_line(error: BaseException | str) -> str:
-    """The whole message of an error in one line; of a very long one, such as of an array, begin and end."""
+    """Return an error's message in one line; of a very long one, such as of an array, its begin and end."""
     words = " ".join(str(error).split()) or "no message"
     half = _LONGEST // 2
     return words if len(words) <= _LONGEST else f"{words[:half]} ... {words[-half:]}"
 
 
 def listed(names: Sequence[str], noun: str = "", *, most: int = 1) -> str:
-    """The first of some names, and how many more there are: ``a.weight and 3 more``, or ``... more tensors``."""
+    """Return the first names and the number of further ones: ``a.weight and 3 more``, or ``... more tensors``."""
     more = f" and {len(names) - most} more {noun}".rstrip() if len(names) > most else ""
     return f"{', '.join(names[:most])}{more}"

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: written beside their place, synced, and renamed."""
+"""Atomic writes: files are written under a temporary name in the same folder, synced, and renamed."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 
 
 def write_text_atomically(path: str | Path, text: str) -> Path:
-    """`write_bytes_atomically` of a text, in UTF-8."""
+    """Write a text with `write_bytes_atomically`, in UTF-8."""
     return write_bytes_atomically(path, text.encode())
 
 
 def write_bytes_atomically(path: str | Path, content: bytes) -> Path:
-    """Write a file, and its folders where they are missing; return its path.
+    """Write a file, and its missing folders; return its path.
 
-    Whoever reads it meanwhile, and whoever finds it after a crash, gets the former content or the new one, whole.
-    Raises `OSError`, and leaves nothing behind then.
+    Concurrent readers, and readers after a crash, see either the former content or the new one, never a part. Raises
+    `OSError`, and then leaves nothing behind.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 """A fork server: a plain interpreter with the slow imports done, from which processes are forked within milliseconds.
 
-It runs a text that knows nothing of this project. The text answers two kinds of messages on its pipe (`_SERVER`): to
-fork, with the end of a pipe that the new process serves, and to report the exit code of one of its processes. A process
-dies with the server, the server with the process that started it.
+It runs a program text that is independent of this package. The text answers two kinds of messages on its pipe
+(`_SERVER`): to fork, with one end of a pipe that the new process serves, and to report the exit code of one of its
+processes. The processes end with the server, and the server with the process that started it.
 """
 
 from __future__ import annotations
@@ -55,28 +55,26 @@ _START = 300.0  # seconds that its imports may take
 
 
 class ForkedProcess(Process):
-    """A process forked by a server."""
-
     def __init__(self, pid: int, pipe: Connection, server: ForkServer) -> None:
         super().__init__(pid, pipe, ready=True)
         self._server = server
 
     @property
     def alive(self) -> bool:
-        """Whether it has not ended yet."""
+        """Return whether it is still running."""
         if self._code is None:
             self._code = self._server.exit_code(self.pid)
         return self._code is None
 
     def kill(self) -> int:
-        """End it and its group, and wait until it has; its exit code."""
+        """End it and its group, and wait for the end; return its exit code."""
         if not self.pipe.closed:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
             self.pipe.close()
         if self.alive:
             with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)  # it leads no group yet
+                os.kill(self.pid, signal.SIGKILL)  # it has no process group yet
             self._code = self._server.exit_code(self.pid, wait=True)
         return -int(signal.SIGKILL) if self._code is None else self._code
 
@@ -84,7 +82,7 @@ class ForkedProcess(Process):
 class ForkServer:
     """A plain interpreter that runs the text ``body``, and then its function ``serve(pipe)`` in each forked process.
 
-    ``environment`` has the environment variables of all of them.
+    ``environment``: the environment variables of all of them.
     """
 
     def __init__(self, body: str, serve: str, environment: Mapping[str, str]) -> None:
@@ -94,7 +92,7 @@ class ForkServer:
 
     @property
     def alive(self) -> bool:
-        """Whether it can still be forked."""
+        """Return whether it can still fork."""
         return self._process.alive
 
     def fork(self) -> ForkedProcess:

@@ -1,4 +1,4 @@
-"""Memory of freed tensors, returned to the system: glibc keeps several times a model between blocks in use."""
+"""Returns memory of freed tensors to the system: glibc otherwise keeps several times a model's size in free blocks."""
 
 import ctypes
 import mmap
@@ -16,17 +16,17 @@ _BLOCK = 1 << 20
 
 
 class _Heap:
-    """Resident bytes after the last trim, and the most at any call."""
+    """Resident bytes after the last trim, and the largest number at any call."""
 
     resident = 0
     most = 0
 
 
 def trim_heap(grown: int = 0) -> None:
-    """Return freed memory to the system, where the C library can.
+    """Return freed memory to the system, if the C library can.
 
-    To get memory from the system takes longer than to write to it. So with ``grown`` it is returned only where the
-    process has ``grown`` bytes more than after the last time, and at least as many as ever: its peak is the same.
+    Getting memory from the system takes longer than writing to it. So with ``grown`` it is returned only if the process
+    has ``grown`` bytes more than after the last time, and at least as many as ever: its peak is the same.
     """
     trim = getattr(_LIBC, "malloc_trim", None)
     if trim is None:
@@ -44,9 +44,9 @@ def _resident() -> int:
 
 
 def map_large_blocks() -> None:
-    """Take blocks of 1 MiB and more from the system from now on, and return each when it is freed.
+    """Take blocks of 1 MiB and more directly from the system from now on, and return each when it is freed.
 
-    Without effect where the C library can't. It costs time (docs/scale.md).
+    No effect if the C library can't. It costs time (docs/scale.md).
     """
     option = getattr(_LIBC, "mallopt", None)
     if option is not None:
@@ -54,16 +54,16 @@ def map_large_blocks() -> None:
 
 
 def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the tensor in ``dtype``, itself where it has that.
+    """Return the tensor in ``dtype``, itself if it has that dtype.
 
-    A large one of float32 on the CPU is in memory of its own, which goes back to the system with it; in huge pages, as
-    getting small ones takes several times as long as writing to them.
+    A large float32 tensor on the CPU gets its own mapping, which returns to the system with it; in huge pages, since
+    getting small pages takes several times as long as writing to them.
     """
     size = tensor.numel() * dtype.itemsize
     mapped = tensor.dtype != dtype == torch.float32 and tensor.device.type == "cpu" and size >= _BLOCK
     if not mapped or sys.platform != "linux":
         return tensor.to(dtype)
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # where there are none
+    with suppress(OSError):  # without huge pages
         pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.from_numpy(np.frombuffer(pages, np.float32)).view(tensor.shape).copy_(tensor)

@@ -1,4 +1,4 @@
-"""Imports by name: a package's names on first use, optional packages, and modules that a user names."""
+"""Imports by name: names of a package on first use, optional packages, and modules that a user names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from assay.runtime.errors import AssayError, NotInstalled
 
 
 def lazy(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of ``package``: what it imports ``if TYPE_CHECKING`` is imported on first use."""
+    """Return ``__getattr__`` and ``__dir__`` for ``package``: imports under ``if TYPE_CHECKING`` happen on first
+    use."""
     module = sys.modules[package]
     text = Path(str(module.__file__)).read_text(encoding="utf-8")
     imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
@@ -34,7 +35,8 @@ def lazy(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]]
 
 
 def optional(module: str, *, purpose: str, extra: str) -> Any:
-    """An optional package's module. Raises NotInstalled, which names what needs it and the extra that brings it."""
+    """Import an optional package's module. Raises NotInstalled, which names the purpose and the extra that installs
+    it."""
     try:
         return import_module(module)
     except ImportError as error:
@@ -44,7 +46,8 @@ def optional(module: str, *, purpose: str, extra: str) -> Any:
 
 
 def import_users_module(name: str, what: str, error: type[AssayError]) -> ModuleType:
-    """The module called ``name``; ``error`` says of ``what`` why it can't be imported, and what would mend it."""
+    """Import the module ``name``; if that fails, raise ``error`` with the reason and a remedy. ``what``: its
+    description."""
     _look_here()
     try:
         return import_module(name)
@@ -58,24 +61,26 @@ def import_users_module(name: str, what: str, error: type[AssayError]) -> Module
 
 
 def asks_for_cuda(error: BaseException) -> bool:
-    """Whether an error is that there is no GPU: by its words, or those of the line that it arose in."""
+    """Return whether an error is due to a missing GPU: by its message, or the source line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     words = f"{error} {frames[-1].line if frames else ''}".lower()
     return any(part in words for part in ("cuda", "0 active drivers", "nvidia driver"))
 
 
 def is_module(name: str) -> bool:
-    """Whether `import_users_module` would find a module of that name; it isn't imported, the packages above it are."""
+    """Return whether `import_users_module` would find a module; imports the packages above it, but not the module."""
     _look_here()
     try:
         return find_spec(name) is not None
-    except (ImportError, ValueError):  # no name of a module, or one below what is none
+    except (ImportError, ValueError):  # not a module name, or below a module that is no package
         return False
 
 
 def importable(name: str) -> str:
-    """The name by which a new process in this folder imports a loaded module: `tests.test_mine` for the file of a
-    folder that pytest has put on the path of this process alone."""
+    """Return the name by which a new process in this folder can import a loaded module.
+
+    E.g. `tests.test_mine` for a file whose folder pytest has added to the path of this process only.
+    """
     file = getattr(sys.modules.get(name), "__file__", None)
     if file is None or "." in name:
         return name

@@ -1,4 +1,4 @@
-"""What code prints and warns: warned once where it is called a thousand times, dropped, or without some lines."""
+"""Control of printed output and warnings: each warning once, no output, or output without some lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WarningData = tuple[str, str, str, int]
 
 @contextmanager
 def warned_once() -> Iterator[None]:
-    """Catch the warnings inside, and give the first of each line and category at the end, as if that line gave it."""
+    """Catch the warnings inside, and at the end repeat the first of each line and category, at its original line."""
     with warnings.catch_warnings(record=True) as caught:
         try:
             yield
@@ -29,7 +29,7 @@ def warned_once() -> Iterator[None]:
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Drop what Python code prints and warns inside; a filter that makes errors of warnings doesn't act there."""
+    """Drop output and warnings of Python code inside; filters that turn warnings into errors have no effect there."""
     with (
         open(os.devnull, "w", encoding="utf-8") as nowhere,
         redirect_stdout(nowhere),
@@ -41,23 +41,23 @@ def silent() -> Iterator[None]:
 
 
 def as_data(caught: Iterable[warnings.WarningMessage]) -> list[WarningData]:
-    """Return warnings for another process, one of each line."""
+    """Return the warnings, one of each line, as data for another process."""
     warned = {(each.filename, each.lineno): (each.category.__name__, str(each.message)) for each in caught}
     return [(*words, *line) for line, words in warned.items()]
 
 
 def warn_again(warned: Iterable[WarningData]) -> None:
-    """Give another process's warnings here; those of a category that isn't Python's own as `UserWarning`."""
+    """Repeat another process's warnings here; categories that aren't built in become `UserWarning`."""
     for name, message, file, line in warned:
         warnings.warn_explicit(message, getattr(builtins, name, UserWarning), file, line)
 
 
 @contextmanager
 def without_lines(start: str) -> Iterator[None]:
-    """Hold the process's standard output back inside, and write it afterwards without lines that begin with ``start``.
+    """Hold back the process's standard output inside, and write it afterwards without lines that begin with ``start``.
 
-    It works below Python, on what a C library prints. Without effect where C's buffers can't be flushed, or the output
-    is closed.
+    Works on the file descriptor, so also on output of C libraries. No effect if C's buffers can't be flushed, or the
+    output is closed.
     """
     try:
         before = None if _LIBC is None else os.dup(1)

@@ -1,7 +1,7 @@
-"""Worker processes: a task that takes its process down, or never comes back, becomes an answer like any other.
+"""Worker processes: a task that crashes its process, or never returns, yields an answer like any other.
 
-Pebble's pool also ends a task that takes too long, but its limit is set once, and a task that runs can neither restate
-it nor leave word of what it was about when its process died: ours do both, so this pool is our own.
+Pebble's pool also ends a task that takes too long, but its limit is fixed in advance, and a running task can neither
+change it nor leave a note for the case that its process dies. This pool can do both.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _MOST_WORKERS = 8
 
 
 class Heartbeat(Protocol):
-    """What a task calls while it runs: ``note`` is known after its process is lost.
+    """Called by a running task: ``note`` survives the loss of its process.
 
-    ``seconds`` says within how many it calls again or comes back, where that isn't the engine's timeout.
+    ``seconds``: the time until its next call or its end, if it differs from the engine's timeout.
     """
 
     def __call__(self, note: str = "", seconds: float = 0.0) -> None: ...
@@ -43,27 +43,27 @@ class Raised:
 
     @staticmethod
     def of(error: Exception) -> Raised:
-        """What a task raised."""
+        """Return the record of an exception of a task."""
         if isinstance(error, AssayError):
             return Raised(str(error), True, "")
         return Raised(f"{type(error).__name__}: {error}", False, "".join(traceback.format_exception(error)))
 
 
 def core_count() -> int:
-    """The cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def worker_count() -> int:
-    """A worker for each core, eight at most: each holds a torch of its own."""
+    """Return one worker per core, at most eight: each has a torch in memory."""
     return min(core_count(), _MOST_WORKERS)
 
 
 class Pool:
-    """Processes that do tasks, an `engines.Engine`; a context manager, which ends them.
+    """Processes that run tasks, an `engines.Engine`; a context manager, which ends them.
 
-    They start at once, and import ``preload`` while the caller goes on. ``quiet`` keeps what kernels print from the
-    terminal; else it goes to standard error. A worker that says nothing for ``timeout`` seconds is ended.
+    They start at once, and import ``preload`` while the caller goes on. ``quiet`` drops output of kernels; else it goes
+    to standard error. A worker that sends no heartbeat for ``timeout`` seconds is ended.
     """
 
     def __init__(self, count: int, *, preload: str, timeout: float = 300.0, quiet: bool = True) -> None:
@@ -86,7 +86,7 @@ class Pool:
     def run(
         self, task: Task, items: Iterable[Any], *, until: float = float("inf")
     ) -> Iterator[tuple[int, Any | Lost | Raised]]:
-        """As `engines.Engine` says."""
+        """Run tasks as specified by `engines.Engine`."""
         waiting = enumerate(items)
         busy: dict[Process, int] = {}
         try:
@@ -108,7 +108,7 @@ class Pool:
                     if (answer := worker.poll()) is not None:
                         yield busy.pop(worker), answer if isinstance(answer, Lost) else pickle.loads(answer)
         finally:
-            for worker in busy:  # nobody waits for it any more
+            for worker in busy:  # nobody reads their answers any more
                 worker.kill()
 
     def _started(self) -> Process:
@@ -118,14 +118,15 @@ class Pool:
 def run_alone(
     task: Task, item: Any, *, preload: str, timeout: float = 300.0, quiet: bool = True
 ) -> Any | Lost | Raised:
-    """Return ``task(item, heartbeat)`` of a process of its own, or how that was lost, or what it raised."""
+    """Return ``task(item, heartbeat)`` from a separate process, or how that process was lost, or what the task
+    raised."""
     with Pool(1, preload=preload, timeout=timeout, quiet=quiet) as pool:
         ((_, answer),) = pool.run(task, [item])
     return answer
 
 
 def _work(parent: Parent, preload: str) -> None:
-    """A worker's life."""
+    """Serve tasks in a worker."""
     importlib.import_module(preload)
     parent.heartbeat()
 

@@ -1,12 +1,12 @@
-"""A process that may crash, hang or take all memory: started, asked, limited, and ended with whatever it has started.
+"""A process that may crash, hang or exhaust memory: started, queried, limited, and ended with its own children.
 
-It is a fork, so that any callable can run there, or a new interpreter, where a fork is no help: a forked thread pool
-hangs, and a device's context doesn't survive. It leads a group of its own, which ends with it. Where the process that
-started it is killed, it ends too: at once on Linux, elsewhere when it next reads from its pipe or writes to it.
+It is a fork, so that any callable can run there, or a new interpreter, since after a fork a thread pool hangs and a
+device's context is invalid. It leads its own process group, which ends with it. If its parent is killed, it ends too:
+at once on Linux, elsewhere at its next read from its pipe or write to it.
 
-Messages are bytes; what an answer's bytes mean, and whether they may be trusted, is the caller's to know. Between a
-question and its answer a process may say that it is alive (`Parent.heartbeat`): with a note, which outlives it, and the
-seconds within which it says something again, which a busy machine doesn't shorten (`runtime.deadline`).
+Messages are bytes; the caller decides how to decode an answer and whether to trust it. Between a question and its
+answer a process may send heartbeats (`Parent.heartbeat`): with a note, which survives the process, and the number of
+seconds until the next one, which a busy machine doesn't shorten (`runtime.deadline`).
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from assay.runtime.deadline import CpuLimit, process_clock
 GIB = 2**30
 _ANSWER, _HEARTBEAT = b"a", b"h"
 _NOTE_BYTES = 1 << 16
-_TICK = 1.0  # seconds between two looks at a process that says nothing
-_MEMORY_TICK = 0.05  # the same where its memory is watched
-_START = 300.0  # seconds that a new interpreter may take to import what it needs
+_TICK = 1.0  # seconds between two checks of a silent process
+_MEMORY_TICK = 0.05  # the same with a memory limit
+_START = 300.0  # seconds that a new interpreter may take for its imports
 _GRACE = 10.0  # seconds that a process has to end after it has closed its pipe
 _FAILED = 70  # exit status of a fork whose main function raised
 _PR_SET_PDEATHSIG = 1
@@ -61,17 +61,17 @@ from assay.runtime.process import Parent
 main(Parent(pipe), *arguments)
 """
 
-_TEST_RUNNERS = ("PYTEST", "ASSAY", "HYPOTHESIS", "COV_")  # prefixes of variables by which code knows that it is tested
+_TEST_RUNNERS = ("PYTEST", "ASSAY", "HYPOTHESIS", "COV_")  # prefixes of variables that reveal a test run
 
 
 def clean_environment() -> dict[str, str]:
-    """Return the environment variables without those by which test runners are known."""
+    """Return the environment variables without those that reveal a test runner."""
     return {name: value for name, value in os.environ.items() if not name.startswith(_TEST_RUNNERS)}
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A process that did not come back: "crash" or "timeout", how it ended, and the last note that it left."""
+    """A process that did not return: "crash" or "timeout", how it ended, and its last note."""
 
     kind: str
     message: str
@@ -81,8 +81,8 @@ class Lost:
 class Process:
     """A process, by its number, and the pipe to it.
 
-    ``on_heartbeat`` is told within how many seconds the process says something again. ``memory``: how many bytes it may
-    hold beyond those that it had when it said something first; looked at every 50 ms, where `limit_memory` can't be
+    ``on_heartbeat`` is called with the seconds until the process's next sign of life. ``memory``: the bytes that it may
+    hold beyond those at its first message; polled every 50 ms, for platforms and devices where `limit_memory` can't be
     used.
     """
 
@@ -98,14 +98,14 @@ class Process:
 
     @classmethod
     def fork(cls, main: Callable[[Parent], object]) -> Process:
-        """A copy of this process that calls ``main`` and ends."""
+        """Fork this process; the copy calls ``main`` and ends."""
         pipe, other = Pipe()
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
         dies = _dies_with_parent()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of libraries with threads, which the child doesn't enter
+            warnings.simplefilter("ignore")  # of libraries with threads, which the child doesn't use
             pid = os.fork()
         if pid:
             other.close()
@@ -126,24 +126,24 @@ class Process:
     def start(
         cls, main: Callable[..., object], *arguments: Any, quiet: bool = False, main_module: bool = False
     ) -> Process:
-        """A new interpreter that calls ``main(parent, *arguments)``, both pickled, and ends.
+        """Start a new interpreter that calls ``main(parent, *arguments)``, both pickled, and ends.
 
-        What it prints goes to standard error; if ``quiet``, nowhere but the last line into how it was lost.
-        ``main_module``: it imports this process's main module too, as `multiprocessing` does.
+        Its output goes to standard error; if ``quiet``, only the last line is kept, for the report of its loss.
+        ``main_module``: it also imports this process's main module, as `multiprocessing` does.
         """
         data = spawn.get_preparation_data("assay worker")
         for key in ("authkey", *(() if main_module else ("init_main_from_name", "init_main_from_path"))):
             data.pop(key, None)
         messages = [pickle.dumps(data), pickle.dumps((main, arguments))]
         process = cls._interpreter(_WORKER, (), quiet)
-        with suppress(OSError):  # `poll` will find it gone
+        with suppress(OSError):  # `poll` will notice that it has ended
             for message in messages:
                 process.pipe.send_bytes(message)
         return process
 
     @classmethod
     def start_plain(cls, body: str, arguments: Iterable[str], environment: Mapping[str, str]) -> Process:
-        """A new interpreter that runs the text ``body``, and knows nothing of this project."""
+        """Start a new interpreter that runs the text ``body``, independent of this package."""
         return cls._interpreter(body, arguments, True, environment)
 
     @classmethod
@@ -163,31 +163,32 @@ class Process:
                 start_new_session=True,
                 env=environment,
             )
-        child.returncode = 0  # it is waited for by `alive` and `kill`
+        child.returncode = 0  # `alive` and `kill` wait for it
         return cls(child.pid, pipe, log=log)
 
     @property
     def alive(self) -> bool:
-        """Whether it has not ended yet."""
+        """Return whether it is still running."""
         if self._code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self._code = os.waitstatus_to_exitcode(status) if pid else None
         return self._code is None
 
     def submit(self, message: bytes, timeout: float) -> float:
-        """Ask; `poll` answers. It has ``timeout`` seconds to say something, longer if it is only starting: how many."""
+        """Send a message, answered by `poll`; return the seconds until its next sign of life, more than ``timeout`` at
+        start."""
         self._timeout, self._note = timeout, ""
         self._expect(timeout if self._ready else max(timeout, _START))
         if self._log is not None:
             os.ftruncate(self._log.fileno(), 0)
-            os.lseek(self._log.fileno(), 0, os.SEEK_SET)  # of the process too, which shares the open file
-        with suppress(OSError):  # `poll` will find it gone
+            os.lseek(self._log.fileno(), 0, os.SEEK_SET)  # also for the process, which shares the file offset
+        with suppress(OSError):  # `poll` will notice that it has ended
             self.pipe.send_bytes(message)
         return self._limit.seconds
 
     def poll(self) -> bytes | Lost | None:
-        """The answer, or how the process was lost, or None as long as neither is known."""
-        alive = self.alive  # before the pipe is read, which holds what was said until then
+        """Return the answer, or how the process was lost, or None if neither is known yet."""
+        alive = self.alive  # checked before the pipe is read, so that everything sent before the end is read
         try:
             while self.pipe.poll():
                 frame = self.pipe.recv_bytes()
@@ -208,34 +209,34 @@ class Process:
         return None
 
     def result(self) -> bytes | Lost:
-        """What `poll` gives in the end."""
+        """Wait for the answer or loss that `poll` returns."""
         while (answer := self.poll()) is None:
             wait_for([self])
         return answer
 
     def kill(self) -> int:
-        """End it and its group, and wait until it has; its exit code, as `multiprocessing` gives it."""
+        """End it and its group, and wait for the end; return its exit code, as `multiprocessing` defines it."""
         if not self.pipe.closed:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
             self.pipe.close()
         if self.alive:
             with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)  # it leads no group yet
+                os.kill(self.pid, signal.SIGKILL)  # it has no process group yet
             _, status = os.waitpid(self.pid, 0)
             self._code = os.waitstatus_to_exitcode(status)
         assert self._code is not None
         return self._code
 
     def ends_within(self, seconds: float) -> bool:
-        """Wait for its end; whether it came within so many seconds, as `CpuLimit` counts them."""
+        """Wait for its end; return whether it came within ``seconds``, as `CpuLimit` counts them."""
         limit = CpuLimit(seconds, process_clock(self.pid))
         while self.alive and not limit.is_over():
             time.sleep(0.01)
         return not self.alive
 
     def last_words(self) -> str:
-        """The last line that a quiet process has printed."""
+        """Return the last line that a quiet process has printed."""
         if self._log is None:
             return ""
         size = os.fstat(self._log.fileno()).st_size
@@ -244,7 +245,7 @@ class Process:
 
     @property
     def soon(self) -> float:
-        """Seconds after which it must be looked at, whether it says something or not."""
+        """Return the seconds after which it must be checked, even if it is silent."""
         return min(self._limit.next_check, _MEMORY_TICK if self.memory else _TICK)
 
     def _hear(self, frame: bytes) -> None:
@@ -264,40 +265,40 @@ class Process:
 
 
 class Parent:
-    """The other end: what a process asks and tells the one that started it."""
+    """The child's end of the pipe: answers questions and sends heartbeats."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-        faulthandler.disable()  # a fault is the parent's to report
-        with suppress(OSError):  # when memory runs out on Linux, better this process than its parent
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+        faulthandler.disable()  # the parent reports faults
+        with suppress(OSError):  # on Linux, out-of-memory should kill this process rather than its parent
             Path("/proc/self/oom_score_adj").write_text("1000")
 
     def heartbeat(self, note: str = "", seconds: float = 0.0) -> None:
-        """Say that all is well, within how many ``seconds`` that is said again (0: as was asked), and leave a note."""
+        """Send a heartbeat and a note; the next follows within ``seconds`` (0: the question's timeout)."""
         self._pipe.send_bytes(_HEARTBEAT + struct.pack("<d", seconds) + note.encode()[:_NOTE_BYTES])
 
     def serve(self, answer: Callable[[bytes], bytes]) -> None:
-        """Answer one message after the other, until nobody asks any more."""
+        """Answer one message after the other, until the pipe is closed."""
         with suppress(EOFError, ConnectionError):
             while True:
                 self._pipe.send_bytes(_ANSWER + answer(self._pipe.recv_bytes()))
 
 
 def wait_for(processes: Iterable[Process], until: float = float("inf")) -> None:
-    """Wait until one of the processes says something or must be looked at, or until the monotonic clock says so."""
+    """Wait until one of the processes sends something or must be checked, or until the moment ``until``."""
     processes = list(processes)
     seconds = min(until - time.monotonic(), *(process.soon for process in processes))
     wait([process.pipe for process in processes], max(0.0, seconds))
 
 
 def limit_memory(beyond: int) -> None:
-    """Let this process, and whatever it starts, hold ``beyond`` bytes more than it does: what needs more is refused.
+    """Let this process, and its children, hold ``beyond`` bytes more than it does now; larger requests fail.
 
-    Counted are the writable pages of its own (RLIMIT_DATA), touched or not. Address space as such (RLIMIT_AS) is no
-    measure: 16 threads of torch reserve a GiB of it, and a driver of CUDA all there is; whether the latter stays within
-    RLIMIT_DATA is not known, so a process on a device is watched instead (`Process.memory`). Without effect where
-    Linux's /proc isn't there.
+    The limit counts its private writable pages (RLIMIT_DATA), touched or not. Address space (RLIMIT_AS) is no useful
+    measure: 16 threads of torch reserve a GiB of it, and a CUDA driver all there is. Whether the driver stays within
+    RLIMIT_DATA is not known, so a process with a device is polled instead (`Process.memory`). No effect without Linux's
+    /proc.
     """
     with suppress(OSError):
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -307,24 +308,25 @@ def limit_memory(beyond: int) -> None:
 
 
 def _resident(pid: int) -> int:
-    """Bytes of memory that a process holds; 0 where the system doesn't say."""
+    """Return the bytes of memory that a process holds; 0 if unknown."""
     with suppress(OSError):
         return _pages(str(pid), 1)
     return 0
 
 
 def _pages(process: str, column: int) -> int:
-    """A column of /proc/PID/statm, in bytes."""
+    """Return a column of /proc/PID/statm, in bytes."""
     return int(Path(f"/proc/{process}/statm").read_text().split()[column]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _dies_with_parent() -> bool:
-    """Whether Linux shall end what is started here with its parent: it takes the end of a thread for the parent's."""
+    """Return whether Linux should end children with their parent; not in threads, whose end it takes for the
+    parent's."""
     return sys.platform == "linux" and threading.current_thread() is threading.main_thread()
 
 
 def _ending(code: int) -> str:
-    """How a process ended, by its exit code."""
+    """Describe how a process ended, by its exit code."""
     if code < 0:
         with suppress(ValueError):
             return f"the process was ended by {signal.Signals(-code).name}"

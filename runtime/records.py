@@ -1,4 +1,4 @@
-"""Typed records of JSON and TOML, made by msgspec; an error in one line names what doesn't fit."""
+"""Typed records of JSON and TOML, made by msgspec; a one-line error names the entry that doesn't fit."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from assay.runtime.errors import unknown
 def structured(content: Any, kind: Any, where: str, error: Callable[[str], Exception]) -> Any:
     """Return ``content`` as ``kind``: a dataclass, whose annotations are checked strictly, or another type of msgspec.
 
-    Raises what ``error`` makes of one line that begins with ``where`` and the path of what doesn't fit,
-    ``recipe.seed: expected a whole number, got 'one'``, or of a key that there isn't, with the one likely meant.
-    Where ``where`` ends with a colon it names the whole file: ``mine.toml: seeds: ...``.
+    Raises ``error`` of one line that begins with ``where`` and the path of the entry that doesn't fit, ``recipe.seed:
+    expected a whole number, got 'one'``, or of an unknown key, with the most similar known one. If ``where`` ends with
+    a colon it names the whole file: ``mine.toml: seeds: ...``.
     """
     known = [field.name for field in fields(kind)] if is_dataclass(kind) else []
     for name in content if known and isinstance(content, Mapping) else ():
@@ -48,7 +48,7 @@ _EXPECTED = re.compile(r"Expected `([^`]*)`(?: of)?( length)?( [<>]=? \S+)?(?:, 
 
 
 def _in_words(what: str, content: Any, path: str) -> str:
-    """``expected a whole number >= 0, got -3`` of msgspec's ``Expected `int` >= 0``."""
+    """Return ``expected a whole number >= 0, got -3`` for msgspec's ``Expected `int` >= 0``."""
     match = _EXPECTED.fullmatch(what)
     if match is None:
         return what[0].lower() + what[1:]
@@ -65,7 +65,7 @@ def _in_words(what: str, content: Any, path: str) -> str:
 def read_record(path: Path, mark: str, kind: Any, error: Callable[[str], Exception]) -> Any:
     """Return the record that ``assay MARK`` wrote to a JSON file, as ``kind``; its key ``mark`` is the version, 1.
 
-    Raises what ``error`` makes of one line.
+    Raises ``error`` of one line.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -79,10 +79,10 @@ def read_record(path: Path, mark: str, kind: Any, error: Callable[[str], Excepti
 
 
 def plain(value: Any) -> Any:
-    """Return a record as dicts, lists and numbers, as JSON has them; others than finite are "nan", "inf" and "-inf".
+    """Return a record as dicts, lists and numbers for JSON; non-finite numbers become "nan", "inf" and "-inf".
 
-    An object with a method ``as_dict`` becomes what that returns.
-    `msgspec.convert` with ``strict=False`` reads it back.
+    An object with a method ``as_dict`` becomes the result of that method. `msgspec.convert` with ``strict=False`` reads
+    it back.
     """
     if hasattr(value, "as_dict"):
         return plain(value.as_dict())

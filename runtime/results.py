@@ -1,14 +1,14 @@
 """Results that are stored and reused, under keys that cover every source they depend on.
 
-A key is a digest of the question, of the sources that answer it, and of the versions of the packages that these
-import. The sources are found by following the imports of the module that answers, not from a list kept by hand:
-imports inside functions, ``import_module``, modules that a string names (a preload of a worker), the
-names of lazy packages, and the tables of `assay.configs` and other data files that a module reads.
+A key is a digest of the question, of the sources that answer it, and of the versions of the packages that these import.
+The sources are found by following the imports of the answering module, not from a manual list: imports inside
+functions, ``import_module``, modules named in strings (a preload of a worker), the names of lazy packages, and the
+tables of `assay.configs` and other data files that a module reads.
 
 `ResultStore` is the format of files that only assay reads: JSON with ``key``, ``versions``, ``made`` and ``answer``,
-arrays beside it in safetensors. Verdicts, lines of ``assay judge --out`` and records of ``assay tune`` and ``assay
-bench`` have documented formats of their own, and keys of the same kind. Goldens don't: the address of a golden's record
-is its recipe with the versions of the op's definition and of its inputs. A golden's radius certifies its value whatever
+and arrays in a safetensors file. Verdicts, lines of ``assay judge --out`` and records of ``assay tune`` and ``assay
+bench`` have their own documented formats, and keys of the same kind. Goldens don't: the address of a golden's record is
+its recipe with the versions of the op's definition and of its inputs. A golden's radius certifies its value whatever
 sources computed it, so a record stays right when these change; ``assay golden check`` computes it again.
 """
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 _TABLES = "assay.configs"
-_DATA = {".toml", ".cu", ".cuh"}  # templates and schemas decide how an answer looks, not what it is
+_DATA = {".toml", ".cu", ".cuh"}  # templates and schemas affect only the display of answers
 _DISTRIBUTIONS = {"flint": "python-flint", "yaml": "pyyaml"}  # packages distributed by another name
 _DISPLAY = {"jinja2", "markupsafe", "rich", "typer"}  # packages that only show answers
 _USER_SUFFIXES = {".py", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".pyx", ".so"}
@@ -47,7 +47,7 @@ _TYPE_CHECKING = re.compile(r"^if TYPE_CHECKING:\n(?:[ \t]+[^\n]*\n|\n)*", re.M)
 _FROM = re.compile(r"^[ \t]*from[ \t]+([\w.]+)[ \t]+import[ \t]+(\([^)]*\)|[^\n(]+)", re.M)
 _IMPORT = re.compile(r"^[ \t]*import[ \t]+([\w., \t]+)", re.M)
 _CALLED = re.compile(r"\b(?:import_module|__import__|optional|find_spec)\(\s*[\"']([\w.]+)[\"']")
-_STRING = re.compile(r"[\"']([\w./-]+)")  # up to what no module's or table's name has, as in "module:function"
+_STRING = re.compile(r"[\"']([\w./-]+)")  # stops at ":" in "module:function"
 _TARGET = re.compile(r"(?:^|[\"'])([\w.]+):")  # the module of a target, and of targets that an adapter names
 _COMPUTED = re.compile(r"import_module\(f[\"']|iter_modules\(")
 
@@ -62,8 +62,11 @@ def installed_version(distribution: str, missing: str = "") -> str:
 
 @dataclass(frozen=True)
 class _Module:
-    """A module by its source: ``imports`` are pairs of a module and a name in it, "" where the module itself is
-    imported; ``lazy`` the same of ``if TYPE_CHECKING``; ``strings`` begin all of its string constants."""
+    """A module by its source.
+
+    ``imports`` are pairs of a module and a name in it, "" if the module itself is imported; ``lazy`` the same for ``if
+    TYPE_CHECKING``; ``strings`` are the beginnings of all of its string constants.
+    """
 
     digest: str
     imports: frozenset[tuple[str, str]]
@@ -82,7 +85,7 @@ class Sources:
 
     @cached_property
     def paths(self) -> dict[str, Path]:
-        """The file of each module."""
+        """Return the file of each module."""
         top = self.root / "__init__.py"
         paths = {"assay": top if top.is_file() else self.root / "package" / "__init__.py"}  # the latter in a checkout
         for folder in self.root.iterdir():
@@ -93,7 +96,7 @@ class Sources:
         return paths
 
     def nearest(self, module: str) -> str:
-        """Return a module, or the package that makes it where it has no file."""
+        """Return a module, or for a module without a file the package that defines it."""
         return module if module in self.paths or "." not in module else self.nearest(_parent(module))
 
     def closure(self, *modules: str) -> tuple[dict[str, Path], set[str]]:
@@ -104,7 +107,7 @@ class Sources:
         if unknown := [name for name in modules if name not in self.paths]:
             raise LookupError(f"there is no module {unknown[0]} in {self.root}")
         waiting, files, packages = [(name, True) for name in modules], dict[str, Path](), set[str]()
-        followed: dict[str, bool] = {}  # whether also the modules that it may import by computed names
+        followed: dict[str, bool] = {}  # whether to follow also modules with computed names
         while waiting:
             name, whole = waiting.pop()
             if followed.get(name, False) or (name in followed and not whole):
@@ -115,7 +118,7 @@ class Sources:
             packages |= {imported.partition(".")[0] for imported, _ in module.imports}
             waiting += [(imported, True) for imported in self._imported(name, module, computed=whole)]
             if parent := _parent(name):
-                waiting.append((parent, False))  # its __init__.py runs first, not what its functions import
+                waiting.append((parent, False))  # its __init__.py runs first, but not its functions' imports
         return files, packages - {"", "assay", *sys.stdlib_module_names}
 
     def digest(self, *modules: str) -> tuple[str, dict[str, str]]:
@@ -136,20 +139,21 @@ class Sources:
         return self._modules[name]
 
     def _imported(self, name: str, module: _Module, *, computed: bool = True) -> Iterator[str]:
-        """The modules of this package that a module imports, or may import by a name that it states or computes."""
+        """Yield the modules of this package that a module imports, or may import by a stated or computed name."""
         for home, attribute in module.imports:
             yield from self._homes(home, attribute)
         packages = {string for string in module.strings if string.startswith("assay.") and string in self.paths}
         yield from packages
-        if computed and module.computes_imports:  # every module of a package that it names, or of its own
+        if computed and module.computes_imports:  # every module of a package that it names, or of its own package
             yield from (each for each in self.paths if each.startswith(tuple(f"{one}." for one in {*packages, name})))
 
     def _homes(self, home: str, attribute: str) -> Iterator[str]:
-        """The modules that a name of a module comes from, or that a package is made of: of a lazy one all names'."""
+        """Yield the modules that define a name of a module, or that make up a package: all names' modules for a lazy
+        one."""
         inner = f"{home}.{attribute}" if attribute else home
         if inner in self.paths:
             yield inner
-            if self.paths[inner].stem == "__init__":  # whose names are used as attributes
+            if self.paths[inner].stem == "__init__":  # its names are used as attributes
                 for further in self._module(inner).lazy:
                     yield from self._homes(*further)
         elif home in self.paths:
@@ -158,10 +162,10 @@ class Sources:
                 if further[1] == attribute:
                     yield from self._homes(*further)
         elif home.startswith("assay."):
-            yield self.nearest(home)  # a module that its package makes
+            yield self.nearest(home)  # a module that its package defines
 
     def _data(self, name: str, module: _Module) -> Iterator[Path]:
-        """The tables that a module names, and the data files of its folder where it reads files there."""
+        """Yield the tables that a module names, and the data files of its folder if it reads files there."""
         imported = {home for home, _ in module.imports} | {f"{home}.{one}" for home, one in module.imports}
         if _TABLES in imported:
             for path in (self.root / "configs").rglob("*.toml"):
@@ -174,7 +178,7 @@ class Sources:
 
 
 def _parsed(source: bytes, package: str) -> _Module:
-    """A module of ``package``, from which its relative imports start."""
+    """Parse a module of ``package``, the base of its relative imports."""
     text = source.decode()
     lazy = "".join(_TYPE_CHECKING.findall(text))
     rest = _TYPE_CHECKING.sub("", text)
@@ -211,13 +215,12 @@ def _sha256(content: bytes) -> str:
 
 @cache
 def _own() -> Sources:
-    """The sources of the running package."""
     return Sources(Path(__file__).resolve().parents[1])
 
 
 @cache
 def own_sources(*modules: str) -> tuple[str, dict[str, str]]:
-    """`Sources.digest` of the running package, as it was when first asked for: what is loaded doesn't change."""
+    """Return `Sources.digest` of the running package at the first call: loaded code doesn't change later."""
     return _own().digest(*modules)
 
 
@@ -229,8 +232,8 @@ def versions_of(*modules: str) -> dict[str, str]:
 def result_key(question: Any, *modules: str, targets: Iterable[str] = (), device: str = "") -> str:
     """Return the key of an answer, SHA-256 in hexadecimal digits.
 
-    ``question`` is plain data; ``modules`` of this package answer it; ``targets`` are the kernels and references that
-    it is about, "package.module:function"; ``device`` names the machine's where the answer depends on it.
+    ``question`` is plain data; ``modules`` of this package answer it; ``targets`` are the kernels and references in
+    question, "package.module:function"; ``device`` names the machine's if the answer depends on it.
     """
     named = {name for target in targets for name in _TARGET.findall(target)}
     own = {name: _own().nearest(name) for name in named if name.startswith("assay.")}
@@ -241,7 +244,7 @@ def result_key(question: Any, *modules: str, targets: Iterable[str] = (), device
 
 
 def contents(path: str) -> list[str]:
-    """Return a path, and name and digest of each of its files of up to 16 MiB: a file's, or a folder's."""
+    """Return a path, and name and digest of each of its files of up to 16 MiB: of a file, or of a folder."""
     top = Path(path)
     files = sorted(top.rglob("*")) if top.is_dir() else [top]
     read = [
@@ -253,24 +256,24 @@ def contents(path: str) -> list[str]:
 
 
 def user_sources(module: str) -> str:
-    """Return a digest of the top-level package of a user's module, or of the files beside a module that is in none.
+    """Return a digest of the top-level package of a user's module, or of the files next to a module without a package.
 
-    Empty where there is no such module.
+    Empty if there is no such module.
     """
     top = module.partition(".")[0]
     with suppress(ImportError, ValueError, AttributeError):
-        # A worker looks in the current folder first; the command's own process may not look there at all.
+        # Workers search the current folder first; the command's own process may not search it at all.
         spec = PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) or importlib.util.find_spec(top)
         if spec is not None and spec.submodule_search_locations is not None:
             return _hashed(path for folder in spec.submodule_search_locations for path in Path(folder).rglob("*"))
         if spec is not None and spec.origin is not None:
             return _hashed(Path(spec.origin).parent.iterdir())
-    file = getattr(sys.modules.get(top), "__file__", None)  # of a script, which no search finds
+    file = getattr(sys.modules.get(top), "__file__", None)  # a script, which no search finds
     return _hashed([Path(file)]) if file else ""
 
 
 def _hashed(paths: Iterable[Path]) -> str:
-    """A digest of source files by content, of very many by size and time."""
+    """Return a digest of source files by content, or, for very many files, by size and time."""
     files = sorted(path for path in paths if path.suffix in _USER_SUFFIXES and path.is_file())
     read = sum(path.stat().st_size for path in files) <= _MOST_READ
     digest = hashlib.sha256()
@@ -282,7 +285,7 @@ def _hashed(paths: Iterable[Path]) -> str:
 
 
 class ResultStore:
-    """Answers in ``folder``, each in a JSON file of its own that names its key; arrays are in a safetensors file."""
+    """Answers in ``folder``, each in a JSON file with its key; arrays are in a safetensors file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -301,7 +304,7 @@ class ResultStore:
         return None
 
     def put(self, name: str, key: str, answer: Any, versions: Mapping[str, str]) -> Path:
-        """Store an answer, plain data, in the place of an earlier one; return its path. Raises `OSError`."""
+        """Store an answer, plain data, replacing an earlier one; return its path. Raises `OSError`."""
         text = json.dumps(_envelope(key, answer, versions))
         return write_text_atomically(self.folder / f"{name}.json", text)
 

@@ -1,4 +1,4 @@
-"""The source of a reference: its text, and that of the functions and constants of its project that it uses."""
+"""The source text of a reference, with the functions and constants of its project that it uses."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _PLAIN = (bool, int, float, complex, str, bytes, torch.dtype)
 
 
 def source_of(target: Any) -> str:
-    """Return the text of a function, module or class, with that of what it calls of its own top-level package.
+    """Return the text of a function, module or class, with the text of the functions it calls in its top-level package.
 
-    Numbers, names and tuples of such that it finds in its module or around it count by their values. What is not
-    written in Python counts by its name.
+    Numbers, names and tuples of these that it uses from its module or enclosing functions count by value. Objects that
+    are not written in Python count by name.
     """
     seen: dict[Any, str] = {}
     _add(target, _package(target), seen)
@@ -52,7 +52,7 @@ def _add(target: Any, package: str, seen: dict[Any, str]) -> None:
 
 
 def _names(code: CodeType) -> list[str]:
-    """The global and enclosing names of a function, and of those defined inside of it."""
+    """Return the global and enclosing names of a function, and of functions defined inside of it."""
     inner = [const for const in code.co_consts if isinstance(const, CodeType)]
     return [*code.co_names, *code.co_freevars, *(name for part in inner for name in _names(part))]
 

@@ -1,4 +1,4 @@
-"""Tensors: compared by their bits, packed as bytes whose reading runs no code of the sender's, cached beyond memory."""
+"""Tensors: bitwise comparison, packing as bytes that are safe to read, and a cache larger than memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 _IN_MEMORY = 256 << 20  # bytes of a `TensorCache`
-_HEAD = 8  # bytes that say how long the JSON text is which describes what follows
+_HEAD = 8  # bytes that hold the length of the JSON header
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -22,7 +22,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def same_numbers(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether two tensors of one shape and dtype have the same bits, or NaN of whatever bits, everywhere."""
+    """Return whether two tensors of one shape and dtype have the same bits, or NaN with any bits, everywhere."""
     if not a.dtype.is_floating_point:
         return bool((a == b).all())
     a, b = a.double(), b.double()
@@ -30,20 +30,20 @@ def same_numbers(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Contiguous in one dimension, whose stride is one even where it has a single element."""
+    """Return a contiguous 1-D view, with stride 1 even for a single element."""
     contiguous = tensor.detach().contiguous()
     return contiguous.as_strided((contiguous.numel(),), (1,))
 
 
 def pack(value: Any) -> bytes:
-    """``value``: tensors, numbers, texts, None, and lists, tuples and dicts of these. Raises `TypeError` for others."""
+    """Pack tensors, numbers, texts, None, and lists, tuples and dicts of these. Raises `TypeError` for other values."""
     contents: list[bytes] = []
     head = json.dumps(_serialised(value, contents)).encode()
     return b"".join([len(head).to_bytes(_HEAD, "little"), head, *contents])
 
 
 def unpack(data: bytes) -> Any:
-    """What was packed: tensors on the CPU, without graph, of the same bits; tuples have become lists."""
+    """Unpack: tensors are on the CPU, without graph, with the same bits; tuples become lists."""
     view = memoryview(bytearray(data))  # tensors may be written to
     size = int.from_bytes(view[:_HEAD], "little")
     return _deserialised(json.loads(bytes(view[_HEAD : _HEAD + size])), view, [_HEAD + size])
@@ -72,14 +72,14 @@ def _deserialised(value: Any, view: memoryview, index: list[int]) -> Any:
     dtype = getattr(torch, name)
     index[0] += size
     part = view[index[0] - size : index[0]]
-    # cloned, since bytes within a message need not lie where the dtype's numbers may
+    # cloned, since bytes within a message need not be aligned for the dtype
     flat = torch.frombuffer(part, dtype=torch.uint8).clone().view(dtype) if size else torch.empty(0, dtype=dtype)
     return flat.reshape(shape)
 
 
 @dataclass(frozen=True, slots=True)
 class _Spilled:
-    """A tensor in the file, from ``start`` on."""
+    """A tensor in the file, from offset ``start`` on."""
 
     start: int
     size: int
@@ -89,10 +89,10 @@ class _Spilled:
 
 
 class TensorCache:
-    """Tensors in the order in which they are added, each given back bit for bit on the device that it was on.
+    """Tensors in the order in which they are added, each returned bit for bit on its original device.
 
-    Those beyond ``limit`` bytes are written to a temporary file, which is mapped for reading. The file has no name
-    where the system allows that, so it goes with the cache, also where the process is killed.
+    Tensors beyond ``limit`` bytes are written to a temporary file, which is mapped for reading. The file has no name if
+    the system allows that, so it vanishes with the cache, also if the process is killed.
     """
 
     def __init__(self, limit: int = _IN_MEMORY) -> None:
@@ -109,7 +109,7 @@ class TensorCache:
             self._tensors.append(tensor.clone())
             return
         if self._file is None:
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the cache
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the cache
         self._file.seek(self._end)
         self._file.write(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         self._file.flush()

@@ -30,7 +30,7 @@ from assay.verify.reference import Reference, spec_name_of
 from assay.verify.settings import Settings
 
 _CHECK = re.compile(r"\s*(allclose|assert_close)\s*(?:\(\s*([^,()]+?)\s*,\s*([^,()]+?)\s*\))?\s*")
-_ALLCLOSE = (1e-5, 1e-8)
+_ALLCLOSE = (1e-5, 1e-8)  # torch.allclose's defaults
 _ASSERT_CLOSE = {
     "float16": (1e-3, 1e-5), "bfloat16": (1.6e-2, 1e-5), "float32": (1.3e-6, 1e-5), "float64": (1e-7, 1e-7),
 }  # fmt: skip  # torch.testing.assert_close's defaults

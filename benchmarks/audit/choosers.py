@@ -1,8 +1,8 @@
 """Other ways to choose a format for each linear: two libraries' searches, a linear program, and rules of thumb.
 
-Each maker takes the model, which is left as it is, batches of tokens, names of linears that take one format together,
-and the formats by their bits; it gives a function of the bits of a weight in the mean (scales not counted, as the
-libraries count), which gives an assignment.
+Each maker takes the model (left unchanged), batches of tokens, groups of linears that share a format, and the formats
+by their bits. It returns a function from the mean bits of a weight (without scales, as the libraries count) to an
+assignment.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Groups = list[list[str]]
 
 
 class _Expert(torch.nn.Module):
-    """A gated unit of three linears."""
+    """A gated MLP of three linears."""
 
     def __init__(self, gate_up: torch.Tensor, down: torch.Tensor, act: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class _Expert(torch.nn.Module):
 
 
 class _Experts(torch.nn.ModuleList):
-    """What transformers' experts in two parameters do, of experts that are modules."""
+    """The experts as modules, computing the same as transformers' experts in two stacked parameters."""
 
     def forward(self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         result = torch.zeros_like(x)
@@ -55,8 +55,10 @@ def _linear(weight: torch.Tensor) -> torch.nn.Linear:
 
 
 def unfused_experts(model: Any) -> Any:
-    """The model; a copy of it where experts lie in two parameters, as Mixtral's, in which each expert is three linears,
-    for the libraries know no other."""
+    """Return the model, or a copy in which each expert stored in stacked parameters, as Mixtral's, is three linears.
+
+    The libraries support only experts that are linears.
+    """
     held = [name for name, module in model.named_modules() if type(module).__name__ == "MixtralExperts"]
     if not held:
         return model
@@ -69,7 +71,7 @@ def unfused_experts(model: Any) -> Any:
 
 
 def from_modelopt(model: Any, batches: list[Any], groups: Groups, formats: Mapping[int, str], method: str) -> Choice:
-    """`modelopt.torch.quantization.auto_quantize`; it makes groups of its own, which are these."""
+    """Choose by `modelopt.torch.quantization.auto_quantize`, with its own grouping replaced by these groups."""
     from modelopt.torch import quantization
 
     shapes: dict[int, dict[str, Any]] = {8: {"axis": 0}, 4: {"block_sizes": {-1: 128}}}
@@ -108,7 +110,7 @@ def from_modelopt(model: Any, batches: list[Any], groups: Groups, formats: Mappi
 
 
 def from_autoround(model: Any, batches: list[Any], groups: Groups, formats: Mapping[int, str]) -> Choice:
-    """`auto_round.AutoScheme`, with these batches where it would load a data set."""
+    """Choose by `auto_round.AutoScheme`, with these batches instead of the data set that it would load."""
     from auto_round.auto_scheme.gen_auto_scheme import AutoScheme, GenScheme
     from auto_round.schemes import QuantizationScheme
 
@@ -146,7 +148,7 @@ def from_autoround(model: Any, batches: list[Any], groups: Groups, formats: Mapp
 
 
 def by_weight_error(model: Any, groups: Groups, formats: Mapping[int, str]) -> Choice:
-    """The least sum of squared errors of the weights, by an integer linear program; no data are looked at."""
+    """Minimise the sum of squared errors of the weights by an integer linear program, without data."""
     names = {name for group in groups for name in group}
     weights = {name: module.weight.detach().float() for name, module in model.named_modules() if name in names}
 
@@ -175,7 +177,7 @@ def by_weight_error(model: Any, groups: Groups, formats: Mapping[int, str]) -> C
 
 
 def first_and_last(model: Any, groups: Mapping[str, list[str]], formats: Mapping[int, str]) -> Choice:
-    """The most bits in the first and the last layer and at the head, the fewest elsewhere; none beyond the budget."""
+    """Give the most bits to the first and last layer and the head, the fewest to others, within the budget."""
     names = [name for group in groups.values() for name in group]
     layers = [layer for name in names if (layer := layer_and_kind(name)[0]) is not None]
     ends = {None, min(layers), max(layers)}
@@ -186,6 +188,6 @@ def first_and_last(model: Any, groups: Mapping[str, list[str]], formats: Mapping
 
 
 def uniform(groups: Mapping[str, list[str]], formats: Mapping[int, str]) -> Choice:
-    """The format of most bits that a budget has room for."""
+    """Give all linears the widest format that fits the budget."""
     names = [name for group in groups.values() for name in group]
     return lambda bits: dict.fromkeys(names, formats[max(each for each in formats if each <= bits)])

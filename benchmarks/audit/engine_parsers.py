@@ -1,13 +1,13 @@
-"""Which class an engine's own parser gives to each scheme of its row in configs/engines.toml, by compute capability.
+"""Print the class that an engine's own parser gives each scheme of its row in configs/engines.toml, by capability.
 
     pip download --no-deps vllm && unzip -q 'vllm-*.whl' '*.py' -d FOLDER
     python benchmarks/audit/engine_parsers.py vllm FOLDER
 
-The parser of compressed-tensors, with what it matches names by, is the engine's; all else of the engine, its kernels
-above all, is made up, so no GPU and none of its dependencies are needed. Asked are linears that the engine fuses, one
-by itself, one that is left as it is, and the head; SGLang, most of whose models tell it no parts of products, without
-and with them. Of Mixtral and Qwen3-MoE the group of each layer's experts is asked for by the names that the engine asks
-by. What the row promises and the parser refuses is reported.
+Only the engine's compressed-tensors parser and its name matching are real; the rest of the engine, including its
+kernels, is replaced by stubs, so neither a GPU nor its dependencies are needed. The parser is queried for fused
+linears, a linear that is not fused, an unquantised one, and the head; for SGLang, most of whose models don't declare
+the parts of fused linears, with and without these parts. For Mixtral and Qwen3-MoE the group of each layer's experts is
+looked up by the names that the engine uses. Schemes that the row promises and the parser refuses are reported.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _EXPERTS = {
     "mixtral": ("block_sparse_moe", ("w1", "w3", "w2")),
     "qwen3_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
 }
-"""The block of a layer and the linears of an expert, gate, up and down, as checkpoints call them."""
+"""The block of a layer and the linears of an expert (gate, up and down), by their checkpoint names."""
 _REQUESTED = ("self_attn.qkv_proj", "mlp.gate_up_proj", "self_attn.o_proj")
 
 
 class _Class(type):
-    """Of made-up classes: any attribute is there."""
+    """Metaclass of stub classes: any attribute exists."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -56,7 +56,7 @@ class _Class(type):
 
 
 class _Module(types.ModuleType):
-    """A made-up module: any name in it is a class that takes anything."""
+    """A stub module: any name in it is a class that accepts anything."""
 
     __path__: Sequence[str] = ()
 
@@ -78,7 +78,7 @@ class _Module(types.ModuleType):
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Gives the parser as it is in the folder, and made-up modules of the engine beside it."""
+    """Imports the parser from the folder, and stubs for the engine's other modules."""
 
     capability = 0
 
@@ -105,13 +105,13 @@ class _Finder(MetaPathFinder, Loader):
         if module.__name__ == self.logger:
             module.init_logger = logging.getLogger
         narrow = self.folder / f"{module.__name__.replace('.', '/')}/compressed_tensors_wNa16.py"
-        if narrow.is_file():  # the widths of packed weights, which the parser asks for
+        if narrow.is_file():  # the widths of packed weights, which the parser uses
             table = re.search(r"WNA16_SUPPORTED_TYPES_MAP = \{(.*?)\}", narrow.read_text(encoding="utf-8"), re.DOTALL)
             module.WNA16_SUPPORTED_BITS = [int(each) for each in re.findall(r"(\d+):", table[1] if table else "")]
 
 
 def sites() -> dict[str, Site]:
-    """Two layers of a Llama and its head."""
+    """Return two layers of a Llama and its head."""
     results = {}
     for layer in (0, 1):
         for block, unit, parts in (("self_attn", "qkv", "qkv"), ("mlp", "gate_up", ("gate", "up"))):
@@ -126,9 +126,9 @@ def sites() -> dict[str, Site]:
 
 
 def given(parser: Any, scheme: str, products: dict[str, list[str]]) -> tuple[set[str], set[str]]:
-    """What the parser gives to the linears of a scheme, and to those that are left as they are; refusals by name.
+    """Return the parser's classes for the linears of a scheme, and for unquantised linears; refusals by name.
 
-    products: the parts of fused linears, as the engine's model tells them.
+    products: the parts of fused linears, as the engine's model declares them.
     """
     model = sites()
     assignment = {name: scheme for name in model if name not in ("lm_head", "model.layers.1.mlp.down_proj")}
@@ -148,7 +148,7 @@ def given(parser: Any, scheme: str, products: dict[str, list[str]]) -> tuple[set
 
 
 def experts_given(engine: str, parser: Any, kind: str, scheme: str) -> bool:
-    """Whether the experts of one layer have the group of a scheme, and those of the next are left as they are."""
+    """Return whether the experts of one layer have a scheme's group, and those of the next stay unquantised."""
     block, stored = _EXPERTS[kind]
     asked = _EXPERTS["qwen3_moe"][1] if engine == "sglang" else stored
     model, names = {}, {}
@@ -172,8 +172,11 @@ def experts_given(engine: str, parser: Any, kind: str, scheme: str) -> bool:
 
 
 def table_given(parser: Any, scheme: str) -> bool:
-    """Whether vLLM takes a table of embeddings, of a model that tells its name or not, for packed integers of the
-    scheme, and for none where it is left as it is."""
+    """Return whether vLLM accepts packed integers of the scheme for an embedding table, and leaves an ignored one
+    alone.
+
+    Both are tried with a model that passes the table's name and one that doesn't.
+    """
     name = "model.embed_tokens"
     model = {**sites(), name: Site(name, "embedding", "embedding", (512, 256))}
     table = type("VocabParallelEmbedding", (torch.nn.Module,), {})()
@@ -190,7 +193,7 @@ def table_given(parser: Any, scheme: str) -> bool:
 
 
 def main() -> int:
-    """Print a row for each scheme; 1 where the parser and the row of configs/engines.toml disagree."""
+    """Print a row for each scheme; return 1 if the parser and the row of configs/engines.toml disagree."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     options.add_argument("engine", choices=sorted(_PARSERS))
     options.add_argument("folder", type=Path, help="an unpacked wheel of the engine")

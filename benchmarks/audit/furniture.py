@@ -1,4 +1,4 @@
-"""What the scripts share: the command line and the audit of those that audit a model, and times."""
+"""Shared by the scripts: timing, and the command line and audit of a model."""
 
 import argparse
 import time
@@ -14,7 +14,7 @@ HELD_OUT = Path(__file__).resolve().parents[2] / "configs" / "models" / "held-ou
 def best_time(
     run: Callable[[], object], repeats: int = 7, clock: Callable[[], float] = time.perf_counter, warm: bool = True
 ) -> float:
-    """The least of several times, in seconds, after one run that isn't counted."""
+    """Return the least of several times, in seconds, after one run that isn't counted."""
     if warm:
         run()
     times = []
@@ -26,7 +26,7 @@ def best_time(
 
 
 def options(description: str | None, *, sequences: int, batch: int, seed: int) -> argparse.ArgumentParser:
-    """The command line of a script that audits a model."""
+    """Return the command line of a script that audits a model."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a bundled model's name, or a directory")
     parser.add_argument("--text", type=Path, default=HELD_OUT)
@@ -39,7 +39,7 @@ def options(description: str | None, *, sequences: int, batch: int, seed: int) -
 
 
 def audited(given: argparse.Namespace, seed: int = 0) -> tuple[Loaded, Audit, float]:
-    """The model that the command line names, its audit, calibrated, and seconds of the processor that it took."""
+    """Return the model named on the command line, its calibrated audit, and the processor seconds of the audit."""
     loaded = load(given.model)
     batches = loaded.batches(given.text, sequence=given.tokens, sequences=given.sequences, batch=given.batch)
     metric = given.metric or ("relative" if loaded.kind == "encoder" else "kl")

@@ -1,13 +1,13 @@
-"""Whether an audit's intervals hold on text that it hasn't seen: `heldout.py MODEL [--text FILE --splits N]`.
+"""Measure whether an audit's intervals hold on unseen text: `heldout.py MODEL [--text FILE --splits N]`.
 
-The sequences of a text are split at random, a quarter held out; the model is audited and calibrated on the others
-as its users do, and fresh assignments of several kinds are predicted and measured on the held-out ones, and on as many
-sequences of twice the length from later text, of which as many others calibrate by the same assignments once more: what
-is predicted without that is reported too. Prints of each kind how many have an interval that promises something, and of
-these the median and the ends of predicted / measured, how many measurements the intervals hold, how many lie above, how
-wide intervals are (high / low, median) and Spearman's rank correlation, and how many the others hold, which promise
-nothing; then the measurements of the audits, how often they ran the model's blocks, and their processor time.
-`--splits` repeats it with others, `--each` with more assignments of a kind.
+The sequences of a text are split at random, and a quarter is held out. The model is audited and calibrated on the
+others, as its users do. New assignments of several kinds are then predicted and measured on the held-out sequences, and
+on as many sequences of twice the length from later text; for the latter, also after calibrating the same assignments
+again on further sequences of that length. For each kind it prints how many predictions have a calibrated interval, and
+for these the median and the ends of predicted / measured, the number of measurements inside of and above their
+intervals, the median width of the intervals (high / low) and Spearman's rank correlation; then how many of the
+uncalibrated intervals hold; then the measurements of the audits, how often they ran the model's blocks, and their
+processor time. `--splits` repeats it with other splits, `--each` with more assignments of a kind.
 """
 
 import random
@@ -35,7 +35,7 @@ HEAD = (
 
 
 def assignments(result: Audit, draw: random.Random, each: int) -> dict[str, list[dict[str, str]]]:
-    """Fresh assignments by their kind, of sites drawn at random."""
+    """Return new assignments of random sites, by their kind."""
     free = [site for site in result.sites if not site.tied]
     values = [site for site in free if site.type in ("activation", "kv_cache")]
     caches = [site for site in free if site.type == "kv_cache"]
@@ -78,8 +78,10 @@ def assignments(result: Audit, draw: random.Random, each: int) -> dict[str, list
 
 
 def judged(result: Audit, longer: Evaluator, there: Predictor, draw: random.Random, each: int) -> tuple[Pairs, Pairs]:
-    """Predictions and measurements on held-out sequences, and on longer ones, as calibrated there and as it is;
-    optimised: recommended under random budgets of bytes."""
+    """Predict and measure on held-out sequences, and on longer ones, with and without calibration there.
+
+    optimised: recommended under random budgets of bytes.
+    """
     whole, passes = result.cost({}).bytes, result.choice_evaluator.passes
     kinds: dict[str, list[dict[str, str]]] = assignments(result, draw, each)
     limits = [whole * draw.uniform(0.28, 0.9) for _ in range(-(-each // 3))]

@@ -1,9 +1,9 @@
-"""What an audit costs before its first measurement: `large.py 1024 4096 24` (hidden, MLP, layers).
+"""Measure the cost of an audit before its first measurement: `large.py 1024 4096 24` (hidden, MLP, layers).
 
-A random Llama in bfloat16 with 16 heads is stored and audited, every scheme that an audit looks at by itself.
-Prints processor seconds of one plain forward and backward pass in float32, before and after, of looking, of predicting,
-of one measurement, and the peak of resident memory beyond the imports (Linux's VmHWM) in multiples of the bfloat16
-weights; `--profile` prints where the time goes.
+A random Llama in bfloat16 with 16 heads is stored and audited, with every scheme that an audit examines by default.
+Prints processor seconds of one plain forward and backward pass in float32, before and after, of the audit's recording,
+of its predictions, and of one measurement, and the peak of resident memory beyond the imports (Linux's VmHWM) in
+multiples of the bfloat16 weights; `--profile` prints a profile.
 """
 
 import argparse
@@ -37,14 +37,14 @@ def make(folder: Path, given: argparse.Namespace) -> None:
 
 
 def peak() -> float:
-    """MiB, of this program so far."""
+    """Return the peak resident memory of this program so far, in MiB."""
     match = re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())
     assert match is not None
     return int(match[1]) / 1024
 
 
 def plain(folder: Path, ids: torch.Tensor) -> tuple[float, float]:
-    """Processor seconds of a forward pass, and of one forward and backward with gradients of weights."""
+    """Return processor seconds of a forward pass, and of a forward and backward pass with gradients of weights."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -58,7 +58,7 @@ def plain(folder: Path, ids: torch.Tensor) -> tuple[float, float]:
 
 def examine(folder: Path, given: argparse.Namespace, ids: torch.Tensor) -> None:
     """Audit the model in this process, and measure one random assignment."""
-    import accelerate.hooks  # noqa: F401 - what an audit imports is no part of what it takes
+    import accelerate.hooks  # noqa: F401 - an audit's imports are not part of its cost
     import scipy.optimize  # noqa: F401
     import transformers.models.llama.modeling_llama  # noqa: F401
 
@@ -96,7 +96,7 @@ def examine(folder: Path, given: argparse.Namespace, ids: torch.Tensor) -> None:
 
 
 def main() -> None:
-    """Read the command line, store the model, and measure in processes of their own."""
+    """Read the command line, store the model, and measure in separate processes."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("hidden", type=int)
     arguments.add_argument("middle", type=int)

@@ -1,16 +1,16 @@
-"""What `recommend` chooses, beside what peers choose: `peers.py stdlib-llama --bits 4.5 5 6 7`.
+"""Compare `recommend`'s choices with those of peers: `peers.py stdlib-llama --bits 4.5 5 6 7`.
 
-All choose between int8 of each row and int4 of groups of 128 for the weights of every linear but routers, on the same
-sequences of a text; all that they choose is measured over the same sequences held out, with the same quantisers and
-paired by sequence. For each choice of a peer ours is asked for at no more bytes than that one takes (scales counted).
-Experts of a mixture are linears of their own here, a layer's under one format where q, k and v are.
+All choose between int8 per row and int4 in groups of 128 for the weights of every linear but routers, on the same
+sequences of a text. All choices are measured over the same held-out sequences, with the same quantisers and paired by
+sequence. Each choice of a peer is compared with ours at no more bytes (scales counted). Experts of a mixture are
+separate linears here; those of a layer share a format if q, k and v do.
 
-Peers: NVIDIA ModelOpt's `auto_quantize` by gradients and by KL, Intel AutoRound's `AutoScheme`, where they are
-installed (`pip install nvidia-modelopt auto-round`); a linear program over the squared errors of the weights; int8 in
-the first and the last layer, and one format for all. AutoRound by default chooses for q, k, v and for gate, up apart,
-which engines that fuse these can't serve: it is asked for both, and compared with ours under the same rule. ModelOpt
+Peers: NVIDIA ModelOpt's `auto_quantize` by gradients and by KL, Intel AutoRound's `AutoScheme`, if they are installed
+(`pip install nvidia-modelopt auto-round`); a linear program over the squared errors of the weights; int8 in the first
+and the last layer, and one format for all. AutoRound by default chooses separately for q, k, v and for gate, up, which
+engines that fuse these can't serve: it is run under both rules, and compared with ours under the same rule. ModelOpt
 needs logits, or labels and a loss, and AutoRound a language model, so neither chooses for an encoder. Last, ours with
-every scheme for weights alone of the menu, at the bytes of the best choice of each budget.
+every weight-only scheme of the menu, at the bytes of the best choice of each budget.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from assay.precision.units import format_bytes, format_error
 TWO = {4: "w4a16-g128", 8: "w8a16"}
 """Schemes by their bits."""
 UNFUSED = "transformers"
-"""An engine that runs q, k, v and gate, up as products of their own."""
+"""An engine that doesn't fuse q, k, v and gate, up."""
 
 VERDICTS = {-1: "better", 0: "same", 1: "worse"}
 
 Choice = Callable[[float], dict[str, str]]
-"""Bits of a weight in the mean to an assignment."""
+"""From mean bits of a weight to an assignment."""
 
 
 @dataclass
 class Row:
-    """A peer's choice and ours at no more bytes, both measured on what was held out."""
+    """A peer's choice and ours at no more bytes, both measured on the held-out sequences."""
 
     bits: float
     peer: str
@@ -63,13 +63,13 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """Ours beside the peer's."""
+        """Return how ours compares with the peer's."""
         return VERDICTS[difference(self.ours, self.measured).sign]
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """What the peers print is not part of the table."""
+    """Suppress the peers' output, which is not part of the table."""
     logging.disable(logging.INFO)
     with (
         warnings.catch_warnings(),
@@ -82,7 +82,7 @@ def quiet() -> Iterator[None]:
 
 
 def choices(model: Any, batches: list[dict[str, Any]], result: Audit, apart: bool, logits: bool) -> dict[str, Choice]:
-    """All peers, by name, that choose under one rule of what goes together; ``logits``: the model gives them."""
+    """Return all peers that choose under one rule of fusing, by name; ``logits``: the model returns logits."""
     groups: dict[str, list[str]] = {}
     for site in _linears(result):
         groups.setdefault(site.unit, []).append(str(site))
@@ -99,12 +99,12 @@ def choices(model: Any, batches: list[dict[str, Any]], result: Audit, apart: boo
 
 
 def _linears(result: Audit) -> list[Site]:
-    """What all choose for: the linears, each weight once, but routers."""
+    """Return the linears to choose for: each weight once, without routers."""
     return [site for site in result.sites if site.type == "linear" and site.role != "router" and not site.tied]
 
 
 def compared(result: Audit, peers: Mapping[str, Choice], budgets: list[float]) -> Iterator[Row]:
-    """Return a row for each budget and peer; a repeated choice of a peer has one row, a missing choice none."""
+    """Yield a row for each budget and peer; repeated choices once, missing ones never."""
     linears = set(map(str, _linears(result)))
     fixed = tuple(str(site) for site in result.sites if str(site) not in linears)
     for name, choose in peers.items():
@@ -124,7 +124,7 @@ def compared(result: Audit, peers: Mapping[str, Choice], budgets: list[float]) -
 
 
 def shown(rows: list[Row], title: str) -> Table:
-    """One table of a rule."""
+    """Return the table of one rule."""
     table = Table("bits", "peer", "seconds", "bytes", "its error", "ours", "its / ours", "ours is", title=title)
     for row in sorted(rows, key=lambda row: row.bits):
         ratio = row.measured / row.ours if row.ours > 0 else float("nan")
@@ -140,7 +140,7 @@ def shown(rows: list[Row], title: str) -> Table:
 
 
 def main() -> None:
-    """Audit twice, ask every peer, print the tables."""
+    """Audit twice, run every peer, print the tables."""
     parser = options(__doc__, sequences=64, batch=8, seed=0)
     parser.add_argument("--bits", type=float, nargs="+", default=[4.5, 5.0, 6.0, 7.0])
     given = parser.parse_args()

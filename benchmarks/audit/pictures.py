@@ -1,8 +1,9 @@
-"""Whether an audit's intervals hold on pictures that it hasn't seen: `pictures.py [--draws N --each N]`.
+"""Measure whether an audit's intervals hold on unseen pictures: `pictures.py [--draws N --each N]`.
 
 The two small networks of `tests/precision/test_grouped.py`, with depthwise and with grouped convolutions, are trained,
-audited and calibrated on 128 pictures, and fresh assignments of several kinds predicted and measured over 128 others;
-so for several draws of pictures. Prints what `heldout.py` does, and of how many predictions an interval is promised.
+audited and calibrated on 128 pictures, and new assignments of several kinds predicted and measured over 128 others;
+repeated for several draws of pictures. Prints the same as `heldout.py`, and how many predictions have a calibrated
+interval.
 """
 
 import argparse
@@ -21,7 +22,8 @@ from tests.precision.test_grouped import FORMATS, MODELS, loss, pictures
 
 
 def assignments(result: Audit, draw: random.Random, each: int) -> dict[str, list[dict[str, str]]]:
-    """By their kind: at random, of the coarser half of each menu, the coarsest, one scheme everywhere, one alone."""
+    """Return assignments by kind: random, from the coarser half of each menu, the coarsest, uniform, and single
+    sites."""
     sites = [site for site in result.sites if not site.tied]
     coarser = {}
     for site in sites:

@@ -1,9 +1,8 @@
 """Train the bundled models again: `python benchmarks/audit/train_models.py llama|mixtral [--minutes N] [--out DIR]`.
 
 Each is a byte-level causal language model of the Python standard library's own source: 256 tokens, one per byte.
-Training is in float32; the weights are rounded to bfloat16 when they are stored, and the loss that `training.json`
-names is that of the stored model. The schedule follows the clock, so a faster machine takes more steps; see
-docs/models.md.
+Training is in float32; the weights are rounded to bfloat16 when stored, and the loss in `training.json` is that of the
+stored model. The schedule follows the clock, so a faster machine takes more steps; see docs/models.md.
 """
 
 import argparse
@@ -37,7 +36,7 @@ SHARED: dict[str, Any] = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
-"""Every matrix has sides that are multiples of 128, so groups and blocks of the usual sizes fit."""
+"""All sides of matrices are multiples of 128, so that the usual group and block sizes fit."""
 
 CONFIGS: dict[str, Any] = {
     "llama": lambda: transformers.LlamaConfig(hidden_size=256, intermediate_size=384, **SHARED),
@@ -50,17 +49,17 @@ SEED = 0
 SEQUENCE, BATCH = 256, 2
 RATE, WARM_UP, DECAY, CLIP = 2e-3, 0.03, 0.1, 1.0
 BALANCE = 0.02
-"""Weight of the loss that spreads tokens evenly over the experts."""
+"""Weight of the loss that balances tokens over the experts."""
 
 NO_SOURCE = {"__pycache__", "dist-packages", "encodings", "idle_test", "pydoc_data", "site-packages", "test", "tests"}
 HELD_OUT_BYTES, LONGEST_HELD_OUT = 200_000, 40_000
 
 
 def sources() -> tuple[list[str], list[str]]:
-    """The files to train on and those held out, as paths below the standard library's folder.
+    """Return the files to train on and the held-out files, as paths below the standard library's folder.
 
-    Generated tables and tests are left out. Held out are the first files by the SHA-256 of their path, each of at most
-    40 kB, that together reach 200 kB.
+    Generated tables and tests are excluded. The held-out files are the first ones by the SHA-256 of their path, each of
+    at most 40 kB, that together reach 200 kB.
     """
     folder = Path(sysconfig.get_path("stdlib"))
     results = sorted(
@@ -79,13 +78,13 @@ def sources() -> tuple[list[str], list[str]]:
 
 
 def text_of(names: list[str]) -> bytes:
-    """The files' bytes, one after the other."""
+    """Return the files' bytes, concatenated."""
     folder = Path(sysconfig.get_path("stdlib"))
     return b"".join((folder / name).read_bytes() for name in names)
 
 
 def tokenizer() -> transformers.PreTrainedTokenizerFast:
-    """One token per byte; a token's number is the byte's value."""
+    """Return a tokenizer with one token per byte, numbered by the byte's value."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     vocabulary = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -96,12 +95,12 @@ def tokenizer() -> transformers.PreTrainedTokenizerFast:
 
 
 def train(kind: str, minutes: float, out: Path) -> None:
-    """Train for so many minutes of wall time; the model is stored after five of them and at the end."""
+    """Train for ``minutes`` of wall-clock time; the model is stored after five of them and at the end."""
     torch.manual_seed(SEED)
     learn, held_out = sources()
     data = torch.frombuffer(bytearray(text_of(learn)), dtype=torch.uint8).long()
     config = CONFIGS[kind]()
-    config.initializer_range = config.hidden_size**-0.5  # 0.02, the default, is for wide models: this learns faster
+    config.initializer_range = config.hidden_size**-0.5  # 0.02, the default, suits wide models; this learns faster
     model = transformers.AutoModelForCausalLM.from_config(config)
     matrices = [weight for weight in model.parameters() if weight.dim() > 1]
     vectors = [weight for weight in model.parameters() if weight.dim() == 1]
@@ -132,7 +131,7 @@ def train(kind: str, minutes: float, out: Path) -> None:
 
 
 def losses(model: torch.nn.Module, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean cross entropy in nats of each byte but a sequence's first, and the experts' weighted balance loss."""
+    """Return the mean cross entropy in nats per predicted byte, and the experts' weighted balance loss."""
     routed = hasattr(model.config, "router_aux_loss_coef")
     result = model(input_ids=ids, use_cache=False, **({"output_router_logits": True} if routed else {}))
     loss = cross_entropy(result.logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
@@ -146,7 +145,7 @@ def losses(model: torch.nn.Module, ids: torch.Tensor) -> tuple[torch.Tensor, tor
 
 
 def report(model: torch.nn.Module, held_out: list[str], steps: int, minutes: float) -> dict[str, Any]:
-    """What was measured, with what, and how to measure it again."""
+    """Return the results, the versions used, and how to measure them again."""
     text = text_of(held_out)
     return {
         "held_out_nats_per_byte": round(held_out_loss(model, text), 4),
@@ -171,7 +170,7 @@ def report(model: torch.nn.Module, held_out: list[str], steps: int, minutes: flo
 
 @torch.no_grad()
 def held_out_loss(model: torch.nn.Module, text: bytes) -> float:
-    """Cross entropy in nats per byte of the model as it is stored, over whole windows of ``text``."""
+    """Return the cross entropy in nats per byte of the stored model, over whole windows of ``text``."""
     rounded = type(model)(model.config).eval()
     rounded.load_state_dict({name: value.bfloat16().float() for name, value in model.state_dict().items()})
     windows = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
@@ -181,7 +180,7 @@ def held_out_loss(model: torch.nn.Module, text: bytes) -> float:
 
 
 def store(kind: str, model: torch.nn.Module, measured: dict[str, Any], out: Path) -> None:
-    """Write the model's folder and the held-out text, so that a reader finds the old ones or the new ones."""
+    """Write the model's folder and the held-out text atomically."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".new-") as folder:
         new = Path(folder) / "model"

@@ -1,11 +1,10 @@
-"""What a golden record costs: the seconds of one core for its inputs, its evaluation and its file, and its bytes.
+"""Measure the cost of a golden record: seconds of one core for its inputs, its evaluation and its file, and its bytes.
 
 python benchmarks/golden/jobs.py small              each entry of a bundled campaign
 python benchmarks/golden/jobs.py llm --tasks 2      fewer tasks of each
-python benchmarks/golden/jobs.py store --writers 4  small records only written, by so many processes at once
+python benchmarks/golden/jobs.py store --writers 4  only writing small records, by four processes at once
 
-Times are of the processor, not of the clock, except for the store, which also waits for the disk; docs/scale.md
-builds on them.
+Times are processor times, except for the store, which also waits for the disk; docs/scale.md uses them.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from assay.golden.store import Store, make_record, record_key
 
 
 def main() -> None:
-    """A row for each entry, and what the store alone can do."""
+    """Print a row for each entry, and the rates of the store alone."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("campaign", help="small, llm, or store")
     parser.add_argument("--tasks", type=int, default=8, help="how many of each entry")
@@ -48,7 +47,7 @@ def main() -> None:
         for entry in campaign.entries:
             step = max(1, entry.count // arguments.tasks)
             tasks = [entry.task(index) for index in range(0, entry.count, step)][: arguments.tasks]
-            make_record(tasks[0].recipe, tasks[0].digits)  # what is loaded on first use
+            make_record(tasks[0].recipe, tasks[0].digits)  # loads the modules that are imported on first use
             drawn = both = stored = waited = size = 0.0
             for task in tasks:
                 drawn += _timed(lambda task=task: (task.recipe.tensors(), task.recipe.keywords()))[0]
@@ -70,7 +69,7 @@ def main() -> None:
 
 
 def _writers(address: str, count: int) -> None:
-    """So many processes write a hundred small records each, after they have made every folder."""
+    """Measure ``count`` processes that each write a hundred small records, after all folders exist."""
     with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
         list(pool.map(_fill, [address] * count, range(0, 1000 * count, 1000), [1000] * count))
         both = list(pool.map(_fill, [address] * count, range(10**6, 10**6 + 1000 * count, 1000), [100] * count))
@@ -80,7 +79,7 @@ def _writers(address: str, count: int) -> None:
 
 
 def _fill(address: str, first: int, count: int) -> tuple[float, float]:
-    """Seconds of the clock and of the processor for ``count`` records of 34 numbers."""
+    """Return wall-clock and processor seconds for ``count`` records of 34 numbers."""
     store, base = Store(address), make_record(recipe("softmax", {"R": 2, "N": 17}))
     records = [replace(base, recipe=replace(base.recipe, seed=seed)) for seed in range(first, first + count)]
     wall, busy = time.perf_counter(), time.process_time()
@@ -90,7 +89,7 @@ def _fill(address: str, first: int, count: int) -> tuple[float, float]:
 
 
 def _bookkeeping(campaign: Any, store: Store) -> None:
-    """What a task costs that needn't be done, and a record that is read."""
+    """Measure the cost of a task that is done already, and of reading a record."""
     tasks = [campaign.task(index) for index in range(min(campaign.count, 200))]
     keys = list(store.keys())
     for name, each, items in (
@@ -106,7 +105,7 @@ def _bookkeeping(campaign: Any, store: Store) -> None:
 
 
 def _per_outcome(campaign: Any) -> float:
-    """Seconds that the process which hands out the tasks needs for each of them."""
+    """Return the seconds per task of the process that distributes the tasks."""
 
     class Done:
         """An engine that has done everything already."""
@@ -119,7 +118,7 @@ def _per_outcome(campaign: Any) -> float:
             return self
 
         def __exit__(self, *exception: object) -> None:
-            """There is nothing to end."""
+            """Do nothing."""
 
     taken, _ = _timed(lambda: build(campaign, Job("bench", "", "memory://bench"), Done(), watch=lambda outcome: None))
     return taken / campaign.count

@@ -1,4 +1,4 @@
-"""Goldens measured: speed against plain float64, against mpmath and Arb at 25 digits, and memory."""
+"""Measure goldens: speed against plain float64, against mpmath and Arb at 25 digits, and memory."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ _DIGITS = 25
 
 
 def certified() -> Table:
-    """`evaluate`, value and radius, against plain float64 torch from the same float32 inputs."""
+    """Compare `evaluate`, value and radius, with plain float64 torch on the same float32 inputs."""
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(1024, 1024, generator=generator) for _ in range(2))
     x = torch.randn(1024, 4096, generator=generator)
@@ -40,7 +40,7 @@ def certified() -> Table:
 
 
 def _mixture(generator: torch.Generator) -> tuple[torch.Tensor, ...]:
-    """512 tokens, two of 8 experts each."""
+    """Return a mixture's inputs: 512 tokens, two of 8 experts each."""
     tokens, width, inner, experts, choices = 512, 512, 1024, 8, 2
     x = torch.randn(tokens, width, generator=generator)
     gate_up = torch.randn(experts, 2 * inner, width, generator=generator) / width**0.5
@@ -53,7 +53,7 @@ def _mixture(generator: torch.Generator) -> tuple[torch.Tensor, ...]:
 def plain_moe(
     x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor
 ) -> torch.Tensor:
-    """The experts in float64, each over its own tokens."""
+    """Compute the experts in float64, each over its own tokens."""
     x, gate_up, down, weights = x.double(), gate_up.double(), down.double(), weights.double()
     y = torch.zeros_like(x)
     for expert in range(gate_up.shape[0]):
@@ -66,7 +66,7 @@ def plain_moe(
 
 
 def digits() -> Table:
-    """Goldens of 25 digits against mpmath, measured on a sample of entries or rows and scaled, and against Arb."""
+    """Compare goldens of 25 digits with mpmath, measured on a sample of entries or rows and scaled, and with Arb."""
     generator = torch.Generator().manual_seed(1)
     a, b = (torch.randn(256, 256, generator=generator) for _ in range(2))
     x = torch.randn(256, 1024, generator=generator)
@@ -98,7 +98,8 @@ def _context() -> object:
 
 
 def _dots(a: torch.Tensor, b: torch.Tensor) -> list[object]:
-    """The product of matrices by mpmath's own dot product; conversions, a part in hundreds, are counted."""
+    """Return the matrix product by mpmath's dot product, including conversions, which take some hundredths of the
+    time."""
     context: Any = _context()
     left = [[context.mpf(value) for value in row] for row in a.tolist()]
     right = [[context.mpf(value) for value in column] for column in b.T.tolist()]
@@ -115,7 +116,7 @@ def _softmax(row: list[float]) -> list[object]:
 
 
 def _arb_product(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
-    """Seconds that `arb_mat` takes with the tensors' conversion and the result's, and for the product alone."""
+    """Return the seconds of `arb_mat` with conversion of operands and result, and of the product alone."""
     from flint import arb_mat, ctx
 
     def convert() -> tuple[Any, Any]:
@@ -150,7 +151,7 @@ print(time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_m
 
 
 def memory() -> Table:
-    """The largest resident set of a process that evaluates causal attention of 8 heads of 64."""
+    """Measure the largest resident set of a process that evaluates causal attention of 8 heads of 64."""
     table = Table("attention", "seconds", "peak GiB", "goal", title="Goldens: memory")
     for length in (4096, 8192):
         run = subprocess.run([sys.executable, "-c", _PEAK, str(length)], capture_output=True, text=True, check=True)

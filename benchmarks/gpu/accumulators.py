@@ -1,4 +1,4 @@
-"""The accumulator models of configs/tensor_cores.toml against the hardware's dots, element by element, bit by bit."""
+"""Compare the accumulator models of configs/tensor_cores.toml with the hardware's dots, bit by bit."""
 
 import sys
 from pathlib import Path
@@ -19,11 +19,12 @@ OPERANDS = {
     "tf32": (torch.float32, "fp32", "tf32"),
     "float8": (torch.float8_e4m3fn, "fp8e4nv", "float8_e4m3fn"),
 }
-_LOW = -(2**13)  # a mask of the bits of a float32 that a tensor core reads as TF32
+_LOW = -(2**13)  # mask of the float32 bits that a tensor core reads as TF32
 
 
 def body(part: Part) -> None:
-    """For each dtype: the share of elements that each model gives to the last bit; that of the device must give all."""
+    """Report for each dtype the share of elements that each model reproduces exactly; the device's model must give
+    all."""
     row = table("tensor_cores")[table("devices")[part.key]["tensor_cores"]]
     rows = 64 if part.rehearsal else 128
     for kind, (dtype, format, name) in OPERANDS.items():
@@ -32,7 +33,7 @@ def body(part: Part) -> None:
             continue
         models = [model for model, about in table("accumulators").items() if name in about.get("inputs", ())]
         shares = dict.fromkeys(models, 0.0)
-        depth = 64 if part.rehearsal else 512 // dtype.itemsize  # as deep as shared memory has room for
+        depth = 64 if part.rehearsal else 512 // dtype.itemsize  # as deep as shared memory allows
         spreads = (1, 6) if part.rehearsal else (1, 3, 6, 12)
         for seed, spread in enumerate(spreads):
             a, b = (_drawn(dtype, shape, spread, seed + 8 * i) for i, shape in enumerate([(rows, depth), (depth, 64)]))
@@ -61,7 +62,7 @@ def _by(model: str, a: Tensor, b: Tensor, format: str) -> Tensor:
 
 
 def _drawn(dtype: torch.dtype, shape: tuple[int, int], spread: int, seed: int) -> Tensor:
-    """Normal numbers times powers of two within ``spread`` of one, all finite; of float32 the bits of TF32 alone."""
+    """Return finite normal numbers times powers of two within ``spread`` of one; float32 is truncated to TF32."""
     generator = torch.Generator().manual_seed(seed)
     powers = torch.randint(-spread, spread + 1, shape, generator=generator)
     numbers = torch.ldexp(torch.randn(shape, generator=generator), powers)

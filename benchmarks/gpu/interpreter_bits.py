@@ -1,4 +1,4 @@
-"""The faithful interpreter against the GPU, bit by bit on the same cases: casts, arithmetic, functions, atomics."""
+"""Compare the faithful interpreter with the GPU bit by bit on the same cases: casts, arithmetic, functions, atomics."""
 
 import sys
 from pathlib import Path
@@ -20,17 +20,17 @@ CASTS = [
     *((E4M3, to) for to in (F32, F16, BF16)),
     *((E5M2, to) for to in (F32, F16, BF16)),
 ]
-KNOWN = {(E5M2, BF16)}  # docs/interpreter.md tells that Triton up to 3.9.0 makes numbers of infinity and NaN there
+KNOWN = {(E5M2, BF16)}  # Triton up to 3.9.0 converts infinity and NaN to finite numbers there (docs/interpreter.md)
 EXACT = ("add", "multiply", "fma", "maximum")
 # Units in the last place, of normal numbers: what PTX documents of ex2, lg2, rsqrt and sqrt, and one for the half of
-# the interpreter and for rounding up; exp has the rounding of x log2(e) beside it, for |x| <= 8.
+# the interpreter and for rounding up; for exp also the rounding of x log2(e), for |x| <= 8.
 APPROXIMATE = {"exp2": 4, "exp": 10, "log2": 5, "rsqrt": 3, "sqrt": 3}
 _BLOCK = 1024
-_SHOWN = 4  # differences reported of each operation
+_SHOWN = 4  # differences printed for each operation
 
 
 def body(part: Part) -> None:
-    """Each case on the device and in the interpreter; every difference is counted and the first ones are shown."""
+    """Run each case on the device and in the interpreter; count every difference and print the first ones."""
     count = 2**12 if part.rehearsal else 2**20
     for source, target in CASTS:
         x = _numbers(source, count)
@@ -49,7 +49,7 @@ def body(part: Part) -> None:
     _nearly(part, "division of float32", probes.binary, (tame, other), 3, OP="divide")
     for op, ulps in APPROXIMATE.items():
         values = 16 * torch.rand(count, generator=_generator(4)) - 8 if op.startswith("exp") else tame
-        if op == "log2":  # near 1 its error is an absolute one
+        if op == "log2":  # near 1 its error is absolute
             values = torch.where((tame > 0.5) & (tame < 2), 4 * tame, tame)
         _nearly(part, f"{op} of float32", probes.unary, (values,), ulps, OP=op)
     _atomics(part, count)
@@ -77,7 +77,7 @@ def _exactly(
 
 
 def _nearly(part: Part, what: str, kernel: object, inputs: tuple[Tensor, ...], ulps: int, **to: str) -> None:
-    """Functions are right to half an ulp here; a GPU's within ``ulps``, subnormal results left out."""
+    """Compare functions, correct to half an ulp here and within ``ulps`` on a GPU, except at subnormal results."""
     got, wanted = _both(part, kernel, inputs, F32, **to)
     normal = (wanted.abs() >= torch.finfo(F32).tiny) & wanted.isfinite() & got.isfinite()
     indices = (got.view(torch.int32).long() - wanted.view(torch.int32).long()).abs()[normal]
@@ -103,7 +103,7 @@ def _both(
 
 
 def _atomics(part: Part, count: int) -> None:
-    """Whole numbers and sums that are exact in any order."""
+    """Compare atomics on integers and on sums that are exact in any order."""
     drawn = torch.randint(-4, 5, (count,), generator=_generator(5))
     for dtype in (torch.int32, F32, F16, BF16):
         x = drawn.to(dtype) if dtype in (torch.int32, F32) else (drawn[: 2**9] > 0).to(dtype)
@@ -117,7 +117,7 @@ def _atomics(part: Part, count: int) -> None:
 
 
 def _numbers(dtype: torch.dtype, count: int, seed: int = 0) -> Tensor:
-    """Bit patterns: every one of a narrow dtype as far as there is room, random ones of float32."""
+    """Return bit patterns: every one of a narrow dtype as far as there is room, random ones of float32."""
     bits = 8 * dtype.itemsize
     drawn = torch.randint(-(2**31), 2**31, (count,), generator=_generator(seed))
     if bits < 32 and seed == 0:

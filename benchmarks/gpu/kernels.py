@@ -1,4 +1,4 @@
-"""Every bundled Triton kernel, compiled and examined on the device."""
+"""Compile and examine every bundled Triton kernel on the device."""
 
 import sys
 from dataclasses import replace
@@ -16,7 +16,7 @@ _REHEARSED = ("assay.softmax",)
 
 
 def body(part: Part, share: str) -> None:
-    """One verdict of each kernel in a dtype of its own, with quick effort; ``share`` is "1/2", "2/2" or "1/1"."""
+    """Report one verdict per kernel, in one of its dtypes, with quick effort; ``share`` is "1/2", "2/2" or "1/1"."""
     first, _, of = share.partition("/")
     ours = [entry for entry in entries() if entry.group == "assay"][int(first) - 1 :: int(of)]
     torch.set_num_threads(1 if part.rehearsal else 8)

@@ -1,4 +1,4 @@
-"""Times of bundled kernels beside PyTorch's own on the device: medians, of outputs that agree."""
+"""Time bundled kernels and PyTorch's own on the device: medians, with a check that outputs agree."""
 
 import statistics
 import sys
@@ -21,7 +21,7 @@ _CLOSE = 2.0**-6  # of the largest output: two roundings to bfloat16 and sums in
 
 
 def body(part: Part) -> None:
-    """One row per op and size: median microseconds of both and their ratio; the claim is that outputs agree."""
+    """Report a row per op and size: median microseconds of both and their ratio; claim that outputs agree."""
     for rows, columns in [(8, 64)] if part.rehearsal else [(4096, 4096), (64, 16384)]:
         x = torch.randn(rows, columns, device=part.device).bfloat16()
         weight, bias = torch.randn(2, columns, device=part.device).bfloat16()

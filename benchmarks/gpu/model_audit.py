@@ -1,6 +1,6 @@
-"""The audit of a model of 1.1 B parameters on the device: time and memory; and of a small one there and on the CPU.
+"""Audit a model of 1.1 B parameters on the device, for time and memory, and a small one there and on the CPU.
 
-The models are Llamas with random weights, which have the shapes of trained ones and nothing of their errors.
+The models are Llamas with random weights: their shapes are those of trained models, their errors are not.
 """
 
 import random
@@ -14,11 +14,11 @@ from assay.precision.auditing import Audit, audit
 from benchmarks.gpu.part import Part, main
 
 SCHEMES = ("bf16", "w8a8", "w4a16-g32")
-_CLOSE = 0.02  # of an error measured on another machine: sums are taken in another order
+_CLOSE = 0.02  # of an error measured on another machine: sums have another order
 
 
 def body(part: Part) -> None:
-    """The small model first, whose measured errors must be the CPU's; then the large one."""
+    """Audit the small model, whose measured errors must equal the CPU's, then the large one."""
     if part.rehearsal:
         result = _audited("cpu", 32, 64, 2, tokens=8)
         measured = float(result.measure(result.random_assignment(random.Random(0))))

@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: a device or its rehearsal on the CPU, claims, and a section of docs/gpu.md."""
+"""Shared by the scripts of this folder: a device or its rehearsal on the CPU, claims, and a section of docs/gpu.md."""
 
 import argparse
 import contextlib
@@ -19,12 +19,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "gpu.md"
 LONGEST = 480  # seconds of a script
 NOT_RUN = "Not yet run."
-REHEARSED = "h100"  # the device that a rehearsal takes itself for
+REHEARSED = "h100"  # the device that a rehearsal emulates
 
 
 @dataclass
 class Part:
-    """One script's run: what it printed, and which of its claims failed."""
+    """One script's run: its printed lines, and its failed claims."""
 
     rehearsal: bool
     lines: list[str] = field(default_factory=list)
@@ -33,12 +33,13 @@ class Part:
 
     @property
     def device(self) -> str:
-        """Where kernels run: "cuda", or "cpu" in a rehearsal."""
+        """Return the device of kernels: "cuda", or "cpu" in a rehearsal."""
         return "cpu" if self.rehearsal else "cuda"
 
     @property
     def key(self) -> str:
-        """The row of configs/devices.toml that the GPU is: by its name, else by capability and multiprocessors."""
+        """Return the GPU's row of configs/devices.toml: by its name, else by capability and number of
+        multiprocessors."""
         from assay.formats.devices import devices
 
         if self.rehearsal:
@@ -54,23 +55,23 @@ class Part:
 
     @property
     def seconds(self) -> float:
-        """Since the script began."""
+        """Return the seconds since the script began."""
         return time.monotonic() - self.began
 
     def say(self, line: str) -> None:
-        """Print a line, which the section will have too."""
+        """Print a line and add it to the section."""
         print(line, flush=True)
         self.lines.append(line)
 
     def claim(self, what: str, holds: bool, detail: str = "") -> None:
-        """Say whether what is claimed holds; the script fails if it doesn't."""
+        """Print whether a claim holds; the script fails if it doesn't."""
         self.say(f"{'holds ' if holds else 'FAILS '} {what}{f': {detail}' if detail else ''}")
         if not holds:
             self.failed.append(what)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Inside it Triton kernels run on the device, or interpreted as one in a rehearsal."""
+        """Run Triton kernels on the device inside, or interpreted in a rehearsal."""
         from assay.interpreter import faithful
 
         with faithful(device=self.key) if self.rehearsal else contextlib.nullcontext():
@@ -106,7 +107,7 @@ def main(name: str, body: Callable[..., None], options: dict[str, dict[str, Any]
 
 
 def section(lines: list[str], command: str) -> str:
-    """What a run leaves in docs/gpu.md: date, device, versions, command, and what was printed."""
+    """Return the section of a run in docs/gpu.md: date, device, versions, command, and the printed lines."""
     versions = [f"{each} {importlib.metadata.version(each)}" for each in ("torch", "triton", "numpy")]
     device = f"{torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}" if torch.cuda.is_available() else "no GPU"
     head = f"{time.strftime('%Y-%m-%d', time.gmtime())}, {device}, Python {platform.python_version()}, "
@@ -114,7 +115,7 @@ def section(lines: list[str], command: str) -> str:
 
 
 def written(page: str, name: str, content: str) -> str:
-    """The page with the section of that name replaced. Raises ValueError where the page has none."""
+    """Return the page with the section of that name replaced. Raises ValueError if the page has none."""
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
     pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
     if not pattern.search(page):
@@ -123,7 +124,7 @@ def written(page: str, name: str, content: str) -> str:
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Elementwise, a NaN being like any other."""
+    """Compare elementwise; all NaN are equal."""
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     equal = a.view(kinds[a.dtype.itemsize]) == b.view(kinds[b.dtype.itemsize])
     if a.dtype.is_floating_point:

@@ -1,4 +1,4 @@
-"""Triton kernels of one operation each, which a GPU and the interpreter both run."""
+"""Triton kernels of one operation each, for comparing a GPU with the interpreter."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""PyTorch's random tensors of the GPU against `fake_cuda.random`: equal bits, for randn within its radius."""
+"""Compare PyTorch's random tensors of the GPU with `fake_cuda.random`: equal bits, for randn within its radius."""
 
 import sys
 from collections.abc import Callable
@@ -16,7 +16,7 @@ RANGES = ((0, 10, torch.int64), (-5, 100, torch.int8), (0, 2**30, torch.int32), 
 
 
 def body(part: Part) -> None:
-    """Two calls after each seed, of sizes below and beyond a grid, so that the offset is seen too."""
+    """Compare two calls after each seed, of sizes below and beyond a grid, so that the offset is tested too."""
     sizes = (7, 5000) if part.rehearsal else (7, 5000, 300_000, 2_000_003)
     for seed in (0, 2**40 + 3):
         for size in sizes:

@@ -1,7 +1,7 @@
-"""What only a GPU can prove: `./dev gpu [PART...]`, each part a script of at most 8 minutes that can be run by itself.
+"""Run the checks that need a GPU: `./dev gpu [PART...]`, each part a separate script of at most 8 minutes.
 
-A run on a GPU writes the part's section of docs/gpu.md; where there is none, or with `--rehearse`, each part runs to
-its end on the CPU in small sizes and nothing is written. Exits 1 where a claim of a part fails.
+A run on a GPU writes the part's section of docs/gpu.md; without a GPU, or with `--rehearse`, each part runs completely
+on the CPU in small sizes and nothing is written. Exits 1 if a claim of a part fails.
 """
 
 import argparse
@@ -14,7 +14,7 @@ PARTS = ("random_tensors", "interpreter_bits", "accumulators", "libraries", "ker
 
 
 def run(parts: list[str], rehearse: bool) -> list[str]:
-    """Run each part in a process of its own; the names of those that failed."""
+    """Run each part in a separate process; return the names of the failed ones."""
     failed = []
     for name in parts:
         print(f"== {name}", flush=True)
@@ -25,7 +25,6 @@ def run(parts: list[str], rehearse: bool) -> list[str]:
 
 
 def main() -> None:
-    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, prog="./dev gpu")
     parser.add_argument("part", nargs="*", help=f"of {', '.join(PARTS)}; all where none is named")
     parser.add_argument("--rehearse", action="store_true", help="on the CPU even where there is a GPU")

@@ -18,7 +18,7 @@ from assay.verify.examination.run import fixed_cases, kind_of
 from assay.verify.settings import Settings
 
 _FILE = Path(__file__).resolve().parents[2] / "configs" / "case_order.toml"
-_TIMES = 3  # that each fault is found by a quick examination, so that what is like it is found too
+_TIMES = 3  # times that a quick examination should find each fault, so that similar faults are found too
 _LONGEST = 30.0  # seconds that one kernel may take
 
 
@@ -31,7 +31,7 @@ class Kind:
 
     @property
     def cost(self) -> float:
-        """Processor seconds that the kind takes of an examination, as a mean."""
+        """Return the mean processor seconds of the kind per examination."""
         return sum(self.seconds) / max(len(self.seconds), 1)
 
 
@@ -65,7 +65,7 @@ def measure(console: Console) -> None:
     whole, first = (sum(kinds[kind].cost for kind in some) for some in (order, order[:quick]))
     console.print(f"{len(findable)} of {len(FAULTY)} faults found by {len(order)} kinds, {whole:.2f} s an examination")
     console.print(f"quick: {quick} kinds, {first:.2f} s")
-    for half in (0, 1):  # what is learnt from one half of the faults is tried on the other
+    for half in (0, 1):  # cross-validation: order chosen on one half of the faults, tested on the other
         known = {entry.name for entry in FAULTY[half::2]} & findable
         learnt, count = greedy(kinds, known)
         others = set().union(*(kinds[kind].found for kind in learnt[:count])) - known
@@ -75,10 +75,10 @@ def measure(console: Console) -> None:
 
 
 def greedy(kinds: Mapping[str, Kind], faults: set[str]) -> tuple[list[str], int]:
-    """Names of the kinds, the next always the one that is worth the most a second, and how many are worth something.
+    """Return names of kinds, each the most valuable per second of the rest, and how many of them have any value.
 
-    A kind is worth as many of these faults as it finds that fewer than `_TIMES` of those before it do. The others
-    follow by how many they find a second.
+    A kind's value is the number of faults it finds that fewer than `_TIMES` of the kinds before it find. Kinds without
+    value follow by the number of faults that they find per second.
     """
     order: list[str] = []
     left = dict.fromkeys(faults, _TIMES)

@@ -1,7 +1,7 @@
-"""Whether the first explanation of a failure is true: fault models run as kernels, and kernels of other styles.
+"""Measure whether the first explanation of a failure is true, for fault models and kernels of other styles.
 
 An examination at quick effort ends with the first failure, which is explained. "right" names the fault, "same" names
-one that gives the same results on fresh cases (values, as far as the contract distinguishes them).
+one that gives the same results on new cases (values, as far as the contract distinguishes them).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-SECONDS = 240  # of one run, so that it is evidence; a sample of this length holds some hundred failures
+SECONDS = 240  # of one run, less than an evidence claim may take; a sample this long has some hundred failures
 SEED = 0
 
 
@@ -39,7 +39,7 @@ def samples() -> Iterator[tuple[str, str, Any]]:
 
 
 def measure(console: Console, seconds: float = SECONDS) -> None:
-    """Explain failures of a random sample for the time given, and print the outcomes and what was not right."""
+    """Explain failures of a random sample for ``seconds``, and print the outcomes and the wrong explanations."""
     torch.set_num_threads(1)
     counts: dict[str, Counter[str]] = {"fault models": Counter(), "other kernels": Counter()}
     began = time.monotonic()

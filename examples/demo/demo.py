@@ -1,7 +1,7 @@
-"""The product in one screen (`./dev demo [FOLDER]`): kernels judged, a bug explained, goldens mended, a model audited.
+"""Demonstrate assay in one screen (`./dev demo [FOLDER]`): kernels judged, a bug explained, goldens repaired, an audit.
 
-Exits with 1 where something didn't go as it must: a kernel that couldn't be judged, the planted bug not found or not
-explained, the damage not seen or not mended, a budget that the audit missed.
+Exits with 1 on an unexpected result: a kernel that couldn't be judged, the planted bug not found or not explained, the
+damage not seen or not repaired, a budget that the audit missed.
 """
 
 import math
@@ -25,15 +25,15 @@ from assay.runtime.process import Lost
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-_WIDTH = 120  # where the output is no terminal
+_WIDTH = 120  # columns if the output is no terminal
 _BAR = 40
 _POINTS = 8  # of the front, at most
-_SAID = 150  # letters of what a command said
+_SAID = 150  # characters of a command's output
 _COLOURS = {"PASS": "green", "WARN": "yellow", "FAIL": "red"}
 
 
 def main(folder: str = "report/demo") -> int:
-    """Do every part on all cores, and print what came out."""
+    """Do every part on all cores, and print the results."""
     out, began = Path(folder), time.monotonic()
     print("assay: this takes about a minute on two free cores", file=sys.stderr)
     with Pool(worker_count(), preload="parts") as pool:
@@ -63,7 +63,7 @@ def main(folder: str = "report/demo") -> int:
 
 
 def show_kernels(rows: Sequence[Any], allclose: Any, out: Path, to: Console) -> list[str]:
-    """Each kernel in a line, and what was found of the planted one; what is amiss."""
+    """Print a line per kernel, and the findings on the planted one; return the problems."""
     import parts
 
     from assay.verify.campaign.page import survey_page
@@ -88,7 +88,7 @@ def show_kernels(rows: Sequence[Any], allclose: Any, out: Path, to: Console) -> 
 
 
 def show_planted(verdict: Any, allclose: Any, out: Path, to: Console) -> list[str]:
-    """What `allclose` says of the planted bug, and what assay does; what is amiss."""
+    """Print the answers of `allclose` and of assay on the planted bug; return the problems."""
     failure = verdict.failure
     broken = ", ".join(verdict.broken)
     likely = [each.description for aspect in verdict.broken.values() for each in aspect.explanations[:1]]
@@ -110,7 +110,7 @@ def show_planted(verdict: Any, allclose: Any, out: Path, to: Console) -> list[st
 
 
 def show_goldens(steps: Sequence[Any], to: Console) -> list[str]:
-    """The commands and what they said; what is amiss."""
+    """Print the commands and their output; return the problems."""
     _headline("A store of goldens: built, one bit changed, found out, mended", "docs/golden-jobs.md", to)
     for step in steps:
         to.print(Text.assemble(("$ ", "dim"), step.command), soft_wrap=True)
@@ -120,7 +120,7 @@ def show_goldens(steps: Sequence[Any], to: Console) -> list[str]:
 
 
 def show_audit(content: Mapping[str, Any], out: Path, to: Console) -> list[str]:
-    """The front of bytes and error as a picture, and what is recommended; what is amiss."""
+    """Print the front of bytes and error as a picture, and the recommendation; return the problems."""
     model, chosen, before = content["model"], content["recommended"], content["untouched"]["bytes"]
     title = f"An audit of {model['name']}, {model['parameters'] / 1e6:.1f} M parameters: bytes against nats per token"
     _headline(title, "assay audit", to)
@@ -138,14 +138,14 @@ def show_audit(content: Mapping[str, Any], out: Path, to: Console) -> list[str]:
 
 
 def _findings(row: Any) -> str:
-    """What is broken, and the gravest of it in a few words."""
+    """Return the broken properties, and the most severe finding in a few words."""
     if row.verdict is None:
         return str(row.reason)
     return ": ".join([", ".join(row.verdict.broken), row.words] if row.verdict.broken else [])
 
 
 def _short(said: str) -> str:
-    """What a command said, the names of records without their ends."""
+    """Return a command's output with record names shortened."""
     return textwrap.shorten(re.sub(r"\b([0-9a-f]{12})[0-9a-f]{52}\b", r"\1...", said), _SAID, placeholder=" ...")
 
 

@@ -1,4 +1,4 @@
-"""What `./dev demo` does, part by part; each is a task of a pool's worker."""
+"""The parts of `./dev demo`; each is a task of a pool's worker."""
 
 import json
 import resource
@@ -30,7 +30,7 @@ SCHEMES = "w8a16,w4a16-g128,w4a16-g32,w3a16-g32,kv-fp8"
 
 @dataclass(frozen=True)
 class Part:
-    """A task, what it is given, and about how many seconds of one core it takes."""
+    """A task, its argument, and its approximate seconds on one core."""
 
     task: Callable[[Any, Heartbeat], Any]
     item: Any
@@ -39,7 +39,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Step:
-    """A command as a user would type it, what it said last, and its exit status."""
+    """A command as a user would type it, the end of its output, and its exit status."""
 
     command: str
     said: str
@@ -47,7 +47,6 @@ class Step:
 
 
 def parts(out: Path) -> list[Part]:
-    """All of them."""
     chosen = [entry for entry in entries(HERE / "kernels.toml") if not entry.absence("cpu")]
     jobs = plan(chosen, threads=1, **QUICK)
     return [
@@ -59,20 +58,20 @@ def parts(out: Path) -> list[Part]:
 
 
 def do(part: Part, heartbeat: Heartbeat) -> tuple[Any, float]:
-    """What a part gives, and the seconds of processor time that it took, those of its processes included."""
+    """Return the result of a part, and the processor seconds that it took, with its child processes."""
     torch.set_num_threads(1)
     began = _spent()
     return part.task(part.item, heartbeat), _spent() - began
 
 
 def examined(job: Job, heartbeat: Heartbeat) -> Verdict:
-    """The verdict of a kernel. Failures of Liger's, whose calls take long, are told as they are met."""
+    """Return the verdict of a kernel. Failures of Liger's, whose calls are slow, are reported without shrinking."""
     shrinking = job.entry.group != "Liger"
     return examine_job(replace(job, settings=replace(job.settings, shrinking=shrinking)), heartbeat)
 
 
 def allclose_passes(target: str, heartbeat: Heartbeat) -> bool:
-    """Whether an RMS norm passes the test that most kernels have."""
+    """Return whether an RMS norm passes the usual `allclose` test."""
     torch.manual_seed(0)
     x, weight = torch.randn(128, 1000, dtype=torch.bfloat16), torch.randn(1000, dtype=torch.bfloat16)
     with faithful():
@@ -81,7 +80,7 @@ def allclose_passes(target: str, heartbeat: Heartbeat) -> bool:
 
 
 def goldens(folder: Path, heartbeat: Heartbeat) -> list[Step]:
-    """A store of goldens built, checked, damaged by one bit, found out, and mended."""
+    """Build a store of goldens, check it, damage one bit, detect that, and repair it."""
     shutil.rmtree(folder, ignore_errors=True)
     build, check = ("golden", "build", "small", "--store", str(folder)), ("golden", "check", str(folder))
     steps = [typed(*build, "--workers", "1"), typed(*check)]
@@ -94,7 +93,7 @@ def goldens(folder: Path, heartbeat: Heartbeat) -> list[Step]:
 
 
 def audited(folder: Path, heartbeat: Heartbeat) -> dict[str, Any]:
-    """The audit of a bundled model, as its audit.json has it."""
+    """Audit a bundled model; return the content of its audit.json."""
     text = str(MODELS / "held-out.txt")
     data = ("--text", text, "--sequence", "64", "--sequences", "8")
     step = typed("audit", "stdlib-llama", *data, "--target", "h200", "--max-kl", "0.01", "--formats", SCHEMES,
@@ -106,7 +105,7 @@ def audited(folder: Path, heartbeat: Heartbeat) -> dict[str, Any]:
 
 
 def typed(*arguments: str) -> Step:
-    """A command of assay."""
+    """Run a command of assay."""
     said = StringIO()
     with redirect_stdout(said), redirect_stderr(said):
         status = main(arguments)

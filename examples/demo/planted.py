@@ -1,4 +1,4 @@
-"""A Triton kernel with one planted bug of a kind that happens: on random numbers `allclose` doesn't see it."""
+"""A Triton kernel with one planted bug of a realistic kind: on random numbers `allclose` doesn't see it."""
 
 import torch
 import triton
@@ -18,7 +18,7 @@ def _kernel(x_ptr, weight_ptr, y_ptr, N, eps, BLOCK: tl.constexpr):
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMS norm over the rows of x [R, N]; a row is one block."""
+    """Return the RMS norm over the rows of x [R, N]; a row is one block."""
     x, weight = x.contiguous(), weight.contiguous()
     y = torch.empty_like(x)
     if x.numel():

@@ -35,7 +35,7 @@ _ONE_AT_A_TIME = threading.RLock()
 
 @contextmanager
 def working_precision(bits: int, *, terms: int | None = None) -> Iterator[None]:
-    """``bits`` of precision, and power series of that many ``terms``, for one thread at a time; then as before."""
+    """Set the precision to ``bits`` and power series to ``terms``, for one thread at a time; restore them after."""
     from flint import ctx  # loaded on first use
 
     with _ONE_AT_A_TIME, ctx.workprec(bits):
@@ -300,7 +300,7 @@ class Arb(ObjectArithmetic):
 
 
 class Multiprecision(ObjectArithmetic):
-    """mpmath at ``digits`` decimal digits, in a context of its own; not proven, but independent of the rest."""
+    """mpmath at ``digits`` decimal digits, in its own context; not proven, but independent of the rest."""
 
     def __init__(self, digits: int = 50) -> None:
         import mpmath  # loaded on first use
@@ -420,7 +420,7 @@ def nearest_code(value: Fraction, format: Format) -> Fraction:
 
 
 def power_of_two(value: Fraction, above: bool) -> float:
-    """The power of two at or above a positive number, or at or below it, of e8m0's range; zero of others."""
+    """Return the power of two at or above a positive number, or at or below it, in e8m0's range; zero for others."""
     if value <= 0:
         return 0.0
     exponent = _exponent(value)
@@ -434,7 +434,7 @@ def _exponent(value: Fraction) -> int:
 
 
 def hull_of_codes(quotient: Ends, zero: tuple[int | Fraction, int | Fraction] | None, format: Format) -> Ends:
-    """The least and the largest code of a quotient between two ends, a zero-point between two ends added."""
+    """Return the least and the largest code of a quotient between two ends plus a zero-point between two ends."""
     if zero is None:
         return nearest_code(quotient[0], format), nearest_code(quotient[1], format)
     least, most = (nearest_code(end, _QUOTIENTS) + point for end, point in zip(quotient, zero, strict=True))

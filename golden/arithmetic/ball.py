@@ -54,12 +54,12 @@ class Ball:
 
     @property
     def radius(self) -> Tensor:
-        """The radius as a read-only tensor."""
+        """Return the radius as a read-only tensor."""
         return self.mid.new_zeros(()).expand(self.mid.shape) if self.rad is None else self.rad
 
     @property
     def magnitude(self) -> Tensor:
-        """Largest absolute value in the ball."""
+        """Return the largest absolute value in the ball."""
         return self.mid.abs() if self.rad is None else self.mid.abs() + self.rad
 
     @cached_property
@@ -69,12 +69,12 @@ class Ball:
 
     @cached_property
     def largest(self) -> Tensor:
-        """The largest |midpoint| of each matrix, [..., 1, 1]."""
+        """Return the largest |midpoint| of each matrix, [..., 1, 1]."""
         return self.mid.abs().amax((-1, -2), keepdim=True) if self.mid.numel() else self.mid.new_zeros(())
 
     @cached_property
     def beside_magnitude(self) -> Tensor:
-        """Midpoints and their magnitudes side by side, [..., 2 n]."""
+        """Return the concatenated midpoints and magnitudes, [..., 2 n]."""
         return torch.cat([self.mid, self.mid.abs()], -1)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Ball:
@@ -209,7 +209,7 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         return in_blocks(function, numbers, whole)
 
     def ball(self, mid: Tensor, rad: Tensor) -> Ball:
-        """A ball whose radius is infinite where a kernel may overflow."""
+        """Return a ball whose radius is infinite where a kernel may overflow."""
         made = Ball(mid, rad, self.model)
         return Ball(mid, made.bounded(mid, rad), self.model)
 
@@ -501,7 +501,7 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         return torch.where(x.mid.isinf(), 0.0, x.radius + 2 * self.u * x.mid.abs())
 
     def _of_exponential(self, x: Ball, mid: Tensor) -> Tensor:
-        """exp(x) (exp(e) - 1); the derivative of expm1 is the same."""
+        """Return exp(x) (exp(e) - 1); the derivative of expm1 is the same."""
         value, error = torch.exp(x.mid), self._argument_error(x)
         return torch.where(value == 0, torch.exp(x.mid + error), value * expm1_upper(error))
 

@@ -95,7 +95,7 @@ class Order:
 
     @property
     def open(self) -> Tensor:
-        """A mask of where none of these is certain."""
+        """Return a mask of where none of these is certain."""
         return ~(self.less | self.more | self.same | self.unordered)
 
 
@@ -381,7 +381,7 @@ class Arithmetic(Decisions[N, Idx], ABC):
         """
 
     def round(self, x: N, stage: str) -> N:
-        """Mark a rounding point of kernels; exact arithmetics return ``x`` as it is."""
+        """Mark a rounding point of kernels; exact arithmetics return ``x`` unchanged."""
         return x
 
     # Composite operations.

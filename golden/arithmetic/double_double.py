@@ -100,12 +100,12 @@ class DoubleDouble:
 
     @property
     def rest(self) -> Tensor:
-        """``low`` as a tensor."""
+        """Return ``low`` as a tensor."""
         return torch.zeros_like(self.high) if self.low is None else torch.broadcast_to(self.low, self.high.shape)
 
     @property
     def radius(self) -> Tensor:
-        """``rad`` as a tensor."""
+        """Return ``rad`` as a tensor."""
         return torch.zeros_like(self.high) if self.rad is None else torch.broadcast_to(self.rad, self.high.shape)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> DoubleDouble:

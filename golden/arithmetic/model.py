@@ -113,17 +113,17 @@ class RoundingModel:
 
     @property
     def unit_roundoff(self) -> float:
-        """Largest relative error of one rounding of an elementwise intermediate."""
+        """Return the largest relative error of one rounding of an elementwise intermediate."""
         return self.compute.unit_roundoff
 
     @property
     def largest(self) -> float:
-        """Beyond this an intermediate may be anything."""
+        """Return the magnitude beyond which an intermediate may have any value."""
         return self.range if self.beyond == "anything" else math.inf
 
     @property
     def range(self) -> float:
-        """Beyond this an intermediate overflows."""
+        """Return the magnitude beyond which an intermediate overflows."""
         return min(self.compute.largest, self.accumulate.format.largest)
 
     def gamma(self, terms: int) -> float:
@@ -177,7 +177,7 @@ class RoundingModel:
 
     @property
     def tiny(self) -> float:
-        """Absolute error of one elementwise operation whose result is subnormal."""
+        """Return the absolute error of one elementwise operation whose result is subnormal."""
         return self.underflow(self.compute)
 
     def function_error(self, function: str) -> float:

@@ -1,4 +1,4 @@
-"""Verdicts stored in a folder, so that a campaign that was stopped goes on where it was.
+"""Verdicts stored in a folder, so that a stopped campaign can be resumed.
 
 The name of a verdict's file ends with its key, a digest of what it depends on: the question, the sources and versions
 that answer it (`assay.runtime.results`), the sources of the kernel and of the op, and the device. A verdict of other
@@ -42,7 +42,7 @@ def digest(job: Job) -> str:
 def keep(folder: Path, job: Job, verdict: Verdict, name: str = "") -> Path:
     """Write the verdict as JSON and HTML, each atomically; return the path of the page.
 
-    ``name`` is what `name_of` gave before the examination; the sources may have changed during it.
+    ``name`` is the result of `name_of` before the examination, during which the sources may have changed.
     """
     base = folder / (name or name_of(job))
     page = verdict.to_html(base.with_name(f"{base.name}.html"))

@@ -126,7 +126,6 @@ def entry_from_table(row: Mapping[str, Any]) -> Entry:
 
 
 def _exists(dotted: str) -> bool:
-    """Return whether a module, or an attribute of one, has that name."""
     with contextlib.suppress(ImportError, ValueError):
         if importlib.util.find_spec(dotted) is not None:  # without importing it
             return True

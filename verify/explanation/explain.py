@@ -53,10 +53,8 @@ from assay.verify.explanation.fault_models.fault_tolerance import (
 from assay.verify.findings import Explanation, Failure
 from assay.verify.harness.runner import KernelHarness
 
-_ENOUGH_CONFIRMED = (
-    2,
-    12,
-)  # enough calls that show the fault: with the failing sizes, and with others
+# Calls that show the fault and suffice to confirm it: with the failing sizes, and with others.
+_ENOUGH_CONFIRMED = (2, 12)
 _SEEDS = 3  # fresh seeds of the failing case
 _LEAST = 3  # calls, even if the time is over
 _KINDS = ("normal", "wide", "steep", "small", "loud", "positive", "below")  # distributions of ordinary calls
@@ -265,9 +263,9 @@ def explained_by_bias(harness: KernelHarness, failure: Failure, budget: FaultBud
 _LOADED = re.compile(r"loads element (-?\d+) of ")
 _OUTSIDE = re.compile(r"loads element (\d+) of \w+, out of bounds")
 _FAULT = "ignored_labels_loaded"
-_TILES = (16, 32, 64, 128)
+_TILES = (16, 32, 64, 128)  # tile sizes whose tails are tried
 TAIL = "tail_loaded"
-"""The explanation's name where a load isn't masked beyond the last whole tile."""
+"""The name of an explanation by a load that is not masked beyond the last full tile."""
 
 
 def explained_by_accesses(
@@ -395,13 +393,7 @@ _SIDE_EFFECTS = ("nondeterministic", "batch_variant", "input_mutated", "out_of_b
 _MOST_WORK = 2**21  # most work of a case: every fault model is evaluated on it
 _ENOUGH = 2  # cases after which a single remaining fault model is accepted
 _NEAR = (("tile", "normal"), ("tile", "steep"), ("tile", "normal"), ("small", "small"))  # size styles and distributions
-_TELLING = (
-    None,
-    "small",
-    "wide",
-    "powers",
-    "steep",
-)  # distributions on which fault models differ; None: the failure's own
+_TELLING = (None, "small", "wide", "powers", "steep")  # distributions on which faults differ; None: the failure's own
 _MORE = 24  # most cases that are tried to distinguish two fault models
 _LIKE = 0.125  # penalty in distance for an arithmetic that is not the fault model's own
 _OTHER_OPTIONS = 7  # most other sets of options

@@ -20,9 +20,9 @@ Tensor = torch.Tensor
 LARGE = 14  # huge terms are 2^14, which float16 holds, as does the product of two e4m3 numbers
 _BINADE = LARGE - 1
 _BIG = 1.5 * 2.0**_BINADE  # in the middle of its binade, so that the spacing is the same above and below
-_MOST_BITS = 34
-_SHORT, _LONG, _STEP = 64, 512, 8
-_REPEATS = 8
+_MOST_BITS = 34  # most bits that the probe tries
+_SHORT, _LONG, _STEP = 64, 512, 8  # terms of the two sums; step between positions in the long one
+_REPEATS = 8  # equal calls, whose sums differ with stochastic rounding
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ _PATTERNS = {
     (0, 0, -1, -1, 0): "down",
     (1, 1, 0, 0, 1): "up",
 }
-"""What +-3/4 and +-1/4 of an ulp do to a positive sum, and 3/4 of one to a negative sum, by rounding."""
+"""Rounding by the change, in ulps, of a positive sum by 3/4, 1/4, -3/4 and -1/4 ulp, and of a negative one by 3/4."""
 
 
 def rounding(reduction: Reduction, result: Width) -> str:

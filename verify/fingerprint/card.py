@@ -12,7 +12,7 @@ from assay.verify.errors import SettingError
 from assay.verify.fingerprint.error_growth import Growth
 from assay.verify.report.html import environment
 
-_WIDTH, _HEIGHT, _LEFT, _FOOT, _TOP = 560, 260, 64, 36, 12
+_WIDTH, _HEIGHT, _LEFT, _FOOT, _TOP = 560, 260, 64, 36, 12  # pixels of the plot and its margins
 
 
 def plot_of(growth: Growth) -> dict[str, Any]:

@@ -18,20 +18,9 @@ from assay.verify.cases.sampler import Sampler, seeded, with_values
 from assay.verify.harness.runner import KernelHarness
 
 LENGTHS = (32, 64, 128, 256, 512, 1024)
-_STUDENT = (
-    math.inf,
-    12.706,
-    4.303,
-    3.182,
-    2.776,
-    2.571,
-    2.447,
-    2.365,
-    2.306,
-    2.262,
-    2.228,
-)  # 95 %, by degrees of freedom
-_LEAST_POINTS = 3
+# Quantiles for a two-sided interval of 95 %, by degrees of freedom.
+_STUDENT = (math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+_LEAST_POINTS = 3  # a line through two points has no degree of freedom
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,8 @@ from assay.verify.settings import Settings
 
 Tensor = torch.Tensor
 
-_OTHERS, _WIDTH = 31, 64
-_SCORES = 24
+_OTHERS, _WIDTH = 31, 64  # keys besides the first; head size
+_SCORES = 24  # scores, one for each sequence of the batch
 _CLOSE = 0.03  # of the rounding's effect: results this near are taken as results of that rounding
 _LEAST_SHARE = 0.75  # of the results must be that near; the error of the exponential itself may change some
 _AHEAD = 0.2  # lead over the next best candidate: half of the results that round to nearest are also rounded down
@@ -94,9 +94,9 @@ def _hypotheses(weight: Tensor, first: Tensor, format: Format) -> dict[str, Tens
     return results
 
 
-_COLUMNS, _SECOND = 64, 37
+_COLUMNS, _SECOND = 64, 37  # columns; the one with the chosen exponential
 _ROWS = 16
-_MOST = 30
+_MOST = 30  # most bits that the probe tries
 _WELL = 0.3  # relative error up to which a sum is taken to contain s
 
 
@@ -212,7 +212,7 @@ def _require(subject: Subject) -> None:
 
 
 Probe = Callable[[], str | tuple[str, str]]
-"""The value of a trait, and how it was seen where that isn't known before."""
+"""The value of a trait, and the evidence unless the row of the probe states it."""
 
 
 def _seen(name: str, how: str, probe: Probe) -> Trait:
@@ -226,7 +226,7 @@ def _seen(name: str, how: str, probe: Probe) -> Trait:
 
 
 def _rows(subject: Subject, is_steady: bool) -> Iterator[tuple[str, str, Probe]]:
-    """Return the probes that apply, in the card's order: name, method and function."""
+    """Yield the probes that apply, in the card's order: name, method and function."""
     definition = subject.plan.definition
     fact = definition.reduction
     try:
@@ -311,7 +311,6 @@ def _operands(reduction: Reduction, result: Width) -> str:
 
 
 def _growth(subject: Subject) -> tuple[Growth | None, Trait]:
-    """Return the growth of the error, and its trait."""
     name, g = "error growth", growth(subject.plan.harness, subject.plan.sampler)
     if g is None:
         few = "fewer than three lengths have errors to compare"

@@ -18,8 +18,8 @@ from assay.verify.fingerprint.reductions import Reduction
 from assay.verify.fingerprint.subject import Unseen
 
 Node = Union[int, tuple["Node", ...]]  # noqa: UP007  a recursive alias
-_SIZES = (64, 32, 16, 8)
-_LONG = 512
+_SIZES = (64, 32, 16, 8)  # terms: fewer need a narrower range of the operands and the result
+_LONG = 512  # most terms of a sum whose blocks are counted
 
 
 @dataclass(frozen=True)

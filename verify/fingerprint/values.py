@@ -26,7 +26,7 @@ _MODES: dict[str, Mode] = {
     "down": "down",
 }
 _MAX_DISTANCE = 0.01  # share of results that may differ from a rounding's, because of the kernel's own error
-_CASES = 3
+_CASES = 3  # ordinary calls
 
 
 def store_of_sum(reduction: Reduction, result: Width) -> str:
@@ -169,7 +169,7 @@ def overflow(subject: Subject) -> str:
             y, golden = answers(subject, case)
             size = golden.value.abs()
             beyond = size.isfinite() & (size > 2 * out.largest) & (golden.radius < size / 8)
-            seen.append(y[beyond & ((size < 2.0**120) | (out.largest > 2.0**120))])  # the store overflows first
+            seen.append(y[beyond & ((size < 2.0**120) | (out.largest > 2.0**120))])  # only the store overflows
     y = torch.cat(seen)
     if len(y) < 4:
         raise Unseen("no ordinary result lies beyond the format")

@@ -213,6 +213,5 @@ _PROTOCOLS = {
 
 
 def _options(case: Case) -> dict[str, Any]:
-    """Return the options that differ from their defaults."""
     defaults = case.definition.complete({})
     return {name: value for name, value in case.options.items() if value != defaults[name]}

@@ -100,5 +100,4 @@ def _details(line: Line) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    """Return the text with all markup escaped."""
     return re.sub(r"([\\`*_|\[\]~#])", r"\\\1", html.escape(" ".join(text.split()), quote=False))

@@ -1,1 +1,1 @@
-"""Triton kernels of this repository; a folder named `kernels` does not get into assay's way, nor assay into its."""
+"""Triton kernels of this repository; a folder named `kernels` doesn't conflict with assay's package."""

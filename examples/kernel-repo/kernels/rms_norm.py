@@ -1,4 +1,4 @@
-"""RMS norm: x / sqrt(mean(x^2) + eps) * weight, row by row. This one is right."""
+"""RMS norm: x / sqrt(mean(x^2) + eps) * weight, row by row. This one is correct."""
 
 import torch
 import triton

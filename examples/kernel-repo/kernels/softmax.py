@@ -1,6 +1,6 @@
-"""Softmax over rows, with a bug: lanes behind the end of a row are loaded as 0 and counted.
+"""Softmax over rows, with a bug: lanes beyond the end of a row are loaded as 0 and counted.
 
-At a width that is a power of two, which is what most tests try, there are no such lanes.
+At a power-of-two width, as in most tests, there are no such lanes.
 """
 
 import torch
@@ -14,7 +14,7 @@ def _softmax(x_ptr, y_ptr, N, stride_xr, stride_xn, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK).to(tl.int64)
     x = tl.load(x_ptr + row * stride_xr + i * stride_xn, mask=i < N, other=0.0).to(
         tl.float32
-    )  # the bug: -inf belongs here
+    )  # the bug: should be -inf
     weights = tl.exp(x - tl.max(x, axis=0))
     y = weights / tl.sum(weights, axis=0)
     tl.store(y_ptr + row * N + i, y.to(y_ptr.dtype.element_ty), mask=i < N)

@@ -1,4 +1,4 @@
-"""Each kernel against its contract. On a machine without a GPU they are interpreted; `--assay-device cuda` compiles."""
+"""Test each kernel against its contract. Without a GPU they are interpreted; `--assay-device cuda` compiles them."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from kernels.softmax import softmax
 
 from assay.verify import Contract
 
-ROWS = {"R": range(1, 40)}  # one program to the row: many rows would only take time
+ROWS = {"R": range(1, 40)}  # one program per row: more rows would only take time
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -17,11 +17,11 @@ def test_rms_norm(assay, dtype):
 
 
 def test_softmax_agrees_with_torch():
-    """What such a test usually looks like. It passes."""
+    """Compare with torch, as most kernel tests do. It passes."""
     x = torch.randn(16, 256)
     torch.testing.assert_close(softmax(x), torch.softmax(x, -1), atol=1e-2, rtol=1e-2)
 
 
 def test_softmax(assay):
-    """It fails: assay finds the bug and shrinks it to a row of a few elements."""
+    """Examine the kernel. It fails: assay finds the bug and shrinks it to a row of a few elements."""
     assay.check(softmax, "softmax", dtype="bfloat16", shapes=ROWS)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from assay.golden.registry import Spec
 from assay.golden.signature import Signature, TensorSpec
 
-_VECTOR, _TILE = 8, 16
+_VECTOR, _TILE = 8, 16  # elements of a vector store, and of a tile
 
 
 def listed(op: Spec) -> bool:

@@ -22,7 +22,7 @@ from assay.verify.cases.sampler import Sampler, seeded
 from assay.verify.explanation.fault_models.fault_model import FaultModel
 from assay.verify.explanation.fault_models.single import Single
 
-_TRIES = 8
+_TRIES = 8  # random cases: some have a size below 2, or are refused
 _Alteration = tuple[str, str, str, Change]  # name, family, words, what is computed instead
 
 
