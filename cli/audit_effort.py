@@ -70,8 +70,7 @@ class Pace:
         )
 
     def confirmed(self, result: Audit) -> Pace:
-        """Return the pace of the first measurement if that is slower; only measurements that no cache had are
-        counted."""
+        """Return the pace of the first measurement if that is slower; cached measurements don't count."""
         began = time.monotonic()
         sequences = len(result.noise_floor.weights)
         each = (time.monotonic() - began) / sequences
@@ -85,8 +84,7 @@ def pace_of(
     held_out: Sequence[Mapping[str, Any]] | None,
     menu: Collection[str],
 ) -> Pace:
-    """Estimate the pace from one forward pass of the first batch, or two short ones; menu: the schemes to choose
-    from."""
+    """Estimate the pace from one forward pass of a batch; menu: the schemes to choose from."""
     import torch
 
     from assay.precision.observation.running import call, evaluating, in_float32, normalised

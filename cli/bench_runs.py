@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from assay.judge.verdict import SolutionVerdict
     from assay.verify.campaign.table import Entry
 
-_SILENT = 3600.0
+_SILENT = 3600.0  # seconds without a message after which a run is stopped
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from assay.bench.inspection.page import Inspected
     from assay.verify.campaign.table import Entry
 
-_PIPED_WIDTH = 220
+_PIPED_WIDTH = 220  # columns if standard output is no terminal
 _BUNDLED = "assay"  # the bundled kernels' group in the survey's table
 
 

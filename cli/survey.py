@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _TIMEOUT = 30.0  # seconds for one call of a kernel
 _SILENT = 300.0  # seconds without a message after which a worker is stopped
-_PIPED_WIDTH = 160
+_PIPED_WIDTH = 160  # columns if standard output is no terminal
 _KEPT = "kept"  # folder of reusable verdicts, below that of the reports
 _COLOURS = {"PASS": "green", "WARN": "yellow", "FAIL": "red", "NOT HERE": "dim", "NOT RUN": "dim"}
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from assay.runtime.errors import AssayError
 from assay.runtime.process import Lost, Parent, Process, wait_for
 
-_MOST_WORKERS = 8
+_MOST_WORKERS = 8  # each has a torch in memory
 
 
 class Heartbeat(Protocol):
@@ -118,8 +118,7 @@ class Pool:
 def run_alone(
     task: Task, item: Any, *, preload: str, timeout: float = 300.0, quiet: bool = True
 ) -> Any | Lost | Raised:
-    """Return ``task(item, heartbeat)`` from a separate process, or how that process was lost, or what the task
-    raised."""
+    """Run ``task(item, heartbeat)`` in a separate process; return its result, its exception, or how it was lost."""
     with Pool(1, preload=preload, timeout=timeout, quiet=quiet) as pool:
         ((_, answer),) = pool.run(task, [item])
     return answer

@@ -22,8 +22,7 @@ from tests.precision.test_grouped import FORMATS, MODELS, loss, pictures
 
 
 def assignments(result: Audit, draw: random.Random, each: int) -> dict[str, list[dict[str, str]]]:
-    """Return assignments by kind: random, from the coarser half of each menu, the coarsest, uniform, and single
-    sites."""
+    """Return assignments by kind: random, coarser half of the menus, coarsest, uniform, and single sites."""
     sites = [site for site in result.sites if not site.tied]
     coarser = {}
     for site in sites:

@@ -38,8 +38,7 @@ class Part:
 
     @property
     def key(self) -> str:
-        """Return the GPU's row of configs/devices.toml: by its name, else by capability and number of
-        multiprocessors."""
+        """Return the GPU's row of configs/devices.toml: by name, else by capability and multiprocessors."""
         from assay.formats.devices import devices
 
         if self.rehearsal:
