@@ -17,6 +17,7 @@ from assay.judge import batch
 from assay.judge.procedure import judge
 from assay.judge.solution import weights
 from assay.judge.solution.inputs import kind_of, redrawn
+from assay.runtime import results
 from assay.runtime.process import Lost
 from assay.verify import Contract
 
@@ -271,12 +272,14 @@ def test_a_list_that_was_killed_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_verdict_of_another_version_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The key of a line hangs on the versions of assay and of torch."""
+    """The key of a line depends on the sources of the judge and on the version of torch."""
     problem, solution = map(str, _files(tmp_path, GOOD))
     item = batch.Item(problem, solution)
     keys = {item.key}
-    for name in ("kernel-assay", "torch"):
-        monkeypatch.setattr(batch, "version", lambda asked, name=name: "9" if asked == name else "1")
+    digest, versions = results.own_sources("assay.judge.batch")
+    assert "torch" in versions
+    for changed in ((digest, versions | {"torch": "9"}), ("another", versions)):
+        monkeypatch.setattr(results, "own_sources", lambda *modules, changed=changed: changed)
         keys.add(item.key)
     assert len(keys) == 3
 

@@ -58,4 +58,4 @@ def test_a_filter_that_drops_the_crossing_token_fails() -> None:
 
     verdict = examine(kernel, "top_filter", **SETTINGS)
     assert verdict.outcome == "FAIL"
-    assert "the token with which the shares reach p is left out" in str(verdict)
+    assert "the token with which the shares reach p is missing" in str(verdict)
