@@ -24,7 +24,7 @@ _CHOICE = 10
 """Approximate measurements that choose one assignment."""
 _SIMPLE = 3
 """Further measurements per weight scheme: the simple assignments, over the held-out sequences."""
-_LEAST, _MOST = 6, 96
+_LEAST, _MOST = 6, 96  # calibration measurements that a time budget may choose
 
 
 @dataclass(frozen=True, slots=True)

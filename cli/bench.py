@@ -156,7 +156,6 @@ def _chosen(
     contract: Sequence[str] | None,
     device: str,
 ) -> list[Entry]:
-    """Return the selected kernels, with the requested dtypes and options."""
     from assay.cli.verify import entries_of
     from assay.verify.campaign.table import entries
 
@@ -180,7 +179,6 @@ def _chosen(
 
 
 def _recorded(timed: Timed, device: str, targets: Sequence[str]) -> Record:
-    """Return the record of kernels, or of the files of a problem and its solutions."""
     from assay.bench.timing.contest import Record, machine, versions
     from assay.runtime.results import contents, result_key
 

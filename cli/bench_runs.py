@@ -74,7 +74,6 @@ def of_solutions(
 
 
 def _judged(item: tuple[str, tuple[str, ...], dict[str, Any]], heartbeat: Heartbeat) -> list[SolutionVerdict]:
-    """Judge each solution in turn, in a worker."""
     from assay.judge.procedure import judge
 
     problem, solutions, request = item

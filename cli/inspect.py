@@ -219,7 +219,6 @@ def _write(path: Path, every: Sequence[Inspected], device: Arch) -> None:
 
 
 def _print(every: Sequence[Inspected], device: Arch, *, each: bool) -> None:
-    """Print the table, and the problems below it."""
     from assay.bench.inspection.page import HEAD, finding_lines, rows
 
     table = console_table(HEAD)

@@ -169,7 +169,6 @@ def _question(
 
 
 def _report(record: Record) -> None:
-    """Print a table for each case, the fastest first, and the winners."""
     out = console(_PIPED_WIDTH)
     cases = dict.fromkeys(one.case for one in record.candidates)
     for case in cases:

@@ -112,7 +112,6 @@ class RayEngine:
     def run(
         self, task: Task, items: Iterable[Any], *, until: float = float("inf")
     ) -> Iterator[tuple[int, Any | Lost | Raised]]:
-        """Run tasks as specified by `Engine`."""
         remote = self._ray.remote(_work).options(max_retries=0, num_cpus=1)
         waiting, flying = enumerate(items), dict[Any, int]()
         try:

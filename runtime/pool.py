@@ -43,7 +43,6 @@ class Raised:
 
     @staticmethod
     def of(error: Exception) -> Raised:
-        """Return the record of an exception of a task."""
         if isinstance(error, AssayError):
             return Raised(str(error), True, "")
         return Raised(f"{type(error).__name__}: {error}", False, "".join(traceback.format_exception(error)))
@@ -86,7 +85,6 @@ class Pool:
     def run(
         self, task: Task, items: Iterable[Any], *, until: float = float("inf")
     ) -> Iterator[tuple[int, Any | Lost | Raised]]:
-        """Run tasks as specified by `engines.Engine`."""
         waiting = enumerate(items)
         busy: dict[Process, int] = {}
         try:
@@ -125,7 +123,6 @@ def run_alone(
 
 
 def _work(parent: Parent, preload: str) -> None:
-    """Serve tasks in a worker."""
     importlib.import_module(preload)
     parent.heartbeat()
 

@@ -45,7 +45,6 @@ def assignments(result: Audit, draw: random.Random, each: int) -> dict[str, list
 
 
 def main() -> None:
-    """Read the command line and measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=3, help="of pictures, for each network")
     parser.add_argument("--each", type=int, default=60, help="random assignments of a kind and draw")

@@ -11,7 +11,7 @@ from rich.table import Table
 from assay.golden import evaluate
 from benchmarks.audit.furniture import best_time
 
-_DIGITS = 25
+_DIGITS = 25  # decimal digits of the goldens
 
 
 def certified() -> Table:

@@ -54,7 +54,6 @@ class Part:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds since the script began."""
         return time.monotonic() - self.began
 
     def say(self, line: str) -> None:

@@ -93,8 +93,8 @@ def _again(content: Mapping[str, Any], *more: str) -> str:
     return shlex.join([*given, *more])
 
 
-_WIDTH = 116
-_FINDINGS = 3
+_WIDTH = 116  # columns of the output
+_FINDINGS = 3  # shown in the terminal
 _INSIDE = "further assignments of the front lie inside, to which it was not fitted"
 _BESIDE = 4
 """Baselines shown in the terminal besides the model in bfloat16."""
