@@ -30,8 +30,7 @@ def golden() -> None:
 
 
 def examination() -> None:
-    """Measure the processor time of examining each available kernel of the survey, quick and usual: one dtype, one
-    thread."""
+    """Measure the processor time of examining each available kernel, quick and usual: one dtype, one thread."""
     from assay.verify.campaign.table import entries
     from assay.verify.harness.target import load_target
 
@@ -69,8 +68,7 @@ def zoo() -> None:
 
 
 def lengths() -> None:
-    """Run the correct kernels of the tests at growing lengths; count those with errors that rounding hardly
-    explains."""
+    """Run correct kernels of the tests at growing lengths; count those with errors that rounding hardly explains."""
     from assay.verify.examination.plan import make_plan
     from assay.verify.examination.run import Run
     from assay.verify.settings import Settings

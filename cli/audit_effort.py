@@ -24,7 +24,7 @@ _CHOICE = 10
 """Approximate measurements that choose one assignment."""
 _SIMPLE = 3
 """Further measurements per weight scheme: the simple assignments, over the held-out sequences."""
-_LEAST, _MOST = 6, 96
+_LEAST, _MOST = 6, 96  # calibration measurements that a time budget may choose
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,7 @@ class Pace:
         )
 
     def confirmed(self, result: Audit) -> Pace:
-        """Return the pace of the first measurement if that is slower; only measurements that no cache had are
-        counted."""
+        """Return the pace of the first measurement if that is slower; cached measurements don't count."""
         began = time.monotonic()
         sequences = len(result.noise_floor.weights)
         each = (time.monotonic() - began) / sequences
@@ -85,8 +84,7 @@ def pace_of(
     held_out: Sequence[Mapping[str, Any]] | None,
     menu: Collection[str],
 ) -> Pace:
-    """Estimate the pace from one forward pass of the first batch, or two short ones; menu: the schemes to choose
-    from."""
+    """Estimate the pace from one forward pass of a batch; menu: the schemes to choose from."""
     import torch
 
     from assay.precision.observation.running import call, evaluating, in_float32, normalised

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 def exported_of(
     result: Audit, loaded: Loaded, chosen: Mapping[str, str], folder: Path, formats: Sequence[str], checkpoint: bool
 ) -> Exported | None:
-    """Write the exports into a folder, replacing those of an earlier audit, and load again those with a reader
-    installed.
+    """Write the exports into a folder, replacing those of an earlier audit, and load the readable ones again.
 
     A difference between an export's error and that of its simulation is reported on standard error.
     """

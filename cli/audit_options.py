@@ -112,8 +112,7 @@ def _option(message: str) -> str:
 
 
 def loaded_of(model: str, memory: float | None, device: str, *, trust: bool, checkpoint: bool) -> Loaded:
-    """Return the model on its device; a large one is held as stored unless a memory limit or checkpoint is
-    requested."""
+    """Return the model on its device; hold a large one as stored unless a memory limit or checkpoint is requested."""
     from assay.precision.loading import exceeds_limit, load
 
     narrow = memory is None and not checkpoint and exceeds_limit(model)
@@ -173,8 +172,11 @@ def lacking(
     most: float | None,
     bytes_of_held: Callable[[Mapping[str, str]], float],
 ) -> list[str]:
-    """Return a line for each request that was not met: exports for which nothing was written, and exports that express
-    so few sites that their weights exceed ``most`` bytes."""
+    """Return a line for each request that was not met, for standard error.
+
+    These are exports for which nothing was written, and exports that express so few sites that their weights exceed
+    ``most`` bytes.
+    """
     from assay.precision.units import format_bytes
 
     written = {part.format: part for part in exported.parts} if exported is not None else {}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from assay.judge.verdict import SolutionVerdict
     from assay.verify.campaign.table import Entry
 
-_SILENT = 3600.0
+_SILENT = 3600.0  # seconds without a message after which a run is stopped
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,6 @@ def of_solutions(
 
 
 def _judged(item: tuple[str, tuple[str, ...], dict[str, Any]], heartbeat: Heartbeat) -> list[SolutionVerdict]:
-    """Judge each solution in turn, in a worker."""
     from assay.judge.procedure import judge
 
     problem, solutions, request = item

@@ -55,7 +55,6 @@ def doctor() -> int:
 
 
 def _tried(words: str, test: Callable[[], str]) -> Iterator[Row]:
-    """Yield the result of a self-test."""
     try:
         reason = test()
     except Exception as error:  # any failure is a finding for the user

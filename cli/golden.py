@@ -178,7 +178,6 @@ def _more(items: Sequence[Any]) -> None:
 
 
 def _campaign(name: str) -> Campaign:
-    """Return the campaign in a file, or a bundled one."""
     from assay.golden.jobs.campaign import parse_campaign, read_campaign
 
     if Path(name).suffix or os.sep in name:

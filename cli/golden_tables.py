@@ -13,7 +13,7 @@ from assay.golden.registry import specs
 if TYPE_CHECKING:
     from assay.golden.store import Record, Store
 
-_PIPED_WIDTH = 200
+_PIPED_WIDTH = 200  # columns if standard output is no terminal
 
 
 def show_store(store: Store, spec: str, limit: int) -> None:

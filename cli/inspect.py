@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from assay.bench.inspection.page import Inspected
     from assay.verify.campaign.table import Entry
 
-_PIPED_WIDTH = 220
+_PIPED_WIDTH = 220  # columns if standard output is no terminal
 _BUNDLED = "assay"  # the bundled kernels' group in the survey's table
 
 
@@ -219,7 +219,6 @@ def _write(path: Path, every: Sequence[Inspected], device: Arch) -> None:
 
 
 def _print(every: Sequence[Inspected], device: Arch, *, each: bool) -> None:
-    """Print the table, and the problems below it."""
     from assay.bench.inspection.page import HEAD, finding_lines, rows
 
     table = console_table(HEAD)

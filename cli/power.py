@@ -69,7 +69,6 @@ def power(
 
 
 def _campaign(target: str, op: str) -> Settings:
-    """Return the settings with which a kernel is examined."""
     from assay.golden.registry import spec
     from assay.verify.settings import Settings
 

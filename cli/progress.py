@@ -62,8 +62,7 @@ def in_rows(rows: Iterable[tuple[str | Text, ...]], first: int | None = None) ->
 
 
 def examined(jobs: Sequence[Job], rows: Iterable[tuple[int, Row]], show: Callable[[int, Row], None]) -> int:
-    """Pass every row to ``show(index, row)`` under a bar; return the number of rows before the end or an
-    interruption."""
+    """Pass every row to ``show(index, row)`` under a bar; return the number of rows, also after an interruption."""
     done = 0
     with ProgressBar("examined", len(jobs), sum(job.cost for job in jobs)) as bar, suppress(KeyboardInterrupt):
         for index, row in rows:

@@ -51,7 +51,6 @@ def repro(
 
 
 def repeat(item: tuple[str, str], heartbeat: Heartbeat) -> Verdict:
-    """Return the verdict of a repro line's case, in a worker."""
     from assay.verify.comparison.result import by_reason
     from assay.verify.examination.repro import parse_line, run_line
 

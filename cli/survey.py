@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _TIMEOUT = 30.0  # seconds for one call of a kernel
 _SILENT = 300.0  # seconds without a message after which a worker is stopped
-_PIPED_WIDTH = 160
+_PIPED_WIDTH = 160  # columns if standard output is no terminal
 _KEPT = "kept"  # folder of reusable verdicts, below that of the reports
 _COLOURS = {"PASS": "green", "WARN": "yellow", "FAIL": "red", "NOT HERE": "dim", "NOT RUN": "dim"}
 
@@ -119,7 +119,6 @@ def _status(rows: Sequence[Row], strict: bool) -> int:
 
 
 def _write(out: Path, rows: Sequence[Row], request: dict[str, Any], taken: float) -> tuple[Path, Path]:
-    """Write both reports; return their paths."""
     import torch
 
     from assay.runtime.files import write_text_atomically
@@ -148,7 +147,6 @@ def _machine(device: str) -> str:
 
 
 def _print(rows: Sequence[Row], where: str) -> None:
-    """Print the table, and its totals below it."""
     from assay.verify.campaign.page import tally
     from assay.verify.report.html import ratio
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from assay.bench.tuning.record import Candidate, Question, Record
     from assay.bench.tuning.space import Space
 
-_PIPED_WIDTH = 200
+_PIPED_WIDTH = 200  # columns if standard output is no terminal
 _PRELOAD = "assay.verify.campaign.survey"
 _SILENT = 600.0  # seconds without a message after which a worker is stopped
 _HEAD = ("choice", "outcome", "time", "error/allowed", "bits", "registers", "spilled", "shared KiB", "")
@@ -169,7 +169,6 @@ def _question(
 
 
 def _report(record: Record) -> None:
-    """Print a table for each case, the fastest first, and the winners."""
     out = console(_PIPED_WIDTH)
     cases = dict.fromkeys(one.case for one in record.candidates)
     for case in cases:

@@ -194,7 +194,6 @@ def _summarize(path: Path, rows: Sequence[Row]) -> None:
 
 
 def _bundled(op: str) -> list[Entry]:
-    """Return the bundled kernels, in the dtypes that a survey uses."""
     from assay.verify.campaign.table import entries
 
     if op:

@@ -107,8 +107,7 @@ def fused_name(unit: str) -> str | None:
 
 
 def products_of(names: Collection[str]) -> dict[str, list[str]]:
-    """Return the fused linears of vLLM and SGLang, without experts, whose parts are all in ``names``, with these
-    parts."""
+    """Return the fused linears of vLLM and SGLang, without experts, with their parts, if all are in ``names``."""
     results = {}
     for together, parts in fused().items():
         for name in names:

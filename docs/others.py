@@ -157,7 +157,6 @@ def _cell(text: str) -> str:
 
 
 def main(reports: Sequence[str]) -> None:
-    """Copy the verdicts of the reports, and write the page."""
     data = json.loads(DATA.read_text(encoding="utf-8")) if DATA.exists() else {}
     for path in reports:
         data = taken_over(json.loads(Path(path).read_text(encoding="utf-8")), data)
@@ -168,7 +167,6 @@ def main(reports: Sequence[str]) -> None:
 
 
 def _as_json(data: Mapping[str, Any]) -> str:
-    """Return the data as JSON, with a line for each examination."""
     rows = [
         f" {json.dumps(name)}: {{\n"
         + ",\n".join(f"  {json.dumps(dtype)}: {json.dumps(row, ensure_ascii=False)}" for dtype, row in by_dtype.items())

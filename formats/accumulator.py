@@ -45,8 +45,7 @@ class Accumulator:
 
     @property
     def cut(self) -> float:
-        """Return the relative error of truncating or rounding an operand to ``operands``: 2^(1-p) for p bits; zero for
-        none."""
+        """Return the relative error of reducing an operand to ``operands``: 2^(1-p) for p bits; zero for none."""
         return 2 * format_named(self.operands).unit_roundoff if self.operands else 0.0
 
     def takes(self, name: str) -> bool:
@@ -55,8 +54,7 @@ class Accumulator:
         return not self.inputs or name in self.inputs or cuts
 
     def gamma(self, terms: int) -> float:
-        """Return the bound on the error of a sum of ``terms`` products, in any order, relative to the sum of
-        magnitudes.
+        """Return the error bound of a sum of ``terms`` products, in any order, relative to the sum of magnitudes.
 
         In a format: gamma_n = n u / (1 - n u). In blocks of L with F fraction and P output bits, one block loses at
         most (L + 1) 2^-F max(|c|, |a_k b_k|) + 2^-P |out|, so a chain of T = ceil(n / L) blocks at most T ((L + 1) 2^-F

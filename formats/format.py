@@ -135,8 +135,7 @@ class Format:
 
     @cached_property
     def smallest_subnormal(self) -> float:
-        """The smallest positive value, for floats except e8m0 also the smallest gap between values; 1 for an
-        integer."""
+        """The smallest positive value (except in e8m0, also the smallest gap between values); 1 for an integer."""
         if self.values:
             return min(value for value in self.values if value > 0)
         return math.ldexp(1.0, self.min_exponent - self.precision + 1)

@@ -34,10 +34,9 @@ def round_to(
     x: a tensor of any floating dtype; float64 holds them all exactly.
 
     mode (IEEE 754-2019, 4.3): "nearest" (ties to even; in e8m0, whose significands are all odd, to the larger; in a
-    codebook to the even code),
-    "nearest_away" (ties away from zero), "toward_zero", "up", "down", or "stochastic" (to either neighbour, with the
-    probability that makes the mean x, to within 2^-53 ulp; drawn from `generator`, which must live on x's device, or
-    from torch's global one).
+    codebook to the even code), "nearest_away" (ties away from zero), "toward_zero", "up", "down", or "stochastic" (to
+    either neighbour, with the probability that makes the mean x, to within 2^-53 ulp; drawn from `generator`, which
+    must be on x's device, or from torch's global one).
 
     overflow: the result for an infinity, and for a finite x that, rounded as if the exponent had no limit, exceeds
     the finite values: "inf" makes it an infinity of its sign, in a format without infinities NaN, and in a format with

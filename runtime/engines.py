@@ -25,8 +25,7 @@ class Engine(Protocol):
     def run(
         self, task: Task, items: Iterable[Any], *, until: float = float("inf")
     ) -> Iterator[tuple[int, Any | Lost | Raised]]:
-        """Yield ``(index, task(item, heartbeat))`` for each item, as they finish; start none after the moment
-        ``until``.
+        """Yield ``(index, task(item, heartbeat))`` as tasks finish; start none after the moment ``until``.
 
         ``task`` is a function of a module. A task that raises, takes its process down, or sends no heartbeat for longer
         than allowed affects no other task, and its answer says so. An item is taken from ``items`` only when a process
@@ -113,7 +112,6 @@ class RayEngine:
     def run(
         self, task: Task, items: Iterable[Any], *, until: float = float("inf")
     ) -> Iterator[tuple[int, Any | Lost | Raised]]:
-        """Run tasks as specified by `Engine`."""
         remote = self._ray.remote(_work).options(max_retries=0, num_cpus=1)
         waiting, flying = enumerate(items), dict[Any, int]()
         try:

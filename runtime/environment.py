@@ -130,8 +130,7 @@ def _read(setting: Setting, given: Any) -> Any:
 
 
 def on_one_thread(wanted: Environment) -> Environment:
-    """Return ``wanted`` with one thread, for a fork of a process with a used thread pool: the pool's copy would
-    hang."""
+    """Return ``wanted`` with one thread, for a fork of a process that used its thread pool: the copy would hang."""
     return tuple(
         1 if setting.read is torch.get_num_threads else value for setting, value in zip(SETTINGS, wanted, strict=True)
     )
@@ -155,8 +154,7 @@ def put(wanted: Environment, now: Environment | None = None) -> list[str]:
 
 @contextlib.contextmanager
 def in_environment(wanted: Environment) -> Iterator[list[str]]:
-    """Use the environment ``wanted`` inside, and restore the caller's after; the list then names settings left
-    changed."""
+    """Use the environment ``wanted`` inside, then restore the caller's; the list then names settings left changed."""
     before, left = environment(), list[str]()
     put(wanted, before)
     try:

@@ -11,8 +11,8 @@ import torch
 __all__ = ["cast", "map_large_blocks", "trim_heap"]
 
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-_M_MMAP_THRESHOLD = -3
-_BLOCK = 1 << 20
+_M_MMAP_THRESHOLD = -3  # of glibc's <malloc.h>
+_BLOCK = 1 << 20  # bytes from which on a block is mapped and returned by itself
 
 
 class _Heap:

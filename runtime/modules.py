@@ -18,8 +18,7 @@ from assay.runtime.errors import AssayError, NotInstalled
 
 
 def lazy(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` for ``package``: imports under ``if TYPE_CHECKING`` happen on first
-    use."""
+    """Return ``__getattr__`` and ``__dir__`` that defer a package's imports under ``if TYPE_CHECKING`` to first use."""
     module = sys.modules[package]
     text = Path(str(module.__file__)).read_text(encoding="utf-8")
     imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
@@ -35,8 +34,7 @@ def lazy(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]]
 
 
 def optional(module: str, *, purpose: str, extra: str) -> Any:
-    """Import an optional package's module. Raises NotInstalled, which names the purpose and the extra that installs
-    it."""
+    """Import an optional package's module. Raises NotInstalled, with the purpose and the extra that installs it."""
     try:
         return import_module(module)
     except ImportError as error:
@@ -46,8 +44,7 @@ def optional(module: str, *, purpose: str, extra: str) -> Any:
 
 
 def import_users_module(name: str, what: str, error: type[AssayError]) -> ModuleType:
-    """Import the module ``name``; if that fails, raise ``error`` with the reason and a remedy. ``what``: its
-    description."""
+    """Import the module ``name``, ``what`` in messages; raise ``error``, with a remedy, if that fails."""
     _look_here()
     try:
         return import_module(name)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from assay.runtime.errors import AssayError
 from assay.runtime.process import Lost, Parent, Process, wait_for
 
-_MOST_WORKERS = 8
+_MOST_WORKERS = 8  # each has a torch in memory
 
 
 class Heartbeat(Protocol):
@@ -43,7 +43,6 @@ class Raised:
 
     @staticmethod
     def of(error: Exception) -> Raised:
-        """Return the record of an exception of a task."""
         if isinstance(error, AssayError):
             return Raised(str(error), True, "")
         return Raised(f"{type(error).__name__}: {error}", False, "".join(traceback.format_exception(error)))
@@ -86,7 +85,6 @@ class Pool:
     def run(
         self, task: Task, items: Iterable[Any], *, until: float = float("inf")
     ) -> Iterator[tuple[int, Any | Lost | Raised]]:
-        """Run tasks as specified by `engines.Engine`."""
         waiting = enumerate(items)
         busy: dict[Process, int] = {}
         try:
@@ -118,15 +116,13 @@ class Pool:
 def run_alone(
     task: Task, item: Any, *, preload: str, timeout: float = 300.0, quiet: bool = True
 ) -> Any | Lost | Raised:
-    """Return ``task(item, heartbeat)`` from a separate process, or how that process was lost, or what the task
-    raised."""
+    """Run ``task(item, heartbeat)`` in a separate process; return its result, its exception, or how it was lost."""
     with Pool(1, preload=preload, timeout=timeout, quiet=quiet) as pool:
         ((_, answer),) = pool.run(task, [item])
     return answer
 
 
 def _work(parent: Parent, preload: str) -> None:
-    """Serve tasks in a worker."""
     importlib.import_module(preload)
     parent.heartbeat()
 

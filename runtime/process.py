@@ -36,13 +36,13 @@ from assay.runtime.deadline import CpuLimit, process_clock
 
 GIB = 2**30
 _ANSWER, _HEARTBEAT = b"a", b"h"
-_NOTE_BYTES = 1 << 16
+_NOTE_BYTES = 1 << 16  # longer notes are cut
 _TICK = 1.0  # seconds between two checks of a silent process
 _MEMORY_TICK = 0.05  # the same with a memory limit
 _START = 300.0  # seconds that a new interpreter may take for its imports
 _GRACE = 10.0  # seconds that a process has to end after it has closed its pipe
 _FAILED = 70  # exit status of a fork whose main function raised
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1  # of Linux's <linux/prctl.h>
 _START_TEXT = """
 import ctypes, os
 pipe = {pipe}
@@ -175,8 +175,7 @@ class Process:
         return self._code is None
 
     def submit(self, message: bytes, timeout: float) -> float:
-        """Send a message, answered by `poll`; return the seconds until its next sign of life, more than ``timeout`` at
-        start."""
+        """Send a message, which `poll` answers; return the seconds until the next sign of life (more at startup)."""
         self._timeout, self._note = timeout, ""
         self._expect(timeout if self._ready else max(timeout, _START))
         if self._log is not None:
@@ -320,8 +319,7 @@ def _pages(process: str, column: int) -> int:
 
 
 def _dies_with_parent() -> bool:
-    """Return whether Linux should end children with their parent; not in threads, whose end it takes for the
-    parent's."""
+    """Return whether Linux should end children with their parent: it takes the end of a thread for the parent's."""
     return sys.platform == "linux" and threading.current_thread() is threading.main_thread()
 
 

@@ -148,8 +148,7 @@ class Sources:
             yield from (each for each in self.paths if each.startswith(tuple(f"{one}." for one in {*packages, name})))
 
     def _homes(self, home: str, attribute: str) -> Iterator[str]:
-        """Yield the modules that define a name of a module, or that make up a package: all names' modules for a lazy
-        one."""
+        """Yield the modules that define a name of a module, or that make up a package (for a lazy one, all names')."""
         inner = f"{home}.{attribute}" if attribute else home
         if inner in self.paths:
             yield inner

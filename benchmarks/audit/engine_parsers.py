@@ -38,7 +38,7 @@ _PARSERS = {
     "sglang": ("sglang.srt.layers.quantization.", "sglang.srt.utils", "logging"),
 }
 _REAL = ("compressed_tensors.compressed_tensors", "compressed_tensors.utils", "utils.config_utils", "base_config")
-_CAPABILITIES = (75, 80, 89, 90, 100)
+_CAPABILITIES = (75, 80, 89, 90, 100)  # compute capabilities times ten
 _EXPERTS = {
     "mixtral": ("block_sparse_moe", ("w1", "w3", "w2")),
     "qwen3_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
@@ -172,8 +172,7 @@ def experts_given(engine: str, parser: Any, kind: str, scheme: str) -> bool:
 
 
 def table_given(parser: Any, scheme: str) -> bool:
-    """Return whether vLLM accepts packed integers of the scheme for an embedding table, and leaves an ignored one
-    alone.
+    """Return whether vLLM reads a quantised embedding table as packed integers, and an ignored one as it is.
 
     Both are tried with a model that passes the table's name and one that doesn't.
     """

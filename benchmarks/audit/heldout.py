@@ -118,7 +118,6 @@ def reported(kind: str, pairs: list[tuple[Prediction, float]]) -> None:
 
 
 def main() -> None:
-    """Read the command line and measure."""
     parser = options(__doc__, sequences=64, batch=8, seed=0)
     parser.add_argument("--splits", type=int, default=3)
     parser.add_argument("--each", type=int, default=20, help="assignments of a kind and split")

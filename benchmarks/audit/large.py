@@ -21,7 +21,6 @@ import torch
 
 
 def make(folder: Path, given: argparse.Namespace) -> None:
-    """Store the model."""
     import transformers
 
     torch.manual_seed(0)

@@ -63,13 +63,11 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """Return how ours compares with the peer's."""
         return VERDICTS[difference(self.ours, self.measured).sign]
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress the peers' output, which is not part of the table."""
     logging.disable(logging.INFO)
     with (
         warnings.catch_warnings(),
@@ -124,7 +122,6 @@ def compared(result: Audit, peers: Mapping[str, Choice], budgets: list[float]) -
 
 
 def shown(rows: list[Row], title: str) -> Table:
-    """Return the table of one rule."""
     table = Table("bits", "peer", "seconds", "bytes", "its error", "ours", "its / ours", "ours is", title=title)
     for row in sorted(rows, key=lambda row: row.bits):
         ratio = row.measured / row.ours if row.ours > 0 else float("nan")

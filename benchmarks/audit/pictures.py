@@ -22,8 +22,7 @@ from tests.precision.test_grouped import FORMATS, MODELS, loss, pictures
 
 
 def assignments(result: Audit, draw: random.Random, each: int) -> dict[str, list[dict[str, str]]]:
-    """Return assignments by kind: random, from the coarser half of each menu, the coarsest, uniform, and single
-    sites."""
+    """Return assignments by kind: random, coarser half of the menus, coarsest, uniform, and single sites."""
     sites = [site for site in result.sites if not site.tied]
     coarser = {}
     for site in sites:
@@ -46,7 +45,6 @@ def assignments(result: Audit, draw: random.Random, each: int) -> dict[str, list
 
 
 def main() -> None:
-    """Read the command line and measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=3, help="of pictures, for each network")
     parser.add_argument("--each", type=int, default=60, help="random assignments of a kind and draw")

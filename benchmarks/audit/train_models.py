@@ -78,7 +78,6 @@ def sources() -> tuple[list[str], list[str]]:
 
 
 def text_of(names: list[str]) -> bytes:
-    """Return the files' bytes, concatenated."""
     folder = Path(sysconfig.get_path("stdlib"))
     return b"".join((folder / name).read_bytes() for name in names)
 
@@ -202,7 +201,6 @@ def store(kind: str, model: torch.nn.Module, measured: dict[str, Any], out: Path
 
 
 def main() -> None:
-    """Read the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=CONFIGS)
     parser.add_argument("--minutes", type=float, default=25.0, help="wall time to train for (default 25)")

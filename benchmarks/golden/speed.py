@@ -11,7 +11,7 @@ from rich.table import Table
 from assay.golden import evaluate
 from benchmarks.audit.furniture import best_time
 
-_DIGITS = 25
+_DIGITS = 25  # decimal digits of the goldens
 
 
 def certified() -> Table:
@@ -98,8 +98,7 @@ def _context() -> object:
 
 
 def _dots(a: torch.Tensor, b: torch.Tensor) -> list[object]:
-    """Return the matrix product by mpmath's dot product, including conversions, which take some hundredths of the
-    time."""
+    """Return the matrix product by mpmath's dot product; conversions, some hundredths of the time, are included."""
     context: Any = _context()
     left = [[context.mpf(value) for value in row] for row in a.tolist()]
     right = [[context.mpf(value) for value in column] for column in b.T.tolist()]

@@ -23,8 +23,7 @@ _LOW = -(2**13)  # mask of the float32 bits that a tensor core reads as TF32
 
 
 def body(part: Part) -> None:
-    """Report for each dtype the share of elements that each model reproduces exactly; the device's model must give
-    all."""
+    """Report the share of elements that each model gives exactly, by dtype; the device's model must give all."""
     row = table("tensor_cores")[table("devices")[part.key]["tensor_cores"]]
     rows = 64 if part.rehearsal else 128
     for kind, (dtype, format, name) in OPERANDS.items():

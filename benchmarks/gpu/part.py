@@ -38,8 +38,7 @@ class Part:
 
     @property
     def key(self) -> str:
-        """Return the GPU's row of configs/devices.toml: by its name, else by capability and number of
-        multiprocessors."""
+        """Return the GPU's row of configs/devices.toml: by name, else by capability and multiprocessors."""
         from assay.formats.devices import devices
 
         if self.rehearsal:
@@ -55,7 +54,6 @@ class Part:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds since the script began."""
         return time.monotonic() - self.began
 
     def say(self, line: str) -> None:

@@ -110,7 +110,6 @@ def show_planted(verdict: Any, allclose: Any, out: Path, to: Console) -> list[st
 
 
 def show_goldens(steps: Sequence[Any], to: Console) -> list[str]:
-    """Print the commands and their output; return the problems."""
     _headline("A store of goldens: built, one bit changed, found out, mended", "docs/golden-jobs.md", to)
     for step in steps:
         to.print(Text.assemble(("$ ", "dim"), step.command), soft_wrap=True)

@@ -105,7 +105,6 @@ def audited(folder: Path, heartbeat: Heartbeat) -> dict[str, Any]:
 
 
 def typed(*arguments: str) -> Step:
-    """Run a command of assay."""
     said = StringIO()
     with redirect_stdout(said), redirect_stderr(said):
         status = main(arguments)

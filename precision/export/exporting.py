@@ -32,8 +32,7 @@ _NOTHING = "can express nothing of this assignment, so nothing is written for it
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The files written, and one line for each thing that they don't express or that an engine would change
-    silently."""
+    """The files written, and a line for each assigned feature that they lack or engines would change silently."""
 
     parts: tuple[Part, ...]
     notes: tuple[str, ...]

@@ -122,8 +122,7 @@ class Reloaded:
 
     @property
     def agrees(self) -> bool:
-        """Return whether the two errors agree to within 16-bit rounding: their amplitudes, which add at most, differ by
-        no more than the floor's."""
+        """Return whether the errors agree within 16-bit rounding: their amplitudes differ by at most the floor's."""
         if self.error is None or not math.isfinite(self.error) or not math.isfinite(self.simulated):
             return False
         loaded, simulated, floor = (each ** (self.power / 2) for each in (self.error, self.simulated, self.floor))

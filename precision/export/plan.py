@@ -48,8 +48,7 @@ class Plan:
         self.reasons.setdefault(reason, {})[site] = scheme
 
     def recipe(self, content: dict[str, Any], held: Iterable[str]) -> Recipe:
-        """Return a recipe: the stack's content, the sites that it expresses, and the notes (schemes, first site,
-        reason)."""
+        """Return the stack's content, the sites that it expresses, and the notes (schemes, first site, reason)."""
         schemes = {**self.weights, **self.caches}
         return Recipe(content, {name: schemes[name].name for name in held}, tuple(self._notes()))
 
@@ -59,8 +58,7 @@ class Plan:
             yield f"{schemes} at {listed(list(left))}: {reason}"
 
     def expressed(self, entry_of: Callable[[Scheme], tuple[T | None, str]]) -> dict[str, T]:
-        """Return the stack's entry for each linear; ``entry_of`` returns an entry, or None and a reason, which is
-        noted."""
+        """Return the stack's entry for each linear; ``entry_of`` returns an entry, or None and a reason to note."""
         results = {}
         for name, scheme in self.linears.items():
             entry, reason = entry_of(scheme)
@@ -71,8 +69,7 @@ class Plan:
         return results
 
     def fused(self, sites: Mapping[str, Site], entries: Mapping[str, T], what: str) -> dict[str, tuple[T | None, ...]]:
-        """Return the distinct entries of each unit of linears that vLLM fuses, by its fused name; note units with
-        several."""
+        """Return the distinct entries of each unit that vLLM fuses, by its fused name; note units with several."""
         results: dict[str, tuple[T | None, ...]] = {}
         for unit, members in units_of(sites).items():
             if name := fused_name(unit):
@@ -84,8 +81,7 @@ class Plan:
         return results
 
     def fp8_caches(self, otherwise: str) -> dict[str, Scheme]:
-        """Return all KV caches if they are e4m3, for stacks that support nothing else; else note ``otherwise`` as the
-        reason."""
+        """Return all KV caches if they are e4m3, the only supported format; else note ``otherwise`` as the reason."""
         if self.cache == "kv-fp8":
             return self.caches
         for name, scheme in self.caches.items():
@@ -95,8 +91,7 @@ class Plan:
 
 
 def no_tables(scheme: Scheme, tied: bool) -> str:
-    """Return why a stack without support for embedding tables rejects one. ``tied``: it shares another site's
-    weight."""
+    """Return why a stack rejects every quantised embedding table, also one ``tied`` to another site's weight."""
     return "no serving stack loads a quantised table of embeddings from it"
 
 

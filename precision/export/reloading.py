@@ -118,8 +118,7 @@ def _function(name: str, result: Any, *arguments: Any) -> Any:
 
 
 def reloaded(audit: Audit, part: Part) -> Reloaded | None:
-    """Load a part of an export and measure its error over the sequences that the audit reports on; None if no reader
-    for it is installed.
+    """Load a part of an export and measure its error over the audit's reported sequences; None without a reader.
 
     A checkpoint is loaded by transformers; torchao and MLX quantise a copy of the model as their files say; llama.cpp
     runs a GGUF file of the model with the types that were written. Raises BadAssignment for sites that the audit lacks.

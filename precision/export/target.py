@@ -86,8 +86,7 @@ def register(
 
 
 def of_linears(reason: Callable[[Scheme], str | None], caches: Collection[str] = ()) -> Callable[[Scheme], str]:
-    """Return a `lacks` function: ``reason`` says why a linear's scheme is unsupported; ``caches`` lists supported
-    caches."""
+    """Return a `lacks` function; ``reason`` says why a linear's scheme is unsupported, ``caches`` are supported."""
 
     def lacks(scheme: Scheme) -> str:
         if "kv_cache" in scheme.site_types and scheme.weight is None:

@@ -33,7 +33,7 @@ from assay.runtime.results import installed_version
 
 _GGUF_MODEL, _MLX_MODEL = "model.gguf", "mlx_model"  # names that the exported commands give to their outputs
 _UNQUANTISED: Set[str] = {"bf16", "f16", "f32"}
-_COLUMNS, _ROWS = 128, 8  # of stand-in linears: 128 columns are whole groups of every size that MLX has
+_COLUMNS, _ROWS = 128, 8  # of the linears that MLX quantises: 128 is a multiple of all of its group sizes
 _PURPOSE = "--verify-export"
 
 

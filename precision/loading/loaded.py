@@ -45,8 +45,7 @@ class Loaded:
     def parts(
         self, text: str | Path, check: str | Path | None = None, *, sequence: int = 256, **options: Any
     ) -> tuple[list[dict[str, torch.Tensor]], list[dict[str, torch.Tensor]] | None]:
-        """Return `parts_of` the text: batches to choose on, and held-out ones to judge the choice on. Raises as
-        `batches`."""
+        """Return `parts_of` the text: batches to choose on, and held-out ones. Raises as `batches`."""
         self._check(sequence)
         first, second = parts_of(text, self.tokenizer, check, sequence=sequence, **options)
         return self._known(first), None if second is None else self._known(second)

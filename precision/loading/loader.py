@@ -49,8 +49,7 @@ def from_factory(module: str, factory: str, dtype: torch.dtype) -> Loaded:
 
 
 def _with(loaded: Loaded, tokenizer: Any) -> Loaded:
-    """Return the model with a tokenizer, checked against the vocabulary and length of its config, if these are
-    known."""
+    """Return the model with a tokenizer, checked against the vocabulary and length of its config, if known."""
     if not callable(tokenizer) or not hasattr(tokenizer, "pad_token_id"):
         given = type(tokenizer).__name__
         raise BadModel(f"model {loaded.name!r} gives {given} beside its module; expected a tokenizer of transformers")

@@ -32,11 +32,10 @@ saves."""
 
 
 def cast_when_run(model: torch.nn.Module, name: str, dtype: torch.dtype = torch.float32) -> None:
-    """Leave each weight in its dtype and on its device; give its module a copy in ``dtype`` whenever it runs, freed
-    after it.
+    """Leave each weight in its dtype; give its module a temporary copy in ``dtype`` whenever it runs.
 
-    The parameters themselves move to the meta device, as those that accelerate reads from files; small ones are cast at
-    once. A model whose modules use each other's weights, as torch's MultiheadAttention does, is cast entirely.
+    The parameters themselves move to the meta device, like those that accelerate reads from files; small ones are cast
+    at once. A model whose modules use each other's weights, as torch's MultiheadAttention does, is cast entirely.
     """
     hooks = optional("accelerate.hooks", purpose=name, extra="audit")
     if any(isinstance(module, torch.nn.MultiheadAttention) for module in model.modules()):

@@ -124,8 +124,7 @@ def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
 
 
 def _cuts(tokens: list[int], length: int, most: int) -> list[list[int]]:
-    """Return at most ``most`` disjoint, evenly spaced sequences of ``length`` tokens; one shorter sequence if none is
-    full."""
+    """Return at most ``most`` disjoint, evenly spaced sequences of ``length`` tokens, or one shorter sequence."""
     count = min(most, len(tokens) // length)
     if count < 2:
         return [tokens[:length]]

@@ -47,8 +47,7 @@ def compared(
 
 
 def _verdict(names: Sequence[str], gap: Difference, floor: float) -> tuple[str, str | None]:
-    """Return a sentence on which error is smaller and by how much, and the better name if the interval and floor allow
-    it."""
+    """Return a sentence on the difference of the errors, and the name of the better one if it is significant."""
     if math.isnan(gap.error):
         return "both break the model", None
     better, worse = names if gap.error < 0 else reversed(names)

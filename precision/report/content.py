@@ -127,8 +127,7 @@ def _ratio(largest: torch.Tensor) -> float:
 
 
 def _outliers(audit: Audit) -> list[record.Outlier]:
-    """Return the sites with the largest ratio of largest to median channel; the first of several that share an
-    input."""
+    """Return the sites with the largest ratio of largest to median channel; one per shared input."""
     results: dict[tuple[float, int], tuple[float, str, torch.Tensor]] = {}
     for site in audit.sites:
         largest = audit.observed.largest(site)
@@ -156,8 +155,7 @@ def _thinned(largest: torch.Tensor) -> torch.Tensor:
 
 
 def _costs(cost: Cost, decodes: bool) -> dict[str, Any]:
-    """Return whole bytes and seconds; null for the KV cache and decode step of a model without them, and for times
-    without a device."""
+    """Return whole bytes and seconds; null for a cost that the model doesn't have, and for times without a device."""
     return {
         "bytes": round(cost.bytes),
         "kv_bytes": round(cost.kv_bytes) if decodes else None,

@@ -93,8 +93,8 @@ def _again(content: Mapping[str, Any], *more: str) -> str:
     return shlex.join([*given, *more])
 
 
-_WIDTH = 116
-_FINDINGS = 3
+_WIDTH = 116  # columns of the output
+_FINDINGS = 3  # shown in the terminal
 _INSIDE = "further assignments of the front lie inside, to which it was not fitted"
 _BESIDE = 4
 """Baselines shown in the terminal besides the model in bfloat16."""
@@ -277,8 +277,7 @@ def export_lines(content: Mapping[str, Any]) -> list[str]:
 
 
 def coverage(content: Mapping[str, Any]) -> tuple[int, int]:
-    """Return how many of the front's assignments without a fitted interval are inside of theirs, and how many there
-    are."""
+    """Return how many of the front's assignments without a fitted interval are inside of theirs, and their number."""
     return content["coverage"]["inside"], content["coverage"]["count"]
 
 
@@ -310,8 +309,7 @@ def _beside(content: Mapping[str, Any]) -> str:
 
 
 def _table(content: Mapping[str, Any]) -> list[str]:
-    """Return which layers have which scheme: a line for each kind of unit with weights or a cache, the rest in one
-    line."""
+    """Return which layers have which scheme, a line for each kind of unit; units without weight or cache share one."""
     kinds: dict[str, list[str]] = {}
     others = 0
     for group in grouped(content["sites"]):

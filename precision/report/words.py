@@ -76,8 +76,10 @@ def plain(value: Any) -> Any:
 
 
 def growth_words(result: Mapping[str, Any]) -> str:
-    """Return the growth of the error over long sequences, with its interval if there is one, and the sequence length
-    that predictions are calibrated for."""
+    """Return the growth of the error over long sequences, with its interval if there is one.
+
+    Also names the sequence length that predictions are calibrated for.
+    """
     rests = "measured there; the intervals of predictions are for sequences as long as those chosen on"
     if not isinstance(result["growth"], float):
         last = f"the error at position {result['steps'][-1]['end']:,}"
