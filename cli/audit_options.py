@@ -152,7 +152,7 @@ def exports_of(texts: Sequence[str]) -> tuple[list[str], list[str]]:
 def verified(folder: Path | None) -> None:
     """Verify an export for ``--verify-export``: print the scheme of each layer as the export's readers see it.
 
-    Exits with 1 if a layer gets another scheme than intended or a file was changed, else with 0.
+    Exits with 1 if a layer gets another scheme than intended, a file was changed or no reader is installed, else 0.
     """
     if folder is None:
         return
@@ -172,7 +172,7 @@ def lacking(
     most: float | None,
     bytes_of_held: Callable[[Mapping[str, str]], float],
 ) -> list[str]:
-    """Return a line for each request that was not met, for standard error.
+    """Return a line for each request that was not met, and print the lines to standard error.
 
     These are exports for which nothing was written, and exports that express so few sites that their weights exceed
     ``most`` bytes.

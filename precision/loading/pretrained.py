@@ -27,8 +27,7 @@ from assay.runtime.memory import cast, map_large_blocks
 from assay.runtime.modules import optional
 
 _SMALL = 1 << 16
-"""Elements of a module's own parameters up to which they are cast once: a hook would cost more than the memory
-saves."""
+"""Elements of a module's own parameters up to which they are cast once: a hook would take longer than the cast."""
 
 
 def cast_when_run(model: torch.nn.Module, name: str, dtype: torch.dtype = torch.float32) -> None:

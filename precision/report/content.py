@@ -258,7 +258,7 @@ def _percent(share: float) -> str:
 
 
 def _mildest(audit: Audit, group: Group) -> str:
-    """Return the predicted error of the least harmful scheme that would make a kept group smaller."""
+    """Return words on the least harmful scheme that would make a kept group smaller, and its error."""
     own = audit.bits
     smaller = [scheme for scheme in audit.menu(group.sites[0]) if _width(scheme, audit, group.sites[0]) < own]
     if not smaller:

@@ -1,4 +1,4 @@
-"""A quantised checkpoint that equals the simulation: written in the compressed-tensors format, and opened again.
+"""Quantised checkpoints that equal the simulation: written in the compressed-tensors format, and loaded again.
 
 In: a model, an assignment and the fitted quantisation parameters. Out: a folder that engines load. Called by
 `exporting` and by users. writing (with storable, folding, pieces, folder) · reading.

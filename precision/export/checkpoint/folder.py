@@ -1,4 +1,4 @@
-"""A checkpoint's folder: its files beside the weights, and a name that it takes when it is whole."""
+"""A checkpoint's folder: the files besides the weights, and its atomic creation under a temporary name."""
 
 import json
 import os
@@ -27,14 +27,14 @@ _COPIED = (
     "generation_config.json",
     "preprocessor_config.json",
 )
-"""Files of a model's directory that belong beside its weights."""
+"""Files of a model's directory that a checkpoint needs besides the weights."""
 _SHARD = "5GB"
 
 
 def save(
     index: Path, tensors: dict[str, torch.Tensor], config: dict[str, Any], model: torch.nn.Module, origin: Path | None
 ) -> None:
-    """Write tensors, config and what is copied from the model's directory into an empty folder."""
+    """Write tensors, config and the files copied from the model's directory into an empty folder."""
     hub = optional("huggingface_hub", purpose="a checkpoint", extra="audit")
     hub.save_torch_state_dict(tensors, index, max_shard_size=_SHARD, metadata={"format": "pt"})
     if origin is not None:
@@ -46,12 +46,12 @@ def save(
     if generation is not None and not (index / "generation_config.json").exists():
         generation.save_pretrained(index)
     (index / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    for file in index.glob("*.safetensors"):  # written for their owner's eyes only
+    for file in index.glob("*.safetensors"):  # safetensors creates files that only their owner can read
         shutil.copymode(index / "config.json", file)
 
 
 def config_json(model: torch.nn.Module, origin: Path | None) -> dict[str, Any]:
-    """The model's config.json, as its directory has it, or as transformers writes it."""
+    """Return the model's config.json from its directory, or as transformers writes it."""
     if origin is not None and (origin / "config.json").is_file():
         results: dict[str, Any] = json.loads((origin / "config.json").read_text(encoding="utf-8"))
         return results
@@ -65,14 +65,14 @@ def config_json(model: torch.nn.Module, origin: Path | None) -> dict[str, Any]:
 
 
 def dtype_of(model: torch.nn.Module, config: Mapping[str, Any]) -> torch.dtype:
-    """The dtype that a config says a checkpoint has; else the model's."""
+    """Return the checkpoint dtype in a config; else the model's."""
     said = config.get("dtype") or config.get("torch_dtype")
     result = getattr(torch, str(said).removeprefix("torch."), None)
     return result if isinstance(result, torch.dtype) else next(model.parameters()).dtype
 
 
 def needed(*packages: str) -> None:
-    """Raise NotInstalled where a package that checkpoints need is missing."""
+    """Raise NotInstalled if a package that checkpoints need is missing."""
     for package in packages:
         with quiet():
             optional(package, purpose="a checkpoint", extra="audit")
@@ -80,7 +80,7 @@ def needed(*packages: str) -> None:
 
 @contextmanager
 def whole(folder: Path, overwrite: bool) -> Iterator[tuple[Path, bool]]:
-    """A folder to write into that takes its name at the end, and whether it takes that of another."""
+    """Yield a temporary folder that is renamed to ``folder`` at the end, and whether it replaces an existing one."""
     replaced = folder.exists()
     if replaced and not overwrite:
         raise CannotExport(f"{folder} exists: give another folder, or pass overwrite=True to replace it")
@@ -88,7 +88,7 @@ def whole(folder: Path, overwrite: bool) -> Iterator[tuple[Path, bool]]:
     room = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         index = room / "new"
-        index.mkdir()  # with the rights that a folder of the user has
+        index.mkdir()  # has the permissions of a folder that the user makes; the temporary one has not
         yield index, replaced
         if replaced:
             os.rename(folder, room / "old")

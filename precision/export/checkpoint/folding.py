@@ -1,8 +1,8 @@
-"""Column factors of a weight taken into what comes before it: a norm's weight, or the rows of another linear.
+"""Folding of a weight's column factors into the preceding module: a norm's weight, or the rows of another linear.
 
-AWQ and SmoothQuant store W diag(c), which wants the input divided by c. Where the input is a norm's output, c divides
-the norm's weight; where it is v_proj's (attention averages its rows) or up_proj's (a product by elements), it divides
-their rows. Whether that leaves the model's function as it was is not presumed but tried.
+AWQ and SmoothQuant store W diag(c), which needs the input divided by c. If the input is a norm's output, c divides the
+norm's weight; if it is v_proj's (attention averages its rows) or up_proj's (an elementwise product), c divides the rows
+of that linear. The result is checked by running the model with and without the factors.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -16,17 +16,17 @@ from assay.configs.architectures import norms_before, producers
 from assay.precision.errors import CannotExport
 
 _AGREES = 1e-4
-"""Relative difference of logits that float32 may show between two ways of one computation."""
+"""Allowed relative difference in float32 between logits of two equivalent computations."""
 
 
 @dataclass(slots=True)
 class Folded:
-    """What changes before column factors can be left out of the input."""
+    """Changes that remove the column factors from the inputs."""
 
     vectors: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Norm weights and biases by the name of the parameter."""
+    """Norm weights and biases, by parameter name."""
     rows: dict[str, torch.Tensor] = field(default_factory=dict)
-    """What divides the rows of a linear's weight, [N], by the linear's name."""
+    """Divisors of the rows of a linear's weight, [N], by the linear's name."""
 
 
 def folded(
@@ -35,9 +35,10 @@ def folded(
     rigid: Collection[str] = (),
     refused: dict[str, str] | None = None,
 ) -> Folded:
-    """Fold the factors [K] of linears, by name. Raises CannotExport where the model has no place for them.
+    """Fold the factors [K] of linears, by name. Raises CannotExport if the model has no parameter to fold them into.
 
-    rigid: linears whose scales can't be divided. refused: takes up the linears without a place, and why, instead.
+    rigid: linears whose scales can't be divided. refused: if given, collects linears that can't be folded, with the
+    reason, instead of raising.
     """
     result = Folded()
     done: set[str] = set()
@@ -71,12 +72,12 @@ def folded(
 
 
 def _beside(name: str, block: str) -> bool:
-    """Whether a linear takes its input from the norm before a block."""
+    """Return whether a linear takes its input from the norm before a block."""
     return name.startswith(f"{block}.") and name.rpartition(".")[2] not in producers()
 
 
 def _into_norm(model: torch.nn.Module, name: str, columns: Mapping[str, torch.Tensor], result: Folded) -> set[str]:
-    """Divide the weight of the norm before a linear's block by the factors that all who take its output share."""
+    """Divide the weight of the norm before a linear's block by the factors that all of its readers share."""
     block = name.rpartition(".")[0]
     above = block.rpartition(".")[0]
     norm = next((f"{above}.{name}" for name in norms_before(block) if _has(model, f"{above}.{name}.weight")), None)
@@ -104,7 +105,7 @@ def _into_norm(model: torch.nn.Module, name: str, columns: Mapping[str, torch.Te
 def _into_linear(
     model: torch.nn.Module, producer: str, name: str, factors: torch.Tensor, result: Folded, rigid: Collection[str]
 ) -> None:
-    """Divide the rows of the linear before by the factors; heads that share a value head must share them."""
+    """Divide the rows of the preceding linear by the factors, which heads that share a value head must share."""
     if producer in rigid:
         raise CannotExport(f"{name}: the scales of {producer} can't take its column factors; take another scheme there")
     if not _has(model, f"{producer}.weight"):
@@ -130,7 +131,7 @@ def _into_linear(
 
 
 def _check(model: torch.nn.Module, columns: Mapping[str, torch.Tensor], result: Folded) -> None:
-    """Run the model with and without the factors: what it computes may not change."""
+    """Check that the model's outputs with and without the factors agree."""
     own: Any = getattr(model, "dummy_inputs", {"input_ids": torch.arange(8)[None]})
     device = next(model.parameters()).device
     ids: Any = {name: values.to(device) if isinstance(values, torch.Tensor) else values for name, values in own.items()}
@@ -153,7 +154,7 @@ def _check(model: torch.nn.Module, columns: Mapping[str, torch.Tensor], result: 
 
 @contextmanager
 def _exchanged(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """Within, the model's parameters of these names hold these values."""
+    """Replace the values of the model's parameters of these names inside the block."""
     kept = {name: model.get_parameter(name).data for name in tensors}
     try:
         for name, values in tensors.items():

@@ -1,4 +1,4 @@
-"""Weights of a model by the names that its checkpoints have: transformers renames some, and splits experts apart."""
+"""Checkpoint names of a model's weights: transformers renames some, and stores experts separately."""
 
 from bisect import bisect_right
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from assay.runtime.modules import optional
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A linear of a checkpoint: rows of a weight [N, K], or of one expert's in a parameter [E, N, K]."""
+    """A linear of a checkpoint: rows of a weight [N, K], or of one expert's weight in a parameter [E, N, K]."""
 
     name: str
     expert: int | None
@@ -24,9 +24,9 @@ class Piece:
 
 
 def pieces_of(model: torch.nn.Module, sites: Mapping[str, Site]) -> dict[str, list[Piece]]:
-    """What each linear's weight becomes in a checkpoint, by site; nothing where its rows don't stay rows.
+    """Return the checkpoint's pieces of each linear's weight, by site; none if its rows don't remain rows.
 
-    The conversion that transformers does when it saves is followed on numbers of rows instead of weights.
+    The conversion that transformers does when saving is traced with row numbers instead of weights.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     numbers: dict[str, torch.Tensor] = {}
@@ -54,7 +54,7 @@ def pieces_of(model: torch.nn.Module, sites: Mapping[str, Site]) -> dict[str, li
 
 
 def rows_of(name: str, stored: FakeQuantizer, start: int, stop: int, rows: int) -> FakeQuantizer:
-    """The stored form of some of a weight's rows. Raises CannotExport where a block of scales would be cut."""
+    """Return the stored form of some of a weight's rows. Raises CannotExport if that would cut a block of scales."""
     step = stored.quantizer.size if stored.quantizer.per == "block" else 1
     if start % step or (stop % step and stop != rows):
         raise CannotExport(f"{name}: rows {start} to {stop} cut a block of {step}; take a scheme with scales of rows")
@@ -62,7 +62,7 @@ def rows_of(name: str, stored: FakeQuantizer, start: int, stop: int, rows: int) 
 
 
 def saved(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors of a model as its checkpoints have them: by their names, experts apart."""
+    """Return a model's tensors as in its checkpoints: with checkpoint names, experts separate."""
     if not hasattr(model, "save_pretrained"):
         return tensors
     with quiet():
@@ -72,7 +72,7 @@ def saved(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str,
 
 
 def _piece(name: str, numbers: torch.Tensor, shape: tuple[int, ...]) -> Piece | None:
-    """The rows that a saved tensor holds; None if they are not one after the other, or are no rows any more."""
+    """Return the rows that a saved tensor holds; None if they are not consecutive, or no rows any more."""
     if numbers.dim() != 2 or numbers.shape[-1] != 1 or not name.endswith(".weight"):
         return None
     first = int(numbers[0])

@@ -1,11 +1,8 @@
-"""A checkpoint opened again, as transformers loads it.
+"""Loads a checkpoint as transformers does, also with experts in one parameter or a quantised embedding table.
 
-A checkpoint whose experts a model holds in one parameter, or whose table of embeddings is quantised: each linear and
-table is read by its own group.
-
-transformers 5.23 reads the experts of such a model by one group, and with ``dequantize=True`` all other linears by one
-too, so that of several formats only one comes out right; a table without a weight it can't make at all. Here
-compressed-tensors reads each by the group that it is in, and transformers puts the experts together.
+transformers 5.23 reads the experts of such a model by a single group, and with ``dequantize=True`` also all other
+linears by one, so that only one of several formats is read correctly; it can't load a quantised embedding table at all.
+Here compressed-tensors reads each linear and table by its own group, and transformers combines the experts.
 """
 
 from __future__ import annotations
@@ -27,16 +24,16 @@ from assay.runtime.modules import optional
 
 
 def is_mixture(folder: Path, quantization: Mapping[str, Any]) -> bool:
-    """Whether linears of single experts, or a table of embeddings, are quantised in a checkpoint."""
+    """Return whether linears of single experts, or an embedding table, are quantised in a checkpoint."""
     tables = any(TABLE in group["targets"] for group in quantization.get("config_groups", {}).values())
     return tables or any(".experts." in name for name in _quantised(_tensors(folder)))
 
 
 def load_mixture(folder: Path, kind: Any, quantization: Mapping[str, Any], **options: Any) -> torch.nn.Module:
-    """The model with dense weights, whose linears (not its experts) round their inputs as the checkpoint says.
+    """Return the model with dense weights, whose linears (except experts) round their inputs as the checkpoint says.
 
-    kind: the class of transformers; quantization: the checkpoint's ``quantization_config``. Raises BadModel where a
-    linear stands in no group.
+    kind: the class of transformers; quantization: the checkpoint's ``quantization_config``. Raises BadModel if a linear
+    is in no group.
     """
     library: Any = optional("compressed_tensors.quantization", purpose="a checkpoint", extra="audit")
     compressors: Any = optional("compressed_tensors.compressors", purpose="a checkpoint", extra="audit")
@@ -60,7 +57,7 @@ def load_mixture(folder: Path, kind: Any, quantization: Mapping[str, Any], **opt
         if scheme is None:
             raise BadModel(f"{name} has scales and stands in no group of {folder / 'config.json'}: write it anew")
         compressor = compressors.BaseCompressor.get_value_from_registry(scheme.format or config.format)
-        # Codes times scales are rounded to the scales' dtype: float32 holds them.
+        # Codes times scales are rounded to the scales' dtype: float32 holds the products.
         wide = {last: values.float() if values.dtype == torch.bfloat16 else values for last, values in local.items()}
         dense[f"{name}.weight"] = compressor.decompress(wide, scheme)["weight"]
     plain = kind.config_class.from_pretrained(folder)
@@ -71,7 +68,7 @@ def load_mixture(folder: Path, kind: Any, quantization: Mapping[str, Any], **opt
 
 
 def _round_inputs(model: torch.nn.Module, config: Any, library: Any, scales: Mapping[str, torch.Tensor]) -> None:
-    """Let linears round their inputs as their groups have it, their weights being what they are."""
+    """Let linears round their inputs according to their groups, with unchanged weights."""
     groups = {
         name: group.model_copy(update={"weights": None, "format": None})
         for name, group in config.config_groups.items()
@@ -103,12 +100,12 @@ def _tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def load_checkpoint(folder: str | Path, dtype: torch.dtype | str = torch.float32, **options: Any) -> torch.nn.Module:
-    """The model of a folder that `write_checkpoint` wrote, by transformers, its weights read back into ``dtype``.
+    """Load a folder written by `write_checkpoint` with transformers, with its weights dequantised to ``dtype``.
 
-    Its linears round their inputs as the checkpoint says; experts in one parameter don't. options: of transformers'
-    `from_pretrained`; where that reads linears of several schemes by one (``dequantize=True``), each is read by its own
-    here. float32 holds the values of all schemes; NVFP4's compressed-tensors rounds to bfloat16. Raises BadModel for a
-    folder without a quantised model, NotInstalled.
+    Linears round their inputs as the checkpoint says; experts in one parameter don't. options: of transformers'
+    `from_pretrained`; if transformers reads linears of several schemes by one (``dequantize=True``), each is read by
+    its own here. float32 holds the values of all schemes; for NVFP4 compressed-tensors rounds to bfloat16. Raises
+    BadModel for a folder without a quantised model, NotInstalled.
     """
     needed("compressed_tensors", "transformers")
     config: Any = json_of(Path(folder) / "config.json")
@@ -125,7 +122,7 @@ def load_checkpoint(folder: str | Path, dtype: torch.dtype | str = torch.float32
         quantizer: Any = model.hf_quantizer
         if not quantizer.quantization_config.dequantize:
             quantizer.compressor.decompress_model(model)
-    for parameter in model.parameters():  # of FP4 and MX formats the library gives bfloat16
+    for parameter in model.parameters():  # for FP4 and MX formats the library returns bfloat16
         if parameter.is_floating_point() and isinstance(dtype, torch.dtype):
             parameter.data = parameter.data.to(dtype)
     return model.eval()
@@ -133,11 +130,11 @@ def load_checkpoint(folder: str | Path, dtype: torch.dtype | str = torch.float32
 
 @contextmanager
 def packed_zero_points() -> Iterator[None]:
-    """Within, transformers loads checkpoints whose zero-points are packed (``-asym``, ``-awq``).
+    """Let transformers load checkpoints with packed zero-points (``-asym``, ``-awq``) inside the block.
 
-    It makes a checkpoint's modules on the meta device first, and there compressed-tensors 0.20 gives the zero-points of
-    packed weights [N, groups] the shape that they have before packing, so that the stored ones, int32 [ceil(N * bits /
-    32), groups], don't fit.
+    It creates a checkpoint's modules on the meta device first, where compressed-tensors 0.20 gives the zero-points of
+    packed weights their shape before packing, [N, groups], which the stored ones, int32 [ceil(N * bits / 32), groups],
+    don't fit.
     """
     packed: Any = optional(
         "compressed_tensors.compressors", purpose="a checkpoint", extra="audit"

@@ -1,4 +1,4 @@
-"""Which linears a checkpoint can hold: in any scheme, and as an assignment has them."""
+"""Checks which linears a checkpoint can hold: in any scheme, and as assigned."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -18,8 +18,10 @@ from assay.precision.targets import engines, kind_of
 
 
 def unstorable(model: torch.nn.Module, sites: Mapping[str, Site]) -> dict[str, str]:
-    """Names of the linears and tables of embeddings that no scheme can be stored at, and why: what to leave as it is
-    where a model is exported (`Audit.recommend`, ``fixed``)."""
+    """Return the linears and embedding tables that can't be stored in any scheme, with the reasons.
+
+    Pass their names as ``fixed`` to `Audit.recommend` when the model will be exported.
+    """
     pieces, shared, kind = pieces_of(model, sites), _shared(model), kind_of(model)
     vllm, result = engines()["vllm"], {}
     for name, site in sites.items():
@@ -42,10 +44,10 @@ def storable(
     fits: QParams,
     partial: bool,
 ) -> tuple[Plan, Folded]:
-    """What of a plan a checkpoint can hold, and how column factors are folded for it.
+    """Return the part of a plan that a checkpoint can hold, and the folded column factors.
 
-    Without ``partial`` all of it, or CannotExport is raised: a checkpoint that holds less than was asked would mislead.
-    With it, what can't be stored is left as it is, together with what engines run with it as one, and noted.
+    Without ``partial``, raises CannotExport unless it is the entire plan: a checkpoint with less would mislead. With
+    it, linears that can't be stored keep their format, together with those that engines fuse with them, and are noted.
     """
     if streamed_parameters(model):
         raise CannotExport("a checkpoint is written from weights in memory; load the model without max_memory")
@@ -76,7 +78,7 @@ def storable(
 
 
 def _without(plan: Plan, sites: Mapping[str, Site], refused: dict[str, str]) -> Plan:
-    """A plan without linears that are refused, and without those that are run with them as one; all noted."""
+    """Return a plan without refused linears and those fused with them; note all of them."""
     every = plan.weights
     units = {sites[name].unit: name for name in reversed(refused)}
     left = {name for name in every if name in refused or sites[name].unit in units}
@@ -99,7 +101,7 @@ def _never(
     pieces: Mapping[str, Collection[Piece]],
     shared: Mapping[int, list[str]],
 ) -> str | None:
-    """Why a linear can't be stored in any scheme; None: it can."""
+    """Return why a linear can't be stored in any scheme; None if it can."""
     if len(site.shape) == 2:
         module = dict(model.named_modules()).get(name)
         stored = torch.nn.Linear if site.type == "linear" else torch.nn.Embedding
@@ -120,12 +122,12 @@ def _column_factors(name: str, scheme: Scheme, plan: Plan) -> str | None:
 
 
 def _divisible(quantizer: Quantizer) -> bool:
-    """Whether rows of a stored weight can be divided by dividing their scales."""
+    """Return whether rows of a stored weight can be divided by dividing their scales."""
     return quantizer.per in ("row", "group") and quantizer.scale_format in ("float32", "bfloat16")
 
 
 def _shared(model: torch.nn.Module) -> dict[int, list[str]]:
-    """Names of parameters by the identity of what they are."""
+    """Return names of parameters by the object's identity."""
     shared: dict[int, list[str]] = {}
     for name, values in model.named_parameters(remove_duplicate=False):
         shared.setdefault(id(values), []).append(name)

@@ -1,4 +1,4 @@
-"""A quantised checkpoint in the compressed-tensors format: what is loaded equals what was simulated."""
+"""Writes a quantised checkpoint in the compressed-tensors format that loads with exactly the simulated values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,13 +28,13 @@ class Written:
 
     path: Path
     held: dict[str, str]
-    """What of the assignment it holds: simulated, this gives what the loaded model computes."""
+    """The part of the assignment that it holds: its simulation equals the loaded model."""
     bytes: int
-    """Of all tensors; the files add their headers."""
+    """Bytes of all tensors; the files' headers add to them."""
     notes: tuple[str, ...]
-    """What it doesn't hold, and what loaders would do in silence, a line each."""
+    """A line for each thing that it doesn't hold or that loaders would change silently."""
     options: tuple[str, ...] = ()
-    """Of ``vllm serve``, without which the KV caches that are held stay as they are."""
+    """Options of ``vllm serve``, without which the KV caches in ``held`` stay unquantised."""
 
 
 def write_checkpoint(
@@ -49,16 +49,15 @@ def write_checkpoint(
     overwrite: bool = False,
     partial: bool = False,
 ) -> Written:
-    """Write ``model`` (of transformers, weights in float32) as ``assignment`` has it to the folder ``out``.
+    """Write ``model`` (of transformers, weights in float32), quantised as in ``assignment``, to the folder ``out``.
 
-    fits: how the schemes store what, with the scales that the simulation used. source: the directory that the model
-    was loaded from; its tokenizer, generation settings and config are taken over. dtype: of what isn't quantised; by
-    default that which ``source`` says, else the model's.
+    fits: the fitted parameters of the schemes, with the scales that the simulation used. source: the directory that the
+    model was loaded from; its tokenizer, generation settings and config are copied. dtype: of weights that are not
+    quantised; by default that of ``source``, else the model's.
 
-    The folder appears whole or not at all; one that exists is replaced only with ``overwrite``, and that is noted.
-    Notes tell which sites a checkpoint can't express. partial: linears that can't be stored as assigned are left as
-    they are, and noted. Raises CannotExport for such a linear without it and where there is nothing to quantise,
-    NotInstalled.
+    The folder is created atomically; an existing one is replaced only with ``overwrite``, and that is noted. Notes name
+    sites that a checkpoint can't express. partial: linears that can't be stored as assigned keep their format and are
+    noted. Raises CannotExport for such a linear without ``partial`` and if there is nothing to quantise, NotInstalled.
     """
     needed("compressed_tensors", "transformers", "huggingface_hub")
     folder, origin = Path(out), None if source is None else Path(source)
@@ -104,7 +103,7 @@ def _quantised(
     fits: QParams,
     into: Folded,
 ) -> dict[str, torch.Tensor]:
-    """Codes and scales of every quantised linear, and static scales of their inputs, by names of checkpoints."""
+    """Return codes and scales of every quantised linear, and static scales of their inputs, by checkpoint names."""
     groups = groups_of(plan, names)
     tensors: dict[str, torch.Tensor] = {}
     for name, scheme in plan.weights.items():
@@ -117,7 +116,7 @@ def _quantised(
             rows = rows if stored.columns is None else rows * stored.columns
             local = compressed(piece.name, rows, part, groups[scheme.name])
             if name in into.rows:
-                scale = local["weight_scale"]  # the codes stay as they are
+                scale = local["weight_scale"]  # the codes are unchanged
                 local["weight_scale"] = (scale.float() / into.rows[name][:, None]).to(scale.dtype)
             local |= input_tensors(name, fits.input(name, scheme, weight, piece.expert))
             tensors |= {f"{piece.name}.{key}": values for key, values in local.items()}
@@ -125,7 +124,7 @@ def _quantised(
 
 
 def _caches(plan: Plan, fits: QParams) -> dict[str, torch.Tensor]:
-    """Fixed scales of keys and values, for each attention whose cache has them."""
+    """Return fixed scales of keys and values, for each attention whose cache has them."""
     tensors = {}
     for name, scheme in plan.caches.items():
         if scheme.activation is None or scheme.activation.dynamic:
@@ -146,12 +145,12 @@ def _others(
     into: Folded,
     dtype: torch.dtype,
 ) -> dict[str, torch.Tensor]:
-    """Everything that isn't quantised, each tensor once, by the names that checkpoints of the architecture use."""
+    """Return all tensors that aren't quantised, each once, by the architecture's checkpoint names."""
     state = dict(model.state_dict())
     seen: set[tuple[int, int, torch.Size]] = set()
     for key, values in list(state.items()):
         index = (values.untyped_storage().data_ptr(), values.storage_offset(), values.shape)
-        if index in seen:  # loaded again, what is tied is tied again
+        if index in seen:  # loading ties tied parameters again
             del state[key]
         seen.add(index)
         if key in into.vectors:
@@ -198,11 +197,10 @@ def _warnings(plan: Plan, into: Folded, dtype: torch.dtype) -> list[str]:
 def compressed(
     name: str, weight: torch.Tensor, stored: FakeQuantizer, group: dict[str, Any]
 ) -> dict[str, torch.Tensor]:
-    """Tensors of a weight [N, K] (float32) by their local names: codes, scales, zero-points.
+    """Return the tensors of a weight [N, K] (float32) by their local names: codes, scales, zero-points.
 
-    stored: its scales are those that the codes are taken with. group: the config group that the linear stands in.
-    They are read back with the library before they are given out. Raises CannotExport if that gives other values
-    than the simulation.
+    stored: has the scales that the codes are computed with. group: the linear's config group. The tensors are
+    decompressed with the library as a check. Raises CannotExport if that gives other values than the simulation.
     """
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationScheme
@@ -214,7 +212,7 @@ def compressed(
     compressor = BaseCompressor.get_value_from_registry(group["format"])
     packed = compressor.compress({"weight": weight, **_scales(scales, stored)}, scheme)
     expected = store(weight, stored.quantizer, scales)
-    read = compressor.decompress(packed, scheme)["weight"]  # of FP4 and MX formats in bfloat16
+    read = compressor.decompress(packed, scheme)["weight"]  # bfloat16 for FP4 and MX formats
     if not torch.equal(read, expected.to(read.dtype)):
         raise CannotExport(
             f"{name}: compressed-tensors reads back {int((read != expected.to(read.dtype)).sum())} of {read.numel()} "
@@ -225,12 +223,12 @@ def compressed(
 
 
 def held_scales(scale: torch.Tensor, stored: FakeQuantizer) -> torch.Tensor:
-    """Scales in the dtype that they are stored in, which holds them."""
+    """Return scales in their storage dtype, which holds them exactly."""
     return scale.to(torch.bfloat16) if stored.quantizer.scale_format == "bfloat16" else scale
 
 
 def input_tensors(name: str, stored: FakeQuantizer | None) -> dict[str, torch.Tensor]:
-    """The static scale of a linear's input, or NVFP4's scale of the tensor; empty where all is dynamic."""
+    """Return the static scale of a linear's input, or NVFP4's tensor scale; empty if all scales are dynamic."""
     if stored is None:
         return {}
     if stored.quantizer.scale_format == "float8_e4m3fn":
@@ -245,7 +243,7 @@ def input_tensors(name: str, stored: FakeQuantizer | None) -> dict[str, torch.Te
 
 
 def _scales(scales: Scales, stored: FakeQuantizer) -> dict[str, torch.Tensor]:
-    """Scales (float32) and zero-points without the axes that `grouped` keeps."""
+    """Return scales (float32) and zero-points without the axes that `grouped` keeps."""
     per = stored.quantizer.per
 
     def laid(x: torch.Tensor) -> torch.Tensor:

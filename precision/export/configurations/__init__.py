@@ -1,6 +1,6 @@
-"""Configurations of serving stacks, a file each, which registers what it writes.
+"""Configurations of serving stacks, one file each, which registers its target.
 
-In: a `Request`. Out: a `Recipe` and its files. Called by `exporting`, for each target that was asked for.
+In: a `Request`. Out: a `Recipe` and its files. Called by `exporting`, for each requested target.
 """
 
 from importlib import import_module

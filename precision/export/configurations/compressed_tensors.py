@@ -16,15 +16,15 @@ from assay.precision.schemes import SCHEMES, Quantizer, Scheme
 from assay.precision.targets import engines, kind_of
 
 VERSION = "0.20.0"
-"""Of compressed-tensors, whose fields these are."""
+"""Version of compressed-tensors that defines these fields."""
 
 _ELEMENTS = ("int3", "int4", "int8", "float4_e2m1fn", "float6_e2m3fn", "float8_e4m3fn")
-"""The element formats that it has."""
+"""The element formats that it supports."""
 _TYPES = {"integer": "int", "float": "float"}
-"""What it calls a kind of format."""
+"""Its names for kinds of formats."""
 _SCALES = {"float8_e8m0fnu": "torch.uint8", "float8_e4m3fn": "torch.float8_e4m3fn"}
 TABLE = "Embedding"
-"""The class of tables of embeddings, as a target."""
+"""The class of embedding tables, as a target."""
 _KV = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "dynamic": False}
 
 
@@ -35,17 +35,17 @@ def quantization_config(
     names: Names | None = None,
     kind: str = "",
 ) -> Recipe:
-    """The ``quantization_config`` of an assignment. Raises CannotExport and UnknownScheme as `plan_of` does.
+    """Return the ``quantization_config`` of an assignment. Raises CannotExport and UnknownScheme as `plan_of` does.
 
     names: see `Names`; without them experts held in one parameter have none and are noted. kind: the type of the model,
-    by which tables of embeddings have a place or not.
+    which decides whether embedding tables can be quantised.
     """
     plan = plan_of(assignment, sites, dtype, experts=names is not None, tables=tables_of(kind))
     return config_of(plan, names or {})
 
 
 def tables_of(kind: str) -> Callable[[Scheme, bool], str]:
-    """Why a table of embeddings of a type of model can't have a scheme (`plan.no_tables`), as vLLM loads them."""
+    """Return the function that says why vLLM can't load an embedding table of a type of model (`plan.no_tables`)."""
     vllm = engines()["vllm"]
 
     def lacks(scheme: Scheme, tied: bool) -> str:
@@ -63,9 +63,9 @@ def tables_of(kind: str) -> Callable[[Scheme, bool], str]:
 
 
 def config_of(plan: Plan, names: Names, *, optional: bool = False) -> Recipe:
-    """The same of a plan: a group for each scheme, numbered with zeros in front, since groups are sorted by name.
+    """Return the recipe of a plan: a group per scheme, numbered with leading zeros since groups are sorted by name.
 
-    optional: KV caches that it has no words for are given by options where the checkpoint is served.
+    optional: KV caches that it can't express are given by options when the checkpoint is served.
     """
     groups = groups_of(plan, names)
     left = [named for name in plan.left for named in names.get(name, [name])]
@@ -90,19 +90,19 @@ def config_of(plan: Plan, names: Names, *, optional: bool = False) -> Recipe:
 
 
 def groups_of(plan: Plan, names: Names) -> dict[str, dict[str, Any]]:
-    """The config group of each scheme that there are words for, by the scheme's name."""
+    """Return the config group of each scheme that can be expressed, by the scheme's name."""
     members: dict[str, list[str]] = {}
     for name, scheme in plan.weights.items():
         if why_not(scheme) is None:
             members.setdefault(scheme.name, []).extend(names.get(name, [name]))
     groups = {name: group_of(SCHEMES[name], linears) for name, linears in members.items()}
     for name in {plan.linears[table].name for table in plan.tables & plan.linears.keys()}:
-        groups[name]["targets"].append(TABLE)  # some models of vLLM don't say what they call theirs
+        groups[name]["targets"].append(TABLE)  # some vLLM models don't pass the table's name
     return groups
 
 
 def why_not(scheme: Scheme) -> str | None:
-    """Why compressed-tensors has no words for a linear's scheme; None: it has."""
+    """Return why compressed-tensors can't express a linear's scheme; None if it can."""
     if scheme.transform == "hadamard":
         return "a rotated input needs a transform that loaders of compressed-tensors don't apply"
     for quantizer in (scheme.weight, scheme.activation):
@@ -112,11 +112,11 @@ def why_not(scheme: Scheme) -> str | None:
 
 
 def format_of(scheme: Scheme) -> str:
-    """The format that a linear's tensors are stored in."""
+    """Return the storage format of a linear's tensors."""
     assert scheme.weight is not None
     bits = scheme.weight.element.bits
     if scheme.weight.element.kind == "integer":
-        # Engines read narrow weights packed, also below inputs of 8 bits, and codes of 8 bits below int8 as they are.
+        # Engines read packed narrow weights, also with 8-bit inputs, but 8-bit codes with int8 inputs unpacked.
         inputs = scheme.activation
         return "int-quantized" if bits == 8 and inputs is not None and inputs.format == "int8" else "pack-quantized"
     if scheme.weight.scale_format == "float8_e8m0fnu":
@@ -125,7 +125,7 @@ def format_of(scheme: Scheme) -> str:
 
 
 def group_of(scheme: Scheme, names: list[str]) -> dict[str, Any]:
-    """The config group of linears, by the names that checkpoints have, and others that engines ask for instead."""
+    """Return the config group of linears; ``names``: checkpoint names, and others that engines look up instead."""
     assert scheme.weight is not None
     group: dict[str, Any] = {
         "format": format_of(scheme),
@@ -133,7 +133,7 @@ def group_of(scheme: Scheme, names: list[str]) -> dict[str, Any]:
         "weights": _arguments(scheme.weight, "channel", dynamic=False),
     }
     if scheme.activation is not None:
-        local = scheme.activation.scale_format == "float8_e4m3fn"  # the tensor's scale is fixed, those of groups not
+        local = scheme.activation.scale_format == "float8_e4m3fn"  # the tensor's scale is static
         dynamic: bool | str = "local" if local else scheme.activation.dynamic
         group["input_activations"] = _arguments(scheme.activation, "token", dynamic=dynamic)
     return group

@@ -1,19 +1,15 @@
-"""llama.cpp: which of ggml's types each tensor of a GGUF file has, for llama-quantize, with the importance matrix.
+"""llama.cpp: the ggml type of each tensor for llama-quantize, the importance matrix, and a GGUF file of the model.
 
-The option ``--tensor-type-file`` reads patterns and types, by white space apart; some versions take the first pattern
-that is found in a tensor's name, others the last, so each line here is a whole name, and none is found in another's.
+The option ``--tensor-type-file`` reads patterns and types separated by white space. Some versions use the first pattern
+found in a tensor's name, others the last, so each line here is a full name, and no line is found in another's name.
 
-The importance matrix of an audit, as a file that ``llama-quantize --imatrix`` reads.
+``llama-quantize --imatrix`` reads the importance matrix of an audit.
 
-A model as a GGUF file, each weight in the blocks that the simulation stored it in.
+The GGUF file of a model has each weight in the blocks that the simulation stored. llama-quantize makes such a file from
+that of a converter, which includes the tokenizer. The one made here, without a tokenizer, lets llama.cpp compute the
+model's logits; it supports architectures whose tensors are the model's own except for the order of rows.
 
-llama-quantize makes such a file of a converter's, which has the tokenizer too. This one is made here, of architectures
-whose tensors are the model's own but for the order of rows, so that llama.cpp can be asked what it computes. It holds
-no tokenizer.
-
-What the tensors of a model are called in GGUF: by the tables of the package gguf, those of llama.cpp's converter.
-
-A file of types for ``llama-quantize --tensor-type-file``, read as llama-quantize reads it.
+Tensor names in GGUF are from the tables of the package gguf, which llama.cpp's converter uses.
 """
 
 from __future__ import annotations
@@ -45,12 +41,12 @@ from assay.runtime.results import installed_version
 
 
 def library() -> Any:
-    """The package gguf. Raises NotInstalled."""
+    """Return the package gguf. Raises NotInstalled."""
     return optional("gguf", purpose="--export gguf", extra="gguf")
 
 
 class TensorNames:
-    """Names in GGUF by those of a model's parameters. Raises CannotExport for an architecture that gguf hasn't."""
+    """GGUF names of a model's parameters. Raises CannotExport for an architecture that gguf lacks."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         gguf = library()
@@ -65,13 +61,13 @@ class TensorNames:
         self._map = gguf.get_tensor_name_map(result, layers)
 
     def __getitem__(self, parameter: str) -> str | None:
-        """The tensor that a parameter, or that of one expert, is in; None where gguf has no name for it."""
+        """Return the tensor of a parameter, or of a single expert's; None if gguf has no name for it."""
         together = architectures.without_expert(parameter)
         name: str | None = self._map.get_name(together, try_suffixes=(".weight", ".bias"))
         return name
 
     def of_sites(self, sites: Mapping[str, Site], names: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
-        """The tensors of each site with a weight of its own; none where gguf has no name. ``names``: of checkpoints."""
+        """Return the tensors of each site that has its own weight and a name in gguf. ``names``: checkpoint names."""
         results = {}
         for name, site in sites.items():
             if site.shape and not site.tied:
@@ -89,7 +85,7 @@ def _version() -> str:
 
 
 _ARCHITECTURES = ("llama", "qwen2", "qwen3")
-"""Those whose hyperparameters `_describe` knows."""
+"""Architectures whose hyperparameters `_describe` knows."""
 _KEYS = {
     "add_context_length": "max_position_embeddings",
     "add_embedding_length": "hidden_size",
@@ -102,19 +98,19 @@ _KEYS = {
     "add_expert_count": "num_local_experts",
     "add_expert_used_count": "num_experts_per_tok",
 }
-"""What writes a hyperparameter, and its name in a configuration of transformers."""
+"""The writer's method for a hyperparameter, and the parameter's name in transformers' configurations."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """What a GGUF file holds."""
+    """The contents of a GGUF file."""
 
     path: Path
     held: dict[str, str]
-    """What of the assignment it expresses; the rest stays in the model's dtype."""
+    """The part of the assignment that it expresses; the rest stays in the model's dtype."""
     notes: tuple[str, ...]
     bytes: int
-    """Of its tensors."""
+    """Bytes of its tensors."""
 
 
 def write_gguf(
@@ -127,9 +123,9 @@ def write_gguf(
     dtype: torch.dtype = torch.bfloat16,
     overwrite: bool = False,
 ) -> WrittenFile:
-    """Write a model of transformers with an assignment of site names to scheme names; ``dtype``: of what has none.
+    """Write a transformers model with an assignment of site names to scheme names; ``dtype``: of unassigned weights.
 
-    Raises CannotExport for other architectures, for RoPE that is scaled, a window, and where ``path`` exists;
+    Raises CannotExport for other architectures, for scaled RoPE, for sliding windows, and if ``path`` exists;
     NotInstalled.
     """
     target = Path(path)
@@ -195,7 +191,7 @@ def _describe(writer: Any, model: torch.nn.Module, architecture: str) -> None:
 def _tensors(
     names: TensorNames, pieces: list[Piece], weight: torch.Tensor, site: str, scheme: str | None, fits: QParams
 ) -> dict[str, torch.Tensor]:
-    """The tensors that a site's weight is in: values, or blocks where it has a scheme; experts one below the other."""
+    """Return the tensors of a site's weight: values, or blocks if it has a scheme; experts are stacked."""
     experts = range(weight.shape[0]) if weight.dim() == 3 else [None]
     whole: dict[int | None, torch.Tensor] = {}
     for expert in experts:
@@ -210,7 +206,7 @@ def _tensors(
 
 
 def _ordered(model: torch.nn.Module, tensor: str, values: torch.Tensor) -> torch.Tensor:
-    """Rows as llama.cpp's RoPE of a Llama has them: neighbours turn together, where here the halves of a head do."""
+    """Reorder rows for llama.cpp's RoPE of a Llama, which rotates neighbouring rows instead of a head's two halves."""
     config: Any = model.config
     heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(tensor.split(".")[-2])
     if heads is None or config.model_type not in ("llama", "mistral", "mixtral"):
@@ -226,7 +222,7 @@ def _named(names: TensorNames, parameter: str) -> str:
 
 
 def _add(writer: Any, name: str, values: torch.Tensor, scheme: str | None, dtype: torch.dtype) -> int:
-    """Hand a tensor to the writer; vectors and what llama-quantize leaves are float32, as the converter has them."""
+    """Add a tensor to the writer; vectors and tensors that llama-quantize skips are float32, as in the converter."""
     gguf = library()
     kinds = gguf.GGMLQuantizationType
     if scheme is not None and (weight := scheme_named(scheme).weight) is not None and weight.blocks is not None:
@@ -240,23 +236,23 @@ def _add(writer: Any, name: str, values: torch.Tensor, scheme: str | None, dtype
 
 
 def types_in(text: str) -> list[tuple[str, str]]:
-    """Its patterns, in lower case, and their types: words by white space, split at the first equals sign."""
+    """Return the file's patterns, in lower case, and types: words split at their first equals sign."""
     return [(pattern.lower(), kind) for pattern, _, kind in (word.partition("=") for word in text.split())]
 
 
 def kinds_of(tensor: str, types: list[tuple[str, str]]) -> set[str]:
-    """The types of the patterns that are found in a tensor's name: one, where first and last match are alike."""
+    """Return the types of the patterns found in a tensor's name: one if first and last match agree."""
     return {kind for pattern, kind in types if re.search(pattern, tensor)}
 
 
 def imatrix(fits: QParams, sites: Mapping[str, Site], tensors: Mapping[str, Sequence[str]]) -> bytes:
-    """The file: of each tensor that a site with an input is in, sums of squares of the input's columns, and counts.
+    """Return the file: for the tensors of each site with an input, sums of squares of the input's columns, and counts.
 
-    llama-quantize divides the one by the other in float32, as the simulation does, so both weight errors alike in every
-    bit. Experts of a layer have the same sums, for the simulation has. Raises NotInstalled.
+    llama-quantize divides them in float32, as the simulation does, so both weight errors identically. Experts of a
+    layer have the same sums, as in the simulation. Raises NotInstalled.
     """
     gguf = library()
-    # Such a file is of no architecture.
+    # The importance matrix has no architecture.
     without = type("ImatrixWriter", (gguf.GGUFWriter,), {"add_architecture": lambda self: None})
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "imatrix.gguf"
@@ -288,11 +284,11 @@ TYPES, IMATRIX, COMMANDS = "gguf-types.txt", "gguf-imatrix.gguf", "gguf.txt"
 """The files that are written."""
 _KEPT = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 _MIXES = {"q5_k": "Q5_K_M", "q4_k": "Q4_K_M", "q3_k": "Q3_K_M", "mxfp4": "MXFP4_MOE"}
-"""What llama-quantize calls a file of mostly one type, where not by the type's own name."""
+"""llama-quantize's names of files of mostly one type, if they differ from the type's name."""
 
 
 def tensor_types(request: Request) -> Recipe:
-    """A type for each tensor with a weight that llama-quantize would quantise (``types``), and the bytes of all.
+    """Return a type for each tensor with a weight that llama-quantize would quantise (``types``), and the bytes of all.
 
     Raises CannotExport and UnknownScheme as `plan_of` does, NotInstalled.
     """
@@ -332,7 +328,7 @@ def tensor_types(request: Request) -> Recipe:
 
 
 def unquantised(request: Request) -> list[str]:
-    """Sites with a weight that keep their own format in any file that llama-quantize makes: routers above all.
+    """Return sites whose weights llama-quantize never quantises, such as routers.
 
     Raises CannotExport, NotInstalled.
     """
@@ -343,12 +339,12 @@ def unquantised(request: Request) -> list[str]:
 
 
 def lines(types: Mapping[str, str]) -> str:
-    """The content of a ``--tensor-type-file``."""
+    """Return the content of a ``--tensor-type-file``."""
     return "".join(f"^{re.escape(tensor)}$={kind}\n" for tensor, kind in types.items())
 
 
 def commands(request: Request, recipe: Recipe) -> str:
-    """The commands of llama.cpp that make the file and compare it with the model as it is."""
+    """Return the commands of llama.cpp that make the file and compare it with the unquantised model."""
     kept = _KEPT[request.dtype]
     counted: dict[str, int] = {}
     for kind in recipe.content["types"].values():
@@ -366,7 +362,7 @@ def commands(request: Request, recipe: Recipe) -> str:
 
 
 def _blocks(plan: Plan, name: str) -> BlockType | None:
-    """The type that a site's scheme stores weights in; None, and noted, where it is none of ggml's."""
+    """Return the ggml type in which a site's scheme stores weights; None, and a note, if it is none of ggml's."""
     weight = plan.weights[name].weight
     if weight is None or weight.blocks is None:
         plan.note(name, plan.weights[name].name, "GGUF holds types of ggml, such as q4_k")
@@ -375,7 +371,7 @@ def _blocks(plan: Plan, name: str) -> BlockType | None:
 
 
 def _refused(site: Site, tensors: tuple[str, ...], kind: BlockType, mixed: bool) -> str:
-    """Why the tensors of a site can't have a type; empty if they can."""
+    """Return why the tensors of a site can't have a type; empty if they can."""
     if not tensors:
         return "gguf has no name for it"
     if not all(map(quantised_by_gguf, tensors)):
@@ -388,7 +384,7 @@ def _refused(site: Site, tensors: tuple[str, ...], kind: BlockType, mixed: bool)
 
 
 def _instead(site: Site, kind: BlockType) -> BlockType | None:
-    """What llama-quantize takes for rows that aren't whole blocks, where it has a type of smaller ones."""
+    """Return llama-quantize's fallback type, with smaller blocks, for rows that aren't multiples of the block."""
     fallback = block_types().get(kind.fallback) if site.shape[-1] % kind.block else None
     return fallback if fallback is not None and site.shape[-1] % fallback.block == 0 else None
 
@@ -400,7 +396,7 @@ def _bytes(site: Site, kind: BlockType) -> float:
 def _others(
     request: Request, tensors: TensorNames, indices: Mapping[str, tuple[str, ...]], types: dict[str, str]
 ) -> float:
-    """Bytes of the parameters that are no site's; those that llama-quantize would quantise are told to stay."""
+    """Return the bytes of parameters outside of all sites; add types that keep them unquantised to ``types``."""
     assert request.module is not None
     total = 0
     for name, parameter in request.module.named_parameters():

@@ -1,6 +1,6 @@
-"""MLX: a program that converts a model by mlx-lm 0.32, each layer quantised as the assignment has it.
+"""MLX: a program that converts a model with mlx-lm 0.32, with each layer quantised as assigned.
 
-mlx_lm takes parameters for each layer from a function in Python only, so what is written is the call itself.
+mlx_lm takes parameters per layer only from a Python function, so the export is a program that calls it.
 """
 
 import ast
@@ -16,7 +16,7 @@ from assay.precision.schemes import Scheme
 
 _MODES = {"w-mxfp4": ("mxfp4", 32), "w-nvfp4": ("nvfp4", 16)}
 _LEAST = 32
-"""Columns that rows are checked to be a multiple of, of all that mlx_lm quantises."""
+"""mlx_lm quantises only layers whose rows are a multiple of this number of columns."""
 
 _PROGRAM = '''"""Quantises each layer as an audit chose: mlx-lm, on a machine with MLX."""
 
@@ -38,9 +38,9 @@ convert(
 def quant_predicate(
     assignment: Mapping[str, str], sites: Mapping[str, Site], dtype: torch.dtype = torch.bfloat16
 ) -> Recipe:
-    """What mlx_lm's ``quant_predicate`` returns for the path of each linear and table of embeddings; for others False.
+    """Return the values of mlx_lm's ``quant_predicate`` for each linear and embedding path; False for others.
 
-    MLX searches scales and biases of its own. Raises CannotExport and UnknownScheme as `plan_of` does.
+    MLX searches its own scales and biases. Raises CannotExport and UnknownScheme as `plan_of` does.
     """
     plan = plan_of(assignment, sites, dtype, tables=lambda scheme, tied: "")
     layers = plan.expressed(parameters_of)
@@ -53,7 +53,7 @@ def quant_predicate(
 
 
 def layers_in(program: str) -> dict[str, dict[str, Any]]:
-    """The parameters of each layer in such a program, which isn't run. Raises ValueError where it has none."""
+    """Return the parameters of each layer in such a program without running it. Raises ValueError if it has none."""
     for line in ast.parse(program).body:
         if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "LAYERS":
             return dict(ast.literal_eval(line.value))
@@ -61,7 +61,7 @@ def layers_in(program: str) -> dict[str, dict[str, Any]]:
 
 
 def parameters_of(scheme: Scheme) -> tuple[dict[str, Any] | None, str]:
-    """What MLX has for a scheme, or why it has nothing."""
+    """Return MLX's parameters for a scheme, or None and the reason."""
     weight = scheme.weight
     if scheme.name in _MODES:
         mode, size = _MODES[scheme.name]

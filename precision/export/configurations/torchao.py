@@ -1,6 +1,6 @@
 """torchao: the JSON of an ``FqnToConfig``, which `torchao.quantization.quantize_`, transformers and vLLM read.
 
-Written as torchao 0.18's `config_to_dict` writes it, without loading torchao: a config's class, version and fields.
+Written in the format of torchao 0.18's `config_to_dict`, without loading torchao: a config's class, version and fields.
 """
 
 import json
@@ -18,16 +18,16 @@ from assay.precision.schemes import Scheme
 def fqn_to_config(
     assignment: Mapping[str, str], sites: Mapping[str, Site], dtype: torch.dtype = torch.bfloat16
 ) -> Recipe:
-    """The JSON of an ``FqnToConfig`` for an assignment, with the names that vLLM gives to fused linears as well.
+    """Return the JSON of an ``FqnToConfig`` for an assignment, also with vLLM's names of fused linears.
 
-    What is left out is None, which skips. Raises CannotExport and UnknownScheme as `plan_of` does.
+    Unquantised linears are None, which torchao skips. Raises CannotExport and UnknownScheme as `plan_of` does.
     """
     plan = plan_of(assignment, sites, dtype)
     configs = plan.expressed(_config)
     for name, scheme in plan.caches.items():
         plan.note(name, scheme.name, "torchao's configurations hold linears only")
     fused = {name: several[0] for name, several in plan.fused(sites, configs, "entry").items() if len(several) == 1}
-    # Parameters of a module, such as experts, have no entry: several that skip make torchao 0.18 fail.
+    # Parameters of a module, such as experts, have no entry: several skipped ones make torchao 0.18 fail.
     entries = {name: configs.get(name) for name, site in sites.items() if len(site.shape) == 2} | fused
     # vLLM reads the second name of the same table.
     content = _object("FqnToConfig", fqn_to_config=entries, module_fqn_to_config=entries)
@@ -35,12 +35,12 @@ def fqn_to_config(
 
 
 def entry_of(scheme: Scheme) -> dict[str, Any] | None:
-    """The config of a linear's scheme, as torchao reads it; None where it has none."""
+    """Return the torchao config of a linear's scheme; None if it has none."""
     return _config(scheme)[0]
 
 
 def _config(scheme: Scheme) -> tuple[dict[str, Any] | None, str]:
-    """The config of a linear's scheme, or why there is none."""
+    """Return the config of a linear's scheme, or None and the reason."""
     weight = scheme.weight
     if scheme.transform != "none" or (weight is not None and weight.rule == "awq"):
         return None, "torchao computes the weights' scales itself, without factors on columns or rotations"
@@ -105,7 +105,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         act_mapping_type=_value("MappingType", "ASYMMETRIC"),
     ),
     "w8a16": _object("Int8WeightOnlyConfig", version=2, granularity=_ROW),
-    # The modes whose power of two is the simulated one: for e2m1 always, for e4m3 but where the largest magnitude of a
+    # Modes whose power of two equals the simulated one: for e2m1 always, for e4m3 unless the largest magnitude of a
     # group is 448 times a power of two exactly.
     "mxfp8": _mx("float8_e4m3fn", "RCEIL"),
     "mxfp4": _mx("float4_e2m1fn_x2", "EVEN"),
@@ -115,7 +115,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def for_transformers(content: dict[str, Any]) -> dict[str, Any]:
-    """The same as a ``quantization_config`` that `TorchAoConfig.from_dict` of transformers reads."""
+    """Return the same as a ``quantization_config`` for transformers' `TorchAoConfig.from_dict`."""
     return {"quant_method": "torchao", "quant_type": {"default": content}}
 
 

@@ -28,7 +28,7 @@ _ROTATED = "vLLM 0.33 rotates keys and values before it rounds them to int4, whi
 def online_config(
     assignment: Mapping[str, str], sites: Mapping[str, Site], dtype: torch.dtype = torch.bfloat16
 ) -> Recipe:
-    """The JSON after ``--quantization-config``: shorthands by target, for split and fused names, and what is ignored.
+    """Return the JSON after ``--quantization-config``: shorthands by (split and fused) target, and ignored layers.
 
     Raises CannotExport and UnknownScheme as `plan_of` does.
     """
@@ -56,7 +56,7 @@ def online_config(
 
 
 def command_line(model: str, assignment: Mapping[str, str], sites: Mapping[str, Site]) -> str:
-    """The ``vllm serve`` command that gives ``model`` the online recipe and the KV caches of an assignment."""
+    """Return the ``vllm serve`` command that gives ``model`` the online recipe and the KV caches of an assignment."""
     words = ["vllm", "serve", model]
     config = online_config(assignment, sites).content
     if config["targets"]:
@@ -65,9 +65,9 @@ def command_line(model: str, assignment: Mapping[str, str], sites: Mapping[str, 
 
 
 def cache_options(plan: Plan, sites: Mapping[str, Site]) -> list[str]:
-    """vLLM's options for the KV caches of a plan: their kind, and the numbers of the layers whose cache stays.
+    """Return vLLM's options for the KV caches of a plan: their dtype, and the numbers of layers to leave unquantised.
 
-    Empty where there are none, they differ, vLLM has no such cache, or a layer that is to stay has no number.
+    Empty if there are none, they differ, vLLM lacks the format, or a layer to leave has no number.
     """
     kinds = {scheme.name for scheme in plan.caches.values()}
     left = [
@@ -80,7 +80,7 @@ def cache_options(plan: Plan, sites: Mapping[str, Site]) -> list[str]:
 
 
 def _texts(request: Request, recipe: Recipe) -> dict[str, str | bytes]:
-    """The command, and the recipe where it says anything about linears."""
+    """Return the command, and the recipe if it concerns linears."""
     command: dict[str, str | bytes] = {
         "vllm.txt": command_line(request.model, request.assignment, request.sites) + "\n"
     }
