@@ -53,7 +53,7 @@ from assay.kernels.triton.tiles import size_bucket
 
 MAX_HEAD_DIM = 256
 _LN_2 = tl.constexpr(math.log(2.0))
-_BLOCK_SANITIZED = tl.constexpr(16)  # columns of V at once where infinities are treated apart
+_BLOCK_SANITIZED = tl.constexpr(16)  # columns of V per step in the path for non-finite values
 _MIN_SCALE = 2.0**-149  # the least positive float32
 
 

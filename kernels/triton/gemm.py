@@ -90,7 +90,7 @@ _TARGET_PROGRAMS = 128  # of split-K: about one for each of an H100's 132 multip
 _MAX_SPLIT_K = 16
 _MIN_K_PER_SPLIT = 128
 _MIN_COLUMNS = 33  # narrower outputs leave most of a tile of 128 columns empty
-_MAX_ACCUMULATORS = 64  # of a thread that accumulates into c: more, and the loaded tile of c spills registers
+_MAX_ACCUMULATORS = 64  # per thread with ACCUMULATE: with more, the loaded tile of c spills registers
 _CPU_PROGRAMS = 4  # when interpreted: few, so that the persistent loop runs more than once
 
 

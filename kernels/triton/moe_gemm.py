@@ -303,7 +303,7 @@ def _grouped_gemm_kernel(
 
 @triton.jit(do_not_specialize=["T"])
 def _combine_kernel(pair_outputs_ptr, ids_ptr, y_ptr, T, E, N, TOP_K, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr):
-    """y[token] = the sum of its pairs' outputs in the order of its ids; that of an id of no expert was not written."""
+    """y[token] = the sum of its pairs' outputs in the order of its ids; invalid ids are skipped."""
     pid = tl.program_id(0).to(tl.int64)
     num_pid_n = tl.cdiv(N, BLOCK_N)
     tokens = pid // num_pid_n * BLOCK_T + tl.arange(0, BLOCK_T)

@@ -242,10 +242,10 @@ class Run:
     detectable: list[Detectable] = field(default_factory=list)
     """What the check notices at each length tried."""
     harness: KernelHarness = field(init=False)
-    """How cases are tried: of what is broken already, what can be passed over is."""
+    """Calls the kernel; it skips checks of properties that are already broken."""
     ended: bool = False
-    """Whether no more cases are tried: after the first failure, where that is all that was asked, or a call that never
-    came back, or what the interpreter can't do."""
+    """True once the run must stop: a single failure was requested and found, a call hung, or the interpreter lacks a
+    feature."""
 
     def __post_init__(self) -> None:
         self.harness = self.plan.harness

@@ -13,6 +13,11 @@ WAYS = ("none", "raise", "mend", "memory", "exit", "kill", "hang", "raise_once",
 FOLDER = "ASSAY_TEST_POISON"  # names the folder where what must be known of other processes is left
 
 
+def identity(x: Any) -> float:
+    """Return a number that identifies a task's inputs: plain sums of thousands of float32 pairs collide."""
+    return sum(value * 0.7390851332151607**index for index, value in enumerate(x.double().flatten().tolist()))
+
+
 @define(
     "poison",
     "x[R,N] -> y[R,N]",
@@ -41,7 +46,7 @@ def poison(xp: Any, x: Any, *, way: str, number: float) -> Any:
             time.sleep(600)
         case "log":
             with open(folder / "log", "a", encoding="ascii") as file:
-                file.write(f"{float(x.mid.sum())!r}\n")  # which of the inputs it is
+                file.write(f"{identity(x.mid)!r}\n")
             time.sleep(0.01)
     return x + x
 
