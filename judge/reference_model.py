@@ -220,13 +220,13 @@ class ReferenceModel:
         if wrong is not None or not indices:
             nonzero = sum(int(part.count_nonzero()) for part in expected)
             judged = sum(part.numel() for part in expected) - unjudged
-            return Result(case, wrong, judged=judged, nonzero=nonzero, unjudged=unjudged, left_out=left_out)
+            return Result(case, wrong, judged=judged, nonzero=nonzero, left_out=left_out)
         plain = [outputs[index] for index in indices]
         try:
             result = Oracle(self.contract.of(case.definition)).judge(case, values, tuple(plain))
         except Exception as error:
             raise ProblemError(f"{self.name}: the golden can't be evaluated ({one_line(error)})") from error
-        return replace(result, unjudged=result.unjudged + unjudged, left_out=result.left_out + left_out)
+        return replace(result, left_out=result.left_out + left_out)
 
     def _wrong_integers(
         self, case: Case, arguments: Sequence[Any], expected: Sequence[Tensor], outputs: Sequence[Tensor]

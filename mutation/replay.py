@@ -18,14 +18,14 @@ from _pytest.outcomes import OutcomeException
 from assay.mutation.comparisons import Answer, Call, Slot
 from assay.mutation.values import Leaf, numbers_of, rebuilt, with_leaf
 from assay.mutation.words import STRUCTURE
-from assay.verify.comparison.corruptions import TILE, Numbers, loudest, of_structure, with_element
+from assay.verify.comparison.corruptions import TILE, Numbers, of_structure, of_the_largest, with_element
 
 _NOTABLE = 0.1  # of the largest element: smaller moves are noise
 
 
 def corruptions(right: Numbers, whole: bool = False) -> Iterator[tuple[str, Numbers]]:
     """Yield (name, corrupted numbers) of a nonempty array; ``whole``: only integers can be rebuilt."""
-    loud, rows = loudest(right), right.ndim > 1 and right.shape[-1] > 0
+    loud, rows = of_the_largest(right), right.ndim > 1 and right.shape[-1] > 0
     more_than_a_tile = rows and (right.shape[-1] > TILE or right.size // right.shape[-1] > TILE)
     for name, wrong in of_structure(right):
         if (rows and (name != "one tile zero" or more_than_a_tile)) or name in ("all zeros", "sign changed"):

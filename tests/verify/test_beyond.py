@@ -86,25 +86,25 @@ def interrupted_softmax(x: Tensor) -> Tensor:
 
 def test_a_slow_kernel_is_spared(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that would take half a minute for so many rows is not asked for them; a quick one is."""
-    monkeypatch.setattr(run, "PHASES", [phase for phase in run.PHASES if phase[0] == "beyond"])
+    monkeypatch.setattr(run, "PHASES", [phase for phase in run.PHASES if phase[0] == "over_limit"])
     shapes = {"N": [3]}
     quick = examine(softmax, "softmax", dtype="float32", examples=0, shapes=shapes)
     assert quick.passed
-    assert quick.phases["beyond"] == 5
+    assert quick.phases["over_limit"] == 5
     assert examine(slow_softmax, "softmax", dtype="float32", examples=0, shapes=shapes).passed
     assert 256 < max(ASKED) < 65_536
 
 
 def test_a_busy_machine_spares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """What passes while others have the processor doesn't count: the verdict is that of an idle machine."""
-    monkeypatch.setattr(run, "PHASES", [phase for phase in run.PHASES if phase[0] == "beyond"])
+    monkeypatch.setattr(run, "PHASES", [phase for phase in run.PHASES if phase[0] == "over_limit"])
     verdicts = [
         examine(kernel, "softmax", dtype="float32", examples=0, effort="quick", shapes={"N": [3]})
         for kernel in (softmax, interrupted_softmax)
     ]
     assert verdicts[0].phases == verdicts[1].phases
     assert verdicts[0].elements == verdicts[1].elements
-    assert verdicts[0].phases["beyond"] == 5
+    assert verdicts[0].phases["over_limit"] == 5
 
 
 def test_seams_lie_behind_a_block() -> None:

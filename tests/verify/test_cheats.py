@@ -104,7 +104,7 @@ def test_an_honest_kernel_passes_outside(monkeypatch: pytest.MonkeyPatch) -> Non
     kernel = importlib.import_module("cheating_kernels").softmax
     verdict = examine(kernel, "softmax", isolate=True, **FEW)
     assert verdict.passed, str(verdict)
-    assert verdict.phases["outside"] == 1
+    assert verdict.phases["plain_process"] == 1
 
 
 def test_patched_torch_is_a_finding_and_mended() -> None:

@@ -40,7 +40,7 @@ def test_one_wrong_number_of_65536_fails_an_examination() -> None:
     assert verdict.failure is not None
     (number,) = (value for _, _, value in verdict.failure.case.edits)
     assert number == torch.tensor(WRONG_AT, dtype=torch.int16).view(torch.bfloat16).item()
-    assert verdict.phases["every"] == 1
+    assert verdict.phases["every_number"] == 1
 
 
 @pytest.mark.parametrize(("shapes", "calls"), [({}, 1), ({"N": [64, 100]}, 3), ({"R": [16], "N": range(1, 3000)}, 16)])

@@ -8,18 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.formats.format import format_named
+from assay.formats.format import Format, format_named
 from assay.formats.rounding import round_to
 from assay.golden.evaluation.golden import Golden
 from assay.verify import Contract, examine
 from assay.verify.comparison.judge import Tolerance, judge, tolerance
-from assay.verify.examination.lengths import least_errors
-from assay.verify.examination.procedure import (
-    corruptions,
-    outcomes,
-    passes_gate,
-    undetected_corruption,
-)
+from assay.verify.comparison.statistics import least_errors
+from assay.verify.examination.gate import corruptions, outcomes, undetected_corruption
 
 from .zoo.honest_backward import layernorm_backward_torch
 from .zoo.rounded_on_the_way import attention_backward_tf32
@@ -34,6 +29,10 @@ def limits(golden: Tensor, radius: Tensor | float, out: str = "bfloat16", **cont
     allowed = Golden(golden, torch.as_tensor(radius, dtype=torch.float64).expand(golden.shape))
     exact = Golden(golden, torch.zeros_like(golden))
     return tolerance(exact, allowed, format_named(out), Contract(**contract))
+
+
+def passes_gate(allowed: Tolerance, out: Format) -> str | None:
+    return undetected_corruption([outcomes(allowed, out)])
 
 
 def right(golden: Tensor, out: str) -> Tensor:

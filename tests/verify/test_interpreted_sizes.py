@@ -13,7 +13,7 @@ from assay.verify.cases.case import Case
 from assay.verify.cases.sampler import Sampler, seeded
 from assay.verify.contract import Contract
 from assay.verify.examination import phases
-from assay.verify.examination.lengths import length_cases
+from assay.verify.examination.phases import length_cases
 
 from .usual import only
 

@@ -13,7 +13,7 @@ from assay.golden import spec
 from assay.verify import Verdict, examine
 from assay.verify.cases.sampler import Sampler
 from assay.verify.contract import Contract
-from assay.verify.examination.lengths import length_cases
+from assay.verify.examination.phases import length_cases
 from assay.verify.examination.plan import make_plan
 from assay.verify.examination.run import Run
 from assay.verify.settings import Settings

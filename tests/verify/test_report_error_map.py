@@ -13,7 +13,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from assay.verify import examine
-from assay.verify.comparison.error_map import error_map, histogram, period_of, region_in_words, summed
+from assay.verify.comparison.error_map import error_map, histogram, period_of, region_in_words
+from assay.verify.comparison.result import summed
 from assay.verify.findings import EDGES, MAP_SHAPE, STEPS, ErrorMap
 from assay.verify.report.html import LEVELS, bars, drawn, told
 from assay.verify.verdict import Verdict

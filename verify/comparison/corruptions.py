@@ -19,7 +19,8 @@ TILE = 16
 def of_structure(right: Numbers) -> Iterator[tuple[str, Numbers]]:
     """Yield (name, corrupted numbers) of a nonempty array: changes of all numbers, then of rows along the last axis.
 
-    The loudest row becomes zero, then a tile at the end of the last rows, then the first and last rows are swapped.
+    The row of largest magnitudes becomes zero, then a tile at the end of the last rows, then the first and last rows
+    are swapped.
     """
     yield "all zeros", np.zeros_like(right)
     negative: Any = np.asarray(-right)  # of a scalar too
@@ -39,7 +40,7 @@ def sizes(numbers: Numbers) -> NDArray[np.float64]:
     return np.abs(np.where(np.isfinite(numbers), numbers, 0))
 
 
-def loudest(numbers: Numbers) -> tuple[np.intp, ...]:
+def of_the_largest(numbers: Numbers) -> tuple[np.intp, ...]:
     """Return the index of the largest finite magnitude, the first of equals."""
     return np.unravel_index(int(sizes(numbers).argmax()), numbers.shape) if numbers.ndim else ()
 

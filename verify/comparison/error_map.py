@@ -122,13 +122,6 @@ def histogram(ratio: torch.Tensor, unjudged: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def summed(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the sum of two histograms; an empty one counts nothing."""
-    if not first or not second:
-        return first or second
-    return tuple(map(sum, zip(first, second, strict=True)))
-
-
 def map_of(result: Result) -> ErrorMap | None:
     """Return the map of the output that a result's failure names; None if no element was judged wrong."""
     if result.failure is None or result.ratio is None:

@@ -23,9 +23,9 @@ from assay.golden.registry import Spec
 from assay.golden.signature import symbols_in
 from assay.runtime.environment import standard_environment
 from assay.verify.cases.case import Case, all_contents
-from assay.verify.comparison.error_map import histogram, summed
+from assay.verify.comparison.error_map import histogram
 from assay.verify.comparison.judge import Judgement, Tolerance, judge, tolerance
-from assay.verify.comparison.result import Result
+from assay.verify.comparison.result import Counts, Result
 from assay.verify.contract import Contract
 from assay.verify.findings import Difference, Failure, coordinates
 
@@ -82,18 +82,16 @@ class Oracle:
                 limits = self.tolerances(case, values, chosen, proven=True)[index]
                 judgement = judge(got, limits)
             judged = int(limits.judged.count_nonzero())
-            result = replace(
-                result,
-                worst=max(result.worst, judgement.worst),
-                judged=result.judged + judged,
-                nonzero=result.nonzero + int((limits.judged & (limits.golden != 0)).count_nonzero()),
-                unjudged=result.unjudged + limits.judged.numel() - judged,
-                judged_of=result.judged_of + Counter({tensor.name: judged}),
-                left_out=result.left_out + self._left_out(tensor.name, limits, finite=finite),
-                unresolved=result.unresolved + int(judgement.unresolved.count_nonzero()),
-                histogram=summed(result.histogram, histogram(judgement.ratio, limits.judged.numel() - judged)),
-                tolerances=(*result.tolerances, limits),
+            counts = Counts(
+                worst=judgement.worst,
+                judged=judged,
+                nonzero=int((limits.judged & (limits.golden != 0)).count_nonzero()),
+                judged_of=Counter({tensor.name: judged}),
+                left_out=self._left_out(tensor.name, limits, finite=finite),
+                unresolved=int(judgement.unresolved.count_nonzero()),
+                histogram=histogram(judgement.ratio, limits.judged.numel() - judged),
             )
+            result = replace(result.counting(counts), tolerances=(*result.tolerances, limits))
             if bool(judgement.broken.any()):
                 ratio = torch.where(limits.judged, judgement.ratio, torch.nan)
                 failure = failure_of(case, tensor.name, got, judgement)
@@ -133,10 +131,14 @@ class Oracle:
             if self.contract.nonfinite == "masked":
                 spilled = self._evaluate(case, values, chosen, BallArithmetic(replace(model, spills=True)))
             may_overflow = any(bool((part.radius.isinf() & part.value.isfinite()).any()) for part in allowed)
-            if may_overflow and _has_one_order(case.definition):
+            # which elements overflow depends on the order of factors in products and gradients: those aren't judged
+            has_one_order = not case.definition.sizes.work and case.definition.outputs.gradient_of is None
+            if may_overflow and has_one_order:
                 overflow_models = [BallArithmetic(replace(model, beyond=beyond)) for beyond in ("nothing", "infinity")]
                 inside = list(zip(*(self._evaluate(case, values, chosen, xp) for xp in overflow_models), strict=True))
-        if self.known is not None and any(map(_are_distinct, golden, allowed)):
+        # a stored golden and its allowed ball that are disjoint have no exact result in both
+        pairs = zip(golden, allowed, strict=True) if self.known is not None else ()
+        if any(bool(((g.value - a.value).abs() > g.radius + a.radius).any()) for g, a in pairs):
             mend = "run assay golden check STORE --sample 1000000, which names it, then assay golden discard"
             raise StoreError(f"a stored golden is not what the definition gives; {mend} ({case})")
         return tolerances_of(case, self.contract, golden, allowed, inside, spilled)
@@ -160,7 +162,10 @@ class Oracle:
         return replace(model, chance=Chance.of(SUMS * prod(others), RATE, format.precision))
 
     def _evaluate(self, case: Case, values: Values, chosen: Values | None, xp: Any) -> list[Golden]:
-        return [_one_number(golden_of(part)) for part in _run(case, values, xp, chosen)]
+        keywords = {tensor.name: values[tensor.name] for tensor in case.signature.tensors if tensor.keyword}
+        tensors = [value for name, value in values.items() if name not in keywords]
+        results = run(case.definition, xp, tensors, {**case.options, **keywords}, chosen)
+        return [_one_number(golden_of(part)) for part in results]
 
     def admitted(self, case: Case, values: Values, chosen: Values) -> torch.Tensor | None:
         """Return which of the kernel's own choices the contract admits, element by element; None if intervals judge
@@ -200,12 +205,6 @@ class Oracle:
         return failure, torch.where(right, 0.0, torch.inf).double()
 
 
-def _has_one_order(definition: Spec) -> bool:
-    """Whether all kernels overflow at the same elements; in products and gradients that depends on the order of
-    factors."""
-    return not definition.sizes.work and definition.outputs.gradient_of is None
-
-
 def tolerances_of(
     case: Case,
     contract: Contract,
@@ -242,11 +241,6 @@ def tolerances_of(
     ]
 
 
-def _are_distinct(golden: Golden, allowed: Golden) -> bool:
-    """Whether some golden and its allowed ball are disjoint, so that no exact result is in both."""
-    return bool(((golden.value - allowed.value).abs() > golden.radius + allowed.radius).any())
-
-
 def _one_number(golden: Golden) -> Golden:
     """Return the golden without its low part, which the radius absorbs."""
     if golden.low is None:
@@ -272,12 +266,6 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def _run(case: Case, values: Values, xp: Any, chosen: Values | None) -> tuple[Any, ...]:
-    keywords = {tensor.name: values[tensor.name] for tensor in case.signature.tensors if tensor.keyword}
-    tensors = [value for name, value in values.items() if name not in keywords]
-    return run(case.definition, xp, tensors, {**case.options, **keywords}, chosen)
 
 
 def failure_of(case: Case, name: str, got: torch.Tensor, judgement: Judgement) -> Failure:

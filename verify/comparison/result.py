@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 
@@ -14,26 +15,52 @@ from assay.verify.comparison.judge import Tolerance
 from assay.verify.findings import Failure
 
 
-@dataclass(frozen=True)
-class Result:
-    """The result of one trial.
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """Counts of judged elements: in total, those whose golden isn't zero, those that the golden left ``unresolved``, by
+    output (``judged_of``) and by ratio (``histogram``, see `error_map.histogram`); ``worst`` is the largest ratio.
 
-    ``histogram`` counts the judged elements by ratio (`error_map.histogram`). ``ratio`` has the ratio of each element
-    of the output that a failure names, float64, NaN for unjudged elements. ``sampled`` says what was judged of a case
-    that is too large to judge whole. ``judged_of`` counts the judged elements by output, ``left_out`` the others by
-    output and reason.
+    ``left_out`` counts the elements that weren't judged, by output and reason.
     """
 
-    case: Case
-    failure: Failure | None = None
     worst: float = 0.0
     judged: int = 0
-    nonzero: int = 0
-    unjudged: int = 0
+    nonzero: float = 0
     unresolved: int = 0
     judged_of: Counter[str] = field(default_factory=Counter)
     left_out: Counter[tuple[str, str]] = field(default_factory=Counter)
     histogram: tuple[int, ...] = ()
+
+    @property
+    def unjudged(self) -> int:
+        """The number of elements that weren't judged."""
+        return self.left_out.total()
+
+    def counting(self, other: Counts) -> Self:
+        """Return the same record with the counts of ``other`` added."""
+        names = ("judged", "nonzero", "unresolved", "judged_of", "left_out")
+        sums = {name: getattr(self, name) + getattr(other, name) for name in names}
+        worst, histogram = max(self.worst, other.worst), summed(self.histogram, other.histogram)
+        return replace(self, worst=worst, histogram=histogram, **sums)
+
+
+def summed(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the sum of two histograms; an empty one counts nothing."""
+    if not first or not second:
+        return first or second
+    return tuple(map(sum, zip(first, second, strict=True)))
+
+
+@dataclass(frozen=True)
+class Result(Counts):
+    """The result of one trial.
+
+    ``ratio`` has the ratio of each element of the output that a failure names, float64, NaN for unjudged elements.
+    ``sampled`` says what was judged of a case that is too large to judge whole.
+    """
+
+    case: Case
+    failure: Failure | None = None
     sampled: str = ""
     outputs: tuple[torch.Tensor, ...] = ()
     ratio: torch.Tensor | None = field(default=None, repr=False)
@@ -41,16 +68,17 @@ class Result:
 
 
 UNDECIDED = "where rounding decides what the reference computes"
-"""A reason why elements aren't judged; the line that asks stands behind it."""
+"""A reason why elements aren't judged; the line of the reference that compares is appended."""
 
 
 def undecided(case: Case, error: Undecided) -> Result:
     """Return a result without judged elements: the reference branches on a comparison that its numbers leave
     undecided."""
-    left_out: Counter[tuple[str, str]] = Counter()
-    for tensor in case.signature.returns:
-        left_out[tensor.name, f"{UNDECIDED} ({error.line})"] = math.prod(case.shape(tensor))
-    return Result(case, unjudged=left_out.total(), left_out=left_out)
+    reason = f"{UNDECIDED} ({error.line})"
+    return Result(
+        case,
+        left_out=Counter({(tensor.name, reason): math.prod(case.shape(tensor)) for tensor in case.signature.returns}),
+    )
 
 
 def by_reason(left_out: Counter[tuple[str, str]]) -> dict[str, int]:

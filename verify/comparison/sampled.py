@@ -19,7 +19,6 @@ from assay.golden.evaluation.cutting import Axis, Cut, axes_of, cut
 from assay.golden.registry import Tile
 from assay.golden.signature import TensorSpec, dimension
 from assay.verify.cases.case import Case
-from assay.verify.comparison.error_map import summed
 from assay.verify.comparison.oracle import Oracle, Values
 from assay.verify.comparison.result import Result
 from assay.verify.findings import Difference, Failure
@@ -176,17 +175,7 @@ def judge_samples(oracle: Oracle, case: Case, values: Values, outputs: tuple[tor
     for piece, part in cuts_of(case, values, outputs, random.Random(case.seed)):
         results = _judged(oracle, part, piece, values, outputs)
         taken.append(piece)
-        result = replace(
-            result,
-            worst=max(result.worst, results.worst),
-            judged=result.judged + results.judged,
-            nonzero=result.nonzero + results.nonzero,
-            unjudged=result.unjudged + results.unjudged,
-            judged_of=result.judged_of + results.judged_of,
-            left_out=result.left_out + results.left_out,
-            unresolved=result.unresolved + results.unresolved,
-            histogram=summed(result.histogram, results.histogram),
-        )
+        result = result.counting(results)
         if results.failure is not None:
             failure = _located(results, results.failure, oracle, case, part, piece, values, outputs)
             return replace(result, failure=failure, sampled=f"{case_label(case)}: {failure.message}")

@@ -11,11 +11,18 @@ assumes. An element passes if the output is in [store(exact - B), store(exact + 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
+from assay.formats.rounding import next_down, next_up
 from assay.verify.cases.case import Case, all_contents
+from assay.verify.comparison.judge import Tolerance
 from assay.verify.comparison.oracle import Oracle
 from assay.verify.comparison.result import Result
+from assay.verify.findings import Detectable
 
 INDEPENDENT = ("normal", "positive")
 """Distributions of numbers that are drawn each for itself."""
@@ -44,3 +51,30 @@ def judge_statistically(oracle: Oracle, case: Case, result: Result) -> Result:
         f"up to {failure.ratio:.3g} times as far off as rounding takes them"
     )
     return replace(seen, failure=replace(failure, kind="unlikely", message=message))
+
+
+def least_errors(limits: Tolerance) -> torch.Tensor:
+    """Return, for each element, the smallest relative error that the check would detect; infinity if there is none."""
+    golden = torch.where(limits.judged & torch.isfinite(limits.golden), limits.golden, 0.0)
+    up = golden > 0
+    end = torch.where(up, limits.ends.high, limits.ends.low)
+    beyond = torch.where(up, next_up(end, limits.out), next_down(end, limits.out))
+    gain = (end + limits.share * (beyond - end) - golden) / golden
+    nothing = (golden == 0) | gain.isnan() | (beyond == end)  # beyond the format's end there is no number
+    return torch.where(nothing, torch.inf, gain)
+
+
+def detectable(length: int, seen: Sequence[tuple[Result, Result]]) -> Detectable | None:
+    """Return what is detected at a length, from pairs of results (worst case, statistical); None if nothing was
+    judged.
+
+    Of several outputs the largest median of their elements' errors counts, of several results the smallest.
+    """
+    levels = []
+    for results in zip(*seen, strict=True):
+        of_results = [math.inf]
+        for result in results:
+            known = [errors[errors.isfinite()] for errors in map(least_errors, result.tolerances)]
+            of_results.append(max((float(part.median()) for part in known if part.numel()), default=math.inf))
+        levels.append(min(of_results))
+    return Detectable(length, *levels) if levels and levels[0] < math.inf else None

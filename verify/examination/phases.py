@@ -1,30 +1,28 @@
-"""The fixed phases of an examination: cases that are tried whatever the fuzzing finds.
+"""The cases of an examination's phases: those that are tried whatever the fuzzing finds, and the fuzzing itself.
 
-| phase      | cases                                                                                              |
-|------------|----------------------------------------------------------------------------------------------------|
-| first      | one small ordinary case, which shows whether the kernel is interpreted                              |
-| exact      | small integers, powers of two, one-hot rows, ties, equal sizes, one long size: nothing is rounded |
-| range      | logits of +-88 and beyond, near the format's ends, subnormals, zeros, factors of any size and sign |
-| lone       | one tensor of several is zero or subnormal                                                          |
-| seams      | many rows of one element more than a block, a peak in the last element, sequences of many chunks    |
-| aligned    | all sizes multiples of the tile at once, as in production: kernels have a separate path for them    |
-| special    | NaN and infinities, one at a time, compared by class and index; NaN in all elements that are not read |
-| every      | for an elementwise op, every number of a format of 16 bits or fewer                                 |
-| invariants | the same call twice; other data first, in other and in the same memory; each row alone; poisoned memory |
-| bias       | series of calls with fresh data, whose errors may not all have the same sign                        |
-| lengths    | sums of growing length (`lengths`), each also judged by the likely size of rounding errors          |
-| beyond     | more than 65,535 rows, or classes, if smaller cases were quick enough                               |
-| emitted    | for an interpreted kernel: contracted sums and approximate functions, as in NVIDIA's backend        |
-| outside    | for an isolated kernel: one call in a process without a trace of an examination                     |
-
-Scales, weights and slopes over all that their dtype holds, beside ordinary numbers.
-
-The fuzz phase: Hypothesis draws cases and climbs towards larger ratios of error to radius.
+| phase          | cases                                                                                             |
+|----------------|---------------------------------------------------------------------------------------------------|
+| first          | one small ordinary case, which shows whether the kernel is interpreted                            |
+| exact          | small integers, powers of two, one-hot rows, ties, equal sizes, one long size: nothing is rounded |
+| range          | logits of +-88, the format's ends, subnormals, zeros; scales, weights, slopes of any size and sign |
+| single_operand | one tensor of several is zero or subnormal                                                        |
+| block_boundary | many rows of one element more than a block, a peak in the last element, sequences of many chunks  |
+| aligned        | all sizes multiples of the tile at once, as in production: kernels have a separate path for them  |
+| special        | NaN and infinities, one at a time, compared by class and index; NaN in all that isn't read |
+| every_number   | for an elementwise op, every number of a format of 16 bits or fewer                               |
+| invariants     | the same call twice; other data first, in other and in the same memory; rows alone; poisoned memory |
+| bias           | series of calls with fresh data, whose errors may not all have the same sign                      |
+| lengths        | sums of 8 to 65,536 terms of ordinary data, each also judged by the likely size of rounding errors |
+| over_limit     | more than 65,535 rows, or classes, if smaller cases were quick enough                             |
+| emitted        | for an interpreted kernel: contracted sums and approximate functions, as in NVIDIA's backend      |
+| plain_process  | for an isolated kernel: one call in a process without a trace of an examination                   |
+| fuzz           | drawn by Hypothesis, which climbs towards larger ratios of error to radius                        |
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -35,114 +33,148 @@ from hypothesis import strategies as st
 
 from assay.formats.format import format_named
 from assay.golden.inputs.distributions import EVERY, EXACT, MIDPOINTS, RANGE, names_of
-from assay.golden.signature import TensorSpec, symbols_in
+from assay.golden.signature import dimension, symbols_in
 from assay.verify.cases.case import Case
 from assay.verify.cases.layouts import LAYOUTS
-from assay.verify.cases.sampler import SMALL, Sampler, real_tensors, seeded, with_values
+from assay.verify.cases.sampler import MOST_ELEMENTS, MOST_WORK, SMALL, Sampler, real_tensors, seeded, with_values
+from assay.verify.comparison.statistics import INDEPENDENT
 from assay.verify.contract import Contract
-from assay.verify.examination.bases import MOST_OPTION_SETS, bases, hash_of
+
+_MOST_OPTION_SETS = 4  # each set multiplies the fixed cases; of more sets this many are drawn
+_LIMITS = {  # by style: most elements and work of a case, and the divisor of an interpreter's steps
+    "small": (MOST_ELEMENTS, MOST_WORK, 32),
+    "tile": (2**15, 2**21, 32),  # smaller, as there are many of these cases
+    "any": (MOST_ELEMENTS, MOST_WORK, 8),
+}
+_DRAWS = 4  # base cases drawn where each is called many times; the one of least work is taken
+_SQUARE, _SHORT = 16, 8  # the size when all are equal; the longest row that is set to -inf throughout
+_LONG = (20481, 4097, 1025)  # one more than multiples of blocks, and beyond what one block holds; the first that fits
+_SIDE = 256  # 256 x 256 elements hold all numbers of 16 bits
+_MOST_STARTS = 64  # the most calls to go through all numbers, if shapes are restricted to small ones
+_UNUSED_SEEDS = 4  # cases for each base whose unread elements are NaN, each with another seed
+_TILES = (64, 128)  # common tile sizes, for all dimensions at once
+_LONG_SUM = (64, 512)  # a tile, and a sum over several of them
+_PEAK = 100.0  # far above normal numbers: it dominates a softmax or a norm if it is taken in
+# (size, rows): one more than common block sizes; odd numbers of rows, fewer where rows are long
+_BLOCK_BOUNDARIES = ((513, 31), (1025, 127), (2049, 3), (4097, 3))
+# ends beyond 16 bits; each about GROWTH times the one before at most, so that its time can be extrapolated
+_GROWING = (17, 257, 2049, 4097, 2**16 + 65)
+_FEW = 10 * 2**16  # elements of a tensor with more rows than 16 bits count: about ten for each row
+_MANY = 2**21 + 2**17  # the most elements if the op's sizes admit no fewer: about 32 for each row
+_SMALLER = 8  # all but one in 8 fuzzed cases have at most an 8th of the elements and steps: more cases per second
+
+GROWTH = 16
+"""How many times larger at most each case of a series of `over_limit_cases` is than the one before."""
+LENGTHS = (8, 128, 1024, 4096, 16384, 65536)
+QUICK_LENGTHS = LENGTHS[::2]
+"""The lengths of a quick effort."""
 
 
-def factor_cases(sampler: Sampler) -> Iterator[Case]:
+def _bases(
+    sampler: Sampler, purpose: str, styles: Sequence[str], *, most: int = _MOST_OPTION_SETS, draws: int = 1
+) -> Iterator[Case]:
+    """Yield a case for each style and option set, the cheapest of ``draws``; ``most`` sets, drawn at random if there
+    are more. ``purpose`` makes each phase's seed its own.
+
+    Cases with a size of 0 or 1 are taken only if nothing else was drawn: a row of one element hides most faults.
+    """
+    choose = _chooser(sampler, purpose)
+    sets = sampler.option_sets()
+    for style in styles:
+        sized = sampler.limited(*_LIMITS[style])
+        for options in sets if len(sets) <= most else [choose(sets) for _ in range(most)]:
+            drawn = [sized.case(choose, style=style, options=dict(options)) for _ in range(draws)]
+            yield min(drawn, key=lambda c: (min(c.sizes.values(), default=2) < 2, sized.cost(c.sizes)))
+
+
+def _chooser(sampler: Sampler, purpose: str) -> Callable[[Sequence[Any]], Any]:
+    position = sum((index + 1) * ord(letter) for index, letter in enumerate(purpose))
+    return seeded(sampler.seed * 1_000_003 + position)
+
+
+def _ordinary(case: Case, values: str = "normal", **changes: Any) -> Case:
+    """Return the case as one call in contiguous and plain memory, with these values in all tensors that can have
+    them."""
+    return with_values(case, values, **{"layouts": {}, "protocol": "once", "memory": "plain", **changes})
+
+
+def _with_kinds(case: Case, kinds: Mapping[str, str]) -> Case:
+    """Return the case with other distributions of the tensors named in ``kinds``."""
+    return replace(case, values={**case.values, **kinds})
+
+
+def gate_cases(sampler: Sampler, style: str, values: str = "normal", draws: int = 1) -> Iterator[Case]:
+    """Yield ``draws`` ordinary cases for each option set, on which the check itself is checked."""
+    for index, base in enumerate(_bases(sampler, "gate", (style,) * draws)):
+        yield _ordinary(base, values, unused="plain", seed=index)
+
+
+def exact_cases(sampler: Sampler) -> Iterator[Case]:
+    """Yield cases on which the arithmetic of most ops rounds nothing."""
+    signatures = map(sampler.definition.signature, sampler.option_sets())
+    rounds = any(tensor.bound for signature in signatures for tensor in real_tensors(signature))
+    for distribution in (*EXACT, MIDPOINTS) if rounds else EXACT:
+        for base in _bases(sampler, distribution, ("any", "any") if distribution == "seesaw" else ("small", "tile")):
+            # scales and shares that lack the distribution are powers of two: products stay exact
+            factors = [t for t in base.signature.tensors if t.role in ("scale", "weight")]
+            plain = {tensor.name: "powers" for tensor in factors if distribution not in names_of(tensor)}
+            yield _with_kinds(_ordinary(base, distribution), plain)
+    # scales of 2^-127, times which bfloat16 holds an integer; pairs in any order, and twice at one place
+    for purpose, role, kind in (("least", "scale", "least"), ("pairs", "pair", "any")):
+        for base in _bases(sampler, purpose, ("small", "tile"), most=1):
+            if kinds := {tensor.name: kind for tensor in base.signature.tensors if tensor.role == role}:
+                yield _with_kinds(_ordinary(base, "integers"), kinds)
+    for base in _bases(sampler, "square", ("small",), most=1):
+        equal = dict.fromkeys(sampler.free_symbols(base), _SQUARE)
+        yield _ordinary(base, "integers", sizes={**base.sizes, **equal})
+    for base in _bases(sampler, "long", ("small",), most=1):
+        for symbol in sampler.free_symbols(base):
+            longer = [sizes for size in _LONG if sampler.fits(sizes := {**base.sizes, symbol: size})]
+            if longer and symbol not in base.definition.axes.grid:
+                yield _ordinary(base, "integers", sizes=longer[0])
+
+
+def range_cases(sampler: Sampler) -> Iterator[Case]:
+    """Yield cases at the ends of the format's range; in some the first tensor is drawn from "above", the others from
+    "below"."""
+    for base in _bases(sampler, "opposed", ("small", "tile")):
+        opposed = _ordinary(base, "below")
+        first = next(iter(opposed.values))
+        if opposed.values[first] == "below":
+            yield _with_kinds(opposed, {first: "above"})
+    yield from _factor_cases(sampler)
+    for distribution in RANGE:
+        for base in _bases(sampler, distribution, ("small", "tile")):
+            yield _ordinary(base, distribution)
+
+
+def _factor_cases(sampler: Sampler) -> Iterator[Case]:
     """Yield cases of factors over their whole range: all at once, then each signed scale alone with both signs and
     zero.
 
     In the small cases a scale's first element is negative, so that a scale of one element is negative too; in the
     others it is zero. Alone, because the signs of two scales could cancel.
     """
-    for base in bases(sampler, "vast", ("small", "tile"), most=2):
-        ordinary = with_values(base, "normal", layouts={}, protocol="once", memory="plain")
+    for base in _bases(sampler, "vast", ("small", "tile"), most=2):
         if vast := {tensor.name: "vast" for tensor in base.signature.tensors if "vast" in names_of(tensor)}:
-            yield replace(ordinary, values={**ordinary.values, **vast})
+            yield _with_kinds(_ordinary(base), vast)
     for seed, style in enumerate(("small", "tile")):
-        for base in bases(sampler, "cycled", (style,)):
-            ordinary = with_values(base, "normal", layouts={}, protocol="once", memory="plain", seed=seed)
+        for base in _bases(sampler, "cycled", (style,)):
             for tensor in base.signature.tensors:
                 if tensor.role == "scale" and format_named(base.dtypes[tensor.name]).signed:
-                    yield replace(ordinary, values={**ordinary.values, tensor.name: "cycled"})
-
-
-_DRAWS = 4  # base cases drawn where each is called many times; the one of least work is taken
-_STYLES = {"after_many": ("small",), "alone": ("small", "tile", "tile", "tile", "any", "any")}
-_SQUARE, _SHORT = 16, 8  # the size when all are equal; the longest row that is set to -inf throughout
-_LONG = (20481, 4097, 1025)  # one more than multiples of blocks, and beyond what one block holds; the first that fits
-_SIDE = 256  # 256 x 256 elements hold all numbers of 16 bits
-_MOST_STARTS = 64  # the most calls to go through all numbers, if shapes are restricted to small ones
-_SPOILED = 4  # cases for each base whose unused elements are NaN, each with another seed
-_TILES = (64, 128)  # common tile sizes, for all dimensions at once
-_LONG_SUM = (64, 512)  # a tile, and a sum over several of them
-_PEAK = 100.0  # far above normal numbers: it dominates a softmax or a norm if it is taken in
-# (size, rows): one more than common block sizes; odd numbers of rows, fewer where rows are long
-_BLOCK_BOUNDARIES = ((513, 31), (1025, 127), (2049, 3), (4097, 3))
-
-GROWTH = 16
-"""How many times larger at most each case of a series of `over_limit_cases` is than the one before."""
-
-# ends beyond 16 bits; each about GROWTH times the one before at most, so that its time can be extrapolated
-_GROWING = (17, 257, 2049, 4097, 2**16 + 65)
-_FEW = 10 * 2**16  # elements of a tensor with more rows than 16 bits count: about ten for each row
-_MANY = 2**21 + 2**17  # the most elements if the op's sizes admit no fewer: about 32 for each row
-
-
-def gate_cases(sampler: Sampler, style: str, values: str = "normal", draws: int = 1) -> Iterator[Case]:
-    """Yield ``draws`` ordinary cases for each option set, on which the check itself is checked."""
-    for index, base in enumerate(bases(sampler, "gate", (style,) * draws)):
-        yield with_values(base, values, layouts={}, memory="plain", protocol="once", unused="plain", seed=index)
-
-
-def exact_cases(sampler: Sampler) -> Iterator[Case]:
-    """Yield cases on which the arithmetic of most ops rounds nothing."""
-    rounds = any(tensor.bound for options in sampler.option_sets() for tensor in _reals(sampler, options))
-    for distribution in (*EXACT, MIDPOINTS) if rounds else EXACT:
-        styles = ("any", "any") if distribution == "seesaw" else ("small", "tile")
-        for base in bases(sampler, distribution, styles):
-            case = with_values(base, distribution, layouts={}, protocol="once", memory="plain")
-            yield _with_plain_factors(case, distribution)
-    for base in bases(sampler, "least", ("small", "tile"), most=1):  # bfloat16 holds an integer times 2^-127
-        plain = with_values(base, "integers", layouts={}, protocol="once", memory="plain")
-        least = {tensor.name: "least" for tensor in base.signature.tensors if tensor.role == "scale"}
-        if least:
-            yield replace(plain, values={**plain.values, **least})
-    for base in bases(sampler, "pairs", ("small", "tile"), most=1):  # in any order, and twice at one place
-        pairs = {tensor.name: "any" for tensor in base.signature.tensors if tensor.role == "pair"}
-        if pairs:
-            plain = with_values(base, "integers", layouts={}, protocol="once", memory="plain")
-            yield replace(plain, values={**plain.values, **pairs})
-    for base in bases(sampler, "square", ("small",), most=1):
-        plain = with_values(base, "integers", layouts={}, protocol="once", memory="plain")
-        yield replace(plain, sizes={**base.sizes, **dict.fromkeys(sampler.free_symbols(base), _SQUARE)})
-    for base in bases(sampler, "long", ("small",), most=1):
-        plain = with_values(base, "integers", layouts={}, protocol="once", memory="plain")
-        for symbol in sampler.free_symbols(base):
-            longer = [sizes for size in _LONG if sampler.fits(sizes := {**base.sizes, symbol: size})]
-            if longer and symbol not in base.definition.axes.grid:
-                yield replace(plain, sizes=longer[0])
-
-
-def range_cases(sampler: Sampler) -> Iterator[Case]:
-    """Yield cases at the ends of the format's range; in some the first tensor is drawn from "above", the others from
-    "below"."""
-    for base in bases(sampler, "opposed", ("small", "tile")):
-        opposed = with_values(base, "below", layouts={}, protocol="once", memory="plain")
-        first = next(iter(opposed.values))
-        if opposed.values[first] == "below":
-            yield replace(opposed, values={**opposed.values, first: "above"})
-    yield from factor_cases(sampler)
-    for distribution in RANGE:
-        for base in bases(sampler, distribution, ("small", "tile")):
-            yield with_values(base, distribution, layouts={}, protocol="once", memory="plain")
+                    yield _with_kinds(_ordinary(base, seed=seed), {tensor.name: "cycled"})
 
 
 def single_operand_cases(sampler: Sampler) -> Iterator[Case]:
     """Yield cases in which one of several tensors is zero or subnormal, which shows the effect of the others by
     itself."""
     for kind, others in (("zeros", "near_overflow"), ("subnormal", "normal")):
-        for base in bases(sampler, kind + " alone", ("small",) * (2 if len(sampler.option_sets()) <= 2 else 1)):
-            case = with_values(base, others, layouts={}, protocol="once", memory="plain")
-            far = {t.name: "far" for t in case.signature.tensors if t.role == "lse"}
-            tensors = real_tensors(case.signature)
-            for tensor in [tensor for tensor in tensors if kind in names_of(tensor)] if len(tensors) > 1 else ():
-                yield replace(case, values={**case.values, **far, tensor.name: kind})
+        for base in _bases(sampler, kind + " alone", ("small",) * (2 if len(sampler.option_sets()) <= 2 else 1)):
+            far = {t.name: "far" for t in base.signature.tensors if t.role == "lse"}
+            tensors = real_tensors(base.signature)
+            for tensor in tensors if len(tensors) > 1 else ():
+                if kind in names_of(tensor):
+                    yield _with_kinds(_ordinary(base, others), {**far, tensor.name: kind})
 
 
 def block_boundary_cases(sampler: Sampler) -> Iterator[Case]:
@@ -150,45 +182,38 @@ def block_boundary_cases(sampler: Sampler) -> Iterator[Case]:
 
     In the last ones the final element is far above the others. Then come sequences of many chunks (`Sizes.long`).
     """
-    choose = seeded(hash_of("seams", sampler.seed))
-    base = sampler.case(_slim, style="small", options=choose(sampler.option_sets()))
+    choose = _chooser(sampler, "seams")
+    base = sampler.case(_least, style="small", options=choose(sampler.option_sets()))
     free, rows = sampler.free_symbols(base), _rows(base)
     for symbol in free:
         for size, count in _BLOCK_BOUNDARIES if symbol not in (*base.definition.axes.grid, rows) else ():
             sizes = {**base.sizes, **({rows: count} if rows in free else {}), symbol: size}
-            fits = sampler.fits(sizes)
-            for distribution in ("normal", "wide")[: 1 + (count > 3)] if fits else ():
-                case = with_values(base, distribution, layouts={}, protocol="once", memory="plain")
-                case = replace(case, sizes=sizes, seed=choose(range(1 << 24)))
+            if not sampler.fits(sizes):
+                continue
+            for distribution in ("normal", "wide")[: 1 + (count > 3)]:
+                case = _ordinary(base, distribution, sizes=sizes, seed=choose(range(1 << 24)))
                 yield case
             first = next((tensor for tensor in real_tensors(base.signature) if symbol in tensor.dims), None)
-            if first is not None and fits and all(case.shape(first)):
+            if first is not None and all(case.shape(first)):
                 last = tuple(extent - 1 for extent in case.shape(first))
-                yield replace(with_values(case, "normal"), edits=((first.name, last, _PEAK),))
+                yield with_values(case, "normal", edits=((first.name, last, _PEAK),))
     for symbol, long in base.definition.sizes.long.items():
         fitting = [sizes for size in long if sampler.fits(sizes := {**base.sizes, symbol: size})]
         if fitting and symbol not in sampler.shapes:
-            case = with_values(base, "normal", layouts={}, protocol="once", memory="plain")
-            yield replace(case, sizes=fitting[0], seed=choose(range(1 << 24)))
+            yield _ordinary(base, sizes=fitting[0], seed=choose(range(1 << 24)))
 
 
 def aligned_cases(sampler: Sampler) -> Iterator[Case]:
     """Yield cases whose sizes are all whole tiles, which sizes drawn one by one hardly ever are; then a longer sum."""
-    choose = seeded(hash_of("aligned", sampler.seed))
+    choose = _chooser(sampler, "aligned")
     sets = sampler.option_sets()
-    for options in sets if len(sets) <= MOST_OPTION_SETS else [choose(sets) for _ in range(MOST_OPTION_SETS)]:
-        base = sampler.case(_two, style="small", options=options)
+    for options in sets if len(sets) <= _MOST_OPTION_SETS else [choose(sets) for _ in range(_MOST_OPTION_SETS)]:
+        base = sampler.case(lambda sizes: 2 if 2 in sizes else _least(sizes), style="small", options=options)
         over = symbols_in(base.definition.reduction.over) if base.definition.reduction is not None else ()
         for data, size, longest in (*(("normal", tile, tile) for tile in _TILES), ("positive", *_LONG_SUM)):
             sizes = _aligned(sampler, base, {symbol: longest if symbol in over else size for symbol in base.sizes})
             if sizes != base.sizes and (over or size == longest):
-                seed = choose(range(1 << 24))
-                case = with_values(base, data, layouts={}, protocol="once", memory="plain", unused="plain", seed=seed)
-                yield replace(case, sizes=sizes)
-
-
-def _two(values: Sequence[Any]) -> Any:
-    return 2 if 2 in values else values[0] if isinstance(values, range) else min(values)
+                yield _ordinary(base, data, unused="plain", seed=choose(range(1 << 24)), sizes=sizes)
 
 
 def _aligned(sampler: Sampler, case: Case, wanted: Mapping[str, int]) -> dict[str, int]:
@@ -214,18 +239,18 @@ def over_limit_cases(sampler: Sampler) -> Iterator[Sequence[Case]]:
 
     The smaller cases of a series tell how long the last one will take.
     """
-    choose = seeded(hash_of("beyond", sampler.seed))
-    base = sampler.case(_slim, style="small", options=choose(sampler.option_sets()))
-    base = with_values(base, "normal", layouts={}, protocol="once", memory="plain", seed=choose(range(1 << 24)))
+    choose = _chooser(sampler, "beyond")
+    base = sampler.case(_least, style="small", options=choose(sampler.option_sets()))
+    base = _ordinary(base, seed=choose(range(1 << 24)))
     labels = [tensor for tensor in base.signature.tensors if tensor.role == "label"]
     for symbol in (_rows(base), *(tensor.bound for tensor in labels)):
         if symbol in sampler.shapes or symbol not in (*base.definition.axes.grid, *sampler.free_symbols(base)):
             continue
         last = {tensor.name: "last" for tensor in labels if tensor.bound == symbol}
         step = base.definition.step(base.signature, symbol, base.sizes)
-        sizes = [_slimmed(sampler, base, symbol, -(-size // step) * step) for size in _GROWING]
+        sizes = [_with_few_elements(sampler, base, symbol, -(-size // step) * step) for size in _GROWING]
         if all(sizes):
-            yield [replace(base, sizes=some, values={**base.values, **last}) for some in sizes if some]
+            yield [replace(_with_kinds(base, last), sizes=some) for some in sizes if some]
 
 
 def _rows(case: Case) -> str:
@@ -234,14 +259,14 @@ def _rows(case: Case) -> str:
     return case.definition.row_axis(case.options) or next(iter(case.signature.tensors[0].leading), "")
 
 
-def _slim(values: Sequence[Any]) -> Any:
+def _least(values: Sequence[Any]) -> Any:
     """Return the least of the sizes that a symbol may have; 3 if any size will do, so that sums have several terms."""
     if isinstance(values, range):  # ascending, and perhaps of all seeds
         return values[0]
     return 3 if tuple(values) == SMALL else min(values)
 
 
-def _slimmed(sampler: Sampler, base: Case, symbol: str, size: int) -> dict[str, int] | None:
+def _with_few_elements(sampler: Sampler, base: Case, symbol: str, size: int) -> dict[str, int] | None:
     """Return sizes with ``symbol`` at ``size``, and free ones set to 1 while a tensor has too many elements."""
     sizes, tensors = {**base.sizes, symbol: size}, (*base.signature.tensors, *base.signature.returns)
     for other in sampler.free_symbols(base):
@@ -252,125 +277,143 @@ def _slimmed(sampler: Sampler, base: Case, symbol: str, size: int) -> dict[str, 
 
 def special_cases(sampler: Sampler) -> Iterator[Case]:
     """Yield cases with one NaN or infinity, at both ends and in the middle of each tensor."""
-    for base in bases(sampler, "special", ("small", "tile"), most=2, draws=_DRAWS):
-        plain = with_values(base, "normal", layouts={}, protocol="once", memory="plain", unused="plain")
+    for base in _bases(sampler, "special", ("small", "tile"), most=2, draws=_DRAWS):
+        plain = _ordinary(base, unused="plain")
         if plain.definition.inputs.unused is not None:
-            for other in range(_SPOILED):
+            for other in range(_UNUSED_SEEDS):
                 yield replace(plain, unused="nan", seed=plain.seed + other)
         for tensor in plain.signature.tensors:
-            if tensor.role != "scale" or not all(shape := plain.shape(tensor)):
-                continue
-            if format_named(plain.dtypes[tensor.name]).bits == 8:
+            shape = plain.shape(tensor)
+            if tensor.role == "scale" and all(shape) and format_named(plain.dtypes[tensor.name]).bits == 8:
                 yield replace(plain, edits=((tensor.name, tuple(size // 2 for size in shape), math.nan),))
         for tensor in real_tensors(plain.signature):
-            shape = plain.shape(tensor)
+            shape, infinities = plain.shape(tensor), format_named(plain.dtypes[tensor.name]).infinities
             if not all(shape):
                 continue
-            for fraction, value in (
-                (0.0, math.nan),
-                (1.0, math.nan),
-                (0.5, math.inf),
-                (0.0, -math.inf),
-                (1.0, math.inf),
-                *(((0.0, -0.0),) if plain.definition.axes.elementwise else ()),
-            ):
-                if math.isinf(value) and not format_named(plain.dtypes[tensor.name]).infinities:
-                    continue
-                index = tuple(round(fraction * (size - 1)) for size in shape)
-                yield replace(plain, edits=((tensor.name, index, value),))
-            if format_named(plain.dtypes[tensor.name]).infinities:
+            places = [(0.0, math.nan), (1.0, math.nan), (0.5, math.inf), (0.0, -math.inf), (1.0, math.inf)]
+            for fraction, value in places + [(0.0, -0.0)] * plain.definition.axes.elementwise:
+                if infinities or not math.isinf(value):
+                    index = tuple(round(fraction * (size - 1)) for size in shape)
+                    yield replace(plain, edits=((tensor.name, index, value),))
+            if infinities:
                 middle = tuple((size - 1) // 2 for size in shape)
                 zeros = with_values(plain, "ties", seed=plain.seed + 1)  # zero times infinity
                 yield replace(zeros, edits=((tensor.name, middle, math.inf),))
                 if tensor.name == plain.signature.tensors[0].name and len(shape) == 2 and shape[1] <= _SHORT:
-                    yield replace(
-                        plain, edits=tuple((tensor.name, (0, position), -math.inf) for position in range(shape[1]))
-                    )
+                    yield replace(plain, edits=tuple((tensor.name, (0, place), -math.inf) for place in range(shape[1])))
 
 
 def every_cases(sampler: Sampler) -> Iterator[Case]:
     """Yield cases that together hold every number of the format, for elementwise ops if few calls are enough."""
     base = sampler.case(seeded(sampler.seed), style="tile")
     tensor = base.signature.tensors[0]
-    if not base.definition.axes.elementwise or format_named(base.dtypes[tensor.name]).bits > 16:
-        return
+    bits = format_named(base.dtypes[tensor.name]).bits
     allowed = {symbol: [size for size in sampler.shapes.get(symbol, (_SIDE,)) if size] for symbol in tensor.dims}
-    if not all(allowed.values()):
+    if not base.definition.axes.elementwise or bits > 16 or not all(allowed.values()):
         return
     sizes = {symbol: min((s for s in some if s >= _SIDE), default=max(some)) for symbol, some in allowed.items()}
     rows, columns = (min(size, _SIDE) for size in sizes.values())
     starts = [row * _SIDE + column for row in range(0, _SIDE, rows) for column in range(0, _SIDE, columns)]
-    numbers = 2 ** format_named(base.dtypes[tensor.name]).bits
-    starts = [start for start in starts if start < numbers]
-    for options in sampler.option_sets()[:MOST_OPTION_SETS]:
+    starts = [start for start in starts if start < 2**bits]
+    for options in sampler.option_sets()[:_MOST_OPTION_SETS]:
         for start in starts if len(starts) <= _MOST_STARTS else ():
-            case = with_values(base, "normal", layouts={}, protocol="once", memory="plain", sizes=sizes, seed=start)
-            yield replace(case, options=options, values={tensor.name: EVERY})
+            yield replace(_ordinary(base, sizes=sizes, seed=start), options=options, values={tensor.name: EVERY})
 
 
 def invariant_cases(sampler: Sampler, contract: Contract) -> Iterator[Case]:
-    """Yield cases of repeated calls, of poisoned memory, and of every layout."""
-    alone = ["alone"] if contract.batch_invariant else []
-    protocols = ["repeat", "after_other", "after_refill", "after_many", *alone]
-    for protocol in protocols:
-        styles = _STYLES.get(protocol, ("small", "tile", "any"))
-        for base in bases(sampler, protocol, styles, most=2, draws=_DRAWS if protocol == "after_many" else 1):
-            case = with_values(base, "normal", layouts={}, protocol=protocol, memory="plain")
+    """Yield cases of repeated calls, of poisoned memory, of empty dimensions, and of every layout."""
+    usual = ("small", "tile", "any")
+    styles = {"repeat": usual, "after_other": usual, "after_refill": usual, "after_many": ("small",)}
+    if contract.batch_invariant:
+        styles["alone"] = ("small", "tile", "tile", "tile", "any", "any")
+    for protocol in styles:
+        draws = _DRAWS if protocol == "after_many" else 1
+        for base in _bases(sampler, protocol, styles[protocol], most=2, draws=draws):
+            case = _ordinary(base, protocol=protocol)
             yield case
             rows = case.definition.row_axis(case.options)
-            if (
-                protocol == "alone" and rows is not None and rows not in sampler.shapes
-            ):  # an odd and an even number of rows
+            if protocol == "alone" and rows is not None and rows not in sampler.shapes:  # odd and even numbers of rows
                 yield replace(case, sizes={**case.sizes, rows: case.sizes[rows] + 1})
     for memory in ("nan", "huge"):
-        for base in bases(sampler, memory, ("small", "tile", "tile", "any"), most=2):
-            yield with_values(base, "normal", layouts={}, protocol="once", memory=memory)
-    for base in bases(sampler, "empty", ("small",), most=1):
+        for base in _bases(sampler, memory, ("small", "tile", "tile", "any"), most=2):
+            yield _ordinary(base, memory=memory)
+    for base in _bases(sampler, "empty", ("small",), most=1):
         for symbol in base.definition.sizes.may_be_zero:
             if symbol in base.sizes and 0 in sampler.shapes.get(symbol, (0,)):
-                yield with_values(
-                    base, "normal", layouts={}, protocol="once", memory="nan", sizes={**base.sizes, symbol: 0}
-                )
+                yield _ordinary(base, memory="nan", sizes={**base.sizes, symbol: 0})
     for layout in sampler.layouts:
         if layout != LAYOUTS[0]:
-            for base in bases(sampler, layout, ("small", "tile"), most=2):
-                names = [tensor.name for tensor in base.signature.tensors]
-                yield with_values(base, "normal", layouts=dict.fromkeys(names, layout), protocol="once", memory="plain")
+            for base in _bases(sampler, layout, ("small", "tile"), most=2):
+                yield _ordinary(base, layouts={tensor.name: layout for tensor in base.signature.tensors})
 
 
 def emitted_cases(sampler: Sampler) -> Iterator[Case]:
     """Yield ordinary cases to be tried with the arithmetic that NVIDIA's backend emits."""
-    for base in bases(sampler, "emitted", ("small", "tile"), most=2):
-        yield with_values(base, "normal", layouts={}, protocol="emitted", memory="plain", unused="plain")
+    for base in _bases(sampler, "emitted", ("small", "tile"), most=2):
+        yield _ordinary(base, protocol="emitted", unused="plain")
 
 
-def outside_cases(sampler: Sampler) -> Iterator[Case]:
+def plain_process_cases(sampler: Sampler) -> Iterator[Case]:
     """Yield one case to be tried in a plain process."""
-    for base in bases(sampler, "outside", ("tile",), most=1):
-        yield with_values(base, "normal", layouts={}, protocol="outside", memory="plain", unused="plain")
+    for base in _bases(sampler, "outside", ("tile",), most=1):
+        yield _ordinary(base, protocol="outside", unused="plain")
 
 
 def bias_cases(sampler: Sampler) -> Iterator[Case]:
     """Yield series of calls (`assay.verify.comparison.bias`): numbers of one sign, where errors add up, and of both
     signs."""
-    drawn = sorted(bases(sampler, "bias", ("tile",) * 4, most=2), key=lambda case: case.definition.cost(case.sizes))
+    drawn = sorted(_bases(sampler, "bias", ("tile",) * 4, most=2), key=lambda case: case.definition.cost(case.sizes))
     for distribution in ("positive", "normal"):
         for base in drawn[-min(2, len(sampler.option_sets())) :]:  # where errors add up most
-            yield with_values(base, distribution, layouts={}, protocol="bias", memory="plain", unused="plain")
+            yield _ordinary(base, distribution, protocol="bias", unused="plain")
 
 
-def _reals(sampler: Sampler, options: Mapping[str, Any]) -> list[TensorSpec]:
-    return real_tensors(sampler.definition.signature(options))
+def length_cases(sampler: Sampler, *, quick: bool = False) -> list[tuple[int, tuple[Case, ...]]]:
+    """Return the lengths that sizes and shapes admit, ascending, each with one case for each distribution; all other
+    sizes are small.
+
+    A ``quick`` effort has only numbers of one sign: there a sum keeps an error that all its terms share.
+    """
+    choose = _chooser(sampler, "lengths")
+    base = sampler.case(_least, style="small", options=sampler.option_sets()[0])
+    reduction = base.definition.reduction
+    over = reduction.over if reduction is not None else base.signature.tensors[0].dims[-1]
+    full = {tensor.name: "full" for tensor in base.signature.tensors if tensor.role == "length"}  # sums of all terms
+    results: dict[int, tuple[Case, ...]] = {}
+    for longest in QUICK_LENGTHS if quick else LENGTHS:
+        sizes = _sizes_of_sum(sampler, base, over, longest)
+        if sizes is not None:
+            cases = [
+                _with_kinds(_ordinary(base, data, unused="plain", seed=choose(range(1 << 24)), sizes=sizes), full)
+                for data in INDEPENDENT[1 if quick else 0 :]
+            ]
+            results.setdefault(dimension(over, sizes), tuple(cases))
+    return sorted(results.items())
 
 
-def _with_plain_factors(case: Case, distribution: str) -> Case:
-    """Return the case with powers of two for scales and shares that lack ``distribution``: products stay exact."""
-    kinds = {tensor.name: names_of(tensor) for tensor in case.signature.tensors if tensor.role in ("scale", "weight")}
-    plain = {name: "powers" for name, known in kinds.items() if distribution not in known}
-    return replace(case, values={**case.values, **plain})
+def _sizes_of_sum(sampler: Sampler, base: Case, over: str, longest: int) -> dict[str, int] | None:
+    """Return sizes with as many terms as possible, at most ``longest``; other free sizes are 1 if the case is too
+    large.
 
-
-_SMALLER = 8  # all but one in 8 fuzzed cases have at most an 8th of the elements and steps: more cases per second
+    ``over`` is the symbol or expression that the op sums over; what a symbol is divided by stays as it is.
+    """
+    dividend, _, divisor = over.partition("/")
+    symbols, allowed = symbols_in(dividend), {**base.definition.sizes.allowed, **sampler.shapes}
+    least = {symbol: 1 for symbol in sampler.free_symbols(base) if symbol not in symbols}
+    for sizes in ({**base.sizes}, {**base.sizes, **least}):
+        for symbol in symbols:
+            shared = dimension(divisor, sizes) if divisor else 1
+            step = base.definition.step(base.signature, symbol, sizes) * shared
+            choices: Sequence[int] = range(step, 2 * longest * shared + step, step)  # a little beyond ``longest``
+            if symbol in allowed:
+                choices = sorted(size for size in allowed[symbol] if size % shared == 0)
+            fitting = bisect_right(choices, longest, key=lambda size: dimension(over, {**sizes, symbol: size}))
+            if not fitting:
+                return None
+            sizes = sampler.with_size(sizes, symbol, choices[fitting - 1])
+        if dimension(over, sizes) <= longest and sampler.fits(sizes):
+            return sizes
+    return None
 
 
 def fuzz(sampler: Sampler, examples: int, attempt: Callable[[Case], float | None]) -> None:

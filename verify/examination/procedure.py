@@ -1,24 +1,17 @@
-"""`examine` and `check`: test a kernel against certified goldens, over fixed phases and fuzzed cases.
-
-Before any call of the kernel comes the gate, since a tolerance that can't fail proves nothing: the golden itself,
-rounded to the output format, is corrupted as a faulty kernel might corrupt it, and the check must reject every
-corruption that changes a judged element.
-"""
+"""`examine` and `check`: test a kernel against certified goldens, over fixed phases and fuzzed cases."""
 
 from __future__ import annotations
 
-import math
+import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import datetime
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
-from assay.formats.format import Format
-from assay.formats.rounding import next_down, next_up, round_to
 from assay.golden.arithmetic import BallArithmetic
 from assay.golden.errors import Undecided
 from assay.golden.evaluation.call import bind
@@ -27,18 +20,16 @@ from assay.runtime.environment import generators_kept, standard_environment
 from assay.runtime.errors import names_checked
 from assay.runtime.output import warned_once
 from assay.runtime.process import GIB
-from assay.verify.cases.case import Case, all_contents, build
+from assay.runtime.results import installed_version
+from assay.verify.cases.case import Case, all_contents
 from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.cases.sampler import seeded, with_values
-from assay.verify.comparison.corruptions import Numbers, loudest, of_structure, with_element
-from assay.verify.comparison.judge import Tolerance, judge
 from assay.verify.comparison.oracle import one_thread
 from assay.verify.comparison.result import by_reason
 from assay.verify.contract import Contract, contract_from_table
 from assay.verify.errors import SettingError, VerificationError
-from assay.verify.examination.about import about
 from assay.verify.examination.diagnosis import diagnosed
-from assay.verify.examination.phases import gate_cases
+from assay.verify.examination.gate import gate
 from assay.verify.examination.plan import Plan, make_plan
 from assay.verify.examination.repro import repro_line
 from assay.verify.examination.run import Progress, Run, Tally
@@ -46,143 +37,12 @@ from assay.verify.findings import Detectable
 from assay.verify.harness.isolation import Isolation
 from assay.verify.harness.refusals import refusals
 from assay.verify.harness.signature import signature_mismatch
-from assay.verify.harness.target import target_of
+from assay.verify.harness.target import source_of, target_of
 from assay.verify.harness.time_limit import can_be_limited
 from assay.verify.harness.xla import drops_roundings
 from assay.verify.reference import Reference, spec_name_by_example, spec_name_of
 from assay.verify.settings import Settings
 from assay.verify.verdict import Verdict
-
-_DATA = {"normal": "", "large_mean": "on data of a large mean, ", "steep": "on data of a wide range, "}
-
-
-def remarks(plan: Plan) -> tuple[str, ...]:
-    """Return the warnings about a reference whose formula loses accuracy on ordinary, large-mean or wide-range data.
-
-    The bundled ops have none.
-    """
-    definition: Any = plan.definition.definition
-    if not hasattr(definition, "remarks"):
-        return ()
-    results: dict[str, str] = {}
-    first = plan.sampler.case(seeded(0), style="tile", options=plan.sampler.option_sets()[0])
-    for kind, words in _DATA.items():
-        case = with_values(first, kind)
-        call = bind(plan.definition, list(all_contents(case).values()), case.options)
-        xp = BallArithmetic(plan.settings.contract.model(plan.definition, case.input_format))
-        numbers = [
-            xp.integers(value) if tensor.is_integer else xp.exact(value.double())
-            for tensor, value in zip(call.signature.tensors, call.tensors.values(), strict=True)
-        ]
-        dtypes = [value.dtype for value in call.tensors.values()]
-        try:
-            with one_thread():
-                said = definition.remarks(xp, numbers, dtypes, call.options)
-        except Undecided:
-            continue
-        for remark in said:
-            results.setdefault(remark.partition(": ")[0], words + remark)
-    return tuple(results.values())
-
-
-Tensor = torch.Tensor
-
-_TRIES = (("normal", 1), ("small", 1), ("normal", 4))
-"""Kinds of numbers, and how many cases of each set of options: the next where those before let something through."""
-_WORDS = {"sign changed": "the sign changed"}
-
-
-def corruptions(right: Tensor, limits: Tolerance, out: Format) -> Iterator[tuple[str, Tensor]]:
-    """Yield pairs (what was done, the corrupted output) for a correct output of at least one element."""
-    numbers, allowed = right.numpy(), (limits.ends.high.numpy(), limits.ends.low.numpy())
-    for name, wrong in of_structure(numbers):
-        if name == "one row zero":
-            yield "everything times 1.05", round_to(right * 1.05, out)
-        if name != "two rows swapped" or _rows_differ(numbers):
-            yield _WORDS.get(name, name), torch.from_numpy(wrong)
-    index = loudest(numbers)
-    yield "one NaN", torch.from_numpy(with_element(numbers, index, math.nan))
-    for words, end, neighbour in zip(
-        ("one ulp above what is allowed", "one ulp below what is allowed"), allowed, (next_up, next_down), strict=True
-    ):
-        beyond = float(neighbour(torch.tensor(end[index]), out))
-        if beyond != end[index]:  # else the format has nothing beyond
-            yield words, torch.from_numpy(with_element(numbers, index, beyond))
-
-
-def _rows_differ(numbers: Numbers) -> bool:
-    """Whether the first and the last row differ by more than 5 % anywhere; otherwise a swap hardly changes anything."""
-    rows = numbers.reshape(-1, numbers.shape[-1] if numbers.ndim else 1)
-    first, last = (np.where(np.isfinite(row), row, 0) for row in (rows[0], rows[-1]))
-    return bool((np.abs(first - last) > 0.05 * np.maximum(np.abs(first), np.abs(last))).any())
-
-
-NOTHING_JUDGED = "anything at all: no element is judged"
-
-
-def outcomes(limits: Tolerance, out: Format) -> dict[str, bool]:
-    """Return whether the check rejects each corruption, by its description.
-
-    A corruption that leaves every judged element equal (zeros of an output that is zero, or -0 for 0) is skipped.
-    """
-    right = round_to(limits.golden, out)
-    right = torch.where(torch.isfinite(right), right, limits.golden)
-    if not right.numel():
-        return {}
-    if not bool(limits.judged.any()):
-        return {NOTHING_JUDGED: False}
-    if not bool((limits.judged & torch.isfinite(limits.golden)).any()):  # a logarithm of numbers below zero
-        return {}
-    results = {NOTHING_JUDGED: True}
-    for words, wrong in corruptions(right, limits, out):
-        changed = ((wrong != right) & ~(wrong.isnan() & right.isnan()) & limits.judged).any()
-        if bool(changed):
-            results[words] = bool(judge(wrong, limits).broken.any())
-    return results
-
-
-def undetected_corruption(seen: Iterable[Mapping[str, bool]]) -> str | None:
-    """Return the first corruption that no case of `outcomes` rejects, or None."""
-    together: dict[str, bool] = {}
-    for result in seen:
-        together |= {words: together.get(words, False) or rejected for words, rejected in result.items()}
-    return next((words for words, rejected in together.items() if not rejected), None)
-
-
-def passes_gate(limits: Tolerance, out: Format) -> str | None:
-    """Return the first corruption that the check of one case accepts, or None."""
-    return undetected_corruption([outcomes(limits, out)])
-
-
-def gate(plan: Plan) -> str | None:
-    """Return a corruption that the check accepts, or None. The kernel isn't called.
-
-    A corruption that passes on ordinary numbers may be rejected on small ones: in attention's gradient with TF32
-    operands, errors of the scores are relative errors of the weights, and sums over many rows cancel. One that passes
-    at one small size may be rejected at others: few results with a wide tolerance include a well-determined one.
-    """
-    seen: dict[str, list[dict[str, bool]]] = {}
-    result = None
-    for kind, draws in _TRIES:
-        for case in gate_cases(plan.sampler, "tile", kind, draws):  # smaller ones cancel some results altogether
-            _add_outcomes(plan, case, seen)
-        result = next(filter(None, map(undetected_corruption, seen.values())), None)
-        if result is None:
-            break
-    return result
-
-
-def _add_outcomes(plan: Plan, case: Case, seen: dict[str, list[dict[str, bool]]]) -> None:
-    """Append the outcomes of a case to ``seen``, by the name of the result."""
-    values = {name: guarded.tensor for name, guarded in build(case).guarded.items()}
-    try:
-        limits = plan.harness.oracle.tolerances(case, values)
-    except Undecided:  # of a reference: nothing is judged either
-        return
-    for tensor, format, allowed in zip(case.signature.returns, case.result_formats, limits, strict=True):
-        if not tensor.is_integer:
-            seen.setdefault(tensor.name, []).append(outcomes(allowed, format))
-
 
 _WARNINGS = {
     "special": "NaN, infinities or signed zeros differ, of which the contract says nothing (nonfinite=)",
@@ -338,12 +198,12 @@ def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
     if plan.refusal:
         outcome, note = "REFUSED", plan.refusal
     else:
-        open_way, run = gate(plan), Run(plan, progress)
+        accepted, run = gate(plan), Run(plan, progress)
         tally, detectable = run.execute(), run.detectable
         if tally.broken:
             progress("shrinking", 0, 0)
         tally = replace(tally, aspects=diagnosed(tally.aspects, plan, target))
-        outcome, note = _outcome(tally, open_way, plan.settings)
+        outcome, note = _outcome(tally, accepted, plan.settings)
     return Verdict(
         outcome=outcome,
         kernel=plan.kernel,
@@ -365,28 +225,27 @@ def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
         seconds=time.perf_counter() - started,
         seed=plan.settings.seed,
         note=note,
-        remarks=() if plan.refusal else remarks(plan),
+        remarks=() if plan.refusal else _remarks(plan),
         at=tally.at,
         left_changed=tuple(plan.harness.call.left),
         unlimited=not (plan.settings.isolate or can_be_limited()),
-        unrounded=_drops_roundings(plan.settings),
+        # XLA may have left out roundings in this process; an isolated kernel runs in another one
+        unrounded=plan.settings.framework == "jax"
+        and plan.settings.device == "cpu"
+        and not plan.settings.isolate
+        and drops_roundings(),
         about=about(plan.harness.call.kernel, plan.settings.device, plan.harness.call.pretend),
     )
 
 
-def _drops_roundings(settings: Settings) -> bool:
-    """Whether XLA may have left out roundings in this process; an isolated kernel runs in another one."""
-    return settings.framework == "jax" and settings.device == "cpu" and not settings.isolate and drops_roundings()
-
-
-def _outcome(tally: Tally, open_way: str | None, settings: Settings) -> tuple[str, str]:
+def _outcome(tally: Tally, accepted: str | None, settings: Settings) -> tuple[str, str]:
     """Return the outcome, and the reason for it unless it is PASS or FAIL."""
     if tally.broken - settings.unpromised:
         return "FAIL", ""
     if tally.not_interpreted:
         return "REFUSED", tally.not_interpreted[0]
-    if open_way:
-        return "VACUOUS", f"under this contract the check lets through {open_way}"
+    if accepted:
+        return "VACUOUS", f"under this contract the check lets through {accepted}"
     refused = tally.refused.total()
     if refused > tally.cases:
         return "MISTRUSTED" if tally.judged else "VACUOUS", f"{refused} of {refused + tally.cases} cases were refused"
@@ -407,3 +266,56 @@ def _outcome(tally: Tally, open_way: str | None, settings: Settings) -> tuple[st
     if warned:
         return "WARN", " and ".join(warned)
     return "PASS", ""
+
+
+def _remarks(plan: Plan) -> tuple[str, ...]:
+    """Return the warnings about a reference whose formula loses accuracy on ordinary, large-mean or wide-range data.
+
+    The bundled ops have none.
+    """
+    definition: Any = plan.definition.definition
+    if not hasattr(definition, "remarks"):
+        return ()
+    results: dict[str, str] = {}
+    first = plan.sampler.case(seeded(0), style="tile", options=plan.sampler.option_sets()[0])
+    for kind, words in (
+        ("normal", ""),
+        ("large_mean", "on data of a large mean, "),
+        ("steep", "on data of a wide range, "),
+    ):
+        case = with_values(first, kind)
+        call = bind(plan.definition, list(all_contents(case).values()), case.options)
+        xp = BallArithmetic(plan.settings.contract.model(plan.definition, case.input_format))
+        numbers = [
+            xp.integers(value) if tensor.is_integer else xp.exact(value.double())
+            for tensor, value in zip(call.signature.tensors, call.tensors.values(), strict=True)
+        ]
+        dtypes = [value.dtype for value in call.tensors.values()]
+        try:
+            with one_thread():
+                warnings = definition.remarks(xp, numbers, dtypes, call.options)
+        except Undecided:
+            continue
+        for remark in warnings:
+            results.setdefault(remark.partition(": ")[0], words + remark)
+    return tuple(results.values())
+
+
+def about(kernel: Callable[..., Any], device: str, pretend: str = "") -> dict[str, str]:
+    """Return the facts of an examination made now, by name; the kernel's source if it is Python.
+
+    ``pretend`` is the device that the kernel is told it runs on.
+    """
+    source, is_gpu = source_of(kernel), torch.device(device).type == "cuda"
+    processor = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
+    name = torch.cuda.get_device_name(device) if is_gpu else processor
+    packages = {"assay": "kernel-assay", "torch": "torch", "triton": "triton"}
+    versions = {name: installed_version(package) for name, package in packages.items()}  # empty if not installed
+    return {
+        **({"source": source} if source else {}),
+        "device": f"{device}, {name}" + (f", pretending to be {pretend}" if pretend else ""),
+        "versions": ", ".join(
+            f"{name} {n}" for name, n in {"Python": platform.python_version(), **versions}.items() if n
+        ),
+        "date": datetime.now().astimezone().isoformat(" ", timespec="minutes"),
+    }

@@ -10,10 +10,10 @@ A kind names how a case differs from an ordinary call, whatever the op.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import islice
+from typing import TypeVar
 
 from assay.configs import table
 from assay.golden.evaluation.golden import Golden
@@ -25,18 +25,17 @@ from assay.verify.cases.case import Case
 from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.cases.sampler import SMALL, TILE
 from assay.verify.cases.stored import stored_cases
-from assay.verify.comparison.error_map import map_of, summed
-from assay.verify.comparison.result import UNDECIDED, Result, by_reason
+from assay.verify.comparison.error_map import map_of
+from assay.verify.comparison.result import UNDECIDED, Counts, Result, by_reason
 from assay.verify.comparison.sampled import case_label
-from assay.verify.comparison.statistics import judge_statistically
+from assay.verify.comparison.statistics import detectable, judge_statistically
 from assay.verify.examination import phases
 from assay.verify.examination.aspects import aspects_of, attributed_to, without_aspect
-from assay.verify.examination.lengths import QUICKEST, detectable, length_cases
-from assay.verify.examination.phases import fuzz
 from assay.verify.examination.plan import Plan
 from assay.verify.findings import Aspect, Detectable, Failure
 from assay.verify.harness.runner import KernelHarness, suspicion
 
+T = TypeVar("T")
 Fixed = tuple[str, Case]
 """The name of a phase, and one of its cases."""
 
@@ -46,23 +45,22 @@ _THEMES = EXTREME | {*EXACT, MIDPOINTS, EVERY, "zeros", "positive"}
 def kind_of(fixed: Fixed) -> str:
     """Return the kind of a case: its phase, how it differs from an ordinary call, and its size class."""
     phase, case = fixed
-    layout = next((name for name in case.layouts.values() if name != LAYOUTS[0]), "")
+    size = max(case.sizes.values(), default=0)
     words = (
         phase,
         *sorted(_THEMES & set(case.values.values())),
         *sorted({str(value) for _, _, value in case.edits}),
         *(word for word in (case.protocol, case.memory, case.unused) if word not in ("once", "plain")),
-        layout,
-        _extent(case),
+        next((name for name in case.layouts.values() if name != LAYOUTS[0]), ""),
+        "empty"
+        if 0 in case.sizes.values()
+        else "small"
+        if size <= SMALL[-1]
+        else "tile"
+        if size <= TILE[-1]
+        else "long",
     )
     return " ".join(filter(None, words))
-
-
-def _extent(case: Case) -> str:
-    if 0 in case.sizes.values():
-        return "empty"
-    size = max(case.sizes.values(), default=0)
-    return "small" if size <= SMALL[-1] else "tile" if size <= TILE[-1] else "long"
 
 
 @cache
@@ -95,7 +93,7 @@ def _always(fixed: Fixed) -> bool:
     """
     phase, case = fixed
     factors = phase == "range" and bool({"vast", "cycled"} & set(case.values.values()))
-    return case.protocol == "alone" or phase == "aligned" or (phase == "seams" and bool(case.edits)) or factors
+    return case.protocol == "alone" or phase == "aligned" or (phase == "block_boundary" and bool(case.edits)) or factors
 
 
 def _in_turn(cases: list[Fixed]) -> list[Fixed]:
@@ -116,29 +114,19 @@ def _in_turn(cases: list[Fixed]) -> list[Fixed]:
     return [fixed for fixed in cases if id(fixed) not in left_out]
 
 
-@dataclass(frozen=True)
-class Tally:
-    """Counts over the cases of an examination: cases and judged elements, the largest ratio, and the state of each
-    aspect.
+@dataclass(frozen=True, kw_only=True)
+class Tally(Counts):
+    """Counts over the cases of an examination, and the state of each aspect.
 
     ``at`` describes what was judged of each large case. ``not_interpreted`` names what the interpreter lacks.
-    ``refused`` counts the documented refusals by message. ``judged_of`` counts judged elements by output, ``left_out``
-    the others by output and reason. ``nonzero`` adds up, for each case, the share of judged elements whose golden isn't
-    zero, so that a large case of zeros counts as one case.
+    ``refused`` counts the documented refusals by message. ``nonzero`` adds up, for each case, the share of judged
+    elements whose golden isn't zero, so that a large case of zeros counts as one case.
 
     A broken or suspect aspect holds its first failure, and the error map of that output.
     """
 
     cases: int = 0
-    worst: float = 0.0
-    judged: int = 0
-    nonzero: float = 0.0
-    unjudged: int = 0
-    unresolved: int = 0
-    judged_of: Counter[str] = field(default_factory=Counter)
-    left_out: Counter[tuple[str, str]] = field(default_factory=Counter)
     phases: Mapping[str, int] = field(default_factory=dict)
-    histogram: tuple[int, ...] = ()
     aspects: Mapping[str, Aspect] = field(default_factory=dict)
     at: tuple[str, ...] = ()
     not_interpreted: tuple[str, ...] = ()
@@ -149,20 +137,9 @@ class Tally:
         """Return the tally of one case of a phase that shows these aspects."""
         status = "kept" if result.failure is None else "broken"
         aspect = Aspect(status, 1, result.worst, result.failure, map=map_of(result))
-        return Tally(
-            cases=1,
-            worst=result.worst,
-            judged=result.judged,
-            nonzero=result.nonzero / max(result.judged, 1),
-            unjudged=result.unjudged,
-            unresolved=result.unresolved,
-            judged_of=result.judged_of,
-            left_out=result.left_out,
-            phases={phase: 1},
-            histogram=result.histogram,
-            aspects=dict.fromkeys(aspects, aspect),
-            at=(result.sampled,) if result.sampled else (),
-        )
+        at = (result.sampled,) if result.sampled else ()
+        tally = Tally(cases=1, phases={phase: 1}, aspects=dict.fromkeys(aspects, aspect), at=at).counting(result)
+        return replace(tally, nonzero=result.nonzero / max(result.judged, 1))
 
     @property
     def broken(self) -> set[str]:
@@ -196,35 +173,23 @@ class Tally:
         return ""
 
     def __add__(self, other: Tally) -> Tally:
-        phases, aspects = dict(self.phases), dict(self.aspects)
-        for name, aspect in other.aspects.items():
-            aspects[name] = _together(aspects[name], aspect) if name in aspects else aspect
-        for name, cases in other.phases.items():
-            phases[name] = phases.get(name, 0) + cases
-        return Tally(
-            **{name: getattr(self, name) + getattr(other, name) for name in _COUNTS},
-            worst=max(self.worst, other.worst),
-            phases=phases,
-            histogram=summed(self.histogram, other.histogram),
-            aspects=aspects,
-            at=self.at + other.at,
-            not_interpreted=self.not_interpreted + other.not_interpreted,
-        )
-
-
-def _together(before: Aspect, after: Aspect) -> Aspect:
-    first = max(before, after, key=lambda aspect: _RISING.index(aspect.status))  # the earlier of equals
-    return replace(first, cases=before.cases + after.cases, worst=max(before.worst, after.worst))
+        aspects, phases = dict(self.aspects), Counter(self.phases)
+        for name, new in other.aspects.items():
+            old = aspects.get(name, new)
+            gravest = max(old, new, key=lambda aspect: _RISING.index(aspect.status))  # the earlier of equals
+            cases = new.cases + (old.cases if name in aspects else 0)
+            aspects[name] = replace(gravest, cases=cases, worst=max(old.worst, new.worst))
+        phases.update(other.phases)
+        names = ("cases", "at", "not_interpreted", "refused")
+        sums = {name: getattr(self, name) + getattr(other, name) for name in names}
+        return replace(self.counting(other), aspects=aspects, phases=phases, **sums)
 
 
 _RISING = ("not tried", "kept", "suspect", "broken")
 _UNDECIDED_SHARE = 0.1  # more undecided elements than this are too many for a PASS
-_COUNTS = ("cases", "judged", "nonzero", "unjudged", "unresolved", "judged_of", "left_out", "refused")
-
-
 _TIME_LIMIT = 4.0  # the most seconds of a case in a growing series, extrapolated from the case before it
 _LONG_CASE = 1.0  # the most seconds of a case at the next length
-_TELLING = 1000  # shorter sums take about as long whatever their length, so their time isn't extrapolated
+_OVERHEAD = 1000  # sums shorter than this take about as long whatever their length: their time isn't extrapolated
 _HIDDEN = 3  # an aspect is given up as hidden after this many of its cases failed by another aspect
 _OF_NUMBERS = {"numbers", "range", "subnormals", "shapes", "layouts"}  # aspects that a flushed subnormal may break
 Progress = Callable[[str, int, int], None]
@@ -238,7 +203,7 @@ class Run:
     progress: Progress
     tally: Tally = field(default_factory=Tally)
     hidden: Counter[str] = field(default_factory=Counter)
-    """Of each aspect, how many of its cases failed by another."""
+    """How many cases of each aspect failed by another aspect."""
     detectable: list[Detectable] = field(default_factory=list)
     """What the check notices at each length tried."""
     harness: KernelHarness = field(init=False)
@@ -251,14 +216,9 @@ class Run:
         self.harness = self.plan.harness
 
     @property
-    def excluded(self) -> set[str]:
-        """The aspects that no case can show any more: broken, or hidden by a broken one."""
-        hidden = {name for name, cases in self.hidden.items() if cases >= _HIDDEN}
-        return self.avoided | hidden
-
-    @property
-    def avoided(self) -> set[str]:
-        """The aspects that later cases avoid: the broken ones, and those that can't be distinguished from them."""
+    def removed(self) -> set[str]:
+        """The aspects that are removed from later cases: the broken ones, and those that can't be distinguished from
+        them."""
         broken = self.tally.broken
         if "memory" in broken:  # a second call may have other inputs
             broken |= {"determinism"}
@@ -266,53 +226,51 @@ class Run:
             broken |= {"conduct"}
         return broken | ({"bias"} if "numbers" in broken else set())
 
-    def execute(self, phases: Container[str] | None = None) -> Tally:
-        """Run all phases, or those of these names, and return the tally."""
-        self._size()
-        for name, phase in PHASES:
-            if not self.ended and (phases is None or name in phases):
-                phase(self, name)
-        return self.tally
+    def execute(self, names: Container[str] | None = None) -> Tally:
+        """Run all phases, or those of these names, and return the tally.
 
-    def _size(self) -> None:
-        """Try a first ordinary case. If it shows that the kernel is interpreted, limit the sizes of all other cases."""
-        for case in islice(phases.gate_cases(self.plan.sampler, "small"), 1):
-            self.attempt("first", case)
+        Sizes are limited for all phases if a first ordinary case shows that the kernel is interpreted.
+        """
+        self.attempt("first", next(phases.gate_cases(self.plan.sampler, "small")))
         if self.harness.call.watch.launches:
             self.plan = replace(self.plan, sampler=self.plan.sampler.for_interpreter())
+        for name, phase in PHASES:
+            if not self.ended and (names is None or name in names):
+                phase(self, name)
+        return self.tally
 
     def attempt(self, phase: str, case: Case, goldens: tuple[Golden, ...] | None = None) -> Result | None:
         """Try a case with the broken aspects removed; ``goldens`` are its goldens, if already known.
 
-        Return None if the case can't show anything any more, or gave no result that counts.
+        Return None if all its aspects are broken or hidden already, or if it gave no result that counts.
         """
-        plan, excluded = self.plan, self.excluded
-        case = plan.sampler.tied(case)
-        if self.ended or aspects_of(case) <= excluded:
+        plan = self.plan
+        case = original = plan.sampler.tied(case)
+        hidden = {name for name, cases in self.hidden.items() if cases >= _HIDDEN}
+        if self.ended or aspects_of(case) <= self.removed | hidden:
             return None
-        original = case
-        for aspect in self.avoided if case.protocol != AT else ():
+        for aspect in self.removed if case.protocol != AT else ():
             case = plan.sampler.tied(without_aspect(aspect, case, plan.sampler))
         result = replace(self.harness, goldens=goldens if case == original else None).try_case(case)
-        if result.failure is not None and result.failure.kind == "not_interpreted":
-            self.tally += Tally(not_interpreted=(result.failure.message,))
+        failure, shown = result.failure, aspects_of(case)
+        if failure is None:
+            self.tally += Tally.of(phase, result, shown)
+        elif failure.kind == "not_interpreted":
+            self.tally += Tally(not_interpreted=(failure.message,))
             self.ended = True
             return None
-        if result.failure is not None and result.failure.kind == "refused":
-            sampled = (f"{case_label(case)}: refused, {result.failure.message}",) if case.protocol == AT else ()
-            self.tally += Tally(refused=Counter({result.failure.message: 1}), at=sampled)
+        elif failure.kind == "refused":
+            sampled = (f"{case_label(case)}: refused, {failure.message}",) if case.protocol == AT else ()
+            self.tally += Tally(refused=Counter({failure.message: 1}), at=sampled)
             return None
-        shown = aspects_of(case)
-        if result.failure is None:
-            self.tally += Tally.of(phase, result, shown)
         else:
-            self._add_failure(phase, result, result.failure, shown)
+            self._add_failure(phase, result, failure, shown)
         return result
 
     def _add_failure(self, phase: str, result: Result, failure: Failure, shown: set[str]) -> None:
         """Count a failure under one aspect of its case; the case's other aspects count as hidden."""
-        every = self.plan.settings.every_aspect
-        aspect = attributed_to(failure, self._failure_of, self.plan.sampler)
+        sampler = self.plan.sampler
+        aspect = attributed_to(failure, lambda case: self.harness.try_case(sampler.tied(case)).failure, sampler)
         if aspect in _OF_NUMBERS:
             flushing = replace(self.harness, contract=replace(self.harness.contract, subnormals="flush"))
             if failure.golden is not None and flushing.try_case(failure.case).failure is None:
@@ -323,75 +281,72 @@ class Run:
         same = {"determinism"} & shown - {aspect} if failure.golden is not None else set()  # the bits were compared
         self.tally += Tally(aspects=dict.fromkeys(same, Aspect("kept", 1)))
         self.hidden.update(shown - same - {aspect})
-        self.ended = not every or failure.kind == "timeout" or failure.device_lost
+        self.ended = not self.plan.settings.every_aspect or failure.kind == "timeout" or failure.device_lost
         self.harness = self.harness.passing_over(frozenset(self.tally.broken & {"memory", "conduct"}))
-
-    def _failure_of(self, case: Case) -> Failure | None:
-        return self.harness.try_case(self.plan.sampler.tied(case)).failure
-
-    def is_slow(self, phase: str, case: Case, seconds: float) -> bool:
-        """Try a case. Return whether it took more than so many ``seconds`` of processor time."""
-        limit = CpuLimit(seconds, thread_clock)
-        self.attempt(phase, case)
-        return limit.is_over()
 
     def try_with_statistics(self, phase: str, case: Case) -> tuple[Result, Result] | None:
         """Try a case, then judge its outputs by the statistical bound. Return both results, or None if the case failed
         or was changed."""
-        case = self.plan.sampler.tied(case)
+        sampler = self.plan.sampler
+        case = sampler.tied(case)
         result = self.attempt(phase, case)
         if result is None or result.failure is not None or result.case != case:
             return None
         second = judge_statistically(self.harness.oracle, case, result)
         if second.failure is not None:
-            aspect = attributed_to(second.failure, self.suspicion, self.plan.sampler)
+            aspect = attributed_to(second.failure, lambda case: suspicion(self.harness, sampler.tied(case)), sampler)
             self.tally += Tally(aspects={aspect: Aspect("suspect", failure=second.failure)})
         return result, second
 
-    def suspicion(self, case: Case) -> Failure | None:
-        """Return the failure of a case, by the contract or by the statistical bound."""
-        return suspicion(self.harness, self.plan.sampler.tied(case))
+    def reporting(self, phase: str, items: Sequence[T]) -> Iterator[T]:
+        """Yield the items, and report the progress after each."""
+        for done, item in enumerate(items, 1):
+            yield item
+            self.progress(phase, done, len(items))
 
 
 def fixed_cases(plan: Plan) -> Iterator[Fixed]:
-    """Yield the cases of the fixed phases, each with the name of its phase."""
-    for name, cases_of in FIXED.items():
-        for case in cases_of(plan):
-            yield name, case
+    """Yield the cases of the phases that are fixed beforehand, each with the name of its phase."""
+    sampler = plan.sampler
+    by_phase: dict[str, Iterator[Case]] = {
+        "exact": phases.exact_cases(sampler),
+        "invariants": phases.invariant_cases(sampler, plan.settings.contract),
+        "range": phases.range_cases(sampler),
+        "single_operand": phases.single_operand_cases(sampler),
+        "block_boundary": phases.block_boundary_cases(sampler),
+        "aligned": phases.aligned_cases(sampler),
+        "special": phases.special_cases(sampler),
+        "every_number": phases.every_cases(sampler),
+        "bias": phases.bias_cases(sampler),
+    }
+    for name, cases in by_phase.items():
+        yield from ((name, case) for case in cases)
 
 
 def _fixed(run: Run, name: str) -> None:
-    """Try the fixed cases of all phases, the best kinds first."""
-    cases = arranged(fixed_cases(run.plan), run.plan.settings.effort)
-    for done, (phase, case) in enumerate(cases, 1):
+    """Try the cases of all fixed phases, the best kinds first."""
+    for phase, case in run.reporting(name, arranged(fixed_cases(run.plan), run.plan.settings.effort)):
         run.attempt(phase, case)
-        run.progress(name, done, len(cases))
 
 
 def _emitted(run: Run, name: str) -> None:
     """Try ordinary cases with the arithmetic that NVIDIA's backend emits, if the kernel is interpreted."""
-    if run.harness.call.watch.launches:
-        for case in phases.emitted_cases(run.plan.sampler):
-            run.attempt(name, case)
+    for case in phases.emitted_cases(run.plan.sampler) if run.harness.call.watch.launches else ():
+        run.attempt(name, case)
 
 
-def _outside(run: Run, name: str) -> None:
+def _plain_process(run: Run, name: str) -> None:
     """Try a case in a plain process, where the kernel can't detect the examination."""
-    if run.plan.is_callable_outside:
-        for case in phases.outside_cases(run.plan.sampler):
-            run.attempt(name, case)
+    for case in phases.plain_process_cases(run.plan.sampler) if run.plan.is_callable_outside else ():
+        run.attempt(name, case)
 
 
 def _stored(run: Run, name: str) -> None:
     """Try the cases of a golden store, judged by the stored goldens."""
-    plan = run.plan
-    if plan.settings.goldens is None:
-        return
-    run.tally += Tally(phases={name: 0})
-    results = list(stored_cases(plan.settings.goldens, plan.sampler))
-    for done, stored in enumerate(results, 1):
-        run.attempt(name, stored.case, stored.goldens)
-        run.progress(name, done, len(results))
+    if run.plan.settings.goldens is not None:
+        run.tally += Tally(phases={name: 0})
+        for stored in run.reporting(name, list(stored_cases(run.plan.settings.goldens, run.plan.sampler))):
+            run.attempt(name, stored.case, stored.goldens)
 
 
 def _fuzz(run: Run, name: str) -> None:
@@ -406,17 +361,21 @@ def _fuzz(run: Run, name: str) -> None:
         return None if result is None else result.worst
 
     if examples:
-        fuzz(run.plan.sampler, examples, one)
+        phases.fuzz(run.plan.sampler, examples, one)
 
 
-def _grow(run: Run, name: str) -> None:
+def _over_limit(run: Run, name: str) -> None:
     """Try each series of growing cases until the next case would take too long."""
-    limit = _TIME_LIMIT / (4 if run.plan.settings.effort == "quick" else 1)
-    longest = min(limit, run.plan.settings.timeout / 4) / phases.GROWTH
+    most = _TIME_LIMIT / (4 if run.plan.settings.effort == "quick" else 1)
+    longest = min(most, run.plan.settings.timeout / 4) / phases.GROWTH
     for series in phases.over_limit_cases(run.plan.sampler):
         for done, case in enumerate(series, 1):
-            tries = 2 if done == 1 else 1  # the first call may compile
-            slow = all(run.is_slow(name, case, longest) for _ in range(tries))
+            slow = True
+            for _ in range(2 if done == 1 else 1):  # the first call may compile
+                if slow:
+                    limit = CpuLimit(longest, thread_clock)
+                    run.attempt(name, case)
+                    slow = limit.is_over()
             run.progress(name, done, len(series))
             if slow or run.ended:
                 break
@@ -424,12 +383,10 @@ def _grow(run: Run, name: str) -> None:
 
 def _at(run: Run, name: str) -> None:
     """Try the cases at production sizes."""
-    cases = list(at_cases(run.plan.sampler, run.plan.settings.at))
-    for done, case in enumerate(cases, 1):
+    for case in run.reporting(name, list(at_cases(run.plan.sampler, run.plan.settings.at))):
         if run.attempt(name, case) is None:
-            excluded = " and ".join(sorted(aspects_of(case)))
-            run.tally += Tally(at=(f"{case_label(case)}: not tried, as {excluded} are broken or hidden already",))
-        run.progress(name, done, len(cases))
+            aspects = " and ".join(sorted(aspects_of(case)))
+            run.tally += Tally(at=(f"{case_label(case)}: not tried, as {aspects} are broken or hidden already",))
 
 
 def _lengths(run: Run, name: str) -> None:
@@ -438,9 +395,9 @@ def _lengths(run: Run, name: str) -> None:
     A longer effort also tries the series of the longest length of a quick effort, so that it finds no less.
     """
     last: dict[bool, Case] = {}
-    series = length_cases(run.plan.sampler, quick=run.plan.settings.effort == "quick")
+    series = phases.length_cases(run.plan.sampler, quick=run.plan.settings.effort == "quick")
     for done, (length, cases) in enumerate(series, 1):
-        growth = series[done][0] / length if done < len(series) and length >= _TELLING else 1.0
+        growth = series[done][0] / length if done < len(series) and length >= _OVERHEAD else 1.0
         seen, slow = [], True
         for case in cases:
             limit = CpuLimit(min(_LONG_CASE, run.plan.settings.timeout / 4) / growth, thread_clock)
@@ -449,34 +406,21 @@ def _lengths(run: Run, name: str) -> None:
         result = detectable(length, [pair for pair in seen if pair is not None])
         run.detectable += [result] if result is not None else []
         run.progress(name, done, len(series))
-        last[length > QUICKEST[-1]] = cases[-1]
+        last[length > phases.QUICK_LENGTHS[-1]] = cases[-1]
         if run.ended or slow:
             break
     for case in last.values():
         run.attempt("bias", replace(case, protocol="bias"))
 
 
-FIXED: Mapping[str, Callable[[Plan], Iterable[Case]]] = {
-    "exact": lambda plan: phases.exact_cases(plan.sampler),
-    "invariants": lambda plan: phases.invariant_cases(plan.sampler, plan.settings.contract),
-    "range": lambda plan: phases.range_cases(plan.sampler),
-    "lone": lambda plan: phases.single_operand_cases(plan.sampler),
-    "seams": lambda plan: phases.block_boundary_cases(plan.sampler),
-    "aligned": lambda plan: phases.aligned_cases(plan.sampler),
-    "special": lambda plan: phases.special_cases(plan.sampler),
-    "every": lambda plan: phases.every_cases(plan.sampler),
-    "bias": lambda plan: phases.bias_cases(plan.sampler),
-}
-"""The phases of cases that are fixed beforehand, by name."""
-
 PHASES: tuple[tuple[str, Callable[[Run, str], None]], ...] = (
     ("stored", _stored),
     ("fixed", _fixed),
     ("emitted", _emitted),
-    ("outside", _outside),
+    ("plain_process", _plain_process),
     ("lengths", _lengths),
     ("fuzz", _fuzz),
-    ("beyond", _grow),
+    ("over_limit", _over_limit),
     ("at", _at),
 )
-"""The phases in turn: name, and what it does; those of `FIXED` are one, so that the best of their cases come first."""
+"""The phases in turn: name, and what it does; the fixed ones are one, so that the best of their cases come first."""
