@@ -24,7 +24,7 @@ from assay.verify.examination.procedure import examination
 from assay.verify.explanation.fault_models import fault_models_of
 from assay.verify.explanation.fault_models.evaluation import evaluate, kernel_of
 from assay.verify.explanation.fault_models.fault_model import FAMILIES, FaultModel
-from assay.verify.harness.call import Finding
+from assay.verify.findings import Failure
 from assay.verify.power_report import PowerReport, Tried
 from assay.verify.reference import Reference, spec_name_of
 from assay.verify.settings import Settings
@@ -154,7 +154,7 @@ def _plain_check_fails(plan: Plan, fault: FaultModel | None, check: tuple[str, t
         case = with_values(case, "normal", layouts={}, protocol="once", memory="plain", unused="plain")
         inputs = build(case)
         outputs = type(call)(kernel, call.listed)(case, inputs)
-        if isinstance(outputs, Finding):
+        if isinstance(outputs, Failure):
             if fault is None or fault.shows(outputs.kind):
                 return True
         elif _differ(case, inputs.guarded, outputs, check):

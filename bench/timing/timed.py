@@ -38,7 +38,7 @@ from assay.verify.comparison.oracle import Oracle, Values
 from assay.verify.comparison.result import Result
 from assay.verify.comparison.sampled import judge_samples
 from assay.verify.findings import Failure
-from assay.verify.harness.call import Finding, options_for
+from assay.verify.harness.call import options_for
 from assay.verify.harness.compiled import every_variant_compiled
 from assay.verify.harness.frameworks import framework_named
 from assay.verify.harness.runner import KernelHarness
@@ -382,7 +382,7 @@ class _Arm:
         def take(number: int, result: Any) -> None:
             if number in sampled:
                 results = self._bench.call.form(self._draws[self._at], self._inputs, result)
-                kept.append((self._at, results if isinstance(results, Finding) else tuple(x.clone() for x in results)))
+                kept.append((self._at, results if isinstance(results, Failure) else tuple(x.clone() for x in results)))
 
         before, spent = len(getattr(clock, "launches", ())), list[float]()
         with self._calling() as call:
@@ -440,7 +440,7 @@ class _Arm:
                 return self._ends("FAIL", f"a timed call wrote beyond its input {name}")
 
     def _judge(self, at: int, outputs: Any) -> None:
-        if isinstance(outputs, Finding):
+        if isinstance(outputs, Failure):
             return self._ends("FAIL", f"in a timed call: {outputs.message}")
         if self._known and not all(map(same_numbers, outputs, self._known[at])):
             return self._ends("FAIL", "a timed call gave other bits than an earlier one of the same numbers")

@@ -13,7 +13,7 @@ import pytest
 
 from assay.verify.campaign.survey import examine_job, plan
 from assay.verify.campaign.table import Entry, entries
-from assay.verify.harness.xla import keep_roundings
+from assay.verify.harness.frameworks import keep_roundings
 from tests.kernels.planting import first_failure, kernel_of, planted, public_functions
 
 pytest.importorskip("jax")

@@ -12,7 +12,8 @@ from assay.verify.cases.case import build
 from assay.verify.explanation.fault_models import fault_models, fault_models_of
 from assay.verify.explanation.fault_models.evaluation import kernel_of
 from assay.verify.explanation.fault_models.fault_model import FAMILIES, FaultModel
-from assay.verify.harness.call import Call, Finding
+from assay.verify.findings import Failure
+from assay.verify.harness.call import Call
 
 from .fault_cases import drawn, names, pairs, settings_for
 
@@ -100,8 +101,8 @@ def changes(op: str, fault: FaultModel) -> bool:
         for present in (None, fault):
             call = Call(kernel_of(present, op), listed)
             outputs.append(call(case, build(case)))
-        assert not isinstance(outputs[0], Finding), outputs[0]
-        if isinstance(outputs[1], Finding):
+        assert not isinstance(outputs[0], Failure), outputs[0]
+        if isinstance(outputs[1], Failure):
             assert fault.shows(outputs[1].kind), outputs[1]
             return True
         if not all(same_numbers(a, b) for a, b in zip(*outputs, strict=True)):

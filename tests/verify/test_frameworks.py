@@ -17,8 +17,9 @@ from assay.golden.errors import AssayError
 from assay.verify import Contract, examine
 from assay.verify.cases.case import Case, build
 from assay.verify.errors import SettingError
+from assay.verify.findings import Failure
 from assay.verify.harness import frameworks
-from assay.verify.harness.call import Call, Finding
+from assay.verify.harness.call import Call
 from assay.verify.harness.frameworks import check_framework, framework_named, from_numpy, to_numpy
 
 jax = pytest.importorskip("jax")
@@ -320,5 +321,5 @@ def test_a_jax_result_is_waited_for() -> None:
 
     case = Case("softmax", {"R": 2, "N": 3}, {"x": "float32"})
     found = Call(jax.jit(fails), {}, "jax")(case, build(case))
-    assert isinstance(found, Finding)
+    assert isinstance(found, Failure)
     assert found.kind == "crash"

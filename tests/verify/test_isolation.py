@@ -202,7 +202,7 @@ def test_a_new_process_calls_in_the_environment_of_the_caller(monkeypatch: pytes
         answer = isolation.observe(CASE)
     assert not isinstance(answer, Failure), answer.message
     assert torch.allclose(answer[0].sum(-1), torch.ones(3))
-    assert list(harness.call.left) == ["torch's gradient mode at False (it was True)"]
+    assert list(harness.call.left_changed) == ["torch's gradient mode at False (it was True)"]
 
 
 def closes_and_sleeps(x: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from assay.verify import Verdict, examine
 from assay.verify.cases.case import Case, build
-from assay.verify.harness.call import Call, Finding, PoisonedMemory, poison_value
+from assay.verify.findings import Failure
+from assay.verify.harness.call import Call, PoisonedMemory, poison_value
 
 from .zoo.faulty_conduct import silu_tail_unwritten
 from .zoo.honest_elementwise import silu
@@ -306,6 +307,6 @@ def test_memory_is_poisoned_as_the_case_says() -> None:
     for memory in ("nan", "huge"):
         case = Case("silu", {"R": 3, "N": 4}, {"x": "float32"}, memory=memory)
         result = call(case, build(case))
-        assert not isinstance(result, Finding)
+        assert not isinstance(result, Failure)
         seen[memory] = float(result[0][0, 0])
     assert seen == {"nan": 1.0, "huge": 0.0}

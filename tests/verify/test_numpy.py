@@ -10,7 +10,8 @@ import torch
 
 from assay.verify import examine
 from assay.verify.cases.case import Case, build
-from assay.verify.harness.call import Call, Finding
+from assay.verify.findings import Failure
+from assay.verify.harness.call import Call
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -103,7 +104,7 @@ def test_values_cross_over_bit_for_bit(dtype: str, expected: Any, layout: str) -
         return x.copy()
 
     outputs = Call(keep, {}, framework="numpy")(replace(case, out_dtype=dtype), inputs)
-    assert not isinstance(outputs, Finding)
+    assert not isinstance(outputs, Failure)
     tensor = inputs.positional[0]
     assert seen[0].dtype == expected
     assert seen[0].ctypes.data == tensor.data_ptr()

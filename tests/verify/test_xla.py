@@ -9,7 +9,7 @@ import pytest
 
 from assay.verify import Contract, examine
 from assay.verify.findings import Findings
-from assay.verify.harness import xla
+from assay.verify.harness import frameworks as xla
 from assay.verify.report.text import text_report
 from assay.verify.settings import Settings
 

@@ -307,14 +307,15 @@ def every_cases(sampler: Sampler) -> Iterator[Case]:
     """Yield cases that together hold every number of the format, for elementwise ops if few calls are enough."""
     base = sampler.case(seeded(sampler.seed), style="tile")
     tensor = base.signature.tensors[0]
-    bits = format_named(base.dtypes[tensor.name]).bits
+    if not base.definition.axes.elementwise or format_named(base.dtypes[tensor.name]).bits > 16:
+        return
     allowed = {symbol: [size for size in sampler.shapes.get(symbol, (_SIDE,)) if size] for symbol in tensor.dims}
-    if not base.definition.axes.elementwise or bits > 16 or not all(allowed.values()):
+    if not all(allowed.values()):
         return
     sizes = {symbol: min((s for s in some if s >= _SIDE), default=max(some)) for symbol, some in allowed.items()}
     rows, columns = (min(size, _SIDE) for size in sizes.values())
     starts = [row * _SIDE + column for row in range(0, _SIDE, rows) for column in range(0, _SIDE, columns)]
-    starts = [start for start in starts if start < 2**bits]
+    starts = [start for start in starts if start < 2 ** format_named(base.dtypes[tensor.name]).bits]
     for options in sampler.option_sets()[:_MOST_OPTION_SETS]:
         for start in starts if len(starts) <= _MOST_STARTS else ():
             yield replace(_ordinary(base, sizes=sizes, seed=start), options=options, values={tensor.name: EVERY})

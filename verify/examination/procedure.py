@@ -34,12 +34,12 @@ from assay.verify.examination.plan import Plan, make_plan
 from assay.verify.examination.repro import repro_line
 from assay.verify.examination.run import Progress, Run, Tally
 from assay.verify.findings import Detectable
+from assay.verify.harness.call import signature_mismatch
+from assay.verify.harness.frameworks import drops_roundings
 from assay.verify.harness.isolation import Isolation
 from assay.verify.harness.refusals import refusals
-from assay.verify.harness.signature import signature_mismatch
 from assay.verify.harness.target import source_of, target_of
 from assay.verify.harness.time_limit import can_be_limited
-from assay.verify.harness.xla import drops_roundings
 from assay.verify.reference import Reference, spec_name_by_example, spec_name_of
 from assay.verify.settings import Settings
 from assay.verify.verdict import Verdict
@@ -227,7 +227,7 @@ def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
         note=note,
         remarks=() if plan.refusal else _remarks(plan),
         at=tally.at,
-        left_changed=tuple(plan.harness.call.left),
+        left_changed=tuple(plan.harness.call.left_changed),
         unlimited=not (plan.settings.isolate or can_be_limited()),
         # XLA may have left out roundings in this process; an isolated kernel runs in another one
         unrounded=plan.settings.framework == "jax"

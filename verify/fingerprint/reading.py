@@ -24,14 +24,14 @@ from assay.verify.comparison.oracle import one_thread
 from assay.verify.errors import SettingError, TargetError
 from assay.verify.examination.phases import gate_cases
 from assay.verify.examination.plan import make_plan
+from assay.verify.findings import Failure
 from assay.verify.fingerprint import accumulator, tree, values
 from assay.verify.fingerprint.accumulator import Width
 from assay.verify.fingerprint.card import UNSEEN, Card, Trait
 from assay.verify.fingerprint.error_growth import Growth, growth, reduced
 from assay.verify.fingerprint.reductions import Reduction, reduction_of
 from assay.verify.fingerprint.subject import Subject, Unseen, in_bits
-from assay.verify.harness.call import Finding
-from assay.verify.harness.signature import signature_mismatch
+from assay.verify.harness.call import signature_mismatch
 from assay.verify.settings import Settings
 
 Tensor = torch.Tensor
@@ -205,7 +205,7 @@ def _require(subject: Subject) -> None:
     wrong = signature_mismatch(harness.call.kernel, case, harness.call.listed)
     if not wrong:
         outputs = harness.call(case, build(case, harness.device))
-        wrong = outputs.message if isinstance(outputs, Finding) and outputs.kind in ("shape", "dtype") else ""
+        wrong = outputs.message if isinstance(outputs, Failure) and outputs.kind in ("shape", "dtype") else ""
     if wrong:
         name = subject.plan.kernel
         raise TargetError(f"fingerprint: {name} is no {subject.op}: {wrong}; expected the op that it implements")

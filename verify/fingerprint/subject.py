@@ -12,7 +12,7 @@ from assay.golden.inputs.values import stored
 from assay.verify.cases.case import Case, Inputs
 from assay.verify.cases.layouts import place_in_memory
 from assay.verify.examination.plan import Plan
-from assay.verify.harness.call import Finding
+from assay.verify.findings import Failure
 
 Tensor = torch.Tensor
 
@@ -87,6 +87,6 @@ class Subject:
             outputs = self.plan.harness.call(case, inputs)
         except ShapeError as error:
             raise Unseen(str(error)) from None
-        if isinstance(outputs, Finding):
+        if isinstance(outputs, Failure):
             raise Unseen(f"the kernel fails on a probe ({outputs.kind}: {outputs.message})")
         return tuple(output.detach().cpu().double() for output in outputs)

@@ -8,7 +8,9 @@ allocator will hand out next; it costs nothing and reaches compiled code too.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
+import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,13 +27,11 @@ from assay.runtime.environment import Environment, environment, in_environment, 
 from assay.runtime.errors import first_line, one_line
 from assay.runtime.modules import asks_for_cuda
 from assay.verify.cases.case import Case, Inputs
-from assay.verify.findings import Kind
+from assay.verify.findings import Failure, Kind
 from assay.verify.harness.compiled import every_variant_compiled
-from assay.verify.harness.frameworks import framework_named
+from assay.verify.harness.frameworks import framework_named, make_room
 from assay.verify.harness.refusals import refusal, refused_by_reference
-from assay.verify.harness.signature import call_in_words, is_of_signature
 from assay.verify.harness.time_limit import KernelTimeout, Pace, time_limit
-from assay.verify.harness.xla import make_room
 
 _GUARD = 32  # elements in each guard zone; few, as every allocation of a call gets two zones
 _MARK = 0xA5  # a byte that no common number repeats
@@ -106,24 +106,15 @@ _COMPILERS = (
 _NO_CUDA = (
     "the kernel asks for CUDA, which isn't here; examine it by --pretend cuda, or inside faithful(pretend='cuda')"
 )
+_OF_A_SIGNATURE = re.compile("unexpected keyword argument|positional argument|missing [0-9]+ required|multiple values")
 _OF_A_DISPATCHER = ("__torch_dispatch__", "dispatch mode", "DispatchMode", "FakeTensor", "Dispatcher")
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A defect of a call other than wrong numbers; ``device_lost`` if it made the device unusable.
-
-    ``aspect`` is the aspect that it breaks, whatever the case. ``refused``: the error comes from a compiler or
-    dispatcher that can't handle watched memory, not from the kernel.
-    """
-
-    kind: Kind
-    message: str
-    output: int = 0
-    index: tuple[int, ...] = ()
-    device_lost: bool = False
-    aspect: str = ""
-    refused: bool = False
+def failure_of(
+    case: Case, kind: Kind, message: str, output: int = 0, index: tuple[int, ...] = (), **more: Any
+) -> Failure:
+    """Return a failure other than wrong numbers, of the output of this number."""
+    return Failure(kind, case, message, case.signature.returns[output].name, index, **more)
 
 
 def options_for(case: Case, inputs: Inputs, listed: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
@@ -132,12 +123,44 @@ def options_for(case: Case, inputs: Inputs, listed: Mapping[str, Sequence[Any]])
 
     Keyword tensors that only other values of these options need are None.
     """
+    return _keywords(case, listed, {name: inputs.guarded[name].tensor for name in inputs.keywords})
+
+
+def _keywords(case: Case, listed: Mapping[str, Sequence[Any]], tensors: Mapping[str, Any]) -> dict[str, Any]:
     flags = [name for name, option in case.definition.options.items() if option.tensor]
-    keywords = {name: None if name in flags else case.options[name] for name in listed}
-    keywords |= {name: inputs.guarded[name].tensor for name in inputs.keywords}
-    called_for = [{name: value} for name, values in listed.items() for value in values]
-    others = {t.name for options in called_for for t in case.definition.signature(options).tensors if t.keyword}
+    sets = [{name: value} for name, values in listed.items() for value in values]
+    others = {t.name for options in sets for t in case.definition.signature(options).tensors if t.keyword}
+    keywords = {name: None if name in flags else case.options[name] for name in listed} | tensors
     return dict.fromkeys(others - keywords.keys()) | keywords
+
+
+def call_in_words(case: Case, listed: Mapping[str, Sequence[Any]]) -> str:
+    """Return e.g. ``f(x, weight, eps=1e-06)``: tensors by position, listed options and their tensors by keyword."""
+    positional, keywords = _names_of_arguments(case, listed)
+    return f"f({', '.join([*positional, *(f'{name}={value}' for name, value in keywords.items())])})"
+
+
+def signature_mismatch(kernel: Callable[..., Any], case: Case, listed: Mapping[str, Sequence[Any]]) -> str:
+    """Return why the kernel's signature doesn't accept the op's call; empty if it does, or if the signature is
+    unknown."""
+    try:
+        signature = inspect.signature(kernel)
+    except (TypeError, ValueError):  # a builtin may have none
+        return ""
+    positional, keywords = _names_of_arguments(case, listed)
+    try:
+        signature.bind(*positional, **keywords)
+    except TypeError as error:
+        return f"called as {call_in_words(case, listed)}, but it takes {signature}: {error}"
+    return ""
+
+
+def _names_of_arguments(case: Case, listed: Mapping[str, Sequence[Any]]) -> tuple[list[str], dict[str, Any]]:
+    """Return the arguments of a call, with names for tensors."""
+    keywords = _keywords(case, listed, {t.name: t.name for t in case.signature.tensors if t.keyword})
+    options = {name for name in listed if not case.definition.options[name].tensor}
+    named = {name: value if name in options else name for name, value in keywords.items()}
+    return [tensor.name for tensor in case.signature.tensors if not tensor.keyword], named
 
 
 @dataclass(frozen=True)
@@ -147,7 +170,7 @@ class Call:
     ``timeout`` is in seconds of processor time (`time_limit`), raised if ``pace`` shows that calls take longer.
     ``before(case, seconds)`` is called for each case, before and after each call: the call returns within this many
     seconds (as `assay.runtime.deadline` counts them), or never; 0 if no call is in progress. ``environment`` is the
-    numeric environment of the call; changes that the kernel leaves are undone, and listed in ``left``. Only torch's
+    numeric environment of the call; changes that the kernel leaves are undone, and listed in ``left_changed``. Only torch's
     default dtype, which a kernel may set in its first call for all later ones, carries over (``default_dtype``).
     ``pretend`` is the device that "cuda" names during the call, and on which inputs pretend to be. ``refuses`` are the
     documented refusals (`refusals`).
@@ -159,7 +182,7 @@ class Call:
     timeout: float = 30.0
     before: Callable[[Case, float], None] | None = None
     environment: Environment = field(default_factory=environment, compare=False, repr=False)
-    left: dict[str, None] = field(default_factory=dict, compare=False, repr=False)  # in order, each once
+    left_changed: dict[str, None] = field(default_factory=dict, compare=False, repr=False)  # in order, each once
     default_dtype: list[torch.dtype] = field(default_factory=list, compare=False, repr=False)  # none, or the one
     pretend: str = ""
     refuses: Mapping[str, str] = field(default_factory=dict)
@@ -171,8 +194,8 @@ class Call:
         if self.before is not None:
             self.before(case, seconds)
 
-    def __call__(self, case: Case, inputs: Inputs) -> tuple[torch.Tensor, ...] | Finding:
-        """Return the kernel's results as torch tensors, or the finding of the call."""
+    def __call__(self, case: Case, inputs: Inputs) -> tuple[torch.Tensor, ...] | Failure:
+        """Return the kernel's results as torch tensors, or the failure of the call."""
         if self.framework == "jax":
             make_room()
         keywords = options_for(case, inputs, self.listed)
@@ -180,23 +203,15 @@ class Call:
         if case.memory == "plain" or self.framework != "torch":
             litter(case)
             return self._run(case, inputs, arguments, keywords, None)
-        outputs = self._run(case, inputs, arguments, keywords, PoisonedMemory(case.memory))
-        if not isinstance(outputs, Finding) or outputs.kind != "crash" or outputs.device_lost:
-            return outputs
-        again = self._run(case, inputs, arguments, keywords, None)
-        if outputs.refused or isinstance(again, Finding):
-            return again
-        held = "NaN" if case.memory == "nan" else "2^100"
-        message = f"only where fresh memory holds {held} (or 0 and 1, of integers): {outputs.message}"
-        return replace(outputs, message=message, aspect="memory")
+        return self._run(case, inputs, arguments, keywords, PoisonedMemory(case.memory))
 
     def _run(
         self, case: Case, inputs: Inputs, arguments: list[Any], keywords: dict[str, Any], poison: PoisonedMemory | None
-    ) -> tuple[torch.Tensor, ...] | Finding:
+    ) -> tuple[torch.Tensor, ...] | Failure:
         on_cpu = all(tensor.device.type == "cpu" for tensor in inputs.positional)
         interpreted = on_cpu and triton_is_loaded()
         input_tensors = [guarded.tensor for guarded in inputs.guarded.values()]
-        left: list[str] = []
+        changed: list[str] = []
         sanitizer = None
         wanted = self.environment
         for dtype in self.default_dtype:
@@ -214,7 +229,7 @@ class Call:
                 time_limit(limit, lambda: self.tell(case, limit + GRACE)) as timer,
                 poison or contextlib.nullcontext(),
                 self.watch.allocating(sanitizer),
-                in_environment(wanted) as left,
+                in_environment(wanted) as changed,
                 self._default_dtype_kept(),
                 every_variant_compiled(self.kernel),
             ):
@@ -224,37 +239,48 @@ class Call:
                     torch.cuda.synchronize()
         except KernelTimeout:
             if timer is not None and timer.uncounted > timer.most_uncounted:
-                return Finding("timeout", f"it compiled for more than {timer.most_uncounted:g} s")
-            return Finding("timeout", f"no result within {limit:g} s (the limit is examine's timeout=)")
+                return failure_of(case, "timeout", f"it compiled for more than {timer.most_uncounted:g} s")
+            return failure_of(case, "timeout", f"no result within {limit:g} s (the limit is examine's timeout=)")
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:
             if on_cpu and not interpreted and triton_is_loaded():  # the kernel has imported it only now
                 return self._run(case, inputs, arguments, keywords, poison)
             if sanitizer is not None and sanitizer.finding is not None:
-                return Finding(sanitizer.finding.kind, str(sanitizer.finding))
+                return failure_of(case, sanitizer.finding.kind, str(sanitizer.finding))
             if missing := _not_interpreted(error):
-                return Finding("not_interpreted", one_line(missing))
+                return failure_of(case, "not_interpreted", one_line(missing))
             if words := refusal(error, case, self.refuses) or refused_by_reference(error, case, arguments, keywords):
-                return Finding("refused", words)
+                return failure_of(case, "refused", words)
             if self.watch.allocates:
                 self.watch.give_up_allocations()
                 return self._run(case, inputs, arguments, keywords, poison)
-            message = f"{type(error).__name__}: {first_line(error)}{_place(error)}"
+            # the first frame is that of the call above, the second the kernel's own
+            frame = traceback.extract_tb(error.__traceback__)[1:2]
+            line = "".join(f" (at {at.filename.rsplit('/', 1)[-1]}:{at.lineno})" for at in frame)
+            message = f"{type(error).__name__}: {first_line(error)}{line}"
             if on_cpu and not self.pretend and asks_for_cuda(error):
-                return Finding("not_interpreted", f"{_NO_CUDA} ({message})")
-            if is_of_signature(error):
+                return failure_of(case, "not_interpreted", f"{_NO_CUDA} ({message})")
+            if isinstance(error, TypeError) and _OF_A_SIGNATURE.search(str(error)):
                 message += f"; the kernel is called as {call_in_words(case, self.listed)}"
-            return Finding("crash", message, device_lost=_lost_device(error), refused=_is_refusal(error))
+            crash = failure_of(case, "crash", message, device_lost=_lost_device(error))
+            if poison is None or crash.device_lost:
+                return crash
+            again = self._run(case, inputs, arguments, keywords, None)
+            if isinstance(again, Failure) or _is_refusal(error):
+                return again
+            held = "NaN" if case.memory == "nan" else "2^100"
+            message = f"only where fresh memory holds {held} (or 0 and 1, of integers): {crash.message}"
+            return replace(crash, message=message, aspect="memory")
         finally:
-            self.left.update(dict.fromkeys(left))
+            self.left_changed.update(dict.fromkeys(changed))
             self.tell(case)
         if timer is not None:
             self.pace.add(case, timer.used)
         if sanitizer is not None and sanitizer.finding is not None:  # and the kernel has caught it
-            return Finding(sanitizer.finding.kind, str(sanitizer.finding))
+            return failure_of(case, sanitizer.finding.kind, str(sanitizer.finding))
         if poison is not None and poison.overrun():
-            return Finding("out_of_bounds_write", "the kernel wrote beyond a tensor that it had allocated")
+            return failure_of(case, "out_of_bounds_write", "the kernel wrote beyond a tensor that it had allocated")
         return self.form(case, inputs, result)
 
     @contextlib.contextmanager
@@ -266,33 +292,31 @@ class Call:
             if torch.get_default_dtype() != before:
                 self.default_dtype[:] = [torch.get_default_dtype()]
 
-    def form(self, case: Case, inputs: Inputs, result: Any) -> tuple[torch.Tensor, ...] | Finding:
-        """Return the results if their number, shapes, dtypes and device are those of the signature; else a finding."""
+    def form(self, case: Case, inputs: Inputs, result: Any) -> tuple[torch.Tensor, ...] | Failure:
+        """Return the results if their number, shapes, dtypes and device are those of the signature; else a failure."""
         expected = case.signature.returns
         results = list(result) if isinstance(result, (tuple, list)) else [result]
         if len(results) != len(expected):
             names = ", ".join(map(str, expected))
-            return Finding("shape", f"expected {len(expected)} result(s) ({names}), got {len(results)}")
-        outputs = []
+            return failure_of(case, "shape", f"expected {len(expected)} result(s) ({names}), got {len(results)}")
+        outputs, device = [], inputs.positional[0].device
         for index, (tensor, value, dtype) in enumerate(zip(expected, results, case.result_dtypes, strict=True)):
+            kind: Kind = "dtype"
             try:
                 value = plain(framework_named(self.framework).take(value, torch_dtype(dtype)))
+                if value.device.type != device.type:
+                    words = f"expected a tensor on device {device}, got {value.device}"
+                elif tuple(value.shape) != case.shape(tensor):
+                    kind, words = "shape", f"expected shape {case.shape(tensor)}, got {tuple(value.shape)}"
+                elif value.dtype != torch_dtype(dtype):
+                    got = str(value.dtype).removeprefix("torch.")
+                    words = f"expected {dtype}, got {got} (out_dtype= states another)"
+                else:
+                    outputs.append(value)
+                    continue
             except TypeError as error:
-                return Finding("dtype", f"{tensor.name}: {first_line(error)}", index)
-            device = inputs.positional[0].device
-            if value.device.type != device.type:
-                return Finding(
-                    "dtype", f"{tensor.name}: expected a tensor on device {device}, got {value.device}", index
-                )
-            shape = case.shape(tensor)
-            if tuple(value.shape) != shape:
-                return Finding("shape", f"{tensor.name}: expected shape {shape}, got {tuple(value.shape)}", index)
-            if value.dtype != torch_dtype(dtype):
-                got = str(value.dtype).removeprefix("torch.")
-                return Finding(
-                    "dtype", f"{tensor.name}: expected {dtype}, got {got} (out_dtype= states another)", index
-                )
-            outputs.append(value)
+                words = first_line(error)
+            return failure_of(case, kind, f"{tensor.name}: {words}", index)
         return tuple(outputs)
 
 
@@ -331,12 +355,3 @@ def _is_refusal(error: BaseException) -> bool:
     frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     made = (type(error).__module__, *frames[-1:])
     return any(name.startswith(_COMPILERS) for name in made) or any(word in str(error) for word in _OF_A_DISPATCHER)
-
-
-def _place(error: BaseException) -> str:
-    """Return the line of the kernel's own file at which the error arose, in words."""
-    frames = traceback.extract_tb(error.__traceback__)
-    if len(frames) < 2:
-        return ""
-    frame = frames[1]
-    return f" (at {frame.filename.rsplit('/', 1)[-1]}:{frame.lineno})"

@@ -15,10 +15,16 @@ floats stay uint8 in CuPy, which has no such dtype.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
+import itertools
+import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +35,6 @@ from assay.formats.format import FORMATS
 from assay.runtime.errors import first_line
 from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.errors import SettingError
-from assay.verify.harness.xla import keep_roundings
 
 _BY_BITS = {
     format.torch_dtype: torch.uint8 if format.bits == 8 else torch.int16
@@ -38,6 +43,11 @@ _BY_BITS = {
 }
 """Floats that NumPy lacks, and the integers that they cross as."""
 _ENABLE_X64 = "set JAX_ENABLE_X64=1, or call jax.config.update('jax_enable_x64', True)"
+_FLAG = "--xla_allow_excess_precision"
+MEND = f"start JAX's backend after assay, or set XLA_FLAGS={_FLAG}=false"
+"""What makes roundings stay."""
+_EACH = 16  # calls between two looks at a process's maps
+_calls = itertools.count(1)
 
 
 @dataclass(frozen=True)
@@ -148,7 +158,10 @@ def _to_jax(tensor: torch.Tensor) -> Any:
     """Return a jax array. 64-bit integers that jax would truncate are passed as 32-bit ones if they fit."""
     jax = importlib.import_module("jax")
     if tensor.dtype == torch.int64 and not _has_x64():
-        tensor = _in_32_bits(tensor)
+        narrow = tensor.to(torch.int32)
+        if not torch.equal(narrow.to(torch.int64), tensor):
+            raise SettingError(f"framework='jax': an integer beyond 32 bits, which jax would truncate; {_ENABLE_X64}")
+        tensor = narrow
     tensor = tensor if _is_dense(tensor) else tensor.contiguous()
     try:
         return jax.dlpack.from_dlpack(tensor)
@@ -184,13 +197,6 @@ def _not_in_numpy(dtype: str) -> str:
     if getattr(torch, dtype, None) not in _BY_BITS or _is_installed("ml_dtypes"):
         return ""
     return "for which ml_dtypes is needed, and not installed; pip install ml_dtypes"
-
-
-def _in_32_bits(tensor: torch.Tensor) -> torch.Tensor:
-    narrow = tensor.to(torch.int32)
-    if not torch.equal(narrow.to(torch.int64), tensor):
-        raise SettingError(f"framework='jax': an integer beyond 32 bits, which jax would truncate; {_ENABLE_X64}")
-    return narrow
 
 
 def _has_x64() -> bool:
@@ -259,6 +265,52 @@ def _is_installed(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ValueError:  # put into sys.modules by hand
         return True
+
+
+def keep_roundings() -> None:
+    """Make XLA on a CPU keep explicit roundings, unless XLA_FLAGS says otherwise or JAX has already started.
+
+    By default XLA drops a conversion to bfloat16 and back, so that a kernel that subtracts in bfloat16 is judged as if
+    it subtracted in float32, unlike on a GPU or TPU. The flag is read when JAX starts its backend, not at import;
+    afterwards only a probe tells whether roundings are kept.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    if _FLAG not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {_FLAG}=false".strip()
+
+
+@cache
+def drops_roundings() -> bool:
+    """Whether 1 - 2^-12, rounded to bfloat16, keeps its digits in this process."""
+    jax = importlib.import_module("jax")
+    numbers = jax.numpy
+    with jax.default_device(jax.devices("cpu")[0]):
+        one, little = (numbers.asarray(value, numbers.bfloat16) for value in (1.0, 2.0**-12))
+        return float(jax.jit(lambda x, y: (x - y).astype(numbers.float32))(one, little)) != 1.0
+
+
+def make_room() -> None:
+    """Clear JAX's compilation caches before they crash the process; checked every few calls.
+
+    A kernel is compiled for each size, a program takes up to a hundred memory maps, and Linux allows a process 65,530
+    (vm.max_map_count); beyond them XLA's compiler ends in a segmentation fault. The caches are cleared at a quarter of
+    them.
+    """
+    if next(_calls) % _EACH:
+        return
+    with suppress(OSError):  # no Linux
+        if _maps() > _most_maps() // 4:
+            importlib.import_module("jax").clear_caches()
+            gc.collect()
+
+
+def _maps() -> int:
+    return Path("/proc/self/maps").read_bytes().count(b"\n")
+
+
+@cache
+def _most_maps() -> int:
+    return int(Path("/proc/sys/vm/max_map_count").read_text(encoding="ascii"))
 
 
 _FRAMEWORKS = {

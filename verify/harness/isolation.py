@@ -84,7 +84,7 @@ class Isolation:
             silence = f"no result within {call.timeout:g} s, and it could not be interrupted"
             return Failure(result.kind, case, silence if result.kind == "timeout" else result.message)
         answer = unpack(result)
-        call.left.update(dict.fromkeys(answer.pop("left", ())))
+        call.left_changed.update(dict.fromkeys(answer.pop("left_changed", ())))
         call.watch.launches |= answer.pop("launches", False)
         warn_again(answer.pop("warned", ()))
         if "outputs" in answer:
@@ -166,10 +166,14 @@ def _serve(parent: Parent, make_harness: Callable[[], KernelHarness], memory: in
             harness, case = ready(), pickle.loads(message)
             with warnings.catch_warnings(record=True) as caught:
                 seen = harness.observe(case, build(case, harness.device))
-            left = {"left": list(harness.call.left), "launches": harness.call.watch.launches, "warned": as_data(caught)}
+            seen_of_call = {
+                "left_changed": list(harness.call.left_changed),
+                "launches": harness.call.watch.launches,
+                "warned": as_data(caught),
+            }
             if isinstance(seen, Failure):
-                return pack(left | {name: getattr(seen, name) for name in _SENT})
-            return pack(left | {"outputs": seen})
+                return pack(seen_of_call | {name: getattr(seen, name) for name in _SENT})
+            return pack(seen_of_call | {"outputs": seen})
         except Exception:
             return pack({"kind": "error", "message": traceback.format_exc(), "device_lost": False})
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from assay.verify.cases.case import edits_in_words
 from assay.verify.findings import ASPECTS, Aspect, Detectable, ErrorMap, Failure, Findings
-from assay.verify.harness.xla import MEND
+from assay.verify.harness.frameworks import MEND
 
 _WIDTH = 100  # width of a case's lines
 _LIMIT = {"unlikely": "rounding takes it"}
