@@ -170,8 +170,9 @@ class Call:
     ``timeout`` is in seconds of processor time (`time_limit`), raised if ``pace`` shows that calls take longer.
     ``before(case, seconds)`` is called for each case, before and after each call: the call returns within this many
     seconds (as `assay.runtime.deadline` counts them), or never; 0 if no call is in progress. ``environment`` is the
-    numeric environment of the call; changes that the kernel leaves are undone, and listed in ``left_changed``. Only torch's
-    default dtype, which a kernel may set in its first call for all later ones, carries over (``default_dtype``).
+    numeric environment of the call; changes that the kernel leaves are undone, and listed in ``left_changed``. Only
+    torch's default dtype, which a kernel may set in its first call for all later ones, carries over
+    (``default_dtype``).
     ``pretend`` is the device that "cuda" names during the call, and on which inputs pretend to be. ``refuses`` are the
     documented refusals (`refusals`).
     """
