@@ -220,7 +220,7 @@ def test_a_card_is_text_json_and_a_page(tmp_path: Any) -> None:
         "how": "eight equal calls, at three sizes",
     }
     page = card.to_html(tmp_path / "card.html").read_text()
-    assert page.count("<circle") == len(content["growth"]["lengths"])
+    assert page.count("<title>K = ") == len(content["growth"]["lengths"])
     assert "http" not in page
 
 

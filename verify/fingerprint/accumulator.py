@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from assay.verify.fingerprint.reductions import Product, Reduction
-from assay.verify.fingerprint.subject import Unseen, in_bits
+from assay.verify.fingerprint.subject import Product, Reduction, Unseen, in_bits
 
 Tensor = torch.Tensor
 
@@ -138,7 +137,7 @@ def rounding(reduction: Reduction, result: Width) -> str:
     return "to nearest, ties to even" if tie == 0 else "to nearest, ties away from zero"
 
 
-def operands(reduction: Reduction, result: Width) -> tuple[int, str]:
+def operands(reduction: Reduction, result: Width) -> str:
     """Return how many bits of the operands enter the products, and how the others are lost; raise `Unseen`."""
     if not isinstance(reduction, Product):
         raise Unseen("only one operand is the probe's own")
@@ -150,11 +149,12 @@ def operands(reduction: Reduction, result: Width) -> tuple[int, str]:
         least = shift
     bits = least + 1
     if bits == precision:
-        return bits, "whole"
+        return f"all {bits} bits of {reduction.operand}"
     if bits >= result.narrowest:
         raise Unseen(f"the accumulator keeps no more than {result.narrowest} bits itself")
     gap = 2.0**-least
-    return bits, "rounded" if _beyond_one(reduction, 0.75 * gap) == gap else "truncated"
+    loss = "rounded" if _beyond_one(reduction, 0.75 * gap) == gap else "truncated"
+    return f"{loss} to {in_bits(bits, is_operand=True)}"
 
 
 def _beyond_one(reduction: Product, part: float) -> float:

@@ -1,46 +1,16 @@
 """The card of a fingerprint: traits with their evidence, as text, JSON and HTML, and the plot of error growth."""
 
 import json
-import math
 import textwrap
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from assay.charts import STYLE, Axis, Chart, Series, drawn
 from assay.runtime.files import write_text_atomically
 from assay.verify.errors import SettingError
 from assay.verify.fingerprint.error_growth import Growth
 from assay.verify.report.html import environment
-
-_WIDTH, _HEIGHT, _LEFT, _FOOT, _TOP = 560, 260, 64, 36, 12  # pixels of the plot and its margins
-
-
-def plot_of(growth: Growth) -> dict[str, Any]:
-    """Return the template's data for an inline SVG plot of errors over lengths (log-log) with the fitted line."""
-    known = [(n, error) for n, error in zip(growth.lengths, growth.errors, strict=True) if error > 0]
-    ends = [(n, growth.factor * n**growth.exponent) for n in (known[0][0], known[-1][0])]
-    sizes = [math.log10(error) for _, error in known + ends]
-    low, high = math.floor(min(sizes)), math.ceil(max(sizes))
-    high = max(high, low + 1)
-    first, last = math.log2(known[0][0]), math.log2(known[-1][0])
-
-    def across(n: float) -> float:
-        return round(_LEFT + 12 + (math.log2(n) - first) / (last - first) * (_WIDTH - _LEFT - 36), 1)
-
-    def down(error: float) -> float:
-        return round(_TOP + (high - math.log10(error)) / (high - low) * (_HEIGHT - _TOP - _FOOT), 1)
-
-    return {
-        "width": _WIDTH,
-        "height": _HEIGHT,
-        "left": _LEFT,
-        "floor": _HEIGHT - _FOOT,
-        "points": [(across(n), down(error)) for n, error in known],
-        "fit": [(across(n), down(error)) for n, error in ends],
-        "columns": [(across(n), n) for n, _ in known],
-        "rows": [(down(10.0**power), f"1e{power}") for power in range(low, high + 1)],
-    }
-
 
 UNSEEN = "not observable"
 
@@ -97,6 +67,25 @@ class Card:
 
     def to_html(self, path: str | Path) -> Path:
         """Write the card as one self-contained HTML page and return its path."""
-        plot = plot_of(self.growth) if self.growth is not None else None
-        page = environment().get_template("fingerprint.html.j2").render(card=self, plot=plot)
+        plot = drawn(_chart_of(self.growth), "growth") if self.growth is not None else None
+        page = environment().get_template("fingerprint.html.j2").render(card=self, plot=plot, chart_style=STYLE)
         return write_text_atomically(path, page)
+
+
+def _chart_of(growth: Growth) -> Chart:
+    """Return the chart of errors over lengths, both logarithmic, with the fitted line."""
+    known = [(n, error) for n, error in zip(growth.lengths, growth.errors, strict=True) if error > 0]
+    lengths, errors = zip(*known, strict=True)
+    ends = (lengths[0], lengths[-1])
+    fit = [growth.factor * n**growth.exponent for n in ends]
+    return Chart(
+        f"relative error over {growth.symbol}",
+        Axis(growth.symbol, log=True, ticks=[(n, str(n)) for n in lengths]),
+        Axis("relative error", log=True),
+        [
+            Series("measured", lengths, errors, [f"{growth.symbol} = {n}: {error:.3g}" for n, error in known]),
+            Series("fit", ends, fit, mark="", line="dotted", tone="soft"),
+        ],
+        height=220,
+        legend=False,
+    )

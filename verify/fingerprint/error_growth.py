@@ -7,7 +7,7 @@ one-sided roundings it grows like n. The regression is of log error on log n, wi
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -68,30 +68,24 @@ def growth(
         return None
     points = []
     for length in sampler.shapes.get(symbol, lengths):
-        errors = [_errors(harness, _case(sampler, symbol, length, seed)) for seed in range(repeats)]
+        drawn = [sampler.case(seeded(seed), style="small") for seed in range(repeats)]
+        plain = {"layouts": {}, "protocol": "once", "memory": "plain", "unused": "plain"}
+        cases = [with_values(case, "positive", sizes={**case.sizes, symbol: length}, **plain) for case in drawn]
+        errors = [_errors(harness, case) for case in cases]
         if all(error is not None for error in errors):
             own, store = (math.sqrt(sum(e[i] ** 2 for e in errors if e) / repeats) for i in (0, 1))
             points.append((length, own, store))
     fitted = [(n, own) for n, own, _ in points if own > 0]
     if len(fitted) < _LEAST_POINTS:
         return None
-    slope, half = _fit([math.log(n) for n, _ in fitted], [math.log(error) for _, error in fitted])
-    sizes, own_errors, stores = zip(*points, strict=True)
-    return Growth(symbol, sizes, own_errors, stores, slope, slope - half, slope + half)
-
-
-def _fit(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
-    """Return the slope of the regression line and half the width of its 95 % interval (Student's)."""
+    x, y = ([math.log(value) for value in side] for side in zip(*fitted, strict=True))
     slope, intercept = statistics.linear_regression(x, y)
     freedom = len(x) - 2
     rest = sum((b - intercept - slope * a) ** 2 for a, b in zip(x, y, strict=True))
     spread = statistics.variance(x) * (len(x) - 1)
-    return slope, _STUDENT[min(freedom, len(_STUDENT) - 1)] * math.sqrt(rest / freedom / spread)
-
-
-def _case(sampler: Sampler, symbol: str, length: int, seed: int) -> Case:
-    base = with_values(sampler.case(seeded(seed), style="small"), "positive", layouts={}, protocol="once")
-    return replace(base, sizes={**base.sizes, symbol: length}, memory="plain", unused="plain")
+    half = _STUDENT[min(freedom, len(_STUDENT) - 1)] * math.sqrt(rest / freedom / spread)  # of the 95 % interval
+    sizes, own_errors, stores = zip(*points, strict=True)
+    return Growth(symbol, sizes, own_errors, stores, slope, slope - half, slope + half)
 
 
 def _errors(harness: KernelHarness, case: Case) -> tuple[float, float] | None:

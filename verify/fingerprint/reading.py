@@ -11,7 +11,7 @@ error of exp(-s), which is compared with that of each candidate rounding.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,8 +29,7 @@ from assay.verify.fingerprint import accumulator, tree, values
 from assay.verify.fingerprint.accumulator import Width
 from assay.verify.fingerprint.card import UNSEEN, Card, Trait
 from assay.verify.fingerprint.error_growth import Growth, growth, reduced
-from assay.verify.fingerprint.reductions import Reduction, reduction_of
-from assay.verify.fingerprint.subject import Subject, Unseen, in_bits
+from assay.verify.fingerprint.subject import Subject, Unseen, in_bits, reduction_of
 from assay.verify.harness.call import signature_mismatch
 from assay.verify.settings import Settings
 
@@ -78,20 +77,14 @@ def _experiment(subject: Subject, format: Format) -> tuple[Tensor, dict[str, Ten
     k[:, 0, 1:, 0] = -scores[:, None]
     v = torch.full((_SCORES, 1, _OTHERS + 1, _WIDTH), -1.0, dtype=torch.float64)
     v[:, 0, 0] = first[:, None]
-    seen = subject.call(sizes, {"q": q, "k": k, "v": v})[0][:, 0, 0, 0]
-    return seen, _hypotheses(weight, first, format)
-
-
-def _hypotheses(weight: Tensor, first: Tensor, format: Format) -> dict[str, Tensor]:
     total = 1 + _OTHERS * weight
-    results = {"not rounded": (first - _OTHERS * weight) / total}
+    expected = {"not rounded": (first - _OTHERS * weight) / total}
     modes: dict[str, Mode] = {f"rounded to {format}": "nearest", f"truncated to {format}": "toward_zero"}
     for name, mode in modes.items():
-        stored = round_to(weight, format, mode)
-        results[f"{name} before the division"] = (first - _OTHERS * stored) / total
+        expected[f"{name} before the division"] = (first - _OTHERS * round_to(weight, format, mode)) / total
         one, other = (round_to(part / total, format, mode) for part in (torch.ones_like(weight), weight))
-        results[f"{name} after the division"] = one * first - _OTHERS * other
-    return results
+        expected[f"{name} after the division"] = one * first - _OTHERS * other
+    return subject.call(sizes, {"q": q, "k": k, "v": v})[0][:, 0, 0, 0], expected
 
 
 _COLUMNS, _SECOND = 64, 37  # columns; the one with the chosen exponential
@@ -100,60 +93,56 @@ _MOST = 30  # most bits that the probe tries
 _WELL = 0.3  # relative error up to which a sum is taken to contain s
 
 
-@dataclass(frozen=True)
-class Exponentials:
-    """Sums of exponentials of one op; ``less_one`` computes the sum less one from a row's first result.
+def _bits_of_exponentials(subject: Subject, less_one: Callable[[float], float]) -> tuple[int, bool]:
+    """Return how many bits a sum of exponentials keeps, and whether that is the most that the results can show.
+
+    ``less_one`` computes the sum less one from a row's first result (`_sum_less_one`).
+    """
+    most = _MOST if less_one(1.0) else subject.out.precision  # results near one show their format's bits
+    bits = 1
+    for shift in range(1, most):
+        size = 1.01 * 2.0**-shift
+        if abs(_sum_less_one(subject, less_one, size) / size - 1) > _WELL:
+            break
+        bits = shift + 1
+    if bits < 4:
+        raise Unseen("sums of two exponentials are far from what they should be")
+    return bits, bits == most
+
+
+def _width_of_exponentials(subject: Subject, less_one: Callable[[float], float]) -> str:
+    bits, is_limit = _bits_of_exponentials(subject, less_one)
+    return f"at least {bits} bits" if is_limit else in_bits(bits)
+
+
+def _rounding_of_exponentials(subject: Subject, less_one: Callable[[float], float]) -> str:
+    """Return how 3/4 of the last bit is rounded."""
+    bits, is_limit = _bits_of_exponentials(subject, less_one)
+    if is_limit:
+        raise Unseen("the sum is as wide as the results show")
+    gap = 2.0 ** (1 - bits)
+    return "to nearest" if _sum_less_one(subject, less_one, 0.75 * gap) > gap / 2 else "toward zero"
+
+
+def _sum_less_one(subject: Subject, less_one: Callable[[float], float], size: float) -> float:
+    """Return the sum of 1 and an exponential of this size, less one, as the result shows it.
 
     ``less_one`` raises `ZeroDivisionError` or `OverflowError` if the result shows no sum.
     """
-
-    subject: Subject
-    less_one: Callable[[float], float]
-
-    def width(self) -> str:
-        """Return how many bits the sum keeps; raise `Unseen`."""
-        bits, is_limit = self._width()
-        return f"at least {bits} bits" if is_limit else in_bits(bits)
-
-    def rounding(self) -> str:
-        """Return how 3/4 of the last bit is rounded; raise `Unseen`."""
-        bits, is_limit = self._width()
-        if is_limit:
-            raise Unseen("the sum is as wide as the results show")
-        gap = 2.0 ** (1 - bits)
-        return "to nearest" if self._sum(0.75 * gap) > gap / 2 else "toward zero"
-
-    def _width(self) -> tuple[int, bool]:
-        """Return the number of bits, and whether it is the most that the results can show."""
-        out = self.subject.out
-        most = _MOST if self.less_one(1.0) else out.precision  # results near one show their format's bits
-        bits = 1
-        for shift in range(1, most):
-            size = 1.01 * 2.0**-shift
-            if abs(self._sum(size) / size - 1) > _WELL:
-                break
-            bits = shift + 1
-        if bits < 4:
-            raise Unseen("sums of two exponentials are far from what they should be")
-        return bits, bits == most
-
-    def _sum(self, size: float) -> float:
-        """Return the sum less one, as the result shows it, for an exponential of that size; raise `Unseen`."""
-        (tensor, *_) = self.subject.plan.definition.tensors
-        format = self.subject.format_of(tensor.name)
-        x = torch.full((_ROWS, _COLUMNS), -math.inf, dtype=torch.float64)
-        x[:, 0], x[:, _SECOND] = 0.0, math.log(size)
-        x = x.to(torch.float32).to(getattr(torch, format.name)).double()
-        actual = math.exp(float(x[0, _SECOND]))
-        y = self.subject.call(dict(zip(tensor.dims, x.shape, strict=True)), {tensor.name: x})[0]
-        first = float(y.flatten()[0])
-        try:
-            seen = self.less_one(first)
-        except (ZeroDivisionError, OverflowError):
-            seen = math.nan
-        if not math.isfinite(seen):
-            raise Unseen(f"with -inf among the inputs the result is {first:g}, which shows no sum of exponentials")
-        return seen * size / actual
+    tensor = subject.plan.definition.tensors[0]
+    x = torch.full((_ROWS, _COLUMNS), -math.inf, dtype=torch.float64)
+    x[:, 0], x[:, _SECOND] = 0.0, math.log(size)
+    x = x.to(torch.float32).to(getattr(torch, subject.format_of(tensor.name).name)).double()
+    actual = math.exp(float(x[0, _SECOND]))
+    y = subject.call(dict(zip(tensor.dims, x.shape, strict=True)), {tensor.name: x})[0]
+    first = float(y.flatten()[0])
+    try:
+        seen = less_one(first)
+    except (ZeroDivisionError, OverflowError):
+        seen = math.nan
+    if not math.isfinite(seen):
+        raise Unseen(f"with -inf among the inputs the result is {first:g}, which shows no sum of exponentials")
+    return seen * size / actual
 
 
 def fingerprint(
@@ -229,69 +218,67 @@ def _rows(subject: Subject, is_steady: bool) -> Iterator[tuple[str, str, Probe]]
     """Yield the probes that apply, in the card's order: name, method and function."""
     definition = subject.plan.definition
     fact = definition.reduction
+
+    def steady(probe: Probe, why: str = "equal calls differ") -> Probe:
+        """Return a probe that raises `Unseen` unless equal calls agree."""
+
+        def refuse() -> str:
+            raise Unseen(why)
+
+        return probe if is_steady else refuse
+
+    stores: list[tuple[str, str, Probe]]
     try:
         reduction = reduction_of(subject)
         width = accumulator.width(reduction, is_steady=is_steady)
     except Unseen as error:
-        yield from _without_sum(subject, str(error))
-        stores = _stores_of_results(subject)
+        why = str(error)
+        if fact is not None and fact.exponentials is not None:
+            of_exponentials = subject, fact.exponentials
+            how = "the smallest exponential beside exp(0) = 1 that changes the sum"
+            yield "accumulator", how, lambda: _width_of_exponentials(*of_exponentials)
+            how = "an exponential of 3/4 of the sum's last bit"
+            yield "accumulator rounding", how, lambda: _rounding_of_exponentials(*of_exponentials)
+        else:
+            for name in (
+                "accumulator",
+                "accumulator rounding",
+                "promotion",
+                "order of summation",
+                "blocks",
+                "operands",
+            ):
+                yield name, why, lambda: UNSEEN
+        stores = [
+            ("store rounding", "ordinary results beside the exact ones rounded each way",
+             lambda: values.store_of_results(subject)),
+            ("subnormal results", "inputs whose results are subnormal", lambda: values.subnormal_results(subject)),
+            ("overflow", "inputs whose results lie beyond the format", lambda: values.overflow(subject)),
+        ]  # fmt: skip
     else:
-        yield from _sum(reduction, width, is_steady)
-        stores = _stores_of_sums(reduction, width)
+        large = "the smallest part of a large term that is still there when that term is taken away again"
+        parts = "parts of an ulp added to sums of both signs"
+        yield "accumulator", large, lambda: str(width)
+        yield "accumulator rounding", parts, lambda: accumulator.rounding(reduction, width)
+        yield "promotion", "", steady(lambda: _promotion(width))
+        yield "order of summation", "", steady(lambda: tree.order(reduction, width))
+        yield "blocks", "", steady(lambda: tree.blocks(reduction, width))
+        yield "operands", "(1 + 2^-k) - 1, for growing k", lambda: accumulator.operands(reduction, width)
+        stores = [
+            ("store rounding", "sums that lie between two numbers of the result's format, of both signs",
+             lambda: values.store_of_sum(reduction, width)),
+            ("subnormal operands", "half the least normal number times a large one",
+             lambda: values.subnormal_operands(reduction)),
+            ("subnormal results", "a product of two normal numbers", lambda: values.subnormal_sums(reduction)),
+            ("overflow", "two terms whose sum lies beyond the format", lambda: values.overflow_of_sum(reduction)),
+        ]  # fmt: skip
     if fact is not None and fact.mean and "probabilities" in definition.stages:
         yield "probabilities", "", lambda: rounding_of_probabilities(subject)
     yield from stores
     yield "NaN", "one NaN at a time in each input", lambda: values.nan_policy(subject)
-    batched = _steady(is_steady, lambda: values.batched(subject), "not even equal calls agree")
+    batched = steady(lambda: values.batched(subject), "not even equal calls agree")
     yield "batch", "rows by themselves, and among others", batched
     yield "significant bits", "ordinary results against the certified golden", lambda: values.significance(subject)
-
-
-def _without_sum(subject: Subject, why: str) -> Iterator[tuple[str, str, Probe]]:
-    fact = subject.plan.definition.reduction
-    if fact is not None and fact.exponentials is not None:
-        probe = Exponentials(subject, fact.exponentials)
-        yield "accumulator", "the smallest exponential beside exp(0) = 1 that changes the sum", probe.width
-        yield "accumulator rounding", "an exponential of 3/4 of the sum's last bit", probe.rounding
-        return
-    for name in ("accumulator", "accumulator rounding", "promotion", "order of summation", "blocks", "operands"):
-        yield name, why, lambda: UNSEEN
-
-
-def _sum(reduction: Reduction, width: Width, is_steady: bool) -> Iterator[tuple[str, str, Probe]]:
-    large = "the smallest part of a large term that is still there when that term is taken away again"
-    yield "accumulator", large, lambda: str(width)
-    parts = "parts of an ulp added to sums of both signs"
-    yield "accumulator rounding", parts, lambda: accumulator.rounding(reduction, width)
-    yield "promotion", "", _steady(is_steady, lambda: _promotion(width))
-    yield "order of summation", "", _steady(is_steady, lambda: tree.order(reduction, width))
-    yield "blocks", "", _steady(is_steady, lambda: tree.blocks(reduction, width))
-    yield "operands", "(1 + 2^-k) - 1, for growing k", lambda: _operands(reduction, width)
-
-
-def _stores_of_sums(reduction: Reduction, width: Width) -> Iterator[tuple[str, str, Probe]]:
-    exact = "sums that lie between two numbers of the result's format, of both signs"
-    half = "half the least normal number times a large one"
-    yield "store rounding", exact, lambda: values.store_of_sum(reduction, width)
-    yield "subnormal operands", half, lambda: values.subnormal_operands(reduction)
-    yield "subnormal results", "a product of two normal numbers", lambda: values.subnormal_sums(reduction)
-    yield "overflow", "two terms whose sum lies beyond the format", lambda: values.overflow_of_sum(reduction)
-
-
-def _stores_of_results(subject: Subject) -> Iterator[tuple[str, str, Probe]]:
-    ordinary = "ordinary results beside the exact ones rounded each way"
-    yield "store rounding", ordinary, lambda: values.store_of_results(subject)
-    yield "subnormal results", "inputs whose results are subnormal", lambda: values.subnormal_results(subject)
-    yield "overflow", "inputs whose results lie beyond the format", lambda: values.overflow(subject)
-
-
-def _steady(is_steady: bool, probe: Probe, why: str = "equal calls differ") -> Probe:
-    """Return a probe that raises `Unseen` unless equal calls agree."""
-
-    def refuse() -> str:
-        raise Unseen(why)
-
-    return probe if is_steady else refuse
 
 
 def _promotion(result: Width) -> tuple[str, str]:
@@ -301,13 +288,6 @@ def _promotion(result: Width) -> tuple[str, str]:
     if not result.promotion:
         return f"none within {result.tried} terms", how
     return f"every {result.promotion} terms, to {result.widest} bits", how
-
-
-def _operands(reduction: Reduction, result: Width) -> str:
-    bits, rest = accumulator.operands(reduction, result)
-    if rest == "whole":
-        return f"all {bits} bits of {reduction.operand}"
-    return f"{rest} to {in_bits(bits, is_operand=True)}"
 
 
 def _growth(subject: Subject) -> tuple[Growth | None, Trait]:

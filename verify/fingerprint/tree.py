@@ -14,8 +14,7 @@ from typing import Union
 import torch
 
 from assay.verify.fingerprint.accumulator import LARGE, Width
-from assay.verify.fingerprint.reductions import Reduction
-from assay.verify.fingerprint.subject import Unseen
+from assay.verify.fingerprint.subject import Reduction, Unseen
 
 Node = Union[int, tuple["Node", ...]]  # noqa: UP007  a recursive alias
 _SIZES = (64, 32, 16, 8)  # terms: fewer need a narrower range of the operands and the result
@@ -72,17 +71,14 @@ def _tree(probe: Prober, leaves: list[int], above: int) -> Node:
     for count in sorted(levels):
         group = levels[count]
         part = _tree(probe, group, count)
-        siblings = part if isinstance(part, tuple) and _meets_at(probe, group, count) else (part,)
+        # members that meet each other only where they meet the first one are terms added at once
+        at_once = isinstance(part, tuple) and len(group) > 1 and max(probe.common(group[0], group[1:])) == count
+        siblings = part if isinstance(part, tuple) and at_once else (part,)
         size += len(group)
         if size != count and count < above:
             raise Unseen("the sums of ones fit no tree: the order changes from call to call, or nothing is swallowed")
         node = (node, *siblings)
     return node
-
-
-def _meets_at(probe: Prober, group: list[int], count: int) -> bool:
-    """Return whether members of a group meet each other only where they meet the first one: terms added at once."""
-    return len(group) > 1 and max(probe.common(group[0], group[1:])) == count
 
 
 def leaves_of(node: Node) -> list[int]:
@@ -173,25 +169,17 @@ def _side_by_side(parts: Sequence[Node]) -> str:
     """Describe equal parts, each with its own accumulator: of every k-th term, or of consecutive terms."""
     if any(_inner(part) != "sequential" for part in parts):
         return ""
-    if all(_stride(leaves_of(part)) == len(parts) for part in parts):
-        return f"{len(parts)} accumulators side by side, each sequential over every {_ordinal(len(parts))} term"
-    return f"split into {len(parts)} parts, each sequential" if all(_is_run(part) for part in parts) else ""
+    count = len(parts)
+    if all({b - a for a, b in pairwise(leaves_of(part))} == {count} for part in parts):
+        ending = "th" if count % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(count % 10, "th")
+        return f"{count} accumulators side by side, each sequential over every {count}{ending} term"
+    return f"split into {count} parts, each sequential" if all(_is_run(part) for part in parts) else ""
 
 
 def _inner(node: Node) -> str:
     chain = _chain(node)
     ones = chain is not None and all(isinstance(part, int) for part in chain)
     return "sequential" if ones and sorted(leaves_of(node)) == leaves_of(node) else ""
-
-
-def _stride(leaves: list[int]) -> int:
-    steps = {b - a for a, b in pairwise(leaves)}
-    return steps.pop() if len(steps) == 1 else 0
-
-
-def _ordinal(number: int) -> str:
-    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{ending}"
 
 
 def order(reduction: Reduction, result: Width) -> tuple[str, str]:
@@ -225,7 +213,8 @@ def blocks(reduction: Reduction, result: Width) -> tuple[str, str]:
     most = min(_LONG, 2 ** min(reduction.subject.out.precision, 20))
     while most >= 2 * _SIZES[0]:
         try:
-            size, half = (_block(_counts(reduction, result, terms)) for terms in (most, most // 2))
+            probes = (_prober(reduction, result, terms) for terms in (most, most // 2))
+            size, half = (_block([1, *probe.common(0, range(1, probe.terms))]) for probe in probes)
         except Unseen:
             most //= 2
             continue
@@ -238,10 +227,6 @@ def blocks(reduction: Reduction, result: Width) -> tuple[str, str]:
             return f"{most // size} parts, whatever the length", how
         return f"of {size} terms", how
     raise Unseen(f"fewer than {2 * _SIZES[0]} terms can be counted")
-
-
-def _counts(reduction: Reduction, result: Width, terms: int) -> list[int]:
-    return [1, *_prober(reduction, result, terms).common(0, range(1, terms))]
 
 
 def _block(counts: list[int]) -> int | None:

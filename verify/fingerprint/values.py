@@ -13,8 +13,7 @@ from assay.golden.inputs.values import torch_dtype
 from assay.verify.cases.case import Case, build
 from assay.verify.cases.sampler import real_tensors, seeded, with_values
 from assay.verify.fingerprint.accumulator import Width
-from assay.verify.fingerprint.reductions import Product, Reduction, exponent_of
-from assay.verify.fingerprint.subject import Subject, Unseen
+from assay.verify.fingerprint.subject import Product, Reduction, Subject, Unseen, exponent_of
 
 Tensor = torch.Tensor
 
@@ -229,7 +228,8 @@ def repeated(subject: Subject, times: int = 8) -> str:
     """Return whether equal calls give equal bits; raise `Unseen`."""
     for case in cases(subject, "normal"):
         inputs = build(case, subject.plan.harness.device)
-        first, *others = (_bits(subject.run(case, inputs)) for _ in range(times))
+        calls = (subject.run(case, inputs) for _ in range(times))
+        first, *others = ([output.contiguous().numpy().tobytes() for output in outputs] for outputs in calls)
         if any(other != first for other in others):
             return "other bits in another call"
     return "the same bits"
@@ -251,7 +251,3 @@ def batched(subject: Subject) -> str:
     if not result:
         raise Unseen("only single rows were called")
     return "a row alone gives the same bits"
-
-
-def _bits(outputs: tuple[Tensor, ...]) -> list[bytes]:
-    return [output.contiguous().numpy().tobytes() for output in outputs]
