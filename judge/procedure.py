@@ -32,8 +32,8 @@ from assay.runtime.modules import asks_for_cuda
 from assay.verify.comparison.result import Result, by_reason
 from assay.verify.contract import Contract, contract_from_table
 from assay.verify.errors import SettingError
-from assay.verify.examination.procedure import about
 from assay.verify.findings import ASPECTS, Aspect, Failure
+from assay.verify.harness.target import about
 
 _TRUSTED_SHARE = 0.01  # of judged elements must be nonzero; a strided transposed convolution has one in 27
 _STATUSES = {"shape": "INCORRECT_SHAPE", "dtype": "INCORRECT_DTYPE", "crash": "RUNTIME_ERROR", "timeout": "TIMEOUT"}

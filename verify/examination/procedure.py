@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from datetime import datetime
 from typing import Any, Literal
-
-import torch
 
 from assay.golden.arithmetic import BallArithmetic
 from assay.golden.errors import Undecided
@@ -20,7 +16,6 @@ from assay.runtime.environment import generators_kept, standard_environment
 from assay.runtime.errors import names_checked
 from assay.runtime.output import warned_once
 from assay.runtime.process import GIB
-from assay.runtime.results import installed_version
 from assay.verify.cases.case import Case, all_contents
 from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.cases.sampler import seeded, with_values
@@ -38,7 +33,7 @@ from assay.verify.harness.call import signature_mismatch
 from assay.verify.harness.frameworks import drops_roundings
 from assay.verify.harness.isolation import Isolation
 from assay.verify.harness.refusals import refusals
-from assay.verify.harness.target import source_of, target_of
+from assay.verify.harness.target import about, target_of
 from assay.verify.harness.time_limit import can_be_limited
 from assay.verify.reference import Reference, spec_name_by_example, spec_name_of
 from assay.verify.settings import Settings
@@ -175,8 +170,8 @@ def examination(
 
     with ExitStack() as stack:
         stack.enter_context(warned_once())
-        stack.enter_context(lasting())
-        stack.enter_context(suspended())  # each call of the kernel pretends anew
+        stack.enter_context(lasting())  # keeps the interpreter's changes to Triton from call to call
+        stack.enter_context(suspended())  # no pretended device here: each call of the kernel pretends one anew
         if (settings.faithful, settings.emission) != (emulated_device(), emulated_emission()):
             stack.enter_context(emulating(settings.faithful, emission=settings.emission))
         plan = make_plan(kernel, settings, before)
@@ -299,23 +294,3 @@ def _remarks(plan: Plan) -> tuple[str, ...]:
         for remark in warnings:
             results.setdefault(remark.partition(": ")[0], words + remark)
     return tuple(results.values())
-
-
-def about(kernel: Callable[..., Any], device: str, pretend: str = "") -> dict[str, str]:
-    """Return the facts of an examination made now, by name; the kernel's source if it is Python.
-
-    ``pretend`` is the device that the kernel is told it runs on.
-    """
-    source, is_gpu = source_of(kernel), torch.device(device).type == "cuda"
-    processor = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
-    name = torch.cuda.get_device_name(device) if is_gpu else processor
-    packages = {"assay": "kernel-assay", "torch": "torch", "triton": "triton"}
-    versions = {name: installed_version(package) for name, package in packages.items()}  # empty if not installed
-    return {
-        **({"source": source} if source else {}),
-        "device": f"{device}, {name}" + (f", pretending to be {pretend}" if pretend else ""),
-        "versions": ", ".join(
-            f"{name} {n}" for name, n in {"Python": platform.python_version(), **versions}.items() if n
-        ),
-        "date": datetime.now().astimezone().isoformat(" ", timespec="minutes"),
-    }

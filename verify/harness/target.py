@@ -7,8 +7,10 @@ whose body the names of the module, and torch, are defined.
 from __future__ import annotations
 
 import inspect
+import platform
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +20,7 @@ import torch
 
 from assay.runtime.errors import unknown
 from assay.runtime.modules import import_users_module
+from assay.runtime.results import installed_version
 from assay.verify.errors import TargetError
 
 _LAMBDA = "lambda"
@@ -90,3 +93,23 @@ def source_of(kernel: Callable[..., Any]) -> str:
         return ""
     path = Path(file or "")
     return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{line}"
+
+
+def about(kernel: Callable[..., Any], device: str, pretend: str = "") -> dict[str, str]:
+    """Return the facts of an examination made now, by name; the kernel's source if it is Python.
+
+    ``pretend`` is the device that the kernel is told it runs on.
+    """
+    source, is_gpu = source_of(kernel), torch.device(device).type == "cuda"
+    processor = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
+    name = torch.cuda.get_device_name(device) if is_gpu else processor
+    packages = {"assay": "kernel-assay", "torch": "torch", "triton": "triton"}
+    versions = {name: installed_version(package) for name, package in packages.items()}  # empty if not installed
+    return {
+        **({"source": source} if source else {}),
+        "device": f"{device}, {name}" + (f", pretending to be {pretend}" if pretend else ""),
+        "versions": ", ".join(
+            f"{name} {n}" for name, n in {"Python": platform.python_version(), **versions}.items() if n
+        ),
+        "date": datetime.now().astimezone().isoformat(" ", timespec="minutes"),
+    }
