@@ -247,15 +247,7 @@ def tile_of_tokens(
     faults=("inputs_in_tf32",),
 )
 def attention_varlen(
-    xp: Arithmetic[N, Idx],
-    q: N,
-    k: N,
-    v: N,
-    cu_seqlens_q: Idx,
-    cu_seqlens_k: Idx,
-    *,
-    causal: str,
-    scale: float | None,
+    xp: Arithmetic[N, Idx], q: N, k: N, v: N, cu_seqlens_q: Idx, cu_seqlens_k: Idx, *, causal: str, scale: float | None
 ) -> N:
     """For each sequence b, attention of q[cu_q[b]:cu_q[b+1]] to k, v[cu_k[b]:cu_k[b+1]], aligned at its own end."""
     heads, groups = q.shape[1], k.shape[1]

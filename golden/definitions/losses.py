@@ -200,14 +200,7 @@ def cross_entropy_backward(
     public=False,
 )
 def cross_entropy_gradient(
-    xp: Arithmetic[N, Idx],
-    logits: N,
-    target: Idx,
-    dloss: N,
-    *,
-    reduction: str,
-    ignore_index: int,
-    **options: Any,
+    xp: Arithmetic[N, Idx], logits: N, target: Idx, dloss: N, *, reduction: str, ignore_index: int, **options: Any
 ) -> N:
     """cross_entropy_backward times dloss, of each token where nothing is reduced.
 

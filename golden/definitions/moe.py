@@ -13,11 +13,7 @@ from assay.golden.errors import ShapeError
 from assay.golden.options import choice, count, flag
 from assay.golden.registry import Fault, Reduction, altered, define
 
-ROUTING = {
-    "top_k": count(2, usual=(2, 1)),
-    "renormalize": flag(True),
-    "scoring": choice("softmax", "sigmoid"),
-}
+ROUTING = {"top_k": count(2, usual=(2, 1)), "renormalize": flag(True), "scoring": choice("softmax", "sigmoid")}
 
 
 def _admissible(xp: Arithmetic[N, Idx], logits: N, chosen: Idx, *, top_k: int, renormalize: bool, scoring: str) -> Idx:

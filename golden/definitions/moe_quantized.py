@@ -27,10 +27,7 @@ from assay.golden.definitions.moe import (
 from assay.golden.options import choice
 from assay.golden.registry import Fault, Reduction, altered, define
 
-SCALES = {
-    "channel": ("2*F,1", "D,1"),
-    "block": ("ceil(2*F/128),ceil(D/128)", "ceil(D/128),ceil(F/128)"),
-}
+SCALES = {"channel": ("2*F,1", "D,1"), "block": ("ceil(2*F/128),ceil(D/128)", "ceil(D/128),ceil(F/128)")}
 
 
 def _tensors(options: Mapping[str, Any]) -> str:

@@ -181,8 +181,7 @@ def l2norm(xp: Arithmetic[N], x: N, *, eps: float, clamp: str) -> N:
     if clamp == "sum":
         square = xp.round(square + eps, "squares")
         return xp.any_formula(
-            lambda: x * xp.round(xp.rsqrt(square), "length"),
-            lambda: x / xp.round(xp.apply("sqrt", square), "length"),
+            lambda: x * xp.round(xp.rsqrt(square), "length"), lambda: x / xp.round(xp.apply("sqrt", square), "length")
         )
     length = xp.round(xp.apply("sqrt", square), "length")
     least = xp.maximum(length, xp.exact(xp.native.zeros(length.shape)) + eps)

@@ -227,8 +227,7 @@ def dequantize_int4(xp: Arithmetic[N, Idx], qweight: Idx, scales: N, zeros: Idx,
     points = points[xp.integers(range(inner)) // group]
     steps = repeat(xp, scales, inner, axis=0, group=group)
     return xp.any_formula(
-        lambda: xp.exact(codes - points) * steps,
-        lambda: xp.exact(codes) * steps - xp.exact(points) * steps,
+        lambda: xp.exact(codes - points) * steps, lambda: xp.exact(codes) * steps - xp.exact(points) * steps
     )
 
 
