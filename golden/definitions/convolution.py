@@ -72,7 +72,6 @@ def _of_last_batch(again: Any, x: Any, dy: Any) -> Any:
 
 
 def _before_activation(xp: Arithmetic[N], x: N, weight: N, bias: N, dy: N, activation: str) -> N:
-    """The gradient of the sum, before the activation."""
     if activation == "none":
         return dy
     return dy * xp.silu_slope(xp.round(_convolved(xp, x, weight, bias), "convolved"))

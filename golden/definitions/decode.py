@@ -23,7 +23,6 @@ def slots_and_mask(native: ModuleType, block_table: Idx, seq_lens: Idx, page: in
 
 
 def _free(slots: Any, seen: Any, total: int) -> Any:
-    """Which of ``total`` slots no sequence has a position in."""
     free = torch.ones(total, dtype=torch.bool)
     free[slots[seen & (slots >= 0) & (slots < total)]] = False
     return free

@@ -119,7 +119,6 @@ def cross_entropy(
 
 
 def _rest(xp: Arithmetic[N], label_smoothing: float) -> N:
-    """1 - label_smoothing."""
     return xp.exact(np.ones(1)) - label_smoothing
 
 
@@ -279,7 +278,6 @@ def linear_cross_entropy(xp: Arithmetic[N, Idx], x: N, weight: N, target: Idx, *
 
 
 def _gradients(xp: Arithmetic[N, Idx], x: N, weight: N, dlogits: N) -> tuple[N, N]:
-    """Those of x and weight, from that of the logits."""
     dx, dweight = xp.matmul(dlogits, weight), xp.matmul(xp.swap(dlogits), x)
 
     def touched() -> Idx:

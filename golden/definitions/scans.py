@@ -103,7 +103,6 @@ def _late(xp: Any, value: Any) -> Any:
 
 
 def _step_left_out(xp: Any, u: Any, delta: Any, a: Any, b: Any, c: Any, skip: Any, *, softplus: bool) -> Any:
-    """The input b u is not multiplied by the step."""
     step = xp.function("softplus", delta) if softplus else delta
     return _scanned(xp, xp.exp(exponent(step, a)), b[:, None] * u[:, :, None], c, u, skip)
 

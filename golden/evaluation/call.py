@@ -195,7 +195,6 @@ def _words(golden: Golden) -> list[Tensor]:
 
 
 def _widened(golden: Golden, tensor: TensorSpec, rows: str, count: int) -> Golden:
-    """Return an uninitialised golden with room for all rows."""
     if rows not in tensor.dims:
         return golden
     axis = tensor.dims.index(rows)

@@ -357,7 +357,6 @@ def _cells(op: Spec, table: _Table, here: _Location, named_sizes: Mapping[str, i
 
 
 def _sizes(symbol: str, raw: Any, here: _Location, named_sizes: Mapping[str, int]) -> list[int]:
-    """Return the sizes of a symbol, given as integers or by names of the table [sizes]."""
     sizes = []
     for size, location in here.items(structured(raw, SymbolSizes, str(here), CampaignError)):
         if isinstance(size, str) and size not in named_sizes:
