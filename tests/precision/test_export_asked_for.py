@@ -13,7 +13,7 @@ import pytest
 
 from assay.configs import architectures
 from assay.precision.export import export, lint_config, quantization_config
-from assay.precision.export.patterns import also_asked_for
+from assay.precision.export.plan import also_asked_for
 from tests.precision.exported import subject
 from tests.precision.test_export_experts import EXPERTS, experts, sparse
 

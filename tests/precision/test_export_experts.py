@@ -13,7 +13,7 @@ from safetensors import safe_open
 from assay.precision.errors import CannotExport
 from assay.precision.export import export, lint, load_checkpoint, quantization_config, unstorable, write_checkpoint
 from assay.precision.export.checkpoint.pieces import Piece, pieces_of, rows_of
-from assay.precision.export.patterns import matches
+from assay.precision.export.plan import matches
 from assay.precision.loading.quiet import quiet
 from assay.precision.schemes import SCHEMES, FakeQuantizer, Quantizer, store
 from assay.precision.schemes.quantizer import scales_of

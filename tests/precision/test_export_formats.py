@@ -17,7 +17,7 @@ from assay.precision.export import (
     quantization_config,
 )
 from assay.precision.export.configurations.torchao import for_transformers
-from assay.precision.export.patterns import matches, targets_of
+from assay.precision.export.plan import matches, targets_of
 from assay.precision.observation.sites import Site
 from assay.precision.schemes import SCHEMES
 from tests.precision.exported import subject
