@@ -41,12 +41,10 @@ def content() -> dict[str, Any]:
 
 
 def test_the_shipped_schema_is_that_of_the_record() -> None:
-    """audit.schema.json is what `record.schema` gives, and says what `record.Content` holds."""
     assert json.loads(record.schema()) == SCHEMA
 
 
 def test_the_content_keeps_its_schema(content: dict[str, Any]) -> None:
-    """It has what the schema states, in strict JSON."""
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     again = json.loads(json.dumps(content, allow_nan=False))
     jsonschema.validate(again, SCHEMA)
@@ -68,7 +66,6 @@ def test_the_content_keeps_its_schema(content: dict[str, Any]) -> None:
 def test_the_schema_refuses_what_is_missing_or_wrong(
     content: dict[str, Any], spoil: Callable[[dict[str, Any]], object]
 ) -> None:
-    """A key that is missing, unknown, or of another kind is found."""
     spoilt = copy.deepcopy(content)
     spoil(spoilt)
     with pytest.raises(jsonschema.ValidationError):
@@ -76,7 +73,6 @@ def test_the_schema_refuses_what_is_missing_or_wrong(
 
 
 def test_the_content_is_what_the_audit_says(audited: Audit, content: dict[str, Any]) -> None:
-    """Predictions, errors of each site alone, costs and measured errors are the audit's own."""
     chosen = content["recommended"]
     assert chosen["prediction"]["error"] == pytest.approx(audited.predict(chosen["assignment"]).error, rel=1e-5)
     assert chosen["measured"] == pytest.approx(audited.measure(chosen["assignment"]), rel=1e-5)
@@ -88,7 +84,6 @@ def test_the_content_is_what_the_audit_says(audited: Audit, content: dict[str, A
 
 
 def test_changes_name_every_layer_once(content: dict[str, Any]) -> None:
-    """Each linear stands in one change, with its layers, its bytes and its error in words."""
     sites = [site for change in content["changes"] for site in change["sites"]]
     linears = [site["name"] for site in content["sites"] if site["place"] == "linear"]
     assert sorted(site for site in sites if site in linears) == sorted(linears)
@@ -98,7 +93,6 @@ def test_changes_name_every_layer_once(content: dict[str, Any]) -> None:
 
 
 def test_the_summary_has_the_budget_and_three_findings(content: dict[str, Any]) -> None:
-    """Whether the budgets are kept, what takes what, before and after, and three findings, one of a kind at a site."""
     text = summary(content, ["a/report.html"])
     assert text.startswith("MET  ")
     assert re.search(r"budget +bytes of at most .* kept", text)
@@ -116,7 +110,6 @@ def test_the_summary_has_the_budget_and_three_findings(content: dict[str, Any]) 
 
 
 def test_a_comparison_names_the_better_one(audited: Audit) -> None:
-    """The smaller measured error wins where the gap is above the noise floor; else they can't be told apart."""
     rough = dict.fromkeys([f"layers.{number}.proj" for number in range(3)], "w4a16-g32")
     found = compared(audited, ["rough", "fine"], [rough, {"head": "w8a16"}])
     assert found["better"] == "fine"
@@ -142,12 +135,10 @@ def test_a_comparison_names_the_better_one(audited: Audit) -> None:
     ],
 )
 def test_a_name_says_its_place(name: str, layer: int | None, kind: str) -> None:
-    """The first number is the layer, what follows it the kind."""
     assert layer_and_kind(name) == (layer, kind)
 
 
 def test_groups_hold_layers_of_one_scheme() -> None:
-    """Units of one kind are told together, by scheme, without those that are tied."""
 
     def site(name: str, scheme: str | None, tied: str | None = None) -> dict[str, Any]:
         return {"name": name, "unit": name, "scheme": scheme, "tied": tied, "place": "linear"}
@@ -158,13 +149,11 @@ def test_groups_hold_layers_of_one_scheme() -> None:
 
 
 def test_numbers_are_what_json_has() -> None:
-    """Six digits; what isn't finite has a name, what wasn't measured is null."""
     assert [plain(value) for value in (math.inf, math.nan, 0.123456789)] == ["inf", None, 0.123457]
     assert layers_of([0, 1, 2, 5]) == "0-2, 5"
 
 
 def test_exports_are_told_with_their_own_bytes(audited: Audit, content: dict[str, Any]) -> None:
-    """Each export has the bytes of what it expresses, or of its tensors, beside the assignment's, and the budget's."""
     chosen = audited.recommend(max_bytes=audited.cost({}).bytes / 2)
     some = dict(list(chosen.items())[:1])
     parts = [Part("torchao", (Path("out/torchao.json"),), some), Part("checkpoint", (Path("out/c"),), dict(chosen), 7)]
@@ -191,7 +180,6 @@ def test_exports_are_told_with_their_own_bytes(audited: Audit, content: dict[str
 
 
 def test_what_keeps_its_format_for_an_export_is_one_line(content: dict[str, Any]) -> None:
-    """Tables and linears that no checkpoint holds quantised are counted; without an export nothing is said."""
     assert "no checkpoint holds quantised" not in summary(content)
     linears = [site["name"] for site in content["sites"] if site["place"] == "linear"]
     spoilt = copy.deepcopy(content)
@@ -202,7 +190,6 @@ def test_what_keeps_its_format_for_an_export_is_one_line(content: dict[str, Any]
 
 
 def test_what_has_no_site_is_told_first() -> None:
-    """The second line of the terminal and the head of the page say which share keeps its format, and whose it is."""
 
     class Packed(torch.nn.Module):
         def __init__(self) -> None:
@@ -233,7 +220,6 @@ def test_what_has_no_site_is_told_first() -> None:
 
 
 def test_what_to_do_next_follows_from_what_was_found(content: dict[str, Any]) -> None:
-    """Exports are written, read again and served; a budget that isn't met gets another, a wide interval more text."""
     made = {**copy.deepcopy(content), "command": "assay audit 'my model' --text t.txt --out out", "exports": []}
     chosen, settings = made["recommended"], made["settings"]
     chosen |= {"met": True, "measured": 0.02, "interval": None}
@@ -256,7 +242,6 @@ def test_what_to_do_next_follows_from_what_was_found(content: dict[str, Any]) ->
 
 
 def test_an_option_is_replaced_with_its_own_value_only(content: dict[str, Any]) -> None:
-    """A flag that stands before the model doesn't take it along, and no option is there twice."""
     made = {**copy.deepcopy(content), "command": "assay audit --checkpoint m --text t.txt", "positions": None}
     made |= {"exports": [], "settings": {**content["settings"], "target": "vllm"}}
     assert next_steps(made)[0][1] == "assay audit m --text t.txt --checkpoint"

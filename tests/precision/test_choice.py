@@ -64,10 +64,9 @@ def test_no_random_and_no_greedy_choice_is_better(seed: int) -> None:
     limit = 0.6 * whole(groups)
     (found, *_) = choose(groups, {"bytes": limit}, error_of=error_of, candidates=4)
     problem, rng = Problem(groups), np.random.default_rng(seed)
-    for _ in range(2000):
-        picks = tuple(int(rng.integers(len(group.options))) for group in groups)
-        if problem.choice(picks).bytes <= limit:
-            assert error_of(problem.schemes(picks)) >= found.error
+    picks = np.stack([rng.integers(len(group.options), size=2000) for group in groups], 1)
+    fits = problem.column("bytes")[picks + problem.starts[:-1]].sum(1) <= limit
+    assert (error_of.of_all(groups, picks[fits]) >= found.error).all()
     assert greedy(problem, limit, error_of) >= found.error
 
 
@@ -131,7 +130,7 @@ def test_dominated_options_are_dropped() -> None:
 numbers = st.floats(0, 1e6, allow_nan=False).map(lambda value: float(f"{value:.6g}"))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=4), min_size=1, max_size=4),
     st.floats(0, 1),

@@ -86,7 +86,7 @@ middling = st.floats(1, 3e12) | powers
 budgets = st.fixed_dictionaries({"error": powers}, optional={"bytes": middling, "decode": powers})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.lists(
         st.lists(st.tuples(errors, st.floats(1, 1e12), st.floats(1e-9, 1)), min_size=1, max_size=4),

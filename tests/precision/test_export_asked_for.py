@@ -47,7 +47,6 @@ def written(made: Any, assignment: dict[str, str], out: Path) -> dict[str, Any]:
 
 
 def test_products_are_found_without_their_parts(tmp_path: Path) -> None:
-    """Of a Llama, whose model in SGLang tells no parts, q, k and v, and gate and up, have their scheme or stay."""
     made = subject()
     first = {name: "fp8" for name in made.weights("fp8") if "layers.0" in name}
     content = written(made, {**first, "model.layers.1.mlp.down_proj": "w4a16-g64"}, tmp_path)
@@ -92,7 +91,6 @@ def stored(kind: str) -> list[str]:
 
 
 def test_only_whole_products_are_named() -> None:
-    """Two of q, k and v are no product, nor are gate and up of an expert; those of a shared one are."""
     assert architectures.asked_for(["a.q_proj", "a.k_proj"]) == []
     assert architectures.asked_for(["a.experts.1.gate_proj", "a.experts.1.up_proj"]) == []
     assert architectures.asked_for(["a.shared_experts.gate_proj", "a.shared_experts.up_proj"]) == [
@@ -105,7 +103,6 @@ def test_only_whole_products_are_named() -> None:
 
 
 def test_lint_takes_them_for_what_they_are() -> None:
-    """Targets that only engines ask for are no fault; a product that the model hasn't is one."""
     made = subject()
     assignment = made.weights("fp8")
     content = quantization_config(assignment, made.sites).content

@@ -19,7 +19,6 @@ def config(assignment: dict[str, str]) -> dict[str, Any]:
 
 
 def test_a_sound_assignment_has_no_warning() -> None:
-    """Fused linears alike, formats that the device has, groups as they are written: nothing to say."""
     assert lint(SOUND, SITES, "h200") == []
     assert lint_config(config(SOUND), SOUND, SITES) == []
     assert lint({}, SITES, "a100") == []
@@ -28,7 +27,6 @@ def test_a_sound_assignment_has_no_warning() -> None:
 @pytest.mark.parametrize("part", ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"])
 @pytest.mark.parametrize("other", ["w8a8", None])
 def test_fused_linears_that_disagree_are_found(part: str, other: str | None) -> None:
-    """One of q, k, v or of gate, up in another scheme, or left as it is, is one warning that names each."""
     assignment = dict(SOUND)
     name = next(
         name
@@ -45,7 +43,6 @@ def test_fused_linears_that_disagree_are_found(part: str, other: str | None) -> 
 
 
 def test_scales_that_fused_linears_would_share_are_found() -> None:
-    """Scales of the tensor that differ within a product are a warning; equal ones, and those of rows, are none."""
     names = [f"model.layers.4.self_attn.{part}_proj" for part in "qkv"]
 
     def scales(key: str, *values: float) -> dict[str, torch.Tensor]:
@@ -65,7 +62,6 @@ def test_scales_that_fused_linears_would_share_are_found() -> None:
 
 
 def test_formats_that_the_device_lacks_are_found() -> None:
-    """A scheme whose products the device has not is named with a site, and how many more."""
     (warning,) = lint(SOUND, SITES, "a100")
     assert warning == (
         "a100 has no fp8 products: fp8 runs in bf16, at model.layers.0.self_attn.q_proj and 47 more: not what was "
@@ -74,7 +70,6 @@ def test_formats_that_the_device_lacks_are_found() -> None:
 
 
 def test_a_device_without_microscaling_is_found() -> None:
-    """MX and NVFP4 products need a unit that takes their scales, which a B200 has; weights alone in them do not."""
     assignment = chosen(SITES, "mlp", "mxfp8", range(2))
     (warning,) = lint(assignment, SITES, "h200")
     assert warning.startswith("h200 has no scales in its products: mxfp8 runs in bf16, at ")
@@ -84,7 +79,6 @@ def test_a_device_without_microscaling_is_found() -> None:
 
 
 def test_a_tied_weight_is_named() -> None:
-    """A linear that shares the embedding's weight goes with it, and the warning names both."""
     sites = {**SITES, "lm_head": Site("lm_head", "linear", "linear", (64, 128), tied="model.embed_tokens")}
     (warning,) = lint({"model.embed_tokens": "w8a16"}, sites)
     assert warning.startswith("lm_head: shares its weight with model.embed_tokens")
@@ -101,7 +95,6 @@ def edited(**changes: Any) -> list[str]:
 
 
 def test_a_pattern_without_an_end_is_found() -> None:
-    """ "re:" matches the beginning: layers.1 without an end takes layers.10 and layers.11 too."""
     sites = many_layers()
     assignment = chosen(sites, "o_proj", "fp8", range(1, 2))
     content = quantization_config(assignment, sites).content
@@ -116,7 +109,6 @@ def test_a_pattern_without_an_end_is_found() -> None:
 
 
 def test_linears_that_no_group_matches_are_found() -> None:
-    """A pattern of another naming leaves every linear of its group unquantised, which engines don't tell."""
     found = edited(targets=[r"re:transformer\.h\.[0-9]+\.attn\.(q|k|v|o)_proj$"])
     silent = [warning for warning in found if "would silently stay as it is instead of fp8" in warning]
     assert len(silent) == 48
@@ -124,7 +116,6 @@ def test_linears_that_no_group_matches_are_found() -> None:
 
 
 def test_linears_that_are_targeted_and_ignored_are_found() -> None:
-    """An entry of ignore outdoes the group."""
     found = edited(ignore=["model.layers.3.self_attn.q_proj"])
     (warning,) = [warning for warning in found if "layers.3" in warning]
     assert (
@@ -133,7 +124,6 @@ def test_linears_that_are_targeted_and_ignored_are_found() -> None:
 
 
 def test_groups_that_overlap_or_sort_otherwise_are_found() -> None:
-    """A linear of two groups gets one of them, by an order that storing changes."""
     content = config(SOUND)
     content["config_groups"]["group_001"]["targets"].append("model.layers.0.self_attn.q_proj")
     found = lint_config(content, SOUND, SITES)
@@ -144,7 +134,6 @@ def test_groups_that_overlap_or_sort_otherwise_are_found() -> None:
 
 
 def test_a_class_as_target_is_understood() -> None:
-    """ "Linear" matches every linear and no embedding, as engines read it."""
     assignment = {name: "fp8" for name, site in SITES.items() if site.type == "linear"}
     content = config(assignment)
     content["config_groups"]["group_000"]["targets"] = ["Linear"]

@@ -15,7 +15,6 @@ QUERY, DOWN, UP = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_pr
 
 
 def test_the_program_converts_each_layer_as_assigned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run, it calls mlx_lm with a predicate that has parameters for what is assigned, and False for others."""
     assignment = {QUERY: "w4a16-g64-asym", DOWN: "w-mxfp4", UP: "w-nvfp4", "lm_head": "w4a16-g32-asym"}
     made = subject()
     done = export(
@@ -43,7 +42,6 @@ def test_the_program_converts_each_layer_as_assigned(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("scheme", ["w4a16-g64", "w4a16-g64-awq", "w8a16", "fp8", "mxfp4", "q4_0", "nf4-g64"])
 def test_what_mlx_has_not_is_noted(scheme: str, tmp_path: Path) -> None:
-    """Symmetric groups, searched factors, rows, rounded inputs and others' blocks have no words in MLX."""
     made = subject()
     done = export(made.model, {QUERY: scheme}, tmp_path / "out", ["mlx"], sites=made.sites, fits=made.fits)
     assert done.parts == ()

@@ -51,14 +51,12 @@ def test_linears_of_4_and_8_bits_are_read_each_by_its_own(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("first", "second"), [("fp8", "nvfp4"), ("w4a16-g64", "mxfp4")])
 def test_formats_that_transformers_refuses_together_are_opened(first: str, second: str, tmp_path: Path) -> None:
-    """Dense, each linear by its own group."""
     made, assignment = subject(), layers(first, second)
     write_checkpoint(made.model, assignment, tmp_path / "out", sites=made.sites, fits=made.fits)
     assert wrong(load_checkpoint(tmp_path / "out", **DENSE), assignment) == []
 
 
 def test_one_scheme_needs_no_note(tmp_path: Path) -> None:
-    """transformers reads it right, dense too."""
     made, assignment = subject(), layers("w4a16-g64", "w4a16-g64")
     written = write_checkpoint(made.model, assignment, tmp_path / "out", sites=made.sites, fits=made.fits)
     assert not any(NOTE in note for note in written.notes)
@@ -80,7 +78,6 @@ def test_targets_of_linears_are_names_that_a_mapper_of_prefixes_maps() -> None:
 
 
 def test_nothing_is_written_that_nothing_reads(tmp_path: Path) -> None:
-    """ModelOpt's file, which no engine took, is refused by name; none of its words stand in an export."""
     made = subject()
     assert "modelopt" not in FORMATS
     with pytest.raises(CannotExport, match="expected formats of"):

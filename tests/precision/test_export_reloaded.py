@@ -107,12 +107,10 @@ def test_what_torchao_llama_cpp_and_mlx_read_is_measured(stack: str, tmp_path: P
 
 
 def test_what_nothing_here_reads_is_not_measured(audited: Audit) -> None:
-    """vLLM isn't installed: its file is left alone."""
     assert reloaded(audited, Part("vllm", (Path("vllm.json"),), {})) is None
 
 
 def test_a_reader_s_refusal_is_told(audited: Audit, tmp_path: Path) -> None:
-    """torchao multiplies FP8 on GPUs alone, and says so."""
     sites = {str(site): site for site in audited.sites}
     chosen = {"model.layers.0.self_attn.o_proj": "fp8"}
     (part,) = export(audited.model, chosen, tmp_path, ["torchao"], sites=sites, fits=audited.fits).parts

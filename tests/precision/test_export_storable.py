@@ -28,7 +28,6 @@ def test_what_can_not_be_stored_may_stay_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_tied_table_and_head_are_told_beforehand() -> None:
-    """What no scheme can be stored at is known without an assignment: of a plain model nothing."""
     assert unstorable(subject().model, subject().sites) == {}
     tied = Subject(tie_word_embeddings=True)
     found = unstorable(tied.model, tied.sites)

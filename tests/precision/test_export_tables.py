@@ -65,7 +65,6 @@ def test_menus_are_those_of_the_engine() -> None:
 
 
 def test_a_head_without_a_configuration_stays() -> None:
-    """SGLang makes Mixtral's head as it is, and Qwen3-MoE's as its group says."""
     for kind, menu in (("mixtral", ()), ("qwen", ("w8a16",))):
         made = sparse(kind)
         found = audit(made.model, [{"input_ids": IDS}], formats=["w8a16", "fp8-block"], target="sglang@h200")
@@ -106,7 +105,6 @@ def test_a_table_is_loaded_as_simulated(scheme: str, tmp_path: Path) -> None:
     ],
 )
 def test_what_no_engine_loads_stays_and_is_noted(kind: str, scheme: str, reason: str, tmp_path: Path) -> None:
-    """Other schemes, a table that is the head too, and models whose table isn't told its configuration."""
     made = {"llama": subject, "tied": lambda: Subject(tie_word_embeddings=True), "mixtral": lambda: sparse("mixtral")}[
         kind
     ]()
@@ -120,7 +118,6 @@ def test_what_no_engine_loads_stays_and_is_noted(kind: str, scheme: str, reason:
 
 
 def test_tables_are_left_from_the_start_where_an_export_has_none() -> None:
-    """Without an engine, and beside formats that hold none, a table is among what stays; for vLLM's checkpoint not."""
     made = subject()
     assert unexportable(made.model, made.sites, [], True) == [TABLE]
     assert unexportable(made.model, made.sites, ["compressed-tensors"], True, "vllm@h200") == []
@@ -130,7 +127,6 @@ def test_tables_are_left_from_the_start_where_an_export_has_none() -> None:
 
 
 def test_mlx_and_the_record_hold_tables(tmp_path: Path) -> None:
-    """mlx_lm's predicate has parameters for the table, tied or not, and the export is read again with it."""
     for tied in (False, True):
         made, out = Subject(tie_word_embeddings=tied, num_hidden_layers=1), tmp_path / str(tied)
         export(made.model, {TABLE: "w4a16-g32-asym"}, out, ["mlx"], sites=made.sites, fits=made.fits)

@@ -32,7 +32,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_each_linear_gets_what_it_was_to_get(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Configurations and checkpoint are read as meant, fused names too; what nothing here reads is named."""
     found = {each.file: each for each in verify_export(folder)}
     assert found.keys() == {"quantization_config.json", "checkpoint/config.json", "torchao.json", "vllm.json"}
     assert all(each.wrong == () for each in found.values())
@@ -47,7 +46,6 @@ def test_each_linear_gets_what_it_was_to_get(folder: Path, capsys: pytest.Captur
 
 
 def test_a_linear_that_gets_another_scheme_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One that is ignored, one in another group and one that torchao skips are named, and the exit status is 1."""
     path, kept = folder / "quantization_config.json", {}
     for file in ("quantization_config.json", "torchao.json"):
         kept[file] = (folder / file).read_text()
@@ -75,7 +73,6 @@ def test_a_linear_that_gets_another_scheme_is_told(folder: Path, capsys: pytest.
 
 @pytest.mark.parametrize("kind", ["mixtral", "qwen"])
 def test_experts_are_verified_by_the_names_of_checkpoints(kind: str, tmp_path: Path) -> None:
-    """Each expert of a parameter that holds several is asked for by itself."""
     made = sparse(kind)
     chosen = {**experts(made, "fp8"), "lm_head": "w8a16"}
     export(
@@ -87,7 +84,6 @@ def test_experts_are_verified_by_the_names_of_checkpoints(kind: str, tmp_path: P
 
 
 def test_a_folder_without_an_export_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In one line, with what was expected."""
     with pytest.raises(CannotExport, match=r"has no export\.json that names linears: give the folder of an export"):
         verify_export(tmp_path)
     assert main(("audit", "--verify-export", str(tmp_path))) == 2

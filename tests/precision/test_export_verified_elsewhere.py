@@ -90,7 +90,6 @@ def test_every_tensor_of_a_gguf_export_gets_its_type(tmp_path: Path, capsys: pyt
     ],
 )
 def test_an_edited_file_of_types_is_told(edit: Callable[[str], str], words: str, tmp_path: Path) -> None:
-    """Another type, a missing line, a pattern that takes others too, what ggml or `re` hasn't, any other byte."""
     out = written(tmp_path / "out", "gguf", FOR_LLAMA)
     path = out / "gguf-types.txt"
     path.write_text(edit(path.read_text()))
@@ -98,7 +97,6 @@ def test_an_edited_file_of_types_is_told(edit: Callable[[str], str], words: str,
 
 
 def test_a_gguf_file_with_other_types_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One tensor of another type is named with both, one that was to stay too, and the exit status is 1."""
     out = written(tmp_path / "out", "gguf", FOR_LLAMA)
     quantised(out, **{UP: "q5_0", "model.layers.1.self_attn.v_proj": "q8_0"})
     assert main(("audit", "--verify-export", str(out))) == 1
@@ -109,7 +107,6 @@ def test_a_gguf_file_with_other_types_is_told(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_damaged_files_for_llama_cpp_are_told(tmp_path: Path) -> None:
-    """A file cut short, an importance matrix without a tensor, and commands that were edited or are gone."""
     out = written(tmp_path / "out", "gguf", FOR_LLAMA)
     quantised(out)
     for name in ("gguf-imatrix.gguf", "model.gguf"):
@@ -132,14 +129,12 @@ def test_damaged_files_for_llama_cpp_are_told(tmp_path: Path) -> None:
 
 
 def test_experts_and_routers_of_a_mixture_are_verified(tmp_path: Path) -> None:
-    """A layer's experts are one tensor; a router has no line, since llama-quantize leaves it."""
     made = sparse("mixtral")
     export(made.model, experts(made, "q4_0"), tmp_path / "out", ["gguf"], sites=made.sites, fits=made.fits)
     assert verdicts(tmp_path / "out") == {"gguf-types.txt": (), "gguf-imatrix.gguf": ()}
 
 
 def test_every_layer_of_an_mlx_export_gets_its_parameters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The program, whose predicate MLX quantises by, and the folder that it makes are read as meant."""
     out = written(tmp_path / "out", "mlx", FOR_MLX)
     converted(out, layers_in((out / "mlx_convert.py").read_text()))
     assert verdicts(out) == {"mlx_convert.py": (), "mlx_model": ()}
@@ -159,7 +154,6 @@ def test_every_layer_of_an_mlx_export_gets_its_parameters(tmp_path: Path, capsys
     ],
 )
 def test_an_edited_program_for_mlx_is_told(old: str, new: str, words: str, tmp_path: Path) -> None:
-    """Other parameters, another layer, what MLX refuses, what is no program, any other byte."""
     out = written(tmp_path / "out", "mlx", FOR_MLX)
     path = out / "mlx_convert.py"
     assert old in path.read_text()
@@ -168,7 +162,6 @@ def test_an_edited_program_for_mlx_is_told(old: str, new: str, words: str, tmp_p
 
 
 def test_a_folder_of_mlx_that_is_another_is_told(tmp_path: Path) -> None:
-    """A layer that was to stay, one with other parameters, one whose tensors have another shape than they say."""
     out = written(tmp_path / "out", "mlx", FOR_MLX)
     layers = layers_in((out / "mlx_convert.py").read_text())
     value = "model.layers.1.self_attn.v_proj"
@@ -188,7 +181,6 @@ def test_a_folder_of_mlx_that_is_another_is_told(tmp_path: Path) -> None:
 
 
 def test_tensors_of_a_checkpoint_that_were_changed_are_told(tmp_path: Path) -> None:
-    """One byte of a stored weight is enough, though its names and its configuration are as they were."""
     made = subject()
     out = tmp_path / "out"
     export(made.model, {UP: "fp8"}, out, [], sites=made.sites, fits=made.fits, checkpoint=True)

@@ -21,7 +21,6 @@ from tests.precision.tiny_models import SIZES, TEXT, refusal, text_refusal
 
 @pytest.mark.parametrize("name", ["stdlib-llama", "stdlib-mixtral"])
 def test_a_bundled_model_predicts_text_that_it_was_not_trained_on(name: str) -> None:
-    """The stored weights, tokenizer and held-out text belong together: the loss is the one that was recorded."""
     loaded = load(name)
     home = bundled()[name]
     recorded = json.loads((home / "training.json").read_text())["held_out_nats_per_byte"]
@@ -41,7 +40,6 @@ def test_a_bundled_model_predicts_text_that_it_was_not_trained_on(name: str) -> 
      ("masked", "encoder"), ("classifier", "classifier")],
 )  # fmt: skip
 def test_a_directory_is_loaded_by_its_architecture(stored: Callable[[str], Path], model: str, kind: str) -> None:
-    """Every kind of model comes back in eval mode and in float32, with the values that were stored in bfloat16."""
     loaded = load(stored(model))
     assert (loaded.kind, loaded.name, loaded.path) == (kind, model, stored(model))
     assert not loaded.model.training
@@ -53,21 +51,18 @@ def test_a_directory_is_loaded_by_its_architecture(stored: Callable[[str], Path]
 
 
 def test_an_architecture_without_fused_attention_is_loaded_with_its_own(tmp_path: Path) -> None:
-    """Gemma 2 caps its scores, which scaled_dot_product_attention can't: its attention is the eager one."""
     sizes = SIZES | {"num_hidden_layers": 1, "num_key_value_heads": 1, "head_dim": 16}
     transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**sizes)).save_pretrained(tmp_path)
     assert load(tmp_path).model.config._attn_implementation == "eager"
 
 
 def test_float64_is_a_choice(stored: Callable[[str], Path]) -> None:
-    """The same weights can be held in float64, for a reference."""
     single, double = load(stored("llama")).model, load(stored("llama"), dtype=torch.float64).model
     pairs = zip(single.parameters(), double.parameters(), strict=True)
     assert all(b.dtype == torch.float64 and torch.equal(a.double(), b) for a, b in pairs)
 
 
 def test_a_sharded_model_is_the_same_model(stored: Callable[[str], Path], tmp_path: Path) -> None:
-    """Shards and an index give the weights that one file gives."""
     whole = load(stored("mixtral"))
     whole.model.bfloat16().save_pretrained(tmp_path / "shards", max_shard_size="20KB")
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
@@ -90,12 +85,10 @@ def test_a_sharded_model_is_the_same_model(stored: Callable[[str], Path], tmp_pa
     ],
 )
 def test_an_unknown_model_is_answered_with_what_there_is(target: str, says: str) -> None:
-    """A name that stands for nothing says what may be given instead."""
     assert says in refusal(target, UnknownModel)
 
 
 def test_a_factory_gives_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A function of a module in the current folder is called; what it gives is put in eval mode and float32."""
     (tmp_path / "users_models.py").write_text(
         "import torch\n"
         "def right(): return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout()).half()\n"
@@ -131,7 +124,6 @@ def exported(tmp_path: Path) -> Path:
 
 
 def test_an_exported_program_is_loaded_from_its_file_and_as_an_object(exported: Path) -> None:
-    """Both compute what the program computes."""
     program = torch.export.load(exported)
     x = torch.randn(2, 8)
     for target in (str(exported), program):
@@ -141,13 +133,11 @@ def test_an_exported_program_is_loaded_from_its_file_and_as_an_object(exported: 
 
 
 def test_a_cut_off_exported_program_is_refused(exported: Path) -> None:
-    """Half a file says that it is one."""
     exported.write_bytes(exported.read_bytes()[:1000])
     assert "is no .pt2 file, or is cut off" in refusal(exported, BadModel)
 
 
 def test_an_exported_program_without_products_is_refused() -> None:
-    """A graph that multiplies no matrices has nothing to audit."""
     program = torch.export.export(torch.nn.ReLU(), (torch.zeros(2),))
     assert "without linear, convolutional or recurrent layers" in refusal(program, BadModel)
 
@@ -172,7 +162,6 @@ def with_entry(archive: Path, entry: str, content: bytes) -> None:
 
 
 def test_code_in_an_exported_program_is_run_only_on_trust(exported: Path, tmp_path: Path) -> None:
-    """A pickle that runs code, where torch.export keeps the example inputs, is refused before it does."""
     hit = tmp_path / "hit"
     torch.save(Touch(hit), tmp_path / "pickled")
     with_entry(exported, "network/data/sample_inputs/model.pt", (tmp_path / "pickled").read_bytes())
@@ -183,14 +172,12 @@ def test_code_in_an_exported_program_is_run_only_on_trust(exported: Path, tmp_pa
 
 
 def test_pickled_objects_in_an_exported_program_need_trust(exported: Path) -> None:
-    """Entries that torch.export reads with the plain unpickler are refused by their names."""
     with_entry(exported, "network/data/constants/opaque_obj_0", pickle.dumps(Touch(exported)))
     assert "holds a pickle (network/data/constants/opaque_obj_0)" in refusal(exported, UntrustedModel)
     assert load(exported, trust=True).kind == "exported"  # which no constant refers to
 
 
 def test_pickles_need_trust(llama: Path, tmp_path: Path) -> None:
-    """Weights or modules in a pickle are read only when the caller allows it."""
     expected = load(llama).model.state_dict()
     torch.save(load_file(llama / "model.safetensors"), llama / "pytorch_model.bin")
     (llama / "model.safetensors").unlink()

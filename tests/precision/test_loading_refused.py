@@ -18,7 +18,6 @@ from tests.precision.tiny_models import edit_json, edit_weights, refusal
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
 def test_remote_code_needs_trust(llama: Path, file: str) -> None:
-    """A directory that brings classes of its own is refused, and the file that asks for them named."""
     edit_json(llama / file, auto_map={"AutoModelForCausalLM": "modeling.Own"})
     assert f"{file} asks for code that comes with the model (auto_map)" in refusal(llama, UntrustedModel)
 
@@ -37,13 +36,11 @@ def test_remote_code_needs_trust(llama: Path, file: str) -> None:
     ],
 )
 def test_a_configuration_that_fits_not_is_refused(llama: Path, changes: dict[str, Any], says: str) -> None:
-    """A config.json that can't be loaded, or describes another model than the weights, says where they differ."""
     edit_json(llama / "config.json", **changes)
     assert says in refusal(llama, BadModel)
 
 
 def test_a_missing_expert_is_named_as_it_is_stored(stored: Callable[[str], Path], tmp_path: Path) -> None:
-    """Experts are stored one by one but loaded as one tensor; the line names the file's tensor."""
     folder = shutil.copytree(stored("mixtral"), tmp_path / "mixtral")
     gone = "model.layers.0.block_sparse_moe.experts.2.w1.weight"
     edit_weights(folder, lambda weights: weights.pop(gone))
@@ -62,7 +59,6 @@ def test_a_missing_expert_is_named_as_it_is_stored(stored: Callable[[str], Path]
     ],
 )
 def test_a_damaged_file_is_named(llama: Path, file: str, content: bytes | None, says: str) -> None:
-    """What is missing or unreadable is said with its name."""
     if content is None:
         (llama / file).unlink()
     else:
@@ -71,14 +67,12 @@ def test_a_damaged_file_is_named(llama: Path, file: str, content: bytes | None, 
 
 
 def test_cut_off_weights_are_refused(llama: Path) -> None:
-    """A safetensors file that ends early is refused by its header, before anything is built."""
     whole = (llama / "model.safetensors").read_bytes()
     (llama / "model.safetensors").write_bytes(whole[:-100])
     assert f"{llama / 'model.safetensors'} is no safetensors file, or is cut off" in refusal(llama, BadModel)
 
 
 def test_weights_that_are_not_finite_are_counted(llama: Path) -> None:
-    """The line names a parameter and how many of its values are NaN and infinite."""
 
     def spoil(weights: dict[str, torch.Tensor]) -> None:
         weights["model.layers.1.mlp.up_proj.weight"][0, :3] = torch.nan
@@ -92,20 +86,17 @@ def test_weights_that_are_not_finite_are_counted(llama: Path) -> None:
 
 
 def test_a_file_of_a_model_points_to_its_directory(llama: Path) -> None:
-    """Weights alone have no architecture."""
     assert f"give the directory that it stands in: {llama}" in refusal(llama / "model.safetensors", UnknownModel)
     (llama / "notes.txt").write_text("x")
     assert "is no model file" in refusal(llama / "notes.txt", UnknownModel)
 
 
 def test_without_transformers_the_extra_is_named(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where transformers isn't installed the line says what to install."""
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert "pip install 'kernel-assay[audit]'" in refusal(llama, NotInstalled)
 
 
 def test_loading_is_silent(llama: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Neither progress bars nor reports of transformers reach the terminal."""
     edit_weights(llama, lambda weights: weights.pop("lm_head.weight"))
     refusal(llama, BadModel)
     load("stdlib-llama")
@@ -114,7 +105,6 @@ def test_loading_is_silent(llama: Path, capfd: pytest.CaptureFixture[str]) -> No
 
 
 def test_damaged_shards_are_named(stored: Callable[[str], Path], tmp_path: Path) -> None:
-    """A shard that is missing, and one without a tensor that the index promises, are each named."""
     load(stored("llama")).model.save_pretrained(tmp_path, max_shard_size="20KB")
     first, second = sorted(tmp_path.glob("*.safetensors"))[:2]
     weights = load_file(first)
