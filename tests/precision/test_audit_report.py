@@ -1,29 +1,36 @@
-"""What an audit tells, in JSON, on a page and in a terminal."""
+"""What an audit tells, in JSON, on a page and in a terminal.
+
+Errors that are no longer small, which a quadratic form doesn't follow: no interval is promised, and it is told.
+"""
 
 import copy
 import html
 import json
 import math
+import random
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 import torch
 
-from assay.precision.auditing import Audit, audit
+from assay.precision.auditing import Audit, audit, reliability
 from assay.precision.export import Part
 from assay.precision.observation.sites import layer_and_kind
+from assay.precision.prediction.calibration import Calibration, Measured
 from assay.precision.report import content_of, page, record, summary
 from assay.precision.report.comparison import compared, in_lines
 from assay.precision.report.summary import next_steps
 from assay.precision.report.words import grouped, layers_of, plain
 from assay.precision.units import format_bytes
 from tests.precision.reported import asked, small_audit, small_content
-from tests.precision.small_models import FORMATS
+from tests.precision.small_models import FORMATS, made
 
 SCHEMA = json.loads((files("assay.precision.report") / "audit.schema.json").read_text())
 
@@ -268,3 +275,44 @@ def test_intervals_at_the_length_of_the_context_are_a_command_away(content: dict
     assert [each for _, each in next_steps(few) if "--sequences 16 " in each]
     as_long = {**long, "data": {**plain["data"], "sequences": 40}}
     assert not [each for made in (plain, as_long) for _, each in next_steps(made) if "--sequence " in each]
+
+
+def pairs(seed: int, end: float = math.inf) -> list[Measured]:
+    """24 errors of 1e-5 to 1 that are measured where they are predicted, within a tenth, up to ``end``; of those beyond
+    half is measured."""
+    draw = random.Random(seed)
+    sizes = np.geomspace(1e-5, 1.0, 24)
+    return [Measured(p, p * math.exp(draw.gauss(0, 0.1)) * (1 if p <= end else 0.4), 4.0) for p in map(float, sizes)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_interval_is_promised_above_what_was_measured_where_it_was_predicted(seed: int) -> None:
+    """Where large measured errors leave the line the promise ends below them, and small ones keep it; where all lie on
+    it, it ends with the largest but for chance, and nothing further is promised."""
+    bent, straight = Calibration.fit(pairs(seed, 0.2)), Calibration.fit(pairs(seed))
+    for found in (bent, straight):
+        assert [found.level_of(Measured(size, 0.0, 4.0)) for size in (1e-7, 1e-3, 0.1)] == [0.95] * 3
+        assert found.level_of(Measured(1.01, 0.0, 4.0)) == 0
+    assert bent.level_of(Measured(0.37, 0.0, 4.0)) == 0
+    assert straight.level_of(Measured(0.37, 0.0, 4.0)) == 0.95
+
+
+def test_a_large_error_stands_in_record_terminal_and_page() -> None:
+    """What is recommended says so wherever the audit is read, and says nothing where it is no larger than what was
+    measured."""
+    model, batches = made()
+    found = audit(model, batches, "relative", FORMATS)
+    found.calibrate(12)
+    chosen = found.recommend(max_bytes=0.5 * found.cost({}).bytes)
+    assert "is large" not in chosen.why
+    whole, told = found.predictor, []
+    for limit in (whole.calibration.limit, 1e-9):
+        found.predictor = replace(whole, calibration=replace(whole.calibration, limit=limit))
+        chosen.prediction = found.predict(chosen)
+        chosen.why = " ".join(["chosen", *reliability(found, chosen)])
+        content = content_of(found, chosen, [], [], **asked(found))
+        told.append([content["recommended"]["prediction"]["level"], " ".join(summary(content).split()), page(content)])
+    (level, *before), (none, *after) = told
+    assert (level > 0.9, none) == (True, 0)
+    assert ["a guess" in text for text in (*before, *after)] == [False, False, True, True]
+    assert ["is large: of those measured" in text for text in (*before, *after)] == [False, False, True, True]

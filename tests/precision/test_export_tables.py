@@ -1,4 +1,7 @@
-"""Tables of embeddings: predicted as measured, counted once, offered where they are loaded, exported as simulated."""
+"""Tables of embeddings: predicted as measured, counted once, offered where they are loaded, exported as simulated.
+
+What a checkpoint can hold: known beforehand, and left out with a note where that is asked for.
+"""
 
 import json
 from pathlib import Path
@@ -11,9 +14,10 @@ from safetensors.torch import load_file
 from assay.precision.auditing import Audit, audit
 from assay.precision.export import export, load_checkpoint, unexportable, unstorable, verify_export, write_checkpoint
 from assay.precision.export.configurations.mlx import layers_in
+from assay.precision.observation.qparams import QParams
 from assay.precision.schemes import SCHEMES
 from assay.precision.targets import engines
-from tests.precision.exported import IDS, Subject, logits, subject
+from tests.precision.exported import IDS, Subject, loaded, logits, subject
 from tests.precision.test_export_experts import sparse
 
 TABLE, FORMATS = "model.embed_tokens", ["w8a16", "w4a16-g32", "w4a16-g32-asym", "w3a16-g32"]
@@ -132,3 +136,30 @@ def test_mlx_and_the_record_hold_tables(tmp_path: Path) -> None:
         export(made.model, {TABLE: "w4a16-g32-asym"}, out, ["mlx"], sites=made.sites, fits=made.fits)
         assert layers_in((out / "mlx_convert.py").read_text())[TABLE] == {"group_size": 32, "bits": 4, "mode": "affine"}
         assert [each.wrong for each in verify_export(out)] == [()]
+
+
+LAYER = "model.layers.{}.{}"
+
+
+def test_what_can_not_be_stored_may_stay_as_it_is(tmp_path: Path) -> None:
+    """Partial: a linear without a place for its factors, and one that engines run with it, are left out with a note;
+    the others are stored, and what is loaded equals what is said to be held."""
+    o_proj, query, key = (LAYER.format(0, f"self_attn.{part}_proj") for part in "oqk")
+    assignment = subject().weights("fp8") | {o_proj: "w8a8-smooth", query: "e5m2"}
+    made = subject()
+    written = write_checkpoint(made.model, assignment, tmp_path / "out", sites=made.sites, fits=made.fits, partial=True)
+    assert assignment.keys() - written.held.keys() == {o_proj, query, key, LAYER.format(0, "self_attn.v_proj")}
+    text = "\n".join(written.notes)
+    assert f"w8a8-smooth at {o_proj}: stays as it is in the checkpoint: 2 query heads share a value head" in text
+    assert f"e5m2 at {query}: stays as it is in the checkpoint: compressed-tensors has no float8_e5m2" in text
+    assert f"it is run as one with {query}" in text
+    stored = torch.nn.Module.float(loaded(tmp_path / "out"))
+    assert torch.equal(logits(stored, {}, QParams({}), {}), made.simulated(written.held))
+
+
+def test_a_tied_table_and_head_are_told_beforehand() -> None:
+    assert unstorable(subject().model, subject().sites) == {}
+    tied = Subject(tie_word_embeddings=True)
+    found = unstorable(tied.model, tied.sites)
+    assert list(found) == ["model.embed_tokens", "lm_head"]
+    assert all("shares its weight with" in reason for reason in found.values())

@@ -1,22 +1,30 @@
-"""Loading a model to audit: a bundled one, a directory, a factory, an exported program."""
+"""Loading a model to audit: a bundled one, a directory, a factory, an exported program.
+
+A directory that can't be loaded says what is wrong in it, in one line.
+
+Texts as batches of tokens.
+"""
 
 import json
 import os
 import pickle
+import shutil
 import sys
 import zipfile
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from assay.precision.errors import BadModel, UnknownModel, UntrustedModel
-from assay.precision.loading import bundled, load
-from tests.precision.tiny_models import SIZES, TEXT, refusal, text_refusal
+from assay.precision.loading import batches_of, bundled, load
+from assay.runtime.errors import AssayError, NotInstalled
+from tests.precision.tiny_models import SIZES, TEXT, edit_json, edit_weights, refusal, text_refusal
 
 
 @pytest.mark.parametrize("name", ["stdlib-llama", "stdlib-mixtral"])
@@ -190,3 +198,173 @@ def test_pickles_need_trust(llama: Path, tmp_path: Path) -> None:
     assert torch.equal(load(tmp_path / "network.pt", trust=True).model.weight, network.weight)
     torch.save(network.state_dict(), tmp_path / "weights.pth")
     assert "holds a dict of 2 entries" in refusal(tmp_path / "weights.pth", BadModel, trust=True)
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
+def test_remote_code_needs_trust(llama: Path, file: str) -> None:
+    edit_json(llama / file, auto_map={"AutoModelForCausalLM": "modeling.Own"})
+    assert f"{file} asks for code that comes with the model (auto_map)" in refusal(llama, UntrustedModel)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"quantization_config": {"quant_method": "fp8"}}, "is quantised already"),
+        ({"architectures": None}, "names no architecture"),
+        ({"architectures": ["T5ForConditionalGeneration"]}, "is a T5ForConditionalGeneration; expected a causal"),
+        ({"model_type": "nonesuch"}, "can't be loaded by transformers"),
+        ({"hidden_size": "wide"}, "hidden_size"),
+        ({"num_hidden_layers": 3}, "lacks model.layers.2.input_layernorm.weight and 8 more"),
+        ({"num_hidden_layers": 1}, "has more than config.json describes: model.layers.1.input_layernorm.weight and 8"),
+        ({"intermediate_size": 64}, "mlp.down_proj.weight is (32, 48), by config.json (32, 64) and 5 more"),
+    ],
+)
+def test_a_configuration_that_fits_not_is_refused(llama: Path, changes: dict[str, Any], says: str) -> None:
+    edit_json(llama / "config.json", **changes)
+    assert says in refusal(llama, BadModel)
+
+
+def test_a_missing_expert_is_named_as_it_is_stored(stored: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(stored("mixtral"), tmp_path / "mixtral")
+    gone = "model.layers.0.block_sparse_moe.experts.2.w1.weight"
+    edit_weights(folder, lambda weights: weights.pop(gone))
+    assert f"weights of an expert are missing: {gone}" in refusal(folder, BadModel)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        ("config.json", None, "has no config.json"),
+        ("config.json", b"{", "can't be read as JSON"),
+        ("config.json", b"[]", "holds a list; expected a JSON object"),
+        ("model.safetensors", None, "has no weights; expected model.safetensors"),
+        ("model.safetensors", b"not weights", "is no safetensors file, or is cut off"),
+        ("tokenizer.json", b"{}", "its tokenizer can't be loaded"),
+    ],
+)
+def test_a_damaged_file_is_named(llama: Path, file: str, content: bytes | None, says: str) -> None:
+    if content is None:
+        (llama / file).unlink()
+    else:
+        (llama / file).write_bytes(content)
+    assert says in refusal(llama, BadModel)
+
+
+def test_cut_off_weights_are_refused(llama: Path) -> None:
+    whole = (llama / "model.safetensors").read_bytes()
+    (llama / "model.safetensors").write_bytes(whole[:-100])
+    assert f"{llama / 'model.safetensors'} is no safetensors file, or is cut off" in refusal(llama, BadModel)
+
+
+def test_weights_that_are_not_finite_are_counted(llama: Path) -> None:
+
+    def spoil(weights: dict[str, torch.Tensor]) -> None:
+        weights["model.layers.1.mlp.up_proj.weight"][0, :3] = torch.nan
+        weights["model.layers.1.mlp.up_proj.weight"][1, 0] = -torch.inf
+        weights["model.norm.weight"][0] = torch.inf
+
+    edit_weights(llama, spoil)
+    said = refusal(llama, BadModel)
+    assert "model.layers.1.mlp.up_proj.weight holds 3 NaN and 1 infinite among 1536 values" in said
+    assert "1 more" in said
+
+
+def test_a_file_of_a_model_points_to_its_directory(llama: Path) -> None:
+    assert f"give the directory that it stands in: {llama}" in refusal(llama / "model.safetensors", UnknownModel)
+    (llama / "notes.txt").write_text("x")
+    assert "is no model file" in refusal(llama / "notes.txt", UnknownModel)
+
+
+def test_without_transformers_the_extra_is_named(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert "pip install 'kernel-assay[audit]'" in refusal(llama, NotInstalled)
+
+
+def test_loading_is_silent(llama: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    edit_weights(llama, lambda weights: weights.pop("lm_head.weight"))
+    refusal(llama, BadModel)
+    load("stdlib-llama")
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "")
+
+
+def test_damaged_shards_are_named(stored: Callable[[str], Path], tmp_path: Path) -> None:
+    load(stored("llama")).model.save_pretrained(tmp_path, max_shard_size="20KB")
+    first, second = sorted(tmp_path.glob("*.safetensors"))[:2]
+    weights = load_file(first)
+    gone = sorted(weights)[0]
+    save_file({name: value for name, value in weights.items() if name != gone}, first, metadata={"format": "pt"})
+    assert f"{first.name} lacks {gone}, which model.safetensors.index.json" in refusal(tmp_path, BadModel)
+    second.unlink()
+    first.unlink()
+    assert f"lacks {first.name}" in refusal(tmp_path, BadModel)
+
+
+def test_a_text_is_cut_into_equal_disjoint_sequences_over_its_whole_length() -> None:
+    tokenizer = load("stdlib-llama").tokenizer
+    batches = batches_of(TEXT, tokenizer, sequence=32, sequences=11, batch=4)
+    assert [tuple(batch["input_ids"].shape) for batch in batches] == [(4, 32), (4, 32), (3, 32)]
+    rows = torch.cat([batch["input_ids"] for batch in batches]).tolist()
+    assert all(bool(batch["attention_mask"].all()) for batch in batches)
+    starts = [TEXT.index(bytes(row).decode()) for row in rows]
+    assert (starts[0], starts[-1]) == (0, len(TEXT) - 32)
+    gaps = [after - before for before, after in pairwise(starts)]
+    assert min(gaps) >= 32
+    assert max(gaps) - min(gaps) <= 1
+
+
+def test_a_bundled_tokenizer_gives_each_byte_its_value() -> None:
+    text = "\x00\tdéjà vu, 日本語 Ā\r\n\n"
+    tokenizer = load("stdlib-mixtral").tokenizer
+    (batch,) = batches_of(text, tokenizer)
+    assert bytes(batch["input_ids"][0].tolist()) == text.encode()
+    assert tokenizer.decode(batch["input_ids"][0]) == text
+
+
+def test_a_short_text_is_used_as_it_is() -> None:
+    loaded = load("stdlib-llama")
+    assert [batch["input_ids"].tolist() for batch in loaded.batches("ab")] == [[[97, 98]]]
+    assert [batch["input_ids"].shape for batch in loaded.batches(TEXT[:300])] == [(1, 256)]
+    assert "gives 1 token;" in text_refusal(loaded, "a")
+
+
+def test_lines_are_padded_and_masked() -> None:
+    (batch,) = batches_of("one\n\nthree\n", load("stdlib-llama").tokenizer, sequence=4, lines=True)
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
+    assert bytes(batch["input_ids"][1].tolist()) == b"thre"
+
+
+def test_special_tokens_stand_around_every_sequence(stored: Callable[[str], Path]) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = load(stored("bert")).tokenizer
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="! $A ?", special_tokens=[("!", ord("!")), ("?", ord("?"))]
+    )
+    (batch,) = batches_of("abcdefgh", tokenizer, sequence=5)
+    assert [bytes(row) for row in batch["input_ids"].tolist()] == [b"!abc?", b"!fgh?"]
+
+
+def test_a_text_that_gives_nothing_is_refused(tmp_path: Path) -> None:
+    loaded = load("stdlib-llama")
+    empty, binary = tmp_path / "empty.txt", tmp_path / "binary.txt"
+    empty.write_text(" \n")
+    binary.write_bytes(b"abc\xff")
+    assert "the text is empty" in text_refusal(loaded, "")
+    assert f"{empty} is empty" in text_refusal(loaded, empty)
+    assert "(byte 0xff at 3)" in text_refusal(loaded, binary)
+    assert f"{tmp_path} can't be read" in text_refusal(loaded, tmp_path)
+    assert "No such file" in text_refusal(loaded, tmp_path / "none.txt")
+    assert "give Path(" in text_refusal(loaded, str(binary))
+    assert "at most 256 tokens, got sequence=512" in text_refusal(loaded, TEXT, sequence=512)
+    with pytest.raises(AssayError, match="sequence=1; expected at least 2"):
+        loaded.batches(TEXT, sequence=1)
+
+
+def test_another_models_tokenizer_is_refused(llama: Path) -> None:
+    edit_json(llama / "config.json", vocab_size=100)
+    names = ("lm_head.weight", "model.embed_tokens.weight")
+    edit_weights(llama, lambda weights: weights.update({name: weights[name][:100].clone() for name in names}))
+    loaded = load(llama)
+    assert loaded.batches("123")
+    assert "gives token 'z' the id 122, but the model has 100 ids" in text_refusal(loaded, "xyz")
