@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from safetensors import safe_open
@@ -70,7 +71,10 @@ def verify_export(folder: str | Path) -> list[Verified]:
     llama-quantize and mlx_lm have written them. A file whose bytes have changed is reported in any case. Raises
     CannotExport for another folder.
     """
-    export = _Export.in_folder(folder)
+    try:
+        export = msgspec.convert({"folder": Path(folder), **record_in(Path(folder))}, _Export)
+    except (msgspec.ValidationError, TypeError):
+        raise CannotExport(f"{folder} has no export.json that names linears: give the folder of an export") from None
     results = {file: _result(file, partial(_READERS[file], export, file)) for file in export.files if file in _READERS}
     results |= {file: Verified(file, "") for file in export.files if file == "vllm.json"}  # vLLM is not installed here
     for file, digest in export.digests.items():
@@ -86,35 +90,24 @@ def verify_export(folder: str | Path) -> list[Verified]:
     return list(results.values())
 
 
-@dataclass(frozen=True, slots=True)
-class _Export:
-    """The record of an export, from its export.json.
+class _Export(msgspec.Struct):
+    """The record of an export, from its export.json."""
 
-    ``names``: the checkpoint's names of each site; ``held``: the part of the assignment that each format expresses;
-    ``tensors``: the GGUF tensors of each site's weight; ``tables``: embedding sites; ``tied``: sites that share another
-    site's weight; ``digests``: SHA-256 of the files.
-    """
-
-    folder: Path
     files: tuple[str, ...]
-    assignment: Mapping[str, str]
-    names: Mapping[str, Sequence[str]]
-    held: Mapping[str, Mapping[str, str]]
-    tensors: Mapping[str, Sequence[str]]
-    tables: Sequence[str]
-    tied: Sequence[str]
-    digests: Mapping[str, str]
-
-    @classmethod
-    def in_folder(cls, folder: str | Path) -> _Export:
-        path = Path(folder)
-        record: Any = record_in(path)
-        try:
-            optional_fields = (record.get(key, {}) for key in ("tensors", "tables", "tied", "digests"))
-            fields = (tuple(record["files"]), record["assignment"], record["names"], record["held"])
-            return cls(path, *fields, *optional_fields)
-        except (KeyError, TypeError, AttributeError):
-            raise CannotExport(f"{path} has no export.json that names linears: give the folder of an export") from None
+    assignment: dict[str, str]
+    names: dict[str, list[str]]
+    """The checkpoint's names of each site."""
+    held: dict[str, dict[str, str]]
+    """The part of the assignment that each format expresses."""
+    tensors: dict[str, list[str]] = {}
+    """The GGUF tensors of each site's weight."""
+    tables: list[str] = []
+    """Embedding sites."""
+    tied: list[str] = []
+    """Sites that share another site's weight."""
+    digests: dict[str, str] = {}
+    """SHA-256 of the files."""
+    folder: Path = Path()
 
 
 def _result(file: str, read: Callable[[], Verified]) -> Verified:

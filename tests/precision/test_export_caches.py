@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from assay.formats.errors import UnknownOption
-from assay.precision.export import Exported, export, load_checkpoint, verify_export, write_checkpoint
+from assay.precision.export import Exported, load_checkpoint, verify_export
 from assay.precision.export.configurations.vllm import cache_options, command_line
 from assay.precision.export.plan import plan_of
 from assay.precision.observation.sites import Site
@@ -23,7 +23,7 @@ DOWN = "model.layers.0.mlp.down_proj"
 
 
 def written(made: Subject, assignment: dict[str, str], out: Path, formats: list[str]) -> Exported:
-    return export(made.model, assignment, out, formats, sites=made.sites, fits=made.fits, checkpoint=True)
+    return made.export(assignment, out, formats, checkpoint=True)
 
 
 def config(out: Path) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def test_the_cache_of_one_layer_is_served_by_options(tmp_path: Path) -> None:
 
 def load_and_run(made: Subject, assignment: dict[str, str], out: Path) -> torch.Tensor:
     """Logits of a checkpoint of an assignment."""
-    write_checkpoint(made.model, assignment, out, sites=made.sites, fits=made.fits)
+    made.checkpoint(assignment, out)
     with torch.no_grad():
         return torch.as_tensor(load_checkpoint(out)(IDS, use_cache=False).logits)
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from assay.precision.errors import BadModel, CannotExport
-from assay.precision.export import Written, load_checkpoint, packed_zero_points, write_checkpoint
+from assay.precision.export import Written, load_checkpoint, packed_zero_points
 from assay.precision.export.configurations.compressed_tensors import why_not
 from assay.precision.loading import bundled, load
 from assay.precision.observation.qparams import QParams
@@ -38,7 +38,7 @@ LAYER = "model.layers.{}.{}"
 
 def write(made: Subject, assignment: dict[str, str], folder: Path, **options: Any) -> Written:
     """The checkpoint of an assignment."""
-    return write_checkpoint(made.model, assignment, folder, sites=made.sites, fits=made.fits, **options)
+    return made.checkpoint(assignment, folder, **options)
 
 
 def run(model: Any) -> torch.Tensor:

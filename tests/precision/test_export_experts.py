@@ -11,7 +11,7 @@ import transformers
 from safetensors import safe_open
 
 from assay.precision.errors import CannotExport
-from assay.precision.export import export, lint, load_checkpoint, quantization_config, unstorable, write_checkpoint
+from assay.precision.export import lint, load_checkpoint, quantization_config, unstorable
 from assay.precision.export.checkpoint.pieces import Piece, pieces_of, rows_of
 from assay.precision.export.plan import matches
 from assay.precision.loading.quiet import quiet
@@ -60,7 +60,7 @@ def experts(made: Subject, scheme: str) -> dict[str, str]:
 def test_experts_are_loaded_as_simulated(kind: str, scheme: str, tmp_path: Path) -> None:
     made = sparse(kind)
     assignment = experts(made, scheme)
-    written = write_checkpoint(made.model, assignment, tmp_path / "out", sites=made.sites, fits=made.fits)
+    written = made.checkpoint(assignment, tmp_path / "out")
     assert written.held == assignment
     with quiet():
         config = transformers.CompressedTensorsConfig(dequantize=True)
@@ -80,7 +80,7 @@ def test_experts_are_loaded_as_simulated(kind: str, scheme: str, tmp_path: Path)
 def test_targets_are_the_names_of_checkpoints(kind: str, tmp_path: Path) -> None:
     made, (block, parts) = sparse(kind), EXPERTS[kind]
     assignment = {**experts(made, "fp8"), "model.layers.1.self_attn.o_proj": "w4a16-g64"}
-    export(made.model, assignment, tmp_path, ["compressed-tensors"], sites=made.sites, fits=made.fits, checkpoint=True)
+    made.export(assignment, tmp_path, ["compressed-tensors"], checkpoint=True)
     content = json.loads((tmp_path / "quantization_config.json").read_text())
     assert json.loads((tmp_path / "checkpoint" / "config.json").read_text())["quantization_config"] == content
     fp8 = {f"model.layers.{layer}.{block}.experts.{e}.{p}" for layer in (0, 1) for e in range(4) for p in parts}
@@ -123,7 +123,7 @@ def test_a_router_is_known_to_have_no_place() -> None:
 def test_experts_with_column_factors_may_stay_as_they_are(tmp_path: Path) -> None:
     made = sparse("mixtral")
     assignment = experts(made, "w4a16-g64-awq") | {"lm_head": "fp8"}
-    written = write_checkpoint(made.model, assignment, tmp_path / "out", sites=made.sites, fits=made.fits, partial=True)
+    written = made.checkpoint(assignment, tmp_path / "out", partial=True)
     assert written.held == {"lm_head": "fp8"}
     assert any("stays as it is in the checkpoint: experts share one input" in note for note in written.notes)
 
@@ -131,7 +131,7 @@ def test_experts_with_column_factors_may_stay_as_they_are(tmp_path: Path) -> Non
 def test_column_factors_of_experts_are_refused(tmp_path: Path) -> None:
     made = sparse("mixtral")
     with pytest.raises(CannotExport, match="experts share one input"):
-        write_checkpoint(made.model, experts(made, "w4a16-g64-awq"), tmp_path / "out", sites=made.sites, fits=made.fits)
+        made.checkpoint(experts(made, "w4a16-g64-awq"), tmp_path / "out")
 
 
 def test_pieces_are_rows_in_order() -> None:
@@ -165,9 +165,7 @@ def test_a_mixture_is_opened_as_simulated(scheme: str, others: str | None, tmp_p
     as: weights are the simulated ones (NVFP4's in bfloat16), and linears round their inputs."""
     made = sparse("qwen")
     attention = {name: others for name in made.sites if others and name.endswith("proj") and "self_attn" in name}
-    written = write_checkpoint(
-        made.model, experts(made, scheme) | attention, tmp_path / "out", sites=made.sites, fits=made.fits
-    )
+    written = made.checkpoint(experts(made, scheme) | attention, tmp_path / "out")
     assert any("dequantize=True" in note for note in written.notes) == (others not in (None, scheme))
     model = load_checkpoint(tmp_path / "out")
     for name, chosen in written.held.items():

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from assay.precision.errors import CannotExport
-from assay.precision.export import FORMATS, Exported, clear, export
+from assay.precision.export import FORMATS, Exported, clear
 from tests.precision.exported import subject
 
 MINE = "a note of the user"
@@ -23,7 +23,7 @@ def fp8() -> dict[str, str]:
 def write(assignment: dict[str, str], out: Path, *formats: str, **options: Any) -> Exported:
     """The export of an assignment of the small Llama."""
     made = subject()
-    return export(made.model, assignment, out, formats, sites=made.sites, fits=made.fits, **options)
+    return made.export(assignment, out, formats, **options)
 
 
 def names(folder: Path) -> set[str]:

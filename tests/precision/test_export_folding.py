@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from assay.precision.errors import CannotExport
-from assay.precision.export import load_checkpoint, write_checkpoint
+from assay.precision.export import load_checkpoint
 from assay.precision.export.checkpoint.folding import folded
 from assay.precision.observation.qparams import QParams
 from assay.precision.schemes import SCHEMES
@@ -25,7 +25,7 @@ def many_heads() -> Subject:
 
 def written(made: Subject, assignment: dict[str, str], folder: Path) -> Any:
     """What is loaded of a checkpoint whose unquantised weights are float32, so that folding rounds nothing else."""
-    write_checkpoint(made.model, assignment, folder, sites=made.sites, fits=made.fits, dtype=torch.float32)
+    made.checkpoint(assignment, folder, dtype=torch.float32)
     return load_checkpoint(folder)
 
 
@@ -56,7 +56,7 @@ def test_factors_divide_the_scales_of_a_quantised_linear_before(many_heads: Subj
     tensors = []
     for number, below in enumerate(({}, {DOWN: "w4a16-g64-awq"})):
         out = tmp_path / str(number)
-        write_checkpoint(many_heads.model, {up: "w8a16", **below}, out, sites=many_heads.sites, fits=many_heads.fits)
+        many_heads.checkpoint({up: "w8a16", **below}, out)
         tensors.append(load_file(out / "model.safetensors"))
     plain, divided = tensors
     expected = (plain[f"{up}.weight_scale"].float() / stored.columns[:, None]).bfloat16()
@@ -94,8 +94,8 @@ def test_one_factor_of_all_goes_into_the_norm(many_heads: Subject) -> None:
 def test_a_head_with_factors_stays_and_the_others_are_stored(tmp_path: Path) -> None:
     made, chosen = subject(), {"lm_head": "w4a16-g32-awq", DOWN: "fp8"}
     with pytest.raises(CannotExport, match="lm_head: column factors need a norm before it"):
-        write_checkpoint(made.model, chosen, tmp_path / "whole", sites=made.sites, fits=made.fits)
-    written = write_checkpoint(made.model, chosen, tmp_path / "out", sites=made.sites, fits=made.fits, partial=True)
+        made.checkpoint(chosen, tmp_path / "whole")
+    written = made.checkpoint(chosen, tmp_path / "out", partial=True)
     assert written.held == {DOWN: "fp8"}
     assert any(
         "lm_head: stays as it is in the checkpoint: column factors need a norm" in note for note in written.notes
@@ -133,10 +133,4 @@ def test_a_fold_that_changes_the_model_is_refused(monkeypatch: pytest.MonkeyPatc
 def test_scales_that_rows_can_not_divide_are_refused(tmp_path: Path) -> None:
     for scheme in ("fp8-tensor", "mxfp8"):
         with pytest.raises(CannotExport, match=r"the scales of .*up_proj can't take its column factors"):
-            write_checkpoint(
-                subject().model,
-                {DOWN: "w8a8-smooth", "model.layers.0.mlp.up_proj": scheme},
-                tmp_path / "out",
-                sites=subject().sites,
-                fits=subject().fits,
-            )
+            subject().checkpoint({DOWN: "w8a8-smooth", "model.layers.0.mlp.up_proj": scheme}, tmp_path / "out")

@@ -17,7 +17,7 @@ import torch
 import transformers
 
 from assay.precision.errors import CannotExport, UnknownScheme
-from assay.precision.export import command_line, export, fqn_to_config, online_config, quantization_config
+from assay.precision.export import command_line, fqn_to_config, online_config, quantization_config
 from assay.precision.export.configurations.torchao import for_transformers
 from assay.precision.export.plan import matches, targets_of
 from assay.precision.observation.sites import Site
@@ -323,9 +323,7 @@ QUERY, DOWN, UP = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_pr
 def test_the_program_converts_each_layer_as_assigned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assignment = {QUERY: "w4a16-g64-asym", DOWN: "w-mxfp4", UP: "w-nvfp4", "lm_head": "w4a16-g32-asym"}
     made = subject()
-    done = export(
-        made.model, assignment, tmp_path / "out", ["mlx"], sites=made.sites, fits=made.fits, source="some/model"
-    )
+    done = made.export(assignment, tmp_path / "out", ["mlx"], source="some/model")
     assert done.parts[0].held == assignment
     assert done.notes == ()
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
@@ -349,6 +347,6 @@ def test_the_program_converts_each_layer_as_assigned(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("scheme", ["w4a16-g64", "w4a16-g64-awq", "w8a16", "fp8", "mxfp4", "q4_0", "nf4-g64"])
 def test_what_mlx_has_not_is_noted(scheme: str, tmp_path: Path) -> None:
     made = subject()
-    done = export(made.model, {QUERY: scheme}, tmp_path / "out", ["mlx"], sites=made.sites, fits=made.fits)
+    done = made.export({QUERY: scheme}, tmp_path / "out", ["mlx"])
     assert done.parts == ()
     assert done.notes[0].startswith(f"mlx: {scheme} at {QUERY}: MLX has groups of integers with a bias")

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from assay.precision.errors import CannotExport
-from assay.precision.export import Exported, export, unexportable
+from assay.precision.export import Exported, unexportable
 from assay.precision.export.configurations.gguf import TensorNames
 from assay.precision.schemes.ggml import block_types, pack
 from tests.precision.exported import IDS, Subject, subject
@@ -28,7 +28,7 @@ def deep() -> Subject:
 
 def write(made: Subject, assignment: dict[str, str], out: Path, **options: Any) -> Exported:
     """The export for llama.cpp alone."""
-    return export(made.model, assignment, out, ["gguf"], sites=made.sites, fits=made.fits, **options)
+    return made.export(assignment, out, ["gguf"], **options)
 
 
 def types(out: Path) -> dict[str, str]:

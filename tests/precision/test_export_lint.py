@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from assay.configs import architectures
-from assay.precision.export import export, lint, lint_config, lint_scales, quantization_config
+from assay.precision.export import lint, lint_config, lint_scales, quantization_config
 from assay.precision.export.plan import also_asked_for
 from assay.precision.observation.sites import Site
 from tests.precision.exported import subject
@@ -179,7 +179,7 @@ def sglang(content: dict[str, Any], name: str) -> int | None:
 
 def written(made: Any, assignment: dict[str, str], out: Path) -> dict[str, Any]:
     """The configuration of a checkpoint, which is the one that stands alone."""
-    export(made.model, assignment, out, ["compressed-tensors"], sites=made.sites, fits=made.fits, checkpoint=True)
+    made.export(assignment, out, ["compressed-tensors"], checkpoint=True)
     content: dict[str, Any] = json.loads((out / "quantization_config.json").read_text())
     assert json.loads((out / "checkpoint" / "config.json").read_text())["quantization_config"] == content
     return content

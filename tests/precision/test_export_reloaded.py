@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from assay.precision.auditing import Audit, audit
 from assay.precision.errors import CannotExport
-from assay.precision.export import FORMATS, Part, export, load_checkpoint, reloaded, write_checkpoint
+from assay.precision.export import FORMATS, Part, export, load_checkpoint, reloaded
 from assay.precision.export.configurations.compressed_tensors import quantization_config
 from assay.precision.loading import load
 from assay.precision.loading.quiet import quiet
@@ -158,7 +158,7 @@ def test_linears_of_4_and_8_bits_are_read_each_by_its_own(tmp_path: Path) -> Non
     """With dequantize=True transformers reads those of 8 bits as 4, in silence: a note says so, and `load_checkpoint`
     with the same option gives what was stored."""
     made, assignment = subject(), layers("w4a16-g64", "w8a16")
-    written = write_checkpoint(made.model, assignment, tmp_path / "out", sites=made.sites, fits=made.fits)
+    written = made.checkpoint(assignment, tmp_path / "out")
     assert any(NOTE in note for note in written.notes)
     assert wrong(plainly(tmp_path / "out"), assignment) == [name for name in assignment if "layers.1" in name]
     assert wrong(load_checkpoint(tmp_path / "out", **DENSE), assignment) == []
@@ -168,13 +168,13 @@ def test_linears_of_4_and_8_bits_are_read_each_by_its_own(tmp_path: Path) -> Non
 @pytest.mark.parametrize(("first", "second"), [("fp8", "nvfp4"), ("w4a16-g64", "mxfp4")])
 def test_formats_that_transformers_refuses_together_are_opened(first: str, second: str, tmp_path: Path) -> None:
     made, assignment = subject(), layers(first, second)
-    write_checkpoint(made.model, assignment, tmp_path / "out", sites=made.sites, fits=made.fits)
+    made.checkpoint(assignment, tmp_path / "out")
     assert wrong(load_checkpoint(tmp_path / "out", **DENSE), assignment) == []
 
 
 def test_one_scheme_needs_no_note(tmp_path: Path) -> None:
     made, assignment = subject(), layers("w4a16-g64", "w4a16-g64")
-    written = write_checkpoint(made.model, assignment, tmp_path / "out", sites=made.sites, fits=made.fits)
+    written = made.checkpoint(assignment, tmp_path / "out")
     assert not any(NOTE in note for note in written.notes)
     assert wrong(plainly(tmp_path / "out"), assignment) == []
 
@@ -197,8 +197,8 @@ def test_nothing_is_written_that_nothing_reads(tmp_path: Path) -> None:
     made = subject()
     assert "modelopt" not in FORMATS
     with pytest.raises(CannotExport, match="expected formats of"):
-        export(made.model, {"lm_head": "fp8"}, tmp_path / "out", ["modelopt"], sites=made.sites, fits=made.fits)
-    export(made.model, layers("fp8-block", "w8a16"), tmp_path / "out", sites=made.sites, fits=made.fits)
+        made.export({"lm_head": "fp8"}, tmp_path / "out", ["modelopt"])
+    made.export(layers("fp8-block", "w8a16"), tmp_path / "out")
     texts = [path.read_text() for path in (tmp_path / "out").iterdir() if path.suffix in (".json", ".txt", ".py")]
     assert len(texts) > 4
     assert not any("FP8_PB_WO" in text or "modelopt" in text.lower() for text in texts)

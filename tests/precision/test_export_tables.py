@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from assay.precision.auditing import Audit, audit
-from assay.precision.export import export, load_checkpoint, unexportable, unstorable, verify_export, write_checkpoint
+from assay.precision.export import load_checkpoint, unexportable, unstorable, verify_export
 from assay.precision.export.configurations.mlx import layers_in
 from assay.precision.observation.qparams import QParams
 from assay.precision.schemes import SCHEMES
@@ -81,7 +81,7 @@ def test_a_table_is_loaded_as_simulated(scheme: str, tmp_path: Path) -> None:
     """Packed as vLLM reads it, named and by its class; transformers reads back the stored weight, and computes what was
     simulated."""
     made, assignment = subject(), {TABLE: scheme, "model.layers.0.self_attn.o_proj": "w8a16", "lm_head": "w8a16"}
-    written = write_checkpoint(made.model, assignment, tmp_path / "out", sites=made.sites, fits=made.fits)
+    written = made.checkpoint(assignment, tmp_path / "out")
     assert written.held == assignment
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     assert {key.removeprefix(f"{TABLE}.") for key in tensors if TABLE in key} == {
@@ -113,9 +113,7 @@ def test_what_no_engine_loads_stays_and_is_noted(kind: str, scheme: str, reason:
         kind
     ]()
     chosen = {TABLE: scheme, "model.layers.0.self_attn.o_proj": "fp8"}
-    done = export(
-        made.model, chosen, tmp_path / "out", ["compressed-tensors"], sites=made.sites, fits=made.fits, checkpoint=True
-    )
+    done = made.export(chosen, tmp_path / "out", ["compressed-tensors"], checkpoint=True)
     assert all(part.held == {"model.layers.0.self_attn.o_proj": "fp8"} for part in done.parts)
     assert any(f"{scheme} at {TABLE}: {reason}" in note for note in done.notes)
     assert [each.wrong for each in verify_export(tmp_path / "out")] == [(), ()]
@@ -133,7 +131,7 @@ def test_tables_are_left_from_the_start_where_an_export_has_none() -> None:
 def test_mlx_and_the_record_hold_tables(tmp_path: Path) -> None:
     for tied in (False, True):
         made, out = Subject(tie_word_embeddings=tied, num_hidden_layers=1), tmp_path / str(tied)
-        export(made.model, {TABLE: "w4a16-g32-asym"}, out, ["mlx"], sites=made.sites, fits=made.fits)
+        made.export({TABLE: "w4a16-g32-asym"}, out, ["mlx"])
         assert layers_in((out / "mlx_convert.py").read_text())[TABLE] == {"group_size": 32, "bits": 4, "mode": "affine"}
         assert [each.wrong for each in verify_export(out)] == [()]
 
@@ -147,7 +145,7 @@ def test_what_can_not_be_stored_may_stay_as_it_is(tmp_path: Path) -> None:
     o_proj, query, key = (LAYER.format(0, f"self_attn.{part}_proj") for part in "oqk")
     assignment = subject().weights("fp8") | {o_proj: "w8a8-smooth", query: "e5m2"}
     made = subject()
-    written = write_checkpoint(made.model, assignment, tmp_path / "out", sites=made.sites, fits=made.fits, partial=True)
+    written = made.checkpoint(assignment, tmp_path / "out", partial=True)
     assert assignment.keys() - written.held.keys() == {o_proj, query, key, LAYER.format(0, "self_attn.v_proj")}
     text = "\n".join(written.notes)
     assert f"w8a8-smooth at {o_proj}: stays as it is in the checkpoint: 2 query heads share a value head" in text

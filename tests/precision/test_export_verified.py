@@ -16,7 +16,7 @@ import pytest
 
 from assay.cli.main import main
 from assay.precision.errors import CannotExport
-from assay.precision.export import export, verify_export, write_gguf
+from assay.precision.export import verify_export
 from assay.precision.export.configurations.mlx import layers_in
 from tests.precision.exported import subject
 from tests.precision.test_export_experts import experts, sparse
@@ -37,7 +37,7 @@ def mixed() -> dict[str, str]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An export of it, with a checkpoint."""
     out, made = tmp_path_factory.mktemp("verified") / "out", subject()
-    export(made.model, mixed(), out, FORMATS, sites=made.sites, fits=made.fits, checkpoint=True)
+    made.export(mixed(), out, FORMATS, checkpoint=True)
     return out
 
 
@@ -85,9 +85,7 @@ def test_a_linear_that_gets_another_scheme_is_told(folder: Path, capsys: pytest.
 def test_experts_are_verified_by_the_names_of_checkpoints(kind: str, tmp_path: Path) -> None:
     made = sparse(kind)
     chosen = {**experts(made, "fp8"), "lm_head": "w8a16"}
-    export(
-        made.model, chosen, tmp_path / "out", ["compressed-tensors"], sites=made.sites, fits=made.fits, checkpoint=True
-    )
+    made.export(chosen, tmp_path / "out", ["compressed-tensors"], checkpoint=True)
     found = verify_export(tmp_path / "out")
     assert [each.wrong for each in found] == [(), ()]
     assert found[0].checked >= 2 * 4 * 3
@@ -109,7 +107,7 @@ FOR_MLX = {DOWN: "w4a16-g64-asym", UP: "w-mxfp4", QUERY: "w-nvfp4", "lm_head": "
 def written(out: Path, format: str, assignment: dict[str, str]) -> Path:
     """An export for one stack."""
     made = subject()
-    export(made.model, assignment, out, [format], sites=made.sites, fits=made.fits)
+    made.export(assignment, out, [format])
     return out
 
 
@@ -122,7 +120,7 @@ def quantised(out: Path, **changes: str) -> None:
     """The file that llama-quantize would make, by ggml's own code, with other types where changed."""
     made, path = subject(), out / "model.gguf"
     chosen = {**{name: scheme for name, scheme in FOR_LLAMA.items() if name != QUERY}, QUERY: "q5_0", **changes}
-    write_gguf(made.model, chosen, path, sites=made.sites, fits=made.fits)
+    made.gguf(chosen, path)
 
 
 def converted(out: Path, layers: dict[str, dict[str, Any]]) -> Path:
@@ -213,7 +211,7 @@ def test_damaged_files_for_llama_cpp_are_told(tmp_path: Path) -> None:
 
 def test_experts_and_routers_of_a_mixture_are_verified(tmp_path: Path) -> None:
     made = sparse("mixtral")
-    export(made.model, experts(made, "q4_0"), tmp_path / "out", ["gguf"], sites=made.sites, fits=made.fits)
+    made.export(experts(made, "q4_0"), tmp_path / "out", ["gguf"])
     assert verdicts(tmp_path / "out") == {"gguf-types.txt": (), "gguf-imatrix.gguf": ()}
 
 
@@ -266,7 +264,7 @@ def test_a_folder_of_mlx_that_is_another_is_told(tmp_path: Path) -> None:
 def test_tensors_of_a_checkpoint_that_were_changed_are_told(tmp_path: Path) -> None:
     made = subject()
     out = tmp_path / "out"
-    export(made.model, {UP: "fp8"}, out, [], sites=made.sites, fits=made.fits, checkpoint=True)
+    made.export({UP: "fp8"}, out, [], checkpoint=True)
     assert verdicts(out) == {"checkpoint/config.json": ()}
     (file,) = (out / "checkpoint").glob("*.safetensors")
     data = bytearray(file.read_bytes())
