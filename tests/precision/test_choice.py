@@ -41,10 +41,14 @@ def test_with_added_errors_the_choice_is_the_best_of_all(first: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.evidence) for n in range(25, 200, 25))])
-def test_refined_choices_are_the_best_of_all_under_the_quadratic_form(first: int) -> None:
+@pytest.mark.parametrize(
+    "seeds",
+    [range(12), *(pytest.param(range(n, n + 25), marks=pytest.mark.evidence) for n in range(0, 200, 25))],
+    ids=lambda seeds: str(seeds.start) if len(seeds) > 12 else "few",
+)
+def test_refined_choices_are_the_best_of_all_under_the_quadratic_form(seeds: range) -> None:
     equal = count = 0
-    for seed in range(first, first + 25):
+    for seed in seeds:
         groups, error_of = random_problem(seed, options=4)
         budgets, minimise = budgets_of(groups, seed)
         wanted = optimum(groups, error_of, budgets, minimise)
@@ -57,7 +61,7 @@ def test_refined_choices_are_the_best_of_all_under_the_quadratic_form(first: int
             count += 1
             equal += reached <= wanted * (1 + 1e-9)
     print(f"{equal} of {count} equal the optimum")
-    assert count >= 20
+    assert count >= 0.8 * len(seeds)
     assert equal >= 0.95 * count
 
 
