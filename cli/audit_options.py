@@ -128,7 +128,7 @@ def loaded_of(model: str, memory: float | None, device: str, *, trust: bool, che
 
 def _check_checkpoint(model: torch.nn.Module) -> None:
     """Raise, before anything is computed, if a checkpoint of the model can't be written."""
-    from assay.precision.export.checkpoint.folder import needed
+    from assay.precision.export.checkpoint.writing import needed
     from assay.precision.observation.streaming import streamed_parameters
 
     needed("compressed_tensors")
