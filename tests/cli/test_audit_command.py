@@ -13,8 +13,7 @@ import pytest
 
 from assay.cli.audit import Stages
 from assay.cli.audit import audit as command
-from assay.cli.audit_effort import Pace
-from assay.cli.audit_options import bytes_of
+from assay.cli.audit_options import Pace, bytes_of
 from assay.cli.main import main
 from assay.cli.progress import ProgressBar
 from assay.precision.auditing import Audit, audit
