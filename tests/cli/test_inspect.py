@@ -1,6 +1,7 @@
 """`assay inspect`: a table, JSON and a page, and mistakes in one line."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -72,11 +73,5 @@ def test_a_table_is_printed_of_an_op_at_given_sizes(module: str, capsys: pytest.
         (["no_such_kernel"], "expected package.module:function, or a kernel"),
     ],
 )
-def test_mistakes_are_told_in_one_line(
-    module: str, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What can't be inspected is refused with what was expected, and exit status 2."""
-    assert main(["inspect", *arguments]) == 2
-    said = capsys.readouterr()
-    assert words in " ".join(said.err.split())
-    assert said.out == ""
+def test_mistakes_are_one_line(module: str, arguments: list[str], words: str, one_line: Callable[..., None]) -> None:
+    one_line(("inspect", *arguments), words)

@@ -76,6 +76,7 @@ def test_absent_packages_are_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> 
         assert "\n" not in words
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_survey_lists_what_is_not_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,8 +134,9 @@ def test_a_target_that_is_no_expression_is_told(target: str) -> None:
         load_target(target)
 
 
+@pytest.mark.usefixtures("in_process")
 def test_an_adapter_s_repro_line_fails_again(capfd: pytest.CaptureFixture[str]) -> None:
-    """The target with its lambda stands in the line, which fails in a process of its own."""
+    """The target with its lambda is in the line."""
     target = "torch:lambda x: softmax(x * 1.01, -1)"
     asked = ("--spec", "softmax", "--dtype", "float32", "--effort", "quick", "--examples", "1")
     assert main(("verify", target, *asked, "--json")) == 1
