@@ -1,7 +1,9 @@
-"""A stored model and an audit of it, and workers that are this process, which several tests of the command start from."""
+"""A stored model and an audit of it, and worker processes replaced by this process, for tests of the command."""
 
+import math
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,12 @@ HERE = Path(__file__).parent
 def in_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Run the tasks of worker processes in this one, for tests of what a command does with the answers."""
 
-    def run(pool: Pool, task: Callable[..., Any], items: Sequence[Any], **limits: float) -> Iterator[tuple[int, Any]]:
+    def run(
+        pool: Pool, task: Callable[..., Any], items: Iterable[Any], *, until: float = math.inf
+    ) -> Iterator[tuple[int, Any]]:
         for index, item in enumerate(items):
+            if time.monotonic() >= until:
+                return
             try:
                 yield index, task(item, lambda note="", seconds=0.0: None)
             except Exception as error:

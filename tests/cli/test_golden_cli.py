@@ -3,19 +3,20 @@
 import json
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from assay import configs
-from assay.cli import progress
 from assay.cli.main import main
 from assay.golden import specs
 from assay.golden.jobs.campaign import Campaign, parse_campaign, read_campaign
 from assay.golden.store import Store
 from tests.golden.jobs.here import SMALL, built
 
+pytestmark = pytest.mark.usefixtures("in_process")
 CONFIGS = Path(configs.__file__).parent / "campaigns"
 
 
@@ -172,23 +173,17 @@ def test_parts_are_built_one_by_one(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_mistake_is_one_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    one_line: Callable[..., None],
     arguments: tuple[str, ...],
     message: str,
 ) -> None:
-    """What is wrong, and how to mend it; exit status 2."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
     (tmp_path / "bad.toml").write_text(SMALL.replace("seeds", "\nsedes"))
     (tmp_path / "broken.py").write_text("raise ValueError('oh\\nno')", encoding="utf-8")
     built(tmp_path / "good")
-    assert main(("golden", *arguments)) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("assay: ")
-    assert err.count("\n") == 1
-    assert message.format(folder=tmp_path) in err
+    one_line(("golden", *arguments), message.format(folder=tmp_path))
 
 
 def test_two_campaigns_of_one_name_are_both_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -252,21 +247,7 @@ def test_a_store_with_odd_records_is_shown(
     assert "8 records shown, 1 damaged or of another format (assay golden check)" in out
 
 
-def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line, nothing begun."""
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, one_line: Callable[..., None]) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert main(("golden", "build", "small", "--store", "x", "--engine", "ray")) == 2
-    assert capsys.readouterr().err == "assay: --engine ray needs ray: pip install 'kernel-assay[ray]'\n"
-
-
-def test_progress_tells_rate_and_time_left(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted from the first task that was made: neither the start nor what was there already is work."""
-    now = 0.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
-    with progress.ProgressBar("golden", 100, 400.0, rate=True) as bar:
-        for _ in range(10):
-            bar.skip(4.0)
-        for now in (20.0, 22.0, 24.0, 30.0):  # noqa: B007 - the clock reads it
-            bar.advance(4.0)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == ["assay: golden 12 of 100, 0.5/s, about 176 s left"]
+    line = ("golden", "build", "small", "--store", "x", "--engine", "ray")
+    one_line(line, "--engine ray needs ray: pip install 'kernel-assay[ray]'")
