@@ -15,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from assay.runtime.engines import Engine
     from assay.verify.campaign.survey import Job, Row
 
 _QUIET = 2.0  # seconds before progress is shown
@@ -59,22 +58,15 @@ def in_rows(rows: Iterable[tuple[str | Text, ...]], first: int | None = None) ->
     return table
 
 
-def examined(
-    jobs: Sequence[Job], left: Sequence[int], workers: Engine, show: Callable[[int, Row], None], **limits: float
-) -> bool:
-    """Examine the jobs at the indices ``left`` under a bar, passing each row to ``show(index, row)``.
-
-    Returns whether Ctrl-C stopped it; the rows until then have been shown.
-    """
-    from assay.verify.campaign.survey import run
-
-    todo, done = [jobs[index] for index in left], 0
-    with ProgressBar("examined", len(todo), sum(job.cost for job in todo)) as bar, suppress(KeyboardInterrupt):
-        for position, row in run(todo, workers, **limits):
-            show(left[position], row)
+def examined(jobs: Sequence[Job], rows: Iterable[tuple[int, Row]], show: Callable[[int, Row], None]) -> bool:
+    """Pass every row to ``show(index, row)`` under a bar; return whether Ctrl-C stopped it before all jobs ended."""
+    done = 0
+    with ProgressBar("examined", len(jobs), sum(job.cost for job in jobs)) as bar, suppress(KeyboardInterrupt):
+        for index, row in rows:
+            show(index, row)
             done += 1
-            bar.advance(todo[position].cost)
-    return done < len(todo)
+            bar.advance(jobs[index].cost)
+    return done < len(jobs)
 
 
 class ProgressBar:

@@ -57,7 +57,7 @@ def survey(
     started = time.monotonic()
     with engine_named(engine, worker_count(), preload="assay.verify.campaign.survey", timeout=_SILENT) as workers:
         from assay.verify.campaign.cache import keep, known, name_of
-        from assay.verify.campaign.survey import not_run, plan
+        from assay.verify.campaign.survey import not_run, plan, run
         from assay.verify.campaign.table import entries
         from assay.verify.harness.frameworks import check_device
 
@@ -81,14 +81,16 @@ def survey(
         left = [index for index in range(number - 1, len(jobs), of) if index not in before]
         _write(out, rows, request, 0.0)  # fails early if the folder can't be written
 
-        def show(index: int, row: Row) -> None:
+        def show(position: int, row: Row) -> None:
+            index = left[position]
             rows[index] = row
             if row.verdict is not None:
                 keep(kept, jobs[index], row.verdict, names[index])
             _write(out, rows, request, time.monotonic() - started)
 
         until = float("inf") if budget is None else started + budget
-        interrupted = examined(jobs, left, workers, show, until=until)
+        todo = [jobs[index] for index in left]
+        interrupted = examined(todo, run(todo, workers, until=until), show)
     taken = time.monotonic() - started
     page, data = _write(out, rows, request, taken)
     _print(rows, f"{taken:.0f} s, {page}, {data}")

@@ -88,7 +88,7 @@ def verify(
     ) as running:
         from assay.interpreter import check_emulated
         from assay.verify.campaign.cache import keep, known, name_of
-        from assay.verify.campaign.survey import plan
+        from assay.verify.campaign.survey import plan, run
         from assay.verify.harness.frameworks import check_device
 
         check_device("cpu" if pretend else device)
@@ -121,12 +121,14 @@ def verify(
         if count > 1 or not local:
             jobs = [replace(job, threads=1) for job in jobs]
 
-        def show(index: int, row: Row) -> None:
+        def show(position: int, row: Row) -> None:
+            index = left[position]
             rows[index] = row
             if out is not None and row.verdict is not None:
                 note(f"wrote {keep(out, jobs[index], row.verdict, names[index])}")
 
-        interrupted = examined(jobs, left, running, show)
+        todo = [jobs[index] for index in left]
+        interrupted = examined(todo, run(todo, running), show)
     ordered = [rows[index] for index in sorted(rows)]  # those so far are reported in any case
     status = _report(ordered, as_json, named=bool(targets)) if ordered or not interrupted else 130
     if summary is not None:

@@ -106,7 +106,6 @@ def repository_files() -> list[Path]:
 
 
 def test_imports_run_downward() -> None:
-    """No floor imports one above it, nor any of our folders by its bare name."""
     assert upward_imports(ROOT) == []
 
 
@@ -126,7 +125,6 @@ def test_imports_run_downward() -> None:
     ],
 )
 def test_an_upward_import_is_found(tmp_path: Path, file: str, line: str) -> None:
-    """The check above sees an upward import in every way of writing one."""
     planted = tmp_path / file
     planted.parent.mkdir(parents=True)
     planted.write_text(line + "\n", encoding="utf-8")
@@ -145,7 +143,6 @@ def test_an_upward_import_is_found(tmp_path: Path, file: str, line: str) -> None
     ],
 )
 def test_a_downward_import_is_let_through(tmp_path: Path, file: str, line: str) -> None:
-    """The check above raises no alarm over an import of one's own or a lower floor."""
     planted = tmp_path / file
     planted.parent.mkdir(parents=True)
     planted.write_text(line + "\n", encoding="utf-8")
@@ -175,7 +172,6 @@ def circle_of_imports(root: Path) -> list[str]:
 
 
 def test_no_imports_go_in_a_circle() -> None:
-    """No module needs itself by way of others, not even late or for a type checker alone."""
     assert circle_of_imports(ROOT) == []
 
 
@@ -184,7 +180,6 @@ def test_no_imports_go_in_a_circle() -> None:
     ["from assay.golden import a", "def late():\n    import assay.golden.a", "if TYPE_CHECKING:\n    from .a import x"],
 )
 def test_a_circle_of_imports_is_found(tmp_path: Path, late: str) -> None:
-    """The check above sees a circle however the import that closes it is written, and none without it."""
     folder = tmp_path / "golden"
     folder.mkdir()
     (folder / "__init__.py").write_text("from assay.golden.a import x\n", encoding="utf-8")
@@ -217,7 +212,6 @@ def test_every_floor_is_mapped_to_a_package() -> None:
 
 
 def test_every_folder_of_code_is_packaged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each folder below a floor that holds Python code has an `__init__.py` and is named to setuptools."""
     named: list[str] = []
     setuptools = ModuleType("setuptools")
     setuptools.setup = lambda packages: named.extend(packages)  # type: ignore[attr-defined]
@@ -229,7 +223,6 @@ def test_every_folder_of_code_is_packaged(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_package_has_its_version() -> None:
-    """`assay.__version__` is the installed distribution's, and nothing else is made up."""
     attribute = runpy.run_path(str(ROOT / TOP / "__init__.py"))["__getattr__"]
     assert attribute("__version__") == importlib.metadata.version("kernel-assay")
     with pytest.raises(AttributeError, match="module 'assay' has no attribute '__versoin__'"):
@@ -249,12 +242,10 @@ def test_every_file_of_a_floor_is_installed() -> None:
 
 
 def test_every_floor_is_typed() -> None:
-    """Each floor has the marker that lets a user's type checker read its annotations."""
     assert [floor for floor in (TOP, *MAY_IMPORT) if not (ROOT / floor / "py.typed").is_file()] == []
 
 
 def test_files_are_short() -> None:
-    """No file of code is longer than a reader's patience."""
     code = [path for path in repository_files() if path.suffix in {".py", ".cu", ".cuh", ".sh"} or path.name == "dev"]
     lengths = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in code}
     assert {name: length for name, length in lengths.items() if length > LONGEST_FILE} == {}
@@ -276,7 +267,6 @@ def test_files_that_the_docs_name_exist() -> None:
 
 
 def test_no_path_of_a_machine_is_written_down() -> None:
-    """No text file of the repository names a folder of the machine that it was written on."""
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for path in repository_files()
@@ -288,7 +278,6 @@ def test_no_path_of_a_machine_is_written_down() -> None:
 
 @pytest.mark.parametrize("folder", ["work", "farm", "tmp"])
 def test_a_path_of_a_machine_is_recognised(folder: str) -> None:
-    """The expression above finds such a path at a line's start and within it, and leaves other paths alone."""
     assert MACHINE_PATH.search(f"/{folder}/x")
     assert MACHINE_PATH.search(f'open("/{folder}/x")')
     assert not MACHINE_PATH.search(f"src/{folder}/x or /{folder}load/x")
@@ -299,21 +288,18 @@ def test_a_path_of_a_machine_is_recognised(folder: str) -> None:
     ["formats", "precision", "golden", "golden.store", "golden.inputs", "verify", "pytest_plugin.plugin", "configs"],
 )
 def test_importing_is_light(module: str) -> None:
-    """Neither torch, hypothesis nor fsspec is loaded until something needs it."""
     program = f"import sys, assay.{module}\nprint({{'torch', 'hypothesis', 'fsspec'}} & set(sys.modules) or [])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "[]", "")
 
 
 def test_every_table_can_be_read() -> None:
-    """Each table under `configs` is valid TOML and is found by its name, folders included."""
     tables = {path.relative_to(ROOT / "configs").with_suffix("").as_posix() for path in ROOT.glob("configs/**/*.toml")}
     assert set(configs.names()) == tables
     assert all(isinstance(configs.table(name), dict) for name in configs.names())
 
 
 def test_an_unknown_table_is_refused() -> None:
-    """The name of no table is answered with the names that exist."""
     with pytest.raises(ValueError, match="no table named 'contracts/nonesuch'; there are: ") as caught:
         configs.table("contracts/nonesuch")
     assert all(name in str(caught.value) for name in configs.names())

@@ -50,6 +50,7 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> Callable[..., None]:
     """Run a command that fails with exit status 2 and one line, which has a message."""
 
     def refused(arguments: Sequence[str], *messages: str) -> None:
+        capsys.readouterr()
         assert main(arguments) == 2
         out, err = capsys.readouterr()
         assert out == ""

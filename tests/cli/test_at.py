@@ -16,7 +16,6 @@ SOFTMAX = ("--spec", "softmax", "--dtype", "float32", "--effort", "quick", "--ex
 
 
 def test_a_kernel_that_fails_at_its_size_exits_with_one(capsys: pytest.CaptureFixture[str]) -> None:
-    """The report tells from where on it is wrong, and the line that it prints fails again by itself."""
     assert main(("verify", LATE, *SOFTMAX, "--at", "R=9001,N=130", "--json")) == 1
     (verdict,) = json.loads(capsys.readouterr().out)
     assert "wrong from R=8999 on" in verdict["failure"]["message"]
@@ -25,7 +24,6 @@ def test_a_kernel_that_fails_at_its_size_exits_with_one(capsys: pytest.CaptureFi
 
 
 def test_a_table_has_sizes_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An entry's `at` is tried; the command line's takes its place."""
     table = tmp_path / "mine.toml"
     table.write_text(
         f'[[kernel]]\nname = "late"\ntarget = "{LATE}"\nspec = "softmax"\ndtypes = ["float32"]\n'

@@ -26,7 +26,6 @@ EXPORTS = "torchao,compressed-tensors"
 
 
 def test_an_audit_writes_its_answer(audited: Path) -> None:
-    """The budget is kept, the page stands alone, the exports are there, and menus hold what both can express."""
     content = read(audited)
     chosen = content["recommended"]
     assert chosen["met"]
@@ -104,8 +103,6 @@ def test_a_model_larger_than_the_memory_is_audited(
 def test_an_interrupted_audit_goes_on(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An interruption says in one line how to go on; what was measured before it is not measured again."""
-
     def stop(self: Audit, *budgets: object, **_: object) -> None:
         raise KeyboardInterrupt
 
@@ -120,7 +117,6 @@ def test_an_interrupted_audit_goes_on(
 
 
 def test_a_budget_that_cannot_be_met_gives_1(models: Path, again: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The closest assignment and the budgets that bind are told."""
     assert run(models, again, "--max-kl", "1e-9", "--max-bytes", "30kB", "--target", "h200") == 1
     said = capsys.readouterr().out
     assert said.startswith("NOT MET  ")
@@ -131,7 +127,6 @@ def test_a_budget_that_cannot_be_met_gives_1(models: Path, again: Path, capsys: 
 
 
 def test_without_a_budget_the_weights_are_halved(models: Path, again: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Half of the bytes is the budget then, and it is told that nobody gave it; bytes are whole."""
     assert run(models, again, "--target", "h200") == 0
     content = read(again)
     assert "kept (half of the model's, since no budget was given)" in capsys.readouterr().out
@@ -143,7 +138,6 @@ def test_without_a_budget_the_weights_are_halved(models: Path, again: Path, caps
 def test_two_assignments_are_compared(
     models: Path, audited: Path, again: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An audit.json against an assignment: which is better, by how much, in words and in compare.json."""
     (tmp_path / "rough.json").write_text('{"lm_head": "w4a16-g32", "model.layers.0.mlp.up_proj": "w4a16-g32"}')
     files_ = (str(tmp_path / "rough.json"), str(audited / "audit.json"))
     assert run(models, again, "--target", "h200", "--compare", *files_) == 0
@@ -167,12 +161,10 @@ def test_two_assignments_are_compared(
     [("800MB", 8e8), ("3.2GB", 3.2e9), ("1.5GiB", 1.5 * 2**30), ("12345", 12345.0), ("2e9", 2e9), ("7 kb", 7e3)],
 )
 def test_sizes_are_read(text: str, size: float) -> None:
-    """Decimal and binary prefixes, in any case."""
     assert bytes_of("--max-bytes", text) == size
 
 
 def test_the_guide_names_every_option_and_every_public_name() -> None:
-    """docs/audit.md has each option of the command, each argument of `audit` and each public name of `Audit`."""
     guide = (Path(__file__).resolve().parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
     for option in set(signature(command).parameters) - {"model"}:
         assert f"--{option.replace('_', '-')}" in guide
@@ -184,7 +176,6 @@ def test_the_guide_names_every_option_and_every_public_name() -> None:
 
 
 def test_each_stage_has_a_bar_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new stage ends the bar of the one before, with its own count of steps."""
     seen: list[tuple[str, int | str]] = []
 
     class Told(ProgressBar):
@@ -206,7 +197,6 @@ def test_each_stage_has_a_bar_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_an_encoder_has_a_pass_and_no_decode_step(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No KV cache and no decode step are reported, null in audit.json; --max-time is of the pass."""
     home = shutil.copytree(models, tmp_path / "home")
     shutil.rmtree(home / "llama", ignore_errors=True)
     model = MODELS["bert"]()
@@ -227,7 +217,6 @@ def test_an_encoder_has_a_pass_and_no_decode_step(
 def test_a_budget_of_seconds_limits_the_measurements(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], one_line: Callable[..., None]
 ) -> None:
-    """The least where there is no time, the most where there is much; both at once with --quick make no sense."""
     assert run(models, tmp_path / "out", "--max-kl", "0.01", "--budget", "0.01") == 0
     assert "the least takes" in capsys.readouterr().err
     assert len(read(tmp_path / "out")["calibration"]) == 6
@@ -269,7 +258,6 @@ def test_a_quick_audit_without_a_target_promises_less_and_has_no_times(
 def test_a_factory_with_a_tokenizer_is_audited(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """package.module:factory gives a module and its tokenizer; without one the line says what is missing."""
     (tmp_path / "my_models.py").write_text(
         "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n\n"
         f"def small():\n    home = {str(models / 'llama')!r}\n"

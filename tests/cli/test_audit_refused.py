@@ -38,7 +38,6 @@ from tests.precision.tiny_models import edit_json, edit_weights
 def test_a_mistake_is_one_line(
     models: Path, tmp_path: Path, one_line: Callable[..., None], arguments: Sequence[str], message: str
 ) -> None:
-    """Before anything is computed or written."""
     one_line(line(models, tmp_path / "out", *arguments), message)
     assert not (tmp_path / "out").exists()
 
@@ -135,14 +134,12 @@ def test_a_bad_assignment_is_named_in_one_line(
 def test_code_of_a_model_is_allowed_by_the_option_of_the_command(
     models: Path, tmp_path: Path, one_line: Callable[..., None]
 ) -> None:
-    """The line names --trust, which the command has, and not the argument of Python."""
     home = shutil.copytree(models, tmp_path / "home")
     edit_json(home / "llama" / "config.json", auto_map={"AutoModel": "code.Model"})
     one_line(line(home, tmp_path / "out"), "allow it by --trust, or give")
 
 
 def test_exports_that_are_not_as_requested_are_reported() -> None:
-    """One that was named and wrote nothing, and one whose weights exceed the budget, are a line each."""
     exported = Exported((Part("torchao", (), {"a": "fp8"}), Part("checkpoint", (), {"a": "fp8"}, 70_000)), ())
     first, second = lacking(exported, ["torchao", "vllm"], 60e3, lambda held: 5e4 * len(held))
     assert first == "--export vllm wrote nothing: it can express nothing of this assignment"

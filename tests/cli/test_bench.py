@@ -41,7 +41,6 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_wrong_kernel_has_no_time_beside_a_right_one(module: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The table has times of the kernel and of PyTorch's own, none of the wrong kernel, and the exit status says so."""
     targets = [f"{module}:softmax", f"{module}:wrong"]
     assert main(["bench", *targets, "--spec", "softmax", *SHORT, "--json"]) == 1
     content = json.loads(capsys.readouterr().out)
@@ -78,7 +77,6 @@ def test_records_are_kept_compared_and_drawn(module: str, tmp_path: Path, capsys
 
 
 def test_mistakes_are_one_line(module: str, tmp_path: Path, one_line: Callable[..., None]) -> None:
-    """What can't be timed, compared or read, with what was expected."""
     (tmp_path / "other.json").write_text("{}", encoding="utf-8")
     (tmp_path / "empty").mkdir()
     Record("2026-01-01", "", "another machine", "cpu", "", "", "", {}, ()).save(tmp_path / "elsewhere.json")

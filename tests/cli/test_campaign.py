@@ -71,7 +71,6 @@ def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_an_interrupted_run_reports_what_is_done(
     campaign: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Without a folder for reports too."""
     verdict = examine(torch.nn.Identity(), "softmax", dtype="float32", examples=0, shapes={"N": [2]}, shrinking=False)
 
     def run(jobs: Sequence[Job], workers: object) -> Iterator[tuple[int, Row]]:
@@ -186,7 +185,6 @@ def test_a_changed_helper_makes_another(tmp_path: Path, monkeypatch: pytest.Monk
     [("assay.runtime.results.own_sources", ("another", {})), ("assay.verify.campaign.cache._machine", "another")],
 )
 def test_another_assay_or_machine_is_another(monkeypatch: pytest.MonkeyPatch, name: str, other: object) -> None:
-    """At one version too, this package's own sources (tests/runtime/test_results.py) and the device count."""
     job = job_of("nowhere:kernel")
     before = digest(job)
     monkeypatch.setattr(name, lambda *asked: other)
@@ -194,7 +192,6 @@ def test_another_assay_or_machine_is_another(monkeypatch: pytest.MonkeyPatch, na
 
 
 def test_a_verdict_comes_back_as_it_was(tmp_path: Path) -> None:
-    """Numbers that JSON lacks, the failing case and the explanations included."""
     job = job_of("nowhere:zeros")
     assert kept(tmp_path, job) is None
     for kernel in (lambda x: x * float("nan"), lambda x: x.softmax(-1)):
@@ -207,7 +204,6 @@ def test_a_verdict_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_the_bundled_campaign_can_be_read() -> None:
-    """`configs/campaigns/verify/attention.toml` names kernels, dtypes and seeds."""
     jobs = plan(entries(ROOT / "configs" / "campaigns" / "verify" / "attention.toml"), examples=200)
     assert {job.settings.seed for job in jobs} == {0, 1, 2}
     assert {job.settings.examples for job in jobs} == {1000}
@@ -222,7 +218,6 @@ def test_the_bundled_campaign_can_be_read() -> None:
     ],
 )
 def test_a_mistake_names_the_file_and_the_entry(campaign: Path, old: str, new: str, message: str) -> None:
-    """One line: which file, which entry, what was expected."""
     campaign.write_text(CAMPAIGN.format(examples=1).replace(old, new, 1), encoding="utf-8")
     with pytest.raises(TableError) as error:
         entries(campaign)

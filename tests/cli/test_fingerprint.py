@@ -12,7 +12,6 @@ pytestmark = pytest.mark.usefixtures("in_process")
 
 
 def test_a_card_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The card of torch's product stands on the terminal, and as JSON and HTML where asked."""
     arguments = ["fingerprint", "torch:mm", "--spec", "gemm", "--dtype", "bfloat16"]
     assert main([*arguments, "--out", str(tmp_path)]) == 0
     assert "torch:mm as gemm in bfloat16" in capsys.readouterr().out

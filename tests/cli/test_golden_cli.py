@@ -40,7 +40,6 @@ def test_the_small_campaign_has_every_spec_of_the_full_one() -> None:
 
 
 def test_the_full_campaign_can_be_read() -> None:
-    """Every shape of it is possible, and named sizes are those of the models."""
     campaign = bundled("llm")
     assert campaign.count > 500
     sizes = {size for task in map(campaign.task, range(0, campaign.count, 7)) for size in task.recipe.sizes.values()}
@@ -48,7 +47,6 @@ def test_the_full_campaign_can_be_read() -> None:
 
 
 def test_the_small_campaign_is_built_and_checked(small: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every checksum is right, nothing is missing, and mpmath agrees on every record that is asked of it."""
     assert main(("golden", "check", small, "--sample", "80")) == 0
     out = capsys.readouterr().out
     assert re.search(
@@ -59,7 +57,6 @@ def test_the_small_campaign_is_built_and_checked(small: str, capsys: pytest.Capt
 
 
 def test_a_store_is_shown(small: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A row for each record, those of one spec, and one record by the beginning of its key."""
     assert main(("golden", "show", small, "--limit", "3")) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:4] == ["key", "spec", "sizes", "dtype"]
@@ -76,7 +73,6 @@ def test_a_store_is_shown(small: str, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_two_stores_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit status 0 while none need be wrong."""
     built(tmp_path / "a")
     built(tmp_path / "b", SMALL.replace("seeds = 3", "seeds = 2"))
     assert main(("golden", "diff", str(tmp_path / "a"), str(tmp_path / "a"))) == 0
@@ -92,7 +88,6 @@ def test_two_stores_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_a_damaged_record_is_found_and_mended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The check names it with exit status 1; building with --recheck replaces it."""
     folder, campaign = tmp_path / "store", tmp_path / "own campaign.toml"
     campaign.write_text(SMALL, encoding="utf-8")
     built(folder, SMALL, "own-campaign")
@@ -110,7 +105,6 @@ def test_a_damaged_record_is_found_and_mended(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_failed_task_is_told_and_the_rest_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit status 1, a line with the task and what to mend, and the manifest remembers."""
     campaign = tmp_path / "failing.toml"
     campaign.write_text(SMALL + '[[golden]]\nspec = "softmax"\nshapes = [{ R = 1, N = 1000000000000000 }]\n')
     store = str(tmp_path / "store")
@@ -126,7 +120,6 @@ def test_a_failed_task_is_told_and_the_rest_is_made(tmp_path: Path, capsys: pyte
 
 
 def test_parts_are_built_one_by_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each has a manifest of its own, and together they are the whole."""
     campaign = tmp_path / "parted.toml"
     campaign.write_text(SMALL)
     for part, made in (("2/2", 4), ("1/2", 3)):
@@ -211,7 +204,6 @@ def test_two_campaigns_of_one_name_are_both_kept(tmp_path: Path, capsys: pytest.
 
 
 def test_a_wrong_record_is_discarded_and_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What the check advises can be followed to the letter."""
     folder, campaign = str(tmp_path / "store"), tmp_path / "own.toml"
     campaign.write_text(SMALL, encoding="utf-8")
     built(tmp_path / "store", SMALL, "own")
@@ -233,7 +225,6 @@ def test_a_wrong_record_is_discarded_and_made_again(tmp_path: Path, capsys: pyte
 def test_a_store_with_odd_records_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A spec that isn't known here and a record of another format don't hide the others."""
     built(tmp_path / "store")
     store = Store(str(tmp_path / "store"))
     record = store.get(next(store.keys()))

@@ -23,7 +23,6 @@ def _grace(users_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_verify_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    """The next kernel is examined; the verdict has the seconds, and its line hangs again."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.toml").write_text(TABLE, encoding="utf-8")
     arguments = ("--jobs", "2", "--timeout", f"{TIMEOUT}", "--effort", "quick", "--examples", "0", "--json")
@@ -41,7 +40,6 @@ def test_verify_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: 
 
 
 def test_an_isolated_kernel_hangs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is a time-out of the case, and the examination ends."""
     kernels = importlib.import_module("kernels_that_hang")
     monkeypatch.setattr("assay.verify.harness.isolation.GRACE", kernels.GRACE)
     begun = time.monotonic()

@@ -41,7 +41,6 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_users_kernel_is_compiled_from_its_arguments(module: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A function and one that gives its arguments are enough; all that is known comes as JSON, the page as Markdown."""
     assert main(["inspect", f"{module}:twice", "--inputs", f"{module}:arguments", "--json", "--out", "page.md"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["arch"], told["limits"]["shared"]) == ("sm_90a", 227 * 1024)
@@ -52,7 +51,6 @@ def test_a_users_kernel_is_compiled_from_its_arguments(module: str, capsys: pyte
 
 
 def test_a_table_is_printed_of_an_op_at_given_sizes(module: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """With an op's name the arguments are the op's, at the sizes that are asked for."""
     arguments = ["--spec", "softmax", "--at", "R=2,N=2048", "--dtype", "float16", "--arch", "a100"]
     assert main(["inspect", f"{module}:softmax", *arguments]) == 0
     out = capsys.readouterr().out

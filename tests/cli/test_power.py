@@ -12,7 +12,6 @@ SMALL = ("--shape", "R=1,2,17", "--shape", "N=1,5,33", "--examples", "0")
 
 
 def test_it_prints_rates_and_survivors(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """By fault family, beside those of a plain check, with the survivors; and the same as JSON."""
     path = tmp_path / "power.json"
     line = ["power", "--spec", "exp", "--dtype", "bfloat16", *SMALL, "--against", "allclose(1e-2,1e-2)"]
     assert main([*line, "--family", "store", "--family", "tail", "--out", str(path)]) == 0

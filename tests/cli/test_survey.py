@@ -54,7 +54,6 @@ def rows(surveyed: tuple[Path, Any]) -> dict[str, Any]:
 
 
 def test_it_comes_to_its_end(surveyed: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    """One table on standard output, a row per kernel, nothing that a kernel printed, and exit status 0."""
     _, done = surveyed
     assert done.returncode == 0
     assert [line for line in done.stderr.splitlines() if not line.startswith("assay: examined")] == []
@@ -65,7 +64,6 @@ def test_it_comes_to_its_end(surveyed: tuple[Path, subprocess.CompletedProcess[s
 
 
 def test_every_kernel_has_its_outcome(rows: dict[str, Any]) -> None:
-    """Honest, faulty, crashing, absent and out of place: each is listed as what it is."""
     assert {name: row["outcome"] for name, row in rows.items()} == {
         "honest": "PASS",
         "faulty <script>": "FAIL",
@@ -104,7 +102,6 @@ def test_a_repro_line_of_a_crash_crashes_a_fresh_process(
 def test_a_repro_line_is_run_on_its_kernel_or_a_mended_one(
     rows: dict[str, Any], more: tuple[str, ...], status: int, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The whole line of a report is accepted too."""
     assert main(("repro", rows["faulty <script>"]["verdict"]["repro"], *more)) == status
     assert words in capsys.readouterr().out
 
@@ -119,7 +116,6 @@ def own_table(users_kernels: None, in_process: None, tmp_path: Path, monkeypatch
 
 
 def test_what_was_not_examined_has_not_passed(own_table: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """When the time is up, kernels are listed as not run; with `--strict` the exit status tells."""
     assert main(("survey", "--table", own_table.name, "--only", "honest", "--budget", "0", "--strict")) == 1
     assert "1 NOT RUN" in capfd.readouterr().out
 
@@ -176,7 +172,6 @@ def test_a_stopped_survey_goes_on_where_it_was(
 
 
 def test_an_entry_that_is_wrong_is_no_verdict(own_table: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A target that isn't there is the table's mistake: exit status 2 after the survey, and one line."""
     assert main(("survey", "--table", own_table.name, "--only", "absent")) == 2
     out, err = capfd.readouterr()
     assert "1 ERROR" in out
@@ -185,14 +180,12 @@ def test_an_entry_that_is_wrong_is_no_verdict(own_table: Path, capfd: pytest.Cap
 
 
 def test_the_bundled_table_can_be_read() -> None:
-    """Every entry of configs/survey.toml names a spec, options and a contract that exist, under a name of its own."""
     table = entries()
     assert len({row.name for row in table}) == len(table) > 20
     assert {row.requires for row in table if row.group == "assay"} == {"triton"}
 
 
 def test_arrays_become_tuples_and_tables_ranges() -> None:
-    """TOML's arrays and tables mean what `examine` takes."""
     made = entry_from_table(
         {
             "name": "a",
@@ -237,7 +230,6 @@ ROW = '[[kernel]]\nname = "a"\ntarget = "a:b"\nspec = "softmax"\n'
     ],
 )
 def test_a_table_that_is_wrong_is_refused(tmp_path: Path, content: str, message: str) -> None:
-    """The message names the file, and what is wrong with which entry."""
     path = tmp_path / "own.toml"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(TableError) as caught:
@@ -252,6 +244,5 @@ def test_a_table_that_is_wrong_is_refused(tmp_path: Path, content: str, message:
     [("torch", True), ("torch.nn.attention", True), ("torch.mm", True), ("torch.mn", False), ("no.such", False)],
 )
 def test_what_is_required_is_looked_up(dotted: str, there: bool) -> None:
-    """A module or an attribute of one."""
     required = Entry("a", "a:b", Settings("softmax"), requires=dotted)
     assert bool(required.absence("cpu")) is not there

@@ -190,7 +190,6 @@ def test_a_function_of_the_table_brings_its_settings(capsys: pytest.CaptureFixtu
 
 @pytest.mark.usefixtures("users_kernels", "in_process")
 def test_verify_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
-    """A list of verdicts, one per dtype, and nothing else; options arrive as the values that they name."""
     arguments = ("--spec", "attention", "--option", "causal=none", "--option", "window=(16,0)", "--json")
     assert main(("verify", f"{USER}:attention", *arguments, "--dtype", "float32", "--dtype", "float16")) == 1
     verdicts: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
@@ -261,7 +260,6 @@ def test_progress_is_occasional_lines_when_piped(
 
 
 def test_the_doctor_reports_a_fault(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The self-tests pass here; one that fails makes the exit status 1 and is named."""
     assert main(("doctor",)) == 0
     text = capsys.readouterr().out
     assert text.count(" ok ") == len(doctor._SELF_TESTS)

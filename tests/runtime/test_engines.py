@@ -39,7 +39,6 @@ class LosesOnce:
 
 
 def test_what_was_lost_is_done_once_more() -> None:
-    """After the others, unless the loss was its own fault; lost twice, it stays lost."""
     engine = LosesOnce()
     items = ["guilty", "unlucky", "fine", "hopeless"]
     retried = run_retried(engine, behave, items, again=lambda lost: lost.message != "guilty")  # type: ignore[arg-type]
