@@ -110,43 +110,42 @@ def test_imports_run_downward() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "line"),
+    ("file", "line", "upward"),
     [
-        ("formats/format.py", "import assay.golden"),
-        ("formats/format.py", "from assay import verify"),
-        ("precision/export/lint.py", "from ...golden import evaluate"),
-        ("formats/format.py", "import golden"),
-        ("golden/spec.py", "def late():\n    from assay.verify.contract import Contract"),
-        ("golden/spec.py", "from .. import cli"),
-        ("golden/arithmetic/ball.py", "from ... import verify"),
-        ("verify/explanation/fault_models.py", "import importlib\nimportlib.import_module('assay.kernels.triton')"),
-        ("kernels/triton/softmax.py", "from assay.golden import evaluate"),
-        ("configs/__init__.py", "import assay.formats.format as formats"),
+        ("formats/format.py", "import assay.golden", True),
+        ("formats/format.py", "from assay import verify", True),
+        ("precision/export/lint.py", "from ...golden import evaluate", True),
+        ("formats/format.py", "import golden", True),
+        ("golden/spec.py", "def late():\n    from assay.verify.contract import Contract", True),
+        ("golden/spec.py", "from .. import cli", True),
+        ("golden/arithmetic/ball.py", "from ... import verify", True),
+        (
+            "verify/explanation/fault_models.py",
+            "import importlib\nimportlib.import_module('assay.kernels.triton')",
+            True,
+        ),
+        ("kernels/triton/softmax.py", "from assay.golden import evaluate", True),
+        ("configs/__init__.py", "import assay.formats.format as formats", True),
+        ("golden/arithmetic/ball.py", "from assay.formats.format import named", False),
+        ("golden/arithmetic/ball.py", "from ...formats import format", False),
+        (
+            "golden/arithmetic/ball.py",
+            "from ..spec import spec\nfrom . import base\nfrom .base import Arithmetic",
+            False,
+        ),
+        ("verify/contract.py", "from assay.configs import table\nfrom assay import golden\nimport torch", False),
+        ("cli/main.py", "from assay import kernels, verify", False),
     ],
 )
-def test_an_upward_import_is_found(tmp_path: Path, file: str, line: str) -> None:
+def test_an_upward_import_is_found_in_every_way_of_writing_one(
+    tmp_path: Path, file: str, line: str, upward: bool
+) -> None:
     planted = tmp_path / file
     planted.parent.mkdir(parents=True)
     planted.write_text(line + "\n", encoding="utf-8")
-    (found,) = upward_imports(tmp_path)
-    assert found.startswith(f"{file}:{len(line.splitlines())} imports ")
-
-
-@pytest.mark.parametrize(
-    ("file", "line"),
-    [
-        ("golden/arithmetic/ball.py", "from assay.formats.format import named"),
-        ("golden/arithmetic/ball.py", "from ...formats import format"),
-        ("golden/arithmetic/ball.py", "from ..spec import spec\nfrom . import base\nfrom .base import Arithmetic"),
-        ("verify/contract.py", "from assay.configs import table\nfrom assay import golden\nimport torch"),
-        ("cli/main.py", "from assay import kernels, verify"),
-    ],
-)
-def test_a_downward_import_is_let_through(tmp_path: Path, file: str, line: str) -> None:
-    planted = tmp_path / file
-    planted.parent.mkdir(parents=True)
-    planted.write_text(line + "\n", encoding="utf-8")
-    assert upward_imports(tmp_path) == []
+    found = upward_imports(tmp_path)
+    assert len(found) == upward
+    assert all(each.startswith(f"{file}:{len(line.splitlines())} imports ") for each in found)
 
 
 def circle_of_imports(root: Path) -> list[str]:

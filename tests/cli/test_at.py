@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,15 +32,3 @@ def test_a_table_has_sizes_too(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(("verify", str(table))) == 1
     assert "wrong from R=8999 on" in capsys.readouterr().out
     assert main(("verify", str(table), "--at", "R=100")) == 0
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("R", "--at 'R'; expected sizes, e.g. R=8192,N=4096"),
-        ("R=many", "--at 'R=many'; expected sizes"),
-        ("R=3,M=4", "at: unknown dimension 'M'"),
-    ],
-)
-def test_sizes_that_cannot_be_read_are_one_line(text: str, words: str, one_line: Callable[..., None]) -> None:
-    one_line(("verify", LATE, *SOFTMAX, "--at", text), words)

@@ -25,19 +25,6 @@ def test_a_card_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("torch:mm", "--spec", "gem"), "did you mean 'gemm'?"),
-        (("torch:mm", "--spec", "gemm"), "gemm needs the dtype of a, b"),
-        (("torch", "--spec", "gemm", "--dtype", "float32"), "expected package.module:function"),
-        (("torch:mm",), "--spec"),
-    ],
-)
-def test_mistakes_are_one_line(arguments: tuple[str, ...], message: str, one_line: Callable[..., None]) -> None:
-    one_line(("fingerprint", *arguments), message)
-
-
-@pytest.mark.parametrize(
     ("op", "message"),
     [
         ("softmax", "rms_norm is no softmax: called as f(x), but it takes (x"),

@@ -1,7 +1,6 @@
 """`assay power` on the command line."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,17 +20,3 @@ def test_it_prints_rates_and_survivors(capsys: pytest.CaptureFixture[str], tmp_p
     content = json.loads(path.read_text())
     assert content["spec"] == "exp"
     assert all(name in out for name in content["survivors"])
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        (["power"], "expected --spec NAME"),
-        (["power", "--spec", "nosuch"], "nosuch"),
-        (["power", "--spec", "exp", "--against", "eye(1)"], "expected allclose"),
-        (["power", "bundled.nosuch"], "expected package.module:function"),
-        (["power", "torch"], "is a module; which function of it?"),
-    ],
-)
-def test_wrong_usage_is_one_line(line: list[str], words: str, one_line: Callable[..., None]) -> None:
-    one_line(line, words)

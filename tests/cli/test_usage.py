@@ -63,6 +63,18 @@ LINE = f'{{"target":"","case":{CASE}}}'
         ((*SOFTMAX, "--out", __file__), "is a file"),
         (("audit", "stdlib-llama", "--text", __file__, "--out", __file__), "is a file"),
         (("inspect", f"{USER}:honest", "--out", str(HERE)), "is a directory"),
+        (("power",), "expected --spec NAME"),
+        (("power", "--spec", "nosuch"), "nosuch"),
+        (("power", "--spec", "exp", "--against", "eye(1)"), "expected allclose"),
+        (("power", "bundled.nosuch"), "expected package.module:function"),
+        (("power", "torch"), "is a module; which function of it?"),
+        (("fingerprint", "torch:mm", "--spec", "gem"), "did you mean 'gemm'?"),
+        (("fingerprint", "torch:mm", "--spec", "gemm"), "gemm needs the dtype of a, b"),
+        (("fingerprint", "torch", "--spec", "gemm", "--dtype", "float32"), "expected package.module:function"),
+        (("fingerprint", "torch:mm"), "--spec"),
+        ((*SOFTMAX, "--at", "R"), "--at 'R'; expected sizes, e.g. R=8192,N=4096"),
+        ((*SOFTMAX, "--at", "R=many"), "--at 'R=many'; expected sizes"),
+        ((*SOFTMAX, "--at", "R=3,M=4"), "at: unknown dimension 'M'"),
     ],
 )
 @pytest.mark.usefixtures("in_process")
