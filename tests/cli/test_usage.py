@@ -63,6 +63,12 @@ LINE = f'{{"target":"","case":{CASE}}}'
         ((*SOFTMAX, "--out", __file__), "is a file"),
         (("audit", "stdlib-llama", "--text", __file__, "--out", __file__), "is a file"),
         (("inspect", f"{USER}:honest", "--out", str(HERE)), "is a directory"),
+        (("verify", f"{USER}:honest", "--spec", "softmax", "--dtype", "bflot16"), "did you mean 'bfloat16'"),
+        (("verify", f"{USER}:honest", "--spec", "softmax"), "softmax needs the dtype of x"),
+        ((*SOFTMAX, "--shape", "Q=1", "--contract", "stages.sum=float16"), "unknown dimension 'Q'"),
+        ((*SOFTMAX, "--contract", "stages.sum=float16"), "unknown stage 'sum'"),
+        (("repro", "rubbish"), "expected what a report prints after 'assay repro', got 'rubbish'"),
+        (("repro", LINE), "the kernel has no importable name; add --target"),
         (("power",), "expected --spec NAME"),
         (("power", "--spec", "nosuch"), "nosuch"),
         (("power", "--spec", "exp", "--against", "eye(1)"), "expected allclose"),
@@ -77,31 +83,15 @@ LINE = f'{{"target":"","case":{CASE}}}'
         ((*SOFTMAX, "--at", "R=3,M=4"), "at: unknown dimension 'M'"),
     ],
 )
-@pytest.mark.usefixtures("in_process")
+@pytest.mark.usefixtures("users_kernels", "in_process")
 def test_a_mistake_is_one_line(one_line: Callable[..., None], arguments: tuple[str, ...], message: str) -> None:
     one_line(arguments, message)
 
 
 @pytest.mark.usefixtures("users_kernels", "in_process")
-@pytest.mark.parametrize(
-    ("arguments", "messages"),
-    [
-        (
-            ("verify", f"{USER}:nosuch", "nosuch:x", "--spec", "softmax", "--dtype", "bfloat16"),
-            ("unknown function 'nosuch'", "nosuch can't be imported"),
-        ),
-        (("verify", f"{USER}:honest", "--spec", "softmax", "--dtype", "bflot16"), ("did you mean 'bfloat16'",)),
-        (("verify", f"{USER}:honest", "--spec", "softmax"), ("softmax needs the dtype of x",)),
-        ((*SOFTMAX, "--shape", "Q=1", "--contract", "stages.sum=float16"), ("unknown dimension 'Q'",)),
-        ((*SOFTMAX, "--contract", "stages.sum=float16"), ("unknown stage 'sum'",)),
-        (("repro", "rubbish"), ("expected what a report prints after 'assay repro', got 'rubbish'",)),
-        (("repro", LINE), ("the kernel has no importable name; add --target",)),
-    ],
-)
-def test_a_mistake_that_a_worker_finds_is_one_line(
-    one_line: Callable[..., None], arguments: tuple[str, ...], messages: tuple[str, ...]
-) -> None:
-    one_line(arguments, *messages)
+def test_mistakes_that_workers_find_are_a_line_each(one_line: Callable[..., None]) -> None:
+    targets = ("verify", f"{USER}:nosuch", "nosuch:x", "--spec", "softmax", "--dtype", "bfloat16")
+    one_line(targets, "unknown function 'nosuch'", "nosuch can't be imported")
 
 
 def test_help_lists_commands_with_whole_descriptions(capsys: pytest.CaptureFixture[str]) -> None:
