@@ -33,6 +33,18 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> str:
     return folder
 
 
+@pytest.fixture(scope="module")
+def mistaken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a good store, and with what no command can use."""
+    folder = tmp_path_factory.mktemp("mistaken")
+    (folder / "other").mkdir()
+    (folder / "other" / "file").touch()
+    (folder / "bad.toml").write_text(SMALL.replace("seeds", "\nsedes"))
+    (folder / "broken.py").write_text("raise ValueError('oh\\nno')", encoding="utf-8")
+    built(folder / "good")
+    return folder
+
+
 def test_the_small_campaign_has_every_spec_of_the_full_one() -> None:
     """What is built at length is built and checked in CI; any other op's frozen calls are (tests/golden/store)."""
     small, full = ({entry.spec for entry in bundled(name).entries} for name in ("small", "llm"))
@@ -164,19 +176,14 @@ def test_parts_are_built_one_by_one(tmp_path: Path, capsys: pytest.CaptureFixtur
     ],
 )
 def test_a_mistake_is_one_line(
-    tmp_path: Path,
+    mistaken: Path,
     monkeypatch: pytest.MonkeyPatch,
     one_line: Callable[..., None],
     arguments: tuple[str, ...],
     message: str,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "file").touch()
-    (tmp_path / "bad.toml").write_text(SMALL.replace("seeds", "\nsedes"))
-    (tmp_path / "broken.py").write_text("raise ValueError('oh\\nno')", encoding="utf-8")
-    built(tmp_path / "good")
-    one_line(("golden", *arguments), message.format(folder=tmp_path))
+    monkeypatch.chdir(mistaken)
+    one_line(("golden", *arguments), message.format(folder=mistaken))
 
 
 def test_two_campaigns_of_one_name_are_both_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -128,13 +128,13 @@ def test_an_environment_that_is_none_is_refused(said: dict[str, Any], words: str
         with_changes(said)
 
 
-@pytest.mark.parametrize("isolate", [False, True])
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "words", "isolate"),
     [
-        (lambda: torch.set_default_dtype(torch.float64), "torch's default dtype at torch.float64"),
-        (lambda: torch.set_flush_denormal(True), "flush-to-zero"),
-        (lambda: np.seterr(all="raise"), "numpy's error state"),
+        (lambda: torch.set_default_dtype(torch.float64), "torch's default dtype at torch.float64", False),
+        (lambda: torch.set_flush_denormal(True), "flush-to-zero", False),
+        (lambda: np.seterr(all="raise"), "numpy's error state", False),
+        (lambda: torch.set_default_dtype(torch.float64), "torch's default dtype at torch.float64", True),
     ],
 )
 def test_what_a_kernel_leaves_changed_is_told_in_words(change: Callable[[], Any], words: str, isolate: bool) -> None:
