@@ -59,7 +59,7 @@ Page = Annotated[Path | None, Option(metavar="FILE.md", dir_okay=False, help="Wr
 Anew = Annotated[bool, Option("--anew", help="Make again what is stored there of the same question.")]
 Budget = Annotated[float | None, Option(min=0, help="Seconds of the whole run: begin nothing more after it.")]
 EngineName = Annotated[str, Option(help="local, or ray: at RAY_ADDRESS, or started here.")]
-Part = Annotated[str, Option(help="3/10: only the third of ten parts; a folder of results joins them.")]
+Part = Annotated[str, Option(help="3/10: only the third of ten parts; the same --out or --store joins them.")]
 Jobs = Annotated[int, Option("--jobs", min=0, help="Examinations at a time; 0: one for each core.")]
 
 

@@ -1,5 +1,6 @@
 """Keys of stored results: every source that an answer depends on changes its key, and no other source does."""
 
+import functools
 import json
 import shutil
 import subprocess
@@ -51,6 +52,15 @@ DEPENDS = {
     "pytest_plugin/plugin.py": set(),
     "mutation/replay.py": set(),
 }
+
+
+@pytest.fixture(autouse=True)
+def _parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parse equal sources once: tests read several hundred of them again and again."""
+    monkeypatch.setattr(results, "_parsed", PARSED)
+
+
+PARSED = functools.cache(results._parsed)
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +174,7 @@ def test_versions_count() -> None:
 
 
 def test_the_sources_are_read_in_no_time() -> None:
+    PARSED.cache_clear()
     began = time.process_time()
     Sources(ROOT).digest(ANSWERED_BY["verdict"])
     assert time.process_time() - began < 0.6  # 0.11 s on an idle core
