@@ -131,10 +131,10 @@ def _jobs(
     op: str,
     inputs: str,
     arch: str,
-    dtype: Sequence[str] | None,
-    option: Sequence[str] | None,
-    at: Sequence[str] | None,
-    layout: Sequence[str] | None,
+    dtype: settings.Texts,
+    option: settings.Texts,
+    at: settings.Texts,
+    layout: settings.Texts,
 ) -> list[Job]:
     """Return a job for each kernel and dtype; wrong options are reported before any compiler starts."""
     from assay.bench.inspection.calls import check_request

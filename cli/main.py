@@ -64,8 +64,8 @@ goldens = typer.Typer(
     callback=_help_alone,
     invoke_without_command=True,
 )
-for command in (golden.build, golden.check, golden.show, golden.discard, golden.diff):
-    goldens.command()(command)
+for name in ("build", "check", "show", "discard", "diff"):
+    goldens.command()(getattr(golden, name))
 app.add_typer(goldens, name="golden")
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from assay.verify.settings import Settings
 
 Texts = list[str] | None
+"""An option that may be repeated."""
 _OPS = "A module that defines ops of your own; may be repeated."
 Ops = Annotated[Texts, Option("--ops", "--import", callback=load_ops, is_eager=True, help=_OPS)]
 SpecName = Annotated[str, Option(help="What package.module:function implements, e.g. softmax.")]

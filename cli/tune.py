@@ -78,14 +78,14 @@ def tune(
     if before is not None:
         question = before.question
     else:
-        entry, own = _kernel(target, spec, dtype, option, contract)
+        entry, chosen = _kernel(target, spec, dtype, option, contract)
         request = settings.request(at, layout)
         question = Question(
             target=entry.target,
-            spec=own.spec,
+            spec=chosen.spec,
             space=_space(choice, space),
             sizes=tuple(map(dict, request.sizes)),
-            settings={n: value for n, value in own.as_table().items() if n not in ("spec", "effort", "device")},
+            settings={n: value for n, value in chosen.as_table().items() if n not in ("spec", "effort", "device")},
             layouts=dict(request.layouts or {}),
             device=device,
             arch=arch,
@@ -95,8 +95,8 @@ def tune(
             rounds=rounds,
         )
     check_device(question.device)
-    with compiling(), engine_named(engine, at_once or None, preload=_PRELOAD, timeout=_SILENT) as own:
-        search = Search(question, own, note)
+    with compiling(), engine_named(engine, at_once or None, preload=_PRELOAD, timeout=_SILENT) as workers:
+        search = Search(question, workers, note)
         record = None
         if out is not None and out.exists() and not anew:
             record = read(out)
