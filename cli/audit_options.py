@@ -94,7 +94,7 @@ def check_names(
 
 def loaded_of(model: str, memory: float | None, device: str, *, trust: bool, checkpoint: bool) -> Loaded:
     """Return the model on its device; hold a large one as stored unless a memory limit or checkpoint is requested."""
-    from assay.precision.export.checkpoint.folder import needed
+    from assay.precision.export.checkpoint.writing import needed
     from assay.precision.loading import exceeds_limit, load
     from assay.precision.observation.streaming import streamed_parameters
 
