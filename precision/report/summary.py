@@ -300,6 +300,7 @@ def _costs(content: Mapping[str, Any]) -> list[str]:
     before, after, settings = content["untouched"], content["recommended"], content["settings"]
     share = after["bytes"] / before["bytes"] if before["bytes"] else 1.0
     context = f", at {counted(settings['context'], 'token')}"
+    quantities: list[tuple[str, str, Callable[[float], str], str]]
     quantities = [("bytes", "weights", format_bytes, f" ({100 * share:.0f} %)")]
     quantities += [("kv_bytes", "KV cache", format_bytes, context)] * bool(before["kv_bytes"])
     if content["device"] is not None:
