@@ -1,7 +1,7 @@
 """The results of an audit as JSON, in a terminal and on a page.
 
 record (audit.json and its schema) · content (fills it from an audit) · comparison (of two assignments) · summary (for a
-terminal) · page (report.html) · words (names and numbers)
+terminal; names and numbers) · page (report.html)
 """
 
 from assay.precision.report.content import content_of

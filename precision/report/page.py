@@ -13,15 +13,17 @@ from assay.charts import SCRIPT, STYLE, Axis, Chart, Guide, HeatMap, Series, dra
 from assay.precision.report.summary import (
     advice_lines,
     budget_lines,
+    counted,
     export_lines,
     fixed_lines,
+    grouped,
+    growth_words,
     headline,
     interval,
     interval_ends,
     measured_words,
     next_steps,
 )
-from assay.precision.report.words import counted, grouped, growth_words
 from assay.precision.units import format_bytes, format_error, format_seconds
 
 _LINES = 14
