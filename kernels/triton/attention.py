@@ -49,6 +49,7 @@ from assay.kernels.triton.attention_blocks import (
 from assay.kernels.triton.layouts import can_use_tma, make_descriptor, set_block_shapes
 from assay.kernels.triton.online_softmax import finite_shift, online_softmax
 from assay.kernels.triton.operators import custom_op, differentiate
+from assay.kernels.triton.replay import replayed
 from assay.kernels.triton.tiles import size_bucket
 
 MAX_HEAD_DIM = 256
@@ -366,6 +367,7 @@ def _gradients(saved: SimpleNamespace, dout: Tensor, dlse: Tensor) -> tuple[Tens
 differentiate("assay::attention", _gradients, saves="q k v slopes sinks result last_result")
 
 
+@replayed
 def attention(
     q: Tensor,
     k: Tensor,
@@ -398,6 +400,7 @@ def attention(
     return (out, lse) if return_lse else out
 
 
+@replayed
 def attention_backward(
     q: Tensor,
     k: Tensor,
