@@ -97,7 +97,7 @@ def _is_plain() -> bool:
         and not torch._C._is_torch_function_mode_enabled()
         and torch._C._functorch.peek_interpreter_stack() is None
         and torch._C._get_tracing_state() is None
-        and not torch.autograd._profiler_enabled()
+        and not torch._C._autograd._profiler_enabled()
         and not getattr(knobs.runtime.launch_enter_hook, "calls", knobs.runtime.launch_enter_hook)
         and not getattr(knobs.runtime.launch_exit_hook, "calls", knobs.runtime.launch_exit_hook)
     )
@@ -140,12 +140,12 @@ def _record(function: Callable[..., Any], args: Any, kwargs: Any, inputs: list[T
         return _bench(tuner, *args, **kwargs)
 
     try:
-        JITFunction.run, Autotuner._bench = run, bench  # type: ignore[method-assign]
+        JITFunction.run, Autotuner._bench = run, bench
         with recorder:
             result = function(*args, **kwargs)
         return result, recorder.plan(result)
     finally:
-        JITFunction.run, Autotuner._bench = _run, _bench  # type: ignore[method-assign]
+        JITFunction.run, Autotuner._bench = _run, _bench
         _recorder = None
         _recording.release()
 
@@ -169,11 +169,11 @@ class _Step:
     writes: tuple[int, ...] | None = None
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records one call: while it is active, torch's operators and Triton's launches are noted as steps."""
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.thread = threading.get_ident()
         self.problem = ""
         self._tensors = list(inputs)  # by slot; kept, because the slots are known by the tensors' ids
