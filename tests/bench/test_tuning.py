@@ -139,8 +139,6 @@ def silu(x):
 
 
 def test_the_front_holds_what_no_other_beats() -> None:
-    """A candidate is on the front unless another is at least as fast and as accurate, and better in one."""
-
     def one(seconds: float | None, worst: float | None) -> Candidate:
         return Candidate("c", Choice(), "PASS", seconds=seconds, worst=worst)
 
@@ -209,7 +207,6 @@ def test_a_wrapper_reads_the_winner_of_its_sizes(tmp_path: Path) -> None:
 def test_mistakes_are_told_in_a_line(
     module: str, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
 ) -> None:
-    """What can't be searched is told with what was expected."""
     shape = ["--at", "R=16,N=64", "--jobs", "1"] if arguments and "--replay" not in arguments else []
     assert main(["tune", *arguments, *shape]) in (1, 2)
     assert told in capsys.readouterr().err

@@ -9,7 +9,6 @@ from .judged.cheats import CHEATS, judged
 
 @pytest.mark.parametrize("name", CHEATS)
 def test_an_honest_twin_passes(name: str, tmp_path: Path) -> None:
-    """What looks alike and is allowed is no cheat, and its numbers are right."""
     _, _, honest = CHEATS[name]
     verdict = judged(tmp_path, name, honest)
     assert verdict.outcome == "PASS", str(verdict)

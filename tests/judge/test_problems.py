@@ -39,7 +39,6 @@ def trace(tmp_path: Path) -> Path:
 
 
 def test_constants_are_what_literals_set() -> None:
-    """Whole numbers, those of tuples by their place; not what follows from others."""
     assert constants(CONSTANTS) == {
         "N": 4096, "height": 128, "width": 128, "shape[0]": 64, "shape[1]": 3, "shape[2]": 5, "a": 7, "b": 9,
         "count": 12,
@@ -56,12 +55,10 @@ def test_constants_are_rewritten_in_place() -> None:
 
 
 def test_constants_of_a_solution_follow_where_they_were_the_same() -> None:
-    """A number of the same name and another value is the solution's own."""
     assert rewritten("N = 64\nM = 5\n", {"N": 8, "M": 9}, {"N": 64, "M": 6}) == "N = 8\nM = 5\n"
 
 
 def test_kernelbench(tmp_path: Path) -> None:
-    """The class is constructed with its arguments; small, odd and given sizes all run."""
     filled(tmp_path, {"p.py": LINEAR, "s.py": linear("SOFTMAX\nreturn result")})
     problem, answer = read(tmp_path / "p.py", tmp_path / "s.py")
     assert (problem.format, problem.given[0], answer.entry.name) == (
@@ -80,7 +77,6 @@ def test_kernelbench(tmp_path: Path) -> None:
 
 
 def test_sizes_beyond_a_machine_are_asked_without_memory(tmp_path: Path) -> None:
-    """A problem of a terabyte has an extent, and sizes near the given ones that fit."""
     filled(tmp_path, {"p.py": LINEAR.replace("batch = 96", "batch = 2 ** 32")})
     problem = read_problem(tmp_path / "p.py")
     assert extent(problem, problem.given[0]).elements > 2**38
@@ -145,7 +141,6 @@ def test_a_workload_that_was_not_judged_is_listed_and_has_no_trace(trace: Path) 
     ],
 )
 def test_a_wrong_solution_has_the_formats_status(trace: Path, change: tuple[str, str], status: str) -> None:
-    """Numbers that are wrong, an error, a result that is never written."""
     content = json.loads((trace / "solution.json").read_text())
     content["sources"][0]["content"] = INTO.replace(*change)
     (trace / "solution.json").write_text(json.dumps(content))
@@ -173,7 +168,6 @@ def test_a_definition_without_workloads_is_read_as_far_as_it_says(tmp_path: Path
 
 
 def test_expressions_of_axes() -> None:
-    """The usual operators over axes; anything else is refused."""
     assert value_of("(a + 7) // 8 * 8 - b % 2", {"a": 9, "b": 3}) == 15
     with pytest.raises(ProblemError, match="expected an expression over a, got"):
         value_of("__import__('os')", {"a": 1})
@@ -205,7 +199,6 @@ def test_robust_kbench(tmp_path: Path) -> None:
 
 
 def test_what_is_no_problem_is_told_in_one_line(tmp_path: Path) -> None:
-    """No such file, another file, a solution without its class."""
     filled(tmp_path, {"p.py": LINEAR, "s.py": "x = 1\n", "text.md": "# no"})
     for problem, solution, words in (
         ("none.py", "s.py", "expected a problem there, got no such file"),
@@ -262,7 +255,6 @@ def test_a_reference_that_looks_at_numbers_is_asked_with_some(tmp_path: Path) ->
 
 
 def test_a_function_has_its_own_order_of_arguments(tmp_path: Path) -> None:
-    """Whatever the order in which a module names them when it calls it."""
     text = ROBUST.replace("fn(x, self.weight, self.eps)", "fn(x, eps=self.eps, weight=self.weight)")
     files = {"func_forward.py": text, "config_forward.json": CONFIG, "forward.py": FORWARD}
     folder = filled(tmp_path, files)

@@ -48,7 +48,6 @@ def test_a_right_solution_passes_with_its_speed(tmp_path: Path) -> None:
 
 
 def test_a_wrong_solution_fails_with_a_line_that_repeats_it(tmp_path: Path) -> None:
-    """The line makes the same call again; it fails with the same ratio."""
     verdict = judge(*_files(tmp_path, WRONG), effort="quick", timed=False)
     assert verdict.outcome == "FAIL"
     assert verdict.aspects["numbers"].status == "broken"
@@ -81,7 +80,6 @@ def test_a_contract_is_what_solutions_are_held_to(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_solution_dies_of_is_told(solution: str, kind: str, tmp_path: Path) -> None:
-    """An error, its own end, a file that is no Python, a result of another shape."""
     verdict = judge(*_files(tmp_path, solution), effort="quick", timed=False)
     assert verdict.failure is not None, str(verdict)
     assert verdict.outcome == "FAIL"
@@ -89,14 +87,12 @@ def test_what_a_solution_dies_of_is_told(solution: str, kind: str, tmp_path: Pat
 
 
 def test_a_solution_that_hangs_is_ended(tmp_path: Path) -> None:
-    """After the time that a question may take."""
     verdict = judge(*_files(tmp_path, linear("while True: pass")), effort="quick", timed=False, timeout=1.0)
     assert verdict.failure is not None
     assert verdict.failure.kind == "timeout"
 
 
 def test_a_solution_for_the_given_sizes_alone_is_judged_at_these(tmp_path: Path) -> None:
-    """It says so at others; the verdict tells, and doesn't hold it against it."""
     body = "if tuple(x.shape) != (96, 64):\n    raise ValueError('made for 96 x 64')\nSOFTMAX\nreturn result"
     text = linear(body)
     verdict = judge(*_files(tmp_path, text), effort="quick", timed=False)
@@ -106,7 +102,6 @@ def test_a_solution_for_the_given_sizes_alone_is_judged_at_these(tmp_path: Path)
 
 
 def test_the_solutions_own_constants_follow(tmp_path: Path) -> None:
-    """A solution that has the problem's sizes as constants of its own is judged at others too."""
     text = linear("assert x.shape == (batch, features)\nSOFTMAX\nreturn result", "batch = 96\nfeatures = 64")
     verdict = judge(*_files(tmp_path, text), effort="quick", timed=False)
     assert verdict.outcome == "PASS", str(verdict)
@@ -114,7 +109,6 @@ def test_the_solutions_own_constants_follow(tmp_path: Path) -> None:
 
 
 def test_weights_are_shared_by_order_where_names_differ(tmp_path: Path) -> None:
-    """Parameters of the same shapes in the same order are taken for each other."""
     text = GOOD.replace("self.linear.weight", "self.layer.weight").replace("self.linear.bias", "self.layer.bias")
     verdict = judge(*_files(tmp_path, text.replace("self.linear =", "self.layer =")), effort="quick", timed=False)
     assert verdict.outcome == "PASS", str(verdict)
@@ -158,7 +152,6 @@ def test_weights_that_are_no_parameters_are_redrawn(tmp_path: Path, makes: str, 
 
 
 def test_constant_weights_are_redrawn() -> None:
-    """Zeros and ones become other numbers; what varies already, and counts, stay."""
     state = {"a": torch.zeros(8), "b": torch.ones(8), "c": torch.arange(8.0), "n": torch.tensor(3)}
     found = weights.redrawn(state, 1)
     assert len(found["a"].unique()) == 8
@@ -183,7 +176,6 @@ def test_constant_weights_are_redrawn() -> None:
     ids=["normal", "triangular", "symmetric", "labels", "shares", "shares-down", "shares-bf16", "constant", "integers"],
 )
 def test_inputs_stay_what_a_problem_promises(make: object, kind: str) -> None:
-    """Structure that is seen in two draws isn't broken by other numbers."""
     torch.manual_seed(1)
     first, second = make(), make()  # type: ignore[operator]
     found = kind_of(first, second)
@@ -213,7 +205,6 @@ def _list(folder: Path, count: int) -> Path:
 
 
 def test_parts_of_a_list_make_the_whole(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Each part judges what is its own, into one file, and the whole list then finds all of it there."""
     list_, out = _list(tmp_path, 1), tmp_path / "out.jsonl"
     command = ("judge", "--list", str(list_), "--jobs", "1", "--no-timing", "--out", str(out))
     assert main((*command, "--part", "1/2")) == 0
@@ -272,7 +263,6 @@ def test_a_list_that_was_killed_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_verdict_of_another_version_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The key of a line depends on the sources of the judge and on the version of torch."""
     problem, solution = map(str, _files(tmp_path, GOOD))
     item = batch.Item(problem, solution)
     keys = {item.key}
@@ -309,7 +299,6 @@ def relu(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
 
 
 def test_a_triton_solution_is_interpreted_where_there_is_no_gpu(tmp_path: Path) -> None:
-    """Right as it is; a tail that is never written is told as that."""
     call = "relu[(triton.cdiv(n, 256),)](x, y, n, BLOCK=256)"
     body = f"x, n = x.cuda(), x.numel()\ny = torch.empty_like(x)\n{call}\nreturn y"
     right = judge(*_files(tmp_path, solution(RELU, body, RELU_IN_TRITON), RELU), effort="quick", timed=False)

@@ -11,7 +11,6 @@ from .judged.cheats import CHEATS, WARNED, judged
 
 @pytest.mark.parametrize("name", CHEATS)
 def test_a_cheat_is_named(name: str, tmp_path: Path) -> None:
-    """The verdict fails, and among its cheats is the one that was committed."""
     _, cheat, _ = CHEATS[name]
     verdict = judged(tmp_path, name, cheat)
     assert verdict.outcome == ("WARN" if name in WARNED else "FAIL"), str(verdict)
@@ -20,5 +19,4 @@ def test_a_cheat_is_named(name: str, tmp_path: Path) -> None:
 
 
 def test_every_name_has_a_cheat_and_a_twin() -> None:
-    """Each name that a verdict may give is tried here on a solution that deserves it."""
     assert set(CHEATS) == set(NAMES)

@@ -72,7 +72,6 @@ def _watch(told: float, passed: float, busy: float = 0.0) -> Stopwatch:
     ("told", "passed", "factor"), [(1e-4, 4e-3, 38.0), (1e-10, 1e-3, 1e4), (9e-4, 1.2e-3, 1.0), (1e-3, 1.3e-3, 1.0)]
 )
 def test_what_a_clock_leaves_out_beside_the_references_counts(told: float, passed: float, factor: float) -> None:
-    """A clock that leaves out most of what passes is corrected and named; one that leaves out the usual is not."""
     own = _watch(told, passed)
     compared(own, _watch(1e-3, 1.2e-3), on_cpu=True)
     assert bool(own.cheats) == (factor > 1)
@@ -89,7 +88,6 @@ def test_what_a_busy_machine_delays_once_is_timed_again(tmp_path: Path, monkeypa
 
 
 def test_threads_count_where_the_reference_has_one() -> None:
-    """Four threads' time is the processor's; one thread's is what passes."""
     own = _watch(1e-3, 1.2e-3, busy=4.8e-3)
     (note,) = compared(own, _watch(1e-3, 1.2e-3), on_cpu=True)
     assert "4 threads" in note
@@ -158,7 +156,6 @@ NESTED = RELU.replace("return torch.relu(x)", "y = torch.relu(x)\n        return
     ],
 )
 def test_results_may_stand_in_tuples_of_tuples(tmp_path: Path, result: str, outcome: str) -> None:
-    """None is no result; lists and tuples are alike, and stand as the reference's do."""
     verdict = judged(tmp_path, solution(NESTED, f"y = x.clamp(min=0)\nreturn {result}"), NESTED)
     assert verdict.outcome == outcome, str(verdict)
     assert names(verdict) == set()
@@ -183,7 +180,6 @@ def test_answers_of_no_form_are_a_verdict(tmp_path: Path, answer: str) -> None:
 
 
 def test_processor_time_of_a_process_can_be_read() -> None:
-    """It grows with what the process does, and is none of this one's."""
     from assay.judge.problems.problem import Answer, Entry
 
     with SolutionProcess(Answer("none", {}, "none.py", Entry("none"))) as process:

@@ -75,7 +75,6 @@ def test_a_look_at_the_stack_by_whichever_way_is_seen(tmp_path: Path, look: str)
 
 
 def test_what_judges_may_not_be_imported(tmp_path: Path) -> None:
-    """By a name that is put together, so that no text shows it."""
     before = "import importlib\ntry:\n    importlib.import_module('as' + 'say')\nexcept ImportError:\n    pass"
     verdict = judged(tmp_path, calling("pass", before))
     assert "reference-imported" in [cheat.name for cheat in verdict.cheats], str(verdict)
@@ -104,7 +103,6 @@ def test_what_libraries_do_for_themselves_is_no_cheat(tmp_path: Path, line: str)
 
 
 def test_settings_of_the_compiler_are_no_patches(tmp_path: Path) -> None:
-    """What a library offers to be set may be set; its functions may not be replaced."""
     verdict = judged(
         tmp_path, calling("pass", "import torch._inductor.config\ntorch._inductor.config.max_autotune = True")
     )

@@ -127,7 +127,6 @@ def test_the_smallest_gain_is_the_tolerance(sites: Any, name: str, gain: float) 
     ],
 )
 def test_an_answer_without_effect_is_flagged(sites: Any, name: str, reason: str) -> None:
-    """Dropped, printed, given to a name, or dropped by the caller of a helper."""
     assert sites[name]["unused"] == reason
     assert sites[name]["grade"] == "unused"
 
@@ -159,17 +158,14 @@ def test_comparisons_with_zeros_are_not_judged(sites: Any) -> None:
 
 
 def test_what_is_compared_with_itself_is_not_called_strict(sites: Any) -> None:
-    """Whatever it is, it equals itself."""
     assert sites["test_itself"]["grade"] == "unjudged"
 
 
 def test_what_is_written_over_later_is_replayed_as_it_was(sites: Any) -> None:
-    """The values are copied when they are compared."""
     assert sites["test_written_over"]["gains"][0] == pytest.approx(0.5, rel=0.1)
 
 
 def test_many_runs_of_a_line_are_sampled(sites: Any) -> None:
-    """All are counted, some replayed."""
     site = sites["test_many"]
     assert site["runs"] == 100
     assert 4 <= site["replays"] < 20
@@ -203,14 +199,12 @@ def test_the_worst_come_first(planted: Any, sites: Any) -> None:
 
 
 def test_the_page_needs_no_network_and_names_each_line(planted: Any) -> None:
-    """One HTML file with all sites."""
     page = (planted[3] / "report" / "audit.html").read_text()
     assert all(f"{site['file']}:{site['line']}" in page for site in planted[0]["sites"])
     assert "http" not in page
 
 
 def test_no_outcome_changes_and_workers_send_home_what_they_found(planted: Any, sites: Any, tmp_path: Path) -> None:
-    """Without the audit, with it, and with it under xdist the same tests pass and fail, and the same is found."""
     plain, printed = run(tmp_path, PLANTED)
     assert planted[1] == plain
     assert len(plain) == PLANTED.count("def test_") + 99

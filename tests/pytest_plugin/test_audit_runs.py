@@ -99,7 +99,6 @@ def test_no_torch():
 
 
 def test_a_run_of_numpy_alone_never_imports_torch(tmp_path: Path) -> None:
-    """What is imported inside of the tests is audited too, fixtures included, and so is a function of one's own."""
     outcomes, printed = run(
         tmp_path,
         NUMPY_ONLY,
@@ -120,7 +119,6 @@ def test_a_run_of_numpy_alone_never_imports_torch(tmp_path: Path) -> None:
 
 
 def test_a_function_without_a_module_is_a_usage_error(pytester: pytest.Pytester) -> None:
-    """One line says what was expected."""
     result = pytester.runpytest_subprocess("--assay-audit-function=own")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*--assay-audit-function: expected MODULE:FUNCTION*got 'own'"])

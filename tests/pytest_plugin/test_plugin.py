@@ -25,7 +25,6 @@ def test_a_kernel_that_keeps_its_contract_passes_and_is_listed(run: Any) -> None
 
 
 def test_a_run_without_the_fixture_has_no_summary(run: Any) -> None:
-    """Other people's tests are left alone."""
     result = run("def test_plain(): pass")
     result.assert_outcomes(passed=1)
     result.stdout.no_re_match_line("=+ assay =+")
@@ -33,7 +32,6 @@ def test_a_run_without_the_fixture_has_no_summary(run: Any) -> None:
 
 @pytest.mark.parametrize("style", ["auto", "short", "long"])
 def test_a_faulty_kernel_fails_the_test_with_its_report_alone(run: Any, style: str) -> None:
-    """The failure shows the test's own line and the report, and no line of ours."""
     result = run(
         """
         def test_doubled(assay):
@@ -121,7 +119,6 @@ def test_sizes_of_production_are_for_ops_that_have_them(run: Any) -> None:
 
 
 def test_the_device_is_handed_on(run: Any) -> None:
-    """A device that isn't there is one clear line before any test, not a wrong verdict, and no traceback."""
     test = 'def test_softmax(assay): assay.check(softmax, "softmax", dtype="float32")'
     result = run(test, "--assay-device=tpu:7")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -186,7 +183,6 @@ def test_the_whole_run_may_be_interpreted_faithfully(run: Any) -> None:
 
 
 def test_without_triton_the_option_is_a_usage_error(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line says what to install."""
     monkeypatch.setitem(sys.modules, "triton", None)
     result = run("def test_plain(): pass", "--assay-faithful")
     assert result.ret == pytest.ExitCode.USAGE_ERROR

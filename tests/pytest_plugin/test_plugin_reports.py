@@ -38,19 +38,16 @@ def test_reports_are_written_for_passes_and_failures(run: Any, pytester: pytest.
 
 
 def test_a_long_name_is_no_error(run: Any) -> None:
-    """The report of a test whose name is longer than a file's may be is written under a shorter one."""
     test = f'def test_{"x" * 300}(assay): assay.check(softmax, "softmax", dtype="float32", effort="quick", examples=0)'
     run(test, "--assay-report=reports").assert_outcomes(passed=1)
 
 
 def test_reports_of_different_tests_have_different_names(run: Any, pytester: pytest.Pytester) -> None:
-    """Two ids that differ only in punctuation don't share a file."""
     run(REPORTED % "a b/c", "--assay-report=reports")
     assert len(list((pytester.path / "reports").glob("*.json"))) == 5
 
 
 def test_workers_send_their_verdicts_home(run: Any, pytester: pytest.Pytester) -> None:
-    """Under xdist the summary lists the verdicts of all workers once, and the reports are all there."""
     tests = """
 def test_softmax(assay):
     assay.check(softmax, "softmax", dtype="float32", effort="quick", examples=0)
@@ -68,7 +65,6 @@ def test_doubled(assay):
 
 
 def test_junit_xml_carries_the_verdicts(run: Any, pytester: pytest.Pytester) -> None:
-    """Each verdict's facts are properties of its test, failing ones included, those of later verdicts numbered."""
     run(REPORTED % "plus", "--junitxml=junit.xml")
     cases = {case.get("name"): case for case in ElementTree.parse(pytester.path / "junit.xml").iter("testcase")}
     values = {item.get("name"): item.get("value", "") for item in cases["test_twice"].iter("property")}
@@ -81,7 +77,6 @@ def test_junit_xml_carries_the_verdicts(run: Any, pytester: pytest.Pytester) -> 
 
 
 def test_a_page_tells_what_it_is_of(run: Any, pytester: pytest.Pytester) -> None:
-    """Test, date, versions, device and the line of the kernel's source stand on the page and in the JSON."""
     run(REPORTED % "plus", "-k", "twice", "--assay-report=reports").assert_outcomes(failed=1)
     for file in (pytester.path / "reports").glob("*.json"):
         verdict = json.loads(file.read_text())
@@ -96,7 +91,6 @@ def test_a_page_tells_what_it_is_of(run: Any, pytester: pytest.Pytester) -> None
 
 
 def test_the_folder_of_reports_has_an_index(run: Any, pytester: pytest.Pytester) -> None:
-    """Each verdict of the run has a line with a link to its page, what failed first."""
     run(REPORTED % "a b/c", "--assay-report=reports")
     index = (pytester.path / "reports" / "index.html").read_text()
     links = re.findall(r'<a href="([^"]+)">(\w+)</a>', index)
@@ -107,7 +101,6 @@ def test_the_folder_of_reports_has_an_index(run: Any, pytester: pytest.Pytester)
 
 
 def test_a_kernels_warning_is_told_once(run: Any) -> None:
-    """Of all calls of an examination one warning comes through, and it names the kernel's own line."""
     tests = """
         import warnings
 

@@ -120,7 +120,6 @@ def asserts_it(x: torch.Tensor) -> torch.Tensor:
 
 
 def allocates_there(x: torch.Tensor) -> torch.Tensor:
-    """Wants memory of a GPU."""
     return torch.softmax(x.to(torch.device("cuda")), -1)
 
 
@@ -135,8 +134,6 @@ def test_a_missing_gpu_is_no_fault_of_the_kernel(kernel: Any) -> None:
 
 
 def test_another_crash_is_still_one() -> None:
-    """What has nothing to do with a GPU stays a failure."""
-
     def crashes(x: torch.Tensor) -> torch.Tensor:
         raise ValueError("no")
 

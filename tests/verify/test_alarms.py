@@ -22,8 +22,6 @@ def test_an_infinite_weight_may_meet_what_is_zero_in_exact_arithmetic_alone(dtyp
 
 
 def test_a_number_at_an_infinite_weight_fails() -> None:
-    """NaN or an infinity is admitted where a centred value may vanish, and no number."""
-
     def masked(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         centred = x.float() - x.float().mean(-1, keepdim=True)
         y = centred * torch.rsqrt((centred * centred).mean(-1, keepdim=True) + 1e-5)
@@ -73,7 +71,6 @@ def test_groups_are_chosen_that_divide_the_sizes_asked_for() -> None:
 
 @pytest.mark.parametrize("isolate", [False, True])
 def test_a_default_dtype_that_is_set_once_stays_for_the_kernel_and_is_told(isolate: bool) -> None:
-    """Later calls find it as the first left it; everybody else finds their own."""
     calls = 0
 
     def softmax(x: Tensor) -> Tensor:

@@ -17,12 +17,10 @@ SETTINGS = {"dtype": "bfloat16", "effort": "quick", "examples": 10}
 
 
 def honest(x: Tensor) -> Tensor:
-    """Right in every aspect."""
     return torch.softmax(x.float(), -1).to(x.dtype)
 
 
 def drops_nan(x: Tensor) -> Tensor:
-    """NaN is taken for zero."""
     return honest(torch.nan_to_num(x.float(), nan=0.0, posinf=torch.inf, neginf=-torch.inf).to(x.dtype))
 
 
@@ -62,12 +60,10 @@ def hangs_at_nan(x: Tensor) -> Tensor:
 
 
 def examined(kernel: Callable[[Tensor], Tensor], **settings: object) -> Verdict:
-    """The verdict after a few examples."""
     return examine(kernel, "softmax", **SETTINGS | settings)  # type: ignore[arg-type]
 
 
 def test_an_honest_kernel_keeps_every_aspect() -> None:
-    """All ten are tried and kept."""
     verdict = examined(honest)
     assert verdict.outcome == "PASS", str(verdict)
     statuses = {name: aspect.status for name, aspect in verdict.aspects.items()}
@@ -104,7 +100,6 @@ def test_overflow_is_a_matter_of_range() -> None:
 
 
 def test_what_a_fault_hides_is_not_called_kept() -> None:
-    """Where all numbers are wrong nothing is said of layouts, and why."""
     verdict = examined(lambda x: (honest(x) * 1.02).to(x.dtype))
     layouts = verdict.aspects["layouts"]
     assert (layouts.status, layouts.note) == ("not tried", "hidden by numbers")
@@ -125,7 +120,6 @@ def test_special_values_warn_unless_promised(settings: dict[str, object], outcom
 
 
 def test_a_hang_is_no_warning() -> None:
-    """Though NaN provokes it."""
     assert examined(hangs_at_nan, timeout=0.5).outcome == "FAIL"
 
 
@@ -193,8 +187,6 @@ def test_a_subnormal_on_the_way_to_an_ordinary_number_is_a_matter_of_subnormals(
 
 
 def test_what_no_flush_explains_is_no_warning() -> None:
-    """Ordinary results are halved, but only where the input is subnormal."""
-
     def halved(x: Tensor) -> Tensor:
         y = torch.softmax(x, -1)
         return y / 2 if bool(((x != 0) & (x.abs() < torch.finfo(x.dtype).tiny)).any()) else y
@@ -231,7 +223,6 @@ def test_what_does_not_fail_again_is_a_matter_of_determinism() -> None:
 def test_a_repro_line_repeats_the_aspect_and_the_outcome(
     kernel: Callable[[Tensor], Tensor], settings: dict[str, Any], outcome: str, aspect: str
 ) -> None:
-    """What was a warning is one again; what was strict is so again."""
     verdict = examine(kernel, "softmax", **SETTINGS, **settings)  # type: ignore[arg-type]
     again = repeat((verdict.repro, ""), lambda *_, **__: None)
     assert (verdict.outcome, again.outcome) == (outcome, outcome)

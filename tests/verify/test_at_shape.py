@@ -36,7 +36,6 @@ def plan_and_case(kernel: Any, op: str, at: dict[str, int], **settings: Any) -> 
 
 
 def judged_at(monkeypatch: pytest.MonkeyPatch, kernel: Any, op: str, at: Any, **settings: Any) -> Verdict:
-    """The verdict of an examination that has no other cases."""
     monkeypatch.setattr(run, "PHASES", [phase for phase in run.PHASES if phase[0] == "at"])
     return examine(kernel, op, **{**_EXAMINE, "at": at, **settings})
 
@@ -68,7 +67,6 @@ def test_a_million_elements_cost_a_second_beside_the_kernel(
 
 @pytest.mark.parametrize(("kernel", "op", "at", "settings"), USUAL, ids=lambda value: getattr(value, "__name__", None))
 def test_honest_kernels_pass_at_odd_sizes(kernel: Any, op: str, at: dict[str, int], settings: dict[str, Any]) -> None:
-    """Torch's kernels pass at sizes that no tile divides."""
     odd = {symbol: size + 1 if symbol in ("R", "N", "M", "Sq", "Sk", "T") else size for symbol, size in at.items()}
     plan, case = plan_and_case(kernel, op, odd, seed=1, **settings)
     assert plan.harness.try_case(case).failure is None
@@ -177,7 +175,6 @@ def test_impossible_sizes_are_one_clear_line(op: str, at: Any, words: str) -> No
 
 
 def test_the_sizes_are_part_of_the_question() -> None:
-    """They go through a table and back, and into the key of a kept verdict."""
     settings = Settings("softmax", dtype="float32", at=[ROWS])
     assert settings.as_table()["at"] == [ROWS]
     assert Settings.from_table(settings.as_table()) == settings
@@ -185,7 +182,6 @@ def test_the_sizes_are_part_of_the_question() -> None:
 
 
 def test_an_isolated_kernel_is_run_there_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a process of its own it passes, and an unwritten tail is found."""
     assert judged_at(monkeypatch, softmax, "softmax", ROWS, isolate=True).passed
     assert list(judged_at(monkeypatch, tail_unwritten, "softmax", ROWS, isolate=True).broken) == ["memory"]
 

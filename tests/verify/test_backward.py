@@ -42,7 +42,6 @@ HEADS = {"B": 1, "Hkv": 1, "H": 2, "Sq": 5, "Sk": 6, "D": 8, "Dv": 8}
 
 
 def examined(function: Any, op: str, sizes: dict[str, int], dtype: str = "float32", **settings: Any) -> BackwardVerdict:
-    """The verdict at one size, by the fixed phases."""
     few: dict[str, Any] = {"shapes": sizes, "effort": "quick", "examples": 0, "layouts": ["contiguous"]}
     return examine_backward(function, op, dtype=dtype, **{**few, **settings})
 
@@ -72,7 +71,6 @@ def failures(
 
 
 def test_every_gradient_of_the_table_can_be_examined() -> None:
-    """Each op with a backward spec is known, and the compositions that are asked are no ops of the table."""
     forward = {op: spec(op).outputs.gradient_of for op in specs() if spec(op).outputs.gradient_of}
     assert {op: pair_of(op).forward.name for op in forward} == forward
     assert not {"softmax_gradient", "cross_entropy_gradient"} & set(specs())
@@ -94,7 +92,6 @@ HONEST: dict[str, tuple[Any, str, dict[str, int], dict[str, Any], dict[str, Any]
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", HONEST)
 def test_honest_gradients_keep_their_contract(name: str, dtype: str) -> None:
-    """Torch's own, and ones by hand, whether y is saved rounded or not."""
     function, op, sizes, options, _ = HONEST[name]
     if (name, dtype) == ("layernorm", "bfloat16"):  # PyTorch's CPU kernel saves the mean and the root rounded
         assert "contract" in failures(function, op, sizes, dtype, **options)
@@ -103,7 +100,6 @@ def test_honest_gradients_keep_their_contract(name: str, dtype: str) -> None:
 
 
 def test_an_honest_function_passes() -> None:
-    """Forward and backward are examined, and both verdicts are kept."""
     verdict = examined(RmsNorm.apply, "rmsnorm", ROWS, "bfloat16")
     assert verdict.outcome == "PASS", str(verdict)
     assert (verdict.forward.spec, verdict.backward.spec) == ("rmsnorm", "rmsnorm_backward")
@@ -126,12 +122,10 @@ def test_an_honest_function_passes() -> None:
     ids=lambda part: getattr(getattr(part, "__self__", None), "__name__", None),
 )
 def test_a_faulty_gradient_is_found(function: Any, op: str, dtype: str, kinds: set[str]) -> None:
-    """Missing, wrong, not summed, written over what was saved, or blind to strides."""
     assert failures(function, op, {"R": 70, "N": 6}, dtype) >= kinds
 
 
 def test_a_faulty_backward_is_named() -> None:
-    """The forward passes, and the verdict says which does not."""
     verdict = examined(NoGradientOfWeight.apply, "rmsnorm", ROWS, shrinking=False)
     assert verdict.failed == ("backward",)
     assert verdict.outcome == "FAIL"
@@ -153,7 +147,6 @@ def test_an_upstream_gradient_for_each_token_is_not_one_number() -> None:
 
 
 def test_a_faulty_forward_is_named() -> None:
-    """Its gradients are right all the same, and pass."""
     verdict = examined(WrongForward.apply, "rmsnorm", ROWS, shrinking=False)
     assert verdict.failed == ("forward",), str(verdict)
 

@@ -63,14 +63,12 @@ def test_a_question_that_cannot_be_asked_is_one_clear_line(question: dict[str, A
     ],
 )
 def test_a_contract_that_cannot_be_is_one_clear_line(fields: dict[str, Any], words: str) -> None:
-    """A contract checks its own fields when it is made."""
     with pytest.raises(AssayError, match="contract: ") as caught:
         Contract(**fields)
     assert words in str(caught.value)
 
 
 def test_a_kernel_that_cannot_be_called_is_refused() -> None:
-    """What isn't callable is no kernel."""
     with pytest.raises(AssayError, match="expected a callable, got str"):
         examine("softmax", "softmax", dtype="float32")  # type: ignore[arg-type]
 
@@ -136,7 +134,6 @@ def test_check_raises_the_report() -> None:
 
 
 def test_no_case_is_never_a_pass() -> None:
-    """Where everything is left unjudged the outcome is VACUOUS."""
     verdict = examine(
         softmax, "softmax", dtype="bfloat16", contract=Contract(accumulate="float8_e5m2"), effort="quick", examples=3
     )
@@ -144,7 +141,6 @@ def test_no_case_is_never_a_pass() -> None:
 
 
 def test_almost_only_zeros_is_mistrusted() -> None:
-    """A pass that compared nearly nothing but zeros is not called one."""
     verdict = examine(
         lambda q, k, v, causal: torch.zeros_like(q),
         "attention",
@@ -169,7 +165,6 @@ def test_almost_only_zeros_is_mistrusted() -> None:
     ],
 )
 def test_a_repro_line_that_does_not_parse_is_one_clear_line(line: str) -> None:
-    """A mangled repro line is named as such."""
     with pytest.raises(AssayError, match="repro line: ") as caught:
         run_line(line)
     assert "\n" not in str(caught.value)
@@ -183,7 +178,6 @@ def test_a_target_that_cannot_be_loaded_is_one_clear_line(target: str) -> None:
 
 
 def test_a_case_survives_its_line() -> None:
-    """Writing a case as a line and reading it back gives the same case."""
     verdict = examine(crash, "softmax", dtype="float32", effort="quick", examples=3)
     assert verdict.failure is not None
     assert Case.from_dict(verdict.failure.case.as_dict()) == verdict.failure.case

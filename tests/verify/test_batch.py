@@ -106,7 +106,6 @@ def test_a_row_that_depends_on_its_batch_is_found(
 
 @pytest.mark.parametrize(("op", "kernel", "settings"), VARIANT.values(), ids=VARIANT)
 def test_without_the_promise_it_is_no_fault(op: str, kernel: Callable[..., Any], settings: dict[str, Any]) -> None:
-    """The same kernels keep the default contract: every order is as good as another."""
     verdict = examine(kernel, op, effort="quick", examples=0, **settings)
     assert verdict.outcome == "PASS", str(verdict)
 
@@ -124,7 +123,6 @@ INVARIANT: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("op", "kernel", "settings"), INVARIANT.values(), ids=INVARIANT)
 def test_an_invariant_kernel_keeps_its_promise(op: str, kernel: Callable[..., Any], settings: dict[str, Any]) -> None:
-    """An order that the row alone decides gives the same bits in any batch."""
     verdict = examine(kernel, op, contract=PROMISED, effort="quick", examples=5, **settings)
     assert verdict.outcome == "PASS", str(verdict)
 

@@ -37,7 +37,6 @@ def test_one_size_grows_beyond_16_bits(op: str) -> None:
 
 
 def test_a_first_dimension_that_is_a_quotient_is_no_size() -> None:
-    """What grows of codes [K/2, N] is K, in whole groups."""
     for series in over_limit_cases(sampler("dequantize_int4")):
         assert all(set(case.sizes) == {"K", "N", "g"} and case.sizes["K"] % case.sizes["g"] == 0 for case in series)
 
@@ -48,21 +47,18 @@ def shapes_of(case: Case) -> list[tuple[int, ...]]:
 
 
 def test_most_ops_have_such_rows() -> None:
-    """All do; of a loss the classes grow too, and the last of them is the label."""
     assert all(list(over_limit_cases(sampler(op))) for op in specs())
     rows, classes = (series[-1] for series in over_limit_cases(sampler("cross_entropy")))
     assert (rows.sizes["T"], classes.sizes["V"], classes.values["target"]) == (65_601, 65_601, "last")
 
 
 def test_sizes_that_the_caller_gave_do_not_grow() -> None:
-    """With rows restricted there are no such cases, and columns that are keep their sizes."""
     assert not list(over_limit_cases(sampler("softmax", shapes={"R": [3, 5]})))
     (series,) = over_limit_cases(sampler("softmax", shapes={"N": [7, 9]}))
     assert {case.sizes["N"] for case in series} == {7}
 
 
 def softmax(x: Tensor) -> Tensor:
-    """Honest."""
     return torch.softmax(x.float(), 1).to(x.dtype)
 
 
@@ -114,7 +110,6 @@ def test_seams_lie_behind_a_block() -> None:
 
 
 def test_one_tensor_alone_is_zero_or_subnormal() -> None:
-    """Each in its turn, states far apart; an op of a single tensor has none."""
     kinds = {
         (name, case.values[name]) for case in single_operand_cases(sampler("merge_states")) for name in ("o_a", "o_b")
     }

@@ -99,7 +99,6 @@ def test_a_kernel_that_knows_the_harness_is_caught_outside(name: str, monkeypatc
 
 
 def test_an_honest_kernel_passes_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It gives the same there."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     kernel = importlib.import_module("cheating_kernels").softmax
     verdict = examine(kernel, "softmax", isolate=True, **FEW)
@@ -108,7 +107,6 @@ def test_an_honest_kernel_passes_outside(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_patched_torch_is_a_finding_and_mended() -> None:
-    """What was replaced is named, and put back before anything is judged."""
     isfinite = torch.isfinite
     verdict = examine(patches_judge, "softmax", dtype="float32", effort="quick", examples=0, shrinking=False)
     assert verdict.failure is not None
@@ -134,7 +132,6 @@ class Liar(Tensor):
 
 
 def test_a_tensor_with_a_will_of_its_own_is_judged_by_its_numbers() -> None:
-    """A subclass that answers every question with other numbers than it holds."""
     few: dict[str, Any] = {"effort": "quick", "examples": 0, "every_aspect": False, "shrinking": False}
     verdict = examine(lambda x: (softmax(x) * 1.5).as_subclass(Liar), "softmax", dtype="float32", **few)
     assert verdict.outcome == "FAIL", str(verdict)
@@ -154,7 +151,6 @@ def swaps(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("kernel", "name"), [(deletes, "isfinite"), (swaps, "allclose")])
 def test_deleted_and_exchanged_functions_are_found_too(kernel: Callable[[Tensor], Tensor], name: str) -> None:
-    """Whatever stands there afterwards, the function is put back."""
     before = getattr(torch, name)
     verdict = examine(kernel, "softmax", dtype="float32", effort="quick", examples=0, shrinking=False)
     assert verdict.failure is not None

@@ -29,14 +29,12 @@ def entries(table: Sequence[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("entry", entries(HONEST))
 def test_an_honest_kernel_is_accepted(entry: Entry) -> None:
-    """A kernel that keeps its contract passes."""
     verdict = examine(entry.kernel, entry.spec, examples=10, **entry.examine)
     assert verdict.outcome == "PASS", str(verdict)
 
 
 @pytest.mark.parametrize("entry", entries(FAULTY))
 def test_a_faulty_kernel_is_rejected(entry: Faulty) -> None:
-    """The same kernel with one fault fails, for a reason that the fault explains."""
     verdict = examine(entry.kernel, entry.spec, strict=True, every_aspect=False, **entry.examine)
     assert verdict.outcome == "FAIL", str(verdict)
     assert verdict.failure is not None

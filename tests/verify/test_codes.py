@@ -75,7 +75,6 @@ def test_a_tie_is_free_only_where_the_scale_is_rounded() -> None:
 
 
 def test_codes_of_int4_are_judged_by_the_kernels_own_zero_point() -> None:
-    """-1, 1: zero-points 7 and 8 are right with their own codes, 9 is wrong, and so are codes of the other."""
     x = torch.tensor([[1.0, -1.0, 0.2, -0.2]])
     case = Case("quantize_int4", {"R": 1, "N": 4}, {"x": "float32"}, {"group": 128, "symmetric": False})
     for codes, zero, right in (
@@ -95,14 +94,12 @@ def test_codes_of_int4_are_judged_by_the_kernels_own_zero_point() -> None:
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, -3e38, float("nan"), float("inf")])
 def test_a_group_of_zeros_has_any_finite_scale(scale: float) -> None:
-    """And codes of zero; NaN and infinity are no scales."""
     x = torch.zeros(1, 3)
     assert accepted(x, [0, 0, 0], scale) is bool(torch.isfinite(torch.tensor(scale)))
     assert not accepted(x, [0, 1, 0], 1.0)
 
 
 def test_a_row_that_is_not_finite_may_hold_anything() -> None:
-    """Codes and scale of it are not judged; those of another row are."""
     x = torch.tensor([[127.0, float("nan"), 3.5]])
     assert accepted(x, [5, -7, 99], float("nan"))
     assert accepted(torch.tensor([[float("inf"), 1.0, 3.5]]), [0, 0, 0], float("inf"))

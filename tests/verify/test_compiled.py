@@ -49,14 +49,12 @@ class Backend:
 
 
 def test_a_compiled_function_passes() -> None:
-    """Captured as one graph, by way of AOT autograd."""
     verdict = examine(compiled(softmax, backend="aot_eager", fullgraph=True), "softmax", **SETTINGS)
     assert verdict.passed, str(verdict)
 
 
 @pytest.mark.parametrize("compiler", [torch.compile, compiled])
 def test_every_call_runs_what_was_compiled(compiler: Any) -> None:
-    """torch.compile by itself would run most calls in eager mode, once it has met eight variants."""
     backend, eager = Backend(), 0
 
     def counted(x: Tensor) -> Tensor:
@@ -74,13 +72,11 @@ def test_every_call_runs_what_was_compiled(compiler: Any) -> None:
 
 @pytest.mark.parametrize("compiler", [torch.compile, compiled])
 def test_a_fault_in_a_late_variant_is_found(compiler: Any) -> None:
-    """The ninth graph is wrong, which torch.compile by itself never runs."""
     kernel = compiler(softmax, dynamic=False, backend=Backend(wrong_from=9))
     assert examine(kernel, "softmax", **SETTINGS).outcome == "FAIL"
 
 
 def test_the_limit_is_the_callers_again() -> None:
-    """What the caller has set stands after an examination."""
     config = torch._dynamo.config
     before = config.recompile_limit, config.fail_on_recompile_limit_hit
     assert examine(torch.compile(softmax, backend="eager"), "softmax", **SETTINGS).passed

@@ -20,7 +20,6 @@ REPORT = """========= COMPUTE-SANITIZER
 
 
 def test_the_first_finding_is_told_and_the_rest_counted() -> None:
-    """What, where, by which thread, at which address."""
     assert findings(REPORT) == (
         "compute-sanitizer: Invalid __global__ read of size 2 bytes; at softmax_kernel+0x70 in /mine.py:12; "
         "by thread (33,0,0) in block (1,0,0); Address 0x7f0000000202 is out of bounds (and 1 more)"
@@ -45,7 +44,6 @@ def test_a_case_that_was_not_run_has_no_clean_report(tmp_path: Path, monkeypatch
 
 
 def test_the_case_is_repeated_under_the_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tool gets the command that repeats the case; what it prints is read."""
     tool = tmp_path / "compute-sanitizer"
     seen = tmp_path / "seen"
     body = ["import sys", f"print({REPORT!r})", f"open({str(seen)!r}, 'w').write(' '.join(sys.argv))"]
@@ -57,7 +55,6 @@ def test_the_case_is_repeated_under_the_tool(tmp_path: Path, monkeypatch: pytest
 
 
 def test_why_it_cannot_be_asked_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No tool, or a kernel without a name."""
     monkeypatch.setenv("PATH", str(tmp_path))
     assert sanitize(LINE, "mine:softmax") == "compute-sanitizer is not installed; it comes with the CUDA toolkit"
     (tmp_path / "compute-sanitizer").write_text("#!/bin/sh\n")

@@ -99,7 +99,6 @@ def attention_with_empty_rows(value: float, q: Tensor, k: Tensor, v: Tensor, *, 
 
 
 def attention_half(q: Tensor, k: Tensor, v: Tensor, *, causal: str) -> Tensor:
-    """Half of what is right."""
     return attention_with_empty_rows(7.0, q, k, v, causal=causal) * 0.5
 
 
@@ -194,7 +193,6 @@ ROWS = [
 
 
 def verdict_of(op: str, kernel: Kernel, settings: dict[str, Any], contract: dict[str, Any]) -> Verdict:
-    """The verdict after a few examples, without an explanation."""
     few = {"effort": "quick", "examples": 4, "every_aspect": False, "shrinking": False}
     return examine(kernel, op, contract=Contract(**contract), **{**few, **settings})
 

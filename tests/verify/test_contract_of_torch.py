@@ -59,7 +59,6 @@ LOOSE = ("logsumexp",)  # whose stages are many: one more rounding is lost among
 
 @pytest.mark.parametrize(("name", "dtype"), by_turns(KERNELS, DTYPES))
 def test_the_code_keeps_its_contract(name: str, dtype: str) -> None:
-    """In each dtype."""
     op, kernel, settings = KERNELS[name]
     verdict = judged(kernel, op, "torch", dtype, settings)
     assert verdict.outcome == "PASS", str(verdict)
@@ -67,7 +66,6 @@ def test_the_code_keeps_its_contract(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in KERNELS if name not in LOOSE])
 def test_one_more_rounding_breaks_it(name: str) -> None:
-    """The contract admits no more than the code needs."""
     op, kernel, settings = KERNELS[name]
     for dtype in ("bfloat16", "float32"):
         assert judged(rounding_more(kernel), op, "torch", dtype, settings).outcome == "FAIL", dtype

@@ -13,13 +13,11 @@ from .usual import by_turns
 
 
 def module_of(path: str) -> Any:
-    """A module of transformers."""
     pytest.importorskip("transformers")
     return __import__(f"transformers.{path}", fromlist=["_"])
 
 
 def normed(kind: Any, weight: Tensor, *inputs: Tensor, **options: Any) -> Tensor:
-    """What a norm of transformers gives."""
     norm = kind(weight.shape[0], **options)
     norm.weight = torch.nn.Parameter(weight, requires_grad=False)
     found: Tensor = norm(*inputs)
@@ -27,12 +25,10 @@ def normed(kind: Any, weight: Tensor, *inputs: Tensor, **options: Any) -> Tensor
 
 
 def llama_norm(x: Tensor, weight: Tensor) -> Tensor:
-    """LlamaRMSNorm."""
     return normed(module_of("models.llama.modeling_llama").LlamaRMSNorm, weight, x, eps=1e-6)
 
 
 def qwen_gated_norm(x: Tensor, weight: Tensor, gate: Tensor) -> Tensor:
-    """Qwen3NextRMSNormGated."""
     return normed(module_of("models.qwen3_next.modeling_qwen3_next").Qwen3NextRMSNormGated, weight, x, gate, eps=1e-6)
 
 
@@ -71,7 +67,6 @@ def gemma_attention(q: Tensor, k: Tensor, v: Tensor, *, softcap: float | None = 
 
 
 def mixtral_experts(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
-    """MixtralExperts, eager."""
     experts, width, hidden = w_gate_up.shape
     config = module_of("models.mixtral.configuration_mixtral").MixtralConfig(
         num_local_experts=experts, hidden_size=hidden, intermediate_size=width // 2
@@ -100,7 +95,6 @@ LOOSE = ("experts", "l2norm")  # whose stages are many: one more rounding is los
 
 @pytest.mark.parametrize(("name", "dtype"), by_turns(KERNELS, DTYPES))
 def test_the_code_keeps_its_contract(name: str, dtype: str) -> None:
-    """In each dtype."""
     op, kernel, settings = KERNELS[name]
     verdict = judged(kernel, op, "transformers", dtype, settings)
     assert verdict.outcome == "PASS", str(verdict)
@@ -108,7 +102,6 @@ def test_the_code_keeps_its_contract(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in KERNELS if name not in LOOSE])
 def test_one_more_rounding_breaks_it(name: str) -> None:
-    """The contract admits no more than the code needs."""
     op, kernel, settings = KERNELS[name]
     for dtype in ("bfloat16", "float32"):
         assert judged(rounding_more(kernel), op, "transformers", dtype, settings).outcome == "FAIL", dtype

@@ -71,7 +71,6 @@ def jax_softmax(more: bool) -> Callable[..., Any]:
 
 
 def test_programs_of_jax_keep_what_xla_does() -> None:
-    """In each dtype; with one more rounding not."""
     for dtype in DTYPES:
         asked = {**ROWS, "framework": "jax"}
         verdict = judged(jax_softmax(False), "softmax", "xla-cpu", dtype, asked)

@@ -100,14 +100,12 @@ FAULTY: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def test_a_kernel_without_a_fault_passes() -> None:
-    """What the faulty ones are copies of."""
     verdict = examine(step_by_step, "gated_delta_rule", dtype="bfloat16", effort="quick", examples=4)
     assert verdict.outcome == "PASS", str(verdict)
 
 
 @pytest.mark.parametrize(("name", "dtype"), each_second(FAULTY, DTYPES[:2]))
 def test_a_faulty_kernel_fails_and_its_fault_is_named(name: str, dtype: str) -> None:
-    """Whatever part of the rule is wrong is told apart from the others."""
     parts, fault = FAULTY[name]
     verdict = examine(
         partial(step_by_step, **parts), "gated_delta_rule", dtype=dtype, effort="quick", every_aspect=False

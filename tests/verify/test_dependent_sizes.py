@@ -37,12 +37,10 @@ def wrong_from_nine(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def verdict_of(kernel: Any, sizes: Mapping[str, Any]) -> Verdict:
-    """What a short examination with these shapes says."""
     return examine(kernel, "attention", dtype="float32", shapes=sizes, effort="quick", examples=4)
 
 
 def test_equal_lengths_are_equal_in_every_case() -> None:
-    """A kernel for self-attention passes, and without the tie it fails."""
     assert verdict_of(self_attention, SELF).outcome == "PASS"
     untied = verdict_of(self_attention, {**SELF, "Sk": range(1, 40)})
     assert untied.failure is not None
@@ -83,7 +81,6 @@ def test_lists_that_hang_on_each_other_are_combined() -> None:
     ],
 )
 def test_what_fits_nothing_is_told_with_the_other(op: str, given: dict[str, list[int]], words: str) -> None:
-    """The message names both symbols."""
     with pytest.raises(SettingError, match=words):
         sizes_of(op, given)
 
@@ -101,6 +98,5 @@ def test_ties_are_settings() -> None:
 
 
 def test_a_symbol_left_out_of_at_is_as_large_as_its_other() -> None:
-    """Sizes of production follow the tie."""
     at = {"B": 1, "H": 1, "Hkv": 1, "Sq": 300, "D": 8}
     assert Settings("attention", dtype="float32", shapes=SELF, at=[at]).at[0]["Sk"] == 300

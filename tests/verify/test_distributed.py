@@ -48,7 +48,6 @@ def test_honest_functions_pass_on_every_rank(group: Group) -> None:
 
 
 def test_a_result_that_is_right_on_rank_0_alone_fails(group: Group) -> None:
-    """The verdict names the rank."""
     verdict = examine_ranks(functions.only_rank_0, "all_reduce", group, dtype="float32", **SHARDS)
     assert verdict.failed == (1,)
     assert verdict.outcome == "FAIL"
@@ -70,7 +69,6 @@ def test_a_faulty_sum_fails_on_every_rank(group: Group, function: Any, op: str) 
 
 
 def test_processes_are_started_once(group: Group) -> None:
-    """Every call goes to the same ones, in the order of the ranks."""
     first = group.run(functions.rank_and_pid, [(), ()])
     assert [rank for rank, _ in first] == [0, 1]
     assert group.run(functions.rank_and_pid, [(), ()]) == first
@@ -92,7 +90,6 @@ def test_a_rank_that_fails_is_named_and_the_group_starts_anew(group: Group, func
 
 
 def test_a_rank_that_never_joins_is_a_time_out(group: Group) -> None:
-    """The examination's time limit ends the call, and the group can be used again."""
     kernel = of_rank(functions.never_joins_on_rank_1, "all_reduce", group, 0)
     group.run(functions.rank_and_pid, [(), ()])
     verdict = examine(kernel, "all_reduce", dtype="float32", timeout=1.0, **SHARDS)

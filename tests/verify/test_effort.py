@@ -14,7 +14,6 @@ from assay.verify.settings import EFFORTS, Settings
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
-    """An honest kernel."""
     return torch.softmax(x, -1)
 
 
@@ -25,7 +24,6 @@ def plan_for(op: str = "softmax", **settings: Any) -> Plan:
 
 @pytest.mark.parametrize("op", ["softmax", "gemm", "rmsnorm", "attention", "cross_entropy"])
 def test_a_quick_effort_tries_a_part_of_the_fixed_cases(op: str) -> None:
-    """Some, in the order in which the usual effort tries them, and less than two thirds of them."""
     cases = list(fixed_cases(plan_for(op)))
     usual, quick = (arranged(cases, effort) for effort in ("usual", "quick"))
     assert sorted(map(id, usual)) == sorted(map(id, cases))
@@ -41,14 +39,12 @@ def test_all_kinds_of_softmax_were_measured() -> None:
 
 
 def test_a_quick_effort_tries_every_aspect() -> None:
-    """What is quick passes over none of the aspects."""
     verdict = examine(softmax, "softmax", dtype="bfloat16", effort="quick")
     assert verdict.passed
     assert {name for name, aspect in verdict.aspects.items() if aspect.status == "kept"} == set(ASPECTS)
 
 
 def test_the_effort_says_how_much_is_fuzzed() -> None:
-    """As many as the effort says, unless a number is given."""
     assert [plan_for(effort=effort).settings.fuzzed for effort in EFFORTS] == [12, 60, 200]
     assert plan_for(effort="quick", examples=7).settings.fuzzed == 7
     with pytest.raises(SettingError, match="expected one of quick, usual, thorough"):
@@ -56,8 +52,6 @@ def test_the_effort_says_how_much_is_fuzzed() -> None:
 
 
 def test_the_same_seed_gives_the_same_cases() -> None:
-    """Two examinations with one seed ask the same, another seed asks other things."""
-
     def cases_of_seed(seed: int) -> list[str]:
         lines: list[str] = []
         examine(
@@ -71,7 +65,6 @@ def test_the_same_seed_gives_the_same_cases() -> None:
 
 
 def test_an_interpreted_kernel_gets_cases_of_its_size() -> None:
-    """No tensor of a case that an interpreted kernel is called with is large."""
     pytest.importorskip("triton")
     from assay.kernels.triton.softmax import softmax as interpreted
 
@@ -100,8 +93,6 @@ def test_a_way_of_its_own_for_whole_tiles_is_taken(long: bool) -> None:
 
 
 def test_a_peak_in_the_last_place_is_met() -> None:
-    """Whose maximum is that of all blocks but the last gives no number where the last holds it."""
-
     def softmax(x: torch.Tensor) -> torch.Tensor:
         blocks = max((x.shape[1] - 1) // 512 * 512, 1)
         weights = (x - x[:, :blocks].amax(1, keepdim=True)).exp() if x.shape[1] > 512 else torch.softmax(x, 1)

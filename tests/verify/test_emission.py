@@ -99,7 +99,6 @@ def test_refusals_of_the_command_line_are_listed(capsys: pytest.CaptureFixture[s
 
 
 def test_names_of_emissions() -> None:
-    """Each has a name by which it comes back; settings take no other."""
     for emission in (NVIDIA, Emission(), Emission(flush=True), Emission(contraction=True, approximate=True)):
         assert emission_named(name_of(emission)) == emission
     assert name_of(NVIDIA) == "nvidia"

@@ -34,7 +34,6 @@ def wrong_at(pattern: int | None) -> Callable[[Tensor], Tensor]:
 
 
 def test_one_wrong_number_of_65536_fails_an_examination() -> None:
-    """A kernel wrong by one ulp at one bfloat16 number fails, in this phase and no earlier."""
     verdict = examine(wrong_at(WRONG_AT), "sin", dtype="bfloat16", effort="quick", examples=0, layouts=["contiguous"])
     assert verdict.outcome == "FAIL", str(verdict)
     assert verdict.failure is not None
@@ -56,7 +55,6 @@ def test_one_wrong_number_is_found_whatever_the_sizes(shapes: dict[str, Any], ca
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("sizes", [{}, {"N": [64]}, {"R": [7], "N": [300]}])
 def test_the_cases_hold_every_number(dtype: str, sizes: dict[str, list[int]]) -> None:
-    """Together the cases of the phase hold each bit pattern's value, NaN and the infinities among them."""
     sampler = Sampler(spec("exp"), dtype, shapes=sizes)
     (tensor,) = spec("exp").tensors
     drawn = [draw(tensor, case.sizes, dtype, EVERY, case.seed).reshape(-1) for case in every_cases(sampler)]
@@ -74,6 +72,5 @@ def test_wider_formats_and_other_ops_are_not_swept() -> None:
 
 @pytest.mark.parametrize("op", [op for op in specs() if spec(op).axes.elementwise])
 def test_an_elementwise_op_has_one_tensor_and_a_result_of_its_shape(op: str) -> None:
-    """What the phase takes for granted."""
     signature = spec(op).signature()
     assert [tensor.dims for tensor in (*signature.tensors, *signature.returns)] == [("R", "N"), ("R", "N")]

@@ -35,7 +35,6 @@ SAMPLE = (
 
 
 def examined(op: str, fault: FaultModel, **more: Any) -> Verdict:
-    """The verdict on the fault model's kernel."""
     settings = settings_for(op, fault)
     assert settings is not None
     return examine(kernel_of(fault, op), op, effort="quick", every_aspect=False, **settings, **more)
@@ -43,7 +42,6 @@ def examined(op: str, fault: FaultModel, **more: Any) -> Verdict:
 
 @pytest.mark.parametrize(("op", "name"), SAMPLE)
 def test_the_true_fault_is_named_first(op: str, name: str) -> None:
-    """A sample of fault models, each run as a kernel, shrunk and explained."""
     assert first_named(examined(op, model(op, name))) == name
 
 
@@ -73,14 +71,12 @@ def test_what_is_told_of_a_fault_is_right_wrong_or_none(monkeypatch: pytest.Monk
 
 
 def failing(kernel: Any, op: str, **settings: Any) -> Verdict:
-    """The verdict on a kernel that must fail, which ends with its first failure."""
     verdict = examine(kernel, op, effort="quick", examples=10, every_aspect=False, **settings)
     assert verdict.outcome == "FAIL", str(verdict)
     return verdict
 
 
 def test_a_kernel_of_someone_else_is_explained() -> None:
-    """Kernels that no fault model was made of, used in a wrong way."""
     small = {"B": [1], "Hkv": [1], "H": [1], "Sq": range(1, 9), "Sk": range(1, 40), "D": [16], "Dv": [16]}
     settings = {"dtype": "float32", "options": {"causal": ["bottom_right"]}, "shapes": small}
     verdict = failing(lambda q, k, v, causal: attention_flash(q, k, v, causal="top_left"), "attention", **settings)
@@ -181,7 +177,6 @@ def quantised(returned: int, used: int) -> Any:
     ],
 )
 def test_zero_points_off_by_one_are_named(returned: int, used: int, name: str) -> None:
-    """In a quantiser of someone else."""
     assert failing(quantised(returned, used), "quantize_int4", dtype="bfloat16").explanations[0].name == name
 
 
@@ -190,8 +185,6 @@ def test_zero_points_off_by_one_are_named(returned: int, used: int, name: str) -
     [(1, "zero_point_one_more"), pytest.param(-1, "zero_point_one_less", marks=pytest.mark.evidence)],
 )
 def test_zero_points_off_by_one_are_named_in_products(off: int, name: str) -> None:
-    """In a product of someone else, whose weights are rounded to the input dtype."""
-
     def kernel(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
         codes = torch.stack([qweight & 15, qweight >> 4], 1).reshape(-1, qweight.shape[1])
         each = codes.shape[0] // scales.shape[0]
@@ -215,7 +208,6 @@ def louder(y: Tensor) -> Tensor:
     ],
 )
 def test_a_fault_that_is_none_of_the_known_is_not_explained(wrong: Any) -> None:
-    """No explanation is better than a wrong one."""
     verdict = failing(lambda x: wrong(torch.softmax(x.float(), -1)).to(x.dtype), "softmax", dtype="float32")
     assert verdict.explanations == ()
 

@@ -187,7 +187,6 @@ def softmax_in(dtype: torch.dtype) -> Any:
     [("float32", "24 bits (float32)"), ("float16", "11 bits (float16)"), ("bfloat16", "8 bits (bfloat16)")],
 )
 def test_sums_of_exponentials_show_their_accumulator(dtype: str, expected: str) -> None:
-    """The sum inside log-sum-exp is as wide as it was made."""
     card = fingerprint(softmax_in(getattr(torch, dtype)), "logsumexp", dtype="float32")
     assert card["accumulator"] == expected
     assert card["accumulator rounding"] == "to nearest"
@@ -210,7 +209,6 @@ def test_torch_has_the_traits_that_it_documents(kernel: Any, op: str, dtype: str
 
 
 def test_a_card_is_text_json_and_a_page(tmp_path: Any) -> None:
-    """A card gives its traits as text, JSON and one HTML page with the plot."""
     card = fingerprint(torch.mm, "gemm", dtype="float32")
     assert "accumulator           24 bits (float32)" in str(card)
     content = json.loads(card.to_json(tmp_path / "card.json"))
@@ -225,8 +223,6 @@ def test_a_card_is_text_json_and_a_page(tmp_path: Any) -> None:
 
 
 def test_a_kernel_that_fails_has_no_traits_of_numbers() -> None:
-    """What a kernel raises becomes the reason why nothing is observable."""
-
     def kernel(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("no such device")
 
@@ -236,7 +232,6 @@ def test_a_kernel_that_fails_has_no_traits_of_numbers() -> None:
 
 
 def zeros(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Nothing is computed."""
     return torch.zeros(a.shape[0], b.shape[1], dtype=a.dtype)
 
 
@@ -272,20 +267,17 @@ def test_no_more_bits_are_claimed_than_were_seen(monkeypatch: pytest.MonkeyPatch
     ids=["zeros", "NaN", "1000", "infinity", "-1000"],
 )
 def test_results_that_are_no_sum_show_no_accumulator(op: str, kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Results behind which no finite sum of exponentials can stand end no fingerprint, and give no width."""
     card = inside_of(kernel, op, "float32", monkeypatch)
     assert card["accumulator"] == card["accumulator rounding"] == UNSEEN
 
 
 def test_no_growth_is_read_along_a_dimension_that_is_no_sum() -> None:
-    """The number of experts is none that a routing weight's error grows with."""
     card = fingerprint(kernel_of(None, "moe_route"), "moe_route", dtype="float32", options={"top_k": 2})
     assert card["error growth"] == UNSEEN
     assert card.growth is None
 
 
 def test_mistakes_are_said_in_one_line() -> None:
-    """A list of options and an unknown trait are refused with what to do."""
     with pytest.raises(SettingError, match="expected one value"):
         fingerprint(torch.mm, "attention", dtype="float32", options={"causal": ["none", "top_left"]})
     with pytest.raises(SettingError, match="no trait 'colour'; the card has repeated calls"):

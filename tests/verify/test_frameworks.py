@@ -79,7 +79,6 @@ def as_stored(dtype: str, *shape: int) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["numpy", "jax"])
 def test_bits_cross_there_and_back(name: str, dtype: str) -> None:
-    """Whatever the dtype, of dense, transposed, gapped, expanded and empty tensors."""
     framework, whole = framework_named(name), as_stored(dtype, 6, 8)
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[whole.dtype.itemsize]
     for view in (whole, whole.T, whole[:, ::2], whole[:1].expand(3, 8), whole[:0], whole[0, 0]):
@@ -94,7 +93,6 @@ def test_bits_cross_there_and_back(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
 @pytest.mark.parametrize("layout", ["contiguous", "transposed"])
 def test_jax_shares_the_memory_of_dense_inputs(dtype: str, layout: str) -> None:
-    """So that what a kernel writes into them is seen."""
     case = Case("softmax", {"R": 5, "N": 7}, {"x": dtype}, layouts={"x": layout})
     (tensor,) = build(case).positional
     assert framework_named("jax").give(tensor).unsafe_buffer_pointer() == tensor.data_ptr()
@@ -113,7 +111,6 @@ def test_layouts_that_arrays_cannot_have_are_not_drawn() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_honest_jax_kernel_passes(dtype: str) -> None:
-    """It gets, and returns, jax arrays."""
     verdict = examine(softmax, "softmax", dtype=dtype, **SETTINGS)
     assert verdict.outcome == "PASS", str(verdict)
 
@@ -169,8 +166,6 @@ def test_64_bits_are_kept_where_jax_has_them() -> None:
 
 
 def test_packed_codes_reach_jax_as_bytes() -> None:
-    """gemm_int4: uint8 codes, two a byte; a kernel that swaps the nibbles is found."""
-
     def dequantized(x: Any, qweight: Any, scales: Any, zeros: Any, *, swapped: bool = False) -> Any:
         low, high = qweight & 15, qweight >> 4
         pair = (high, low) if swapped else (low, high)
@@ -187,7 +182,6 @@ def test_packed_codes_reach_jax_as_bytes() -> None:
 
 
 def test_results_that_torch_has_no_dtype_for_are_findings() -> None:
-    """Neither text, objects nor byte-swapped numbers take the examination down."""
     for result in (np.array(["a"]), np.array([object()]), np.zeros((5, 7), ">f4"), np.zeros((5, 7), ml_dtypes.int4)):
         settings = {**SETTINGS, "framework": "numpy"}
         verdict = examine(lambda x, result=result: result, "softmax", dtype="float32", **settings)
@@ -196,7 +190,6 @@ def test_results_that_torch_has_no_dtype_for_are_findings() -> None:
 
 
 def test_a_framework_that_is_not_here_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It names what to install, and where arrays of it can lie."""
     monkeypatch.setattr(frameworks, "_is_installed", lambda module: False)
     for name, words in (("jax", r"pip install 'kernel-assay\[pallas\]'"), ("cupy", "pip install cupy-cuda12x")):
         with pytest.raises(AssayError, match=words) as caught:
@@ -290,8 +283,6 @@ def test_cupys_codes_of_8_bits_are_bytes(cupy: list[str]) -> None:
 
 
 def test_an_old_cupy_says_that_it_has_no_bfloat16(cupy: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line that says which version has."""
-
     def view(self: CupyArray, dtype: Any) -> CupyArray:
         raise TypeError("Unsupported type")
 

@@ -63,7 +63,6 @@ def test_rows_that_are_nearly_equal_are_not_swapped() -> None:
 
 
 def test_a_corruption_changes_what_it_says_and_no_more() -> None:
-    """One row, one tile, two rows, one element: the rest of the output is right."""
     allowed = limits(ORDINARY, 0.0)
     good = right(ORDINARY, "bfloat16")
     seen = dict(corruptions(good, allowed, format_named("bfloat16")))
@@ -98,7 +97,6 @@ def test_a_loosened_tolerance_is_reported(radius: Tensor | float, words: str) ->
 
 
 def test_a_loose_row_alone_is_reported() -> None:
-    """A tolerance that is tight everywhere but in the loudest row lets that row be zero."""
     radius = 1e-3 * ORDINARY.abs()
     loud = int(ORDINARY.abs().sum(-1).argmax())
     radius[loud] = 2 * ORDINARY[loud].abs()
@@ -136,7 +134,6 @@ def softmax(x: Tensor) -> Tensor:
     ],
 )
 def test_a_vacuous_contract_is_reported_through_examine(ulps: float, words: str) -> None:
-    """A contract loose enough for anything gives VACUOUS and says what would have gone through, never PASS."""
     verdict = examine(
         softmax,
         "softmax",
@@ -150,12 +147,10 @@ def test_a_vacuous_contract_is_reported_through_examine(ulps: float, words: str)
 
 
 def test_an_ordinary_contract_is_not_vacuous() -> None:
-    """The same kernel under the default contract passes."""
     assert examine(softmax, "softmax", dtype="bfloat16", effort="quick", examples=0).outcome == "PASS"
 
 
 def test_a_fault_beyond_even_a_vacuous_contract_still_fails() -> None:
-    """A violation is proved whatever the gate says."""
     loose = Contract(ulps={"exp": 2.0**16})
     few: dict[str, Any] = {"effort": "quick", "examples": 0, "shrinking": False}
     verdict = examine(lambda x: x * math.nan, "softmax", dtype="bfloat16", contract=loose, **few)
@@ -187,7 +182,6 @@ def test_the_smallest_gain_is_the_threshold(out: str, radius: float, sign: Tenso
 
 
 def test_the_smallest_gain_is_that_of_all_elements() -> None:
-    """A negative element whose tolerance is tighter than all others' decides."""
     golden = torch.tensor([[1.0, 2.0, -3.0]], dtype=torch.float64)
     allowed = limits(golden, torch.tensor([[0.1, 0.1, 0.0]], dtype=torch.float64), "float32")
     assert minimum_detectable_error(allowed) < 1e-6
@@ -205,7 +199,6 @@ def test_what_is_detectable_is_in_the_verdict() -> None:
 
 @pytest.mark.parametrize("golden", [torch.zeros(2, 3), torch.full((2, 3), math.nan), torch.zeros(0, 3)])
 def test_where_no_gain_shows_it_is_infinite(golden: Tensor) -> None:
-    """Zeros times anything are zeros: no relative error would be seen."""
     assert minimum_detectable_error(limits(golden.double(), 0.0)) == math.inf
 
 
@@ -230,7 +223,6 @@ def test_a_size_where_results_cancel_is_no_loophole() -> None:
 
 
 def test_what_one_case_rejects_is_no_loophole() -> None:
-    """A corruption counts as let through where some case lets it pass and none rejects it."""
     blunt = outcomes(limits(ORDINARY, 0.06 * ORDINARY.abs()), format_named("bfloat16"))
     sharp = outcomes(limits(ORDINARY, 1e-3 * ORDINARY.abs()), format_named("bfloat16"))
     assert undetected_corruption([blunt]) == undetected_corruption([blunt, blunt]) == "everything times 1.05"

@@ -34,7 +34,6 @@ def drawn(kind: str, dtype: str, rows: int = 64, columns: int = 96, seed: int = 
 
 
 def numbers(kind: str, dtype: str = "float32", rows: int = 64, columns: int = 96) -> Tensor:
-    """The same as float64."""
     return drawn(kind, dtype, rows, columns).double()
 
 
@@ -62,7 +61,6 @@ def test_bits_are_even() -> None:
 
 
 def test_tied_elements_share_their_bits() -> None:
-    """Along an ignored axis all bits are equal, and along the other they are not."""
     draw = bits(0, "x", (4, 5), ignore=[1])
     assert (draw == draw[:, :1]).all()
     assert len(np.unique(draw)) == 4
@@ -132,7 +130,6 @@ def test_a_role_keeps_its_range(case: tuple[str, dict[str, int], dict[str, Any],
 
 @pytest.mark.parametrize(("packing", "codes"), [("plain", 256), ("awq", 2**32)])
 def test_packed_words_take_every_pattern(packing: str, codes: int) -> None:
-    """Uniform words reach the lowest and the highest thousandth of all bit patterns, the sign bit included."""
     words = tensors_of("gemm_int4", {"M": 1, "K": 2048, "N": 64, "g": 32}, {"packing": packing}, "qweight", "uniform")
     unsigned = words.to(torch.int64) % codes
     assert int(unsigned.min()) <= codes // 1000
@@ -179,7 +176,6 @@ def test_every_tensor_of_every_op_can_be_drawn(op: str) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_a_distribution_varies(dtype: str) -> None:
-    """No distribution but the zeros is one number everywhere."""
     assert [kind for kind in GENERAL if len(numbers(kind, dtype).unique()) == 1] == (
         ["above", "below", "remote"] if dtype == "float8_e4m3fn" else []  # beyond its range
     )
@@ -305,7 +301,6 @@ def test_stored_keeps_special_values(dtype: str) -> None:
 
 
 def test_edits_set_single_elements() -> None:
-    """An edit changes the element that it names, and one outside of a shrunken shape changes nothing."""
     plain = drawn("normal", "bfloat16", 4, 5)
     edited = drawn("normal", "bfloat16", 4, 5, edits=(("x", (1, 2), math.inf), ("x", (9, 9), 1.0), ("y", (0, 0), 7.0)))
     assert edited[1, 2] == math.inf

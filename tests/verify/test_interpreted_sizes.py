@@ -88,7 +88,6 @@ def test_sequences_of_many_chunks_are_drawn(op: str, longest: int) -> None:
 
 
 def test_sums_grow_as_long_as_without_the_bound() -> None:
-    """The longest sums of a quick effort are the same."""
     for op in OPS:
         few = interpreted(op)
         found = [[length for length, _ in length_cases(s, quick=True)] for s in (few, replace(few, max_steps=None))]

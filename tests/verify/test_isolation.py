@@ -98,7 +98,6 @@ def test_address_space_without_memory_is_not_counted() -> None:
 
 
 def test_a_call_that_never_comes_back_is_a_time_out() -> None:
-    """Even where the interpreter's own alarm can't reach it."""
     harness = KernelHarness(Call(cannot_be_interrupted, {}, timeout=0.2), Contract())
     with Isolation(harness) as isolation:
         answer = isolation.observe(CASE)
@@ -107,7 +106,6 @@ def test_a_call_that_never_comes_back_is_a_time_out() -> None:
 
 
 def hangs_when_timed(x: Tensor) -> Tensor:
-    """Comes back nine times."""
     _hoard.append(x)
     return softmax(x) if len(_hoard) < 10 else cannot_be_interrupted(x)
 
@@ -123,7 +121,6 @@ def test_the_limit_is_that_of_one_call() -> None:
 
 
 def test_an_honest_kernel_passes_and_is_not_called_here() -> None:
-    """The same cases, the same verdict; the kernel's process is another."""
     seen: list[int] = []
 
     def kernel(x: Tensor) -> Tensor:
@@ -137,7 +134,6 @@ def test_an_honest_kernel_passes_and_is_not_called_here() -> None:
 
 
 def test_a_fork_of_a_process_with_threads_answers() -> None:
-    """The kernel's environment holds the number of threads, and a copied pool of threads would hang in the fork."""
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -166,7 +162,6 @@ def test_a_worker_is_kept_and_ended() -> None:
 
 
 def test_where_a_fork_is_no_help_the_kernel_needs_a_name() -> None:
-    """One line says what is expected."""
     with (
         Isolation(KernelHarness(Call(lambda x: x, {}), Contract(), "cuda")) as isolation,
         pytest.raises(SettingError, match="the kernel runs in a new process, which must import it"),
@@ -231,7 +226,6 @@ def test_nothing_of_a_lost_worker_is_left(kernel: Callable[[Tensor], Tensor]) ->
 
 
 def test_a_fault_of_the_harness_is_not_the_kernels() -> None:
-    """What goes wrong in the worker besides the kernel is raised here."""
     with (
         Isolation(KernelHarness(Call(softmax, {}), Contract())) as isolation,
         pytest.raises(RuntimeError, match="the worker failed before or after"),
@@ -240,7 +234,6 @@ def test_a_fault_of_the_harness_is_not_the_kernels() -> None:
 
 
 def test_its_warnings_are_told_here_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all calls in the worker, as the kernel's own line."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     warns = importlib.import_module("cheating_kernels").warns
     with pytest.warns(UserWarning, match="a kernel's own warning") as told:

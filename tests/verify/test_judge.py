@@ -77,7 +77,6 @@ def test_what_lies_within_the_radius_before_the_store_is_kept(
 @patient
 @given(problems(), st.sampled_from(ROUNDINGS))
 def test_the_neighbour_beyond_the_interval_is_broken(problem: tuple[float, float, str], rounding: str) -> None:
-    """One value of the format further than the furthest that is kept is broken, on both sides."""
     value, radius, out = problem
     allowed = limits(value, radius, out, rounding=rounding)
     assert kept(float(allowed.ends.high), allowed)
@@ -154,7 +153,6 @@ def test_a_golden_of_unknown_digits_never_breaks_an_honest_output(
 def test_what_is_clear_without_the_ends_is_kept_by_them(
     problem: tuple[float, float, str], rounding: str, own: float, steps: int, flush: bool
 ) -> None:
-    """Whoever judges by the ends of the interval calls neither broken nor unresolved what is clear without them."""
     value, radius, out = problem
     y = float(round_to(tensor(value), out))
     for _ in range(abs(steps)):
@@ -252,7 +250,6 @@ def test_at_the_threshold_both_sides_are_kept(overflow: str, other: float) -> No
 
 @pytest.mark.parametrize("overflow", ["inf", "saturate", ("nan")])
 def test_an_exact_infinity_is_beyond_the_format_too(overflow: str) -> None:
-    """What an infinite golden becomes follows the same rule."""
     allowed = limits(INF, 0.0, "float16", overflow=overflow)
     right = {"inf": INF, "saturate": 65504.0, "nan": NAN}
     assert [name for name, y in right.items() if kept(y, allowed)] == [overflow]
@@ -273,7 +270,6 @@ def test_flushing_is_allowed_only_by_its_contract(sign: float) -> None:
 
 
 def test_ties_go_to_even() -> None:
-    """A golden halfway between two values has one nearest, the even one."""
     assert kept(1.0, limits(1 + 2.0**-8, 0.0))
     assert not kept(1 + 2.0**-7, limits(1 + 2.0**-8, 0.0))
     assert kept(1 + 2.0**-6, limits(1 + 3 * 2.0**-8, 0.0))
@@ -307,7 +303,6 @@ def test_the_worst_index_is_that_of_the_worst_broken_element() -> None:
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (2, 2)])
 def test_any_shape_is_judged(shape: tuple[int, ...]) -> None:
-    """Scalars and empty outputs have a verdict too."""
     value = torch.ones(shape, dtype=torch.float64)
     allowed = tolerance(Golden(value, value * 0), Golden(value, value * 0), format_named("bfloat16"), Contract())
     assert judge(value.to(torch.bfloat16), allowed).worst == 0

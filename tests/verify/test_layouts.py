@@ -42,7 +42,6 @@ def overwrite(placed: Guarded, place_in_buffer: int) -> str | None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout_keeps_the_values(layout: str, dtype: torch.dtype) -> None:
-    """Every layout holds the same values in the same shape and dtype, scalars and empty tensors included."""
     for shape in SHAPES:
         values = tied(numbered(shape, dtype), layout)
         placed = place_in_memory(values, layout, "cpu")
@@ -128,7 +127,6 @@ def test_a_write_beside_the_elements_is_found(layout: str, dtype: torch.dtype) -
 
 @pytest.mark.parametrize(("layout", "gap"), [("sliced", 5), ("sliced", 7), ("strided", 1), ("strided", 9)])
 def test_a_write_into_a_gap_is_found(layout: str, gap: int) -> None:
-    """Padding behind a row and the elements between strided ones belong to nobody."""
     placed = place_in_memory(numbered((3, 5)), layout, "cpu")
     assert overwrite(placed, placed.tensor.storage_offset() + gap) == "out_of_bounds_write"
 
@@ -136,7 +134,6 @@ def test_a_write_into_a_gap_is_found(layout: str, gap: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", NEAR)
 def test_a_changed_element_is_found(layout: str, dtype: torch.dtype) -> None:
-    """One element with another value, the first or the last, is a mutation and no stray write."""
     for index in ((0, 0), (2, 4)):
         placed = place_in_memory(tied(numbered((3, 5), dtype), layout), layout, "cpu")
         where = placed.tensor.storage_offset() + sum(i * s for i, s in zip(index, placed.tensor.stride(), strict=True))
@@ -144,7 +141,6 @@ def test_a_changed_element_is_found(layout: str, dtype: torch.dtype) -> None:
 
 
 def test_a_stray_write_outweighs_a_mutation() -> None:
-    """Where both happened, the worse is named."""
     placed = place_in_memory(numbered((3, 5)), "contiguous", "cpu")
     placed.tensor[0, 0] = 9
     assert overwrite(placed, 0) == "out_of_bounds_write"
@@ -185,7 +181,6 @@ def test_refilling_keeps_the_memory(layout: str) -> None:
 )
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_case_names_the_input_that_was_damaged(op: str, sizes: Any, dtypes: dict[str, str], layout: str) -> None:
-    """Each of a case's inputs is guarded, scalars too, and the first damaged one is named."""
     case = Case(op, sizes, dtypes, layouts=dict.fromkeys(dtypes, layout))
     assert build(case).damage() is None
     for name in dtypes:

@@ -47,7 +47,6 @@ def test_what_overflows_inside_may_be_nan_or_infinite_or_follow_from_it(number: 
 
 @pytest.mark.parametrize("factor", [1.01, -1.0, 0.5])
 def test_what_overflows_inside_may_be_no_other_number(factor: float) -> None:
-    """Neither the right number nor one that an infinity leads to."""
     assert ratios(factor * exact()) == (32, 32)
 
 
@@ -75,7 +74,6 @@ def reads_what_it_never_wrote(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("isolate", [False, True])
 def test_a_crash_that_only_poisoned_memory_provokes_is_one_of_memory(isolate: bool) -> None:
-    """And the message says so."""
     verdict = examine(
         reads_what_it_never_wrote, "softmax", dtype="bfloat16", effort="quick", isolate=isolate, every_aspect=False
     )
@@ -89,8 +87,6 @@ def test_a_crash_that_only_poisoned_memory_provokes_is_one_of_memory(isolate: bo
 
 
 def test_a_dispatchers_own_refusal_of_poisoned_memory_is_none() -> None:
-    """The case is tried with ordinary memory."""
-
     def refuses(x: Tensor) -> Tensor:
         if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:
             raise NotImplementedError("this compiler takes no tensors under a __torch_dispatch__ mode")
@@ -101,8 +97,6 @@ def test_a_dispatchers_own_refusal_of_poisoned_memory_is_none() -> None:
 
 
 def test_a_crash_in_ordinary_memory_too_is_not_one_of_memory() -> None:
-    """It is met in other cases first, and said as it is."""
-
     def crashes(x: Tensor) -> Tensor:
         if x.shape[0] > 3:
             raise RuntimeError("too many rows")
@@ -133,7 +127,6 @@ def test_a_verdict_says_where_no_time_limit_could_act(isolate: bool, unlimited: 
 
 
 def test_an_output_that_is_mostly_unjudged_is_mistrusted() -> None:
-    """With the reasons counted; exactly half of it is enough to be trusted."""
     half = Tally(judged_of=Counter(y=6, lse=9), left_out=Counter({("y", OPEN): 6}))
     assert half.mostly_left_out == ""
     more = half + Tally(left_out=Counter({("y", BEYOND): 1}))
@@ -141,7 +134,6 @@ def test_an_output_that_is_mostly_unjudged_is_mistrusted() -> None:
 
 
 def test_a_contract_that_judges_little_is_mistrusted() -> None:
-    """A kernel may not pass by what a contract leaves open."""
     asked: dict[str, Any] = {"dtype": "bfloat16", "effort": "quick", "examples": 0, "shapes": {"N": [4096]}}
     assert examine(softmax, "softmax", **asked).passed
     verdict = examine(softmax, "softmax", contract=Contract(accumulate="bfloat16", compute="bfloat16"), **asked)
@@ -150,8 +142,6 @@ def test_a_contract_that_judges_little_is_mistrusted() -> None:
 
 
 def test_a_kernel_of_which_zeros_are_expected_is_mistrusted() -> None:
-    """The loss of one class is zero, and a kernel may not pass by that."""
-
     def cross_entropy(logits: Tensor, target: Tensor, **options: Any) -> Tensor:
         return torch.nn.functional.cross_entropy(logits, target, **options)
 
@@ -161,7 +151,6 @@ def test_a_kernel_of_which_zeros_are_expected_is_mistrusted() -> None:
 
 
 def test_one_large_case_of_zeros_is_one_case() -> None:
-    """Its thousands of elements don't outweigh the other cases."""
     zeros, others = Result(HUGE, judged=8193, nonzero=0), Result(HUGE, judged=4, nonzero=3)
     assert (Tally.of("fuzz", zeros, ()) + Tally.of("fuzz", others, ())).nonzero == 0.75
 
@@ -179,7 +168,6 @@ def route_by_id(logits: Tensor, *, top_k: int) -> tuple[Tensor, Tensor]:
 
 
 def test_the_order_of_experts_is_judged() -> None:
-    """moe_route gives the largest first."""
     asked: dict[str, Any] = {"dtype": "bfloat16", "options": {"top_k": [2, 4]}, "effort": "quick", "examples": 20}
     verdict = examine(route, "moe_route", **asked)
     assert verdict.passed, str(verdict)
@@ -189,7 +177,6 @@ def test_the_order_of_experts_is_judged() -> None:
 
 
 def test_experts_that_tie_have_no_order() -> None:
-    """Of equal logits any comes first, and a certainly larger one never comes later."""
     logits = torch.tensor([[1.0, 1.0, 0.0]])
     for ids, right in (([0, 1], [1, 1]), ([1, 0], [1, 1]), ([2, 0], [0, 1]), ([0, 2], [1, 0])):
         mask = admissible("moe_route", logits, chosen=torch.tensor([ids]), top_k=2)

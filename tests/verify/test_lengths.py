@@ -180,7 +180,6 @@ def test_honest_sums_one_after_the_other_are_not_suspect(op: str, dtype: str) ->
 
 @pytest.mark.parametrize("op", only(lambda op: op in ("softmax", "gemm", "attention"), OPS))
 def test_honest_sums_by_halves_are_not_suspect(op: str) -> None:
-    """Sums whose error hardly grows."""
     assert found(partial(OPS[op], total=pairwise), op, "float16") == set()
 
 
@@ -232,6 +231,5 @@ def test_every_length_tells_what_it_notices() -> None:
     ],
 )
 def test_lengths_are_those_that_shapes_admit(op: str, shapes: dict[str, Any], lengths: list[int]) -> None:
-    """Of sizes that are listed, or restricted by the op, the longest below each length."""
     sampler = Sampler(spec(op), "bfloat16", shapes=shapes)
     assert [length for length, _ in length_cases(sampler)] == lengths

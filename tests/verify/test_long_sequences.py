@@ -33,20 +33,17 @@ def scan(u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, skip: Tensor
 
 @pytest.mark.parametrize("chunk", [128, 2048])
 def test_a_scan_whose_chunks_stand_apart_is_found(chunk: int) -> None:
-    """Whatever the length of its chunks, up to one that published kernels have, by quick effort."""
     verdict = examine(partial(scan, chunk=chunk), "selective_scan", dtype="bfloat16", every_aspect=False, **ASKED)
     assert verdict.outcome == "FAIL", str(verdict)
     assert [*verdict.broken] == ["shapes"]
 
 
 def test_a_scan_in_sequence_passes() -> None:
-    """The same kernel, its state carried on."""
     verdict = examine(scan, "selective_scan", dtype="bfloat16", **ASKED)
     assert verdict.outcome == "PASS", str(verdict)
 
 
 def test_a_linear_attention_whose_chunks_of_128_stand_apart_is_found() -> None:
-    """By quick effort; that which carries its state on passes."""
     honest = kernel_of(None, "linear_attention")
 
     def apart(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -69,7 +66,6 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor, *, taps: int = 1 << 10)
 
 @pytest.mark.parametrize(("taps", "outcome"), [(1 << 10, "PASS"), (4, "FAIL")])
 def test_a_convolution_has_more_than_four_taps(taps: int, outcome: str) -> None:
-    """One that is unrolled for four of them and ignores others is found."""
     verdict = examine(partial(convolution, taps=taps), "causal_conv1d", dtype="float32", **ASKED)
     assert verdict.outcome == outcome, str(verdict)
 
@@ -101,7 +97,6 @@ def test_places_come_in_any_order_and_twice(kernel: Callable[..., Tensor], outco
 
 
 def test_places_of_any_order() -> None:
-    """All sixteen pairs come, and "uniform" ones ascend as before."""
     pairs = drawn("gemm_2to4", "any", "index", M=20, K=80, N=1).reshape(-1, 2).tolist()
     assert len({tuple(pair) for pair in pairs}) == 16
     plain = drawn("gemm_2to4", "uniform", "index", M=20, K=80, N=1).reshape(-1, 2)

@@ -73,7 +73,6 @@ def test_fresh_tensors_are_poisoned(name: str, memory: str) -> None:
 
 
 def test_what_is_initialised_is_left_alone() -> None:
-    """Zeros are zeros, and outside of the mode nothing is poisoned."""
     with PoisonedMemory("nan"):
         made = [torch.zeros(3), torch.ones_like(X), torch.full((2,), 3.0), X + 1, X.clone(), torch.arange(4.0)]
     assert not any(bool(tensor.isnan().any()) for tensor in made)
@@ -201,7 +200,6 @@ OPERATORS: dict[str, Callable[..., Tensor]] = {
 @pytest.mark.parametrize("name", OPERATORS)
 @pytest.mark.parametrize("gradients", [False, True])
 def test_what_an_operator_allocates_is_poisoned(name: str, gradients: bool) -> None:
-    """Inside a registered operator fresh memory is poisoned too, whether gradients are recorded or not."""
     for memory, expected in (("nan", math.nan), ("huge", 2.0**100)):
         with torch.set_grad_enabled(gradients), PoisonedMemory(memory):
             fresh = OPERATORS[name](X)
@@ -209,7 +207,6 @@ def test_what_an_operator_allocates_is_poisoned(name: str, gradients: bool) -> N
 
 
 def test_memory_that_holds_right_numbers_when_tried_again_is_named() -> None:
-    """A kernel that leaves memory as it was is named for it, though the same memory may hold what is right."""
     calls = count()
 
     def kernel(x: Tensor) -> Tensor:
@@ -241,7 +238,6 @@ def test_an_operator_that_is_not_there_is_left_to_torch() -> None:
 
 
 def test_a_wrong_number_is_not_blamed_on_memory() -> None:
-    """A plain fault keeps its kind, though fresh memory is poisoned around it."""
     few: dict[str, Any] = {"effort": "quick", "examples": 0, "every_aspect": False}
     verdict = examine(lambda x: written_whole(HONEST["empty"], x) * 2, "silu", dtype="float32", **few)
     assert verdict.failure is not None
@@ -264,7 +260,6 @@ class Static:
 
 @pytest.mark.parametrize("kernel", [softmax_shifted], ids=["softmax"])
 def test_a_result_in_a_static_buffer_is_found(kernel: Callable[..., Tensor]) -> None:
-    """The next call overwrites the result that the caller still holds."""
     few: dict[str, Any] = {"effort": "quick", "examples": 0, "shrinking": False}
     verdict = examine(Static(kernel, cloned=False), "softmax", dtype="float32", **few)
     assert verdict.failure is not None
@@ -272,7 +267,6 @@ def test_a_result_in_a_static_buffer_is_found(kernel: Callable[..., Tensor]) -> 
 
 
 def test_a_static_buffer_that_is_copied_out_of_is_fine() -> None:
-    """The same kernel returning a copy keeps its contract."""
     assert (
         examine(Static(softmax_shifted, cloned=True), "softmax", dtype="float32", effort="quick", examples=5).outcome
         == "PASS"
@@ -291,7 +285,6 @@ def beyond_own_output(x: Tensor, *, behind: int) -> Tensor:
 
 @pytest.mark.parametrize("behind", [1, -1])
 def test_a_store_beyond_the_kernels_own_output_is_found(behind: int) -> None:
-    """Fresh tensors lie between red zones too, not only the inputs."""
     few: dict[str, Any] = {"effort": "quick", "examples": 0, "shrinking": False}
     verdict: Verdict = examine(partial(beyond_own_output, behind=behind), "silu", dtype="bfloat16", **few)
     assert verdict.failure is not None
@@ -300,7 +293,6 @@ def test_a_store_beyond_the_kernels_own_output_is_found(behind: int) -> None:
 
 
 def test_memory_is_poisoned_as_the_case_says() -> None:
-    """The kernel that asks whether its fresh memory is NaN is told so in a case of NaN and no other."""
     call = Call(lambda x: torch.full_like(x, float(torch.empty(64).isnan().all())), {})
     seen = {}
     for memory in ("nan", "huge"):

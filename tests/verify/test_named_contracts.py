@@ -27,7 +27,6 @@ SMALL = {"Sq": range(1, 40), "Sk": range(1, 40), "D": [16], "Dv": [16]}
 
 
 def silu_flushed(x: Tensor) -> Tensor:
-    """Subnormals are zero."""
     return silu(x, store=store_flushed)
 
 
@@ -93,7 +92,6 @@ def test_a_name_travels() -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
-    """Bases and tables alike."""
     with pytest.raises(ContractError, match="did you mean 'transformers'"):
         Contract(base="transformer")
     with pytest.raises(ContractError, match="did you mean 'transformers'"):

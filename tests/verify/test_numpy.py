@@ -113,8 +113,6 @@ def test_values_cross_over_bit_for_bit(dtype: str, expected: Any, layout: str) -
 
 
 def test_options_and_several_results_cross_over_too() -> None:
-    """Keyword tensors arrive as arrays, and a tuple of arrays is taken apart."""
-
     def add_rmsnorm(x: Array, residual: Array, weight: Array, eps: float) -> tuple[Array, Array]:
         with np.errstate(invalid="ignore", over="ignore"):
             total = x.astype(np.float32) + residual.astype(np.float32)

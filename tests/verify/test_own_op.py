@@ -101,7 +101,6 @@ def folder_of(own: ModuleType) -> Path:
 
 
 def test_it_is_evaluated_to_any_digits(own: ModuleType) -> None:
-    """By its name, and by the reference that other processes know it by."""
     for name in ("own_gate", "own_gate_op:own_gate"):
         golden = evaluate(name, torch.ones(2, 3), torch.zeros(2, 1), digits=25)
         assert isinstance(golden, Golden)
@@ -110,7 +109,6 @@ def test_it_is_evaluated_to_any_digits(own: ModuleType) -> None:
 
 
 def test_a_failure_is_explained_and_repeats_in_a_fresh_process(own: ModuleType) -> None:
-    """By the fault of the op's own file; the repro line knows where the op is defined."""
     verdict = examine(own.doubled, "own_gate", dtype="float32", effort="quick", examples=0, every_aspect=False)
     assert (verdict.outcome, verdict.spec) == ("FAIL", "own_gate")
     assert [found.name for found in verdict.explanations][:1] == ["twice"], verdict.not_asked
@@ -196,7 +194,6 @@ def test_its_gradient_is_examined_with_it(own: ModuleType) -> None:
     ],
 )
 def test_the_command_line_knows_it(own: ModuleType, question: tuple[str, ...]) -> None:
-    """By the module of the target that a table names, or by --ops."""
     kernels = "import torch\n" + FILE[FILE.index("def honest") :]
     (folder_of(own) / "elsewhere.py").write_text(kernels, encoding="ascii")
     (folder_of(own) / "mine.toml").write_text(TABLE, encoding="ascii")
@@ -205,13 +202,11 @@ def test_the_command_line_knows_it(own: ModuleType, question: tuple[str, ...]) -
 
 
 def test_ops_that_are_not_there_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit status 2."""
     assert main(("verify", "own_gate_op:honest", "--spec", "own_gate", "--ops", "no_such_ops")) == 2
     assert "ops 'no_such_ops': no_such_ops can't be imported" in capsys.readouterr().err
 
 
 def test_its_faults_are_what_power_tries(own: ModuleType) -> None:
-    """In a fresh process, by the module of the target alone."""
     question = ("power", "own_gate_op:honest", "--spec", "own_gate", *SMALL)
     found = assay(own, *question, "--examples", "2", "--family", "formula")
     assert "formula             2 / 2" in found.stdout, found.stderr
@@ -219,7 +214,6 @@ def test_its_faults_are_what_power_tries(own: ModuleType) -> None:
 
 
 def test_the_plugin_knows_it(own: ModuleType, pytester: pytest.Pytester) -> None:
-    """Its verdicts are listed under the op's own name."""
     examine(
         own.doubled, "own_gate", dtype="float32", effort="quick", examples=0
     )  # imports what a run in this process would forget

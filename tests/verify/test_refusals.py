@@ -21,7 +21,6 @@ def narrow(x: Tensor) -> Tensor:
 
 
 def nowhere(x: Tensor) -> Tensor:
-    """Takes nothing."""
     raise NotImplementedError("too wide")
 
 
@@ -33,7 +32,6 @@ def by_accident(x: Tensor) -> Tensor:
 
 
 def verdict_of(kernel: Any, **settings: Any) -> Verdict:
-    """What a short examination says."""
     asked = {"effort": "quick", "examples": 4, "shrinking": False, "shapes": {"N": range(1, 260)}}
     return examine(kernel, "softmax", dtype="float32", **{**asked, **settings})
 
@@ -52,7 +50,6 @@ def test_a_documented_refusal_is_listed(isolate: bool) -> None:
 
 
 def test_only_what_is_documented_is_a_refusal() -> None:
-    """Other sizes, other words and other errors are crashes."""
     for kernel, refuses in ((by_accident, WIDE), (narrow, {"too narrow": ""}), (narrow, {"too wide": "N > 200"})):
         verdict = verdict_of(kernel, refuses=refuses)
         assert verdict.failure is not None
@@ -60,7 +57,6 @@ def test_only_what_is_documented_is_a_refusal() -> None:
 
 
 def test_who_refuses_everything_does_not_pass() -> None:
-    """Nothing was decided; and where more is refused than tried, little was."""
     assert verdict_of(nowhere, refuses=["too wide"]).outcome == "VACUOUS"
     mostly = verdict_of(narrow, refuses="too wide", shapes={"N": range(60, 260)})
     assert mostly.outcome == "MISTRUSTED"
@@ -77,13 +73,11 @@ def test_who_refuses_everything_does_not_pass() -> None:
     ],
 )
 def test_a_refusal_that_cannot_be_is_one_clear_line(refuses: dict[str, str], words: str) -> None:
-    """Patterns and conditions are checked before anything is called."""
     with pytest.raises(SettingError, match=words):
         Settings("softmax", dtype="float32", refuses=refuses)
 
 
 def test_refusals_are_settings() -> None:
-    """They go through tables, and a list stands for any sizes."""
     settings = Settings("softmax", dtype="float32", refuses=["too wide"])  # type: ignore[arg-type]
     assert settings.refuses == {"too wide": ""}
     assert Settings.from_table(settings.as_table()) == settings
@@ -95,7 +89,6 @@ def rms(x: Tensor, w: Tensor) -> Tensor:
 
 
 def test_a_wrong_signature_is_told_with_the_call() -> None:
-    """It is no failure of the kernel's: the question can't be asked so."""
     with pytest.raises(SettingError, match=r"called as f\(x, weight, eps=1e-06\), but it takes \(x: .*'eps'"):
         examine(rms, "rmsnorm", dtype="float32", options={"eps": [1e-6]})
     with pytest.raises(SettingError, match=r"called as f\(x\), but it takes \(x: .*missing a required argument: 'w'"):
@@ -103,7 +96,6 @@ def test_a_wrong_signature_is_told_with_the_call() -> None:
 
 
 def test_a_type_error_inside_names_the_call_too() -> None:
-    """An adapter that takes anything hands on what the kernel doesn't take."""
     verdict = examine(
         lambda *tensors, **options: rms(*tensors, **options), "rmsnorm", dtype="float32",
         options={"eps": [1e-6]}, every_aspect=False, shrinking=False,

@@ -108,12 +108,10 @@ class Outline(HTMLParser):
 
 @pytest.fixture(params=["verdict", "survey"])
 def page(request: pytest.FixtureRequest) -> str:
-    """A page of either kind."""
     return verdict_page(FAILED, POWER) if request.param == "verdict" else survey_page(ROWS, {"torch": HOSTILE})
 
 
 def test_what_kernels_are_called_is_escaped(page: str) -> None:
-    """Names, messages and reasons are text, never markup, and are all there."""
     outline = Outline(page)
     assert "<script>alert" not in page
     assert HOSTILE in outline.text
@@ -121,12 +119,10 @@ def test_what_kernels_are_called_is_escaped(page: str) -> None:
 
 
 def test_a_page_needs_no_network(page: str) -> None:
-    """Nothing is loaded: no address, no source, no import."""
     assert not re.search(r"https?:|//[a-z]|@import|url\(|\ssrc=|<link", page)
 
 
 def test_both_colour_schemes_are_served(page: str) -> None:
-    """The page follows the reader's scheme, and every colour is a variable that both schemes set."""
     light, dark = re.findall(r":root \{(.*?)\}", page, re.DOTALL)
     names = set(re.findall(r"(--[\w-]+):", light))
     assert "prefers-color-scheme: dark" in page
@@ -155,7 +151,6 @@ def test_colours_have_contrast() -> None:
 
 
 def test_the_scale_of_a_map_needs_no_colour() -> None:
-    """From what is right to what is most wrong each colour is darker than the one before, or each is lighter."""
     for scheme in re.findall(r":root \{(.*?)\}", verdict_page(PASSED), re.DOTALL):
         scale = [luminance(colour) for colour in re.findall(r"--level-[0-5]: #([0-9a-f]+)", scheme)]
         assert len(set(scale)) == 6
@@ -191,7 +186,6 @@ def test_a_verdict_page_tells_all() -> None:
 
 
 def test_pictures_are_told_in_words_too() -> None:
-    """The map and the histogram are images with a text that says what they show."""
     images = [attributes for _, attributes in Outline(verdict_page(FAILED)).tags if attributes.get("role") == "img"]
     labels = [attributes["aria-label"] or "" for attributes in images]
     assert [label.split(".")[0] for label in labels] == ["Error map of y, 1 by 3 elements", "Histogram of errors"]
@@ -207,7 +201,6 @@ def test_a_page_without_numbers_has_no_pictures() -> None:
 
 
 def test_power_is_told_where_it_was_measured() -> None:
-    """A table by family, and what was not caught with what it would need."""
     text = " ".join(Outline(verdict_page(PASSED, POWER)).text.split())
     assert "1 of 2, with 10 fuzzed cases each" in text
     assert "Not caught: flushed, subnormals are lost" in text
@@ -215,7 +208,6 @@ def test_power_is_told_where_it_was_measured() -> None:
 
 
 def test_a_survey_page_lists_every_row() -> None:
-    """One body of the table per row, with its outcome, and details for the rows that have a verdict."""
     outline = Outline(survey_page(ROWS, {"torch": "2"}))
     bodies = [
         attributes["data-outcome"] for tag, attributes in outline.tags if tag == "tbody" if "data-outcome" in attributes
@@ -227,13 +219,11 @@ def test_a_survey_page_lists_every_row() -> None:
 
 
 def test_table_cells_have_headers() -> None:
-    """Every header cell says what it is the header of."""
     outline = Outline(survey_page(ROWS, {}))
     assert all(attributes.get("scope") in ("row", "col") for tag, attributes in outline.tags if tag == "th")
 
 
 def test_a_lost_process_has_a_page() -> None:
-    """A failure without numbers is shown without them."""
     crash = replace(FAILED, aspects=broken_by(Failure("crash", CASE, "SIGSEGV")), worst=float("inf"))
     text = Outline(verdict_page(crash)).text
     assert "SIGSEGV" in text
@@ -245,7 +235,6 @@ def test_a_lost_process_has_a_page() -> None:
     [(0.5, "0.500"), (1.0, "1.00"), (101.0, "101"), (float("inf"), "∞"), (0.0, "0.00"), (1e-38, "1.00e-38")],
 )
 def test_ratios_have_three_digits(value: float, shown: str) -> None:
-    """A ratio is shown in three digits, an infinite one as such."""
     assert ratio(value) == shown
 
 

@@ -27,7 +27,6 @@ SHAPES = st.one_of(
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
-    """An honest kernel."""
     return torch.softmax(x, -1)
 
 
@@ -40,7 +39,6 @@ def wrong_from_column_5(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def failed() -> Verdict:
-    """The verdict of a faulty kernel."""
     return examine(wrong_from_column_5, "softmax", dtype="float32", effort="quick", examples=5)
 
 
@@ -132,13 +130,11 @@ def test_words_say_where(mask: torch.Tensor, words: str) -> None:
 
 
 def test_a_single_element_is_called_so() -> None:
-    """A result without dimensions has one element."""
     assert region_in_words(torch.tensor(True), []) == "the only element"
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=8), st.integers(1, 40))
 def test_a_period_is_the_smallest_step_that_repeats_all(part: list[bool], size: int) -> None:
-    """By its definition, for parts repeated and cut off anywhere."""
     hit = (part * size)[:size]
     assert period_of(hit) == next(step for step in range(1, size + 1) if hit[step:] == hit[: size - step])
 
@@ -205,8 +201,6 @@ def test_of_a_large_output_the_neighbours_of_the_worst_are_shown() -> None:
 
 
 def test_what_is_no_matter_of_numbers_has_no_map() -> None:
-    """A crash is shown with its input alone."""
-
     def crashes(x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("no")
 
@@ -233,7 +227,6 @@ def test_wrong_choices_have_a_map() -> None:
 
 
 def test_a_verdict_comes_back_from_its_json(failed: Verdict) -> None:
-    """What the JSON says is what it was, pictures included."""
     assert Verdict.from_dict(json.loads(failed.to_json())) == failed
     pictureless = replace(failed, outcome="PASS", aspects={})
     assert Verdict.from_dict(json.loads(pictureless.to_json())) == pictureless
@@ -249,7 +242,6 @@ def test_a_verdict_comes_back_from_its_json(failed: Verdict) -> None:
     )
 )
 def test_a_drawing_covers_each_cell_once_in_its_level(cells: list[tuple[float | None, ...]]) -> None:
-    """The paths of all levels are rectangles that add up to the map, each cell in the colour of its ratio."""
     drawing = drawn(ErrorMap("y", (len(cells), len(cells[0])), (1, 1), tuple(cells), ""))
     painted: dict[tuple[int, int], int] = {}
     for level, path in drawing.paths:
@@ -267,7 +259,6 @@ def test_a_drawing_covers_each_cell_once_in_its_level(cells: list[tuple[float | 
 
 
 def test_bars_keep_the_order_of_counts() -> None:
-    """The longest bar is full, an empty bin has none, and the sentence counts everything once."""
     counts = [7, *range(20), 0, 3, 900]
     shown = bars(counts)
     assert max(bar.height for bar in shown) == shown[-1].height == 100

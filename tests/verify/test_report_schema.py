@@ -19,7 +19,6 @@ SMALL = {"R": [2], "N": [5]}
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
-    """An honest kernel."""
     return torch.softmax(x, -1)
 
 
@@ -56,7 +55,6 @@ KERNELS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.fixture(scope="module", params=list(KERNELS))
 def verdict(request: pytest.FixtureRequest) -> Verdict:
-    """A verdict of each kind."""
     kind = request.param
     whole = kind in ("contract", "nonfinite")
     found = examine(
@@ -80,7 +78,6 @@ def test_the_schema_is_one() -> None:
 
 
 def test_verdicts_of_every_kind_fit(verdict: Verdict) -> None:
-    """The JSON of a verdict is as the schema says, and gives the verdict back."""
     content = json.loads(verdict.to_json())
     SCHEMA_CHECK.validate(content)
     assert Verdict.from_dict(content).to_json() == verdict.to_json()
@@ -88,7 +85,6 @@ def test_verdicts_of_every_kind_fit(verdict: Verdict) -> None:
 
 @pytest.mark.parametrize("outcome", [outcome for outcome in OUTCOMES if outcome not in ("PASS", "WARN", "FAIL")])
 def test_outcomes_without_a_failure_fit(outcome: str) -> None:
-    """So do the outcomes that are neither PASS nor FAIL."""
     if outcome == "VACUOUS":
         found = examine(
             softmax, "softmax", dtype="float32", contract=Contract(ulps={"exp": 1e12}), effort="quick", examples=0

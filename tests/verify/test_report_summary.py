@@ -118,7 +118,6 @@ def test_pytest_appends_its_summary(way: str, pytester: Any, monkeypatch: pytest
 
 
 def test_a_summary_that_cannot_be_written_is_one_line(pytester: Any) -> None:
-    """The run is as it was, and says why there is no summary."""
     pytester.makepyfile(test_kernels=dedent(TESTS))
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-k", "softmax", "--assay-summary=none/such.md")
     result.assert_outcomes(passed=1)

@@ -62,7 +62,6 @@ def test_a_failure_of_an_emulated_device_fails_again_elsewhere() -> None:
 def test_what_a_line_needs_and_is_not_here_is_named(
     fields: dict[str, str], missing: str, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """One line, before the kernel's module is imported where that can be known."""
     (tmp_path / "needs_a_library.py").write_text("import no_such_library\n", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     if missing:
@@ -74,7 +73,6 @@ def test_what_a_line_needs_and_is_not_here_is_named(
 
 
 def test_the_command_says_so_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
-    """Exit status 2, and no trace."""
     (tmp_path / "needs_a_library.py").write_text("import no_such_library\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     assert main(("repro", line(target="needs_a_library:kernel"))) == 2
@@ -82,7 +80,6 @@ def test_the_command_says_so_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_case_that_is_cut_at_the_front_says_so_in_words() -> None:
-    """How many places are gone along which symbol; of one that isn't cut, nothing."""
     whole = Case("softmax", {"R": 1, "N": 3}, {"x": "float32"})
     assert "; the first 28 places along N cut off" in str(replace(whole, origin={"N": 28}))
     assert "cut off" not in str(whole)

@@ -31,14 +31,12 @@ def test_lengths_are_what_their_names_say() -> None:
 @pytest.mark.parametrize("kind", LENGTHS)
 @pytest.mark.parametrize(("page", "most"), [(1, 1), (64, 1), (5, 7)])
 def test_lengths_fit_the_table(kind: str, page: int, most: int) -> None:
-    """No length is below zero or beyond the last slot of the last page."""
     drawn = lengths(kind, page=page, max_pages=most)
     assert min(drawn) >= 0
     assert max(drawn) <= page * most
 
 
 def test_pages_are_all_there_and_are_shared() -> None:
-    """Every page of the cache is named, by more sequences than one and in no order."""
     table = tensors_of("attention_decode", PAGED, {}, "block_table", "uniform")
     assert table.unique().tolist() == [0, 1, 2, 3, 4]
     assert not bool((table.diff(dim=1) >= 0).all())

@@ -146,7 +146,6 @@ def test_everything_is_simplified_that_does_not_matter() -> None:
     ids=["protocol", "memory", "layout", "distribution"],
 )
 def test_what_matters_is_kept(changes: dict[str, Any], failing: Failing) -> None:
-    """What the failure depends on is left as it was, and the rest still shrinks."""
     case, _ = shrunk("softmax", failing, **changes)
     assert failing(case)
     assert case.sizes == {"R": 1, "N": 1}
@@ -167,14 +166,11 @@ def test_elements_are_set_to_zero_but_for_those_that_matter() -> None:
 
 
 def test_what_needs_every_element_is_ones() -> None:
-    """Ones are a distribution, where zeros don't fail."""
     case, _ = shrunk("softmax", lambda case: bool((all_contents(case)["x"] != 0).all()), sizes={"R": 2, "N": 40})
     assert (case.values, case.edits) == ({"x": "ones"}, ())
 
 
 def test_what_can_not_be_told_in_few_elements_stays_as_it_was_drawn() -> None:
-    """Twenty different numbers that all matter are no twenty edits."""
-
     def failing(case: Case) -> bool:
         return case.sizes["N"] >= 20 and len(all_contents(case)["x"][0].unique()) >= 20
 
@@ -184,8 +180,6 @@ def test_what_can_not_be_told_in_few_elements_stays_as_it_was_drawn() -> None:
 
 
 def test_a_number_keeps_the_bits_that_matter() -> None:
-    """What must be larger than two, and no power of two, is three halves of one."""
-
     def failing(case: Case) -> bool:
         largest = float(all_contents(case)["x"].max())
         return largest > 2 and math.frexp(largest)[0] != 0.5
@@ -197,8 +191,6 @@ def test_a_number_keeps_the_bits_that_matter() -> None:
 
 
 def test_no_row_is_left_that_plays_no_part() -> None:
-    """Two rows that matter, with others between them, end as two rows."""
-
     def failing(case: Case) -> bool:
         return int((all_contents(case)["x"] != 0).any(-1).sum()) >= 2
 
@@ -233,14 +225,12 @@ def test_a_case_is_told_in_a_line_that_fits() -> None:
 
 
 def test_another_kind_of_failure_is_not_followed() -> None:
-    """A crash on the way is not the wrong number that was found."""
     case = Sampler(spec("softmax"), "float32").case(seeded(0), style="tile")
     found = Failure("contract", case, "as planted")
     assert shrink(found, lambda other: Failure("crash", other, ""), Sampler(spec("softmax"), "float32")) is found
 
 
 def test_what_fails_no_more_stays_as_it_was() -> None:
-    """A failure that none of the simpler cases shows is reported unchanged."""
     first: list[Case] = []
     case, tried = shrunk("softmax", lambda case: first.append(case) or case == first[0])
     assert case == first[0]
@@ -265,7 +255,6 @@ def test_every_case_on_the_way_is_one_that_the_op_has(op: str, options: Any, mul
 
 
 def test_only_sizes_that_the_caller_gave_are_tried() -> None:
-    """Restricted shapes restrict shrinking too."""
     case, tried = shrunk(
         "softmax", lambda case: True, settings={"shapes": {"N": [24, 40, 64]}}, sizes={"R": 20, "N": 64}
     )
@@ -274,7 +263,6 @@ def test_only_sizes_that_the_caller_gave_are_tried() -> None:
 
 
 def test_shrinking_ends_in_time() -> None:
-    """The number of trials is limited, and so are the seconds."""
     _, tried = shrunk("softmax", lambda case: True, sizes={"R": 60, "N": 60}, limits={"trials": 3})
     assert len(tried) == 3
     _, tried = shrunk("softmax", lambda case: True, sizes={"R": 60, "N": 60}, limits={"seconds": 0.0})

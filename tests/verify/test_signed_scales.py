@@ -63,7 +63,6 @@ def test_a_kernel_of_other_scales_is_found(op: str, fault: str) -> None:
 
 @pytest.mark.parametrize("op", ["gemm_int8", "gemm_int4", "gemm_fp8", "moe_int4", "dequantize_int4", "gemm_nvfp4"])
 def test_a_kernel_of_the_scales_as_they_are_passes(op: str) -> None:
-    """By the same examination."""
     verdict = examine(HONEST[op], op, **asked(op))
     assert verdict.outcome == "PASS", str(verdict)
 

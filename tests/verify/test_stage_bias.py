@@ -78,7 +78,6 @@ def test_a_stage_rounded_to_nearest_or_not_at_all_does_not_lean(name: str, dtype
 
 @pytest.mark.parametrize("name", [name for name in INNER if not name.startswith("just")])
 def test_a_truncated_stage_or_store_is_still_found(name: str) -> None:
-    """A stage or a store that truncates leaves the radius, or leans."""
     op = op_of(name)
     for planted in ({"inner": "toward_zero"}, {"store": "toward_zero"}):
         failure = leaning_of(kernel_of(name, **planted), op, "bfloat16")
@@ -101,7 +100,6 @@ def test_a_truncated_stage_within_the_radius_is_found_by_its_bias() -> None:
 
 
 def test_part_of_a_stage_rounded_does_not_lean() -> None:
-    """A kernel that rounds every second row's stage lies between two honest ones."""
     op = op_of("silu")
 
     def kernel(x: Tensor, up: Tensor) -> Tensor:

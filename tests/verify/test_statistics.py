@@ -63,7 +63,6 @@ def leaning_of(plan: Plan) -> Failure | None:
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Torch's own."""
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
 
@@ -100,7 +99,6 @@ AVERAGED = {"M": [24], "N": [24], "K": [256]}
 
 @pytest.mark.parametrize("name", HONEST)
 def test_honest_kernels_do_not_lean(name: str) -> None:
-    """Rounding to nearest, inside and at the end, is no bias."""
     assert leaning_of(plan_for(*HONEST[name])) is None
 
 
@@ -117,14 +115,12 @@ def test_errors_to_one_side_are_caught(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_attention_with_truncated_probabilities_does_not_pass(dtype: str) -> None:
-    """Truncated probabilities are caught, by a single element or by their bias."""
     failure = leaning_of(plan_for(leaning.attention(leaning.truncated), "attention", dtype, shapes=SMALL["attention"]))
     assert failure is not None
     assert failure.kind in ("contract", "bias")
 
 
 def test_an_error_that_the_contract_grants_is_no_bias() -> None:
-    """Exponentials that all err by the two ulps granted to them lean, and break nothing."""
     assert leaning_of(plan_for(leaning.log_softmax(2.0), "log_softmax", "float32")) is None
     assert leaning_of(plan_for(leaning.log_softmax(-2.0), "log_softmax", "float32")) is None
 
@@ -136,7 +132,6 @@ def test_a_truncating_accumulator_may_be_granted() -> None:
 
 
 def test_a_bias_is_seen_again_by_its_repro_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The repro line of a biased series runs the whole series again."""
     plan = plan_for(leaning.gemm_int4(leaning.truncated), "gemm_int4", "bfloat16", shapes=AVERAGED)
     case = next(iter(bias_cases(plan.sampler)))
     assert case.protocol == "bias"
@@ -151,7 +146,6 @@ def test_a_bias_is_seen_again_by_its_repro_line(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.evidence
 def test_examine_says_bias() -> None:
-    """A verdict on truncated weights fails by bias, and its shrunk case still does."""
     verdict = examine(leaning.gemm_int4(leaning.truncated), "gemm_int4", dtype="bfloat16", examples=0)
     assert verdict.outcome == "FAIL"
     assert verdict.failure is not None
@@ -247,7 +241,6 @@ def test_the_dimension_of_growth_is_one_that_is_summed(op: str) -> None:
 
 
 def test_error_grows_as_the_order_of_the_sum_makes_it() -> None:
-    """A truncating sum's error grows like n, one to nearest like its square root, a pairwise one hardly."""
     orders = {"truncating": insides.gemm(add=insides.cut_to(24)), "pairwise": insides.gemm(insides.pairwise)}
     orders["sequential"] = insides.gemm()
     found = {}
@@ -273,7 +266,6 @@ def test_significant_bits_are_counted(exact: float, bits: int) -> None:
 
 
 def test_results_that_are_zero_have_no_significant_bits() -> None:
-    """Nothing is said of results that are zero, and nothing of none."""
     none = significant_bits(torch.zeros(3), torch.zeros(3), format_named("float32"))
     assert bool(none.isnan().all())
     with pytest.raises(Unseen):

@@ -99,7 +99,6 @@ def test_records_that_no_longer_count_are_left_out(tmp_path: Path, monkeypatch: 
 
 
 def test_a_record_of_other_inputs_is_refused(tmp_path: Path) -> None:
-    """Its golden is not that of the numbers drawn here: one line says so."""
     made = Store(str(tmp_path / "store"))
     made.put(replace(make_record(recipe("rmsnorm", SIZES, "float32")), inputs="0" * 64))
     with pytest.raises(StoreError, match="its inputs come out differently on this machine"):
@@ -107,6 +106,5 @@ def test_a_record_of_other_inputs_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_mistyped_store_is_told_of(tmp_path: Path) -> None:
-    """An address with nothing at it isn't taken for a store without cases."""
     with pytest.raises(StoreError, match="there is nothing"):
         examined(str(tmp_path / "none"))

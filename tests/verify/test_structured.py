@@ -32,7 +32,6 @@ def case(op: str, kind: str, name: str, seed: int = 0, dtype: str = "bfloat16", 
 
 
 def drawn(op: str, kind: str, name: str, seed: int = 0, dtype: str = "bfloat16", **sizes: int) -> Tensor:
-    """That tensor."""
     one = case(op, kind, name, seed, dtype, **sizes)
     return contents(one, next(tensor for tensor in one.signature.tensors if tensor.name == name))
 
@@ -40,7 +39,6 @@ def drawn(op: str, kind: str, name: str, seed: int = 0, dtype: str = "bfloat16",
 @pytest.mark.parametrize("op", CODES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_midpoints_lie_between_codes(op: str, dtype: str) -> None:
-    """The scale is a power of two, and each number beside the largest lies half-way between two neighbours."""
     format, largest = CODES[op]
     codes = all_values(format)
     codes = codes[codes.isfinite()].unique()
@@ -65,7 +63,6 @@ def test_midpoints_of_codes_from_zero() -> None:
 
 
 def test_the_exact_phase_tries_midpoints() -> None:
-    """Of a quantiser, and of no other op."""
     for op in ("quantize_fp8", "quantize_int4", "softmax"):
         kinds = {value for one in exact_cases(Sampler(spec(op), "bfloat16")) for value in one.values.values()}
         assert ("midpoints" in kinds) == (op != "softmax")
@@ -74,7 +71,6 @@ def test_the_exact_phase_tries_midpoints() -> None:
 @pytest.mark.parametrize("kind", STRUCTURED["offsets"])
 @pytest.mark.parametrize(("parts", "total"), [(1, 0), (1, 9), (5, 3), (8, 300)])
 def test_offsets_rise_from_zero_to_the_end(kind: str, parts: int, total: int) -> None:
-    """Never descending, whatever the seed; the first zero and the last the total."""
     for seed in range(10):
         cu = drawn("attention_varlen", kind, "cu_seqlens_k", seed, B=parts, Tk=total, Tq=4, H=1, Hkv=1, D=8)
         assert cu.dtype == torch.int32
@@ -182,8 +178,6 @@ def test_a_contract_may_leave_the_rounding_to_chance() -> None:
 
 
 def test_honest_quantisers_pass_in_numpy() -> None:
-    """Codes and scales cross to arrays and back, e4m3 and e8m0 by their bits."""
-
     def to_torch(kernel: Any) -> Any:
         from assay.verify.harness.frameworks import from_numpy, to_numpy
 
@@ -207,7 +201,6 @@ def test_honest_quantisers_pass_in_numpy() -> None:
 
 
 def test_a_case_of_codes_can_be_drawn_for_every_option() -> None:
-    """Groups of any size, with a tail."""
     sampler = Sampler(spec("quantize_int4"), "float32", {"group": [1, 7, 128], "symmetric": [True, False]})
     for seed in range(10):
         one = sampler.case(seeded(seed), style="small")

@@ -56,7 +56,6 @@ def test_what_a_busy_machine_takes_is_not_counted(
 
 
 def test_who_computes_and_then_sleeps_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once it has slept for a quarter of its limit."""
     watch = Watch(monkeypatch)
     given = CpuLimit(20.0, watch.clock)
     assert not watch.over_after(given, 18, 0.5)
@@ -93,13 +92,11 @@ def _nothing_compiled() -> None:
 
 @pytest.mark.parametrize("isolate", [False, True])
 def test_a_compilation_is_not_counted(isolate: bool) -> None:
-    """A first call that waits for a compiler for much longer than a call may take."""
     verdict = examine(slowly_compiled, "softmax", isolate=isolate, **SHORT)
     assert verdict.passed, str(verdict)
 
 
 def test_a_compilation_has_a_limit_of_its_own_and_its_processes_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The compiler's own child ends too, and nothing of the call goes on."""
     monkeypatch.setattr(limits, "COMPILATION", 1.0)
     children: list[int] = []
     leave = "import subprocess, sys, time; print(subprocess.Popen(['sleep', '77']).pid, flush=True); time.sleep(77)"
@@ -124,7 +121,6 @@ def _state(pid: int) -> str:
 
 
 def test_a_kernel_that_catches_its_time_out_is_told_again() -> None:
-    """It can't go on for ever."""
     caught = 0
 
     def stubborn() -> None:
@@ -168,7 +164,6 @@ def test_a_call_on_a_busy_machine_is_not_ended() -> None:
 
 
 def test_another_thread_has_no_limit() -> None:
-    """There no signal arrives."""
     asked: list[bool] = []
     thread = threading.Thread(target=lambda: asked.append(limits.can_be_limited()))
     thread.start()

@@ -45,7 +45,6 @@ def from_most(x: Tensor, *, top_k: int | None, top_p: float, itself: bool = Fals
 
 @pytest.mark.parametrize("kernel", [from_least, from_most])
 def test_honest_filters_pass(kernel: Callable[..., Tensor]) -> None:
-    """Sorted either way, with sums from either end."""
     verdict = examine(kernel, "top_filter", **SETTINGS)
     assert verdict.passed, str(verdict)
 

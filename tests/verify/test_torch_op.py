@@ -40,7 +40,6 @@ def defined() -> None:
 
 
 def test_its_golden_is_that_of_the_same_definition() -> None:
-    """The function and a definition over the arithmetic have the same values, and radii of the same size."""
     defined()
 
     @define("plain_gate", "x[R,N], gate[R,1] -> y[R,N]", rows="R", public=False)
@@ -58,7 +57,6 @@ def test_its_golden_is_that_of_the_same_definition() -> None:
 
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.evidence), "bfloat16"])
 def test_kernels_are_held_against_it(dtype: str) -> None:
-    """An honest kernel passes with each option, a doubled one fails."""
     defined()
 
     def honest(x: Any, gate: Any, *, bias: float) -> Any:
@@ -73,7 +71,6 @@ def test_kernels_are_held_against_it(dtype: str) -> None:
 
 
 def test_its_gradient_is_another_such_function() -> None:
-    """Autograd of the function keeps both; one that forgets the gate's slope doesn't."""
     defined()
     asked: dict[str, Any] = {"dtype": "float32", "effort": "quick", "examples": 3, "layouts": ["contiguous"]}
     assert examine_backward(lambda x, gate: gated(x, gate), "torch_gate", **asked).passed

@@ -75,7 +75,6 @@ def test_a_stale_index_leads_to_nan(op: str) -> None:
 
 @pytest.mark.parametrize("op", UNUSED)
 def test_the_tolerance_is_blind_to_what_is_unused(op: str) -> None:
-    """Golden and limits are bit for bit those of the plain case, in every layout."""
     oracle = Oracle(Contract())
     for place, case in enumerate(sampled(op, 5 * len(LAYOUTS), "bfloat16")):
         laid = replace(case, layouts=dict.fromkeys(case.dtypes, LAYOUTS[place % len(LAYOUTS)]))
@@ -99,7 +98,6 @@ def test_the_phases_try_it(op: str) -> None:
 
 
 def test_ops_that_use_everything_are_drawn_as_before() -> None:
-    """The field is at its default, and a case's line doesn't mention it."""
     case = Sampler(spec("softmax"), "float32").case(seeded(0))
     assert case.unused == "plain"
     assert "unused" not in case.as_dict()
@@ -108,7 +106,6 @@ def test_ops_that_use_everything_are_drawn_as_before() -> None:
 
 @pytest.mark.parametrize("op", UNUSED)
 def test_a_line_keeps_it(op: str) -> None:
-    """A repro line brings the same case back."""
     for case in sampled(op, 3):
         assert Case.from_dict(json.loads(json.dumps(case.as_dict()))) == case
         assert "nan wherever nothing is read" in str(case)

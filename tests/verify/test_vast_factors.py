@@ -53,7 +53,6 @@ def narrow_gemm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tenso
     [("dequantize_fp8", "float8_e4m3fn", dequantize, narrow_dequantize), ("gemm_int8", None, gemm, narrow_gemm)],
 )
 def test_a_scale_that_is_cast_to_float16_is_found(op: str, dtype: Any, honest: Any, faulty: Any) -> None:
-    """By quick effort, in the phase of ranges; one that keeps its dtype passes."""
     asked: dict[str, Any] = {"dtype": dtype, "effort": "quick", "examples": 2, "shrinking": False}
     assert (verdict := examine(honest, op, **asked)).outcome == "PASS", str(verdict)
     verdict = examine(faulty, op, **asked)

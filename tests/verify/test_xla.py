@@ -45,12 +45,10 @@ def test_where_jax_has_started_a_verdict_says_that_roundings_may_vanish() -> Non
 
 
 def test_flags_that_are_set_stay() -> None:
-    """What XLA_FLAGS says of excess precision is left alone."""
     assert said("", XLA_FLAGS="--xla_allow_excess_precision=true") == "PASS True []"
 
 
 def test_subnormals_may_be_flushed_by_xla_unless_the_contract_says_otherwise() -> None:
-    """On a CPU, in JAX, and only where nothing is named."""
     assert Settings("softmax", "bfloat16", framework="jax").contract == Contract(subnormals="flush")
     assert Settings("softmax", "bfloat16").contract == Contract()
     kept = Contract(subnormals="keep")
@@ -58,7 +56,6 @@ def test_subnormals_may_be_flushed_by_xla_unless_the_contract_says_otherwise() -
 
 
 def test_a_report_says_how_roundings_are_kept() -> None:
-    """One line, with the flag to set."""
     found = Findings("PASS", "k", "softmax", "bfloat16", "", unrounded=True)
     assert "XLA_FLAGS=--xla_allow_excess_precision=false" in text_report(found)
 
