@@ -187,26 +187,22 @@ USUAL = (
     "nonfinite", "masked_rows-any", "deterministic",
 )  # fmt: skip
 """What a usual run takes: each field, and each way that it is honoured."""
-ROWS = [
-    pytest.param(*row, id=name, marks=() if name in USUAL else pytest.mark.evidence) for name, row in FIELDS.items()
-]
 
 
 def verdict_of(op: str, kernel: Kernel, settings: dict[str, Any], contract: dict[str, Any]) -> Verdict:
-    few = {"effort": "quick", "examples": 4, "every_aspect": False, "shrinking": False}
-    return examine(kernel, op, contract=Contract(**contract), **{**few, **settings})
+    return first(kernel, op, contract=Contract(**contract), **{"examples": 4, **settings})
 
 
-@pytest.mark.parametrize(("op", "kernel", "settings", "broken", "kept"), ROWS)
+@pytest.mark.parametrize(
+    ("op", "kernel", "settings", "broken", "kept"),
+    [pytest.param(*row, id=name, marks=() if name in USUAL else pytest.mark.evidence) for name, row in FIELDS.items()],
+)
 def test_a_field_decides(
     op: str, kernel: Kernel, settings: dict[str, Any], broken: dict[str, Any], kept: dict[str, Any]
 ) -> None:
     """The kernel fails under the contract that it breaks and passes under the one that it keeps."""
-    failed = verdict_of(op, kernel, settings, broken)
-    assert failed.outcome == "FAIL", str(failed)
-    passed = verdict_of(op, kernel, settings, kept)
-    assert passed.outcome == "PASS", str(passed)
-    assert passed.worst <= 1 < failed.worst or failed.failure.kind == "nondeterministic"  # type: ignore[union-attr]
+    failed, passed = fails(verdict_of(op, kernel, settings, broken)), passes(verdict_of(op, kernel, settings, kept))
+    assert passed.worst <= 1 < failed.worst or failure_of(failed).kind == "nondeterministic"
 
 
 def halved(y: Tensor, dtype: torch.dtype) -> Tensor:
@@ -255,19 +251,13 @@ def test_a_weaker_contract_still_rejects(
     op: str, kernel: Kernel, settings: dict[str, Any], contract: dict[str, Any], kinds: str
 ) -> None:
     """What a field gives up is that and no more: NaN out of numbers, other bits, wrong numbers still fail."""
-    verdict = verdict_of(op, kernel, settings, contract)
-    assert verdict.failure is not None
-    assert verdict.failure.kind in kinds.split(), str(verdict)
+    assert failure_of(verdict_of(op, kernel, settings, contract)).kind in kinds.split()
 
 
 def in_float32(kernel: Kernel, *inputs: Tensor) -> Tensor:
     """The kernel by way of float32."""
     y: Tensor = kernel(*(x.float() for x in inputs)).double()
     return y
-
-
-def softmax_torch(x: Tensor) -> Tensor:
-    return torch.softmax(x, -1)
 
 
 def gemm_backwards(a: Tensor, b: Tensor) -> Tensor:
@@ -281,15 +271,14 @@ def gemm_scaled(a: Tensor, b: Tensor) -> Tensor:
     return (a * scale) @ (b * scale) / scale / scale
 
 
-DOUBLE = Contract(accumulate="float64", compute="float64")
 VECTOR = {"M": [1], "N": range(1, 27), "K": range(1, 27)}  # small enough for Arb where float64 doesn't resolve
 
 
 @pytest.mark.parametrize(
     ("op", "kernel", "shapes", "outcome"),
     [
-        ("softmax", softmax_torch, {"R": range(1, 65), "N": range(1, 130)}, "PASS"),
-        ("softmax", partial(in_float32, softmax_torch), {}, "FAIL"),
+        ("softmax", softmax, {"R": range(1, 65), "N": range(1, 130)}, "PASS"),
+        ("softmax", partial(in_float32, softmax), {}, "FAIL"),
         ("gemm", torch.matmul, {"M": range(1, 21), "N": range(1, 26), "K": range(1, 33)}, "PASS"),
         ("gemm", partial(in_float32, torch.matmul), {}, "FAIL"),
         ("gemm", gemm_backwards, VECTOR, "PASS"),
@@ -299,8 +288,8 @@ VECTOR = {"M": [1], "N": range(1, 27), "K": range(1, 27)}  # small enough for Ar
 )
 def test_float64_kernels_are_judged_in_float64(op: str, kernel: Kernel, shapes: dict[str, Any], outcome: str) -> None:
     """Under a float64 contract torch's own kernels pass, and the same through float32 fail by far."""
-    few = {"effort": "quick", "examples": 4, "every_aspect": False, "shrinking": False}
-    verdict = examine(kernel, op, dtype="float64", contract=DOUBLE, shapes=shapes, **few)
+    contract = Contract(accumulate="float64", compute="float64")
+    verdict = first(kernel, op, "float64", contract=contract, shapes=shapes, examples=4)
     assert verdict.outcome == outcome, str(verdict)
     assert outcome == "PASS" or verdict.worst > 1e3
 
