@@ -9,9 +9,7 @@ from assay.verify.findings import Failure
 
 def quick(kernel: Callable[..., Any], op: str = "softmax", dtype: Any = "float32", **settings: Any) -> Verdict:
     """The verdict of the fixed cases of a quick effort, without shrinking."""
-    return examine(
-        kernel, op, **{"dtype": dtype, "effort": "quick", "examples": 0, "shrinking": False, **settings}
-    )
+    return examine(kernel, op, **{"dtype": dtype, "effort": "quick", "examples": 0, "shrinking": False, **settings})
 
 
 def first(kernel: Callable[..., Any], op: str = "softmax", dtype: Any = "float32", **settings: Any) -> Verdict:

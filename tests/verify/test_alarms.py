@@ -9,6 +9,8 @@ from torch import Tensor
 from assay.verify import examine
 from assay.verify.errors import SettingError
 
+from .examined import failure_of, passes, quick
+
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, 1e-5)
@@ -17,8 +19,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_an_infinite_weight_may_meet_what_is_zero_in_exact_arithmetic_alone(dtype: str) -> None:
     """A float32 mean may be off by a rounding: then the centred value isn't zero, and its product isn't NaN."""
-    verdict = examine(layer_norm, "layernorm", dtype=dtype, strict=True, effort="quick", examples=0)
-    assert verdict.outcome == "PASS", str(verdict)
+    passes(quick(layer_norm, "layernorm", dtype, strict=True))
 
 
 def test_a_number_at_an_infinite_weight_fails() -> None:
@@ -27,8 +28,7 @@ def test_a_number_at_an_infinite_weight_fails() -> None:
         y = centred * torch.rsqrt((centred * centred).mean(-1, keepdim=True) + 1e-5)
         return torch.where(y.abs() < 1e-6, bias.float(), y * weight.float() + bias.float()).to(x.dtype)
 
-    failure = examine(masked, "layernorm", dtype="bfloat16", effort="quick", examples=0, shrinking=False).failure
-    assert failure is not None
+    failure = failure_of(quick(masked, "layernorm", "bfloat16"))
     assert failure.kind == "nonfinite"
     assert failure.golden != failure.golden
     assert torch.tensor(failure.got).isfinite()
@@ -80,7 +80,7 @@ def test_a_default_dtype_that_is_set_once_stays_for_the_kernel_and_is_told(isola
         calls += 1
         return torch.empty(x.shape).copy_(torch.softmax(x.float(), -1))
 
-    verdict = examine(softmax, "softmax", dtype="bfloat16", effort="quick", examples=0, isolate=isolate)
+    verdict = quick(softmax, dtype="bfloat16", isolate=isolate)
     assert verdict.passed, str(verdict)
     assert verdict.left_changed == ("torch's default dtype at torch.bfloat16 (it was torch.float32)",)
     assert torch.get_default_dtype() == torch.float32
@@ -92,6 +92,5 @@ def test_a_default_dtype_that_is_never_set_is_not_the_results() -> None:
     def softmax(x: Tensor) -> Tensor:
         return torch.empty(x.shape).copy_(torch.softmax(x.float(), -1))
 
-    failure = examine(softmax, "softmax", dtype="bfloat16", effort="quick", examples=0).failure
-    assert failure is not None
+    failure = failure_of(quick(softmax, dtype="bfloat16"))
     assert failure.kind == "dtype"

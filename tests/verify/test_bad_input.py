@@ -14,6 +14,8 @@ from assay.verify.errors import ContractError, SettingError, VerificationError
 from assay.verify.examination.repro import run_line
 from assay.verify.harness.target import load_target
 
+from .examined import fails, quick
+
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
     return torch.softmax(x, -1)
@@ -117,8 +119,7 @@ CONDUCT = [
 )
 def test_misconduct_is_a_finding(kernel: Any, kind: str, words: str) -> None:
     """A kernel that raises, hangs, leaves or returns the wrong thing fails with the kind and the reason."""
-    verdict = examine(kernel, "softmax", dtype="float32", timeout=0.3, effort="quick", examples=0, shrinking=False)
-    assert verdict.outcome == "FAIL"
+    verdict = fails(quick(kernel, timeout=0.3))
     assert verdict.failure is not None
     assert verdict.failure.kind == kind
     assert words in verdict.failure.message
@@ -134,21 +135,16 @@ def test_check_raises_the_report() -> None:
 
 
 def test_no_case_is_never_a_pass() -> None:
-    verdict = examine(
-        softmax, "softmax", dtype="bfloat16", contract=Contract(accumulate="float8_e5m2"), effort="quick", examples=3
-    )
+    verdict = quick(softmax, dtype="bfloat16", contract=Contract(accumulate="float8_e5m2"), examples=3)
     assert verdict.outcome == "VACUOUS"
 
 
 def test_almost_only_zeros_is_mistrusted() -> None:
-    verdict = examine(
+    verdict = quick(
         lambda q, k, v, causal: torch.zeros_like(q),
         "attention",
-        dtype="float32",
         options={"causal": ["bottom_right"]},
         shapes={"B": [1], "Sq": [64], "Sk": [1], "D": [8], "Dv": [8], "Hkv": [1], "H": [1]},
-        effort="quick",
-        examples=0,
     )
     assert verdict.outcome in ("MISTRUSTED", "FAIL")
 
@@ -178,7 +174,7 @@ def test_a_target_that_cannot_be_loaded_is_one_clear_line(target: str) -> None:
 
 
 def test_a_case_survives_its_line() -> None:
-    verdict = examine(crash, "softmax", dtype="float32", effort="quick", examples=3)
+    verdict = quick(crash, examples=3)
     assert verdict.failure is not None
     assert Case.from_dict(verdict.failure.case.as_dict()) == verdict.failure.case
 

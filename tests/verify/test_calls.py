@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
-from assay.verify import Contract, examine
+from assay.verify import Contract
+
+from .examined import quick
 
 
 def test_a_kernel_may_use_autograd_inside() -> None:
@@ -15,10 +17,7 @@ def test_a_kernel_may_use_autograd_inside() -> None:
         return tuple(g.to(gate.dtype) for g in torch.autograd.grad(y, leaves, dy.float(), create_graph=True))
 
     contract = Contract(nonfinite="unspecified")  # autograd's formula has no limit at infinity
-    verdict = examine(
-        swiglu_backward, "swiglu_backward", dtype="bfloat16", contract=contract, effort="quick", examples=10
-    )
-    assert verdict.passed, str(verdict)
+    assert quick(swiglu_backward, "swiglu_backward", "bfloat16", contract=contract, examples=10).passed
 
 
 def test_the_sign_of_a_zero_counts_where_it_decides() -> None:
@@ -27,8 +26,8 @@ def test_the_sign_of_a_zero_counts_where_it_decides() -> None:
     def unsigned_at_zero(x: Tensor) -> Tensor:
         return torch.reciprocal(x.float() + 0.0).to(x.dtype)
 
-    assert examine(lambda x: torch.reciprocal(x), "reciprocal", dtype="float32", effort="quick", examples=10).passed
-    verdict = examine(unsigned_at_zero, "reciprocal", dtype="float32", effort="quick", examples=10)
+    assert quick(lambda x: torch.reciprocal(x), "reciprocal", examples=10).passed
+    verdict = quick(unsigned_at_zero, "reciprocal", examples=10)
     assert verdict.failure is not None
     assert verdict.failure.kind == "nonfinite"
     assert verdict.failure.got == float("inf")

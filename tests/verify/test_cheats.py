@@ -17,6 +17,7 @@ from assay.verify.cases.case import Case
 from assay.verify.harness.call import Call
 from assay.verify.harness.runner import KernelHarness
 
+from .examined import fails, failure_of, first, quick
 from .zoo.faulty_conduct import Remembered, shape_and_dtype
 
 FEW: dict[str, Any] = {
@@ -71,11 +72,7 @@ def patches_judge(x: Tensor) -> Tensor:
 )
 def test_answers_that_are_not_computed_are_caught(kernel: Callable[[Tensor], Tensor]) -> None:
     """Stale memory, answers kept by shape, work left out when timed, goldens looked for in memory."""
-    verdict = examine(
-        kernel, "softmax", dtype="float32", effort="quick", examples=20, every_aspect=False, shrinking=False
-    )
-    assert verdict.failure is not None, str(verdict)
-    assert verdict.failure.kind in (*WRONG, "nondeterministic", "shape")
+    assert failure_of(first(kernel, examples=20)).kind in (*WRONG, "nondeterministic", "shape")
 
 
 def test_only_many_equal_calls_show_work_skipped_in_a_timed_loop() -> None:
@@ -94,8 +91,7 @@ def test_a_kernel_that_knows_the_harness_is_caught_outside(name: str, monkeypatc
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     kernel = getattr(importlib.import_module("cheating_kernels"), name)
     verdict = examine(kernel, "softmax", isolate=True, every_aspect=False, shrinking=False, **FEW)
-    assert verdict.failure is not None, str(verdict)
-    assert verdict.failure.case.protocol == "outside"
+    assert failure_of(verdict).case.protocol == "outside"
 
 
 def test_an_honest_kernel_passes_outside(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +104,7 @@ def test_an_honest_kernel_passes_outside(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_patched_torch_is_a_finding_and_mended() -> None:
     isfinite = torch.isfinite
-    verdict = examine(patches_judge, "softmax", dtype="float32", effort="quick", examples=0, shrinking=False)
+    verdict = quick(patches_judge)
     assert verdict.failure is not None
     assert verdict.failure.kind == "input_mutated"
     assert "torch.isfinite" in verdict.failure.message
@@ -132,9 +128,7 @@ class Liar(Tensor):
 
 
 def test_a_tensor_with_a_will_of_its_own_is_judged_by_its_numbers() -> None:
-    few: dict[str, Any] = {"effort": "quick", "examples": 0, "every_aspect": False, "shrinking": False}
-    verdict = examine(lambda x: (softmax(x) * 1.5).as_subclass(Liar), "softmax", dtype="float32", **few)
-    assert verdict.outcome == "FAIL", str(verdict)
+    fails(first(lambda x: (softmax(x) * 1.5).as_subclass(Liar)))
 
 
 def deletes(x: Tensor) -> Tensor:
@@ -152,7 +146,7 @@ def swaps(x: Tensor) -> Tensor:
 @pytest.mark.parametrize(("kernel", "name"), [(deletes, "isfinite"), (swaps, "allclose")])
 def test_deleted_and_exchanged_functions_are_found_too(kernel: Callable[[Tensor], Tensor], name: str) -> None:
     before = getattr(torch, name)
-    verdict = examine(kernel, "softmax", dtype="float32", effort="quick", examples=0, shrinking=False)
+    verdict = quick(kernel)
     assert verdict.failure is not None
     assert f"torch.{name}" in verdict.failure.message
     assert getattr(torch, name) is before

@@ -1,4 +1,4 @@
-"""Each field of a contract changes a verdict: a kernel that keeps only the weaker promise fails under the stronger."""
+"""Each field of a contract changes a verdict: who keeps only the weaker promise fails under the stronger; names."""
 
 import math
 from collections.abc import Callable
@@ -9,14 +9,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay.cli.settings import contract_fields
+from assay.golden.lowering.spec import STAGES
+from assay.golden.registry import spec, specs
+from assay.kernels.libraries.pytorch import softmax
 from assay.kernels.libraries.pytorch_eager import rms_norm_cast_before_weight
-from assay.verify import Contract, Verdict, examine
+from assay.verify import Contract, Verdict
 from assay.verify.cases.case import Case
 from assay.verify.contract import contract_from_table
 from assay.verify.errors import ContractError
 from assay.verify.harness.call import Call
 from assay.verify.harness.runner import KernelHarness
+from assay.verify.named_contracts import bases, contract_named, fields_of_base
+from assay.verify.settings import Settings
 
+from .examined import fails, failure_of, first, passes, quick
 from .zoo import rounded_on_the_way as rounding
 from .zoo.faulty_conduct import gemm_random_order
 from .zoo.faulty_rows import softmax_unshifted
@@ -24,7 +31,7 @@ from .zoo.honest_attention import attention_rows
 from .zoo.honest_elementwise import silu, silu_values
 from .zoo.honest_gemm import gemm
 from .zoo.honest_moe import moe_by_expert, moe_by_expert_rounded
-from .zoo.honest_softmax import softmax_shifted
+from .zoo.honest_softmax import softmax_online, softmax_shifted
 from .zoo.numerics import load, nan_to_zero, store_flushed, store_saturated, store_truncated
 
 Kernel = Callable[..., Any]
@@ -302,3 +309,101 @@ def test_contracts_are_read_from_tables() -> None:
     assert str(made) == "accumulate='float16', ulps={'exp': 8}"
     with pytest.raises(ContractError, match="did you mean 'accumulate'"):
         contract_from_table({"acumulate": "float16"})
+
+
+def decay_off(old: Tensor, new: Tensor) -> Tensor:
+    """A rescaling whose exponential is two ulps too large, as it may be."""
+    decay = torch.exp(old - new)
+    return torch.where(decay > 0, torch.nextafter(torch.nextafter(decay, torch.tensor(math.inf)), decay + 1), decay)
+
+
+@pytest.mark.parametrize(("block", "every", "outcome"), [(1, 16, "FAIL"), (1, 1, "WARN"), (16, 16, "PASS")])
+def test_rescalings_count_once_a_block(block: int, every: int, outcome: str) -> None:
+    """An online softmax whose rescalings are as far off as allowed keeps the contract that states its blocks.
+
+    At every key, and always to one side, that is suspect, as rounding does no such thing.
+    """
+    kernel = partial(softmax_online, block=block, rescale=decay_off)
+    shapes = {"R": range(1, 20), "N": range(1, 200 * block)}
+    contract = Contract(rescale_every=every)
+    verdict = first(kernel, contract=contract, shapes=shapes, examples=4)
+    assert verdict.outcome == outcome, str(verdict)
+
+
+def test_a_number_of_keys_is_a_whole_one() -> None:
+    """A contract's table states how many keys come before a rescaling; zero, halves and words are refused."""
+    assert contract_from_table({"rescale_every": 64}) == Contract(rescale_every=64)
+    for value in (0, -1, 0.5, True, "16"):
+        with pytest.raises(ContractError, match="expected a whole number of at least 1"):
+            contract_from_table({"rescale_every": value})
+
+
+NAMES = ("flash-attention-2", "torch", "transformers", "triton-default", "xla-cpu")
+
+
+KEPT: dict[str, tuple[str, Callable[..., Any], dict[str, Any], str]] = {
+    "transformers, norm": ("rmsnorm", rms_norm_cast_before_weight, BF16, "transformers"),
+    "transformers, attention": (
+        "attention", rounding.attention_rounding_scores, {**BF16, "shapes": SMALL}, "transformers",
+    ),
+    "torch": ("swiglu", rounding.swiglu_rounding, BF16, "torch"),
+    "triton-default": ("gemm", rounding.gemm_tf32, F32, "triton-default"),
+    "xla-cpu": ("silu", partial(silu, store=store_flushed), F32, "xla-cpu"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "kernel", "settings", "name"), KEPT.values(), ids=KEPT)
+def test_a_kernel_keeps_the_contract_of_its_kind(
+    op: str, kernel: Callable[..., Any], settings: dict[str, Any], name: str
+) -> None:
+    """Under the name it passes, and under another that doesn't allow what it does it doesn't pass cleanly."""
+    found = passes(first(kernel, op, contract=name, examples=2, effort="usual", **settings))
+    assert found.contract.startswith(name)
+    assert first(kernel, op, examples=2, effort="usual", **settings).outcome in ("FAIL", "WARN")
+
+
+def test_there_are_these() -> None:
+    """Each says where its fields come from, and has fields of every op that it may be asked about."""
+    assert bases() == NAMES
+    for name in NAMES:
+        for op in specs():
+            made = Contract(base=name).of(spec(op))
+            assert made == made.of(spec(op))
+            assert set(made.stages or {}) <= set(spec(op).stages)
+
+
+def test_tables_name_stages_and_ops_that_there_are() -> None:
+    """No field of a named contract is dead: each stage is one of some op, and each table is an op's."""
+    known = {stage for op in specs() for stage in spec(op).stages} | STAGES.keys()
+    for name in NAMES:
+        assert set(fields_of_base(name, "").get("stages", {})) <= known
+    assert fields_of_base("torch", "silu")["nonfinite"] == "unspecified"
+
+
+def test_a_base_is_composed_with_fields() -> None:
+    """Fields given stand on top; stages and ulps are added to those of the base, and the rest of an op's stay."""
+    made = Contract(base="transformers", ulps={"exp": 4}, stages={"scores": None}).of(spec("attention"))
+    assert made.stages == {"query": None, "scores": None, "probabilities": "input"}
+    assert (made.ulps["exp"], made.ulps["div"], made.masked_rows) == (4, 2, "any")
+    assert Contract(base="transformers").of(spec("attention_decode")).masked_rows == "zero"
+    assert Contract(base="transformers").of(spec("softmax")).stages is None
+
+
+def test_a_name_travels() -> None:
+    """By table, command line and settings the same contract comes out, and it says its name."""
+    settings = Settings("rmsnorm", dtype="bfloat16", contract="transformers")  # type: ignore[arg-type]
+    assert settings.contract.stages == {"normalized": "input"}
+    assert Settings.from_table(settings.as_table()) == settings
+    assert str(settings.contract) == "transformers, stages={'normalized': 'input'}, subnormals='flush'"
+    fields = contract_fields(["transformers", "ulps.exp=4"])
+    assert contract_from_table(fields) == Contract(base="transformers", ulps={"exp": 4})
+    assert contract_from_table("xla-cpu") == Contract(base="xla-cpu")
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ContractError, match="did you mean 'transformers'"):
+        Contract(base="transformer")
+    with pytest.raises(ContractError, match="did you mean 'transformers'"):
+        contract_named("transfomers")
+    with pytest.raises(ContractError, match=r"did you mean 'triton\.softmax'"):
+        quick(silu, "silu", contract="triton.sofmax")

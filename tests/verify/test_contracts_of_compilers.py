@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from assay.interpreter import faithful
+
 from .examined import fails, first, passes
 from .libraries import DTYPES, ROWS, judged
 
@@ -20,9 +21,9 @@ PRODUCTS: dict[str, Any] = {"shapes": {"M": [16, 32], "N": [16], "K": [16, 48]}}
 def dot_kernel(a_ptr, b_ptr, c_ptr, N, K, HALF: tl.constexpr):
     m, n, k = tl.program_id(0) * 16 + tl.arange(0, 16), tl.program_id(1) * 16 + tl.arange(0, 16), tl.arange(0, 16)
     acc = tl.zeros((16, 16), tl.float32)
-    for first in range(0, K, 16):
-        a = tl.load(a_ptr + m[:, None] * K + first + k[None, :])
-        b = tl.load(b_ptr + (first + k)[:, None] * N + n[None, :])
+    for start in range(0, K, 16):
+        a = tl.load(a_ptr + m[:, None] * K + start + k[None, :])
+        b = tl.load(b_ptr + (start + k)[:, None] * N + n[None, :])
         if HALF:
             a = a.to(tl.bfloat16).to(a.dtype)
         acc += tl.dot(a, b)

@@ -1,4 +1,4 @@
-"""Contracts "torch" and "transformers" against the installed code: it keeps them, and with one more rounding it doesn't."""
+"""Contracts "torch" and "transformers" against the installed code, which keeps them, but not with one more rounding."""
 
 from collections.abc import Callable
 from types import SimpleNamespace

@@ -12,6 +12,8 @@ from assay.verify import examine
 from tests.golden.float32 import Functions
 from tests.golden.honest_delta import chunked, recurrent
 
+from .examined import passes, quick
+
 FLOATS = Functions(0)
 OPTIONS = {"normalized": [False, True], "scale": [None, 0.3]}
 
@@ -56,8 +58,7 @@ def each_second(names: Iterable[str], dtypes: Sequence[str]) -> list[Any]:
 @pytest.mark.parametrize(("name", "dtype"), each_second(HONEST, DTYPES))
 def test_an_honest_kernel_passes(name: str, dtype: str) -> None:
     """Recurrent and chunked ones alike, with what products take rounded to the tensors' format."""
-    verdict = examine(HONEST[name], "gated_delta_rule", dtype=dtype, options=OPTIONS, effort="quick", examples=4)
-    assert verdict.outcome == "PASS", str(verdict)
+    passes(quick(HONEST[name], "gated_delta_rule", dtype, options=OPTIONS, examples=4))
 
 
 def step_by_step(
@@ -100,8 +101,7 @@ FAULTY: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def test_a_kernel_without_a_fault_passes() -> None:
-    verdict = examine(step_by_step, "gated_delta_rule", dtype="bfloat16", effort="quick", examples=4)
-    assert verdict.outcome == "PASS", str(verdict)
+    passes(quick(step_by_step, "gated_delta_rule", "bfloat16", examples=4))
 
 
 @pytest.mark.parametrize(("name", "dtype"), each_second(FAULTY, DTYPES[:2]))

@@ -18,6 +18,8 @@ from assay.verify.harness.call import Call
 from assay.verify.harness.runner import KernelHarness
 from tests.verify import rank_functions as functions
 
+from .examined import failure_of
+
 FEW: dict[str, Any] = {"effort": "quick", "examples": 0, "layouts": ["contiguous"], "shrinking": False}
 SHARDS: dict[str, Any] = {"shapes": {"R": [5], "N": [3]}, **FEW}
 LINEAR: dict[str, Any] = {"shapes": {"M": [5], "N": [3], "K": [1, 33]}, **FEW}
@@ -93,8 +95,7 @@ def test_a_rank_that_never_joins_is_a_time_out(group: Group) -> None:
     kernel = of_rank(functions.never_joins_on_rank_1, "all_reduce", group, 0)
     group.run(functions.rank_and_pid, [(), ()])
     verdict = examine(kernel, "all_reduce", dtype="float32", timeout=1.0, **SHARDS)
-    assert verdict.failure is not None
-    assert verdict.failure.kind == "timeout"
+    assert failure_of(verdict).kind == "timeout"
     assert [rank for rank, _ in group.run(functions.rank_and_pid, [(), ()])] == [0, 1]
 
 

@@ -11,11 +11,13 @@ from assay.formats.codes import all_values
 from assay.golden import spec, specs
 from assay.golden.inputs.distributions import EVERY
 from assay.golden.inputs.values import draw
-from assay.verify import Contract, examine
+from assay.verify import Contract
 from assay.verify.cases.sampler import Sampler
 from assay.verify.examination.phases import every_cases
 from assay.verify.harness.call import Call
 from assay.verify.harness.runner import KernelHarness
+
+from .examined import fails, quick
 
 WRONG_AT = 0x5A4B  # 1.43e16 in bfloat16
 
@@ -34,8 +36,7 @@ def wrong_at(pattern: int | None) -> Callable[[Tensor], Tensor]:
 
 
 def test_one_wrong_number_of_65536_fails_an_examination() -> None:
-    verdict = examine(wrong_at(WRONG_AT), "sin", dtype="bfloat16", effort="quick", examples=0, layouts=["contiguous"])
-    assert verdict.outcome == "FAIL", str(verdict)
+    verdict = fails(quick(wrong_at(WRONG_AT), "sin", "bfloat16", layouts=["contiguous"]))
     assert verdict.failure is not None
     (number,) = (value for _, _, value in verdict.failure.case.edits)
     assert number == torch.tensor(WRONG_AT, dtype=torch.int16).view(torch.bfloat16).item()

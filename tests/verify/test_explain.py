@@ -18,6 +18,7 @@ from assay.verify.explanation.fault_models.fault_tolerance import limits_of, obs
 from assay.verify.harness.call import Call
 from assay.verify.harness.runner import KernelHarness
 
+from .examined import quick
 from .explained import are_alike, first_named, model, told_of
 from .fault_cases import pairs, sampler_of, settings_for
 from .zoo.honest_attention import attention_flash
@@ -142,9 +143,7 @@ def noisy(y: Tensor) -> Tensor:
 )
 def test_small_errors_are_not_taken_for_narrow_sums(wrong: Any, dtype: str) -> None:
     """Sums in bfloat16 allow them all, but spread them otherwise over the output: none is named."""
-    verdict = examine(
-        lambda x: wrong(torch.softmax(x.float(), -1)).to(x.dtype), "softmax", dtype=dtype, effort="quick", examples=2
-    )
+    verdict = quick(lambda x: wrong(torch.softmax(x.float(), -1)).to(x.dtype), dtype=dtype, examples=2)
     assert [explanation.name for explanation in verdict.explanations] == []
     assert dtype == "bfloat16" or verdict.outcome == "FAIL"
 
@@ -214,9 +213,7 @@ def test_a_fault_that_is_none_of_the_known_is_not_explained(wrong: Any) -> None:
 
 def test_an_honest_kernel_gets_no_explanation() -> None:
     """Nothing is explained where nothing failed, nor where a failure is no matter of known faults."""
-    honest = examine(
-        lambda x: torch.softmax(x.float(), -1).to(x.dtype), "softmax", dtype="bfloat16", effort="quick", examples=5
-    )
+    honest = quick(lambda x: torch.softmax(x.float(), -1).to(x.dtype), dtype="bfloat16", examples=5)
     assert honest.passed
     assert honest.explanations == ()
     assert failing(lambda x: x[:, :1], "softmax", dtype="bfloat16").explanations == ()

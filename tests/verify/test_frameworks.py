@@ -21,6 +21,8 @@ from assay.verify.harness import frameworks
 from assay.verify.harness.call import Call, Finding
 from assay.verify.harness.frameworks import check_framework, framework_named, from_numpy, to_numpy
 
+from .examined import failure_of
+
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
 
@@ -133,8 +135,7 @@ def test_an_honest_jax_kernel_passes(dtype: str) -> None:
 def test_a_faulty_jax_kernel_fails(kernel: Any, dtype: str, kinds: set[str]) -> None:
     """Wrong numbers, changed inputs, writes beyond them, and results of the wrong form."""
     verdict = examine(kernel, "softmax", dtype=dtype, **SETTINGS)
-    assert verdict.failure is not None, str(verdict)
-    assert verdict.failure.kind in kinds, str(verdict)
+    assert failure_of(verdict).kind in kinds
 
 
 def test_labels_of_64_bits_cross_where_jax_has_32() -> None:

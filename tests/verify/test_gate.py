@@ -21,6 +21,7 @@ from assay.verify.examination.procedure import (
     undetected_corruption,
 )
 
+from .examined import fails, passes, quick
 from .zoo.honest_backward import layernorm_backward_torch
 from .zoo.rounded_on_the_way import attention_backward_tf32
 
@@ -134,27 +135,18 @@ def softmax(x: Tensor) -> Tensor:
     ],
 )
 def test_a_vacuous_contract_is_reported_through_examine(ulps: float, words: str) -> None:
-    verdict = examine(
-        softmax,
-        "softmax",
-        dtype="bfloat16",
-        contract=Contract(ulps={"exp": ulps}, rescale_every=1),
-        effort="quick",
-        examples=0,
-    )
+    verdict = quick(softmax, dtype="bfloat16", contract=Contract(ulps={"exp": ulps}, rescale_every=1))
     assert (verdict.outcome, verdict.failure, verdict.passed) == ("VACUOUS", None, False)
     assert words in verdict.note
 
 
 def test_an_ordinary_contract_is_not_vacuous() -> None:
-    assert examine(softmax, "softmax", dtype="bfloat16", effort="quick", examples=0).outcome == "PASS"
+    passes(quick(softmax, dtype="bfloat16"))
 
 
 def test_a_fault_beyond_even_a_vacuous_contract_still_fails() -> None:
     loose = Contract(ulps={"exp": 2.0**16})
-    few: dict[str, Any] = {"effort": "quick", "examples": 0, "shrinking": False}
-    verdict = examine(lambda x: x * math.nan, "softmax", dtype="bfloat16", contract=loose, **few)
-    assert verdict.outcome == "FAIL"
+    fails(quick(lambda x: x * math.nan, dtype="bfloat16", contract=loose))
 
 
 def minimum_detectable_error(allowed: Tolerance) -> float:
@@ -218,7 +210,7 @@ def test_a_golden_without_numbers_is_passed_over() -> None:
 
 def test_a_size_where_results_cancel_is_no_loophole() -> None:
     """A gradient that vanishes where a row has one or two columns doesn't make its check vacuous."""
-    verdict = examine(layernorm_backward_torch, "layernorm_backward", dtype="float32", effort="quick", examples=5)
+    verdict = quick(layernorm_backward_torch, "layernorm_backward", examples=5)
     assert verdict.outcome != "VACUOUS", str(verdict)
 
 

@@ -25,6 +25,8 @@ from assay.verify.harness.call import GRACE, Call
 from assay.verify.harness.isolation import Isolation
 from assay.verify.harness.runner import KernelHarness
 
+from .examined import quick
+
 CASE = Case("softmax", {"R": 3, "N": 40}, {"x": "float32"})
 
 
@@ -127,7 +129,7 @@ def test_an_honest_kernel_passes_and_is_not_called_here() -> None:
         seen.append(os.getpid())
         return softmax(x)
 
-    verdict = examine(kernel, "softmax", dtype="bfloat16", effort="quick", examples=5, isolate=True)
+    verdict = quick(kernel, dtype="bfloat16", examples=5, isolate=True)
     assert verdict.passed, str(verdict)
     assert not seen
     assert verdict.cases == examine(softmax, "softmax", dtype="bfloat16", effort="quick", examples=5).cases

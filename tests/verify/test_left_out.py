@@ -17,6 +17,8 @@ from assay.verify.comparison.result import Result
 from assay.verify.examination.run import Tally
 from assay.verify.verdict import Verdict
 
+from .examined import fails, quick
+
 HUGE = Case(
     "rmsnorm",
     {"R": 4, "N": 8},
@@ -92,8 +94,7 @@ def test_a_dispatchers_own_refusal_of_poisoned_memory_is_none() -> None:
             raise NotImplementedError("this compiler takes no tensors under a __torch_dispatch__ mode")
         return softmax(x)
 
-    verdict = examine(refuses, "softmax", dtype="bfloat16", effort="quick", examples=0)
-    assert verdict.passed, str(verdict)
+    assert quick(refuses, dtype="bfloat16").passed
 
 
 def test_a_crash_in_ordinary_memory_too_is_not_one_of_memory() -> None:
@@ -102,8 +103,7 @@ def test_a_crash_in_ordinary_memory_too_is_not_one_of_memory() -> None:
             raise RuntimeError("too many rows")
         return softmax(x)
 
-    verdict = examine(crashes, "softmax", dtype="bfloat16", effort="quick", examples=0, shrinking=False)
-    assert verdict.outcome == "FAIL"
+    verdict = fails(quick(crashes, dtype="bfloat16"))
     assert verdict.aspects["memory"].failure is None
 
 

@@ -16,6 +16,7 @@ from assay.verify import Verdict, examine
 from assay.verify.cases.case import Case, build
 from assay.verify.harness.call import Call, Finding, PoisonedMemory, poison_value
 
+from .examined import failure_of, first, passes, quick
 from .zoo.faulty_conduct import silu_tail_unwritten
 from .zoo.honest_elementwise import silu
 from .zoo.honest_gemm import gemm
@@ -132,8 +133,7 @@ HONEST: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_kernel_may_allocate_as_it_likes(name: str) -> None:
     """Memory that is written before it is read, padding that never is, and any strides of the output: no finding."""
-    verdict = examine(partial(written_whole, HONEST[name]), "silu", dtype="bfloat16", effort="quick", examples=5)
-    assert verdict.outcome == "PASS", str(verdict)
+    passes(quick(partial(written_whole, HONEST[name]), "silu", "bfloat16", examples=5))
 
 
 def accumulates_into_fresh_memory(a: Tensor, b: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ UNWRITTEN: list[tuple[str, Callable[..., Tensor]]] = [
 @pytest.mark.parametrize(("op", "kernel"), UNWRITTEN, ids=[kernel.__name__ for _, kernel in UNWRITTEN])
 def test_what_was_never_written_is_named(op: str, kernel: Callable[..., Tensor]) -> None:
     """A result that changes with what fresh memory holds is an unwritten output, whether NaN or 2^100 shows it."""
-    verdict = examine(kernel, op, dtype="float32", effort="quick", examples=20, every_aspect=False)
+    verdict = first(kernel, op, examples=20)
     assert verdict.failure is not None
     if verdict.failure.kind != "nondeterministic":  # which it is too, where memory happens to change between two calls
         assert verdict.failure.kind == "unwritten_output", str(verdict)
@@ -215,17 +215,13 @@ def test_memory_that_holds_right_numbers_when_tried_again_is_named() -> None:
         left = torch.full_like(fresh, 1e15) if next(calls) == 1 else torch.nn.functional.silu(x)
         return torch.where(poisoned, fresh, left)
 
-    verdict = examine(kernel, "silu", dtype="float32", effort="quick", examples=0, every_aspect=False)
-    assert verdict.failure is not None
-    assert verdict.failure.kind == "unwritten_output", str(verdict)
+    assert failure_of(first(kernel, "silu")).kind == "unwritten_output"
 
 
 def test_an_operator_that_fills_nothing_is_named() -> None:
     """A custom operator whose body returns torch.empty is an unwritten output; one that fills it passes."""
-    verdict = examine(unfilled, "silu", dtype="float32", effort="quick", examples=0, every_aspect=False)
-    assert verdict.failure is not None
-    assert verdict.failure.kind == "unwritten_output", str(verdict)
-    assert examine(filled, "silu", dtype="bfloat16", effort="quick", examples=5).passed
+    assert failure_of(first(unfilled, "silu")).kind == "unwritten_output"
+    assert quick(filled, "silu", "bfloat16", examples=5).passed
 
 
 def test_an_operator_that_is_not_there_is_left_to_torch() -> None:
@@ -238,10 +234,7 @@ def test_an_operator_that_is_not_there_is_left_to_torch() -> None:
 
 
 def test_a_wrong_number_is_not_blamed_on_memory() -> None:
-    few: dict[str, Any] = {"effort": "quick", "examples": 0, "every_aspect": False}
-    verdict = examine(lambda x: written_whole(HONEST["empty"], x) * 2, "silu", dtype="float32", **few)
-    assert verdict.failure is not None
-    assert verdict.failure.kind in ("contract", "exact")
+    assert failure_of(first(lambda x: written_whole(HONEST["empty"], x) * 2, "silu")).kind in ("contract", "exact")
 
 
 class Static:
@@ -260,17 +253,13 @@ class Static:
 
 @pytest.mark.parametrize("kernel", [softmax_shifted], ids=["softmax"])
 def test_a_result_in_a_static_buffer_is_found(kernel: Callable[..., Tensor]) -> None:
-    few: dict[str, Any] = {"effort": "quick", "examples": 0, "shrinking": False}
-    verdict = examine(Static(kernel, cloned=False), "softmax", dtype="float32", **few)
+    verdict = quick(Static(kernel, cloned=False))
     assert verdict.failure is not None
     assert (verdict.failure.kind, "earlier call's result" in verdict.failure.message) == ("nondeterministic", True)
 
 
 def test_a_static_buffer_that_is_copied_out_of_is_fine() -> None:
-    assert (
-        examine(Static(softmax_shifted, cloned=True), "softmax", dtype="float32", effort="quick", examples=5).outcome
-        == "PASS"
-    )
+    passes(quick(Static(softmax_shifted, cloned=True), examples=5))
 
 
 def beyond_own_output(x: Tensor, *, behind: int) -> Tensor:

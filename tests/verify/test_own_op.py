@@ -16,6 +16,8 @@ from assay.cli.main import main
 from assay.golden import Golden, evaluate, spec
 from assay.verify import examine, examine_backward
 
+from .examined import first
+
 pytest_plugins = ["pytester"]
 
 FILE = """
@@ -109,7 +111,7 @@ def test_it_is_evaluated_to_any_digits(own: ModuleType) -> None:
 
 
 def test_a_failure_is_explained_and_repeats_in_a_fresh_process(own: ModuleType) -> None:
-    verdict = examine(own.doubled, "own_gate", dtype="float32", effort="quick", examples=0, every_aspect=False)
+    verdict = first(own.doubled, "own_gate")
     assert (verdict.outcome, verdict.spec) == ("FAIL", "own_gate")
     assert [found.name for found in verdict.explanations][:1] == ["twice"], verdict.not_asked
     found = assay(own, *shlex.split(verdict.repro)[1:])

@@ -18,6 +18,8 @@ from assay.verify.findings import EDGES, MAP_SHAPE, STEPS, ErrorMap
 from assay.verify.report.html import LEVELS, bars, drawn, told
 from assay.verify.verdict import Verdict
 
+from .examined import fails, failure_of, quick
+
 RATIOS = st.one_of(st.floats(0, 1), st.floats(1 + 2.0**-40, 300), st.just(math.inf), st.just(math.nan))
 SHAPES = st.one_of(
     st.tuples(st.integers(1, 300)),
@@ -56,7 +58,7 @@ def test_each_ratio_is_in_the_bin_that_holds_it(ratios: list[float]) -> None:
 
 def test_an_examination_counts_every_judged_element(failed: Verdict) -> None:
     """A histogram adds up to the elements judged; beyond 1 there is something just where the contract is broken."""
-    passed = examine(softmax, "softmax", dtype="bfloat16", effort="quick", examples=3)
+    passed = quick(softmax, dtype="bfloat16", examples=3)
     one = STEPS
     for verdict in (passed, failed):
         assert sum(verdict.histogram) == verdict.elements > 0
@@ -190,21 +192,20 @@ def test_of_a_large_output_the_neighbours_of_the_worst_are_shown() -> None:
         y[:, 100:101] *= 2
         return y
 
-    verdict = examine(far, "softmax", dtype="float32", effort="quick", examples=0, shapes={"N": [300], "R": [2]})
+    verdict = quick(far, shapes={"N": [300], "R": [2]})
     assert verdict.sample is not None
     assert verdict.sample.inputs == ()
     output = verdict.sample.output
     assert output is not None
     assert len(output.got) == len(output.golden) == len(output.ratio) == 12
-    assert verdict.failure is not None
-    assert verdict.failure.index in [output.index(place) for place in range(12)]
+    assert failure_of(verdict).index in [output.index(place) for place in range(12)]
 
 
 def test_what_is_no_matter_of_numbers_has_no_map() -> None:
     def crashes(x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("no")
 
-    verdict = examine(crashes, "softmax", dtype="float32", effort="quick", examples=0)
+    verdict = quick(crashes)
     assert verdict.map is None
     assert verdict.sample is not None
     assert verdict.sample.output is None
@@ -219,8 +220,7 @@ def test_wrong_choices_have_a_map() -> None:
         weights, ids = torch.softmax(logits.float(), -1).topk(2)
         return weights / weights.sum(-1, keepdim=True), (ids * 0).int()
 
-    verdict = examine(last, "moe_route", dtype="float32", shapes={"E": [4]}, effort="quick", examples=0)
-    assert verdict.outcome == "FAIL"
+    verdict = fails(quick(last, "moe_route", shapes={"E": [4]}))
     assert verdict.map is not None
     assert verdict.map.output == "ids"
     assert {cell for row in verdict.map.cells for cell in row} <= {0.0, math.inf, None}

@@ -12,9 +12,10 @@ from assay.cli.main import main
 from assay.interpreter import emulated_device, faithful
 from assay.kernels.triton.gemm_fp8 import gemm_fp8
 from assay.runtime.errors import AssayError
-from assay.verify import examine
 from assay.verify.cases.case import Case
 from assay.verify.examination.repro import run_line
+
+from .examined import quick
 
 ROOT = Path(__file__).resolve().parents[2]
 CASE = {"spec": "softmax", "sizes": {"R": 1, "N": 2}, "dtypes": {"x": "float32"}}
@@ -28,15 +29,7 @@ def line(**fields: object) -> str:
 def test_a_failure_of_an_emulated_device_fails_again_elsewhere() -> None:
     """Its line names the device: in a fresh process the tensor cores are emulated again, and without it all is well."""
     with faithful(device="h200"):
-        verdict = examine(
-            gemm_fp8,
-            "gemm_fp8",
-            dtype="float8_e4m3fn",
-            shapes={"M": [64], "N": [40], "K": [128]},
-            effort="quick",
-            examples=0,
-            shrinking=False,
-        )
+        verdict = quick(gemm_fp8, "gemm_fp8", "float8_e4m3fn", shapes={"M": [64], "N": [40], "K": [128]})
     assert verdict.outcome == "FAIL", str(verdict)
     assert emulated_device() == ""
     assert '"faithful":"h200"' in verdict.repro

@@ -19,6 +19,7 @@ from assay.verify.examination.shrink import shrink, without_index
 from assay.verify.findings import Failure, Findings, broken_by
 from assay.verify.report.text import text_report
 
+from .examined import failure_of
 from .zoo import FAULTY
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,8 +78,7 @@ def test_a_fault_of_the_second_tile_shrinks_in_the_other_dimension() -> None:
     """A softmax that is wrong from 65 columns on needs one row to show it."""
     entry = ZOO["softmax_no_rescale-float32"]
     verdict = examine(entry.kernel, entry.spec, effort="quick", examples=20, **entry.examine)
-    assert verdict.failure is not None
-    assert verdict.failure.case.sizes["R"] <= 16
+    assert failure_of(verdict).case.sizes["R"] <= 16
 
 
 Failing = Callable[[Case], bool]

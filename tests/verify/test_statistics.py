@@ -30,6 +30,7 @@ from assay.verify.fingerprint.values import significant_bits, summary
 from assay.verify.settings import Settings
 
 from . import insides, leaning
+from .examined import failure_of
 from .zoo.honest_gemm import gemm_blocked
 from .zoo.honest_merge import all_reduce
 
@@ -148,8 +149,7 @@ def test_a_bias_is_seen_again_by_its_repro_line(monkeypatch: pytest.MonkeyPatch)
 def test_examine_says_bias() -> None:
     verdict = examine(leaning.gemm_int4(leaning.truncated), "gemm_int4", dtype="bfloat16", examples=0)
     assert verdict.outcome == "FAIL"
-    assert verdict.failure is not None
-    assert verdict.failure.kind == "bias"
+    assert failure_of(verdict).kind == "bias"
     assert verdict.worst <= 1
 
 

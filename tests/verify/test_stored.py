@@ -11,6 +11,8 @@ from assay.golden.inputs.recipe import recipe
 from assay.golden.store import Store, make_record
 from assay.verify import examine
 
+from .examined import fails, failure_of, quick
+
 SIZES = {"R": 3, "N": 977}
 
 
@@ -31,7 +33,7 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
 
 def test_the_records_of_the_op_and_dtype_are_tried(store: Store) -> None:
     """An honest kernel passes, those records that answer the question being among its cases."""
-    verdict = examine(softmax, "softmax", dtype="float32", effort="quick", examples=0, goldens=store.url)
+    verdict = quick(softmax, goldens=store.url)
     assert verdict.passed
     assert verdict.phases["stored"] == 2
     assert (
@@ -49,11 +51,9 @@ def test_the_records_of_the_op_and_dtype_are_tried(store: Store) -> None:
 def test_a_fault_that_only_a_stored_case_shows_is_found(store: Store) -> None:
     """A kernel that is wrong at 977 columns only, which nothing else draws, fails."""
     kernel = lambda x: softmax(x) * (1.001 if x.shape[-1] == 977 else 1.0)  # noqa: E731
-    assert examine(kernel, "softmax", dtype="float32", effort="quick", examples=0).passed
-    verdict = examine(kernel, "softmax", dtype="float32", effort="quick", examples=0, goldens=store.url)
-    assert verdict.outcome == "FAIL"
-    assert verdict.failure is not None
-    assert verdict.failure.case.sizes["N"] == 977
+    assert quick(kernel).passed
+    verdict = fails(quick(kernel, goldens=store.url))
+    assert failure_of(verdict).case.sizes["N"] == 977
 
 
 def test_a_golden_that_is_not_the_definitions_is_refused(store: Store, tmp_path: Path) -> None:
@@ -68,9 +68,7 @@ def test_a_golden_that_is_not_the_definitions_is_refused(store: Store, tmp_path:
 
 def examined(address: str) -> int:
     """How many stored cases an honest kernel passes."""
-    verdict = examine(
-        lambda x, weight: rmsnorm(x, weight), "rmsnorm", dtype="float32", effort="quick", examples=0, goldens=address
-    )
+    verdict = quick(lambda x, weight: rmsnorm(x, weight), "rmsnorm", goldens=address)
     assert verdict.passed
     return verdict.phases["stored"]
 

@@ -18,6 +18,7 @@ from assay.verify.cases.sampler import Sampler, seeded
 from assay.verify.errors import SettingError
 from assay.verify.examination.phases import exact_cases
 
+from .examined import failure_of, quick
 from .zoo.honest_microscaling import gemm_mxfp8
 from .zoo.honest_quantize import INT8_KERNELS, quantize, quantize_int4
 
@@ -142,9 +143,7 @@ def kept_as_they_are(x: Tensor, **options: Any) -> tuple[Tensor, ...]:
 
 def test_codes_have_the_dtype_of_the_table() -> None:
     """float32 codes fail by their dtype; another one cannot be asked for."""
-    verdict = examine(kept_as_they_are, "quantize_fp8", dtype="bfloat16", effort="quick", examples=5)
-    assert verdict.failure is not None
-    assert verdict.failure.kind == "dtype"
+    assert failure_of(quick(kept_as_they_are, "quantize_fp8", "bfloat16", examples=5)).kind == "dtype"
     with pytest.raises(SettingError, match="the codes of quantize_fp8 are float8_e4m3fn"):
         examine(quantize, "quantize_fp8", dtype="bfloat16", out_dtype="float8_e5m2", effort="quick", examples=5)
 
@@ -194,9 +193,7 @@ def test_honest_quantisers_pass_in_numpy() -> None:
         (gemm_mxfp8, "gemm_mxfp8", None),
     ):
         sizes = {symbol: [32, 64] if symbol == "K" else [3, 33] for symbol in spec(op).signature().symbols}
-        verdict = examine(
-            to_torch(kernel), op, dtype=dtype, framework="numpy", shapes=sizes, effort="quick", examples=3
-        )
+        verdict = quick(to_torch(kernel), op, dtype, framework="numpy", shapes=sizes, examples=3)
         assert verdict.passed, str(verdict)
 
 

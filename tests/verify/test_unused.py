@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from assay.golden.registry import spec, specs
-from assay.verify import Contract, examine
+from assay.verify import Contract
 from assay.verify.cases.case import Case, all_contents, build
 from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.cases.sampler import Sampler, seeded
 from assay.verify.comparison.oracle import Oracle
 from assay.verify.examination.phases import gate_cases, special_cases
 
+from .examined import fails, first, quick
 from .zoo.honest_decode import decode
 
 UNUSED = [op for op in specs() if spec(op).inputs.unused is not None]
@@ -121,10 +122,8 @@ def test_a_leak_is_found_even_where_nan_may_come_out_anywhere(monkeypatch: pytes
     """nonfinite="unspecified" excuses NaN only if some number that counts is NaN or infinite."""
     monkeypatch.setattr("assay.verify.examination.diagnosis.shrink", lambda failure, *_, **__: failure)
     anywhere = Contract(nonfinite="unspecified")
-    few: dict[str, Any] = {"effort": "quick", "examples": 0, "layouts": ["contiguous"]}
-    verdict = examine(leaky, "attention_decode", dtype="bfloat16", contract=anywhere, **few, every_aspect=False)
-    assert verdict.outcome == "FAIL"
+    verdict = fails(first(leaky, "attention_decode", "bfloat16", contract=anywhere, layouts=["contiguous"]))
     assert verdict.failure is not None
     assert verdict.failure.kind == "nonfinite"
     assert verdict.failure.case.unused == "nan"
-    assert examine(decode, "attention_decode", dtype="bfloat16", contract=anywhere, **few).passed
+    assert quick(decode, "attention_decode", "bfloat16", contract=anywhere, layouts=["contiguous"]).passed

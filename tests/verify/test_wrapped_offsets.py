@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from assay.interpreter import SanitizerError, sanitized
-from assay.verify import examine
 from assay.verify.cases.layouts import place_in_memory
 from tests.interpreter import faulty_kernels as kernels
 
+from .examined import quick
 from .zoo.faulty_conduct import softmax_offsets_of_32_bits, softmax_strides_ignored
 
 WORDS = "an offset that wraps around in 32 bits"
@@ -19,9 +19,7 @@ WORDS = "an offset that wraps around in 32 bits"
 def message(kernel: Any) -> str:
     """What is said of the layouts that a softmax fails in."""
     shapes = {"R": [3, 4], "N": [8]}
-    verdict = examine(
-        kernel, "softmax", dtype="float32", shapes=shapes, effort="quick", examples=0, layouts=("sliced", "far")
-    )
+    verdict = quick(kernel, shapes=shapes, layouts=("sliced", "far"))
     failure = verdict.aspects["layouts"].failure
     assert failure is not None
     return failure.message
