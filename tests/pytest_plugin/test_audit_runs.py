@@ -99,13 +99,8 @@ def test_no_torch():
 
 
 def test_a_run_of_numpy_alone_never_imports_torch(tmp_path: Path) -> None:
-    outcomes, printed = run(
-        tmp_path,
-        NUMPY_ONLY,
-        "--assay-audit-report=report",
-        "--assay-audit-function=test_planted:own",
-        "--assay-audit-function=no.such:thing",
-    )
+    own = [f"--assay-audit-function={name}" for name in ("test_planted:own", "no.such:thing")]
+    outcomes, printed = run(tmp_path, NUMPY_ONLY, "--assay-audit-report=report", *own)
     assert [line.split("::")[0] for line in outcomes] == ["PASSED test_planted.py"] * 5
     data = json.loads((tmp_path / "report" / "audit.json").read_text())
     calls = {site["text"].split("(")[0]: site for site in data["sites"]}

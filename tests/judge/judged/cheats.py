@@ -4,11 +4,6 @@ The twin does what looks alike and is allowed: it keeps buffers to itself, scale
 size where both are right, sets a flag and puts it back.
 """
 
-from pathlib import Path
-
-from assay.judge.procedure import judge
-from assay.judge.verdict import SolutionVerdict
-
 from .kernels import AFFINE, DISTANCE, LINEAR, RELU, TANH, linear, solution
 
 Pair = tuple[str, str, str]
@@ -249,11 +244,5 @@ CHEATS: dict[str, Pair] = {
 
 WARNED = ("reference-pasted",)
 """What is no fault of the results."""
-_TIMED = ("patched-timer", "only-untimed")
-
-
-def judged(folder: Path, name: str, solution: str) -> SolutionVerdict:
-    """The verdict on a solution of the problem of that cheat; timed where that is what shows it."""
-    (folder / "problem.py").write_text(CHEATS[name][0])
-    (folder / "solution.py").write_text(solution)
-    return judge(folder / "problem.py", folder / "solution.py", effort="quick", timed=name in _TIMED)
+TIMED = ("patched-timer", "only-untimed")
+"""What only times show."""
