@@ -24,7 +24,9 @@ def few_experts(x: Tensor, w_gate_up: Tensor, *rest: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.evidence) for seed in (1, 2))])
 def test_a_mixture_of_64_experts_passes(seed: int) -> None:
-    verdict = examine(HONEST, "moe_int4", shapes={"E": [64]}, layouts=["contiguous"], seed=seed, **ASKED)
+    verdict = examine(
+        HONEST, "moe_int4", shapes={"E": [64], "D": [32], "F": [32]}, layouts=["contiguous"], seed=seed, **ASKED
+    )
     assert verdict.outcome == "PASS", str(verdict)
 
 

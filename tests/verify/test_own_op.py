@@ -8,15 +8,18 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
 from assay.cli.main import main
 from assay.golden import Golden, evaluate, spec
-from assay.verify import examine, examine_backward
+from assay.runtime.errors import AssayError
+from assay.verify import examine_backward
+from assay.verify.examination.repro import run_line
 
-from .examined import first
+from .examined import fails, first, quick
 
 pytest_plugins = ["pytester"]
 
@@ -84,25 +87,26 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
         del sys.modules["own_gate_op"]
 
 
-def fresh(own: ModuleType, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A process that knows nothing yet, in the folder of the op."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+def fresh(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A process that knows nothing yet, in a folder."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=folder_of(own), env=environment, capture_output=True, text=True)
+    return subprocess.run(
+        command, cwd=folder, env=environment | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+    )
 
 
-def assay(own: ModuleType, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command, in the folder of the op."""
-    return fresh(own, "-m", "assay.cli.main", *arguments)
+def assay(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return fresh(folder, "-m", "assay.cli.main", *arguments)
 
 
 def folder_of(own: ModuleType) -> Path:
-    """Where the op's file lies."""
     assert own.__file__ is not None
     return Path(own.__file__).parent
 
 
 def test_it_is_evaluated_to_any_digits(own: ModuleType) -> None:
+    """By its name, and by the reference that other processes know it by."""
     for name in ("own_gate", "own_gate_op:own_gate"):
         golden = evaluate(name, torch.ones(2, 3), torch.zeros(2, 1), digits=25)
         assert isinstance(golden, Golden)
@@ -111,95 +115,77 @@ def test_it_is_evaluated_to_any_digits(own: ModuleType) -> None:
 
 
 def test_a_failure_is_explained_and_repeats_in_a_fresh_process(own: ModuleType) -> None:
-    verdict = first(own.doubled, "own_gate")
-    assert (verdict.outcome, verdict.spec) == ("FAIL", "own_gate")
+    """By the fault of the op's own file; the repro line knows where the op is defined."""
+    verdict = fails(first(own.doubled, "own_gate", shrinking=True))
+    assert verdict.spec == "own_gate"
     assert [found.name for found in verdict.explanations][:1] == ["twice"], verdict.not_asked
-    found = assay(own, *shlex.split(verdict.repro)[1:])
+    found = assay(folder_of(own), *shlex.split(verdict.repro)[1:])
     assert (found.returncode, found.stdout[:4]) == (1, "FAIL"), found.stderr
 
 
-IN_A_TEST = (
-    FILE
-    + """
+FEW = """few = {"shapes": {"R": [3], "N": [5]}, "effort": "quick", "examples": 0, "every_aspect": False}"""
+IN_A_TEST = f"""{FILE}
 def test_doubled(assay):
-    few = {"shapes": {"R": [3], "N": [5]}, "effort": "quick", "examples": 0, "every_aspect": False}
+    {FEW}
     assay.check(doubled, "own_gate", dtype="float32", **few)
 """
-)
-IN_A_SCRIPT = (
-    FILE
-    + """
+IN_A_SCRIPT = f"""{FILE}
 if __name__ == "__main__":
     from assay.verify import examine
-    few = {"shapes": {"R": [3], "N": [5]}, "effort": "quick", "examples": 0, "every_aspect": False}
+    {FEW}
     print(examine(doubled, "own_gate", dtype="float32", **few))
 """
-)
+PYTEST = ("-m", "pytest", "-p", "no:cacheprovider", "tests")
 
 
 @pytest.mark.parametrize(
     ("file", "text", "command", "more"),
     [
-        pytest.param(
-            "tests/test_gate.py",
-            IN_A_TEST,
-            ("-m", "pytest", "-p", "no:cacheprovider", "tests"),
-            (),
-            marks=pytest.mark.evidence,
-        ),
+        pytest.param("tests/test_gate.py", IN_A_TEST, PYTEST, (), marks=pytest.mark.evidence),
         ("gates.py", IN_A_SCRIPT, ("gates.py",), ("--target", "gates:doubled")),
     ],
 )
 def test_an_op_of_a_test_or_a_script_repeats(
-    tmp_path: Path, file: str, text: str, command: tuple[str, ...], more: tuple[str, ...]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    file: str,
+    text: str,
+    command: tuple[str, ...],
+    more: tuple[str, ...],
 ) -> None:
     """From the folder that the run began in; of a script, whose functions have no other name, with that of its file."""
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text(text, encoding="ascii")
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-        return subprocess.run(
-            [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
-
-    printed = next(line for line in run(*command).stdout.splitlines() if " repeat " in line)
-    again = ("-m", "assay.cli.main", *shlex.split(printed[printed.index("assay repro") :])[1:])
-    found = run(*again, *more)
+    printed = next(line for line in fresh(tmp_path, *command).stdout.splitlines() if " repeat " in line)
+    again = shlex.split(printed[printed.index("assay repro") :])
+    found = assay(tmp_path, *again[1:], *more)
     assert (found.returncode, found.stdout[:4]) == (1, "FAIL"), found.stderr
     if more:
-        assert run(*again).stderr == (
-            "assay: repro line: the kernel has no importable name; add --target package.module:function\n"
-        )
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(AssayError, match=r"no importable name; add --target package\.module:function"):
+            run_line(again[-1])
 
 
 def test_its_gradient_is_examined_with_it(own: ModuleType) -> None:
     """`gradient_of` in the same file is all that `examine_backward` needs; a gradient that is cut off fails."""
-    small = {
-        "dtype": "float32",
-        "options": {"bias": [1.0]},
-        "shapes": {"R": [3], "N": range(1, 10)},
-        "effort": "quick",
-        "examples": 3,
-    }
+    small: dict[str, Any] = {"dtype": "float32", "effort": "quick", "examples": 3, "options": {"bias": [1.0]}}
+    small["shapes"] = {"R": [3], "N": range(1, 10)}
     verdict = examine_backward(own.honest, "own_gate", **small)
     assert verdict.passed, str(verdict)
     wrong = examine_backward(lambda x, gate, bias: own.honest(x, gate.detach(), bias=bias), "own_gate", **small)
     assert wrong.failed == ("backward",), str(wrong)
 
 
-@pytest.mark.parametrize(
-    "question",
-    [
-        ("mine.toml",),
-        pytest.param(("elsewhere:honest", "--spec", "own_gate", "--ops", "own_gate_op"), marks=pytest.mark.evidence),
-    ],
-)
+ELSEWHERE = ("elsewhere:honest", "--spec", "own_gate", "--ops", "own_gate_op")
+
+
+@pytest.mark.parametrize("question", [("mine.toml",), pytest.param(ELSEWHERE, marks=pytest.mark.evidence)])
 def test_the_command_line_knows_it(own: ModuleType, question: tuple[str, ...]) -> None:
+    """By the module of the target that a table names, or by --ops."""
     kernels = "import torch\n" + FILE[FILE.index("def honest") :]
     (folder_of(own) / "elsewhere.py").write_text(kernels, encoding="ascii")
     (folder_of(own) / "mine.toml").write_text(TABLE, encoding="ascii")
-    found = assay(own, "verify", *question, *SMALL, "--effort", "quick", "--examples", "0")
+    found = assay(folder_of(own), "verify", *question, *SMALL, "--effort", "quick", "--examples", "0")
     assert (found.returncode, found.stdout[:4]) == (0, "PASS"), found.stderr
 
 
@@ -208,17 +194,17 @@ def test_ops_that_are_not_there_are_one_line(capsys: pytest.CaptureFixture[str])
     assert "ops 'no_such_ops': no_such_ops can't be imported" in capsys.readouterr().err
 
 
-def test_its_faults_are_what_power_tries(own: ModuleType) -> None:
-    question = ("power", "own_gate_op:honest", "--spec", "own_gate", *SMALL)
-    found = assay(own, *question, "--examples", "2", "--family", "formula")
-    assert "formula             2 / 2" in found.stdout, found.stderr
-    assert found.stdout.startswith("power of 2 examples: own_gate in float32")
+@pytest.mark.usefixtures("own")
+def test_its_faults_are_what_power_tries(capsys: pytest.CaptureFixture[str]) -> None:
+    question = ("power", "own_gate_op:honest", "--spec", "own_gate", *SMALL, "--examples", "2", "--family", "formula")
+    assert main(question) == 0
+    printed = capsys.readouterr().out
+    assert "formula             2 / 2" in printed
+    assert printed.startswith("power of 2 examples: own_gate in float32")
 
 
 def test_the_plugin_knows_it(own: ModuleType, pytester: pytest.Pytester) -> None:
-    examine(
-        own.doubled, "own_gate", dtype="float32", effort="quick", examples=0
-    )  # imports what a run in this process would forget
+    quick(own.doubled, "own_gate")  # imports what a run in this process would forget
     pytester.makepyfile(test_kernels=TESTS)
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=1, failed=1)
@@ -232,7 +218,7 @@ def test_goldens_are_built_and_checked(own: ModuleType, tmp_path: Path, capfd: p
         campaign.write_text(CAMPAIGN.format(spec=name), encoding="ascii")
         assert main(("golden", "build", str(campaign), "--store", store, "--workers", "1", *ops)) == 0
         assert f"own: {made} records made" in capfd.readouterr().out
-    checked = assay(own, "golden", "check", store)
+    checked = assay(folder_of(own), "golden", "check", store)
     assert checked.stdout.startswith("4 records read, 4 derived again by mpmath"), checked.stdout + checked.stderr
 
 
@@ -243,6 +229,6 @@ def test_installed_distributions_bring_theirs(own: ModuleType) -> None:
         folder.mkdir()
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
         (folder / "entry_points.txt").write_text(f"[assay.ops]\nops = {module}\n")
-    found = fresh(own, "-c", "from assay.golden import spec; print(spec('own_gate').qualified_name)")
+    found = fresh(folder_of(own), "-c", "from assay.golden import spec; print(spec('own_gate').qualified_name)")
     assert found.stdout == "own_gate_op:own_gate\n", found.stderr
     assert "broken-ops: its ops (no_such_module, entry point of assay.ops) can't be loaded: Module" in found.stderr

@@ -25,26 +25,21 @@ from .zoo import FAULTY
 ROOT = Path(__file__).resolve().parents[2]
 ZOO = {entry.name: entry for entry in FAULTY}
 NAMED = (
-    (
-        "softmax_unshifted-float32",
-        "logsumexp_keeps_dimension-float32",
-        "cross_entropy_fixed_ignore_index-float32",
-        "layernorm_default_eps-float32",
-        "swiglu_rounds_activation-bfloat16",
-        "gemm_int8_short_accumulator",
-        "softmax_in_place-float32",
-        "gemm_drops_single_row-float32",
-    ),
-    (
-        "rope_angle_of_place-float16",
-        "gemm_splits_add_to_rounded_output-bfloat16",
-        "layernorm_default_eps-float32",
-        "moe_route_ids_sorted-bfloat16",
-        "silu_tail_unwritten-bfloat16",
-        "softmax_strides_ignored-bfloat16",
-        "gelu_behind_input-float32",
-        "attention_nan_swallowed-float32",
-    ),
+    "softmax_unshifted-float32",
+    "logsumexp_keeps_dimension-float32",
+    "cross_entropy_fixed_ignore_index-float32",
+    "layernorm_default_eps-float32",
+    "swiglu_rounds_activation-bfloat16",
+    "gemm_int8_short_accumulator",
+    "softmax_in_place-float32",
+    "gemm_drops_single_row-float32",
+    "rope_angle_of_place-float16",
+    "gemm_splits_add_to_rounded_output-bfloat16",
+    "moe_route_ids_sorted-bfloat16",
+    "silu_tail_unwritten-bfloat16",
+    "softmax_strides_ignored-bfloat16",
+    "gelu_behind_input-float32",
+    "attention_nan_swallowed-float32",
 )
 AGAIN = """
 import json, sys
@@ -54,23 +49,22 @@ print(json.dumps([failure and failure.kind for failure in failures]))
 """
 
 
-@pytest.mark.parametrize("names", NAMED, ids=["first", "second"])
-def test_a_fault_shrinks_and_repeats_in_a_fresh_process(names: tuple[str, ...]) -> None:
+def test_a_fault_shrinks_and_repeats_in_a_fresh_process() -> None:
     """No dimension is left above 16, and the repro line alone brings the same kind of failure elsewhere."""
     few = {"effort": "quick", "examples": 100, "every_aspect": False}
-    verdicts = [examine(ZOO[name].kernel, ZOO[name].spec, **{**few, **ZOO[name].examine}) for name in names]
+    verdicts = [examine(ZOO[name].kernel, ZOO[name].spec, **{**few, **ZOO[name].examine}) for name in NAMED]
     failures = [verdict.failure for verdict in verdicts]
     assert all(failures)
-    sizes = {name: dict(failure.case.sizes) for name, failure in zip(names, failures, strict=True) if failure}
+    sizes = {name: dict(failure.case.sizes) for name, failure in zip(NAMED, failures, strict=True) if failure}
     assert {name: large for name, large in sizes.items() if max(large.values()) > 16} == {}
     lines = "\n".join(verdict.repro for verdict in verdicts)
     done = subprocess.run(
         [sys.executable, "-P", "-c", AGAIN], input=lines, capture_output=True, text=True, check=True, cwd=ROOT
     )
-    seen = dict(zip(names, json.loads(done.stdout), strict=True))
-    expected = {name: failure.kind for name, failure in zip(names, failures, strict=True) if failure}
+    seen = dict(zip(NAMED, json.loads(done.stdout), strict=True))
+    expected = {name: failure.kind for name, failure in zip(NAMED, failures, strict=True) if failure}
     # A repro line makes one call, without the trials that tell an unwritten output and a layout from wrong numbers.
-    expected |= {name: seen[name] for name in names if expected[name] in ("unwritten_output", "layout") and seen[name]}
+    expected |= {name: seen[name] for name in NAMED if expected[name] in ("unwritten_output", "layout") and seen[name]}
     assert seen == expected
 
 
