@@ -9,9 +9,10 @@ import torch
 from assay.golden.errors import StoreError
 from assay.golden.inputs.recipe import recipe
 from assay.golden.store import Store, make_record
+from assay.kernels.libraries.pytorch import softmax
 from assay.verify import examine
 
-from .examined import fails, failure_of, quick
+from .examined import failure_of, quick
 
 SIZES = {"R": 3, "N": 977}
 
@@ -27,33 +28,19 @@ def store(tmp_path: Path) -> Store:
     return made
 
 
-def softmax(x: torch.Tensor) -> torch.Tensor:
-    return torch.softmax(x, -1)
-
-
 def test_the_records_of_the_op_and_dtype_are_tried(store: Store) -> None:
     """An honest kernel passes, those records that answer the question being among its cases."""
-    verdict = quick(softmax, goldens=store.url)
-    assert verdict.passed
-    assert verdict.phases["stored"] == 2
-    assert (
-        examine(softmax, "softmax", dtype="float16", effort="quick", examples=0, goldens=store.url).phases["stored"]
-        == 0
-    )
-    assert (
-        examine(
-            softmax, "softmax", dtype="float32", shapes={"N": [64]}, effort="quick", examples=0, goldens=store.url
-        ).phases["stored"]
-        == 0
-    )
+    for count, settings in ((2, {}), (0, {"dtype": "float16"}), (0, {"shapes": {"N": [64]}})):
+        verdict = quick(softmax, **{"goldens": store.url, **settings})
+        assert verdict.passed
+        assert verdict.phases["stored"] == count
 
 
 def test_a_fault_that_only_a_stored_case_shows_is_found(store: Store) -> None:
     """A kernel that is wrong at 977 columns only, which nothing else draws, fails."""
     kernel = lambda x: softmax(x) * (1.001 if x.shape[-1] == 977 else 1.0)  # noqa: E731
     assert quick(kernel).passed
-    verdict = fails(quick(kernel, goldens=store.url))
-    assert failure_of(verdict).case.sizes["N"] == 977
+    assert failure_of(quick(kernel, goldens=store.url)).case.sizes["N"] == 977
 
 
 def test_a_golden_that_is_not_the_definitions_is_refused(store: Store, tmp_path: Path) -> None:
