@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from assay.kernels.libraries.pytorch import softmax
 from assay.runtime.errors import AssayError
 from assay.verify import Contract, check, examine
 from assay.verify.cases.case import Case
@@ -15,11 +16,6 @@ from assay.verify.examination.repro import run_line
 from assay.verify.harness.target import load_target
 
 from .examined import fails, quick
-
-
-def softmax(x: torch.Tensor) -> torch.Tensor:
-    return torch.softmax(x, -1)
-
 
 QUESTIONS: list[tuple[dict[str, Any], str]] = [
     ({"op": "sofmax"}, "did you mean 'softmax'"),

@@ -59,10 +59,8 @@ def test_the_report_holds_the_same_in_text_and_json(report: PowerReport, tmp_pat
 
 def test_survivors_say_what_they_would_need() -> None:
     families = ["layout", "unwritten"]
-    shapes = {"R": [4], "N": [8]}
-    found = power(
-        "silu", dtype="bfloat16", shapes=shapes, layouts=["contiguous"], effort="quick", examples=0, families=families
-    )
+    settings: dict[str, Any] = {"dtype": "bfloat16", "effort": "quick", "examples": 0, "families": families}
+    found = power("silu", shapes={"R": [4], "N": [8]}, layouts=["contiguous"], **settings)
     survivors = {trial.name: trial for trial in found.survivors}
     assert "strides_ignored" in survivors
     assert "last_columns_unwritten" in survivors

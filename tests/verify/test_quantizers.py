@@ -10,8 +10,9 @@ from torch import Tensor
 
 from assay.golden.arithmetic import Arb, BallArithmetic, Multiprecision
 from assay.golden.evaluation import evaluate
-from assay.verify import Contract, examine
+from assay.verify import Contract
 
+from .examined import first
 from .zoo.honest_quantize import flat, magnitude, split, to_fp8, to_int8
 from .zoo.numerics import load
 
@@ -105,11 +106,8 @@ def outcome_of(op: str, kernel: Callable[..., Any], options: dict[str, list[Any]
         result: tuple[Tensor, Tensor] = kernel(x, **given)
         return result
 
-    verdict = examine(
-        called, op, dtype="bfloat16", options=options, examples=4,
-        shapes={"R": range(1, 20), "N": range(1, 300)}, every_aspect=False, shrinking=False, **settings,
-    )  # fmt: skip
-    return verdict.outcome
+    shapes = {"R": range(1, 20), "N": range(1, 300)}
+    return first(called, op, "bfloat16", options=options, examples=4, shapes=shapes, **settings).outcome
 
 
 @pytest.mark.parametrize(("op", "kernel", "broken", "kept"), ROWS.values(), ids=ROWS)

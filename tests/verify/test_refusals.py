@@ -10,6 +10,8 @@ from assay.verify import Verdict, examine
 from assay.verify.errors import SettingError
 from assay.verify.settings import Settings
 
+from .examined import failure_of, first, quick
+
 WIDE = {"too wide": "N * itemsize > 256"}
 
 
@@ -32,8 +34,7 @@ def by_accident(x: Tensor) -> Tensor:
 
 
 def verdict_of(kernel: Any, **settings: Any) -> Verdict:
-    asked = {"effort": "quick", "examples": 4, "shrinking": False, "shapes": {"N": range(1, 260)}}
-    return examine(kernel, "softmax", dtype="float32", **{**asked, **settings})
+    return quick(kernel, **{"examples": 4, "shapes": {"N": range(1, 260)}, **settings})
 
 
 @pytest.mark.parametrize("isolate", [False, True])
@@ -96,9 +97,8 @@ def test_a_wrong_signature_is_told_with_the_call() -> None:
 
 
 def test_a_type_error_inside_names_the_call_too() -> None:
-    verdict = examine(
-        lambda *tensors, **options: rms(*tensors, **options), "rmsnorm", dtype="float32",
-        options={"eps": [1e-6]}, every_aspect=False, shrinking=False,
-    )  # fmt: skip
-    assert verdict.failure is not None
-    assert "the kernel is called as f(x, weight, eps=1e-06)" in verdict.failure.message
+    """An adapter that takes anything hands on what the kernel doesn't take."""
+    failure = failure_of(
+        first(lambda *tensors, **options: rms(*tensors, **options), "rmsnorm", options={"eps": [1e-6]})
+    )
+    assert "the kernel is called as f(x, weight, eps=1e-06)" in failure.message
