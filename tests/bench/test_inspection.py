@@ -126,7 +126,6 @@ def test_amounts_of_a_product_are_exact() -> None:
 
 
 def test_a_loop_that_hangs_on_the_program_is_counted_for_each() -> None:
-    """The n-th of p programs adds n + 1 blocks: p (p + 1) / 2 in all, in each configuration of the tuner."""
     call = look("triangle", inputs="vector")
     assert [facts.config for facts in call.launches] == [{"BLOCK": 256}, {"BLOCK": 512}]
     for facts in call.launches:
@@ -136,7 +135,6 @@ def test_a_loop_that_hangs_on_the_program_is_counted_for_each() -> None:
 
 
 def test_a_loop_that_hangs_on_memory_is_told_as_such() -> None:
-    """How often a loop runs that a tensor tells is unknown: its round is counted once, as incomplete."""
     found = look("as_said", inputs="vector").launches[0].amounts
     assert found is not None
     assert not found.complete
@@ -218,7 +216,6 @@ def test_pruned_configurations_are_compiled_where_asked() -> None:
 
 
 def facts(**changes: object) -> Facts:
-    """A launch as it might be."""
     own = Facts("k", "k.py", 1, (1, 1, 1), {}, 4, 3, tuned=True, pruned=False, shared=1024)
     return replace(own, **changes)  # type: ignore[arg-type]
 

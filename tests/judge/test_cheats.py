@@ -18,7 +18,6 @@ def names(verdict: SolutionVerdict) -> list[str]:
 
 @pytest.mark.parametrize("name", CHEATS)
 def test_a_cheat_is_named(name: str, judged: Judged) -> None:
-    """The verdict fails, and among its cheats is the one that was committed."""
     problem, cheat, _ = CHEATS[name]
     verdict = judged(cheat, problem, timed=name in TIMED)
     assert verdict.outcome == ("WARN" if name in WARNED else "FAIL"), str(verdict)
@@ -60,7 +59,6 @@ def calling(line: str, before: str = "") -> str:
     ids=["exec", "named", "numpy", "flood", "symlink", "link", "proc", "maps", "thread", "glob", "load"],
 )
 def test_a_file_that_is_read_by_whichever_way_is_seen(tmp_path: Path, judged: Judged, read: str) -> None:
-    """Also where it lies in the folder for temporary files, behind a link, or after many harmless ones."""
     made = """
     import glob, os
     from threading import Thread
@@ -91,7 +89,6 @@ def test_a_look_at_the_stack_by_whichever_way_is_seen(judged: Judged, look: str)
 
 
 def test_what_judges_may_not_be_imported(judged: Judged) -> None:
-    """By a name that is put together, so that no text shows it."""
     before = "import importlib\ntry:\n    importlib.import_module('as' + 'say')\nexcept ImportError:\n    pass"
     assert "reference-imported" in names(judged(calling("pass", before)))
 
@@ -112,13 +109,11 @@ def test_what_judges_may_not_be_imported(judged: Judged) -> None:
     ids=["temporary", "own", "logging", "machine", "imports", "made", "unused", "compiled", "local"],
 )
 def test_what_libraries_do_for_themselves_is_no_cheat(judged: Judged, line: str) -> None:
-    """Files of its own, what tells of the machine, imports, and names that are only mentioned."""
     verdict = judged(calling(line, "import collections, dataclasses, inspect, json, logging, os, tempfile, warnings"))
     assert verdict.outcome == "PASS", str(verdict)
 
 
 def test_settings_of_the_compiler_are_no_patches(judged: Judged) -> None:
-    """What a library offers to be set may be set; its functions may not be replaced."""
     set_ = judged(calling("pass", "import torch._inductor.config\ntorch._inductor.config.max_autotune = True"))
     assert set_.outcome == "PASS", str(set_)
     replaced = judged(calling("pass", "import torch.nn.functional as F\nF.softmax = lambda *a, **k: a[0]"))

@@ -54,7 +54,6 @@ def test_equal_numbers_are_open_and_neighbours_are_not(dtype: torch.dtype) -> No
 
 
 def test_what_is_exact_is_not_open() -> None:
-    """Sums of whole numbers, comparisons with zero, and roundings of what is given are decided."""
     x = torch.arange(-8.0, 8.0).reshape(4, 4)
 
     def results() -> list[torch.Tensor]:

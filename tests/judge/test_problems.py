@@ -46,7 +46,6 @@ def test_constants_are_what_literals_set() -> None:
 
 
 def test_constants_are_rewritten_in_place() -> None:
-    """Other values stand there, what follows from them follows, and lines keep their numbers."""
     text = rewritten(CONSTANTS, {"N": 6, "height": 5, "width": 5, "shape[1]": 8, "b": 2})
     namespace: dict[str, object] = {}
     exec(text, namespace)
@@ -87,7 +86,6 @@ def test_sizes_beyond_a_machine_are_asked_without_memory(tmp_path: Path) -> None
 
 
 def test_flashinfer_trace(trace: Path) -> None:
-    """Axes are resolved, constraints asked, workloads are the given sizes, scalars stay."""
     problem, answer = read(trace, trace)
     assert (problem.format, problem.changeable, answer.entry.style) == ("FlashInfer Trace", ("T",), "destination")
     assert [sizes["T"] for sizes in problem.given] == [40, 9]
@@ -113,7 +111,6 @@ def test_a_verdict_is_written_back_as_a_trace(trace: Path, tmp_path: Path) -> No
 
 
 def test_a_workload_that_was_not_judged_is_listed_and_has_no_trace(trace: Path) -> None:
-    """Neither one beyond this effort, nor one that ran at lesser sizes; only what was timed has a latency."""
     definition = {**DEFINITION, "constraints": []}
     (trace / "definition.json").write_text(json.dumps(definition))
     sizes = {"huge": 2**22, "a": 40, "b": 9, "c": 5}

@@ -28,7 +28,6 @@ WRONG = linear("SOFTMAX\nreturn result * 1.001")
 
 
 def test_a_right_solution_passes_with_its_speed(judged: Judged) -> None:
-    """Sizes are told, the given ones among them; it is timed beside the reference in the same record."""
     verdict = judged(GOOD, timed=True)
     assert verdict.outcome == "PASS", str(verdict)
     assert "given: batch=96, features=64" in verdict.sizes
@@ -103,7 +102,6 @@ def test_a_solution_for_the_given_sizes_alone_is_judged_at_these(judged: Judged)
     ids=["constants of its own", "other names of weights"],
 )
 def test_constants_and_weights_follow(judged: Judged, solution: str) -> None:
-    """Sizes that a solution has as constants, and parameters of the same shapes in the same order."""
     verdict = judged(solution)
     assert verdict.outcome == "PASS", str(verdict)
     assert verdict.aspects["numbers"].status == "kept"
@@ -212,7 +210,6 @@ def test_parts_of_a_list_make_the_whole(tmp_path: Path, capfd: pytest.CaptureFix
 
 
 def test_an_item_whose_process_is_lost_is_judged_again(tmp_path: Path) -> None:
-    """Lost once, an item has its verdict; lost twice, its line says so, and the next run judges it."""
     (item,) = batch.items(_list(tmp_path, 0), {})
     out = tmp_path / "out.jsonl"
 

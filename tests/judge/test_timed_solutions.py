@@ -45,7 +45,6 @@ def names(verdict: SolutionVerdict) -> set[str]:
 
 @pytest.mark.parametrize("before", [CLOCK, HOST], ids=["clock", "host"])
 def test_a_replaced_clock_is_named_however_short_the_calls(judged: Judged, before: str) -> None:
-    """Whether the clock or what reads it is another: it is named, and no factor of speed comes of it."""
     verdict = judged(linear("SOFTMAX\nreturn result", before), timed=True)
     assert verdict.outcome == "FAIL"
     assert "patched-timer" in names(verdict), str(verdict)
@@ -72,7 +71,6 @@ def test_what_a_clock_leaves_out_beside_the_references_counts(told: float, passe
 
 
 def test_what_a_busy_machine_delays_once_is_timed_again(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time that a clock seems to leave out in one measurement, and not in the next, is no cheat."""
     found = iter([1e-3, 0.0])
     monkeypatch.setattr(timing, "hidden", lambda own, reference: next(found))
     verdict = judged(linear("SOFTMAX\nreturn result"), timed=True)
@@ -108,7 +106,6 @@ def test_remembered_inputs_are_no_help(judged: Judged) -> None:
 
 @pytest.mark.parametrize("when", ["not gc.isenabled()", "self.calls > 10"], ids=["collector", "count"])
 def test_what_is_filled_in_later_by_timed_calls_alone_is_seen(judged: Judged, when: str) -> None:
-    """However a solution tells calls that are timed: the results are taken when the call comes back."""
     body = f"""
     self.calls = getattr(self, 'calls', 0) + 1
     SOFTMAX
@@ -124,7 +121,6 @@ def test_what_is_filled_in_later_by_timed_calls_alone_is_seen(judged: Judged, wh
 
 
 def test_rolled_inputs_are_the_same_on_both_sides() -> None:
-    """Free tensors are rolled in the order of their memory; others, and what is no tensor, stay."""
     arguments = (torch.arange(6.0).reshape(2, 3), 3, torch.arange(4), torch.arange(6.0).reshape(2, 3).T)
     kinds = [Kind("free", True), Kind("fixed", False), Kind("fixed", False), Kind("free", True)]
     places = may_roll(arguments, kinds)
@@ -180,8 +176,6 @@ def test_processor_time_of_a_process_can_be_read() -> None:
 
 
 def test_memory_that_is_handed_in_is_made_before_the_clock_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A function that writes into its last arguments is timed without their allocation."""
-
     def slow(*shape: Any, **how: Any) -> torch.Tensor:
         time.sleep(0.05)
         return torch.empty(*shape, **how)

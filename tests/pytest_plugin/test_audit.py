@@ -82,12 +82,10 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], l
 
 @pytest.fixture(scope="module")
 def sites(planted: Any) -> dict[str, Any]:
-    """What was found, by test."""
     return by_test(planted[0])
 
 
 def test_a_loose_assertion_is_listed_with_what_it_lets_through(sites: Any) -> None:
-    """An absolute tolerance larger than all values sees none but a NaN, and no gain below 4."""
     site = sites["test_loose"]
     assert site["grade"] == "blind"
     every = {*STRUCTURE, *SIZE, *PRECISION} - {"one NaN", "one element off by 1", "rounded to float32"}
@@ -99,7 +97,6 @@ def test_a_loose_assertion_is_listed_with_what_it_lets_through(sites: Any) -> No
 
 @pytest.mark.parametrize("name", ["test_strict", "test_strict_array", "test_equal", "test_nested", "test_careful"])
 def test_a_strict_assertion_lets_nothing_through(sites: Any, name: str) -> None:
-    """The counter-claim: what the defaults of torch and NumPy, or bits, are held to is noticed."""
     site = sites[name]
     assert site["grade"] == "strict"
     assert never_noticed(site) <= {"rounded to float32"}
@@ -166,7 +163,6 @@ def test_many_runs_of_a_line_are_sampled(sites: Any) -> None:
 
 
 def test_tests_without_comparison_are_listed(planted: Any) -> None:
-    """One that looks at a share is silent, one that only runs holds no assertion at all."""
     data = planted[0]
     assert [name.split("::")[-1] for name in data["silent"]] == ["test_share", "test_smoke"]
     assert [name.split("::")[-1] for name in data["bare"]] == ["test_smoke"]
@@ -174,7 +170,6 @@ def test_tests_without_comparison_are_listed(planted: Any) -> None:
 
 
 def test_the_worst_come_first(planted: Any, sites: Any) -> None:
-    """Unused answers, then blind, coarse and strict ones; in the terminal as in the JSON."""
     order = ["unused", "blind", "coarse", "strict", "unjudged"]
     ranks = [order.index(site["grade"]) for site in planted[0]["sites"]]
     assert ranks[: ranks.index(3)] == sorted(ranks[: ranks.index(3)])

@@ -144,7 +144,6 @@ def test_what_is_no_array_of_numbers_has_no_leaf(value: Any) -> None:
 
 
 def test_large_arrays_are_thinned_alike() -> None:
-    """Every n-th entry of the longest axis of both; arrays of different shapes and small ones stay."""
     x = np.arange(3 << 20).reshape(3, -1)
     a, b, thin = thinned(x, x + 1)
     assert thin
@@ -175,7 +174,6 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.mark.parametrize("early", [True, False])
 def test_functions_are_wrapped_under_every_name_and_put_back(module: str, early: bool) -> None:
-    """Whether imported before or after, by name too; afterwards every name has the original again."""
     other = type(sys)("other")
     sys.modules["other"] = other
     names = [Comparison(module, name, "bool") for name in ("same", "Case.same", "absent")]

@@ -120,7 +120,6 @@ def test_a_function_without_a_module_is_a_usage_error(pytester: pytest.Pytester)
 
 
 def test_outside_a_terminal_no_path_is_cut(tmp_path: Path) -> None:
-    """A comparison far down in folders with long names is one line, from its path to its remarks."""
     folder = tmp_path / ("long_" * 30) / ("name_" * 30)
     folder.mkdir(parents=True)
     tests = "import numpy as np\n\ndef test_close():\n    np.testing.assert_allclose(np.ones(9), 1.001, rtol=0.1)\n"

@@ -12,7 +12,6 @@ pytest_plugins = ["pytester"]
 
 
 def test_a_kernel_that_keeps_its_contract_passes_and_is_listed(run: Any) -> None:
-    """The summary has a line for each verdict: kernel, spec, dtype, cases, worst ratio, outcome."""
     result = run(
         """
         def test_softmax(assay):
@@ -98,12 +97,10 @@ class TestMarked:
     ids=["none", "examples", "seed", "zeros"],
 )
 def test_options_outrank_the_call_and_the_call_the_marker(run: Any, options: list[str], expected: Any) -> None:
-    """Of several markers the closest counts; zero given on the command line counts as given."""
     run(PRECEDENCE.format(**expected), *options).assert_outcomes(passed=3)
 
 
 def test_sizes_of_production_are_for_ops_that_have_them(run: Any) -> None:
-    """--assay-at runs a softmax at these sizes, and leaves a product, which has other symbols, alone."""
     result = run(
         """
         @pytest.mark.parametrize("kernel, op, lines", [(softmax, "softmax", 1), (torch.matmul, "gemm", 0)])

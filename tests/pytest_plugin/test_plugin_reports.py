@@ -71,7 +71,6 @@ def test_a_long_name_is_no_error(run: Any) -> None:
 
 
 def test_workers_send_their_verdicts_home(run: Any, pytester: pytest.Pytester) -> None:
-    """Under xdist the summary lists the verdicts of all workers once, and the reports are all there."""
     result = run(REPORTED, "-n2", "-k", "plain or twice", "--assay-report=reports", apart=True)
     result.assert_outcomes(passed=1, failed=1)
     listed = [line.split()[0] for line in result.outlines if re.search(r"cases  worst .* (PASS|FAIL)(: \w+)?$", line)]

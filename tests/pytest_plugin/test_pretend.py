@@ -114,7 +114,6 @@ def test_the_command_line_pretends(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def asserts_it(x: torch.Tensor) -> torch.Tensor:
-    """Wants a tensor of a GPU."""
     assert x.is_cuda
     return torch.softmax(x, -1)
 
@@ -141,7 +140,6 @@ def test_another_crash_is_still_one() -> None:
 
 
 def test_the_setting_is_checked_once() -> None:
-    """An unknown device is refused, and a device of CUDA is the CPU where it is pretended."""
     assert Settings("softmax", dtype="float32", device="cuda:0", pretend="cuda").device == "cpu"
     assert Settings("softmax", dtype="float32", device="cuda:0").device == "cuda:0"
     with pytest.raises(SettingError, match="unknown device to pretend 'h2000'"):

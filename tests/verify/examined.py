@@ -18,7 +18,6 @@ def first(kernel: Callable[..., Any], op: str = "softmax", dtype: Any = "float32
 
 
 def failure_of(verdict: Verdict) -> Failure:
-    """Its failure, which it must have."""
     assert verdict.failure is not None, str(verdict)
     return verdict.failure
 
@@ -30,6 +29,5 @@ def passes(verdict: Verdict) -> Verdict:
 
 
 def fails(verdict: Verdict) -> Verdict:
-    """The verdict, which must be FAIL."""
     assert verdict.outcome == "FAIL", str(verdict)
     return verdict

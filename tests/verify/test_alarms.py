@@ -111,8 +111,6 @@ def test_a_kernel_may_use_autograd_inside() -> None:
 
 
 def test_the_sign_of_a_zero_counts_where_it_decides() -> None:
-    """1/x of -0.0 is -inf: a kernel that gives +inf there fails, and nowhere else does it differ."""
-
     def unsigned_at_zero(x: Tensor) -> Tensor:
         return torch.reciprocal(x.float() + 0.0).to(x.dtype)
 
@@ -165,8 +163,6 @@ def test_honest_filters_pass(kernel: Callable[..., Tensor]) -> None:
 
 
 def test_a_filter_that_drops_the_crossing_token_fails() -> None:
-    """The token with which the shares reach p belongs to those that are kept; the verdict says so."""
-
     def kernel(x: Tensor, *, top_k: int | None, top_p: float) -> Tensor:
         return from_most(x, top_k=top_k, top_p=top_p, itself=True)
 

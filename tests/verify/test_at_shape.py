@@ -167,7 +167,6 @@ def test_options_and_several_shapes_are_all_tried(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_impossible_sizes_are_one_clear_line(op: str, at: Any, words: str) -> None:
-    """An unknown or missing symbol, and sizes that the op forbids, are told before anything runs."""
     with pytest.raises(SettingError) as caught:
         examine(softmax, op, dtype="float32", at=at)
     assert words in str(caught.value)

@@ -34,7 +34,7 @@ def rms_norm(
 ) -> Any:
     """RMS norm with its gradient by hand; a fault replaces a part.
 
-    ``gradients`` makes those of x and weight of dx and the rows of dweight in float32; ``read`` reads dy; ``plus`` weights
+    ``gradients`` makes both of dx and the rows of dweight, in float32; ``read`` reads dy; ``plus`` weights
     are added in the forward pass alone.
     """
 
@@ -59,7 +59,6 @@ def rms_norm(
 
 
 def written_over_x(ctx: Any, dx: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """dx is written over the x that was saved (Liger-Kernel#1251)."""
     saved = ctx.saved_tensors[0].detach()
     saved.copy_(dx.to(saved.dtype))
     return saved, rows.sum(0)
@@ -246,8 +245,6 @@ def test_a_faulty_forward_is_named() -> None:
 
 
 def test_a_module_takes_its_parameters_from_the_case() -> None:
-    """torch.nn.LayerNorm passes; one that scales its gradient by a hook of its own does not."""
-
     class Scaled(torch.nn.LayerNorm):
         def forward(self, x: Tensor) -> Tensor:
             out = super().forward(x)
@@ -268,7 +265,6 @@ def test_a_gradient_is_a_kernel_of_its_own() -> None:
 
 
 def test_questions_that_cannot_be_asked() -> None:
-    """An op without gradients, a framework without them, options of the forward alone: one clear line."""
     for settings, words in (
         ({"op": "gemm"}, "op='gemm' has no backward spec; those that have: attention, attention_varlen, causal_conv1d"),
         ({"framework": "numpy"}, "'torch' or 'jax'"),

@@ -41,7 +41,6 @@ QUESTIONS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("question", "words"), QUESTIONS, ids=[str(question)[:40] for question, _ in QUESTIONS])
 def test_a_question_that_cannot_be_asked_is_one_clear_line(question: dict[str, Any], words: str) -> None:
-    """An unknown name or impossible setting raises an AssayError of one line that says how to mend it."""
     settings = {"op": "softmax", "dtype": "float32", **question}
     with pytest.raises(AssayError) as caught:
         examine(softmax, settings.pop("op"), **settings)
@@ -116,7 +115,6 @@ CONDUCT = [
     ("kernel", "kind", "words"), CONDUCT, ids=[f"{kind}-{words[:20]}" for _, kind, words in CONDUCT]
 )
 def test_misconduct_is_a_finding(kernel: Any, kind: str, words: str) -> None:
-    """A kernel that raises, hangs, leaves or returns the wrong thing fails with the kind and the reason."""
     verdict = fails(quick(kernel, timeout=0.3))
     assert verdict.failure is not None
     assert verdict.failure.kind == kind
@@ -166,7 +164,6 @@ def test_a_repro_line_that_does_not_parse_is_one_clear_line(line: str) -> None:
 
 @pytest.mark.parametrize("target", ["softmax", "no.such.module:f", "torch:no_such_function", "torch:float32"])
 def test_a_target_that_cannot_be_loaded_is_one_clear_line(target: str) -> None:
-    """A kernel is named package.module:function; anything else says what is wrong with it."""
     with pytest.raises(AssayError, match="target "):
         load_target(target)
 
@@ -191,7 +188,6 @@ WIDE = {"too wide": "N * itemsize > 256"}
 
 
 def narrow(x: Tensor) -> Tensor:
-    """Rows of 256 bytes at most."""
     if x.shape[1] * x.element_size() > 256:
         raise RuntimeError(f"rows of {x.shape[1]} are too wide")
     return torch.softmax(x.float(), -1).to(x.dtype)
@@ -214,7 +210,6 @@ def verdict_of(kernel: Any, **settings: Any) -> Verdict:
 
 @pytest.mark.parametrize("isolate", [False, True])
 def test_a_documented_refusal_is_listed(isolate: bool) -> None:
-    """The kernel passes, the verdict counts what it refused, and without the documentation it fails."""
     verdict = verdict_of(narrow, refuses=WIDE, isolate=isolate)
     assert verdict.outcome == "PASS", str(verdict)
     assert list(verdict.refused) == ["RuntimeError 'too wide' where N * itemsize > 256"]

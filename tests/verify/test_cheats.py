@@ -71,12 +71,10 @@ def patches_judge(x: Tensor) -> Tensor:
     ids=["stale_memory", "kept_by_shape", "skips_when_timed", "reads_goldens"],
 )
 def test_answers_that_are_not_computed_are_caught(kernel: Callable[[Tensor], Tensor]) -> None:
-    """Stale memory, answers kept by shape, work left out when timed, goldens looked for in memory."""
     assert failure_of(first(kernel, examples=20)).kind in (*WRONG, "nondeterministic", "shape")
 
 
 def test_only_many_equal_calls_show_work_skipped_in_a_timed_loop() -> None:
-    """Two calls with the same tensor are answered alike; then the data change in the same memory."""
     case = Case("softmax", {"R": 3, "N": 5}, {"x": "float32"})
     for protocol, found in (("repeat", False), ("after_refill", False), ("after_many", True)):
         harness = KernelHarness(Call(SkipsWhenTimed(), {}), Contract())
@@ -87,7 +85,6 @@ def test_only_many_equal_calls_show_work_skipped_in_a_timed_loop() -> None:
     "name", [pytest.param("lazy_when_alone", marks=pytest.mark.evidence), "lazy_without_pytest", "lazy_without_guards"]
 )
 def test_a_kernel_that_knows_the_harness_is_caught_outside(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Isolated, it is also called where nothing tells: no caller, no module, no guarded memory."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     kernel = getattr(importlib.import_module("cheating_kernels"), name)
     verdict = examine(kernel, "softmax", isolate=True, every_aspect=False, shrinking=False, **FEW)

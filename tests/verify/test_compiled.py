@@ -79,5 +79,4 @@ def test_the_limit_is_the_callers_again() -> None:
 @pytest.mark.evidence
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_inductors_code_passes(dtype: str) -> None:
-    """Compiled by the C++ compiler of this machine, with sizes that it knows and with symbolic ones."""
     assert quick(compiled(softmax), **{**SETTINGS, "dtype": dtype, "timeout": 300.0}).passed

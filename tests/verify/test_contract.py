@@ -207,7 +207,6 @@ def verdict_of(op: str, kernel: Kernel, settings: dict[str, Any], contract: dict
 def test_a_field_decides(
     op: str, kernel: Kernel, settings: dict[str, Any], broken: dict[str, Any], kept: dict[str, Any]
 ) -> None:
-    """The kernel fails under the contract that it breaks and passes under the one that it keeps."""
     failed, passed = fails(verdict_of(op, kernel, settings, broken)), passes(verdict_of(op, kernel, settings, kept))
     assert passed.worst <= 1 < failed.worst or failure_of(failed).kind == "nondeterministic"
 
@@ -227,7 +226,6 @@ def sum_flushing(x: Tensor) -> Tensor:
 
 
 def test_partial_sums_may_be_flushed() -> None:
-    """-2 + 2.5 least normal numbers are subnormal: where they are flushed the sum, of 2 more, lacks them."""
     edits = tuple(("shards", (row, 0), number * 2.0**-126) for row, number in enumerate((-2.0, 2.5, 2.0)))
     case = Case("all_reduce", {"R": 3, "N": 1}, {"shards": "float32"}, {}, {"shards": "zeros"}, edits=edits)
     call = Call(sum_flushing, {})
@@ -257,7 +255,6 @@ def silu_flushing_normals(x: Tensor) -> Tensor:
 def test_a_weaker_contract_still_rejects(
     op: str, kernel: Kernel, settings: dict[str, Any], contract: dict[str, Any], kinds: str
 ) -> None:
-    """What a field gives up is that and no more: NaN out of numbers, other bits, wrong numbers still fail."""
     assert failure_of(verdict_of(op, kernel, settings, contract)).kind in kinds.split()
 
 
@@ -363,7 +360,6 @@ def test_a_kernel_keeps_the_contract_of_its_kind(
 
 
 def test_there_are_these() -> None:
-    """Each says where its fields come from, and has fields of every op that it may be asked about."""
     assert bases() == NAMES
     for name in NAMES:
         for op in specs():
@@ -390,7 +386,6 @@ def test_a_base_is_composed_with_fields() -> None:
 
 
 def test_a_name_travels() -> None:
-    """By table, command line and settings the same contract comes out, and it says its name."""
     settings = Settings("rmsnorm", dtype="bfloat16", contract="transformers")  # type: ignore[arg-type]
     assert settings.contract.stages == {"normalized": "input"}
     assert Settings.from_table(settings.as_table()) == settings

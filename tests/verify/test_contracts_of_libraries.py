@@ -39,7 +39,6 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def module_of(path: str) -> Any:
-    """A module of transformers."""
     pytest.importorskip("transformers")
     return __import__(f"transformers.{path}", fromlist=["_"])
 
@@ -64,7 +63,6 @@ def qwen_l2norm(x: Tensor) -> Any:
 
 
 def llama_mlp(gate: Tensor, up: Tensor) -> Any:
-    """The middle of LlamaMLP."""
     return module_of("activations").ACT2FN["silu"](gate) * up
 
 
@@ -88,7 +86,6 @@ def gemma_attention(q: Tensor, k: Tensor, v: Tensor, *, softcap: float | None = 
 
 
 def mixtral_experts(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tensor) -> Any:
-    """MixtralExperts, eager."""
     experts, width, hidden = w_gate_up.shape
     config = module_of("models.mixtral.configuration_mixtral").MixtralConfig(
         num_local_experts=experts, hidden_size=hidden, intermediate_size=width // 2

@@ -105,7 +105,6 @@ def test_a_kernel_without_a_fault_passes() -> None:
 
 @pytest.mark.parametrize(("name", "dtype"), each_second(FAULTY, DTYPES[:2]))
 def test_a_faulty_kernel_fails_and_its_fault_is_named(name: str, dtype: str) -> None:
-    """Whatever part of the rule is wrong is told apart from the others."""
     parts, fault = FAULTY[name]
     verdict = fails(first(partial(step_by_step, **parts), "gated_delta_rule", dtype, shrinking=True))
     assert [found.name for found in verdict.explanations][:1] == [fault], str(verdict)

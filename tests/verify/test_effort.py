@@ -134,7 +134,6 @@ def attention_of(kernel: Any, sizes: Mapping[str, Any]) -> Verdict:
 
 
 def test_equal_lengths_are_equal_in_every_case() -> None:
-    """A kernel for self-attention passes, and without the tie it fails; a shrunk case is tied too."""
     passes(attention_of(self_attention, SELF))
     assert "keys" in failure_of(attention_of(self_attention, {**SELF, "Sk": range(1, 40)})).message
     failure = failure_of(attention_of(wrong_from_nine, SELF))
@@ -143,14 +142,12 @@ def test_equal_lengths_are_equal_in_every_case() -> None:
 
 
 def sizes_of(op: str, given: Mapping[str, Sequence[int]], **options: Any) -> list[dict[str, int]]:
-    """The sizes of fifty cases."""
     sampler = Sampler(spec(op), "bfloat16", shapes=given, options={name: [value] for name, value in options.items()})
     cases: list[Case] = [sampler.case(seeded(seed)) for seed in range(50)]
     return [dict(case.sizes) for case in cases]
 
 
 def test_lists_that_hang_on_each_other_are_combined() -> None:
-    """Heads are a multiple of groups of heads, whatever is drawn first; what fits nothing is never drawn."""
     found = {(sizes["H"], sizes["Hkv"]) for sizes in sizes_of("attention_varlen", {"H": [1, 2], "Hkv": [1, 2]})}
     assert found == {(1, 1), (2, 1), (2, 2)}
     found = {(sizes["H"], sizes["Hkv"]) for sizes in sizes_of("attention", {"H": [4, 6], "Hkv": [2, 5, 3]})}
@@ -231,7 +228,6 @@ USUAL = only(lambda op: "backward" not in op or op == "selective_scan_backward",
 
 @pytest.mark.parametrize("op", USUAL)
 def test_every_kind_of_case_is_drawn_within_the_bound(op: str) -> None:
-    """A bound on turns takes no kind of case away: values, special ones, layouts, memory, calls in pairs."""
     few = interpreted(op)
     cases, others = fixed_of(op), list(fixed(replace(few, max_steps=None)))
     assert {kind(*each) for each in cases} >= {kind(*each) for each in others if each[0] != "block_boundary"}
@@ -242,7 +238,6 @@ def test_every_kind_of_case_is_drawn_within_the_bound(op: str) -> None:
 
 @pytest.mark.parametrize("op", USUAL)
 def test_every_size_is_drawn_small_with_a_tail_and_beyond_a_tile(op: str) -> None:
-    """Each symbol that may take any size: one, no multiple of a tile, and more than one tile."""
     few = interpreted(op)
     cases = [case for _, case in fixed_of(op)]
     for symbol in few.free_symbols(cases[0]):
@@ -267,7 +262,6 @@ def test_sums_grow_as_long_as_without_the_bound() -> None:
 
 
 def test_fuzzed_cases_keep_within_the_bound() -> None:
-    """Drawn at random, none has more turns; one that is called as a whole has no bound on them."""
     choose = seeded(1)
     drawn = [interpreted("selective_scan").case(choose) for _ in range(200)]
     assert max(map(turns, drawn)) <= MOST

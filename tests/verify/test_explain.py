@@ -58,7 +58,6 @@ def test_faults_that_give_the_same_are_told_from_others() -> None:
 
 
 def test_what_is_told_of_a_fault_is_right_wrong_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The measurement itself: another name is wrong, no name is none, and a kernel that passes is neither."""
     fault = model("softmax", "softmax_base_2")
     assert told_of("softmax", fault).outcome == "right"
     others = tuple(each for each in fault_models_of("softmax") if each.name != "softmax_base_2")
@@ -212,7 +211,6 @@ def test_a_fault_that_is_none_of_the_known_is_not_explained(wrong: Any) -> None:
 
 
 def test_an_honest_kernel_gets_no_explanation() -> None:
-    """Nothing is explained where nothing failed, nor where a failure is no matter of known faults."""
     honest = quick(lambda x: torch.softmax(x.float(), -1).to(x.dtype), dtype="bfloat16", examples=5)
     assert honest.passed
     assert honest.explanations == ()

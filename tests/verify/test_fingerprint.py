@@ -124,7 +124,6 @@ SLOWER = ("last term first", "split in 4", "8 lanes", "14 bits, truncating", "fl
     only(lambda row: row[1] not in SLOWER, [(dtype, name) for dtype in KINDS for name in KINDS[dtype]]),
 )
 def test_insides_are_read_right(dtype: str, name: str) -> None:
-    """Every trait of a product is the one that it was made with, or said not to be observable."""
     kernel, expected = KINDS[dtype][name]
     card = fingerprint(kernel, "gemm", dtype=dtype)
     seen = {trait.name: trait.value for trait in card.traits if trait.name not in DESCRIBED}
@@ -141,7 +140,6 @@ def test_insides_are_read_right(dtype: str, name: str) -> None:
     ids=["rounded", "truncated", "kept"],
 )
 def test_attention_shows_how_probabilities_are_rounded(stage: leaning.Stage, expected: str) -> None:
-    """Two parts that cancel show the rounding of probabilities: to nearest, truncated, or none."""
     card = fingerprint(leaning.attention(stage), "attention", dtype="bfloat16")
     assert card["probabilities"] == expected
     assert card["accumulator"] == "24 bits (float32)"
@@ -228,7 +226,6 @@ def inside_of(kernel: Any, op: str, dtype: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_no_more_bits_are_claimed_than_were_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a unit is lost all by itself the card says what came out before, and nothing where none does."""
     assert inside_of(zeros, "gemm", "float32", monkeypatch)["accumulator"] == UNSEEN
     card = inside_of(flushing, "gemm", "float16", monkeypatch)
     assert card["accumulator"] == "at least 28 bits"  # 2^13 down to 2^-14

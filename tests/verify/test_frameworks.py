@@ -157,7 +157,6 @@ WRONG = {"contract", "exact"}
     ids=["bfloat16", "columns", "in-place", "beyond", "shape", "dtype", "int4", "numpy", "crash"],
 )
 def test_a_faulty_jax_kernel_fails(kernel: Any, dtype: str, kinds: set[str]) -> None:
-    """Wrong numbers, changed inputs, writes beyond them, and results of the wrong form."""
     assert failure_of(quick(kernel, dtype=dtype, **JAX)).kind in kinds
 
 
@@ -184,7 +183,6 @@ def test_a_faulty_numpy_kernel_fails(kernel: Any, dtype: str, kinds: set[str]) -
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float16", "float32", "float64"])
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "sliced", "strided", "expanded"])
 def test_numpy_sees_the_tensors_own_memory(dtype: str, layout: str) -> None:
-    """Its values, dtype and strides, bit for bit; a copy comes back the same."""
     case = Case("silu", {"R": 5, "N": 7}, {"x": dtype}, values={"x": "patterns"}, layouts={"x": layout})
     inputs, seen = build(case), []
 
@@ -203,8 +201,6 @@ def test_numpy_sees_the_tensors_own_memory(dtype: str, layout: str) -> None:
 
 
 def test_options_and_several_results_cross_over_too() -> None:
-    """Keyword tensors arrive as arrays, and a tuple of arrays is taken apart."""
-
     def add_rmsnorm(x: Array, residual: Array, weight: Array, eps: float) -> tuple[Array, Array]:
         with np.errstate(invalid="ignore", over="ignore"):
             total = x.astype(np.float32) + residual.astype(np.float32)
@@ -322,8 +318,6 @@ def cupy_softmax(x: Any) -> Any:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_cupy_arrays_cross_by_dlpack(cupy: list[str], dtype: str) -> None:
-    """Through a stand-in: an honest kernel passes, is waited for, and a mutated input is seen."""
-
     def in_place(x: Any) -> Any:
         x.array[...] = 1
         return cupy_softmax(x)

@@ -137,7 +137,6 @@ def test_packed_words_take_every_pattern(packing: str, codes: int) -> None:
 
 
 def test_integer_distributions_are_what_they_say() -> None:
-    """First is all zeros, last the largest index, skewed mostly one value, uniform all of them."""
     sizes = {"T": 400, "D": 1, "F": 1, "E": 5, "k": 2}
     ids = {kind: tensors_of("moe", sizes, {}, "ids", kind) for kind in INTEGERS}
     assert {kind: ids[kind].unique().tolist() for kind in ("first", "last")} == {"first": [0], "last": [4]}
@@ -148,7 +147,6 @@ def test_integer_distributions_are_what_they_say() -> None:
 @pytest.mark.parametrize("kind", REAL)
 @pytest.mark.parametrize("dtype", NARROWING)
 def test_an_element_keeps_its_value_while_shapes_shrink(kind: str, dtype: str) -> None:
-    """Cutting rows or columns at the end or, with an origin, at the front leaves the rest bit for bit."""
     whole = drawn(kind, dtype, 20, 70).view(torch.uint8)
     width = torch_dtype(dtype).itemsize
     end = drawn(kind, dtype, 9, 41)
@@ -196,7 +194,6 @@ def test_exact_distributions_are_whole_numbers_or_powers_of_two(dtype: str) -> N
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_near_overflow_is_near_the_largest_value(dtype: str) -> None:
-    """All magnitudes lie in the top binade or at its lower end, of both signs, and some in the last tenth."""
     values, largest = numbers("near_overflow", dtype), format_named(dtype).largest
     assert bool((values.abs() >= 0.4999 * largest).all())
     assert float(values.max()) > 0.9 * largest
@@ -233,7 +230,6 @@ def test_patterns_of_int8_cover_every_code() -> None:
 
 @pytest.mark.parametrize("dtype", WIDE)
 def test_distributions_have_the_shapes_of_their_names(dtype: str) -> None:
-    """Each reveals a family of faults only if it has the property that its name promises."""
     draw = {kind: numbers(kind, dtype) for kind in REAL}
     assert bool((draw["positive"] > 0).all())
     mean = draw["large_mean"].mean(-1).abs()

@@ -55,7 +55,6 @@ _hoard: list[Tensor] = []
 
 
 def leaks(x: Tensor) -> Tensor:
-    """Keeps 32 MiB at each call."""
     _hoard.append(torch.ones(2**23))
     return softmax(x)
 
@@ -75,7 +74,6 @@ def counts(x: Tensor) -> Tensor:
     ],
 )
 def test_a_lost_process_is_a_finding(kernel: Callable[[Tensor], Tensor], words: str, sizes: dict[str, int]) -> None:
-    """The examination goes on: the case is shrunk to the least that still takes the process down."""
     failure = failure_of(fails(first(kernel, examples=None, isolate=True, memory=0.25, shrinking=bool(sizes))))
     assert failure.kind == "crash"
     assert words in failure.message
@@ -102,7 +100,6 @@ def test_address_space_without_memory_is_not_counted() -> None:
 
 
 def hangs_when_timed(x: Tensor) -> Tensor:
-    """Comes back nine times."""
     _hoard.append(x)
     return softmax(x) if len(_hoard) < 10 else cannot_be_interrupted(x)
 
@@ -210,7 +207,6 @@ def closes_and_sleeps(x: Tensor) -> Tensor:
 
 
 def starts_another(x: Tensor) -> Tensor:
-    """Leaves a process behind."""
     if os.fork() == 0:
         time.sleep(3600)
     os._exit(3)
@@ -218,7 +214,6 @@ def starts_another(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("kernel", [closes_and_sleeps, starts_another])
 def test_nothing_of_a_lost_worker_is_left(kernel: Callable[[Tensor], Tensor]) -> None:
-    """A worker that hangs without a pipe, and one whose child holds the pipe, are found in time."""
     started_at = time.monotonic()
     answer = answer_of(kernel, timeout=1.0)
     assert isinstance(answer, Failure)
@@ -227,7 +222,6 @@ def test_nothing_of_a_lost_worker_is_left(kernel: Callable[[Tensor], Tensor]) ->
 
 
 def test_a_fault_of_the_harness_is_not_the_kernels() -> None:
-    """What goes wrong in the worker besides the kernel is raised here."""
     with pytest.raises(RuntimeError, match="the worker failed before or after"):
         answer_of(softmax, Case("no such op", {}, {}))
 

@@ -105,7 +105,6 @@ def test_the_interval_is_no_wider_than_the_contract(
 @patient
 @given(problems())
 def test_truncation_is_held_to_its_direction(problem: tuple[float, float, str]) -> None:
-    """Under toward_zero no output lies further from zero than the golden plus the radius."""
     value, radius, out = problem
     allowed = limits(value, radius, out, rounding="toward_zero")
     assert float(torch.maximum(allowed.ends.high, -allowed.ends.low)) <= abs(value) + radius
@@ -114,7 +113,6 @@ def test_truncation_is_held_to_its_direction(problem: tuple[float, float, str]) 
 @patient
 @given(problems(), st.integers(-3, 3))
 def test_stochastic_rounding_keeps_both_neighbours_and_no_third(problem: tuple[float, float, str], steps: int) -> None:
-    """With nothing lost before the store, exactly the two values of the format about the golden are kept."""
     value, _, out = problem
     allowed = limits(value, 0.0, out, rounding="stochastic")
     below, above = (float(round_to(tensor(value), out, mode)) for mode in ("down", "up"))  # type: ignore[arg-type]
@@ -133,7 +131,6 @@ def test_stochastic_rounding_keeps_both_neighbours_and_no_third(problem: tuple[f
 def test_a_golden_of_unknown_digits_never_breaks_an_honest_output(
     problem: tuple[float, float, str], share: float, steps: int
 ) -> None:
-    """With a golden known to r: kept for sure within B - r, broken beyond B + r, unresolved between."""
     value, radius, out = problem
     own = share * radius
     allowed = limits(value, radius, out, own=own)
@@ -184,7 +181,6 @@ CLASSES = [
 
 @pytest.mark.parametrize(("golden", "right", "wrong"), CLASSES, ids=[str(golden) for golden, _, _ in CLASSES])
 def test_special_values_are_judged_by_class(golden: float, right: list[float], wrong: list[float]) -> None:
-    """NaN for NaN, each infinity for itself, numbers for numbers; a wrong class is infinitely far off."""
     allowed = limits(golden, 0.0)
     for y in right:
         assert kept(y, allowed)
@@ -196,7 +192,6 @@ def test_special_values_are_judged_by_class(golden: float, right: list[float], w
 
 @pytest.mark.parametrize("golden", [NAN, INF, -INF])
 def test_unspecified_leaves_nonfinite_elements_alone(golden: float) -> None:
-    """Where the mathematics gives NaN or an infinity anything is kept, unjudged; NaN for a number is not."""
     allowed = limits(golden, 0.0, nonfinite="unspecified")
     assert all(kept(y, allowed) for y in (NAN, INF, -INF, 0.0, 7.0))
     assert not bool(allowed.judged[0])
@@ -228,7 +223,6 @@ OVERFLOWS = [
 def test_overflow_becomes_what_the_contract_says(
     out: str, overflow: str, right: list[float], wrong: list[float], sign: float
 ) -> None:
-    """A golden beyond the format is an infinity (in e4m3, which has none, NaN), the largest value, or NaN."""
     allowed = limits(sign * BEYOND, 1.0, out, overflow=overflow)
     assert all(kept(sign * y, allowed) for y in right)
     assert [y for y in wrong if kept(sign * y, allowed)] == []
@@ -287,7 +281,6 @@ def test_the_store_of_every_fp8_value_is_exact() -> None:
 
 
 def test_the_worst_index_is_that_of_the_worst_broken_element() -> None:
-    """Of several broken elements the largest ratio is reported, the first of equals; kept ones never are."""
     golden = torch.ones(2, 3, dtype=torch.float64)
     zero = torch.zeros_like(golden)
     allowed = tolerance(Golden(golden, zero), Golden(golden, zero + 0.01), format_named("float32"), Contract())

@@ -117,7 +117,6 @@ def test_an_expanded_tensor_has_one_row_for_all() -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", NEAR)
 def test_a_write_beside_the_elements_is_found(layout: str, dtype: torch.dtype) -> None:
-    """One changed element just before the first, just after the last, and at both ends of the buffer."""
     for shape in ((3, 5), (7,), (), (0, 4)):
         values = tied(numbered(shape, dtype), layout)
         first = place_in_memory(values, layout, "cpu").tensor.storage_offset()
@@ -146,7 +145,6 @@ def test_a_changed_element_is_found(layout: str, dtype: torch.dtype) -> None:
 
 
 def test_a_stray_write_outweighs_a_mutation_and_bytes_are_compared() -> None:
-    """Not accesses: an honest kernel may be anything that leaves them as they were."""
     placed = place_in_memory(numbered((3, 5)), "contiguous", "cpu")
     placed.tensor.copy_(placed.tensor.clone())
     assert placed.damage() is None
@@ -203,7 +201,6 @@ def message(kernel: Any) -> str:
 
 
 def test_a_wrapped_offset_is_called_so() -> None:
-    """Strides are honoured where they are small; a kernel that ignores them all has another fault."""
     assert WORDS in message(softmax_offsets_of_32_bits)
     assert WORDS not in message(softmax_strides_ignored)
 

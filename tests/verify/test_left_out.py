@@ -53,7 +53,6 @@ def test_what_overflows_inside_may_be_nan_or_infinite_or_follow_from_it() -> Non
 
 
 def test_a_sum_of_squares_may_overflow_whose_mean_does_not() -> None:
-    """Then the deviations are times zero, and the bias alone is left; no other number is right."""
     values = {"x": torch.tensor([[-2.3779e19, -1e-4, 1.11e11]]), "weight": torch.ones(3), "bias": torch.full((3,), 0.5)}
     case = Case("layernorm", {"R": 1, "N": 3}, dict.fromkeys(values, "float32"), {"eps": 1e-5}, seed=0)
     x = values["x"].double()
@@ -109,7 +108,6 @@ def test_a_crash_in_ordinary_memory_too_is_not_one_of_memory() -> None:
 
 @pytest.mark.parametrize(("isolate", "unlimited"), [(False, True), (True, False)])
 def test_a_verdict_says_where_no_time_limit_could_act(isolate: bool, unlimited: bool) -> None:
-    """In a thread, unless the kernel has a process of its own; in the main thread nothing is said."""
     found: list[Verdict] = []
     few: dict[str, Any] = {"dtype": "bfloat16", "effort": "quick", "examples": 0, "layouts": ["contiguous"]}
     few["shapes"] = {"R": [3], "N": [5, 16]}
@@ -184,7 +182,6 @@ def test_experts_that_tie_have_no_order() -> None:
 
 
 def test_what_is_allowed_is_told_where_the_right_number_lies() -> None:
-    """A large wrong number has wide gaps around it, which are no measure of how far it is off."""
     failure = Oracle(Contract()).judge(HUGE, all_contents(HUGE), (exact() * 1e6,)).failure
     assert failure is not None
     assert failure.got is not None

@@ -153,7 +153,6 @@ def from_length(least: int, size: float, n: int) -> float:
 
 @pytest.mark.parametrize(("op", "least"), by_turns(OPS, [512, 2048, 8192]))
 def test_a_fault_of_long_sums_alone_is_found(op: str, least: int) -> None:
-    """An output off by 1e-4 from some length on is a matter of shapes, and may be proved a bias."""
     seen = found(partial(OPS[op], off=partial(from_length, least, 1e-4)), op, "float32")
     assert seen - {"bias"} == {"shapes"}
 
@@ -190,12 +189,10 @@ def test_honest_blocks_are_not_suspect(block: int, dtype: str) -> None:
 
 
 def test_a_sum_that_truncates_is_suspect() -> None:
-    """Every partial sum cut off errs to one side: within n u, and far beyond what sqrt(n) u makes likely."""
     assert found(partial(softmax, total=truncating), "softmax", "float32")
 
 
 def test_a_suspect_kernel_is_warned_of_in_words() -> None:
-    """The outcome is WARN; the finding says how many times as far off it is, and the line repeats it."""
     verdict = examine(
         partial(softmax, off=partial(from_length, 2048, 1e-4)), "softmax", dtype="float32", examples=0
     )  # fmt: skip

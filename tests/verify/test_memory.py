@@ -219,7 +219,6 @@ def test_memory_that_holds_right_numbers_when_tried_again_is_named() -> None:
 
 
 def test_an_operator_that_fills_nothing_is_named() -> None:
-    """A custom operator whose body returns torch.empty is an unwritten output; one that fills it passes."""
     assert failure_of(first(unfilled, "silu", shrinking=True)).kind == "unwritten_output"
     assert quick(filled, "silu", "bfloat16", examples=5).passed
 
@@ -252,7 +251,6 @@ class Static:
 
 
 def test_a_result_in_a_static_buffer_is_found() -> None:
-    """The next call overwrites the result that the caller still holds; a copy of it is fine."""
     failure = failure_of(quick(Static(softmax_shifted, cloned=False)))
     assert (failure.kind, "earlier call's result" in failure.message) == ("nondeterministic", True)
     passes(quick(Static(softmax_shifted, cloned=True), examples=5))

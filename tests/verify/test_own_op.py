@@ -106,7 +106,6 @@ def folder_of(own: ModuleType) -> Path:
 
 
 def test_it_is_evaluated_to_any_digits(own: ModuleType) -> None:
-    """By its name, and by the reference that other processes know it by."""
     for name in ("own_gate", "own_gate_op:own_gate"):
         golden = evaluate(name, torch.ones(2, 3), torch.zeros(2, 1), digits=25)
         assert isinstance(golden, Golden)
@@ -181,7 +180,6 @@ ELSEWHERE = ("elsewhere:honest", "--spec", "own_gate", "--ops", "own_gate_op")
 
 @pytest.mark.parametrize("question", [("mine.toml",), pytest.param(ELSEWHERE, marks=pytest.mark.evidence)])
 def test_the_command_line_knows_it(own: ModuleType, question: tuple[str, ...]) -> None:
-    """By the module of the target that a table names, or by --ops."""
     kernels = "import torch\n" + FILE[FILE.index("def honest") :]
     (folder_of(own) / "elsewhere.py").write_text(kernels, encoding="ascii")
     (folder_of(own) / "mine.toml").write_text(TABLE, encoding="ascii")

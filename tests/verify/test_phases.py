@@ -161,7 +161,6 @@ def test_one_wrong_number_of_65536_fails_an_examination() -> None:
 
 @pytest.mark.parametrize(("shapes", "calls"), [({}, 1), ({"N": [64, 100]}, 3), ({"R": [16], "N": range(1, 3000)}, 16)])
 def test_one_wrong_number_is_found_whatever_the_sizes(shapes: dict[str, Any], calls: int) -> None:
-    """Of few large calls or many small ones, just one shows the wrong number; a right kernel passes all."""
     cases = list(every_cases(Sampler(spec("sin"), "bfloat16", shapes=shapes)))
     assert len(cases) == calls
     for kernel, failures in ((wrong_at(WRONG_AT), 1), (wrong_at(None), 0)):

@@ -158,7 +158,6 @@ def test_the_scale_of_a_map_needs_no_colour() -> None:
 
 
 def test_a_verdict_page_tells_all() -> None:
-    """Outcome, contract, counts, the failing element, its case, the likely cause and the repro line."""
     text = " ".join(Outline(verdict_page(FAILED)).text.split())
     for part in (
         "FAIL",

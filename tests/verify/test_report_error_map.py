@@ -46,7 +46,6 @@ def failed() -> Verdict:
 
 @given(st.lists(st.one_of(st.sampled_from([*EDGES, 1 + 2.0**-40, math.inf]), st.floats(0, 20)), max_size=60))
 def test_each_ratio_is_in_the_bin_that_holds_it(ratios: list[float]) -> None:
-    """Bins are closed above; the first is zero alone, and what is judged not counts nowhere."""
     bins = [
         math.ceil(STEPS * value) if value <= 1 else STEPS + sum(value > edge for edge in (1.0, 2.0, 10.0))
         for value in ratios
@@ -69,7 +68,6 @@ def test_an_examination_counts_every_judged_element(failed: Verdict) -> None:
 @settings(max_examples=60, deadline=None)
 @given(SHAPES, st.lists(RATIOS, min_size=1, max_size=7), st.integers(0, 2**20))
 def test_a_cell_is_the_largest_ratio_of_its_block(shape: tuple[int, ...], values: list[float], seed: int) -> None:
-    """Up to three digits, on the right side of every limit, with None just where nothing is judged."""
     choice = torch.randint(len(values), shape, generator=torch.Generator().manual_seed(seed))
     ratio = torch.tensor(values, dtype=torch.float64)[choice]
     assume(bool((ratio > 1).any()))

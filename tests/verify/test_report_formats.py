@@ -111,7 +111,6 @@ def test_outcomes_without_a_failure_fit() -> None:
     ],
 )
 def test_what_is_not_as_stated_does_not_fit(failed: Verdict, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Missing and unknown keys, unknown words, and numbers where none belong are all found."""
     content = json.loads(failed.to_json())
     change(content)
     assert list(SCHEMA.iter_errors(content))
@@ -136,7 +135,6 @@ PASSED = Line("fine", "softmax", "float32", "PASS", 30, "0.5")
 
 
 def test_the_table_begins_with_what_failed() -> None:
-    """A row for each verdict, failures first; folded details with the repro line for failures alone."""
     failed = Line("my.kernel", "softmax", "float32", "FAIL", 3, "2.5", "came 1", "first met in y", "assay repro '{}'")
     text = markdown([PASSED, failed])
     rows = [line for line in text.splitlines() if line.startswith("| ")]
@@ -149,7 +147,6 @@ def test_the_table_begins_with_what_failed() -> None:
 
 @given(st.text(max_size=40), st.text(alphabet="`a\n", max_size=12))
 def test_nothing_in_a_line_is_markup(words: str, repro: str) -> None:
-    """Names and messages neither add cells nor open tags, and no repro line ends its own fence."""
     line = Line("k", "softmax", "float32", "FAIL", 1, "2", words, words, f"assay {repro}".replace("\n", " "))
     text = markdown([line])
     row = next(part for part in text.split("\n") if part.startswith("| ❌"))
@@ -162,7 +159,6 @@ def test_nothing_in_a_line_is_markup(words: str, repro: str) -> None:
 
 
 def test_a_verdict_gives_its_line(tmp_path: Path, failed: Verdict) -> None:
-    """The first violation in words, where it was first met, and the repro line; files are appended to."""
     line = line_of(failed)
     assert line.outcome == "FAIL"
     assert "came" in line.words
@@ -178,7 +174,6 @@ def test_a_verdict_gives_its_line(tmp_path: Path, failed: Verdict) -> None:
 @pytest.mark.usefixtures("failed")
 @pytest.mark.parametrize("way", ["option", "environment", "neither"])
 def test_pytest_appends_its_summary(way: str, pytester: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the file that the option or GitHub names, with all verdicts; else nothing is written."""
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "by_github.md" if way == "environment" else "")
     pytester.makepyfile(test_kernels=dedent(TESTS))
     options = ["--assay-summary=summary.md"] if way == "option" else []
@@ -242,7 +237,6 @@ def drawn() -> list[Verdict]:
 
 @needs_browser
 def test_no_page_overflows_and_pictures_have_a_size(tmp_path: Path, drawn: list[Verdict]) -> None:
-    """At both widths a survey with every row unfolded is as wide as its window, pictures inside of it."""
     rows = [Row(Entry("k" * 60, "a:b", Settings("softmax")), "bfloat16", one.outcome, one) for one in drawn]
     for seen, width in zip(printed(tmp_path, framed(survey_page(rows, {"torch": "2"}), MEASURE)), WIDTHS, strict=True):
         assert seen["width"] == seen["content"] == width

@@ -127,7 +127,6 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("kernels")
 def test_a_failure_under_an_emission_is_repeated_under_it() -> None:
-    """The line names it and fails again in a process that knows nothing of it; without it the case passes."""
     with faithful(emission="contraction"):
         import contracted  # type: ignore[import-not-found]
 

@@ -96,7 +96,6 @@ def shrunk(
 
 
 def test_sizes_shrink_to_the_smallest_that_fail() -> None:
-    """A fault that needs three rows and five columns is shown by three rows and five columns."""
     case, _ = shrunk("softmax", lambda case: case.sizes["R"] >= 3 and case.sizes["N"] >= 5, sizes={"R": 37, "N": 61})
     assert case.sizes == {"R": 3, "N": 5}
 
@@ -114,7 +113,6 @@ def test_a_fault_of_one_place_is_cut_out_from_both_sides() -> None:
 
 
 def test_everything_is_simplified_that_does_not_matter() -> None:
-    """Protocol, memory, options, layouts and distributions go to their plainest, elements to zero."""
     case, _ = shrunk(
         "swiglu",
         lambda case: True,
@@ -146,8 +144,6 @@ def test_what_matters_is_kept(changes: dict[str, Any], failing: Failing) -> None
 
 
 def test_elements_are_set_to_zero_but_for_those_that_matter() -> None:
-    """Of a tensor only the elements that the failure needs are told, one by one; the rest is zero."""
-
     def failing(case: Case) -> bool:
         row = all_contents(case)["x"][0]
         return len(row) >= 4 and bool(row[1] != 0) and bool(row[3] != 0) and len(row.unique()) > 1
@@ -240,7 +236,6 @@ def test_what_fails_no_more_stays_as_it_was() -> None:
     ],
 )
 def test_every_case_on_the_way_is_one_that_the_op_has(op: str, options: Any, multiple: str, of: str) -> None:
-    """Groups and heads keep dividing what they divide, and every shape is a whole number."""
     case, tried = shrunk(op, lambda case: True, dtype="bfloat16", settings={"options": options})
     for other in (*tried, case):
         assert other.sizes[multiple] % other.sizes[of] == 0

@@ -104,7 +104,6 @@ def test_honest_kernels_do_not_lean(name: str) -> None:
 
 @pytest.mark.parametrize("name", LEANING)
 def test_errors_to_one_side_are_caught(name: str) -> None:
-    """Intermediates that are truncated lean, although no single element leaves its radius."""
     kernel, op, dtype = LEANING[name]
     shapes = {"gemm": {"M": [96], "N": [96], "K": [160]}, "gemm_int4": AVERAGED}.get(op) or SMALL[op]
     failure = leaning_of(kernel, op, dtype, shapes=shapes)
@@ -126,7 +125,6 @@ def test_an_error_that_the_contract_grants_is_no_bias() -> None:
 
 
 def test_a_truncating_accumulator_may_be_granted() -> None:
-    """Under the contract of a matrix unit that truncates, a sum that leans downward is right."""
     kernel = leaning.gemm("toward_zero")
     assert leaning_of(kernel, "gemm", "float16", contract=Contract(accumulate="hopper-16bit")) is None
 
@@ -154,7 +152,6 @@ def test_examine_says_bias() -> None:
 
 @given(total=st.floats(-1e3, 1e3), free=st.floats(0, 1e3))
 def test_a_statistic_leans_only_beyond_what_is_free(total: float, free: float) -> None:
-    """Within the margin of what one-sided freedoms explain there is no side; beyond it that of the sign."""
     side = Score("y", "mean", total, free, 10).side
     assert side == (0 if abs(total) <= MARGIN * free else math.copysign(1, total))
 
@@ -319,7 +316,6 @@ def staged_bias(kernel: Kernel, op: str, dtype: str = "bfloat16") -> Failure | N
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", INNER)
 def test_a_stage_rounded_to_nearest_or_not_at_all_does_not_lean(name: str, dtype: str) -> None:
-    """What the contract says is no bias, though each call rounds the same values to the same side."""
     op = op_of(name)
     assert staged_bias(kernel_of(name), op, dtype) is None
     assert staged_bias(kernel_of(name, None), op, dtype) is None
@@ -335,7 +331,6 @@ def test_a_truncated_stage_or_store_is_still_found(name: str) -> None:
 
 
 def test_a_truncated_stage_within_the_radius_is_found_by_its_bias() -> None:
-    """Where a wide store hides each single error, the series of calls shows them all on one side."""
     op = op_of("third")
 
     def kernel(x: Tensor, up: Tensor) -> Tensor:

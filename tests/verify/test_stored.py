@@ -29,7 +29,6 @@ def store(tmp_path: Path) -> Store:
 
 
 def test_the_records_of_the_op_and_dtype_are_tried(store: Store) -> None:
-    """An honest kernel passes, those records that answer the question being among its cases."""
     for count, settings in ((2, {}), (0, {"dtype": "float16"}), (0, {"shapes": {"N": [64]}})):
         verdict = quick(softmax, **{"goldens": store.url, **settings})
         assert verdict.passed

@@ -100,7 +100,6 @@ def test_offsets_are_what_their_names_say() -> None:
 
 
 def test_offsets_stay_where_they_are_when_the_end_is_cut() -> None:
-    """Mixed ones: earlier sequences are the same in a shorter batch, so that a failure survives shrinking."""
     sizes = {"Tq": 4, "H": 1, "Hkv": 1, "D": 8}
     long = drawn("attention_varlen", "mixed", "cu_seqlens_k", 3, B=8, Tk=300, **sizes)
     short = drawn("attention_varlen", "mixed", "cu_seqlens_k", 3, B=8, Tk=100, **sizes)
@@ -128,7 +127,6 @@ def test_some_states_are_empty() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_scales_in_e8m0_are_stored_and_guarded(layout: str) -> None:
-    """Powers of two in every layout, and what is written beside them or into them is seen."""
     one = case("gemm_mxfp8", "uneven", "scale_a", M=3, K=128, N=2)
     one = Case(**{**vars(one), "layouts": {"scale_a": layout}})
     inputs = build(one)
@@ -206,13 +204,11 @@ PAGED = {"B": 400, "H": 1, "D": 1, "P": 5, "page": 16, "Hkv": 1, "max_pages": 3}
 
 
 def lengths(kind: str, **sizes: int) -> list[int]:
-    """Those of 400 sequences."""
     found: list[int] = drawn("attention_decode", kind, "seq_lens", 1, "float32", **{**PAGED, **sizes}).tolist()
     return found
 
 
 def test_lengths_lie_at_the_boundaries_of_pages() -> None:
-    """Mixed ones reach none, one, all, and one position before, at and behind the end of a page."""
     assert all(lengths("mixed").count(n) > 4 for n in (0, 1, 15, 16, 17, 31, 32, 33, 47, 48))
     assert len(set(lengths("mixed"))) > 40
 
@@ -269,7 +265,6 @@ def gemm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, narrow: bool
     ("op", "dtype", "kernel"), [("dequantize_fp8", "float8_e4m3fn", dequantize), ("gemm_int8", None, gemm)]
 )
 def test_a_scale_that_is_cast_to_float16_is_found(op: str, dtype: Any, kernel: Any) -> None:
-    """By quick effort, in the phase of ranges; one that keeps its dtype passes."""
     passes(quick(kernel, op, dtype, examples=2))
     assert "range" in fails(quick(partial(kernel, narrow=True), op, dtype, examples=2)).broken
 
@@ -332,7 +327,6 @@ def asked_of(op: str) -> dict[str, Any]:
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("op", HONEST)
 def test_a_kernel_of_other_scales_is_found(op: str, fault: str) -> None:
-    """By quick effort, as a fault of ordinary numbers: nothing about such a case is extreme."""
     verdict = fails(examine(altered(op, FAULTS[fault]), op, **asked_of(op)))
     assert "cycled" in failure_of(verdict).case.values.values()
     assert set(verdict.broken) <= {"numbers", "shapes"}
@@ -358,7 +352,6 @@ def test_each_signed_scale_is_drawn_so_by_itself(op: str) -> None:
 
 
 def test_every_axis_and_a_single_scale_have_all_three() -> None:
-    """Negative, zero and positive in turn along rows and columns; of one scale by the seed."""
     scale = drawn("dequantize_fp8", "cycled", "scale", M=1024, N=1024)
     assert scale.sign()[0].tolist() == [-1, 0, 1, -1, 0, 1, -1, 0] == scale.sign()[:, 0].tolist()
     single = [float(drawn("gemm_fp8", "cycled", "scale_a", seed, M=1, K=1, N=1).sign()) for seed in range(3)]

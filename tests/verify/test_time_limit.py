@@ -50,7 +50,6 @@ class Watch:
 def test_what_a_busy_machine_takes_is_not_counted(
     monkeypatch: pytest.MonkeyPatch, share: float, others: float, over: float
 ) -> None:
-    """Thirty seconds of computing, or of sleep; who waits for a turn has them later, and everything ends."""
     watch = Watch(monkeypatch)
     assert watch.over_after(CpuLimit(30.0, watch.clock), 1000, share, others=others) == over
 
@@ -63,7 +62,6 @@ def test_who_computes_and_then_sleeps_is_ended(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_limit_follows_the_longest_call() -> None:
-    """In proportion to work or programs, and no further than ten times; a short one changes nothing."""
     pace = Pace()
     assert pace.limit(CASE, 30.0) == 30.0
     pace.add(CASE, 1e-3)

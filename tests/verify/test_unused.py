@@ -42,7 +42,6 @@ def masks_of(case: Case) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 @pytest.mark.parametrize("op", UNUSED)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_all_that_is_unused_is_nan(op: str, dtype: Any) -> None:
-    """Every number under the mask, in every format, and no other; what is used is as it was."""
     spoiled = 0
     for case in sampled(op, 20, dtype, layouts=("contiguous",)):
         (values, masks), plain = masks_of(case), all_contents(replace(case, unused="plain"))

@@ -35,7 +35,6 @@ def said(before: str, **environment: str) -> str:
 
 
 def test_a_rounding_that_xla_would_drop_is_judged() -> None:
-    """Importing JAX starts no backend: the flag still counts, and the known fault is found and named."""
     assert said("") == "FAIL False ['maximum_in_input_dtype']"
 
 
@@ -62,7 +61,6 @@ def test_a_report_says_how_roundings_are_kept() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells of a process's maps")
 def test_what_was_compiled_is_forgotten_before_it_fills_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An examination of a kernel compiled for each size keeps under half of its maps if it may keep none."""
     import jax
 
     asked: dict[str, Any] = {"shapes": {"R": range(1, 9), "N": range(1, 99)}, "examples": 12, "layouts": ["contiguous"]}
