@@ -87,7 +87,7 @@ def too_large(x: Tensor) -> Tensor:
     ],
 )
 def test_a_fault_is_put_down_to_its_aspect(kernel: Callable[[Tensor], Tensor], aspects: set[str]) -> None:
-    verdict = fails(examined(kernel, shrinking=False))
+    verdict = fails(examined(kernel))
     assert set(verdict.broken) == aspects, str(verdict)
     for name, aspect in verdict.broken.items():
         assert aspect.failure is not None
