@@ -12,6 +12,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from assay.kernels.libraries.pytorch import softmax
 from assay.verify import examine
 from assay.verify.comparison.error_map import error_map, histogram, period_of, region_in_words, summed
 from assay.verify.findings import EDGES, MAP_SHAPE, STEPS, ErrorMap
@@ -26,10 +27,6 @@ SHAPES = st.one_of(
     st.tuples(st.integers(1, 100), st.integers(1, 140)),
     st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 9), st.integers(1, 70)),
 )
-
-
-def softmax(x: torch.Tensor) -> torch.Tensor:
-    return torch.softmax(x, -1)
 
 
 def wrong_from_column_5(x: torch.Tensor) -> torch.Tensor:
