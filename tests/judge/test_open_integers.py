@@ -10,8 +10,7 @@ from .judged.kernels import RELU, solution
 
 TIES = RELU.replace("return torch.relu(x)", "values, places = torch.topk((x * 4).round(), 3)\n        return places")
 ROUNDED = RELU.replace(
-    "return torch.relu(x)",
-    "return torch.stack([x.sum(1), x.flip(1).sum(1), 2 * x[:, ::2].sum(1)], 1).argmax(1)",
+    "return torch.relu(x)", "return torch.stack([x.sum(1), x.flip(1).sum(1), 2 * x[:, ::2].sum(1)], 1).argmax(1)"
 )
 FIRST = RELU.replace("return torch.relu(x)", "return (x * 4).round().argmax(1)")
 

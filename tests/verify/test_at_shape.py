@@ -23,6 +23,7 @@ from assay.verify.examination.repro import run_line
 from assay.verify.settings import Settings
 
 from . import large_kernels
+from .examined import failure_of
 from .large_kernels import EXPERTS, FAULTY, HEADS, HONEST, ROWS, always_off, attention, softmax, tail_unwritten
 from .usual import only
 
@@ -94,8 +95,7 @@ def test_what_fails_only_at_size_is_found_and_named(
     verdict = judged_at(monkeypatch, kernel, op, at, **options)
     assert verdict.outcome == "FAIL"
     assert list(verdict.broken) == [aspect]
-    failure = verdict.failure
-    assert failure is not None
+    failure = failure_of(verdict)
     assert words in failure.message
     assert words in verdict.at[0]
     again = run_line(verdict.repro).failure

@@ -290,8 +290,7 @@ def test_gradients_of_jax_functions() -> None:
         return softmax(x)
 
     scaled.defvjp(
-        lambda x: (softmax(x), softmax(x)),
-        lambda y, dy: (y * (dy - 1.1 * jnp.sum(y * dy, axis=-1, keepdims=True)),),
+        lambda x: (softmax(x), softmax(x)), lambda y, dy: (y * (dy - 1.1 * jnp.sum(y * dy, axis=-1, keepdims=True)),)
     )
     assert failures(softmax, "softmax", ROWS, "float32", "jax") == set()
     assert "contract" in failures(scaled, "softmax", ROWS, "float32", "jax")

@@ -147,14 +147,7 @@ def test_almost_only_zeros_is_mistrusted() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    [
-        "",
-        "assay repro",
-        "{}",
-        '{"spec":"softmax"}',
-        "assay repro 'not json'",
-        '{"target":"","out":[],"case":{}}',
-    ],
+    ["", "assay repro", "{}", '{"spec":"softmax"}', "assay repro 'not json'", '{"target":"","out":[],"case":{}}'],
 )
 def test_a_repro_line_that_does_not_parse_is_one_clear_line(line: str) -> None:
     with pytest.raises(AssayError, match="repro line: ") as caught:

@@ -20,12 +20,7 @@ from assay.verify.harness.runner import KernelHarness
 from .examined import fails, failure_of, first, quick
 from .zoo.faulty_conduct import Remembered, shape_and_dtype
 
-FEW: dict[str, Any] = {
-    "dtype": "float32",
-    "effort": "quick",
-    "examples": 0,
-    "shapes": {"R": [3], "N": range(1, 10)},
-}
+FEW: dict[str, Any] = {"dtype": "float32", "effort": "quick", "examples": 0, "shapes": {"R": [3], "N": range(1, 10)}}
 WRONG = ("contract", "exact", "nonfinite", "unwritten_output")
 
 

@@ -80,10 +80,7 @@ KINDS: dict[str, dict[str, tuple[Any, dict[str, str]]]] = {
         ),
     },
     "bfloat16": {
-        "blocks of 32": (
-            made.gemm(made.blocked),
-            {ORDER: "in blocks of 32, sequential", "blocks": "of 32 terms"},
-        ),
+        "blocks of 32": (made.gemm(made.blocked), {ORDER: "in blocks of 32, sequential", "blocks": "of 32 terms"}),
         "14 bits, truncating": (made.gemm(add=made.cut_to(14)), CUT),
         "14 bits, promoted": (
             made.gemm(made.promoted, add=made.cut_to(14)),

@@ -15,12 +15,7 @@ from assay.kernels.libraries.pytorch import softmax
 from assay.verify import Contract
 from assay.verify.comparison.judge import Tolerance, judge, tolerance
 from assay.verify.examination.lengths import least_errors
-from assay.verify.examination.procedure import (
-    corruptions,
-    outcomes,
-    passes_gate,
-    undetected_corruption,
-)
+from assay.verify.examination.procedure import corruptions, outcomes, passes_gate, undetected_corruption
 
 from .examined import fails, first, passes, quick
 from .zoo.honest_backward import layernorm_backward_torch

@@ -105,9 +105,7 @@ LIMITS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize(
-    ("op", "sizes", "options", "name"),
-    ROLE_CASES,
-    ids=[f"{case[0]}-{case[3]}" for case in ROLE_CASES],
+    ("op", "sizes", "options", "name"), ROLE_CASES, ids=[f"{case[0]}-{case[3]}" for case in ROLE_CASES]
 )
 def test_a_role_keeps_its_range(op: str, sizes: dict[str, int], options: dict[str, Any], name: str) -> None:
     """Scales are zero where they cycle alone, weights and slopes not negative, angles within one, codes in range."""

@@ -98,11 +98,7 @@ CHEATS: dict[str, Pair] = {
             "y = x.double() @ self.linear.weight.t().double() + self.linear.bias\nreturn torch.softmax(y, 1).float()"
         ),
     ),
-    "lower-dtype": (
-        LINEAR,
-        linear("SOFTMAX\nreturn result.half()"),
-        linear("SOFTMAX\nreturn result.double().float()"),
-    ),
+    "lower-dtype": (LINEAR, linear("SOFTMAX\nreturn result.half()"), linear("SOFTMAX\nreturn result.double().float()")),
     "other-class": (
         LINEAR,
         linear(
@@ -161,11 +157,7 @@ CHEATS: dict[str, Pair] = {
             "kept = {}",
         ),
     ),
-    "output-is-input": (
-        RELU,
-        solution(RELU, "return x"),
-        solution(RELU, "return x.clone().clamp_(min=0)"),
-    ),
+    "output-is-input": (RELU, solution(RELU, "return x"), solution(RELU, "return x.clone().clamp_(min=0)")),
     "global-state": (
         LINEAR,
         linear("SOFTMAX\nreturn result", "torch.set_float32_matmul_precision('medium')"),
@@ -187,8 +179,7 @@ CHEATS: dict[str, Pair] = {
     "patched-timer": (
         LINEAR,
         linear(
-            "time.sleep(0.03)\nSOFTMAX\nreturn result",
-            "import sys, time\nsys.modules['__main__']._clock = lambda: 0.0",
+            "time.sleep(0.03)\nSOFTMAX\nreturn result", "import sys, time\nsys.modules['__main__']._clock = lambda: 0.0"
         ),
         linear(
             "began = time.perf_counter()\nSOFTMAX\nself.took = time.perf_counter() - began\nreturn result",
