@@ -44,7 +44,8 @@ def rms_norm(
             ctx.save_for_backward(x, weight)
             values = x.float()
             root = torch.rsqrt(values.square().mean(-1, keepdim=True) + 1e-6)
-            return (values * root * weight.float() + plus * weight.float()).to(x.dtype)
+            y = values * root * weight.float()
+            return (y + plus * weight if plus else y).to(x.dtype)
 
         @staticmethod
         def backward(ctx: Any, dy: Tensor) -> Any:

@@ -1,7 +1,8 @@
 """Nothing is silently left out: overflow inside, poisoned memory, threads, unjudged outputs, the order of choices."""
 
-import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,9 +16,8 @@ from assay.verify.cases.case import Case, all_contents
 from assay.verify.comparison.oracle import BEYOND, OPEN, Oracle
 from assay.verify.comparison.result import Result
 from assay.verify.examination.run import Tally
-from assay.verify.verdict import Verdict
 
-from .examined import fails, quick
+from .examined import fails, failure_of, quick
 
 HUGE = Case(
     "rmsnorm",
@@ -108,27 +108,22 @@ def test_a_crash_in_ordinary_memory_too_is_not_one_of_memory() -> None:
 
 @pytest.mark.parametrize(("isolate", "unlimited"), [(False, True), (True, False)])
 def test_a_verdict_says_where_no_time_limit_could_act(isolate: bool, unlimited: bool) -> None:
-    found: list[Verdict] = []
-    few: dict[str, Any] = {"dtype": "bfloat16", "effort": "quick", "examples": 0, "layouts": ["contiguous"]}
-    few["shapes"] = {"R": [3], "N": [5, 16]}
-
-    def asked() -> None:
-        found.append(examine(softmax, "softmax", isolate=isolate, **few))
-
-    thread = threading.Thread(target=asked)
-    thread.start()
-    thread.join()
-    asked()
+    asked = partial(quick, softmax, dtype="bfloat16", isolate=isolate, layouts=["contiguous"], shapes={"N": [5, 16]})
+    with ThreadPoolExecutor(1) as pool:
+        found = [pool.submit(asked).result(), asked()]
     assert [verdict.unlimited for verdict in found] == [unlimited, False]
     assert ["no limit" in str(verdict) for verdict in found] == [unlimited, False]
     assert all(verdict.passed for verdict in found)
 
 
 def test_an_output_that_is_mostly_unjudged_is_mistrusted() -> None:
+    """With the reasons counted; exactly half of it is enough, and one large case of zeros is one among the others."""
     half = Tally(judged_of=Counter(y=6, lse=9), left_out=Counter({("y", OPEN): 6}))
     assert half.mostly_left_out == ""
     more = half + Tally(left_out=Counter({("y", BEYOND): 1}))
     assert more.mostly_left_out == f"7 of 13 elements of y were not judged: 6 {OPEN}, 1 {BEYOND}"
+    zeros, others = Result(HUGE, judged=8193, nonzero=0), Result(HUGE, judged=4, nonzero=3)
+    assert (Tally.of("fuzz", zeros, ()) + Tally.of("fuzz", others, ())).nonzero == 0.75
 
 
 def test_a_contract_that_judges_little_is_mistrusted() -> None:
@@ -148,11 +143,6 @@ def test_a_kernel_of_which_zeros_are_expected_is_mistrusted() -> None:
     assert "other than zero" in str(verdict)
 
 
-def test_one_large_case_of_zeros_is_one_case() -> None:
-    zeros, others = Result(HUGE, judged=8193, nonzero=0), Result(HUGE, judged=4, nonzero=3)
-    assert (Tally.of("fuzz", zeros, ()) + Tally.of("fuzz", others, ())).nonzero == 0.75
-
-
 def route(logits: Tensor, *, top_k: int) -> tuple[Tensor, Tensor]:
     scores, ids = torch.topk(torch.softmax(logits.float(), -1), top_k)
     return scores / scores.sum(-1, keepdim=True), ids.to(torch.int32)
@@ -166,12 +156,9 @@ def route_by_id(logits: Tensor, *, top_k: int) -> tuple[Tensor, Tensor]:
 
 
 def test_the_order_of_experts_is_judged() -> None:
-    asked: dict[str, Any] = {"dtype": "bfloat16", "options": {"top_k": [2, 4]}, "effort": "quick", "examples": 20}
-    verdict = examine(route, "moe_route", **asked)
-    assert verdict.passed, str(verdict)
-    failure = examine(route_by_id, "moe_route", shrinking=False, **asked).failure
-    assert failure is not None
-    assert failure.output == "ids"
+    asked: dict[str, Any] = {"options": {"top_k": [2, 4]}, "examples": 20}
+    assert quick(route, "moe_route", "bfloat16", **asked).passed
+    assert failure_of(quick(route_by_id, "moe_route", "bfloat16", **asked)).output == "ids"
 
 
 def test_experts_that_tie_have_no_order() -> None:
@@ -184,8 +171,6 @@ def test_experts_that_tie_have_no_order() -> None:
 def test_what_is_allowed_is_told_where_the_right_number_lies() -> None:
     failure = Oracle(Contract()).judge(HUGE, all_contents(HUGE), (exact() * 1e6,)).failure
     assert failure is not None
-    assert failure.got is not None
-    assert failure.golden is not None
-    assert failure.radius is not None
-    assert failure.radius < 1e-5 * abs(failure.golden)
-    assert failure.ratio == abs(failure.got - failure.golden) / failure.radius
+    got, golden, radius = (part or 0.0 for part in (failure.got, failure.golden, failure.radius))
+    assert 0 < radius < 1e-5 * abs(golden)
+    assert failure.ratio == abs(got - golden) / radius

@@ -3,10 +3,10 @@
 import os
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,13 +14,13 @@ from torch import Tensor
 
 from assay.runtime import deadline
 from assay.runtime.deadline import CpuLimit
-from assay.verify import examine
 from assay.verify.cases.case import Case
 from assay.verify.harness import time_limit as limits
 from assay.verify.harness.time_limit import KernelTimeout, Pace, time_limit
 
+from .examined import failure_of, quick
+
 CASE = Case("softmax", {"R": 8, "N": 4}, {"x": "float32"}, {"scale": 1.0})
-SHORT: dict[str, Any] = {"dtype": "float32", "effort": "quick", "examples": 0, "timeout": 0.3}
 
 
 class Watch:
@@ -85,8 +85,7 @@ _compiled: list[bool] = []
 
 @pytest.mark.parametrize("isolate", [False, True])
 def test_a_compilation_is_not_counted(isolate: bool) -> None:
-    verdict = examine(slowly_compiled, "softmax", isolate=isolate, **SHORT)
-    assert verdict.passed, str(verdict)
+    assert quick(slowly_compiled, isolate=isolate, timeout=0.3).passed
 
 
 def test_a_compilation_has_a_limit_of_its_own_and_its_processes_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,16 +100,11 @@ def test_a_compilation_has_a_limit_of_its_own_and_its_processes_end(monkeypatch:
             process.wait()
         return x
 
-    failure = examine(compiled_for_ever, "softmax", **SHORT).failure
-    assert failure is not None
+    failure = failure_of(quick(compiled_for_ever, timeout=0.3))
     assert (failure.kind, failure.message) == ("timeout", "it compiled for more than 1 s")
     time.sleep(0.2)
-    assert not os.path.exists(f"/proc/{children[0]}") or "Z" in _state(children[0])
-
-
-def _state(pid: int) -> str:
-    with open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0]
+    state = Path(f"/proc/{children[0]}/stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def test_a_kernel_that_catches_its_time_out_is_told_again() -> None:
@@ -138,16 +132,12 @@ def test_a_call_on_a_busy_machine_is_not_ended() -> None:
         subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * len(os.sched_getaffinity(0)))
     ]
 
-    def works(x: Tensor) -> Tensor:
-        until = time.thread_time() + 0.25
-        while time.thread_time() < until:
-            pass
-        return torch.softmax(x, -1)
-
     try:
         begun = time.monotonic()
         with time_limit(0.5) as given:
-            works(torch.ones(2, 2))
+            until = time.thread_time() + 0.25
+            while time.thread_time() < until:
+                pass
         assert time.monotonic() - begun > 0.5  # which would have been too much
         assert given.used < 0.5
     finally:
@@ -157,9 +147,7 @@ def test_a_call_on_a_busy_machine_is_not_ended() -> None:
 
 
 def test_another_thread_has_no_limit() -> None:
-    asked: list[bool] = []
-    thread = threading.Thread(target=lambda: asked.append(limits.can_be_limited()))
-    thread.start()
-    thread.join()
-    assert asked == [False]
+    """There no signal arrives."""
+    with ThreadPoolExecutor(1) as pool:
+        assert not pool.submit(limits.can_be_limited).result()
     assert limits.can_be_limited()
