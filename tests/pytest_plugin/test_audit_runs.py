@@ -7,8 +7,6 @@ import pytest
 
 from tests.pytest_plugin.auditing import audited, by_test, run
 
-pytest_plugins = ["pytester"]
-
 ENDING = """
 import sys
 import numpy as np
@@ -111,12 +109,6 @@ def test_a_run_of_numpy_alone_never_imports_torch(tmp_path: Path) -> None:
     assert calls["np.testing.assert_allclose"]["replays"] == 1
     assert data["missing"] == ["no.such:thing"]
     assert "no.such:thing, named by --assay-audit-function, was never imported" in printed
-
-
-def test_a_function_without_a_module_is_a_usage_error(pytester: pytest.Pytester) -> None:
-    result = pytester.runpytest_subprocess("--assay-audit-function=own")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--assay-audit-function: expected MODULE:FUNCTION*got 'own'"])
 
 
 def test_outside_a_terminal_no_path_is_cut(tmp_path: Path) -> None:
