@@ -43,27 +43,15 @@ def module_of(path: str) -> Any:
     return __import__(f"transformers.{path}", fromlist=["_"])
 
 
-def normed(kind: Any, weight: Tensor, *inputs: Tensor) -> Any:
-    norm = kind(weight.shape[0], eps=1e-6)
+QWEN = "qwen3_next.modeling_qwen3_next"
+
+
+def normed(kind: str, weight: Tensor, *inputs: Tensor) -> Any:
+    """What a norm of a model of transformers gives."""
+    module, _, name = kind.rpartition(".")
+    norm = getattr(module_of(f"models.{module}"), name)(weight.shape[0], eps=1e-6)
     norm.weight = torch.nn.Parameter(weight, requires_grad=False)
     return norm(*inputs)
-
-
-def llama_norm(x: Tensor, weight: Tensor) -> Any:
-    return normed(module_of("models.llama.modeling_llama").LlamaRMSNorm, weight, x)
-
-
-def qwen_gated_norm(x: Tensor, weight: Tensor, gate: Tensor) -> Any:
-    return normed(module_of("models.qwen3_next.modeling_qwen3_next").Qwen3NextRMSNormGated, weight, x, gate)
-
-
-def qwen_l2norm(x: Tensor) -> Any:
-    """The length of queries and keys before a delta rule."""
-    return module_of("models.qwen3_next.modeling_qwen3_next").l2norm(x, dim=-1, eps=1e-6)
-
-
-def llama_mlp(gate: Tensor, up: Tensor) -> Any:
-    return module_of("activations").ACT2FN["silu"](gate) * up
 
 
 def gemma_mlp(gate: Tensor, up: Tensor, *, approximate: str = "tanh") -> Any:
@@ -113,10 +101,10 @@ KERNELS: dict[str, tuple[str, Callable[..., Tensor], dict[str, Any]]] = {
     ),
     "torch attention": ("attention", attention, SMALL),
     "torch linear": ("linear", F.linear, {"shapes": {"M": [5], "N": [6], "K": [3, 16, 40]}}),
-    "transformers norm": ("rmsnorm", llama_norm, ROWS),
-    "transformers gated norm": ("gated_rmsnorm", qwen_gated_norm, ROWS),
-    "transformers l2norm": ("l2norm", qwen_l2norm, ROWS),
-    "transformers swiglu": ("swiglu", llama_mlp, ROWS),
+    "transformers norm": ("rmsnorm", lambda x, w: normed("llama.modeling_llama.LlamaRMSNorm", w, x), ROWS),
+    "transformers gated norm": ("gated_rmsnorm", lambda x, w, gate: normed(f"{QWEN}.Qwen3NextRMSNormGated", w, x, gate), ROWS),
+    "transformers l2norm": ("l2norm", lambda x: module_of(f"models.{QWEN}").l2norm(x, dim=-1, eps=1e-6), ROWS),
+    "transformers swiglu": ("swiglu", lambda gate, up: module_of("activations").ACT2FN["silu"](gate) * up, ROWS),
     "transformers geglu": ("geglu", gemma_mlp, {**ROWS, "options": {"approximate": ["tanh", "none"]}}),
     "transformers rope": ("rope", llama_rope, {"shapes": {"B": [2], "S": [3, 8], "H": [2], "D": [8, 16]}}),
     "transformers attention": ("attention", gemma_attention, SMALL),
