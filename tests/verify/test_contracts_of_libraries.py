@@ -102,7 +102,9 @@ KERNELS: dict[str, tuple[str, Callable[..., Tensor], dict[str, Any]]] = {
     "torch attention": ("attention", attention, SMALL),
     "torch linear": ("linear", F.linear, {"shapes": {"M": [5], "N": [6], "K": [3, 16, 40]}}),
     "transformers norm": ("rmsnorm", lambda x, w: normed("llama.modeling_llama.LlamaRMSNorm", w, x), ROWS),
-    "transformers gated norm": ("gated_rmsnorm", lambda x, w, gate: normed(f"{QWEN}.Qwen3NextRMSNormGated", w, x, gate), ROWS),
+    "transformers gated norm": (
+        "gated_rmsnorm", lambda x, w, g: normed(f"{QWEN}.Qwen3NextRMSNormGated", w, x, g), ROWS,
+    ),
     "transformers l2norm": ("l2norm", lambda x: module_of(f"models.{QWEN}").l2norm(x, dim=-1, eps=1e-6), ROWS),
     "transformers swiglu": ("swiglu", lambda gate, up: module_of("activations").ACT2FN["silu"](gate) * up, ROWS),
     "transformers geglu": ("geglu", gemma_mlp, {**ROWS, "options": {"approximate": ["tanh", "none"]}}),

@@ -53,7 +53,7 @@ with memory:
 print(len(sys.modules) - before)
 with faithful(), memory:
     softmax(torch.ones(3, 4))
-first = {"effort": "quick", "every_aspect": False, "shrinking": False, "examples": 0}
+first = {"effort": "quick", "every_aspect": False, "examples": 0}
 assert examine(lambda x: 2 * torch.softmax(x, -1), "softmax", dtype="float32", **first).outcome == "FAIL"
 assert not {"torch._dynamo", "sympy"} & sys.modules.keys()
 """

@@ -208,25 +208,22 @@ def lengths(kind: str, **sizes: int) -> list[int]:
     return found
 
 
-def test_lengths_lie_at_the_boundaries_of_pages() -> None:
-    assert all(lengths("mixed").count(n) > 4 for n in (0, 1, 15, 16, 17, 31, 32, 33, 47, 48))
-    assert len(set(lengths("mixed"))) > 40
-
-
 def test_lengths_are_what_their_names_say() -> None:
-    """Uniform ones are any, full ones all that the table has room for, short ones a page and one position at most."""
+    """Mixed ones reach none, one, all, and one position before, at and behind the end of a page; uniform ones are any,
+    full ones all that the table has room for, short ones a page and one position at most."""
+    mixed = lengths("mixed")
+    assert all(mixed.count(n) > 4 for n in (0, 1, 15, 16, 17, 31, 32, 33, 47, 48))
+    assert len(set(mixed)) > 40
     assert set(lengths("uniform")) == set(range(49))
     assert set(lengths("full")) == {48}
     assert set(lengths("short")) == set(range(18))
-
-
-@pytest.mark.parametrize("kind", LENGTHS)
-@pytest.mark.parametrize(("page", "most"), [(1, 1), (64, 1), (5, 7)])
-def test_lengths_fit_the_table(kind: str, page: int, most: int) -> None:
-    assert set(lengths(kind, page=page, max_pages=most)) <= set(range(page * most + 1))
+    for kind in LENGTHS:
+        for page, most in ((1, 1), (64, 1), (5, 7)):
+            assert set(lengths(kind, page=page, max_pages=most)) <= set(range(page * most + 1))
 
 
 def test_pages_are_all_there_and_are_shared() -> None:
+    """Every page of the cache is named, by more sequences than one and in no order."""
     table = drawn("attention_decode", "uniform", "block_table", 1, "float32", **PAGED)
     assert table.unique().tolist() == [0, 1, 2, 3, 4]
     assert not bool((table.diff(dim=1) >= 0).all())
