@@ -117,7 +117,6 @@ def test_amounts_of_a_product_are_exact() -> None:
     """A product without idle tiles multiplies exactly what the op needs; each operand is read once by each tile."""
     call = look("exact_gemm", "gemm", "float32", SQUARE)
     found = call.launches[0].amounts
-    assert found is not None
     assert found.products == call.own_products == 2 * 128 * 256 * 256
     assert found.loaded == 4 * (128 * 256 * (256 // 64) + 256 * 256 * (128 // 64))
     assert found.stored == 4 * 128 * 256
@@ -136,7 +135,6 @@ def test_a_loop_that_hangs_on_the_program_is_counted_for_each() -> None:
 
 def test_a_loop_that_hangs_on_memory_is_told_as_such() -> None:
     found = look("as_said", inputs="vector").launches[0].amounts
-    assert found is not None
     assert not found.complete
     assert found.loaded == 4 + 4 * 128
 
@@ -217,7 +215,7 @@ def test_pruned_configurations_are_compiled_where_asked() -> None:
 
 def facts(**changes: object) -> Facts:
     own = Facts("k", "k.py", 1, (1, 1, 1), {}, 4, 3, tuned=True, pruned=False, shared=1024)
-    return replace(own, **changes)  # type: ignore[arg-type]
+    return replace(own, **changes)
 
 
 def test_configurations_that_a_tuner_leaves_out_count_for_nothing() -> None:

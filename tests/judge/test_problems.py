@@ -64,9 +64,7 @@ def test_kernelbench(tmp_path: Path) -> None:
         "KernelBench", {"batch": 96, "features": 64}, "ModelNew",
     )  # fmt: skip
     base = small(problem, problem.given[0], limits("quick")["small"])
-    assert base is not None
     other = odd(problem, base, limits("quick")["small"])
-    assert other is not None
     assert all(other.sizes[name] == base.sizes[name] + 1 for name in problem.changeable)
     for sizes in (base.sizes, other.sizes, problem.given[0]):
         instance = problem.make(sizes, 0)
@@ -80,7 +78,6 @@ def test_sizes_beyond_a_machine_are_asked_without_memory(tmp_path: Path) -> None
     problem = read_problem(tmp_path / "p.py")
     assert extent(problem, problem.given[0]).elements > 2**38
     choice = near(problem, problem.given[0], limits("quick")["given"])
-    assert choice is not None
     assert (choice.kind, choice.sizes["features"]) == ("near", 64)
     assert choice.extent.within(limits("quick")["given"])
 
@@ -270,7 +267,6 @@ def test_sizes_one_more_than_blocks_are_tried(tmp_path: Path) -> None:
     base = small(problem, given, limit["small"])
     assert base is not None
     choice = edge(problem, base, given, limit["wide"])
-    assert choice is not None
     assert (choice.kind, choice.sizes["batch"], choice.sizes["features"]) == ("edge", 129, 33)
     body = "SOFTMAX\nif x.shape[0] > 32 and x.shape[0] % 32 == 1:\n    result[-1] = 0\nreturn result"
     (tmp_path / "solution.py").write_text(linear(body))

@@ -48,7 +48,6 @@ def test_a_replaced_clock_is_named_however_short_the_calls(judged: Judged, befor
     verdict = judged(linear("SOFTMAX\nreturn result", before), timed=True)
     assert verdict.outcome == "FAIL"
     assert "patched-timer" in names(verdict), str(verdict)
-    assert verdict.speed is not None
     assert verdict.speed.factor is not None
     assert verdict.speed.factor < 20
 
@@ -100,7 +99,6 @@ def test_remembered_inputs_are_no_help(judged: Judged) -> None:
     return result.clone()
     """
     verdict = judged(linear(body, "import time\nknown = []"), timed=True)
-    assert verdict.speed is not None
     assert verdict.speed.solution.median > 5, str(verdict)
 
 
@@ -164,7 +162,6 @@ def test_answers_of_no_form_are_a_verdict(judged: Judged, answer: str) -> None:
     """
     verdict = judged(linear("SOFTMAX\nreturn result", before), timed=True)
     assert verdict.outcome == "FAIL"
-    assert verdict.failure is not None
     assert "\n" not in verdict.failure.message
 
 

@@ -77,7 +77,7 @@ QUICK: dict[str, Any] = {
 def test_a_kernel_of_cuda_is_examined(isolate: bool) -> None:
     """It is given tensors of the device, and judged outside of the pretended world; the verdict tells of it."""
     with faithful(pretend="cuda"):
-        import gpu_kernels  # type: ignore[import-not-found]
+        import gpu_kernels
 
         verdict = examine(gpu_kernels.softmax, "softmax", device="cuda", isolate=isolate, **QUICK)
         assert (pretended(), torch.cuda.is_available()) == ("h200", True)

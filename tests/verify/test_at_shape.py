@@ -99,7 +99,6 @@ def test_what_fails_only_at_size_is_found_and_named(
     assert words in failure.message
     assert words in verdict.at[0]
     again = run_line(verdict.repro).failure
-    assert again is not None
     assert (again.kind, again.index) == (failure.kind, failure.index)
 
 
@@ -119,7 +118,6 @@ def test_what_fails_at_any_size_is_shrunk(monkeypatch: pytest.MonkeyPatch) -> No
     """A fault that the large case shows first, and small ones too, is put down to numbers and shrunk to one element."""
     verdict = judged_at(monkeypatch, always_off, "softmax", ROWS)
     assert list(verdict.broken) == ["numbers"]
-    assert verdict.failure is not None
     assert verdict.failure.case.sizes == {"R": 1, "N": 1}
     assert verdict.failure.case.protocol == "once"
 

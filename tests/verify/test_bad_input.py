@@ -70,7 +70,7 @@ def test_a_contract_that_cannot_be_is_one_clear_line(fields: dict[str, Any], wor
 def test_a_kernel_that_cannot_be_called_is_refused() -> None:
     """And so is an accumulator model that doesn't take the inputs' format: it says nothing about them."""
     with pytest.raises(AssayError, match="expected a callable, got str"):
-        examine("softmax", "softmax", dtype="float32")  # type: ignore[arg-type]
+        examine("softmax", "softmax", dtype="float32")
     verdict = quick(softmax, contract=Contract(accumulate="hopper-fp8"))
     assert verdict.outcome == "REFUSED"
     assert "float8_e4m3fn" in verdict.note
@@ -113,7 +113,6 @@ CONDUCT = [
 )
 def test_misconduct_is_a_finding(kernel: Any, kind: str, words: str) -> None:
     verdict = fails(quick(kernel, timeout=0.3))
-    assert verdict.failure is not None
     assert verdict.failure.kind == kind
     assert words in verdict.failure.message
 
@@ -160,7 +159,6 @@ def test_a_target_that_cannot_be_loaded_is_one_clear_line(target: str) -> None:
 
 def test_a_case_survives_its_line() -> None:
     verdict = quick(crash, examples=3)
-    assert verdict.failure is not None
     assert Case.from_dict(verdict.failure.case.as_dict()) == verdict.failure.case
 
 
@@ -213,7 +211,6 @@ def test_a_documented_refusal_is_listed(isolate: bool) -> None:
 def test_only_what_is_documented_is_a_refusal() -> None:
     for kernel, refuses in ((by_accident, WIDE), (narrow, {"too narrow": ""}), (narrow, {"too wide": "N > 200"})):
         verdict = verdict_of(kernel, refuses=refuses)
-        assert verdict.failure is not None
         assert verdict.failure.kind == "crash"
 
 
@@ -239,7 +236,7 @@ def test_a_refusal_that_cannot_be_is_one_clear_line(refuses: dict[str, str], wor
 
 
 def test_refusals_are_settings() -> None:
-    settings = Settings("softmax", dtype="float32", refuses=["too wide"])  # type: ignore[arg-type]
+    settings = Settings("softmax", dtype="float32", refuses=["too wide"])
     assert settings.refuses == {"too wide": ""}
     assert Settings.from_table(settings.as_table()) == settings
 

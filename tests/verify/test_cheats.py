@@ -55,8 +55,8 @@ def reads_goldens(x: Tensor) -> Tensor:
 
 def patches_judge(x: Tensor) -> Tensor:
     """From now on every number is finite, and every comparison true."""
-    torch.isfinite = lambda value: torch.ones(value.shape, dtype=torch.bool)  # type: ignore[assignment]
-    torch.Tensor.__le__ = lambda self, other: torch.ones(self.shape, dtype=torch.bool)  # type: ignore[method-assign, assignment]
+    torch.isfinite = lambda value: torch.ones(value.shape, dtype=torch.bool)
+    torch.Tensor.__le__ = lambda self, other: torch.ones(self.shape, dtype=torch.bool)
     return torch.zeros_like(x)
 
 
@@ -97,7 +97,6 @@ def test_an_honest_kernel_passes_outside(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_patched_torch_is_a_finding_and_mended() -> None:
     isfinite = torch.isfinite
     verdict = quick(patches_judge)
-    assert verdict.failure is not None
     assert verdict.failure.kind == "input_mutated"
     assert "torch.isfinite" in verdict.failure.message
     assert torch.isfinite is isfinite
@@ -131,7 +130,7 @@ def deletes(x: Tensor) -> Tensor:
 
 def swaps(x: Tensor) -> Tensor:
     """One function of torch for another of torch's own."""
-    torch.allclose = torch.functional.norm  # type: ignore[assignment]
+    torch.allclose = torch.functional.norm
     return softmax(x)
 
 
@@ -139,6 +138,5 @@ def swaps(x: Tensor) -> Tensor:
 def test_deleted_and_exchanged_functions_are_found_too(kernel: Callable[[Tensor], Tensor], name: str) -> None:
     before = getattr(torch, name)
     verdict = quick(kernel)
-    assert verdict.failure is not None
     assert f"torch.{name}" in verdict.failure.message
     assert getattr(torch, name) is before

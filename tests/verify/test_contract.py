@@ -379,7 +379,7 @@ def test_a_base_is_composed_with_fields() -> None:
 
 
 def test_a_name_travels() -> None:
-    settings = Settings("rmsnorm", dtype="bfloat16", contract="transformers")  # type: ignore[arg-type]
+    settings = Settings("rmsnorm", dtype="bfloat16", contract="transformers")
     assert settings.contract.stages == {"normalized": "input"}
     assert Settings.from_table(settings.as_table()) == settings
     assert str(settings.contract) == "transformers, stages={'normalized': 'input'}, subnormals='flush'"

@@ -60,7 +60,7 @@ def test_programs_of_jax_keep_what_xla_does() -> None:
             weights = weights.astype("bfloat16").astype("float32") if more else weights
             return (weights / weights.sum(-1, keepdims=True)).astype(x.dtype)
 
-        return jax.jit(kernel)  # type: ignore[no-any-return]
+        return jax.jit(kernel)
 
     for dtype in DTYPES:
         passes(judged(softmax(False), "softmax", "xla-cpu", dtype, {**ROWS, "framework": "jax"}))

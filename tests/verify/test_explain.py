@@ -263,7 +263,6 @@ def test_no_fault_model_raises(op: str) -> None:
     raised, observations = {}, {}
     for fault in (fault for other, fault in pairs(side_effects=False) if other == op):
         settings = settings_for(op, fault)
-        assert settings is not None
         sampler, listed = sampler_of(op, settings), {name: [] for name in settings["options"]}
         right, faulty = (KernelHarness(Call(kernel_of(present, op), listed), Contract()) for present in (None, fault))
         for place, options in enumerate(sampler.option_sets()):

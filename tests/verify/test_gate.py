@@ -143,7 +143,7 @@ def minimum_detectable_error(allowed: Tolerance) -> float:
 
 def broken_by(golden: Tensor, allowed: Tolerance, gain: float, out: str, mode: str) -> bool:
     """Whether the golden times 1 + gain, stored, is rejected."""
-    wrong = round_to(golden * (1 + gain), out, mode)  # type: ignore[arg-type]
+    wrong = round_to(golden * (1 + gain), out, mode)
     return bool(judge(wrong, allowed).broken.any())
 
 

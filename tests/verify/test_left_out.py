@@ -80,7 +80,6 @@ def test_a_crash_that_only_poisoned_memory_provokes_is_one_of_memory(isolate: bo
     )
     assert verdict.outcome == "FAIL"
     failure = verdict.aspects["memory"].failure
-    assert failure is not None
     assert failure.kind == "crash"
     assert failure.message.startswith(
         "only where fresh memory holds NaN (or 0 and 1, of integers): RuntimeError: a row"
@@ -170,7 +169,6 @@ def test_experts_that_tie_have_no_order() -> None:
 
 def test_what_is_allowed_is_told_where_the_right_number_lies() -> None:
     failure = Oracle(Contract()).judge(HUGE, all_contents(HUGE), (exact() * 1e6,)).failure
-    assert failure is not None
     got, golden, radius = (part or 0.0 for part in (failure.got, failure.golden, failure.radius))
     assert 0 < radius < 1e-5 * abs(golden)
     assert failure.ratio == abs(got - golden) / radius

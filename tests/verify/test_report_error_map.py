@@ -166,14 +166,12 @@ def test_all_of_is_said_of_nothing_with_a_hole(data: st.DataObject) -> None:
 def test_the_map_is_of_the_first_failure_and_the_sample_of_the_smallest(failed: Verdict) -> None:
     """The map lies over the output as it was met; the numbers are those of the shrunk case, the wrong one included."""
     assert failed.failure is not None
-    assert failed.map is not None
     assert failed.sample is not None
     assert re.search("columns? 5 ", failed.map.words)
     assert math.prod(failed.map.shape) > failed.failure.elements
     assert failed.map.words in str(failed)
     (x,), output = failed.sample.inputs, failed.sample.output
     assert (x.name, x.shape, len(x.values)) == ("x", (1, 6), 6)
-    assert output is not None
     assert [output.index(place) for place, share in enumerate(output.ratio) if share and share > 1] == [(0, 5)]
     assert output.got[5] == failed.failure.got
     assert output.golden[5] == failed.failure.golden
@@ -188,10 +186,8 @@ def test_of_a_large_output_the_neighbours_of_the_worst_are_shown() -> None:
         return y
 
     verdict = quick(far, shapes={"N": [300], "R": [2]}, shrinking=True)
-    assert verdict.sample is not None
     assert verdict.sample.inputs == ()
     output = verdict.sample.output
-    assert output is not None
     assert len(output.got) == len(output.golden) == len(output.ratio) == 12
     assert failure_of(verdict).index in [output.index(place) for place in range(12)]
 
@@ -202,7 +198,6 @@ def test_what_is_no_matter_of_numbers_has_no_map() -> None:
 
     verdict = quick(crashes, shrinking=True)
     assert verdict.map is None
-    assert verdict.sample is not None
     assert verdict.sample.output is None
     assert verdict.sample.inputs
     assert verdict.histogram == ()
@@ -216,7 +211,6 @@ def test_wrong_choices_have_a_map() -> None:
         return weights / weights.sum(-1, keepdim=True), (ids * 0).int()
 
     verdict = fails(quick(last, "moe_route", shapes={"E": [4]}))
-    assert verdict.map is not None
     assert verdict.map.output == "ids"
     assert {cell for row in verdict.map.cells for cell in row} <= {0.0, math.inf, None}
 

@@ -128,7 +128,7 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("kernels")
 def test_a_failure_under_an_emission_is_repeated_under_it() -> None:
     with faithful(emission="contraction"):
-        import contracted  # type: ignore[import-not-found]
+        import contracted
 
         assert emulated_emission() == "contraction"
         verdict = examine(contracted.silu, "silu", shrinking=False, every_aspect=False, **QUICK)

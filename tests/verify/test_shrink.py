@@ -193,7 +193,6 @@ def test_no_row_is_left_that_plays_no_part() -> None:
     spread = replace(case, sizes={"R": 6, "N": 2}, edits=(("x", (1, 0), 1.0), ("x", (4, 0), 2.0)))
     assert without_index(spread, "R", 4) is None
     closer = without_index(spread, "R", 2)
-    assert closer is not None
     assert closer.sizes == {"R": 5, "N": 2}
     assert closer.edits == (("x", (1, 0), 1.0), ("x", (3, 0), 2.0))
 

@@ -107,7 +107,6 @@ def test_errors_to_one_side_are_caught(name: str) -> None:
     kernel, op, dtype = LEANING[name]
     shapes = {"gemm": {"M": [96], "N": [96], "K": [160]}, "gemm_int4": AVERAGED}.get(op) or SMALL[op]
     failure = leaning_of(kernel, op, dtype, shapes=shapes)
-    assert failure is not None
     assert failure.kind == "bias"
     assert f"in {UNITS} of {UNITS} calls" in failure.message
 
@@ -115,7 +114,6 @@ def test_errors_to_one_side_are_caught(name: str) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_attention_with_truncated_probabilities_does_not_pass(dtype: str) -> None:
     failure = leaning_of(leaning.attention(leaning.truncated), "attention", dtype, shapes=SMALL["attention"])
-    assert failure is not None
     assert failure.kind in ("contract", "bias")
 
 
@@ -138,7 +136,6 @@ def test_a_bias_is_seen_again_by_its_repro_line(monkeypatch: pytest.MonkeyPatch)
         "assay.verify.examination.repro.load_target", lambda target: leaning.gemm_int4(leaning.truncated)
     )
     again = run_line(line, "any:thing").failure
-    assert again is not None
     assert again.kind == "bias"
 
 
@@ -243,7 +240,6 @@ def test_error_grows_as_the_order_of_the_sum_makes_it() -> None:
     for name, kernel in orders.items():
         plan = plan_for(kernel, "gemm", "float32")
         fit = growth(plan.harness, plan.sampler, lengths=(32, 64, 128, 256, 512))
-        assert fit is not None
         assert fit.low <= fit.exponent <= fit.high
         found[name] = fit.exponent
     assert 0.8 < found["truncating"] < 1.2
@@ -303,8 +299,8 @@ def kernel_of(name: str, inner: str | None = "nearest", store: str = "nearest") 
 
     def kernel(x: Tensor, up: Tensor) -> Tensor:
         value = INNER[name][1](x.float())
-        value = value if inner is None else round_to(value, x.dtype, inner).float()  # type: ignore[arg-type]
-        return round_to(value * up.float(), x.dtype, store).to(x.dtype)  # type: ignore[arg-type]
+        value = value if inner is None else round_to(value, x.dtype, inner).float()
+        return round_to(value * up.float(), x.dtype, store).to(x.dtype)
 
     return kernel
 
@@ -326,7 +322,6 @@ def test_a_truncated_stage_or_store_is_still_found(name: str) -> None:
     op = op_of(name)
     for planted in ({"inner": "toward_zero"}, {"store": "toward_zero"}):
         failure = staged_bias(kernel_of(name, **planted), op)
-        assert failure is not None, planted
         assert failure.kind in ("contract", "bias")
 
 
@@ -338,7 +333,6 @@ def test_a_truncated_stage_within_the_radius_is_found_by_its_bias() -> None:
         return (round_to(x.float() / 3 * 0.5, "bfloat16").float() * up.float() + held * 0.5 * up.float()).to(x.dtype)
 
     failure = staged_bias(kernel, op)
-    assert failure is not None
     assert failure.kind == "bias"
     assert failure.side in ("downward", "toward zero")
 
