@@ -62,8 +62,7 @@ def test_groups_are_chosen_that_divide_the_sizes_asked_for() -> None:
         "examples": 10,
         "shrinking": False,
     }
-    verdict = examine(watched, "gemm_int4", **asked)
-    assert verdict.passed, str(verdict)
+    assert examine(watched, "gemm_int4", **asked).passed
     assert {size for size, _ in seen} == {64, 128, 192}
     assert {32, 64} <= {group for _, group in seen}
     assert examine(wrong_at_192, "gemm_int4", **asked).outcome == "FAIL"
@@ -157,8 +156,7 @@ def from_most(x: Tensor, *, top_k: int | None, top_p: float, itself: bool = Fals
 
 @pytest.mark.parametrize("kernel", [from_least, from_most])
 def test_honest_filters_pass(kernel: Callable[..., Tensor]) -> None:
-    verdict = examine(kernel, "top_filter", **SETTINGS)
-    assert verdict.passed, str(verdict)
+    assert examine(kernel, "top_filter", **SETTINGS).passed
 
 
 def test_a_filter_that_drops_the_crossing_token_fails() -> None:

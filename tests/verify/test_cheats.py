@@ -105,8 +105,7 @@ def test_patched_torch_is_a_finding_and_mended() -> None:
 def test_torch_may_replace_its_own() -> None:
     """Loading torch's compiler inside a call, which wraps some functions of torch, is no tampering."""
     compiled = torch.compile(softmax, backend="eager")
-    verdict = examine(compiled, "softmax", layouts=["contiguous"], **FEW)
-    assert verdict.passed, str(verdict)
+    assert examine(compiled, "softmax", layouts=["contiguous"], **FEW).passed
 
 
 class Liar(Tensor):

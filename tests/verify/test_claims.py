@@ -14,7 +14,7 @@ import torch
 from assay.verify import examine
 from tests.verify.zoo import FAULTY, HONEST, Entry, Faulty
 
-from .examined import failure_of, quick
+from .examined import failure_of, passes, quick
 
 pytestmark = pytest.mark.slow
 
@@ -31,8 +31,7 @@ def entries(table: Sequence[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("entry", entries(HONEST))
 def test_an_honest_kernel_is_accepted(entry: Entry) -> None:
-    verdict = examine(entry.kernel, entry.spec, examples=10, **entry.examine)
-    assert verdict.outcome == "PASS", str(verdict)
+    passes(examine(entry.kernel, entry.spec, examples=10, **entry.examine))
 
 
 @pytest.mark.parametrize("entry", entries(FAULTY))

@@ -253,8 +253,7 @@ def test_a_weaker_contract_still_rejects(
 
 def in_float32(kernel: Kernel, *inputs: Tensor) -> Tensor:
     """The kernel by way of float32."""
-    y: Tensor = kernel(*(x.float() for x in inputs)).double()
-    return y
+    return kernel(*(x.float() for x in inputs)).double()
 
 
 def gemm_backwards(a: Tensor, b: Tensor) -> Tensor:
@@ -316,8 +315,7 @@ def test_rescalings_count_once_a_block(block: int, every: int, outcome: str) -> 
     kernel = partial(softmax_online, block=block, rescale=decay_off)
     shapes = {"R": range(1, 20), "N": range(1, 200 * block)}
     contract = Contract(rescale_every=every)
-    verdict = first(kernel, contract=contract, shapes=shapes, examples=4)
-    assert verdict.outcome == outcome, str(verdict)
+    assert first(kernel, contract=contract, shapes=shapes, examples=4).outcome == outcome
 
 
 def test_a_number_of_keys_is_a_whole_one() -> None:

@@ -25,7 +25,7 @@ from assay.verify.examination.run import arranged, fixed_cases, kind_of
 from assay.verify.findings import ASPECTS
 from assay.verify.settings import EFFORTS, Settings
 
-from .examined import failure_of, passes, quick
+from .examined import fails, failure_of, passes, quick
 from .usual import only
 from .zoo.honest_attention import attention_rows
 
@@ -106,8 +106,7 @@ def test_a_peak_in_the_last_place_is_met() -> None:
         weights = (x - x[:, :blocks].amax(1, keepdim=True)).exp() if x.shape[1] > 512 else torch.softmax(x, 1)
         return weights / weights.sum(1, keepdim=True)
 
-    found = examine(softmax, "softmax", dtype="float32", effort="quick", shrinking=False, every_aspect=False)
-    assert found.outcome == "FAIL", str(found)
+    fails(examine(softmax, "softmax", dtype="float32", effort="quick", shrinking=False, every_aspect=False))
 
 
 SELF = {"Sk": "Sq", "Dv": "D", "D": [8, 16], "B": [1]}

@@ -103,8 +103,7 @@ def outcome_of(op: str, kernel: Callable[..., Any], options: dict[str, list[Any]
 
     def called(x: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
         given.pop("floor", None)
-        result: tuple[Tensor, Tensor] = kernel(x, **given)
-        return result
+        return kernel(x, **given)
 
     shapes = {"R": range(1, 20), "N": range(1, 300)}
     return first(called, op, "bfloat16", options=options, effort="usual", examples=4, shapes=shapes, **settings).outcome
