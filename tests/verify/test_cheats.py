@@ -5,6 +5,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,15 +13,15 @@ import torch
 from torch import Tensor
 
 from assay.kernels.libraries.pytorch import softmax
-from assay.verify import Contract, examine
+from assay.verify import Contract
 from assay.verify.cases.case import Case
 from assay.verify.harness.call import Call
 from assay.verify.harness.runner import KernelHarness
 
-from .examined import fails, failure_of, first, quick
+from .examined import fails, failure_of, first, passes, quick
 from .zoo.faulty_conduct import Remembered, shape_and_dtype
 
-FEW: dict[str, Any] = {"dtype": "float32", "effort": "quick", "examples": 0, "shapes": {"R": [3], "N": range(1, 10)}}
+SHAPES = {"R": [3], "N": range(1, 10)}
 WRONG = ("contract", "exact", "nonfinite", "unwritten_output")
 
 
@@ -76,49 +77,24 @@ def test_only_many_equal_calls_show_work_skipped_in_a_timed_loop() -> None:
         assert (harness.try_case(replace(case, protocol=protocol)).failure is not None) == found, protocol
 
 
+@pytest.fixture
+def importable(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Kernels of a module that another process can import."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    return importlib.import_module("cheating_kernels")
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param("lazy_when_alone", marks=pytest.mark.evidence), "lazy_without_pytest", "lazy_without_guards"]
 )
-def test_a_kernel_that_knows_the_harness_is_caught_outside(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    kernel = getattr(importlib.import_module("cheating_kernels"), name)
-    verdict = examine(kernel, "softmax", isolate=True, every_aspect=False, shrinking=False, **FEW)
+def test_a_kernel_that_knows_the_harness_is_caught_outside(name: str, importable: ModuleType) -> None:
+    """Isolated, it is also called where nothing tells: no caller, no module, no guarded memory."""
+    verdict = first(getattr(importable, name), isolate=True, shapes=SHAPES)
     assert failure_of(verdict).case.protocol == "outside"
 
 
-def test_an_honest_kernel_passes_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    kernel = importlib.import_module("cheating_kernels").softmax
-    verdict = examine(kernel, "softmax", isolate=True, **FEW)
-    assert verdict.passed, str(verdict)
-    assert verdict.phases["outside"] == 1
-
-
-def test_patched_torch_is_a_finding_and_mended() -> None:
-    isfinite = torch.isfinite
-    verdict = quick(patches_judge)
-    assert verdict.failure.kind == "input_mutated"
-    assert "torch.isfinite" in verdict.failure.message
-    assert torch.isfinite is isfinite
-
-
-def test_torch_may_replace_its_own() -> None:
-    """Loading torch's compiler inside a call, which wraps some functions of torch, is no tampering."""
-    compiled = torch.compile(softmax, backend="eager")
-    assert examine(compiled, "softmax", layouts=["contiguous"], **FEW).passed
-
-
-class Liar(Tensor):
-    """Half as large again as it says."""
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        plain = [arg.as_subclass(Tensor) / 1.5 if isinstance(arg, Liar) else arg for arg in args]
-        return func(*plain, **(kwargs or {}))
-
-
-def test_a_tensor_with_a_will_of_its_own_is_judged_by_its_numbers() -> None:
-    fails(first(lambda x: (softmax(x) * 1.5).as_subclass(Liar)))
+def test_an_honest_kernel_passes_outside(importable: ModuleType) -> None:
+    assert passes(quick(importable.softmax, isolate=True, shapes=SHAPES)).phases["outside"] == 1
 
 
 def deletes(x: Tensor) -> Tensor:
@@ -133,9 +109,29 @@ def swaps(x: Tensor) -> Tensor:
     return softmax(x)
 
 
-@pytest.mark.parametrize(("kernel", "name"), [(deletes, "isfinite"), (swaps, "allclose")])
-def test_deleted_and_exchanged_functions_are_found_too(kernel: Callable[[Tensor], Tensor], name: str) -> None:
+@pytest.mark.parametrize(("kernel", "name"), [(patches_judge, "isfinite"), (deletes, "isfinite"), (swaps, "allclose")])
+def test_patched_torch_is_a_finding_and_mended(kernel: Callable[[Tensor], Tensor], name: str) -> None:
+    """Replaced, deleted or exchanged, a function is named, and put back before anything is judged."""
     before = getattr(torch, name)
-    verdict = quick(kernel)
-    assert f"torch.{name}" in verdict.failure.message
+    failure = failure_of(quick(kernel))
+    assert failure.kind == "input_mutated"
+    assert f"torch.{name}" in failure.message
     assert getattr(torch, name) is before
+
+
+def test_torch_may_replace_its_own() -> None:
+    """Loading torch's compiler inside a call, which wraps some functions of torch, is no tampering."""
+    assert quick(torch.compile(softmax, backend="eager"), layouts=["contiguous"], shapes=SHAPES).passed
+
+
+class Liar(Tensor):
+    """Half as large again as it says."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        plain = [arg.as_subclass(Tensor) / 1.5 if isinstance(arg, Liar) else arg for arg in args]
+        return func(*plain, **(kwargs or {}))
+
+
+def test_a_tensor_with_a_will_of_its_own_is_judged_by_its_numbers() -> None:
+    fails(first(lambda x: (softmax(x) * 1.5).as_subclass(Liar)))
