@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from assay.precision.advice import KINDS, Finding
-from assay.precision.advice.detectors import random_control
-from assay.precision.advice.finding import ordered
+from assay.precision.advice.detectors import ordered, random_control
 from assay.precision.advice.routers import flip_share, routers_of
 from assay.precision.auditing import Audit, advise, audit, reliability
 from assay.precision.errors import BadAssignment
