@@ -25,8 +25,6 @@ Groups = list[list[str]]
 
 
 class _Expert(torch.nn.Module):
-    """A gated MLP of three linears."""
-
     def __init__(self, gate_up: torch.Tensor, down: torch.Tensor, act: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
         self.gate_proj, self.up_proj, self.down_proj = map(_linear, (*gate_up.chunk(2), down))

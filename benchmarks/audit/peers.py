@@ -21,13 +21,13 @@ import io
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from choosers import by_weight_error, first_and_last, from_autoround, from_modelopt, unfused_experts, uniform
-from furniture import options
+from choosers import Choice, by_weight_error, first_and_last, from_autoround, from_modelopt, unfused_experts, uniform
+from heldout import options
 from rich.console import Console
 from rich.table import Table
 
@@ -45,9 +45,6 @@ UNFUSED = "transformers"
 
 VERDICTS = {-1: "better", 0: "same", 1: "worse"}
 
-Choice = Callable[[float], dict[str, str]]
-"""From mean bits of a weight to an assignment."""
-
 
 @dataclass
 class Row:
@@ -58,7 +55,6 @@ class Row:
     seconds: float
     bytes: float
     measured: MeasuredError
-    ours_bytes: float
     ours: MeasuredError
 
     @property
@@ -69,12 +65,8 @@ class Row:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     logging.disable(logging.INFO)
-    with (
-        warnings.catch_warnings(),
-        contextlib.redirect_stdout(io.StringIO()),
-        contextlib.redirect_stderr(io.StringIO()),
-    ):
-        warnings.simplefilter("ignore")
+    out, err = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
+    with warnings.catch_warnings(action="ignore"), out, err:
         yield
     logging.disable(logging.NOTSET)
 
@@ -118,27 +110,12 @@ def compared(result: Audit, peers: Mapping[str, Choice], budgets: list[float]) -
             cost = result.cost(assignment).bytes
             ours = result.recommend(max_bytes=cost, fixed=fixed)
             measured = result.measure(assignment), result.measure(ours)
-            yield Row(bits, name, spent, cost, measured[0], ours.cost.bytes, measured[1])
-
-
-def shown(rows: list[Row], title: str) -> Table:
-    table = Table("bits", "peer", "seconds", "bytes", "its error", "ours", "its / ours", "ours is", title=title)
-    for row in sorted(rows, key=lambda row: row.bits):
-        ratio = row.measured / row.ours if row.ours > 0 else float("nan")
-        cells = (
-            format_bytes(row.bytes, 4),
-            format_error(row.measured),
-            format_error(row.ours),
-            f"{ratio:.2f}",
-            row.verdict,
-        )
-        table.add_row(f"{row.bits:g}", row.peer, f"{row.seconds:.1f}", *cells)
-    return table
+            yield Row(bits, name, spent, cost, measured[0], measured[1])
 
 
 def main() -> None:
     """Audit twice, run every peer, print the tables."""
-    parser = options(__doc__, sequences=64, batch=8, seed=0)
+    parser = options(__doc__)
     parser.add_argument("--bits", type=float, nargs="+", default=[4.5, 5.0, 6.0, 7.0])
     given = parser.parse_args()
     loaded, console = load(given.model), Console(width=120)
@@ -163,7 +140,13 @@ def main() -> None:
     for rule, (result, apart) in rules.items():
         rows = list(compared(result, choices(model, batches, result, apart, logits), given.bits))
         every += rows
-        console.print(shown(rows, f"{loaded.name}, {rule}; {result.metric.name} over {held} sequences held out"))
+        title = f"{loaded.name}, {rule}; {result.metric.name} over {held} sequences held out"
+        table = Table("bits", "peer", "seconds", "bytes", "its error", "ours", "its / ours", "ours is", title=title)
+        for row in sorted(rows, key=lambda row: row.bits):
+            ratio = row.measured / row.ours if row.ours > 0 else float("nan")
+            errors = format_error(row.measured), format_error(row.ours), f"{ratio:.2f}", row.verdict
+            table.add_row(f"{row.bits:g}", row.peer, f"{row.seconds:.1f}", format_bytes(row.bytes, 4), *errors)
+        console.print(table)
     reported = [row.verdict for row in every]
     counts = {word: reported.count(word) for word in ("better", "same", "worse")}
     console.print("ours is better {better}, the same {same}, worse {worse}".format(**counts))
@@ -181,16 +164,9 @@ def main() -> None:
         if best is not None:
             ours = full.measure(full.recommend(max_bytes=best.bytes, fixed=fixed))
             less = f"{1 - ours / best.measured:.0%}" if best.measured > 0 else ""
+            errors = format_error(best.measured), format_error(ours), less
             verdict = VERDICTS[difference(ours, best.measured).sign]
-            cells = (
-                format_bytes(best.bytes, 4),
-                best.peer,
-                format_error(best.measured),
-                format_error(ours),
-                less,
-                verdict,
-            )
-            table.add_row(f"{bits:g}", *cells)
+            table.add_row(f"{bits:g}", format_bytes(best.bytes, 4), best.peer, *errors, verdict)
     console.print(table)
 
 
