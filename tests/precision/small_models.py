@@ -1,4 +1,7 @@
-"""A model of a few linears, audited in moments, for what is about an audit's answers rather than the model."""
+"""Models of a few linears, audited in moments, for what is about an audit's answers rather than the model."""
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -37,3 +40,17 @@ def made() -> tuple[Model, list[torch.Tensor]]:
     """The model and two batches of four sequences of eight positions, the same every time."""
     torch.manual_seed(0)
     return Model(), [torch.randn(4, 8, 32) for _ in range(2)]
+
+
+class Between(torch.nn.Module):
+    """Two linears with something between them."""
+
+    def __init__(self, between: Callable[[Any, torch.Tensor], torch.Tensor], **parts: torch.nn.Module) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(16, 16), torch.nn.Linear(16, 8)
+        self.between = between
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.between(self, self.first(x)))

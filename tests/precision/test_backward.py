@@ -8,24 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.precision import audit
 from assay.precision.auditing import Audit
 from assay.precision.errors import BadModel
 from assay.precision.prediction.backward import AGAIN, differentiate
 from assay.precision.prediction.quadratic_form import Products
-from tests.precision.test_batched_assignments import MODELS
-
-FORMATS = ["bf16", "fp8", "w4a16-g32", "fp8-block", "kv-fp8", "a-fp8"]
-
-
-def found_of(kind: str) -> Audit:
-    """An audit of two batches, the first with padding."""
-    torch.manual_seed(0)
-    rows = torch.randint(0, 256, (6, 12))
-    mask = torch.ones_like(rows)
-    mask[1, 7:] = 0
-    batches = [{"input_ids": rows[:4], "attention_mask": mask[:4]}, {"input_ids": rows[4:]}]
-    return audit(MODELS[kind](), batches, formats=FORMATS)
+from tests.precision.test_batched_assignments import MODELS, audited
 
 
 def products(found: Audit, *, blocks: bool, **more: Any) -> Products:
@@ -37,20 +24,19 @@ def products(found: Audit, *, blocks: bool, **more: Any) -> Products:
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_block_by_block_gives_the_products_of_the_whole_graph(kind: str) -> None:
-    found = found_of(kind)
+    found = audited(kind)
     whole, by_blocks = products(found, blocks=False), products(found, blocks=True)
     assert set(whole.keys) == set(by_blocks.keys)
     order = [by_blocks.keys.index(key) for key in whole.keys]
-    for one, other in ((whole.sums, by_blocks.sums), (whole.squares, by_blocks.squares)):
-        np.testing.assert_allclose(other[order], one, rtol=1e-4, atol=1e-6 * np.abs(one).max())
     assert whole.again is not None
     assert by_blocks.again is not None
-    for one, other in zip(whole.again, by_blocks.again, strict=True):
+    pairs = [(whole.sums, by_blocks.sums), (whole.squares, by_blocks.squares)]
+    for one, other in (*pairs, *zip(whole.again, by_blocks.again, strict=True)):
         np.testing.assert_allclose(other[order], one, rtol=1e-4, atol=1e-6 * np.abs(one).max())
 
 
 def test_autograd_holds_the_values_of_one_block() -> None:
-    found, most = found_of("llama"), {}
+    found, most = audited("llama"), {}
     for blocks in (False, True):
         held: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
         sizes = []
@@ -68,7 +54,7 @@ def test_autograd_holds_the_values_of_one_block() -> None:
 
 
 def test_a_model_that_changes_between_calls_is_refused() -> None:
-    found = found_of("llama")
+    found = audited("llama")
     calls = found.choice_evaluator.chain.calls  # type: ignore[union-attr]
     changed = [
         each.clone() + 1 if isinstance(each, Tensor) and each.is_floating_point() else each

@@ -18,23 +18,9 @@ from assay.precision.errors import BadModel, NoData
 from assay.precision.observation.observing import _sources
 from assay.precision.observation.running import batch_size, call, normalised
 from assay.precision.observation.sites import Site, Statistics
-from tests.precision.small_models import FORMATS
+from tests.precision.small_models import FORMATS, Between
 
 _IDS = [torch.randint(0, 64, (4, 8), generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
-
-
-class _Odd(nn.Module):
-    """Two linears with something between them."""
-
-    def __init__(self, between: Callable[[Any, Tensor], Tensor], **parts: nn.Module) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 8)
-        self.between = between
-        for name, part in parts.items():
-            self.add_module(name, part)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.between(self, self.first(x)))
 
 
 class _Tokens(nn.Module):
@@ -69,8 +55,8 @@ def _linears(found: Audit) -> set[str]:
     return names
 
 
-def _parameter(between: Callable[[Any, Tensor], Tensor], *shape: int) -> _Odd:
-    model = _Odd(between)
+def _parameter(between: Callable[[Any, Tensor], Tensor], *shape: int) -> Between:
+    model = Between(between)
     model.weight = nn.Parameter(torch.randn(shape) / 4)
     return model
 
@@ -80,12 +66,12 @@ def _nested(model: Any, x: Tensor, **layout: Any) -> Tensor:
     return torch.nested.to_padded_tensor(model.inner(model.norm(nested)), 0.0)
 
 
-_PARTLY: dict[str, Callable[[], _Odd]] = {
-    "by heads": lambda: _Odd(
+_PARTLY: dict[str, Callable[[], Between]] = {
+    "by heads": lambda: Between(
         lambda m, x: torch.einsum("bthd,hdc->bthc", x.unflatten(-1, (4, 4)), m.inner.weight.view(4, 4, 4)).flatten(2),
         inner=nn.Linear(4, 16),
     ),
-    "by heads in bmm": lambda: _Odd(
+    "by heads in bmm": lambda: Between(
         lambda m, x: (
             (x.unflatten(-1, (4, 4)).transpose(1, 2) @ m.inner.weight.view(4, 4, 4)).transpose(1, 2).flatten(2)
         ),
@@ -94,14 +80,14 @@ _PARTLY: dict[str, Callable[[], _Odd]] = {
     "ensemble": lambda: _parameter(
         lambda m, x: torch.vmap(lambda w: functional.linear(x, w))(m.weight).mean(0), 3, 16, 16
     ),
-    "mapped": lambda: _Odd(lambda m, x: torch.vmap(m.inner)(x), inner=nn.Linear(16, 16)),
-    "derived": lambda: _Odd(lambda m, x: torch.func.jvp(m.inner, (x,), (x,))[1], inner=nn.Linear(16, 16)),
-    "nested": lambda: _Odd(_nested, inner=nn.Linear(16, 16), norm=nn.LayerNorm(16)),
-    "jagged": lambda: _Odd(
+    "mapped": lambda: Between(lambda m, x: torch.vmap(m.inner)(x), inner=nn.Linear(16, 16)),
+    "derived": lambda: Between(lambda m, x: torch.func.jvp(m.inner, (x,), (x,))[1], inner=nn.Linear(16, 16)),
+    "nested": lambda: Between(_nested, inner=nn.Linear(16, 16), norm=nn.LayerNorm(16)),
+    "jagged": lambda: Between(
         lambda m, x: _nested(m, x, layout=torch.jagged), inner=nn.Linear(16, 16), norm=nn.LayerNorm(16)
     ),
-    "scripted": lambda: _Odd(lambda m, x: m.inner(x), inner=torch.jit.script(nn.Sequential(nn.Linear(16, 16)))),
-    "recorded": lambda: _Odd(
+    "scripted": lambda: Between(lambda m, x: m.inner(x), inner=torch.jit.script(nn.Sequential(nn.Linear(16, 16)))),
+    "recorded": lambda: Between(
         lambda m, x: m.inner(x), inner=torch.jit.trace(nn.Linear(16, 16), torch.ones(2, 16), check_trace=False)
     ),
 }
@@ -166,15 +152,11 @@ def test_a_model_whose_name_ends_as_a_norm_takes_tokens() -> None:
     assert _linears(found) == {"table", "head"}
 
 
-class _Masked(nn.Module):
+class _Masked(Between):
     """Takes a mask, and leaves it to whoever compares."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 8)
-
     def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
-        return self.last(self.first(x).relu())
+        return super().forward(x)
 
 
 def _batch(mask: Tensor) -> dict[str, Tensor]:
@@ -183,13 +165,13 @@ def _batch(mask: Tensor) -> dict[str, Tensor]:
 
 def test_a_batch_of_padding_alone_adds_nothing() -> None:
     tokens, padding = _batch(torch.ones(6, 5)), _batch(torch.zeros(6, 5))
-    found, expected = _audited(_Masked(), [tokens, padding]), _audited(_Masked(), [tokens])
+    found, expected = (_audited(_Masked(lambda m, x: x.relu()), some) for some in ([tokens, padding], [tokens]))
     assert _linears(found) == {"first", "last"}
     for key, seen in expected.observed.statistics.items():
         assert found.observed.statistics[key].valid_rows == seen.valid_rows
         assert torch.equal(found.observed.statistics[key].largest, seen.largest)
     with pytest.raises(NoData, match=r"none but padding .* above 0 at tokens"):
-        _audited(_Masked(), [_batch(torch.zeros(6, 5))])
+        _audited(_Masked(lambda m, x: x.relu()), [_batch(torch.zeros(6, 5))])
 
 
 def test_statistics_of_no_rows_are_empty() -> None:
@@ -202,7 +184,7 @@ def test_statistics_of_no_rows_are_empty() -> None:
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_layers_are_audited_as_plain_ones(reentrant: bool) -> None:
     inner = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
-    model = _Odd(lambda m, x: checkpoint(m.inner, x, use_reentrant=reentrant), inner=inner)
+    model = Between(lambda m, x: checkpoint(m.inner, x, use_reentrant=reentrant), inner=inner)
     found = _audited(model)
     assert _linears(found) == {"first", "inner.0", "inner.2", "last"}
     model.between = lambda m, x: m.inner(x)
@@ -222,15 +204,15 @@ class _Inputs:
     rest: list[Tensor]
 
 
-class _Given(nn.Module):
+class _Given(Between):
     """Takes what holds two tensors."""
 
     def __init__(self, of: Callable[[Any], list[Tensor]]) -> None:
-        super().__init__()
-        self.first, self.last, self.of = nn.Linear(16, 16), nn.Linear(16, 8), of
+        super().__init__(lambda m, x: x.relu())
+        self.of = of
 
     def forward(self, given: Any) -> Tensor:
-        return self.last(self.first(torch.cat(self.of(given), 1)).relu())
+        return super().forward(torch.cat(self.of(given), 1))
 
 
 def _held() -> list[tuple[Callable[[Any], list[Tensor]], Any]]:
@@ -282,15 +264,15 @@ class _Energy(nn.Module):
 
 
 def _weight_normed() -> nn.Module:
-    return _Odd(lambda m, x: m.inner(x), inner=nn.utils.weight_norm(nn.Linear(16, 16))).bfloat16()
+    return Between(lambda m, x: m.inner(x), inner=nn.utils.weight_norm(nn.Linear(16, 16))).bfloat16()
 
 
 _REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "lazy": (lambda: _Odd(lambda m, x: m.inner(x), inner=nn.LazyLinear(16)), "inner.weight .*run the model once"),
+    "lazy": (lambda: Between(lambda m, x: m.inner(x), inner=nn.LazyLinear(16)), "inner.weight .*run the model once"),
     "scripted": (lambda: torch.jit.script(nn.Linear(16, 8)), "TorchScript"),
     "recorded": (lambda: torch.jit.trace(nn.Linear(16, 8), torch.ones(2, 16)), "TorchScript"),
     "weight norm": (_weight_normed, r"copied .*parametrizations\.weight_norm"),
-    "cast": (lambda: _Odd(lambda m, x: x.to(torch.bfloat16)).bfloat16(), "float32.*BFloat16.*cast to that of"),
+    "cast": (lambda: Between(lambda m, x: x.to(torch.bfloat16)).bfloat16(), "float32.*BFloat16.*cast to that of"),
     "forces": (lambda: _Energy(backward=False), "gradients in it, as forces"),
     "backward": (lambda: _Energy(backward=True), "gradients in it, as forces"),
 }
@@ -308,10 +290,10 @@ def test_what_cannot_be_audited_is_refused_in_a_line(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_what_the_refusals_advise_is_audited() -> None:
-    normed = _Odd(lambda m, x: m.inner(x), inner=nn.utils.parametrizations.weight_norm(nn.Linear(16, 16))).bfloat16()
-    lazy = _Odd(lambda m, x: m.inner(x), inner=nn.LazyLinear(16))
+    normed = Between(lambda m, x: m.inner(x), inner=nn.utils.parametrizations.weight_norm(nn.Linear(16, 16))).bfloat16()
+    lazy = Between(lambda m, x: m.inner(x), inner=nn.LazyLinear(16))
     lazy(torch.ones(2, 16))
-    cast = _Odd(lambda m, x: x.to(m.last.weight.dtype)).bfloat16()
+    cast = Between(lambda m, x: x.to(m.last.weight.dtype)).bfloat16()
     assert _linears(_audited(normed)) >= {"first", "last"}
     assert _linears(_audited(lazy)) == {"first", "inner", "last"}
     assert _linears(_audited(cast)) == {"first", "last"}

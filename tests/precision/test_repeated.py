@@ -21,20 +21,19 @@ def llama(**options: object) -> Audit:
 
 @pytest.fixture(scope="module")
 def audited() -> Audit:
-    return llama(
-        formats=[
-            "bf16",
-            "tf32",
-            "fp8",
-            "a-fp8",
-            "a-int8",
-            "w8a8",
-            "fp8-tensor",
-            "w4a16-g32-awq",
-            "w8a8-smooth",
-            "w-nvfp4",
-        ]
+    formats = (
+        "bf16",
+        "tf32",
+        "fp8",
+        "a-fp8",
+        "a-int8",
+        "w8a8",
+        "fp8-tensor",
+        "w4a16-g32-awq",
+        "w8a8-smooth",
+        "w-nvfp4",
     )
+    return llama(formats=formats)
 
 
 def test_a_site_knows_whose_values_it_is_given(audited: Audit) -> None:
@@ -52,7 +51,7 @@ def test_a_site_knows_whose_values_it_is_given(audited: Audit) -> None:
     # The last is a quarter too low, since the second scale is smaller by half a step; twice if both counted.
     [
         pair.split()
-        for pair in ["bf16 bf16", "bf16 tf32", "tf32 bf16", "a-fp8 fp8", "bf16 fp8", "a-fp8 bf16", "a-int8 w8a8"]
+        for pair in ("bf16 bf16", "bf16 tf32", "tf32 bf16", "a-fp8 fp8", "bf16 fp8", "a-fp8 bf16", "a-int8 w8a8")
     ],
 )
 def test_what_is_rounded_twice_is_counted_as_often_as_it_changes(audited: Audit, first: str, then: str) -> None:
@@ -212,6 +211,7 @@ def test_random_assignments_with_repeated_roundings_are_predicted() -> None:
     audited = llama(formats=["bf16", "tf32", "fp16"])
     draw = random.Random(0)
     some = [audited.random_assignment(draw) for _ in range(12)]
+    audited.measure_together(some)
     ratios = sorted(audited.predictor.uncalibrated(one)[0] / audited.measure(one) for one in some)
     assert 0.7 < ratios[6] < 1.4
 

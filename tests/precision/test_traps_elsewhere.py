@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from assay.precision import Audit, advise, audit
+from assay.precision import Audit
 from assay.precision.advice import Finding
 from tests.precision import traps
 
@@ -68,9 +68,7 @@ def found_with(build: Callable[[], Any], trap: Callable[..., None], **options: A
     batches = [{"input_ids": torch.randint(0, 256, (4, 24), generator=torch.Generator().manual_seed(1))}]
     changed = traps.planted(model, trap, **options)
     assert traps.same_function(model, changed, batches)
-    clean = {(finding.kind, finding.site) for finding in advise(audit(model, batches, formats=FORMATS))}
-    found = audit(changed, batches, formats=FORMATS)
-    return found, [finding for finding in advise(found) if (finding.kind, finding.site) not in clean]
+    return traps.new_findings(model, changed, batches, "kl", FORMATS)[1:]
 
 
 CHANNELS = {
