@@ -15,7 +15,7 @@ from torch import Tensor
 
 from assay.formats.errors import UnknownOption
 from assay.precision.errors import BadAssignment, BadModel, NoData
-from assay.precision.metrics import Metric, padding_of
+from assay.precision.metrics import Metric, at_valid, padding_of
 from assay.precision.observation.operations import traced
 from assay.precision.observation.qparams import QParams, menu_of
 from assay.precision.observation.running import batch_size, call, evaluating, mapping
@@ -241,7 +241,7 @@ def observe(
         if not index:
             _check(model, batch, metric, reference)
         shares.append(metric.weights(reference, mapping(batch)).numpy(force=True))
-        if not bool(metric.compared(reference, mapping(batch)).isfinite().all()):
+        if not bool(at_valid(reference, mapping(batch)).isfinite().all()):
             raise BadModel(f"expected finite outputs, got NaN or infinities for batch {index}: check model and inputs")
         references.add(reference)
         done(index + 1)
@@ -342,7 +342,7 @@ def _check(model: torch.nn.Module, batch: Any, metric: Metric, reference: Tensor
     """Raise BadModel where the model alone gives other outputs than the traced one."""
     with torch.no_grad(), evaluating(model, traced=False):
         plain = metric.output(call(model, batch), mapping(batch))
-    plain, traced_output = (metric.compared(each, mapping(batch)).double() for each in (plain, reference))
+    plain, traced_output = (at_valid(each, mapping(batch)).double() for each in (plain, reference))
     off = float((traced_output - plain).norm() / plain.norm().clamp(min=1e-300))
     if off > _SAME:
         raise BadModel(

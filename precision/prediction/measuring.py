@@ -18,7 +18,7 @@ from torch import Tensor
 
 from assay.precision.cache import Cache
 from assay.precision.errors import BadModel, NoData
-from assay.precision.metrics import Metric
+from assay.precision.metrics import Metric, at_valid
 from assay.precision.observation.observing import Observed
 from assay.precision.observation.operations import traced
 from assay.precision.observation.running import call, evaluating, mapping
@@ -51,7 +51,7 @@ def evaluation_data(model: torch.nn.Module, batches: Sequence[Any], metric: Metr
     for index, batch in enumerate(batches):
         with torch.no_grad(), evaluating(model), traced(model, Observer(model)):
             reference = metric.output(call(model, batch), mapping(batch))
-        if not bool(metric.compared(reference, mapping(batch)).isfinite().all()):
+        if not bool(at_valid(reference, mapping(batch)).isfinite().all()):
             raise BadModel(f"expected finite outputs, got NaN or infinities for batch {index} of {name}: check inputs")
         weights.append(metric.weights(reference, mapping(batch)).numpy(force=True))
         references.add(reference)

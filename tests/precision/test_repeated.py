@@ -13,6 +13,9 @@ from assay.precision.schemes import SCHEMES
 from tests.precision.tiny_models import MODELS
 
 
+FORMATS = "bf16 tf32 fp8 a-fp8 a-int8 w8a8 fp8-tensor w4a16-g32-awq w8a8-smooth w-nvfp4"
+
+
 def llama(**options: object) -> Audit:
     torch.manual_seed(0)
     ids = torch.randint(0, 256, (16, 24), generator=torch.Generator().manual_seed(1))
@@ -21,19 +24,7 @@ def llama(**options: object) -> Audit:
 
 @pytest.fixture(scope="module")
 def audited() -> Audit:
-    formats = (
-        "bf16",
-        "tf32",
-        "fp8",
-        "a-fp8",
-        "a-int8",
-        "w8a8",
-        "fp8-tensor",
-        "w4a16-g32-awq",
-        "w8a8-smooth",
-        "w-nvfp4",
-    )
-    return llama(formats=formats)
+    return llama(formats=FORMATS.split())
 
 
 def test_a_site_knows_whose_values_it_is_given(audited: Audit) -> None:
