@@ -12,7 +12,6 @@ from assay.precision.prediction.perturbations import is_repeated
 from assay.precision.schemes import SCHEMES
 from tests.precision.tiny_models import MODELS
 
-
 FORMATS = "bf16 tf32 fp8 a-fp8 a-int8 w8a8 fp8-tensor w4a16-g32-awq w8a8-smooth w-nvfp4"
 
 

@@ -27,9 +27,7 @@ def test_rows_of_engines_name_schemes(engine: object) -> None:
 
 
 def test_every_type_of_ggml_is_llama_cpp_s() -> None:
-    assert set(LLAMA.kernels) == {
-        name for name, scheme in SCHEMES.items() if scheme.weight is not None and scheme.weight.blocks
-    }
+    assert set(LLAMA.kernels) == {name for name, scheme in SCHEMES.items() if scheme.weight and scheme.weight.blocks}
 
 
 def test_a_target_is_an_engine_a_device_or_both() -> None:
