@@ -12,8 +12,6 @@ from assay.precision.schemes import SCHEMES, FakeQuantizer
 
 
 class Recurrent(torch.nn.Module):
-    """An embedding, a recurrent layer of ``kind``, a head."""
-
     def __init__(self, kind: Callable[..., torch.nn.Module], **options: Any) -> None:
         super().__init__()
         self.embedding = torch.nn.Embedding(64, 32)
@@ -35,7 +33,6 @@ def sentences(count: int, seed: int, length: int = 13) -> torch.Tensor:
 
 
 def next_symbol(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    """The loss of a language model."""
     return torch.nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
 
 

@@ -133,6 +133,5 @@ def test_an_error_outside_of_the_calibrated_range_is_unreliable(llama: Audit) ->
 
 
 def test_reliability_checks_the_assignment(llama: Audit) -> None:
-    """A site that there is not is refused as everywhere."""
     with pytest.raises(BadAssignment, match="expected a site"):
         reliability(llama, {"model.layers.9": "bf16"})

@@ -40,8 +40,6 @@ class Block(torch.nn.Module):
 
 
 class ResNet(torch.nn.Module):
-    """A stem, two blocks and a classifier."""
-
     def __init__(self) -> None:
         super().__init__()
         self.stem = torch.nn.Conv2d(3, 16, 3, 1, 1)

@@ -26,7 +26,6 @@ FORMATS = ("bf16", "fp8", "w8a8", "w8a16", "w4a16-g32", "w3a16-g32", "mxfp4", "k
 
 @pytest.fixture(scope="module")
 def language_model() -> Audit:
-    """The bundled model over 16 sequences of 48 bytes."""
     loaded = load("stdlib-llama")
     found = audit(loaded.model, loaded.batches(HELD_OUT, sequence=48, sequences=16, batch=16), formats=FORMATS, bits=16)
     found.calibrate(24)
@@ -90,7 +89,6 @@ def test_budgets_that_contradict_each_other_are_named(language_model: Audit) -> 
 
 
 def test_the_front_falls(language_model: Audit) -> None:
-    """More bytes, less error; the cheapest costs under a third."""
     front = language_model.pareto(6)
     sizes, _, predictions, assignments = zip(*front, strict=True)
     assert list(sizes) == sorted(sizes)
@@ -122,7 +120,6 @@ def test_the_choice_is_the_exhaustive_optimum(seed: int) -> None:
 
 @pytest.mark.parametrize("metric", ["relative", "kl", lambda outputs, batch: outputs.square().mean(-1)])
 def test_every_metric_is_predicted(metric: Any) -> None:
-    """Relative error, divergence, and a loss of one's own."""
     found = audit(deep(3), batches(), metric, ["bf16", "w8a8", "w4a16-g32", "fp8"])
     found.calibrate(12)
     draw = random.Random(1)
@@ -131,7 +128,6 @@ def test_every_metric_is_predicted(metric: Any) -> None:
 
 
 def test_padding_doesn_t_count() -> None:
-    """What stands behind the attention mask changes neither predictions nor measurements."""
     torch.manual_seed(0)
     model = MODELS["llama"]()
     ids = torch.randint(0, 256, (4, 12))
@@ -168,7 +164,6 @@ def test_a_model_without_attention_has_no_cache() -> None:
 
 
 def test_overflow_is_said_beforehand() -> None:
-    """A hidden value beyond float16's largest: predicted infinite, measured not finite."""
     model = deep(2)
     model[0].bias.data[:] = 0  # type: ignore[union-attr, operator]
     data = [batch * 1e5 for batch in batches(1)]

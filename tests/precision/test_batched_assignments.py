@@ -74,8 +74,6 @@ def test_side_by_side_is_bit_for_bit_one_by_one(kind: str) -> None:
 
 
 class Counted(Layer):
-    """Counts how often it runs."""
-
     runs = 0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -133,8 +131,6 @@ class Between(Model):
 
 
 class Backwards(Model):
-    """Layers run in another order than they stand in."""
-
     def forward(self, x: Tensor) -> Tensor:
         for layer in reversed(self.layers):
             x = layer(x)

@@ -24,8 +24,6 @@ SIZE, EXPERTS = 32, 4
 
 
 class Mixture(torch.nn.Module):
-    """A router's two best of four experts."""
-
     def __init__(self) -> None:
         super().__init__()
         self.gate = torch.nn.Linear(SIZE, EXPERTS)
@@ -136,7 +134,6 @@ def mixtral() -> Audit:
 
 
 def test_flip_share() -> None:
-    """Margins far above the noise never flip, those of zero in half of the cases."""
     assert flip_share(torch.tensor([10.0]), 1.0) < 1e-20
     assert flip_share(torch.tensor([0.0, 10.0]), 1.0) == pytest.approx(0.25)
     assert flip_share(torch.tensor([0.0]), 0.0) == 0.0
@@ -149,7 +146,6 @@ def test_how_many_experts_are_picked_is_counted(mixtral: Audit) -> None:
 
 
 def test_routing_noise_is_predicted(mixtral: Audit) -> None:
-    """Within a factor of 1.5 for the margins, 3 for the choices."""
     routing = mixtral.routing
     assert routing is not None
     everywhere = {str(site): "bf16" for site in mixtral.sites}
@@ -203,8 +199,6 @@ def test_a_router_with_wide_margins_is_not_told(wide: Audit) -> None:
 
 
 def test_no_interval_is_promised_that_flips_break(near: Audit) -> None:
-    """A measured error that flips raise to thrice the prediction and more is of an interval that promises nothing, and
-    its reason says so; one at the size of the prediction is promised."""
     broken = 0
     for assignment in several(near):
         prediction = near.predict(assignment)

@@ -165,8 +165,6 @@ def test_a_sum_in_parts_is_one_of_each_group() -> None:
 
 
 def test_what_is_measured_lies_within_what_is_predicted() -> None:
-    """Of 30 assignments of each model, and of one place, at least nine in ten of those that an interval of 95 % is
-    promised for, and of neither model fewer than eight in ten."""
     inside = []
     for found, site in map(audited, MODELS):
         draw = random.Random(1)
@@ -180,8 +178,6 @@ def test_what_is_measured_lies_within_what_is_predicted() -> None:
 
 
 def test_a_model_with_large_errors_says_where_its_predictions_end() -> None:
-    """Three bits at every layer of the grouped network change its outputs so much that less than two thirds of the
-    predicted error is measured: that is told, and of bfloat16 nothing is."""
     found, _ = audited("grouped")
     coarse, mild = (
         {str(site): scheme for site in found.sites if scheme in found.menu(site)} for scheme in ("w3a16-g32", "bf16")

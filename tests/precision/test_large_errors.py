@@ -35,8 +35,6 @@ def test_no_interval_is_promised_above_what_was_measured_where_it_was_predicted(
 
 
 def test_a_large_error_stands_in_record_terminal_and_page() -> None:
-    """What is recommended says so wherever the audit is read, and says nothing where it is no larger than what was
-    measured."""
     model, batches = made()
     found = audit(model, batches, "relative", FORMATS)
     found.calibrate(12)

@@ -24,8 +24,6 @@ _IDS = [torch.randint(0, 64, (4, 8), generator=torch.Generator().manual_seed(see
 
 
 class _Tokens(nn.Module):
-    """A table of embeddings and a head."""
-
     def __init__(self, *, tied: bool = False) -> None:
         super().__init__()
         self.table, self.head = nn.Embedding(64, 32), nn.Linear(32, 64)
@@ -136,7 +134,6 @@ def test_a_head_right_behind_its_table_is_audited() -> None:
 
 
 def test_sources_never_lead_back() -> None:
-    """Where the values of a table come to its own head by way of other sites, the others keep their sources."""
     sites = [
         Site("table", "embedding", "embedding"),
         Site("0:residual", "activation", "residual", source="table"),
@@ -246,8 +243,6 @@ def test_what_is_kept_is_kept_by_every_value_of_a_batch() -> None:
 
 
 class _Energy(nn.Module):
-    """Gives forces."""
-
     def __init__(self, *, backward: bool) -> None:
         super().__init__()
         self.first, self.last, self.backward = nn.Linear(16, 16), nn.Linear(16, 1), backward

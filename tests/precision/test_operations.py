@@ -19,8 +19,6 @@ functional = torch.nn.functional
 
 
 class Of(torch.nn.Module):
-    """A function of an input and one parameter."""
-
     def __init__(self, function: Callable[[Tensor, Tensor], Tensor], *shape: int) -> None:
         super().__init__()
         self.w = torch.nn.Parameter(drawn(*shape, seed=2))

@@ -32,8 +32,6 @@ def test_the_standard_error_is_the_scatter_of_other_draws(power: float) -> None:
 
 
 def test_a_comparison_is_paired() -> None:
-    """A tenth more in every sequence is told though either error's own interval is far wider; noise alone is not, but
-    in one of twenty."""
     first = drawn(24, 1)
     second = MeasuredError.of(1.1 * first.distances, first.weights, 1.0)
     assert second < first.high

@@ -47,7 +47,6 @@ def test_padding_is_no_part_of_what_is_fitted() -> None:
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda site: pickle.loads(pickle.dumps(site))])
 def test_a_site_survives_copies(copied: Callable[[Site], Site]) -> None:
-    """As the string that it is, with all that is known of it."""
     site = Site("model.layers.0.q_proj", "linear", "linear", (8, 4), "model.layers.0.qkv", "", "model.embed")
     assert copied(site) == site
     assert vars(copied(site)) == vars(site)

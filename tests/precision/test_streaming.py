@@ -196,7 +196,6 @@ def test_no_device_that_there_is_not() -> None:
 
 
 def test_batches_follow_the_model() -> None:
-    """Batches are brought to where the model takes its inputs, with numbers in float32 and indices as they are."""
     model = torch.nn.Linear(2, 2, device="meta")
     model.register_parameter("first", torch.nn.Parameter(torch.zeros(1)))
     given = {"x": torch.zeros(2, 2, dtype=torch.float64), "ids": torch.zeros(2, dtype=torch.int64)}

@@ -55,7 +55,6 @@ def test_an_unknown_target_is_told_with_what_is_near(name: str, words: str) -> N
 
 
 def test_formats_of_a_target() -> None:
-    """An engine has formats of its own to look at; what is asked for by name stays where it takes it, in that order."""
     assert formats_of(None, "llama.cpp") == LLAMA.schemes
     assert formats_of(None, None) == DEFAULTS
     assert formats_of(["iq2_xs", "q4_k-q8_k", "q4_k"], "llama.cpp") == ("iq2_xs", "q4_k-q8_k", "q4_k")

@@ -38,7 +38,6 @@ def kinds(findings: Sequence[Finding], site: str = "") -> set[str]:
 
 
 def one(findings: Sequence[Finding], kind: str, site: str) -> Finding:
-    """The only finding of a kind at a site."""
     found = [finding for finding in findings if finding.kind == kind and finding.site == site]
     assert len(found) == 1, [str(finding) for finding in findings]
     return found[0]
@@ -95,7 +94,6 @@ def test_underflow() -> None:
 
 
 def test_huge_row() -> None:
-    """A row of a weight that is 4096 times larger is named."""
     _, findings = with_trap(
         "stdlib-llama", traps.scaled_units, ("w8a8", "fp8-tensor", "fp8"), layer=1, units=[9], factor=2.0**12
     )
@@ -112,7 +110,6 @@ def test_outlier_keys() -> None:
 
 
 def test_massive_token() -> None:
-    """A token that starts every sequence with a residual far above all others is named with its position."""
     model, begun = traps.clean("stdlib-llama").model, traps.begun(traps.clean("stdlib-llama").batches)
     _, _, findings = traps.new_findings(model, traps.planted(model, traps.massive_token), begun, "kl", ("fp8",))
     finding = one(findings, "massive_token", "model.layers.0:residual")
@@ -121,7 +118,6 @@ def test_massive_token() -> None:
 
 
 def test_tied_weight() -> None:
-    """A table that is the head's weight is noted, one that only equals it is not."""
     own = traps.planted(traps.clean("stdlib-llama").model, traps.own_table)
     shared = traps.planted(own, traps.tied_table)
     assert traps.same_function(own, shared, traps.clean("stdlib-llama").batches)
@@ -134,7 +130,6 @@ def test_tied_weight() -> None:
 
 
 def test_dead_layer() -> None:
-    """A layer that adds nothing is found, all of its linears, and nothing else."""
     _, findings = with_trap("stdlib-llama", traps.dead_layer, ("w8a8",), after=1)
     dead = {finding.site: finding.numbers["zero"] for finding in findings if finding.kind == "dead"}
     assert {site.rpartition(".")[0] for site in dead} == {"model.layers.2.self_attn", "model.layers.2.mlp"}
@@ -143,7 +138,6 @@ def test_dead_layer() -> None:
 
 
 def test_idle_expert() -> None:
-    """An expert that no token reaches is named, and an assignment of its layer is to be measured."""
     number, layer = next(
         (n, each.name)
         for n, each in enumerate(experts_of(traps.clean("stdlib-mixtral").observed))
@@ -160,7 +154,6 @@ def test_idle_expert() -> None:
 
 
 def test_router_near_ties() -> None:
-    """A router whose margins drown in what its rows have in common is named, and one of the model as it is is not."""
     assert "router_ties" not in kinds(without("stdlib-mixtral"))
     _, findings = with_trap("stdlib-mixtral", traps.common_router, ("bf16", "fp8"), layer=1)
     finding = one(findings, "router_ties", "model.layers.1.mlp.gate")
@@ -208,7 +201,6 @@ def values() -> list[Tensor]:
 
 
 def test_nonfinite_values(values: list[Tensor]) -> None:
-    """Infinities that do not reach the output are found where they arise."""
     torch.manual_seed(0)
     assert "nonfinite" not in kinds(advise(audit(Plain(), values, "relative", formats=("fp8",))))
     torch.manual_seed(0)

@@ -16,8 +16,6 @@ from tests.precision.small_models import Between, made
 
 
 class Steep(torch.nn.Module):
-    """Two linears; of the sequences one has activations so large that its distributions flip under small changes."""
-
     def __init__(self) -> None:
         super().__init__()
         self.one, self.two = torch.nn.Linear(32, 32), torch.nn.Linear(32, 16)
@@ -62,8 +60,6 @@ def test_a_correction_is_given_to_the_part_that_was_measured() -> None:
 
 
 def test_what_breaks_when_it_is_measured_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scheme under which outputs are not finite, though its prediction is, leaves no finite interval and is not
-    taken."""
     found = steep()
     before = found.trial
     monkeypatch.setattr(found, "trial", lambda chosen: math.nan if chosen.get("one") == "w4a16-g32" else before(chosen))
@@ -73,8 +69,6 @@ def test_what_breaks_when_it_is_measured_is_not_chosen(monkeypatch: pytest.Monke
 
 
 def test_what_is_measured_is_as_many_as_were_asked_for() -> None:
-    """`calibrate` measures so many assignments and no others; more of them begin with those of fewer but for the front,
-    which is among them."""
     found, whole = steep(), steep()
     found.calibrate(6)
     assert len(found.measured) == 6
@@ -128,7 +122,6 @@ def test_a_model_that_writes_over_its_values_is_audited(build: Callable[[], torc
 
 
 def test_divergences_are_never_negative() -> None:
-    """Also where rounding is all that differs."""
     found = steep()
     logits = torch.randn(4, 3, 16)
     for place in range(50):

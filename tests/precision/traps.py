@@ -37,7 +37,6 @@ def new_findings(
 
 
 def planted(model: torch.nn.Module, trap: Callable[..., object], **options: Any) -> torch.nn.Module:
-    """A copy of the model with the trap in it."""
     changed = copy.deepcopy(model)
     with torch.no_grad():
         trap(changed, **options)
@@ -96,7 +95,6 @@ def own_table(model: Any) -> None:
 
 
 def tied_table(model: Any) -> None:
-    """The table of embeddings is the head's weight."""
     model.model.embed_tokens.weight = model.lm_head.weight
 
 
