@@ -17,7 +17,6 @@ from torch import Tensor
 
 from assay.formats.errors import UnknownOption
 from assay.precision.advice import Finding, findings, reasons
-from assay.precision.advice.detectors import random_control
 from assay.precision.advice.routers import Routing, routing_of
 from assay.precision.cache import Cache
 from assay.precision.choice.problem import Quantity
@@ -360,8 +359,7 @@ def advise(audit: Audit) -> list[Finding]:
 
     No assignment is run; one more backward pass over the calibration data gives the random control.
     """
-    given = audit.model, audit.batches, audit.predictor
-    return findings(audit.predictor, lambda menus: random_control(*given, menus, audit.choice_evaluator.chain))
+    return findings(audit.model, audit.batches, audit.predictor, audit.choice_evaluator.chain)
 
 
 def reliability(audit: Audit, assignment: Mapping[str, str]) -> list[str]:

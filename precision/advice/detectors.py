@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -462,10 +463,6 @@ _LIFTED = 2.0  # Ratio of a scheme's squared error to that of a random change fr
 _DEAD = 1e-9  # Share of the median site's error below which a site has no effect
 
 
-Control = Callable[[Mapping[str, tuple[str, ...]]], QuadraticForm]
-"""From names of schemes, by the sites that hold weights, to the form for random changes as large as theirs."""
-
-
 def random_control(
     model: torch.nn.Module,
     batches: Sequence[Any],
@@ -515,7 +512,9 @@ def granularities(predictor: Predictor, observed: Observed) -> Iterator[Finding]
             )
 
 
-def _bits_or_scales(predictor: Predictor, control: Control, repaired: set[tuple[str, str]]) -> Iterator[Finding]:
+def _bits_or_scales(
+    predictor: Predictor, control: Callable[..., QuadraticForm], repaired: set[tuple[str, str]]
+) -> Iterator[Finding]:
     """Yield for the costliest site of each family, where not ``repaired``, whether better scales could help, or only
     more bits."""
     observed = predictor.observed
@@ -628,9 +627,12 @@ _DETECTORS = (
 )
 
 
-def findings(predictor: Predictor, control: Control) -> list[Finding]:
-    """Return all findings: what breaks the model, what a prediction can't show, what costs most, and notes. ``control``
-    is called at most once, for sites whose scales may be the cause."""
+def findings(
+    model: torch.nn.Module, batches: Sequence[Any], predictor: Predictor, chain: Chain | None = None
+) -> list[Finding]:
+    """Return all findings: what breaks the model, what a prediction can't show, what costs most, and notes. A
+    `random_control` runs at most once, for sites whose scales may be the cause."""
     results = [finding for detector in _DETECTORS for finding in detector(predictor, predictor.observed)]
     repaired = {(each.site, each.numbers["scheme"]) for each in results if each.kind == "granularity"}
+    control = partial(random_control, model, batches, predictor, chain=chain)
     return ordered([*results, *_bits_or_scales(predictor, control, repaired)])
