@@ -42,15 +42,23 @@ def made() -> tuple[Model, list[torch.Tensor]]:
     return Model(), [torch.randn(4, 8, 32) for _ in range(2)]
 
 
-class Between(torch.nn.Module):
+class Made(torch.nn.Module):
+    """Parts, by name, and a forward pass that is a function of the module and its inputs."""
+
+    def __init__(self, run: Callable[..., torch.Tensor], **parts: torch.nn.Module | torch.nn.Parameter) -> None:
+        super().__init__()
+        self.run = run
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return self.run(self, *args, **kwargs)
+
+
+class Between(Made):
     """Two linears with something between them."""
 
     def __init__(self, between: Callable[[Any, torch.Tensor], torch.Tensor], **parts: torch.nn.Module) -> None:
-        super().__init__()
+        super().__init__(lambda m, x: m.last(m.between(m, m.first(x))), **parts)
         self.first, self.last = torch.nn.Linear(16, 16), torch.nn.Linear(16, 8)
         self.between = between
-        for name, part in parts.items():
-            self.add_module(name, part)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.between(self, self.first(x)))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from assay.precision import audit
 from assay.precision.errors import BadModel, WrongShape
+from tests.precision.small_models import Made
 
 FORMATS = ("bf16", "fp8", "w8a16", "w4a16-g32")
 
@@ -61,56 +62,34 @@ def test_blocks_that_share_a_state_are_measured_as_the_model_is() -> None:
     assert float(found.trial(one)) == pytest.approx(float(alone.trial(one)), rel=1e-6)
 
 
-class Stacked(torch.nn.Module):
-    """The weights of all layers in one parameter of four dimensions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w, self.head = torch.nn.Parameter(0.2 * normal(3, 32, 4, 8)), torch.nn.Linear(32, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.w:
-            x = x + torch.einsum("btd,dhk->bthk", x, layer).flatten(-2).tanh()
-        return self.head(x)
-
-
 def test_a_parameter_of_all_layers_is_told_as_unaudited() -> None:
-    found = audit(Stacked(), [normal(4, 8, 32)], "relative", FORMATS)
+
+    def stacked(m: Any, x: Tensor) -> Tensor:
+        for layer in m.w:
+            x = x + torch.einsum("btd,dhk->bthk", x, layer).flatten(-2).tanh()
+        return m.head(x)
+
+    model = Made(stacked, w=torch.nn.Parameter(0.2 * normal(3, 32, 4, 8)), head=torch.nn.Linear(32, 16))
+    found = audit(model, [normal(4, 8, 32)], "relative", FORMATS)
     assert [str(site) for site in found.sites] == ["head"]
     assert "w (3,072" in str(found.observed.unaudited)
 
 
-class BothWays(torch.nn.Module):
-    """An autoencoder whose decoder is the encoder's transpose."""
-
-    def __init__(self, columns: int) -> None:
-        super().__init__()
-        self.w = torch.nn.Parameter(normal(columns, 32))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.nn.functional.linear(torch.nn.functional.linear(x, self.w).tanh(), self.w.t())
-
-
 @pytest.mark.parametrize("columns", [32, 16])
 def test_a_weight_that_is_multiplied_from_both_sides_is_refused(columns: int) -> None:
+    linear, w = torch.nn.functional.linear, torch.nn.Parameter(normal(columns, 32))
+    model = Made(lambda m, x: linear(linear(x, m.w).tanh(), m.w.t()), w=w)
     with pytest.raises(BadModel, match="expected products with w from one side, got some with its transpose too"):
-        audit(BothWays(columns), [normal(4, 8, 32)], "relative", FORMATS)
+        audit(model, [normal(4, 8, 32)], "relative", FORMATS)
 
 
 @pytest.mark.parametrize("shape", [(8,), (8, 1), (8, 5, 6, 7)])
 def test_outputs_that_are_no_distributions_have_no_divergence(shape: tuple[int, ...]) -> None:
-
-    class Shaped(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.proj = torch.nn.Linear(32, torch.Size(shape[1:]).numel())
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.proj(x).reshape(shape)
-
+    proj = torch.nn.Linear(32, torch.Size(shape[1:]).numel())
+    model = Made(lambda m, x: m.proj(x).reshape(shape), proj=proj)
     with pytest.raises(WrongShape, match=r"expected logits .* take metric='relative' or a loss of your own"):
-        audit(Shaped(), [normal(8, 32)], "kl", FORMATS)
-    assert audit(Shaped(), [normal(8, 32)], "relative", FORMATS).trial({"proj": "w4a16-g32"}) > 0
+        audit(model, [normal(8, 32)], "kl", FORMATS)
+    assert audit(model, [normal(8, 32)], "relative", FORMATS).trial({"proj": "w4a16-g32"}) > 0
 
 
 class Mixed(torch.nn.Module):
@@ -145,38 +124,30 @@ def test_a_batch_of_more_than_the_model_takes_is_refused() -> None:
 
 def test_products_within_autocast_are_audited() -> None:
 
-    class Autocast(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.head = torch.nn.Linear(32, 32), torch.nn.Linear(32, 16)
-
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                y = self.inner(x)
-            return self.head(y.float())
+    def within(m: Any, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = m.inner(x)
+        return m.head(y.float())
 
     torch.manual_seed(0)
-    found = audit(Autocast(), [normal(16, 8, 32)], "relative", FORMATS)
+    model = Made(within, inner=torch.nn.Linear(32, 32), head=torch.nn.Linear(32, 16))
+    found = audit(model, [normal(16, 8, 32)], "relative", FORMATS)
     assert 0.5 < found.contribution("inner", "w4a16-g32") / found.trial({"inner": "w4a16-g32"}) < 2
 
 
 def test_a_gradient_that_is_nan_at_padding_closes_no_site() -> None:
 
-    class Normed(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.head = torch.nn.Embedding(64, 32, padding_idx=0), torch.nn.Linear(32, 64)
-
-        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-            x = self.table(input_ids)
-            return self.head(x / torch.sqrt(x.pow(2).sum(-1, keepdim=True)).clamp(min=1e-6))
+    def normed(m: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        x = m.table(input_ids)
+        return m.head(x / torch.sqrt(x.pow(2).sum(-1, keepdim=True)).clamp(min=1e-6))
 
     torch.manual_seed(0)
+    model = Made(normed, table=torch.nn.Embedding(64, 32, padding_idx=0), head=torch.nn.Linear(32, 64))
     mask = torch.ones(8, 8, dtype=torch.long)
     mask[:4, 5:] = 0
     batches: list[Mapping[str, Any]] = [
         {"input_ids": (torch.arange(64).view(8, 8) * step % 63 + 1) * mask, "attention_mask": mask} for step in (1, 5)
     ]
-    found = audit(Normed().eval(), batches, "kl", FORMATS)
+    found = audit(model.eval(), batches, "kl", FORMATS)
     for scheme in ("w8a16", "w4a16-g32"):
         assert 0.5 < found.contribution("table", scheme) / found.trial({"table": scheme}) < 2

@@ -22,6 +22,7 @@ from tests.precision.recurrent_models import (
     sentences,
     trained,
 )
+from tests.precision.small_models import Made
 from tests.precision.traps import new_findings, planted
 
 FORMATS = ("bf16", "w8a16", "fp8", "w8a8", "w8a8-smooth", "w4a16-g32", "w-nvfp4", "nvfp4", "mxfp8")
@@ -95,17 +96,13 @@ def test_weights_within_one_storage_are_told_apart() -> None:
 
 def test_a_packed_sequence_runs_as_it_is_and_is_told() -> None:
 
-    class Packed(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rnn, self.head = torch.nn.LSTM(8, 16, batch_first=True), torch.nn.Linear(16, 4)
+    def packed(m: Any, x: Tensor) -> Tensor:
+        lengths = [5 - index % 3 for index in range(len(x))]
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return m.head(pad_packed_sequence(m.rnn(packed)[0], batch_first=True)[0])
 
-        def forward(self, x: Tensor) -> Tensor:
-            lengths = [5 - index % 3 for index in range(len(x))]
-            packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-            return self.head(pad_packed_sequence(self.rnn(packed)[0], batch_first=True)[0])
-
-    told = str(audit(Packed(), [drawn(6, 5, 8)], "relative", ["bf16"]).observed.unaudited)
+    model = Made(packed, rnn=torch.nn.LSTM(8, 16, batch_first=True), head=torch.nn.Linear(16, 4))
+    told = str(audit(model, [drawn(6, 5, 8)], "relative", ["bf16"]).observed.unaudited)
     assert "rnn.weight_hh_l0" in told
     assert "packed sequences of LSTM" in told
 

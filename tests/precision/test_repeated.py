@@ -1,6 +1,7 @@
 """Tensors that several sites share: roundings that repeat, factors and scales that products have together."""
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from assay.precision import audit
 from assay.precision.auditing import Audit
 from assay.precision.prediction.perturbations import is_repeated
 from assay.precision.schemes import SCHEMES
+from tests.precision.small_models import Made
 from tests.precision.tiny_models import MODELS
 
 FORMATS = "bf16 tf32 fp8 a-fp8 a-int8 w8a8 fp8-tensor w4a16-g32-awq w8a8-smooth w-nvfp4"
@@ -55,18 +57,14 @@ def test_what_is_rounded_twice_is_counted_as_often_as_it_changes(audited: Audit,
 
 def test_a_tensor_written_to_has_no_source() -> None:
 
-    class InPlace(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm, self.one, self.two = torch.nn.LayerNorm(32), torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)
+    def in_place(m: Any, x: Tensor) -> Tensor:
+        x = m.norm(x)
+        y = m.one(x)
+        x += 1
+        return y + m.two(x)
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.norm(x)
-            y = self.one(x)
-            x += 1
-            return y + self.two(x)
-
-    found = audit(InPlace(), [torch.randn(4, 5, 32)], "relative", ["bf16"])
+    parts = {"norm": torch.nn.LayerNorm(32), "one": torch.nn.Linear(32, 32), "two": torch.nn.Linear(32, 32)}
+    found = audit(Made(in_place, **parts), [torch.randn(4, 5, 32)], "relative", ["bf16"])
     source = {str(site): site.source for site in found.sites}
     assert (source["one"], source["two"]) == ("norm:output", "")
 
@@ -109,19 +107,13 @@ def test_a_tensors_scale_is_one_for_a_fused_product(audited: Audit) -> None:
 
 def test_cross_attention_shares_factors_where_it_shares_inputs() -> None:
 
-    class Cross(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.q_proj, self.k_proj, self.v_proj = (torch.nn.Linear(32, 32) for _ in range(3))
-
-        def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-            return torch.nn.functional.scaled_dot_product_attention(
-                self.q_proj(x), self.k_proj(memory), self.v_proj(memory)
-            )
+    def cross(m: Any, x: Tensor, memory: Tensor) -> Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(m.q_proj(x), m.k_proj(memory), m.v_proj(memory))
 
     torch.manual_seed(0)
     spread = torch.logspace(-2, 2, 32)
-    found = audit(Cross(), [(torch.randn(4, 6, 32), torch.randn(4, 6, 32) * spread)], "relative", ["w4a16-g32-awq"])
+    model = Made(cross, **{f"{name}_proj": torch.nn.Linear(32, 32) for name in "qkv"})
+    found = audit(model, [(torch.randn(4, 6, 32), torch.randn(4, 6, 32) * spread)], "relative", ["w4a16-g32-awq"])
     of = {
         name: found.fits.weight(name, SCHEMES["w4a16-g32-awq"], found.observed.weights[name][None]).columns  # type: ignore[union-attr]
         for name in ("q_proj", "k_proj", "v_proj")

@@ -17,6 +17,7 @@ from assay.precision.prediction.row_sampling import RowSampler
 from assay.precision.prediction.sensitivity import Sensitivity
 from assay.precision.schemes import SCHEMES
 from tests.precision.opened import Opened, drawn
+from tests.precision.small_models import Made
 from tests.precision.test_grouped import MODELS as GROUPED
 from tests.precision.test_operations import Picture
 from tests.precision.tiny_models import MODELS
@@ -109,41 +110,33 @@ def test_routed_tokens_are_given_to_their_sequences() -> None:
 
 def test_calls_by_keyword_are_seen_too() -> None:
 
-    class Named(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.proj = torch.nn.Embedding(16, 8), torch.nn.Linear(8, 8)
-
-        def forward(self, ids: Tensor) -> Tensor:
-            x = torch.nn.functional.embedding(input=ids, weight=self.table.weight)
-            x = torch.nn.functional.linear(input=x, weight=self.proj.weight, bias=self.proj.bias)[:, None]
-            return torch.nn.functional.scaled_dot_product_attention(query=x, key=x, value=x)[:, 0]
+    def named(m: Any, ids: Tensor) -> Tensor:
+        x = torch.nn.functional.embedding(input=ids, weight=m.table.weight)
+        x = torch.nn.functional.linear(input=x, weight=m.proj.weight, bias=m.proj.bias)[:, None]
+        return torch.nn.functional.scaled_dot_product_attention(query=x, key=x, value=x)[:, 0]
 
     torch.manual_seed(0)
-    model, batch = Named(), torch.randint(0, 16, (2, 5))
+    model = Made(named, table=torch.nn.Embedding(16, 8), proj=torch.nn.Linear(8, 8))
+    batch = torch.randint(0, 16, (2, 5))
     found = Opened(model, batch, 2)
     assert {"table", "proj", ":scores"} <= set(found.sites)
     torch.testing.assert_close(found.reference, model(batch).detach())
 
 
-class Eager(torch.nn.Module):
+def eager() -> Made:
     """Attention by hand: rows of one weight for q, k and v, and a softmax of scores that are masked already."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.out = torch.nn.Linear(8, 8)
-        self.weight = torch.nn.Parameter(torch.randn(24, 8) / 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (torch.nn.functional.linear(x, part) for part in self.weight.split(8))
+    def attention(m: Any, x: Tensor) -> Tensor:
+        q, k, v = (torch.nn.functional.linear(x, part) for part in m.weight.split(8))
         hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
-        return self.out(torch.softmax((q @ k.mT).masked_fill(hidden, -torch.inf), -1) @ v)
+        return m.out(torch.softmax((q @ k.mT).masked_fill(hidden, -torch.inf), -1) @ v)
+
+    torch.manual_seed(0)
+    return Made(attention, out=torch.nn.Linear(8, 8), weight=torch.nn.Parameter(torch.randn(24, 8) / 3))
 
 
 def test_a_mask_before_a_softmax_makes_no_infinity() -> None:
-    torch.manual_seed(0)
-    model = torch.nn.ModuleDict({"attention": Eager()})
-    model.forward = lambda x: model["attention"](x)  # type: ignore[method-assign]
+    model = Made(lambda m, x: m.attention(x), attention=eager())
     found = audit(model, [torch.randn(4, 6, 8)], "relative", ["bf16", "a-fp8"])
     for scheme in ("bf16", "a-fp8"):
         predicted, measured = (f({"attention:scores": scheme}) for f in (found.predictor.squares, found.measure))
@@ -152,8 +145,7 @@ def test_a_mask_before_a_softmax_makes_no_infinity() -> None:
 
 
 def test_rows_of_a_weight_are_not_taken_for_the_whole() -> None:
-    torch.manual_seed(0)
-    found = audit(Eager(), [torch.randn(4, 6, 8)], "relative", ["bf16"])
+    found = audit(eager(), [torch.randn(4, 6, 8)], "relative", ["bf16"])
     assert {str(site) for site in found.sites if site.type == "linear"} == {"out"}
 
 

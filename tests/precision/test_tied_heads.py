@@ -11,24 +11,19 @@ from torch.nn import functional
 from assay.precision import audit
 from assay.precision.auditing import Audit
 from assay.precision.export.plan import plan_of
-from tests.precision.small_models import FORMATS
+from tests.precision.small_models import FORMATS, Made
 
 _IDS = [torch.randint(0, 64, (4, 8), generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
 
 
-class _Head(nn.Module):
+def _head(product: Callable[[Any, Tensor], Tensor], *, module: bool = False) -> Made:
     """A head that is the table, by a module or by a function."""
-
-    def __init__(self, product: Callable[[Any, Tensor], Tensor], *, module: bool = False) -> None:
-        super().__init__()
-        self.table, self.inner, self.norm = nn.Embedding(64, 32), nn.Linear(32, 32), nn.LayerNorm(32)
-        self.product = product
-        if module:
-            self.head = nn.Linear(32, 64, bias=False)
-            self.head.weight = self.table.weight
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.product(self, self.norm(self.inner(self.table(ids))))
+    parts = {"table": nn.Embedding(64, 32), "inner": nn.Linear(32, 32), "norm": nn.LayerNorm(32)}
+    model: Any = Made(lambda m, ids: product(m, m.norm(m.inner(m.table(ids)))), **parts)
+    if module:
+        model.head = nn.Linear(32, 64, bias=False)
+        model.head.weight = model.table.weight
+    return model
 
 
 @pytest.mark.parametrize(
@@ -41,7 +36,7 @@ class _Head(nn.Module):
 )
 def test_a_head_that_is_tied_by_a_function_is_one_that_is_tied_by_a_module(product: Any) -> None:
     torch.manual_seed(0)
-    model, other = _Head(product), _Head(lambda m, x: m.head(x), module=True)
+    model, other = _head(product), _head(lambda m, x: m.head(x), module=True)
     other.load_state_dict({**model.state_dict(), "head.weight": model.table.weight})
     found, expected = (audit(each.eval(), _IDS, "kl", [*FORMATS, "w8a8"], target="h200") for each in (model, other))
     called = {str(site): site for site in found.all_sites}
@@ -53,24 +48,16 @@ def test_a_head_that_is_tied_by_a_function_is_one_that_is_tied_by_a_module(produ
     assert found.predict({"table": "w8a8"}).error == pytest.approx(expected.predict({"table": "w8a8"}).error, rel=1e-3)
 
 
-class _Codebook(nn.Module):
-    """Multiplies with a table before it looks rows up, if it does."""
-
-    def __init__(self, *, looks_up: bool) -> None:
-        super().__init__()
-        self.first, self.table, self.last = nn.Linear(16, 8), nn.Embedding(32, 8), nn.Linear(8, 8)
-        self.back = nn.Linear(32, 8)
-        self.looks_up = looks_up
-
-    def forward(self, x: Tensor) -> Tensor:
-        near = self.first(x) @ self.table.weight.T
-        rows = self.table(near.argmax(-1)) if self.looks_up else 0.0
-        return self.last(self.back(near) + rows)
-
-
 def _audited(*, looks_up: bool) -> Audit:
+    """Of a codebook, which multiplies with a table before it looks rows up, if it does."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        near = m.first(x) @ m.table.weight.T
+        return m.last(m.back(near) + (m.table(near.argmax(-1)) if looks_up else 0.0))
+
     torch.manual_seed(0)
-    return audit(_Codebook(looks_up=looks_up).eval(), [torch.randn(6, 5, 16)], "relative", FORMATS)
+    parts = {"first": nn.Linear(16, 8), "table": nn.Embedding(32, 8), "last": nn.Linear(8, 8), "back": nn.Linear(32, 8)}
+    return audit(Made(run, **parts).eval(), [torch.randn(6, 5, 16)], "relative", FORMATS)
 
 
 def test_a_table_has_its_weight_whatever_comes_first() -> None:

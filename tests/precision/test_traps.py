@@ -13,6 +13,7 @@ from assay.precision.advice import Finding
 from assay.precision.advice.routers import experts_of
 from assay.precision.auditing import Audit
 from tests.precision import traps
+from tests.precision.small_models import Made
 from tests.precision.traps import LINEARS
 
 
@@ -169,30 +170,26 @@ def test_router_near_ties() -> None:
 
 
 def test_many_large_channels_are_no_outliers(values: list[Tensor]) -> None:
-    torch.manual_seed(0)
     raised = []
     for count in (1, 4):
         batches = [value.clone() for value in values]
         for batch in batches:
             batch[:, :count] *= 100
-        raised.append("outlier_channel" in kinds(advise(audit(Plain(), batches, "relative", formats=("w8a8",)))))
+        raised.append("outlier_channel" in kinds(advise(audit(plain(), batches, "relative", formats=("w8a8",)))))
     assert raised == [True, False]
 
 
-class Plain(torch.nn.Module):
+def plain(quotient: bool = False) -> Made:
     """Two linears with an unused norm of a quotient between them."""
 
-    def __init__(self, quotient: bool = False) -> None:
-        super().__init__()
-        self.first, self.norm = torch.nn.Linear(32, 32), torch.nn.LayerNorm(32)
-        self.second = torch.nn.Linear(32, 8)
-        self.quotient = quotient
+    def run(m: Any, x: Tensor) -> Tensor:
+        hidden = m.first(x).relu()
+        if quotient:
+            m.norm(x / hidden)
+        return m.second(hidden)
 
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.first(x).relu()
-        if self.quotient:
-            self.norm(x / hidden)
-        return self.second(hidden)
+    torch.manual_seed(0)
+    return Made(run, first=torch.nn.Linear(32, 32), norm=torch.nn.LayerNorm(32), second=torch.nn.Linear(32, 8))
 
 
 @pytest.fixture
@@ -201,17 +198,14 @@ def values() -> list[Tensor]:
 
 
 def test_nonfinite_values(values: list[Tensor]) -> None:
-    torch.manual_seed(0)
-    assert "nonfinite" not in kinds(advise(audit(Plain(), values, "relative", formats=("fp8",))))
-    torch.manual_seed(0)
-    findings = advise(audit(Plain(quotient=True), values, "relative", formats=("fp8",)))
+    assert "nonfinite" not in kinds(advise(audit(plain(), values, "relative", formats=("fp8",))))
+    findings = advise(audit(plain(quotient=True), values, "relative", formats=("fp8",)))
     assert findings[0].kind == "nonfinite"
     assert findings[0].site == "norm:input"
 
 
 def test_static_scale_of_one_batch(values: list[Tensor]) -> None:
-    torch.manual_seed(0)
-    model = Plain()
+    model = plain()
     lone = [values[0] * 16, *values[1:]]
     finding = one(advise(audit(model, lone, "relative", formats=("fp8-tensor",))), "static_scale", "first")
     assert 8 < finding.numbers["ratio"] < 32

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from itertools import count as counting
+from typing import Any
 
 import pytest
 import torch
@@ -12,23 +13,16 @@ from torch import Tensor
 from assay.precision import advise, audit
 from assay.precision.auditing import Audit
 from assay.precision.errors import BadAssignment, BadModel
-from tests.precision.small_models import Between, made
-
-
-class Steep(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two = torch.nn.Linear(32, 32), torch.nn.Linear(32, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.two(self.one(x).tanh() * x.abs().amax((1, 2), keepdim=True))
+from tests.precision.small_models import Between, Made, made
 
 
 def steep() -> Audit:
+    """Of two linears; one sequence has activations so large that its distributions flip under small changes."""
     torch.manual_seed(0)
-    x = torch.randn(16, 8, 32)
+    x, one, two = torch.randn(16, 8, 32), torch.nn.Linear(32, 32), torch.nn.Linear(32, 16)
     x[3] *= 200
-    return audit(Steep(), [x], "kl", ["w8a8", "w8a16", "w4a16-g32"])
+    model = Made(lambda m, x: m.two(m.one(x).tanh() * x.abs().amax((1, 2), keepdim=True)), one=one, two=two)
+    return audit(model, [x], "kl", ["w8a8", "w8a16", "w4a16-g32"])
 
 
 def test_what_few_sequences_decide_is_in_the_interval() -> None:
@@ -81,18 +75,15 @@ def test_what_is_measured_is_as_many_as_were_asked_for() -> None:
     assert any(assignment in front for assignment, _ in whole.measured)
 
 
-class InPlace(torch.nn.Module):
+def in_place(*, first: bool) -> Made:
     """A residual stream that is added to in place, with norms before or after."""
 
-    def __init__(self, *, first: bool) -> None:
-        super().__init__()
-        self.norm, self.fc, self.head = torch.nn.LayerNorm(16), torch.nn.Linear(16, 16), torch.nn.Linear(16, 8)
-        self.first = first
+    def run(m: Any, x: Tensor) -> Tensor:
+        x = x.clone() if first else m.norm(x)
+        x += m.fc(m.norm(x) if first else x)
+        return m.head(x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.clone() if self.first else self.norm(x)
-        x += self.fc(self.norm(x) if self.first else x)
-        return self.head(x)
+    return Made(run, norm=torch.nn.LayerNorm(16), fc=torch.nn.Linear(16, 16), head=torch.nn.Linear(16, 8))
 
 
 def test_what_is_predicted_to_break_the_model_is_not_measured_to_calibrate() -> None:
@@ -109,8 +100,8 @@ def test_what_is_predicted_to_break_the_model_is_not_measured_to_calibrate() -> 
     "build",
     [
         lambda: torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(inplace=True), torch.nn.Linear(16, 8)),
-        lambda: InPlace(first=True),
-        lambda: InPlace(first=False),
+        lambda: in_place(first=True),
+        lambda: in_place(first=False),
     ],
 )
 def test_a_model_that_writes_over_its_values_is_audited(build: Callable[[], torch.nn.Module]) -> None:
