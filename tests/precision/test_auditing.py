@@ -27,7 +27,7 @@ FORMATS = ("bf16", "fp8", "w8a8", "w8a16", "w4a16-g32", "w3a16-g32", "mxfp4", "k
 @pytest.fixture(scope="module")
 def language_model() -> Audit:
     loaded = load("stdlib-llama")
-    found = audit(loaded.model, loaded.batches(HELD_OUT, sequence=48, sequences=16, batch=16), formats=FORMATS, bits=16)
+    found = audit(loaded.model, loaded.batches(HELD_OUT, sequence=64, sequences=16, batch=16), formats=FORMATS, bits=16)
     found.calibrate(24)
     return found
 

@@ -74,7 +74,7 @@ MODELS = {"depthwise": (Separable, "blocks.1.0"), "grouped": (Grouped, "b.3")}
 
 
 def pictures(seed: int) -> Tensor:
-    return drawn(64, 3, 10, 10, seed=seed)
+    return drawn(48, 3, 10, 10, seed=seed)
 
 
 def loss(model: torch.nn.Module, x: Tensor) -> Tensor:

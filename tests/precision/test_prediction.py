@@ -86,9 +86,9 @@ def drawn(count: int, noise: float, seed: int) -> list[Measured]:
 @pytest.mark.parametrize("noise", [0.02, 0.1, 0.4])
 def test_the_interval_covers(noise: float) -> None:
     inside, off = [], []
-    for seed in range(60):
+    for seed in range(30):
         calibration = Calibration.fit(drawn(20, noise, seed))
-        for pair in drawn(100, noise, seed + 1000):
+        for pair in drawn(60, noise, seed + 1000):
             error, low, high = calibration.interval(pair)
             inside.append(low <= pair.measured <= high)
             off.append(math.log(error / pair.measured))
