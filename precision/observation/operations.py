@@ -106,7 +106,15 @@ def multihead(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     x = query.transpose(0, 1)
     projected = tracer.product(p["in_proj_weight"], x, inner, lambda a, w: _linear(a, w, p["in_proj_bias"]))
     q, k, v = (torch.unflatten(part, -1, (heads, -1)).transpose(1, 2) for part in projected.chunk(3, -1))
-    mask = _mask(p["attn_mask"], p["key_padding_mask"], heads, x)
+    # Both masks as one additive mask, [B or 1, H or 1, L, L]: -inf where a boolean one is True.
+    given_mask, padding, mask = p["attn_mask"], p["key_padding_mask"], None
+    if given_mask is not None and given_mask.dim() == 3:
+        given_mask = torch.unflatten(given_mask, 0, (-1, heads))
+    for each in (given_mask, None if padding is None else padding[:, None, None, :]):
+        if each is not None:
+            if each.dtype == torch.bool:
+                each = torch.zeros_like(each, dtype=x.dtype).masked_fill_(each, float("-inf"))
+            mask = each if mask is None else mask + each
     out, probabilities = _attention(tracer, q, k, v, mask, whole=p["need_weights"])
     x = out.transpose(1, 2).flatten(-2)
     out = tracer.product(p["out_proj_weight"], x, outer, lambda a, w: _linear(a, w, p["out_proj_bias"]))
@@ -114,22 +122,6 @@ def multihead(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     if not p["need_weights"]:
         return out, None
     return out, probabilities.mean(1) if p["average_attn_weights"] else probabilities
-
-
-def _mask(mask: Tensor | None, padding: Tensor | None, heads: int, x: Tensor) -> Tensor | None:
-    """Return both masks as one additive mask, [B or 1, H or 1, L, L]: -inf where a boolean one is True."""
-    total = None
-    for each, shape in ((mask, (-1, heads)), (padding, None)):
-        if each is None:
-            continue
-        if each.dtype == torch.bool:
-            each = torch.zeros_like(each, dtype=x.dtype).masked_fill_(each, float("-inf"))
-        if shape is None:
-            each = each[:, None, None, :]
-        elif each.dim() == 3:
-            each = torch.unflatten(each, 0, shape)
-        total = each if total is None else total + each
-    return total
 
 
 class _MaskedSoftmax(torch.autograd.Function):
@@ -292,14 +284,22 @@ def convolution(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Tensor:
         return func(*args, **kwargs)
     sides = weight.dim() - 2
     strides, dilations = (_each(given.get(name, 1), sides) for name in ("stride", "dilation"))
-    whole = x if x.dim() == weight.dim() else x[None]
-    padded = torch.nn.functional.pad(whole, _padding(given.get("padding", 0), weight.shape[2:], dilations))
-    windows = _windows(padded, weight.shape[2:], strides, dilations)
-    size = windows.shape[1:-1]
+    whole, kernel, padding = x if x.dim() == weight.dim() else x[None], weight.shape[2:], given.get("padding", 0)
+    if padding == "same":
+        reaches = [dilation * (length - 1) for length, dilation in zip(kernel, dilations, strict=True)]
+        pairs = [(each // 2, each - each // 2) for each in reaches]
+    else:
+        pairs = [(each, each) for each in _each(0 if padding == "valid" else padding, sides)]
+    windows = torch.nn.functional.pad(whole, list(chain.from_iterable(reversed(pairs))))
+    for side in range(sides):
+        reach = dilations[side] * (kernel[side] - 1) + 1
+        windows = windows.unfold(2 + side, reach, strides[side])[..., :: dilations[side]]
+    # Every window is a row: [B, ..., C * kernel].
+    windows = windows.permute(0, *range(2, 2 + sides), 1, *range(2 + sides, 2 + 2 * sides)).flatten(1 + sides)
     out = tracer.product(
         weight.flatten(1), windows.flatten(1, -2), parameter, lambda a, w: groups.linear(a, w, bias), role="convolution"
     )
-    out = torch.unflatten(out.mT, -1, size)
+    out = torch.unflatten(out.mT, -1, windows.shape[1:-1])
     return out if whole is x else out[0]
 
 
@@ -331,27 +331,6 @@ def transposed_convolution(tracer: Tracer, func: Any, args: Any, kwargs: Any) ->
 def _each(value: Any, sides: int) -> tuple[int, ...]:
     given = tuple(value) if isinstance(value, Sequence) else (value,)
     return given * sides if len(given) == 1 else given
-
-
-def _padding(value: Any, kernel: Sequence[int], dilations: Sequence[int]) -> list[int]:
-    """Return zeros before and after each side, the last side first, as `torch.nn.functional.pad` takes them."""
-    if value == "valid":
-        value = 0
-    if value == "same":
-        whole = [dilation * (length - 1) for length, dilation in zip(kernel, dilations, strict=True)]
-        pairs = [(each // 2, each - each // 2) for each in whole]
-    else:
-        pairs = [(each, each) for each in _each(value, len(kernel))]
-    return list(chain.from_iterable(reversed(pairs)))
-
-
-def _windows(x: Tensor, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Tensor:
-    """Return every window of x [B, C, ...] as a row: [B, ..., C * kernel]."""
-    sides = len(kernel)
-    for side in range(sides):
-        reach = dilations[side] * (kernel[side] - 1) + 1
-        x = x.unfold(2 + side, reach, strides[side])[..., :: dilations[side]]
-    return x.permute(0, *range(2, 2 + sides), 1, *range(2 + sides, 2 + 2 * sides)).flatten(1 + sides)
 
 
 State = tuple[Tensor, ...]
