@@ -294,9 +294,6 @@ def test_what_the_refusals_advise_is_audited() -> None:
     assert _linears(_audited(cast)) == {"first", "last"}
 
 
-FORMATS = ("bf16", "fp8", "w8a16", "w4a16-g32")
-
-
 def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 

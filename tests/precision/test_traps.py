@@ -12,7 +12,6 @@ from torch import Tensor
 from assay.precision import Audit, advise, audit, reliability
 from assay.precision.advice import Finding
 from assay.precision.advice.routers import experts_of
-from assay.precision.auditing import Audit
 from tests.precision import traps
 from tests.precision.small_models import Made
 from tests.precision.traps import LINEARS
