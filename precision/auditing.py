@@ -302,15 +302,17 @@ class Audit:
             indices = range(len(self.measured), count + self.predictor.calibration.unscored)
             if not indices:
                 continue
-            progress = partial(self._progress, "measuring")
-            done = (progress(min(number, len(indices) - 1), len(indices)) for number in counting(1))
+            done = partial(self._count_measured, counting(1), len(indices))
             with self._timed("measuring"):
                 best = Recommender(self.predictor, self.trial, self.roofline).front
                 assignments = draw_assignments(self.predictor, best, self._seed, indices)
-                self.choice_evaluator.measure_all(assignments, partial(next, done))
+                self.choice_evaluator.measure_all(assignments, done)
                 self.measured += run_trials(self.predictor, self.trial, assignments)
-            progress(len(indices), len(indices))
+            self._progress("measuring", len(indices), len(indices))
             self.predictor = recalibrated(self.predictor, self.measured)
+
+    def _count_measured(self, done: Iterator[int], count: int) -> None:
+        self._progress("measuring", min(next(done), count - 1), count)
 
     def random_assignment(self, draw: random.Random, share: float = 1.0, *, fine: bool = False) -> dict[str, str]:
         """Return a random scheme at every site, or at a random share of them (at least one); share 0: one scheme

@@ -79,7 +79,8 @@ class Cache:
         }
         answer, arrays = stored
         again = (arrays[_AGAIN[0]], arrays[_AGAIN[1]]) if _AGAIN[0] in arrays else None
-        return Products(tuple(map(named.__getitem__, answer["keys"])), *map(arrays.__getitem__, _ARRAYS), again)
+        keys = tuple(named[name] for name in answer["keys"])
+        return Products(keys, **{name: arrays[name] for name in _ARRAYS}, again=again)
 
     def keep(self, products: Products, menus: Mapping[str, Sequence[str]]) -> None:
         """Keep the products of all schemes of these menus."""

@@ -136,7 +136,12 @@ def _mapped(of: Callable[[Tensor], Tensor], value: Any) -> Any:
 def tensors_in(batch: Any) -> list[Tensor]:
     """Return the tensors of a batch, at any depth."""
     tensors: list[Tensor] = []
-    _mapped(lambda tensor: tensors.append(tensor) or tensor, batch)
+
+    def note(tensor: Tensor) -> Tensor:
+        tensors.append(tensor)
+        return tensor
+
+    _mapped(note, batch)
     return tensors
 
 
