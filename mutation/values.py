@@ -143,11 +143,14 @@ def thinned(actual: Any, expected: Any) -> tuple[Any, Any, bool]:
 def same_memory(a: Any, b: Any) -> bool:
     """Return whether two arrays are the same view of the same memory; Python numbers don't count."""
     if is_tensor(a) and is_tensor(b):
-        views = [(each.data_ptr(), each.shape, each.stride(), each.dtype, each.device) for each in (a, b)]
-        return bool(a is b or (a.numel() and views[0] == views[1]))
+        return bool(a is b or (a.numel() and a.data_ptr() == b.data_ptr() and _view(a) == _view(b)))
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return a is b or bool(a.size and a.__array_interface__ == b.__array_interface__)
     return False
+
+
+def _view(tensor: Any) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 def _leaves(value: Any, path: tuple[Any, ...]) -> list[tuple[tuple[Any, ...], Any]]:
