@@ -64,8 +64,7 @@ def judge(
 ) -> int:
     """Judge a solution of a kernel benchmark's problem: its numbers by the derived tolerance, its sizes, its conduct.
 
-    The solution runs in a process of its own. The verdict names the cheats that were recognised
-    (docs/judge.md).
+    The solution runs in a process of its own. The verdict names the recognised cheats (docs/judge.md).
     """
     if contract and (len(contract) > 1 or "=" in contract[0]):
         raise SettingError(f"--contract {contract[0]!r}; judge takes a contract's name, e.g. transformers")
