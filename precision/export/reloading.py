@@ -10,7 +10,6 @@ import ctypes
 import json
 import tempfile
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ from assay.precision.export.configurations.mlx import layers_in
 from assay.precision.export.manifest import RECORD, Part, Reloaded
 from assay.precision.loading.quiet import quiet
 from assay.precision.observation.streaming import device_of, streamed_parameters
-from assay.precision.schemes.ggml import block_types
+from assay.precision.schemes.ggml import block_types, library
 from assay.runtime.errors import AssayError, first_line
 from assay.runtime.modules import optional
 from assay.runtime.results import installed_version
@@ -44,8 +43,14 @@ class _Params(ctypes.Structure):
 
 
 class _Batch(ctypes.Structure):
-    _fields_ = [("n_tokens", ctypes.c_int32)] + [
-        (name, _ADDRESS) for name in ("token", "embd", "pos", "n_seq_id", "seq_id", "logits")
+    _fields_ = [
+        ("n_tokens", ctypes.c_int32),
+        ("token", ctypes.POINTER(ctypes.c_int32)),
+        ("embd", _ADDRESS),
+        ("pos", ctypes.POINTER(ctypes.c_int32)),
+        ("n_seq_id", ctypes.POINTER(ctypes.c_int32)),
+        ("seq_id", ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
+        ("logits", ctypes.POINTER(ctypes.c_int8)),
     ]
 
 
@@ -90,11 +95,9 @@ class LlamaCpp(torch.nn.Module):
         tokens = _function("llama_batch_init", _Batch, *[ctypes.c_int32] * 3)(len(ids), 0, 1)
         try:
             for index, token in enumerate(ids):
-                ctypes.cast(tokens.token, ctypes.POINTER(ctypes.c_int32))[index] = token
-                ctypes.cast(tokens.pos, ctypes.POINTER(ctypes.c_int32))[index] = index
-                ctypes.cast(tokens.n_seq_id, ctypes.POINTER(ctypes.c_int32))[index] = 1
-                ctypes.cast(tokens.seq_id, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)))[index][0] = 0
-                ctypes.cast(tokens.logits, ctypes.POINTER(ctypes.c_int8))[index] = 1
+                tokens.token[index], tokens.pos[index], tokens.n_seq_id[index] = token, index, 1
+                tokens.seq_id[index][0] = 0
+                tokens.logits[index] = 1
             tokens.n_tokens = len(ids)
             if _function("llama_decode", ctypes.c_int32, _ADDRESS, _Batch)(context, tokens):
                 raise BadModel(f"llama.cpp computes nothing for {len(ids)} tokens: give shorter sequences")
@@ -106,13 +109,8 @@ class LlamaCpp(torch.nn.Module):
             _function("llama_free", None, _ADDRESS)(context)
 
 
-@cache
-def _library() -> Any:
-    return ctypes.CDLL(optional("xllamacpp.xllamacpp", purpose="llama.cpp", extra="gguf").__file__)
-
-
 def _function(name: str, result: Any, *arguments: Any) -> Any:
-    results = getattr(_library(), name)
+    results = getattr(library("llama.cpp"), name)
     results.restype, results.argtypes = result, list(arguments)
     return results
 
@@ -141,10 +139,6 @@ def reloaded(audit: Audit, part: Part) -> Reloaded | None:
     except (AssayError, AssertionError, OSError, ValueError, TypeError, KeyError, RuntimeError) as refused:
         return Reloaded(reader, None, *about, first_line(refused))
     return Reloaded(reader, error, *about)
-
-
-def _checkpoint(audit: Audit, part: Part) -> torch.nn.Module:
-    return load_checkpoint(part.paths[0]).to(device_of(audit.model))
 
 
 def _torchao(audit: Audit, part: Part) -> torch.nn.Module:
@@ -188,7 +182,10 @@ def _mlx(audit: Audit, part: Part) -> torch.nn.Module:
 
 
 _READERS: dict[str, tuple[tuple[str, ...], Callable[[Audit, Part], torch.nn.Module]]] = {
-    "checkpoint": (("transformers", "compressed-tensors"), _checkpoint),
+    "checkpoint": (
+        ("transformers", "compressed-tensors"),
+        lambda audit, part: load_checkpoint(part.paths[0]).to(device_of(audit.model)),
+    ),
     "torchao": (("torchao",), _torchao),
     "gguf": (("xllamacpp",), _gguf),
     "mlx": (("mlx",), _mlx),
