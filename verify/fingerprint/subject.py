@@ -143,7 +143,7 @@ class Reduction:
         sizes |= {symbol: sizes[groups] for symbol, groups in definition.axes.groups.items()}
         shape = [sizes[symbol] if symbol in (self.fact.over, lanes) else 1 for symbol in dims]
         results = []
-        for part in terms.split(_ROWS):
+        for part in torch.split(terms, _ROWS):
             rows = _filled(part, _ROWS)
             values = (rows if dims.index(lanes) < dims.index(self.fact.over) else rows.T).reshape(shape)
             result = self.subject.call(sizes, {self.fact.of[0]: values})[0]
@@ -164,8 +164,8 @@ class Product(Reduction):
         most = torch.where(used.any(0), torch.where(used, right, 0.0).amax(0), 1.0)
         if bool(((right == most) | ~used).all()):  # one vector of second operands serves all rows
             columns = most.expand(_COLUMNS, -1)
-            return torch.cat([self._product(rows, columns)[: len(rows), 0] for rows in left.split(_ROWS)])
-        pairs = zip(left.split(_COLUMNS), right.split(_COLUMNS), strict=True)
+            return torch.cat([self._product(rows, columns)[: len(rows), 0] for rows in torch.split(left, _ROWS)])
+        pairs = zip(torch.split(left, _COLUMNS), torch.split(right, _COLUMNS), strict=True)
         return torch.cat([self._product(rows, columns).diagonal()[: len(rows)] for rows, columns in pairs])
 
     def operands(self, left: Tensor, right: Tensor) -> Tensor:

@@ -126,7 +126,7 @@ def options_for(case: Case, inputs: Inputs, listed: Mapping[str, Sequence[Any]])
     return _keywords(case, listed, {name: inputs.guarded[name].tensor for name in inputs.keywords})
 
 
-def _keywords(case: Case, listed: Mapping[str, Sequence[Any]], tensors: Mapping[str, Any]) -> dict[str, Any]:
+def _keywords(case: Case, listed: Mapping[str, Sequence[Any]], tensors: dict[str, Any]) -> dict[str, Any]:
     flags = [name for name, option in case.definition.options.items() if option.tensor]
     sets = [{name: value} for name, values in listed.items() for value in values]
     others = {t.name for options in sets for t in case.definition.signature(options).tensors if t.keyword}

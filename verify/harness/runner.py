@@ -194,11 +194,12 @@ class KernelHarness:
 
     def _here(self, case: Case, inputs: Inputs) -> Outputs | Failure:
         """Make the calls in this process."""
-        before: Outputs | Failure = ()
+        before: Outputs = ()
         if case.protocol.startswith("after_"):
-            before, inputs = self._other_data_first(case, inputs)
-            if isinstance(before, Failure):
-                return before
+            first, inputs = self._other_data_first(case, inputs)
+            if isinstance(first, Failure):
+                return first
+            before = first
         held = tuple(output.clone() for output in before)
         outputs = self.call(case, inputs)
         if case.protocol == AT and not isinstance(outputs, Failure):
