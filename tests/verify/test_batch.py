@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from assay.verify import Contract, examine
-
-from .zoo.honest_attention import attention_rows
-from .zoo.honest_moe import moe_by_expert
-from .zoo.honest_softmax import softmax_shifted
-from .zoo.numerics import load
+from tests.zoo.attention import attention_rows
+from tests.zoo.numerics import load
+from tests.zoo.products import moe_by_expert
+from tests.zoo.softmax import softmax_shifted
 
 PROMISED = Contract(batch_invariant=True)
 

@@ -16,8 +16,7 @@ from assay.verify import Contract, examine
 from assay.verify.cases.case import Case
 from assay.verify.harness.call import Call
 from assay.verify.harness.runner import KernelHarness
-
-from .zoo.faulty_conduct import Remembered, shape_and_dtype
+from tests.zoo.conduct import Remembered, shape_and_dtype
 
 FEW: dict[str, Any] = {
     "dtype": "float32",

@@ -14,8 +14,7 @@ from assay.verify.cases.case import Case
 from assay.verify.cases.sampler import Sampler, seeded
 from assay.verify.errors import SettingError
 from assay.verify.settings import Settings
-
-from .zoo.honest_attention import attention_rows
+from tests.zoo.attention import attention_rows
 
 SELF = {"Sk": "Sq", "Dv": "D", "D": [8, 16], "B": [1]}
 

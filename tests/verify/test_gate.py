@@ -20,9 +20,8 @@ from assay.verify.examination.procedure import (
     passes_gate,
     undetected_corruption,
 )
-
-from .zoo.honest_backward import layernorm_backward_torch
-from .zoo.rounded_on_the_way import attention_backward_tf32
+from tests.zoo.norms import layernorm_backward_torch
+from tests.zoo.rounding import attention_backward_tf32
 
 OUTPUTS = ("float32", "bfloat16", "float16", "float8_e4m3fn")
 GENERATOR = torch.Generator().manual_seed(0)

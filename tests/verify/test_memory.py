@@ -15,11 +15,10 @@ from torch import Tensor
 from assay.verify import Verdict, examine
 from assay.verify.cases.case import Case, build
 from assay.verify.harness.call import Call, Finding, PoisonedMemory, poison_value
-
-from .zoo.faulty_conduct import silu_tail_unwritten
-from .zoo.honest_elementwise import silu
-from .zoo.honest_gemm import gemm
-from .zoo.honest_softmax import softmax_shifted
+from tests.zoo.conduct import silu_tail_unwritten
+from tests.zoo.functions import silu
+from tests.zoo.products import gemm
+from tests.zoo.softmax import softmax_shifted
 
 X = torch.ones(3, 4)
 ALLOCATIONS: dict[str, Callable[[], Tensor]] = {

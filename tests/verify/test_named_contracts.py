@@ -16,10 +16,9 @@ from assay.verify.contract import contract_from_table
 from assay.verify.errors import ContractError
 from assay.verify.named_contracts import bases, contract_named, fields_of_base
 from assay.verify.settings import Settings
-
-from .zoo import rounded_on_the_way as rounding
-from .zoo.honest_elementwise import silu
-from .zoo.numerics import store_flushed
+from tests.zoo import rounding
+from tests.zoo.functions import silu
+from tests.zoo.numerics import store_flushed
 
 NAMES = ("flash-attention-2", "torch", "transformers", "triton-default", "xla-cpu")
 F32, BF16 = {"dtype": "float32"}, {"dtype": "bfloat16"}

@@ -13,14 +13,14 @@ from assay.verify import examine
 from assay.verify.cases.sampler import Sampler
 from assay.verify.examination.phases import range_cases
 from assay.verify.explanation.fault_models.evaluation import kernel_of
+from tests.zoo import products
 
 from .test_structured import drawn
-from .zoo import honest_quantized
 
 HONEST = {
-    "gemm_int8": honest_quantized.gemm_int8,
-    "gemm_int4": honest_quantized.gemm_int4,
-    "gemm_fp8": honest_quantized.gemm_fp8_dequantised,
+    "gemm_int8": products.gemm_int8,
+    "gemm_int4": products.gemm_int4,
+    "gemm_fp8": products.gemm_fp8_dequantised,
     "moe_int4": kernel_of(None, "moe_int4"),
     "dequantize_int4": kernel_of(None, "dequantize_int4"),
     "gemm_nvfp4": kernel_of(None, "gemm_nvfp4"),

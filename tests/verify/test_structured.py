@@ -17,9 +17,8 @@ from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.cases.sampler import Sampler, seeded
 from assay.verify.errors import SettingError
 from assay.verify.examination.phases import exact_cases
-
-from .zoo.honest_microscaling import gemm_mxfp8
-from .zoo.honest_quantize import INT8_KERNELS, quantize, quantize_int4
+from tests.zoo.products import gemm_mxfp8
+from tests.zoo.quantizers import quantize, quantize_int4, quantize_int8
 
 CODES = {"quantize_fp8": ("float8_e4m3fn", 448), "quantize_int8": ("int8", 127)}
 
@@ -195,7 +194,7 @@ def test_honest_quantisers_pass_in_numpy() -> None:
 
     for kernel, op, dtype in (
         (quantize, "quantize_fp8", "float32"),
-        (INT8_KERNELS["quantize_int8"], "quantize_int8", "bfloat16"),
+        (quantize_int8, "quantize_int8", "bfloat16"),
         (quantize_int4, "quantize_int4", "float16"),
         (gemm_mxfp8, "gemm_mxfp8", None),
     ):

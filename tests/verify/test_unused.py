@@ -16,8 +16,7 @@ from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.cases.sampler import Sampler, seeded
 from assay.verify.comparison.oracle import Oracle
 from assay.verify.examination.phases import gate_cases, special_cases
-
-from .zoo.honest_decode import decode
+from tests.zoo.attention import decode
 
 UNUSED = [op for op in specs() if spec(op).inputs.unused is not None]
 INDEXED = [op for op in UNUSED if any(tensor.role == "index" for tensor in spec(op).tensors)]

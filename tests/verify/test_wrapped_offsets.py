@@ -10,8 +10,7 @@ from assay.interpreter import SanitizerError, sanitized
 from assay.verify import examine
 from assay.verify.cases.layouts import place_in_memory
 from tests.interpreter import faulty_kernels as kernels
-
-from .zoo.faulty_conduct import softmax_offsets_of_32_bits, softmax_strides_ignored
+from tests.zoo.conduct import softmax_offsets_of_32_bits, softmax_strides_ignored
 
 WORDS = "an offset that wraps around in 32 bits"
 
