@@ -521,6 +521,10 @@ def to_base_two(lse: Tensor) -> Tensor:
     return lse * LOG2_E
 
 
+def nan_swallowed(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    return nan_to_zero(attention_flash(q, k, v, **options))  # type: ignore[arg-type]
+
+
 def delta_of_first_half(dout: Tensor, out: Tensor) -> Tensor:
     """delta from the first half of the head only."""
     return (dout * out)[..., : (dout.shape[-1] + 1) // 2].sum(dim=-1, keepdim=True)
@@ -630,11 +634,7 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 FAULTY = (
     *(plant(name, twin, **parts) for name, (twin, parts) in PARTS.items()),
-    plant(
-        "attention_nan_swallowed",
-        "attention_flash-float32",
-        lambda *tensors, **options: nan_to_zero(attention_flash(*tensors, **options)),  # type: ignore[arg-type]
-    ),
+    plant("attention_nan_swallowed", "attention_flash-float32", nan_swallowed),
     plant("attention_backward_swapped", "attention_backward-bfloat16", dq_and_dk_swapped),
     # A full last page is followed by one more.
     plant(

@@ -105,6 +105,10 @@ def shape_and_dtype(x: Tensor) -> object:
     return x.shape, x.dtype
 
 
+def logsumexp_keeps_dimension(x: Tensor) -> Tensor:
+    return logsumexp_shifted(x)[:, None]  # type: ignore[no-any-return]
+
+
 def gemm_drops_single_row(a: Tensor, b: Tensor) -> Tensor:
     """A result of one row loses its first dimension."""
     c: Tensor = gemm(a, b)
@@ -196,9 +200,7 @@ FAULTY = (
     plant("gelu_behind_input", "gelu-float32", gelu_behind_input, ("out_of_bounds_write", *MUTATED)),
     plant("softmax_kept_by_shape", "softmax_shifted-float32", Remembered(softmax_shifted, shape_and_dtype), STALE),
     plant("gemm_kept_by_shape", "gemm-bfloat16", Remembered(gemm, shape_and_dtype), STALE),
-    plant(
-        "logsumexp_keeps_dimension", "logsumexp_shifted-float32", lambda x: logsumexp_shifted(x)[:, None], ("shape",)
-    ),
+    plant("logsumexp_keeps_dimension", "logsumexp_shifted-float32", logsumexp_keeps_dimension, ("shape",)),
     plant("gemm_drops_single_row", "gemm-float32", gemm_drops_single_row, ("shape",)),
     plant("gemm_returns_float32", "gemm-bfloat16", lambda a, b: load(a) @ load(b), ("dtype",)),
     plant("softmax_of_256_columns", "softmax_shifted-float32", softmax_of_256_columns, ("crash",)),

@@ -1,9 +1,12 @@
-"""What the zoo's tables hold: a kernel, the spec that it claims to keep, and how to examine it."""
+"""What the zoo's tables hold: kernels of families and their faults, and kernels in styles of their own."""
 
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+from torch import Tensor
 
 from .numerics import Kernel
 
@@ -63,3 +66,44 @@ def planter(entries: Iterable[Entry]) -> Callable[..., Faulty]:
         return Faulty(label, model.spec, kernel or partial(model.kernel, **parts), model.examine, kinds, twin)
 
     return plant
+
+
+Table = Mapping[str, Mapping[str, Kernel | tuple[Kernel, str]]]
+"""By op and dtype kernels by name, each alone or with the fault model that its fault is."""
+
+
+@dataclass(frozen=True)
+class Other:
+    """``causes`` are the fault models that its fault is, any of which is right; none where no fault model is it.
+
+    ``settings`` are those of an examination beside dtype and effort.
+    """
+
+    name: str
+    kernel: Kernel
+    op: str
+    dtype: str | None
+    causes: tuple[str, ...]
+    settings: Mapping[str, Any]
+
+
+def in_float32(formula: Kernel) -> Kernel:
+    """The kernel that takes floating tensors as float32, and stores the results in the dtype of the first."""
+
+    @functools.wraps(formula)
+    def kernel(*tensors: Tensor, **options: Any) -> Any:
+        found = formula(*(x.float() if x.is_floating_point() else x for x in tensors), **options)
+        dtype = tensors[0].dtype
+        return tuple(y.to(dtype) for y in found) if isinstance(found, tuple) else found.to(dtype)
+
+    return kernel
+
+
+def listed(table: Table, settings: Mapping[str, Mapping[str, Any]], *, formulas: bool = False) -> Iterator[Other]:
+    """The kernels of a table, those of formulas `in_float32`; settings are by name, else by op."""
+    for target, rows in table.items():
+        op, _, dtype = target.partition("-")
+        for name, row in rows.items():
+            kernel, *causes = row if isinstance(row, tuple) else (row,)
+            kernel = in_float32(kernel) if formulas else kernel
+            yield Other(name, kernel, op, dtype or None, tuple(causes), settings.get(name, settings.get(op, {})))

@@ -208,6 +208,10 @@ def reduced(function: Stage) -> Stage:
     return lambda x: function(x - torch.round(x * (0.5 / math.pi)) * (2.0 * math.pi))
 
 
+def swiglu_rounds_activation(gate: Tensor, up: Tensor, *, limit: float | None = None) -> Tensor:
+    return swiglu(gate, up, limit=limit, activation=to_bfloat16)
+
+
 def rope_angle_of_place(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
     """Interleaved pairs take the angle of index i instead of i / 2."""
     if interleaved:
@@ -282,7 +286,7 @@ FORMULAS: tuple[tuple[str, str, Stage], ...] = (
 FAULTY = (
     *(plant(name, twin, in_float32(function)) for name, twin, function in FORMULAS),
     plant("silu_rounds_via_12_bits", "silu-bfloat16", store=store_via_12_bits),
-    plant("swiglu_rounds_activation", "swiglu-bfloat16", activation=to_bfloat16),
+    plant("swiglu_rounds_activation", "swiglu-bfloat16", swiglu_rounds_activation),
     plant("swiglu_backward_nan_at_infinity", "swiglu_backward-float32", derivative=slope_nan_at_infinity),
     plant("swiglu_backward_rounded_sigmoid", "swiglu_backward-bfloat16", derivative=slope_of_rounded_sigmoid),
     plant("swiglu_backward_with_a_plus", "swiglu_backward-float16", derivative=slope_with_a_plus),

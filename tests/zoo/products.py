@@ -471,6 +471,11 @@ def gemm_splits_add_to_rounded_output(a: Tensor, b: Tensor) -> Tensor:
 dot_14_bits = partial(in_blocks, block=32, stage=partial(round_bits, bits=14))
 
 
+def gemm_int8_short_accumulator(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor:
+    """The accumulator wraps at 16 bits."""
+    return gemm_int8(a, b, scale_a, scale_b, narrow=torch.int16)
+
+
 def code_zero_is_zero(scale: Tensor) -> Tensor:
     """Codes are moved into a float32's exponent: zero becomes the number zero."""
     exponent = scale.contiguous().view(torch.uint8).to(torch.int32)
@@ -523,7 +528,6 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemm_fp8_scale_of_64": ("gemm_fp8_promoted-float8_e4m3fn", {"spread": partial(column_blocks, block=64)}),
     "gemm_fp8_14_bit_blocks": ("gemm_fp8_promoted-float8_e4m3fn", {"dot": dot_14_bits}),
     "gemm_fp8_14_bits": ("gemm_fp8_scaled_after-float8_e4m3fn", {"dot": dot_14_bits}),
-    "gemm_int8_short_accumulator": ("gemm_int8", {"narrow": torch.int16}),
     # Row k takes the group of row k + 1.
     "gemm_int4_group_shifted": (
         "gemm_int4-bfloat16",
@@ -570,6 +574,7 @@ FAULTY = (
     *(plant(name, twin, **parts) for name, (twin, parts) in PARTS.items()),
     *(plant("gemm_14_bit_accumulator", f"gemm_blocked-{dtype}", **IN_14_BITS) for dtype in ALL[:2]),
     plant("gemm_splits_add_to_rounded_output", "gemm_split_k-bfloat16", gemm_splits_add_to_rounded_output),
+    plant("gemm_int8_short_accumulator", "gemm_int8", gemm_int8_short_accumulator),
     plant("moe_route_ids_sorted", "moe_route-bfloat16", route_ids_sorted),
     plant(
         "moe_never_written_expert",
