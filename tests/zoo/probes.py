@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.reference.products import AWQ_ORDER
+from tests.reference.rows import FUNCTIONS
 
 from .entry import Entry
 
@@ -366,10 +367,6 @@ def quantized(make: Make, largest: float) -> Inputs:
         yield (torch.tensor([[7.5, -7.5, 2.0, -3.0]]).to(make(1).dtype),)
 
 
-FUNCTIONS = (
-    "exp", "exp2", "expm1", "log", "log2", "log1p", "tanh", "erf", "sigmoid", "sqrt", "rsqrt", "reciprocal", "sin",
-    "cos", "softplus",
-)  # fmt: skip
 MAKERS: dict[str, Callable[[Make, dict[str, Any]], Inputs]] = {
     **dict.fromkeys(("softmax", "log_softmax", "logsumexp", "gelu", "silu"), lambda make, _: rows(make)),
     **dict.fromkeys(FUNCTIONS, lambda make, _: of_function(make)),
