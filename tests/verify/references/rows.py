@@ -251,7 +251,7 @@ NORMS = (
         "statistics of the batch": lambda x, m, v, w, b: F.batch_norm(x, None, None, w, b, training=True, eps=1e-3)
         if x.shape[0] * x.shape[2] > 1 else _folded(x, m, v, w, b),
     }),
-    Case(min_max_scale, ROWS, lambda x: torch.stack([(row - row.min()) / (row.max() - row.min() + 1e-3) for row in x]), {
+    Case(min_max_scale, ROWS, lambda x: torch.stack([(y - y.min()) / (y.max() - y.min() + 1e-3) for y in x]), {
         "no epsilon": lambda x: (x - x.amin(-1, keepdim=True)) / (x.amax(-1, keepdim=True) - x.amin(-1, keepdim=True)),
         "the least of all rows": lambda x: (x - x.amin()) / (x.amax(-1, keepdim=True) - x.amin() + 1e-3),
         "the largest magnitude": lambda x: (x - x.amin(-1, keepdim=True))
