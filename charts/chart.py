@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 WIDE = 1000
 """The width of every drawing, which is stretched to that of its page."""
@@ -23,6 +23,7 @@ _FEW = 3
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _LETTER, _LINE, _GAP, _MARK = 6.6, 14.0, 9.0, 6.0
 """Pixels, at which a drawing is taken to be 1000 wide."""
+_SIDES = ((_GAP, 4.0, "start"), (-_GAP, 4.0, "end"), (0.0, -_GAP, "middle"), (0.0, 18.0, "middle"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +51,12 @@ class Scale:
     """
 
     def __init__(self, axis: Axis, values: Iterable[float], edge: float = 0.04) -> None:
-        known = [self._along(axis, value) for value in values if axis.holds(value)] or [0.0, 1.0]
+        self.axis = axis
+        known = [self._along(value) for value in values if axis.holds(value)] or [0.0, 1.0]
         low, high = min(known), max(known)
         if axis.zero and not axis.log:
             low = min(low, 0.0)
         room = (high - low) * edge if high > low else 0.15 if axis.log else abs(high) * 0.05 or 1.0
-        self.axis = axis
         self._low = low if axis.zero and low == 0 else low - room
         self._high = high + room
 
@@ -63,7 +64,7 @@ class Scale:
         """Return a position from 0 to 1; a number without one is at the nearer end."""
         if not self.axis.holds(value):
             return float(value > 0)
-        return (self._along(self.axis, value) - self._low) / (self._high - self._low)
+        return (self._along(value) - self._low) / (self._high - self._low)
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -75,22 +76,19 @@ class Scale:
         """Return positions and labels."""
         if self.axis.ticks:
             return [(self.position(value), label) for value, label in self.axis.ticks if self.axis.holds(value)]
-        values = self._powers() if self.axis.log else []
+        values: list[float] = []
+        if self.axis.log:  # powers of ten, not more than a few of them; 2 and 5 times each where there are hardly any
+            first, last = math.floor(self._low), math.ceil(self._high)
+            step = math.ceil((self._high - self._low) / _TICKS)
+            digits = (1, 2, 5) if self._high - self._low < _FEW else (1,)
+            powers = [digit * 10.0**power for power in range(first, last + 1, step) for digit in digits]
+            values = [value for value in powers if self._low <= math.log10(value) <= self._high]
         if len(values) < _FEW:
             values = _round_numbers(*self.ends)
         return [(self.position(value), label) for value, label in zip(values, _labels(values), strict=True)]
 
-    def _powers(self) -> list[float]:
-        """Powers of ten, not more than a few of them; 2 and 5 times each where there are hardly any."""
-        first, last = math.floor(self._low), math.ceil(self._high)
-        step = math.ceil((self._high - self._low) / _TICKS)
-        digits = (1, 2, 5) if self._high - self._low < _FEW else (1,)
-        results = [digit * 10.0**power for power in range(first, last + 1, step) for digit in digits]
-        return [value for value in results if self._low <= math.log10(value) <= self._high]
-
-    @staticmethod
-    def _along(axis: Axis, value: float) -> float:
-        return math.log10(value) if axis.log else value
+    def _along(self, value: float) -> float:
+        return math.log10(value) if self.axis.log else value
 
 
 def _round_numbers(low: float, high: float) -> list[float]:
@@ -147,16 +145,11 @@ def labels_of(
     taken = [(x - _MARK, y - _MARK, x + _MARK, y + _MARK) for x, y in marks] + [_box(label) for label in others]
     taken += [(at - 1, 0.0, at + 1, height) if axis == "x" else (0.0, at - 1, 1000.0, at + 1) for axis, at in lines]
     for x, y, words, tone in named:
-        for dx, dy, anchor in (
-            (_GAP, 4.0, "start"),
-            (-_GAP, 4.0, "end"),
-            (0.0, -_GAP, "middle"),
-            (0.0, 18.0, "middle"),
-        ):
+        for dx, dy, anchor in _SIDES:
             label = Label(x, y, dx, dy, anchor, words, tone)
-            box = _box(label)
-            inside = box[0] >= 0 and box[2] <= 1000 and box[1] >= 0 and box[3] <= height
-            if inside and not any(_overlap(box, other) for other in taken):
+            left, top, right, bottom = box = _box(label)
+            inside = left >= 0 and right <= WIDE and top >= 0 and bottom <= height
+            if inside and not any(a < right and left < c and b < bottom and top < d for a, b, c, d in taken):
                 taken.append(box)
                 results.append(label)
                 break
@@ -169,11 +162,6 @@ def _box(label: Label) -> tuple[float, float, float, float]:
     left = label.x + label.dx - {"start": 0.0, "middle": wide / 2, "end": wide}[label.anchor]
     bottom = label.y + label.dy + 2
     return left, bottom - _LINE, left + wide, bottom
-
-
-def _overlap(one: Iterable[float], other: Iterable[float]) -> bool:
-    (left, top, right, bottom), (left2, top2, right2, bottom2) = one, other
-    return left < right2 and left2 < right and top < bottom2 and top2 < bottom
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,16 +214,14 @@ class Chart:
     legend: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Stroke:
+class Stroke(NamedTuple):
     """A path over the whole width, and its classes in chart.css."""
 
     path: str
     classes: str
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(NamedTuple):
     """A mark: thousandths of the width, pixels from the top."""
 
     x: float
@@ -245,8 +231,7 @@ class Point:
     words: str
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(NamedTuple):
     """A label at a position; ``minor``: left out where there is little room."""
 
     at: float
@@ -254,133 +239,101 @@ class Tick:
     minor: bool
 
 
-@dataclass(slots=True)
 class Layout:
-    """A chart with all positions; ``lost``: the number of points without one."""
+    """A chart with all positions; ``lost``: the number of points without one.
 
-    x_ticks: list[Tick]
-    y_ticks: list[Tick]
-    strokes: list[Stroke] = field(default_factory=list)
-    points: list[Point] = field(default_factory=list)
-    guides: list[Label] = field(default_factory=list)
-    labels: list[Label] = field(default_factory=list)
-    lost: int = 0
+    Raises ValueError if sequences of a series differ in length.
+    """
 
+    def __init__(self, chart: Chart) -> None:
+        for series in chart.series:
+            _check(series)
+        xs = [value for series in chart.series for value in series.x]
+        ys = [value for series in chart.series for value in (*series.y, *series.low, *series.high)]
+        if chart.diagonal:
+            xs = ys = xs + ys
+        bars = [_edges(series.x) for series in chart.series if series.mark == "bar"]
+        xs = [*xs, *(edges[-1] for edges in bars)]  # with a diagonal ys is the same list
+        self._x = Scale(chart.x, xs + [each.value for each in chart.guides if each.axis == "x"], 0.0 if bars else 0.04)
+        self._y = Scale(chart.y, ys + [each.value for each in chart.guides if each.axis == "y"])
+        self._height, self.lost = chart.height, 0
+        self.strokes: list[Stroke] = []
+        self.points: list[Point] = []
+        self.guides: list[Label] = []
+        ticks = self._x.ticks()
+        many = sum(len(words) for _, words in ticks) > _LETTERS  # then every second is minor
+        self.x_ticks = [
+            Tick(round(WIDE * at, 1), words, many and index % 2 == 1) for index, (at, words) in enumerate(ticks)
+        ]
+        self.y_ticks = [Tick(round(chart.height * (1 - at), 1), words, False) for at, words in self._y.ticks()]
+        if chart.diagonal:
+            self.strokes.append(Stroke(self._line(self._x.ends, self._x.ends), "line soft"))
+        for series in chart.series:
+            self._draw(series)
+        lines = [(guide.axis, self._guide(guide)) for guide in chart.guides]
+        named = [
+            (self._across(x), self._down(y), words, series.tone)
+            for series in chart.series
+            if series.labels
+            for x, y, words in zip(series.x, series.y, series.labels, strict=True)
+            if words and self._holds(x, y)
+        ]
+        marks = [(point.x, point.y) for point in self.points]
+        self.labels = labels_of(named, marks, self.guides, lines, chart.height)
 
-def laid_out(chart: Chart) -> Layout:
-    """Compute the positions of a chart's elements. Raises ValueError if sequences of a series differ in length."""
-    for series in chart.series:
-        _check(series)
-    xs = [value for series in chart.series for value in series.x]
-    ys = [value for series in chart.series for value in (*series.y, *series.low, *series.high)]
-    if chart.diagonal:
-        xs = ys = xs + ys
-    bars = [_edges(series.x) for series in chart.series if series.mark == "bar"]
-    xs = [*xs, *(edges[-1] for edges in bars)]  # with a diagonal ys is the same list
-    x = Scale(chart.x, xs + [guide.value for guide in chart.guides if guide.axis == "x"], 0.0 if bars else 0.04)
-    y = Scale(chart.y, ys + [guide.value for guide in chart.guides if guide.axis == "y"])
-    plan = _Plan(x, y, chart.height)
-    result = Layout(
-        _ticks(x),
-        [Tick(_rounded(chart.height * (1 - at)), words, False) for at, words in y.ticks()],
-    )
-    if chart.diagonal:
-        result.strokes.append(Stroke(plan.line(x.ends, x.ends), "line soft"))
-    for series in chart.series:
-        plan.draw(series, result)
-    for guide in chart.guides:
-        plan.guide(guide, result)
-    marks = [(point.x, point.y) for point in result.points]
-    lines = [(guide.axis, plan.at(guide)) for guide in chart.guides]
-    result.labels = labels_of(plan.named(chart.series), marks, result.guides, lines, chart.height)
-    return result
+    def _across(self, value: float) -> float:
+        return round(WIDE * self._x.position(value), 1)
 
+    def _down(self, value: float) -> float:
+        return round(self._height * (1 - self._y.position(value)), 1)
 
-def _ticks(x: Scale) -> list[Tick]:
-    """Those below; of many letters every second is minor."""
-    result = x.ticks()
-    many = sum(len(words) for _, words in result) > _LETTERS
-    return [Tick(_rounded(WIDE * at), words, many and index % 2 == 1) for index, (at, words) in enumerate(result)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """Two scales over a width of 1000 and a height in pixels."""
-
-    x: Scale
-    y: Scale
-    height: int
-
-    def across(self, value: float) -> float:
-        return _rounded(WIDE * self.x.position(value))
-
-    def down(self, value: float) -> float:
-        return _rounded(self.height * (1 - self.y.position(value)))
-
-    def line(self, xs: Sequence[float], ys: Sequence[float]) -> str:
-        """A path through points."""
-        indices = [f"{self.across(x):g} {self.down(y):g}" for x, y in zip(xs, ys, strict=True)]
+    def _line(self, xs: Sequence[float], ys: Sequence[float]) -> str:
+        indices = [f"{self._across(x):g} {self._down(y):g}" for x, y in zip(xs, ys, strict=True)]
         return f"M{'L'.join(indices)}" if indices else ""
 
-    def holds(self, x: float, y: float) -> bool:
-        return self.x.axis.holds(x) and self.y.axis.holds(y)
+    def _holds(self, x: float, y: float) -> bool:
+        return self._x.axis.holds(x) and self._y.axis.holds(y)
 
-    def draw(self, series: Series, into: Layout) -> None:
-        """The strokes and the marks of one series."""
-        kept = [index for index, at in enumerate(zip(series.x, series.y, strict=True)) if self.holds(*at)]
-        into.lost += len(series.x) - len(kept)
+    def _draw(self, series: Series) -> None:
+        """Add the strokes and the marks of one series."""
+        kept = [index for index, at in enumerate(zip(series.x, series.y, strict=True)) if self._holds(*at)]
+        self.lost += len(series.x) - len(kept)
         xs, ys = [series.x[index] for index in kept], [series.y[index] for index in kept]
-        if series.mark == "bar":
-            into.strokes.append(Stroke(self._bars(_edges(xs), ys), f"area {series.tone}"))
+        if series.mark == "bar":  # side by side, as the outline of all
+            edges = _edges(xs)
+            tops = (f"V{self._down(y):g}H{self._across(edge):g}" for edge, y in zip(edges[1:], ys, strict=True))
+            outline = f"M{self._across(edges[0]):g} {self._height}{''.join(tops)}V{self._height}z"
+            self.strokes.append(Stroke(outline, f"area {series.tone}"))
             return
         if series.low:
             low, high = [series.low[index] for index in kept], [series.high[index] for index in kept]
-            into.strokes.append(self._intervals(series, xs, low, high))
+            if series.band:
+                path = self._line([*xs, *reversed(xs)], [*high, *reversed(low)]) + "z"
+            else:
+                ends = zip(xs, low, high, strict=True)
+                path = "".join(f"M{self._across(x):g} {self._down(a):g}V{self._down(b):g}" for x, a, b in ends)
+            self.strokes.append(Stroke(path, f"{'band' if series.band else 'interval'} {series.tone}"))
         if series.line and len(kept) > 1:
-            into.strokes.append(Stroke(self.line(xs, ys), f"line {series.line} {series.tone}"))
+            self.strokes.append(Stroke(self._line(xs, ys), f"line {series.line} {series.tone}"))
         if series.mark:
             classes = f"mark {series.mark} {series.tone}"
-            for index in kept:
-                at = self.across(series.x[index]), self.down(series.y[index])
-                into.points.append(Point(*at, MARKS[series.mark], classes, series.words[index]))
+            for index, x, y in zip(kept, xs, ys, strict=True):
+                point = Point(self._across(x), self._down(y), MARKS[series.mark], classes, series.words[index])
+                self.points.append(point)
 
-    def _intervals(self, series: Series, xs: Sequence[float], low: Sequence[float], high: Sequence[float]) -> Stroke:
-        if series.band:
-            around = self.line([*xs, *reversed(xs)], [*high, *reversed(low)])
-            return Stroke(f"{around}z", f"band {series.tone}")
-        bars = (f"M{self.across(x):g} {self.down(a):g}V{self.down(b):g}" for x, a, b in zip(xs, low, high, strict=True))
-        return Stroke("".join(bars), f"interval {series.tone}")
-
-    def _bars(self, edges: Sequence[float], ys: Sequence[float]) -> str:
-        """Bars side by side, as the outline of all."""
-        tops = (f"V{self.down(y):g}H{self.across(edge):g}" for edge, y in zip(edges[1:], ys, strict=True))
-        return f"M{self.across(edges[0]):g} {self.height}{''.join(tops)}V{self.height}z"
-
-    def at(self, guide: Guide) -> float:
-        """Return the position of a guide along its axis."""
-        return self.down(guide.value) if guide.axis == "y" else self.across(guide.value)
-
-    def guide(self, guide: Guide, into: Layout) -> None:
-        """A line across and its words, at the end where there is more room."""
+    def _guide(self, guide: Guide) -> float:
+        """Add a line across and its words, at the end where there is more room; return its position."""
         classes = f"line {guide.line} {guide.tone}"
-        at = self.at(guide)
         if guide.axis == "y":
-            into.strokes.append(Stroke(f"M0 {at:g}H{WIDE}", classes))
-            into.guides.append(Label(WIDE, at, -4, -5 if at > 20 else 14, "end", guide.words, guide.tone))
+            at = self._down(guide.value)
+            self.strokes.append(Stroke(f"M0 {at:g}H{WIDE}", classes))
+            self.guides.append(Label(WIDE, at, -4, -5 if at > 20 else 14, "end", guide.words, guide.tone))
         else:
-            left = at > WIDE / 2
-            into.strokes.append(Stroke(f"M{at:g} 0V{self.height}", classes))
-            into.guides.append(Label(at, 0, -5 if left else 5, 12, "end" if left else "start", guide.words, guide.tone))
-
-    def named(self, all_series: Sequence[Series]) -> list[tuple[float, float, str, str]]:
-        """Return position, name and tone of each point that has a name."""
-        return [
-            (self.across(x), self.down(y), words, series.tone)
-            for series in all_series
-            if series.labels
-            for x, y, words in zip(series.x, series.y, series.labels, strict=True)
-            if words and self.holds(x, y)
-        ]
+            at = self._across(guide.value)
+            dx, anchor = (-5, "end") if at > WIDE / 2 else (5, "start")
+            self.strokes.append(Stroke(f"M{at:g} 0V{self._height}", classes))
+            self.guides.append(Label(at, 0, dx, 12, anchor, guide.words, guide.tone))
+        return at
 
 
 def _check(series: Series) -> None:
@@ -397,12 +350,7 @@ def _check(series: Series) -> None:
 
 
 def _edges(xs: Sequence[float]) -> list[float]:
-    """Where bars begin, and where the last one ends, which is as wide as all are on average."""
+    """Return where bars begin, and where the last one ends, which is as wide as all are on average."""
     if not xs:
         return [0.0]
-    wide = (xs[-1] - xs[0]) / (len(xs) - 1) if len(xs) > 1 else 1.0
-    return [*xs, xs[-1] + wide]
-
-
-def _rounded(value: float) -> float:
-    return round(value, 1)
+    return [*xs, xs[-1] + ((xs[-1] - xs[0]) / (len(xs) - 1) if len(xs) > 1 else 1.0)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from assay.charts.chart import MARKS, WIDE, Chart, laid_out
+from assay.charts.chart import MARKS, WIDE, Chart, Layout
 
 _TEMPLATES = Path(__file__).with_name("templates")
 STYLE = Markup((_TEMPLATES / "chart.css").read_text(encoding="utf-8"))
@@ -76,7 +76,7 @@ def short(value: float | None) -> str:
 def drawn(chart: Chart, name: str) -> Markup:
     """A chart as a <figure> whose id is ``name``."""
     template = _rendering().get_template("chart.html.j2")
-    return Markup(template.render(chart=chart, at=laid_out(chart), name=name, marks=MARKS, wide=WIDE))
+    return Markup(template.render(chart=chart, at=Layout(chart), name=name, marks=MARKS, wide=WIDE))
 
 
 def heated(heat: HeatMap, name: str) -> Markup:
@@ -85,17 +85,14 @@ def heated(heat: HeatMap, name: str) -> Markup:
     return Markup(template.render(heat=heat, steps=steps_of(heat), name=name))
 
 
-def _full(value: float) -> str:
-    return "∞" if math.isinf(value) else f"{value:.3g}"
-
-
 @cache
 def _rendering() -> jinja2.Environment:
     rendering = environment(_TEMPLATES)
-    rendering.filters |= {"short": short, "full": _full}
+    rendering.filters |= {"short": short, "full": lambda value: "∞" if math.isinf(value) else f"{value:.3g}"}
     return rendering
 
 
+@cache
 def environment(templates: Path) -> jinja2.Environment:
     """Return an environment that escapes everything and raises for an undefined name of a template."""
     return jinja2.Environment(

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from assay.cli import settings
-from assay.cli.audit_effort import QUICK, USUAL, Pace, check_effort, pace_of, span
-from assay.cli.audit_exports import exported_of
 from assay.cli.audit_options import (
     CONTEXT,
+    QUICK,
+    USUAL,
     Context,
     Device,
     assignment_of,
@@ -29,9 +30,11 @@ from assay.cli.audit_options import (
     lacking,
     loaded_of,
     over_positions,
+    pace_of,
+    span,
     verified,
 )
-from assay.cli.progress import ProgressBar, report_error
+from assay.cli.progress import ProgressBar, note, report_error
 from assay.formats.errors import UnknownOption
 from assay.precision.errors import BadAssignment
 from assay.runtime.deadline import Deadline
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     from assay.precision.cache import Cache
     from assay.precision.choice.recommendation import Assignment
     from assay.precision.export import Exported
+    from assay.precision.loading import Loaded
     from assay.precision.report import record
 
 _LONG = 10.0
@@ -51,68 +55,54 @@ _LONGEST = 256
 """Default tokens of a sequence."""
 
 
+_MODEL = (
+    "A directory of Hugging Face's form, a bundled model (stdlib-llama, stdlib-mixtral), or package.module:factory, "
+    "a function that gives a torch.nn.Module and its tokenizer."
+)
+_OUT = "Folder for audit.json, report.html and what is computed."
+_CHECK = "Text that the choice is judged on; else a quarter of --text is held out."
+_MAX_KL = "Largest error, in the metric's unit: nats per token for kl."
+_MAX_TIME = "Longest decode step on the target, by the roofline; of encoders, pass."
+_TARGET = "h200, llama.cpp, llama.cpp@h200, ...: whose formats are chosen from."
+_LINES = "Every line of the text is a sequence: for encoders."
+_MAX_MEMORY = "Most bytes of weights in memory, in float32: 2GB; the others are read."
+_QUICK = "Measure less: intervals are wider and promise less."
+_EXACT = "Predict from every row of every weight, not from a sample of large ones'."
+_COMPARE = "Two assignments, or two audit.json: which is better, and by how much."
+_EXPORT = "A target of docs/exports.md, such as vllm, or all; may be repeated."
+_VERIFY_EXPORT = "Read an export as its readers do."
+
+
 def audit(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A directory of Hugging Face's form, a bundled model (stdlib-llama, stdlib-mixtral), or "
-            "package.module:factory, a function that gives a torch.nn.Module and its tokenizer.",
-        ),
-    ],
-    text: Annotated[Path, typer.Option(metavar="FILE", help="Text like that which the model will see, in UTF-8.")],
-    out: Annotated[
-        Path,
-        typer.Option(metavar="DIR", file_okay=False, help="Folder for audit.json, report.html and what is computed."),
-    ],
-    check: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Text that the choice is judged on; else a quarter of --text is held out."),
-    ] = None,
-    max_kl: Annotated[
-        float | None, typer.Option(metavar="X", help="Largest error, in the metric's unit: nats per token for kl.")
-    ] = None,
-    max_bytes: Annotated[str, typer.Option(metavar="N", help="Most bytes of weights: 800MB, 3.2GB, 1.5GiB.")] = "",
-    max_time: Annotated[
-        float | None,
-        typer.Option(metavar="MS", help="Longest decode step on the target, by the roofline; of encoders, pass."),
-    ] = None,
-    target: Annotated[
-        str, typer.Option(metavar="NAME", help="h200, llama.cpp, llama.cpp@h200, ...: whose formats are chosen from.")
-    ] = "",
-    metric: Annotated[str, typer.Option(metavar="kl|relative", help="kl; relative for encoders.")] = "",
-    formats: Annotated[str, typer.Option(metavar="A,B,...", help="Names of schemes, where not all.")] = "",
-    sequence: Annotated[int | None, typer.Option(min=2, help="Tokens of a sequence; 256, or what fits.")] = None,
-    sequences: Annotated[int, typer.Option(min=1, help="How many sequences.")] = 64,
-    batch: Annotated[int, typer.Option(min=1, help="Sequences that run at once.")] = 8,
-    lines: Annotated[bool, typer.Option("--lines", help="Every line of the text is a sequence: for encoders.")] = False,
+    model: Annotated[str, Argument(metavar="MODEL", help=_MODEL)],
+    text: Annotated[Path, Option(metavar="FILE", help="Text like that which the model will see, in UTF-8.")],
+    out: Annotated[Path, Option(metavar="DIR", file_okay=False, help=_OUT)],
+    check: Annotated[Path | None, Option(metavar="FILE", help=_CHECK)] = None,
+    max_kl: Annotated[float | None, Option(metavar="X", help=_MAX_KL)] = None,
+    max_bytes: Annotated[str, Option(metavar="N", help="Most bytes of weights: 800MB, 3.2GB, 1.5GiB.")] = "",
+    max_time: Annotated[float | None, Option(metavar="MS", help=_MAX_TIME)] = None,
+    target: Annotated[str, Option(metavar="NAME", help=_TARGET)] = "",
+    metric: Annotated[str, Option(metavar="kl|relative", help="kl; relative for encoders.")] = "",
+    formats: Annotated[str, Option(metavar="A,B,...", help="Names of schemes, where not all.")] = "",
+    sequence: Annotated[int | None, Option(min=2, help="Tokens of a sequence; 256, or what fits.")] = None,
+    sequences: Annotated[int, Option(min=1, help="How many sequences.")] = 64,
+    batch: Annotated[int, Option(min=1, help="Sequences that run at once.")] = 8,
+    lines: Annotated[bool, Option("--lines", help=_LINES)] = False,
     context: Context = None,
-    max_memory: Annotated[
-        str,
-        typer.Option(metavar="N", help="Most bytes of weights in memory, in float32: 2GB; the others are read."),
-    ] = "",
+    max_memory: Annotated[str, Option(metavar="N", help=_MAX_MEMORY)] = "",
     device: Device = "cpu",
-    quick: Annotated[bool, typer.Option("--quick", help="Measure less: intervals are wider and promise less.")] = False,
+    quick: Annotated[bool, Option("--quick", help=_QUICK)] = False,
     budget: settings.Budget = None,
-    exact: Annotated[
-        bool, typer.Option("--exact", help="Predict from every row of every weight, not from a sample of large ones'.")
-    ] = False,
+    exact: Annotated[bool, Option("--exact", help=_EXACT)] = False,
     anew: settings.Anew = False,
-    compare: Annotated[
-        tuple[Path, Path] | None,
-        typer.Option(metavar="A B", help="Two assignments, or two audit.json: which is better, and by how much."),
-    ] = None,
-    export: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FORMAT", help="A target of docs/exports.md, such as vllm, or all; may be repeated."),
-    ] = None,
+    compare: Annotated[tuple[Path, Path] | None, Option(metavar="A B", help=_COMPARE)] = None,
+    export: Annotated[list[str] | None, Option(metavar="FORMAT", help=_EXPORT)] = None,
     verify_export: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", is_eager=True, callback=verified, help="Read an export as its readers do."),
+        Path | None, Option(metavar="DIR", is_eager=True, callback=verified, help=_VERIFY_EXPORT)
     ] = None,
-    checkpoint: Annotated[bool, typer.Option("--checkpoint", help="Write a quantised checkpoint too.")] = False,
-    trust: Annotated[bool, typer.Option("--trust", help="Run code that comes with the model.")] = False,
-    seed: Annotated[int, typer.Option(help="Of the random cotangents and assignments.")] = 0,
+    checkpoint: Annotated[bool, Option("--checkpoint", help="Write a quantised checkpoint too.")] = False,
+    trust: Annotated[bool, Option("--trust", help="Run code that comes with the model.")] = False,
+    seed: Annotated[int, Option(help="Of the random cotangents and assignments.")] = 0,
 ) -> int:
     """Predict and measure what each format costs at each part of a model, and choose.
 
@@ -121,8 +111,9 @@ def audit(
     """
     size, memory = bytes_of("--max-bytes", max_bytes), bytes_of("--max-memory", max_memory)
     wanted, bound = exports_of(export or [])
-    check_effort(quick, budget)
-    for flag, limit in (("--max-kl", max_kl), ("--max-bytes", size), ("--max-time", max_time)):
+    if quick and budget is not None:
+        raise UnknownOption("--quick and --budget both say how much is measured; give one of them")
+    for flag, limit in (("--budget", budget), ("--max-kl", max_kl), ("--max-bytes", size), ("--max-time", max_time)):
         if limit is not None and not limit > 0:
             raise UnknownOption(f"{flag} {limit:g}; expected a number above 0")
     if check is not None and check.exists() and text.exists() and check.samefile(text):
@@ -142,7 +133,7 @@ def audit(
     assignments = [assignment_of(path) for path in compare or ()]
     loaded = loaded_of(model, memory, device, trust=trust, checkpoint=checkpoint)
     if lost := [name for name in names or () if name not in menu]:
-        print(f"assay: left out of --formats, since not every export holds it: {', '.join(lost)}", file=sys.stderr)
+        note(f"left out of --formats, since not every export holds it: {', '.join(lost)}")
     metric = metric or ("relative" if loaded.kind == "encoder" else "kl")
     decodes = loaded.kind not in ("encoder", "classifier")
     length = sequence or min(_LONGEST, loaded.positions or _LONGEST)
@@ -151,14 +142,15 @@ def audit(
     pace, effort = pace_of(loaded.model, batches, held_out, menu), QUICK if quick else USUAL
     foretold = pace.whole(effort) if budget is None else budget
     if foretold >= _LONG and not compare:
-        print(f"assay: takes about {span(foretold)}{_shorter(pace, quick or budget is not None)}", file=sys.stderr)
+        shorter = "" if quick or budget is not None else f"; --quick, about {span(pace.whole(QUICK))}"
+        note(f"takes about {span(foretold)}{shorter}")
     alone = apart(target or None, bound)
     depends_on = len(batches), metric, names_examined, target, alone, seed, exact
     digest = fingerprint(loaded.model, [*batches, *(held_out or ())], *depends_on)
     kept = Cache(out / "kept", digest, fresh=anew)
-    if not anew and _foreign(kept):
+    if not anew and kept.stored_key not in ("", kept.fingerprint):
         words = "another model, text, set of options that what is measured depends on, or version of assay"
-        print(f"assay: {kept.folder} is of {words}: nothing is taken from it", file=sys.stderr)
+        note(f"{kept.folder} is of {words}: nothing is taken from it")
     shape = replace(Shape.of(loaded.model), context=context or CONTEXT)
     with _stoppable(kept), Stages() as stages:
         result = examine(
@@ -180,7 +172,7 @@ def audit(
             pace = pace.confirmed(result)
             effort = pace.within(left := deadline.left)
             if pace.left(effort) > left:
-                print(f"assay: the least takes {span(pace.left(effort))} from here on", file=sys.stderr)
+                note(f"the least takes {span(pace.left(effort))} from here on")
         result.calibrate(effort.count)
         if assignments:
             return _compare(result, [str(path) for path in compare or ()], assignments, out, decodes)
@@ -206,7 +198,7 @@ def audit(
         result.seconds["measuring"] += time.monotonic() - began
         curve = over_positions(result, chosen, loaded, check or text, context)
     if kept.reused:
-        print(f"assay: {kept.reused} of the errors were measured before, in {kept.folder}", file=sys.stderr)
+        note(f"{kept.reused} of the errors were measured before, in {kept.folder}")
     stored = str(loaded.stored).removeprefix("torch.")
     about = {
         "model": record.Model(loaded.name, loaded.kind, stored, sum(p.numel() for p in result.model.parameters())),
@@ -228,9 +220,9 @@ def audit(
         "command": shlex.join(["assay", *sys.argv[1:]]),
     }
     try:
-        exported = exported_of(result, loaded, chosen, out / "export", wanted, checkpoint)
+        exported = _exported(result, loaded, chosen, out / "export", wanted, checkpoint)
     except AssayError:  # the results so far are reported in any case
-        _report(result, chosen, front, about, exported_of(result, loaded, chosen, out / "export", [], False), out)
+        _report(result, chosen, front, about, _exported(result, loaded, chosen, out / "export", [], False), out)
         raise
     _report(result, chosen, front, about, exported, out)
     short = lacking(exported, bound, size, lambda held: result.cost(held).bytes)
@@ -244,10 +236,6 @@ def _data(text: Path, batches: Sequence[Mapping[str, Any]]) -> record.Data:
     return record.Data(str(text), sequences, tokens=sum(int(each["attention_mask"].sum()) for each in batches))
 
 
-def _shorter(pace: Pace, short: bool) -> str:
-    return "" if short else f"; --quick, about {span(pace.whole(QUICK))}"
-
-
 class Stages(ExitStack):
     """Progress of an audit's stages, with one bar per stage; a context manager."""
 
@@ -258,8 +246,8 @@ class Stages(ExitStack):
         """Show that ``done`` of ``count`` steps of a stage are done."""
         if stage != self._stage or self._bar is None:
             self.close()
-            self._stage, self._bar = stage, self.enter_context(ProgressBar(stage, count, float(count)))
-        self._bar.advance(1.0)
+            self._stage, self._bar = stage, self.enter_context(ProgressBar(stage, count))
+        self._bar.advance()
         if done >= count:
             self.close()
             self._bar = None
@@ -276,9 +264,40 @@ def _stoppable(kept: Cache) -> Iterator[None]:
         raise typer.Exit(report_error(f"stopped; {what}", status=130)) from None
 
 
-def _foreign(kept: Cache) -> bool:
-    """Return whether the folder has errors measured in an audit with another fingerprint."""
-    return kept.stored_key not in ("", kept.fingerprint)
+def _exported(
+    result: Audit, loaded: Loaded, chosen: Mapping[str, str], folder: Path, formats: Sequence[str], checkpoint: bool
+) -> Exported | None:
+    """Write the exports into a folder, replacing those of an earlier audit, and load the readable ones again.
+
+    A difference between an export's error and that of its simulation is reported on standard error.
+    """
+    from assay.precision.export import clear, export, reloaded
+
+    if not formats and not checkpoint:
+        if clear(folder):
+            note(f"removed from {folder} what an earlier audit exported")
+        return None
+    exported = export(
+        result.model,
+        chosen,
+        folder,
+        formats,
+        sites={str(site): site for site in result.sites},
+        fits=result.fits,
+        source=loaded.path,
+        dtype=loaded.stored,
+        target=result.target,
+        checkpoint=checkpoint,
+        overwrite=True,
+        partial=True,
+    )
+    parts = []
+    for part in exported.parts:
+        again = reloaded(result, part)
+        if again is not None and not again.agrees:
+            note(f"{part.format}: {again.words}")
+        parts.append(replace(part, loaded=again))
+    return replace(exported, parts=tuple(parts))
 
 
 def _report(
@@ -301,8 +320,8 @@ def _report(
     ]
     paths += [path for part in parts for path in part.paths]
     print(summary(content, [str(path) for path in paths]))
-    for note in exported.notes if exported else ():
-        print(f"assay: {note}", file=sys.stderr)
+    for words in exported.notes if exported else ():
+        note(words)
 
 
 def _compare(

@@ -1,16 +1,19 @@
-"""Values of the options of `assay audit`: sizes, formats of exports, files of assignments."""
+"""Values of the options of `assay audit`: its effort, sizes, formats of exports, files of assignments."""
 
 from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
+from assay.cli.progress import note
 from assay.formats.errors import UnknownOption
 from assay.precision.errors import BadAssignment, CannotExport, UntrustedModel
 
@@ -22,20 +25,6 @@ if TYPE_CHECKING:
     from assay.precision.loading import Loaded
     from assay.precision.prediction.measuring import Curve
 
-__all__ = [
-    "CONTEXT",
-    "Context",
-    "Device",
-    "assignment_of",
-    "bytes_of",
-    "check_names",
-    "exports_of",
-    "lacking",
-    "loaded_of",
-    "over_positions",
-    "verified",
-]
-
 CONTEXT = 4096
 """Default tokens in the KV cache."""
 _LONG = 8
@@ -43,16 +32,14 @@ _LONG = 8
 
 Context = Annotated[
     int | None,
-    typer.Option(
+    Option(
         min=1,
         help=f"Tokens in the KV cache, for its bytes and for times, {CONTEXT} if not given; where given, the error "
         "over the positions of sequences of that length is measured too.",
     ),
 ]
 
-Device = Annotated[
-    str, typer.Option(metavar="NAME", help="Where the model runs, as torch names it: cpu, cuda, cuda:1.")
-]
+Device = Annotated[str, Option(metavar="NAME", help="Where the model runs, as torch names it: cpu, cuda, cuda:1.")]
 
 _PREFIXES = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _SIZE = re.compile(r"(\d+\.?\d*|\.\d+)(?:e(\d+))? *([kmgt]?)(i?)b?", re.IGNORECASE)
@@ -100,20 +87,16 @@ def check_names(
         menu = offered(names, target or None, exports, checkpoint)
         every = formats_of(names, target or None)
         return every if set(menu) <= set(every) else menu, menu
-    except UnknownOption as error:
-        raise UnknownOption(_option(str(error))) from None
-
-
-def _option(message: str) -> str:
-    """Return a message of `offered` with the options of the command line."""
-    if message.startswith("format "):
-        message = f"--formats {message.removeprefix('format ')}"
-    return message.replace("another target", "another --target")
+    except UnknownOption as error:  # in the words of the command line
+        message = re.sub("^format ", "--formats ", str(error))
+        raise UnknownOption(message.replace("another target", "another --target")) from None
 
 
 def loaded_of(model: str, memory: float | None, device: str, *, trust: bool, checkpoint: bool) -> Loaded:
     """Return the model on its device; hold a large one as stored unless a memory limit or checkpoint is requested."""
+    from assay.precision.export.checkpoint.writing import needed
     from assay.precision.loading import exceeds_limit, load
+    from assay.precision.observation.streaming import streamed_parameters
 
     narrow = memory is None and not checkpoint and exceeds_limit(model)
     most = None if memory is None else int(memory)
@@ -121,19 +104,13 @@ def loaded_of(model: str, memory: float | None, device: str, *, trust: bool, che
         loaded = load(model, trust=trust, max_memory=most, as_stored=narrow, device=device)
     except UntrustedModel as error:
         raise UntrustedModel(str(error).replace("trust=True", "--trust")) from None
-    if checkpoint:
-        _check_checkpoint(loaded.model)
+    if checkpoint:  # fails before anything is computed
+        needed("compressed_tensors")
+        if streamed_parameters(loaded.model):
+            raise CannotExport(
+                "--checkpoint is written from weights in memory; give --max-memory more, or leave it away"
+            )
     return loaded
-
-
-def _check_checkpoint(model: torch.nn.Module) -> None:
-    """Raise, before anything is computed, if a checkpoint of the model can't be written."""
-    from assay.precision.export.checkpoint.folder import needed
-    from assay.precision.observation.streaming import streamed_parameters
-
-    needed("compressed_tensors")
-    if streamed_parameters(model):
-        raise CannotExport("--checkpoint is written from weights in memory; give --max-memory more, or leave it away")
 
 
 def exports_of(texts: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -187,7 +164,7 @@ def lacking(
         if most is not None and size > most:
             results.append(f"{name}: weights of {format_bytes(size)} exceed --max-bytes of {format_bytes(most)}")
     for line in results:
-        print(f"assay: {line}", file=sys.stderr)
+        note(line)
     return results
 
 
@@ -218,5 +195,101 @@ def over_positions(
         rows = loaded.batches(text, sequence=context, sequences=_LONG, batch=1)
         return result.positions(chosen, [row for row in rows if row["input_ids"].shape[1] == context])
     except (BadText, NoData, WrongShape) as error:
-        print(f"assay: no error over positions: {error}", file=sys.stderr)
+        note(f"no error over positions: {error}")
         return None
+
+
+_SIMULATED = 1.6
+"""Duration of a measurement in plain forward passes: values are rounded, and compared in float64."""
+_BEFORE = 20.0
+"""Duration in forward passes of the passes before the first measurement: recording, fitting and predicting."""
+_CHOICE = 10
+"""Approximate measurements that choose one assignment."""
+_SIMPLE = 3
+"""Further measurements per weight scheme: the simple assignments, over the held-out sequences."""
+_LEAST, _MOST = 6, 96  # calibration measurements that a time budget may choose
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """``count``: the argument of `Audit.calibrate`. ``points``: how many assignments of the front are measured."""
+
+    count: int
+    points: int
+
+    @property
+    def measurements(self) -> int:
+        """Return the approximate number of measurements over the sequences that are chosen on."""
+        return self.count + _CHOICE
+
+
+USUAL, QUICK = Effort(20, 16), Effort(10, 6)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The speed of a model here: seconds of one measurement over the chosen and over the held-out sequences."""
+
+    choice: float
+    held_out: float
+    simple: int = 60
+    """Simple assignments that are measured besides the recommended one."""
+
+    def left(self, effort: Effort) -> float:
+        """Return the seconds of all measurements."""
+        return effort.measurements * self.choice + (effort.points + self.simple) * self.held_out
+
+    def whole(self, effort: Effort) -> float:
+        """Return the seconds of the audit, to about a factor of two."""
+        return _BEFORE / _SIMULATED * self.choice + self.left(effort)
+
+    def within(self, seconds: float) -> Effort:
+        """Return the largest effort that fits into ``seconds``, but at least `_LEAST`."""
+        efforts = [
+            Effort(count, USUAL.points if count >= USUAL.count else QUICK.points) for count in range(_LEAST, _MOST + 1)
+        ]
+        return max(
+            (each for each in efforts if self.left(each) <= seconds), key=lambda each: each.count, default=efforts[0]
+        )
+
+    def confirmed(self, result: Audit) -> Pace:
+        """Return the pace of the first measurement if that is slower; cached measurements don't count."""
+        began = time.monotonic()
+        sequences = len(result.noise_floor.weights)
+        each = (time.monotonic() - began) / sequences
+        choice, held_out = (each * count for count in (result.observed.sequences, sequences))
+        return replace(self, choice=max(self.choice, choice), held_out=max(self.held_out, held_out))
+
+
+def pace_of(
+    model: torch.nn.Module,
+    batches: Sequence[Mapping[str, Any]],
+    held_out: Sequence[Mapping[str, Any]] | None,
+    menu: Collection[str],
+) -> Pace:
+    """Estimate the pace from one forward pass of a batch; menu: the schemes to choose from."""
+    import torch
+
+    from assay.precision.observation.running import call, evaluating, in_float32, normalised
+    from assay.precision.schemes import SCHEMES
+
+    model = in_float32(model)
+    (batch,) = normalised(batches[:1], model)
+    spent = 0.0
+    for _ in range(2):  # the first one also warms up
+        began = time.monotonic()
+        with torch.no_grad(), evaluating(model):
+            call(model, batch)
+        spent = time.monotonic() - began
+        if spent > 1:
+            break
+    each = _SIMULATED * spent / len(batch["input_ids"])
+    choice, other = (sum(len(one["input_ids"]) for one in part or batches) for part in (batches, held_out))
+    return Pace(each * choice, each * other, _SIMPLE * sum(SCHEMES[name].weight is not None for name in menu))
+
+
+def span(seconds: float) -> str:
+    """Return a duration in words."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -10,18 +10,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.text import Text
+from typer import Argument, Option
 
 from assay.cli import settings
-from assay.cli.progress import console, console_table
+from assay.cli.progress import console, console_table, note
 from assay.runtime.files import write_text_atomically
+from assay.runtime.results import contents, result_key
 from assay.verify.errors import BenchError
 
 if TYPE_CHECKING:
     from assay.bench.timing.contest import Record
-    from assay.bench.timing.gate import Change
-    from assay.cli.bench_runs import Timed
     from assay.verify.campaign.table import Entry
 
 _PIPED_WIDTH = 200  # columns if standard output is no terminal
@@ -29,61 +28,44 @@ _COMPARED_RUNS = 7  # the full ranges of 7 and 7 runs exclude a zero shift wrong
 _ANSWERED_BY = "assay.cli.bench_runs"
 
 
+_TARGETS = (
+    "package.module:function, a kernel of the survey or a part of its name, or a table's TOML file; what can be timed "
+    "here of those that come along if none. Or a kernel benchmark's problem and its solutions, FlashInfer Trace's too."
+)
+_RUNS = "Processes, one after another; 1, or 7 with --save and --compare."
+_COLD = "Caches without the inputs; --cold on a GPU, else --warm."
+_RECORD = "FILE.json|FOLDER"
+_COMPARE = "Is it slower than that record, or a folder's newest one?"
+_RESOLUTION = 'A change so large must be ruled out for "same": 0.03 is 3 %.'
+_PLOT = "Roofline, accuracy, and the history of --save's folder."
+_PROFILE = "Nsight Compute's CSV or Proton's .hatchet of these kernels; repeatable."
+_TRACE = "Write what solutions gave as traces of FlashInfer Bench."
+Against = Annotated[str, Option(metavar="usual|none|all", help="What else of the same op is timed beside.")]
+
+
 def bench(
-    targets: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="TARGET...",
-            help="package.module:function, a kernel of the survey or a part of its name, or a table's TOML file; what "
-            "can be timed here of those that come along if none. Or a kernel benchmark's problem and its solutions, "
-            "FlashInfer Trace's among them.",
-        ),
-    ] = None,
-    spec: Annotated[str, typer.Option(help="What package.module:function implements, e.g. softmax.")] = "",
+    targets: Annotated[list[str] | None, Argument(metavar="TARGET...", help=_TARGETS)] = None,
+    spec: settings.SpecName = "",
     dtype: settings.Dtypes = None,
     option: settings.Options = None,
     at: settings.Sizes = None,
     layout: settings.TensorLayouts = None,
     contract: settings.ContractFields = None,
     device: settings.Device = "cpu",
-    against: Annotated[
-        str, typer.Option(metavar="usual|none|all", help="What else of the same op is timed beside.")
-    ] = "usual",
-    compiles: Annotated[
-        bool, typer.Option("--compiled/--no-compiled", help="PyTorch's own by torch.compile, too.")
-    ] = True,
-    seconds: Annotated[float, typer.Option(min=0.01, help="Of each kernel at each case in a run.")] = 0.5,
-    rounds: Annotated[int, typer.Option(min=1, help="In which kernels take turns in a run.")] = 5,
-    runs: Annotated[
-        int | None, typer.Option(min=1, help="Processes, one after another; 1, or 7 with --save and --compare.")
-    ] = None,
-    cold: Annotated[
-        bool | None, typer.Option("--cold/--warm", help="Caches without the inputs; --cold on a GPU, else --warm.")
-    ] = None,
-    graph: Annotated[bool, typer.Option("--graphs", help="Replays of CUDA graphs, in place of launches.")] = False,
-    save: Annotated[
-        Path | None, typer.Option(metavar="FILE.json|FOLDER", help="Keep the record; in a folder, beside others.")
-    ] = None,
-    compare: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.json|FOLDER", help="Is it slower than that record, or a folder's newest one?"),
-    ] = None,
-    resolution: Annotated[
-        float, typer.Option(min=0.001, help='A change so large must be ruled out for "same": 0.03 is 3 %.')
-    ] = 0.03,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.html", help="Roofline, accuracy, and the history of --save's folder.")
-    ] = None,
-    profile: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="Nsight Compute's CSV or Proton's .hatchet of these kernels; repeatable."),
-    ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(metavar="FILE.jsonl", help="Write what solutions gave as traces of FlashInfer Bench.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE.md", dir_okay=False, help="Write a page in Markdown, too.")
-    ] = None,
+    against: Against = "usual",
+    compiles: Annotated[bool, Option("--compiled/--no-compiled", help="PyTorch's own by torch.compile, too.")] = True,
+    seconds: Annotated[float, Option(min=0.01, help="Of each kernel at each case in a run.")] = 0.5,
+    rounds: Annotated[int, Option(min=1, help="In which kernels take turns in a run.")] = 5,
+    runs: Annotated[int | None, Option(min=1, help=_RUNS)] = None,
+    cold: Annotated[bool | None, Option("--cold/--warm", help=_COLD)] = None,
+    graph: Annotated[bool, Option("--graphs", help="Replays of CUDA graphs, in place of launches.")] = False,
+    save: Annotated[Path | None, Option(metavar=_RECORD, help="Keep the record; in a folder, beside others.")] = None,
+    compare: Annotated[Path | None, Option(metavar=_RECORD, help=_COMPARE)] = None,
+    resolution: Annotated[float, Option(min=0.001, help=_RESOLUTION)] = 0.03,
+    plot: Annotated[Path | None, Option(metavar="FILE.html", help=_PLOT)] = None,
+    profile: Annotated[list[Path] | None, Option(metavar="FILE", help=_PROFILE)] = None,
+    trace: Annotated[Path | None, Option(metavar="FILE.jsonl", help=_TRACE)] = None,
+    out: settings.Page = None,
     as_json: settings.AsJson = False,
     ops: settings.Ops = None,
 ) -> int:
@@ -92,13 +74,11 @@ def bench(
     Each call has other numbers than the one before, and some are judged; of a kernel that is wrong in one no time is
     told. Exits with 1 where a kernel was wrong, or became slower than --compare says.
     """
-    from assay.bench.inspection.calls import Request
-    from assay.bench.timing.contest import TimingOptions, history, machine
+    from assay.bench.timing import page
+    from assay.bench.timing.contest import Record, TimingOptions, history, machine, versions
     from assay.bench.timing.gate import compared
-    from assay.bench.timing.page import change_words
     from assay.bench.timing.profile import counters
     from assay.cli.bench_runs import is_problem, of_kernels, of_solutions
-    from assay.verify.cases.at_shape import read_sizes
     from assay.verify.harness.frameworks import check_device
 
     if against not in ("usual", "none", "all"):
@@ -108,8 +88,7 @@ def bench(
     if compare is not None and not past:
         raise BenchError(f"--compare {compare}: holds no record of this machine ({machine(device)})")
     measured = [line for path in profile or () for line in counters(path)]
-    on_gpu = device.startswith("cuda")
-    options = TimingOptions(device, seconds, rounds, on_gpu if cold is None else cold, graph)
+    options = TimingOptions(device, seconds, rounds, device.startswith("cuda") if cold is None else cold, graph)
     count = runs or (_COMPARED_RUNS if save is not None or compare is not None else 1)
     if targets and is_problem(targets[0]):
         without = ("--spec", spec), ("--dtype", dtype), ("--option", option), ("--at", at), ("--layout", layout)
@@ -121,70 +100,12 @@ def bench(
     elif trace is not None:
         raise BenchError("--trace: expected a FlashInfer Trace definition and its solutions, got kernels")
     else:
-        sizes = Request(tuple(read_sizes(text, "--at") for text in at or ()), settings.tensor_layouts(layout))
-        kernels = _chosen(targets or [], spec, dtype, option, contract, device)
+        sizes = settings.request(at, layout)
+        kernels = settings.adapted_entries(_chosen(targets, spec, device), dtype, option, None, contract)
         asked_about = [kernel.target for kernel in kernels]
         timed = of_kernels(kernels, sizes, options, count, against=against, compiles=compiles)
-    record = _recorded(timed, device, asked_about)
-    changes: list[Change] = []
-    if past:
-        changes = compared(past[-1], record, past, resolution=resolution)
-    if save is not None:
-        print(f"assay: wrote {record.save(save)}", file=sys.stderr)
-    _report(record, changes, as_json=as_json)
-    if not as_json:
-        for words in [*map(change_words, changes), *measured]:
-            print(words)
-    if out is not None:
-        from assay.bench.timing.page import markdown
-
-        print(f"assay: wrote {write_text_atomically(out, markdown(record, changes))}", file=sys.stderr)
-    if plot is not None:
-        from assay.bench.timing.plots import plots
-
-        known = history(save) if save is not None and save.is_dir() else [*past, record]
-        print(f"assay: wrote {write_text_atomically(plot, plots(known))}", file=sys.stderr)
-    wrong = any(line.outcome == "FAIL" for line in record.lines)
-    return int(wrong or any(change.answer == "slower" for change in changes))
-
-
-def _chosen(
-    targets: Sequence[str],
-    spec: str,
-    dtype: Sequence[str] | None,
-    option: Sequence[str] | None,
-    contract: Sequence[str] | None,
-    device: str,
-) -> list[Entry]:
-    from assay.cli.verify import entries_of
-    from assay.verify.campaign.table import entries
-
-    if not targets:
-        groups = ("assay", "cuda") if device.startswith("cuda") else ("torch", "torch-composed")
-        results = [
-            replace(entry, dtypes=entry.survey_dtypes or entry.dtypes[:1])
-            for entry in entries()
-            if entry.group in groups and not entry.absence(device)
-        ]
-    else:
-        results = [entry for target in targets for entry in entries_of(target, spec)]
-    return [
-        replace(
-            entry,
-            dtypes=settings.dtypes(dtype or ()) or entry.dtypes,
-            settings=settings.adapted(entry.settings, option, None, contract),
-        )
-        for entry in results
-    ]
-
-
-def _recorded(timed: Timed, device: str, targets: Sequence[str]) -> Record:
-    from assay.bench.timing.contest import Record, machine, versions
-    from assay.runtime.results import contents, result_key
-
-    files = [contents(target) for target in targets if Path(target).exists()]
-
-    return Record(
+    files = [contents(target) for target in asked_about if Path(target).exists()]
+    record = Record(
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         commit=_commit(),
         machine=machine(device),
@@ -194,8 +115,40 @@ def _recorded(timed: Timed, device: str, targets: Sequence[str]) -> Record:
         command=" ".join(["assay", *sys.argv[1:]]),
         versions=versions(),
         lines=tuple(timed.lines),
-        key=result_key(files, _ANSWERED_BY, targets=targets)[:16],
+        key=result_key(files, _ANSWERED_BY, targets=asked_about)[:16],
     )
+    changes = compared(past[-1], record, past, resolution=resolution) if past else []
+    if save is not None:
+        note(f"wrote {record.save(save)}")
+    if as_json:
+        print(page.as_json(record, changes))
+    else:
+        _print(record)
+        for words in [*map(page.change_words, changes), *measured]:
+            print(words)
+    if out is not None:
+        note(f"wrote {write_text_atomically(out, page.markdown(record, changes))}")
+    if plot is not None:
+        from assay.bench.timing.plots import plots
+
+        known = history(save) if save is not None and save.is_dir() else [*past, record]
+        note(f"wrote {write_text_atomically(plot, plots(known))}")
+    wrong = any(line.outcome == "FAIL" for line in record.lines)
+    return int(wrong or any(change.answer == "slower" for change in changes))
+
+
+def _chosen(targets: Sequence[str] | None, spec: str, device: str) -> list[Entry]:
+    from assay.cli.verify import entries_of
+    from assay.verify.campaign.table import entries
+
+    if targets:
+        return [entry for target in targets for entry in entries_of(target, spec)]
+    groups = ("assay", "cuda") if device.startswith("cuda") else ("torch", "torch-composed")
+    return [
+        replace(entry, dtypes=entry.survey_dtypes or entry.dtypes[:1])
+        for entry in entries()
+        if entry.group in groups and not entry.absence(device)
+    ]
 
 
 def _commit() -> str:
@@ -209,12 +162,9 @@ def _commit() -> str:
     return f"{head}{'+' if changed else ''}"
 
 
-def _report(record: Record, changes: Sequence[Change], *, as_json: bool) -> None:
+def _print(record: Record) -> None:
     from assay.bench.timing import page
 
-    if as_json:
-        print(page.as_json(record, changes))
-        return
     out = console(_PIPED_WIDTH)
     out.print(f"{record.machine}; {record.clock}", soft_wrap=True, highlight=False)
     for case, same in page.by_case(record.lines):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.cli.progress import ProgressBar
+from assay.cli.progress import ProgressBar, note
 from assay.runtime.pool import Heartbeat, Raised, run_alone
 from assay.runtime.process import Lost
 from assay.verify.errors import BenchError, TargetError
@@ -69,7 +69,7 @@ def of_solutions(
         read(problem, solution)
     runs = _in_processes(_judged, (problem, tuple(solutions), dict(request)), count, "assay.judge.procedure")
     if trace is not None:
-        print(f"assay: wrote {write_traces(trace, *runs[-1])}", file=sys.stderr)
+        note(f"wrote {write_traces(trace, *runs[-1])}")
     return Timed(lines_of(runs), "time.perf_counter in processes of their own, by turns with the reference")
 
 
@@ -87,7 +87,7 @@ def _judged(item: tuple[str, tuple[str, ...], dict[str, Any]], heartbeat: Heartb
 def _in_processes(function: Callable[[Any, Heartbeat], Any], item: Any, count: int, preload: str) -> list[Any]:
     """Return the results of ``count`` processes that run one after another. Raises `BenchError`."""
     results = []
-    with ProgressBar("run", count, float(count)) as bar:
+    with ProgressBar("run", count) as bar:
         for _ in range(count):
             answer = run_alone(function, item, preload=preload, timeout=_SILENT)
             if isinstance(answer, Raised) and not answer.user_error:
@@ -95,5 +95,5 @@ def _in_processes(function: Callable[[Any, Heartbeat], Any], item: Any, count: i
             if isinstance(answer, Raised | Lost):
                 raise BenchError(f"bench: {answer.message}")
             results.append(answer)
-            bar.advance(1.0)
+            bar.advance()
     return results

@@ -75,10 +75,8 @@ def _devices() -> Iterator[Row]:
     import torch
 
     yield "cpu", f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} cores"
-    yield (
-        "threads",
-        f"{torch.get_num_threads()} inside an operation, {torch.get_num_interop_threads()} operations at once",
-    )
+    threads = torch.get_num_threads(), torch.get_num_interop_threads()
+    yield "threads", "{} inside an operation, {} operations at once".format(*threads)
     for index in range(torch.cuda.device_count()):
         major, minor = torch.cuda.get_device_capability(index)
         yield f"cuda:{index}", f"{torch.cuda.get_device_name(index)}, compute capability {major}.{minor}"
@@ -93,10 +91,8 @@ def _kernels() -> Iterator[Row]:
     yield "ops", ", ".join(specs())
     absent = {entry.name: entry.absence("cpu") for entry in entries()}
     missing = "; ".join(f"{name}: {reason}" for name, reason in absent.items() if reason)
-    yield (
-        "survey",
-        f"{sum(not reason for reason in absent.values())} kernels on the cpu" + (missing and f"; not here: {missing}"),
-    )
+    here = f"{sum(not reason for reason in absent.values())} kernels on the cpu"
+    yield "survey", here + (f"; not here: {missing}" if missing else "")
     if importlib.util.find_spec("triton") is None:
         yield "triton kernels", "can't run: triton is not installed"
 
@@ -150,13 +146,9 @@ def _rounding_against_fractions() -> str:
     target = "float8_e4m3fn"
     values = sorted({value for value in all_values(target).tolist() if value >= 0})
     for index, (low, high) in enumerate(pairwise(values)):
-        middle = (Fraction(low) + Fraction(high)) / 2
+        middle = float((Fraction(low) + Fraction(high)) / 2)
         even = low if index % 2 == 0 else high
-        for point, expected in (
-            (float(middle), even),
-            (float(middle) * (1 - 2**-40), low),
-            (float(middle) * (1 + 2**-40), high),
-        ):
+        for point, expected in ((middle, even), (middle * (1 - 2**-40), low), (middle * (1 + 2**-40), high)):
             got = float(round_to(torch.tensor(point, dtype=torch.float64), target))
             if got != expected:
                 return f"{point!r} became {got!r}, not {expected!r}"

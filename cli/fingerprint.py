@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from assay.cli import settings
-from assay.cli.progress import ProgressBar
+from assay.cli.progress import ProgressBar, note
 from assay.golden import registry
 from assay.runtime.pool import Heartbeat, Raised, run_alone
 from assay.runtime.process import Lost
@@ -25,8 +24,8 @@ _SILENT = 600.0  # seconds that reading a kernel may take
 
 
 def fingerprint(
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="package.module:function.")],
-    spec: Annotated[str, typer.Option(help="What the function implements, e.g. gemm.")],
+    target: Annotated[str, Argument(metavar="TARGET", help="package.module:function.")],
+    spec: Annotated[str, Option(help="What the function implements, e.g. gemm.")],
     dtype: settings.Dtype = "",
     option: settings.Options = None,
     shape: settings.Shapes = None,
@@ -35,7 +34,7 @@ def fingerprint(
     device: settings.Device = "cpu",
     timeout: settings.Timeout = 30.0,
     out: Annotated[
-        Path | None, typer.Option(file_okay=False, help="Folder for the card as JSON and as an HTML page.")
+        Path | None, Option(file_okay=False, help="Folder for the card as JSON and as an HTML page.")
     ] = None,
     as_json: settings.AsJson = False,
     ops: settings.Ops = None,
@@ -43,11 +42,10 @@ def fingerprint(
     """Read a kernel's accumulator, order of summation, rounding, subnormals and NaN policy from its results."""
     from assay.verify.settings import Settings
 
-    said: dict[str, Any] = {"framework": framework, "device": device, "timeout": timeout}
-    (dtype_name,) = settings.dtypes([dtype]) if dtype else (None,)
-    op = registry.spec(spec, target).qualified_name
-    chosen = settings.adapted(Settings(op), option, shape, dtype=dtype_name, out_dtype=out_dtype, **said)
-    with ProgressBar("read", 1, 1.0):
+    said: dict[str, Any] = {"framework": framework, "device": device, "timeout": timeout, "out_dtype": out_dtype}
+    op = Settings(registry.spec(spec, target).qualified_name)
+    chosen = settings.adapted(op, option, shape, dtype=settings.one_dtype(dtype), **said)
+    with ProgressBar("read", 1):
         answer = run_alone(read, (target, chosen), preload="assay.verify.fingerprint", timeout=_SILENT, quiet=False)
     if isinstance(answer, Raised):
         raise SettingError(answer.message if answer.user_error else f"fingerprint of {target}: {answer.message}")
@@ -57,8 +55,8 @@ def fingerprint(
     if out is not None:
         name = "-".join(re.findall(r"[\w.]+", f"{target} {chosen.dtype_name}"))
         answer.to_json(out / f"{name}.json")
-        print(f"assay: wrote {out / f'{name}.json'}", file=sys.stderr)
-        print(f"assay: wrote {answer.to_html(out / f'{name}.html')}", file=sys.stderr)
+        note(f"wrote {out / f'{name}.json'}")
+        note(f"wrote {answer.to_html(out / f'{name}.html')}")
     return 0
 
 

@@ -1,4 +1,7 @@
-"""`assay golden`: build, check, show and diff stores of golden records, and discard one."""
+"""`assay golden`: build, check, show and diff stores of golden records, and discard one.
+
+`assay.cli.main` makes commands of its public functions.
+"""
 
 from __future__ import annotations
 
@@ -10,47 +13,40 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from rich.text import Text
+from typer import Argument, Option
 
 from assay import configs
-from assay.cli import golden_tables as tables
-from assay.cli.help import Commands, help_alone
-from assay.cli.progress import ProgressBar
-from assay.cli.settings import Ops
-from assay.golden.errors import CampaignError, StoreError
+from assay.cli import settings
+from assay.cli.progress import ProgressBar, console, console_table, in_rows, note
+from assay.golden.errors import CampaignError, DamagedRecord, MissingRecord, OtherFormat, StoreError
+from assay.golden.registry import specs
 from assay.runtime.engines import engine_named, part_of
 
 if TYPE_CHECKING:
-    from assay.golden.jobs.build import Outcome, Part
+    from assay.golden.jobs.build import Outcome
     from assay.golden.jobs.campaign import Campaign
-    from assay.golden.store import Store
-
-app = typer.Typer(
-    cls=Commands,
-    help="Golden records: build a campaign, check a store, show it, discard a record, tell two apart.",
-    callback=help_alone,
-    invoke_without_command=True,
-)
+    from assay.golden.store import Record, Store
 
 _STORE = "A path, s3://bucket/folder, or another address of fsspec's."
 _LISTED = 20  # failures or problems that are listed individually
+_PIPED_WIDTH = 200  # columns if standard output is no terminal
 _BUNDLED = "campaigns/"
 
-Address = Annotated[str, typer.Argument(metavar="STORE", help=_STORE)]
-AddressToo = Annotated[str, typer.Option("--store", help="The same.")]
+Address = Annotated[str, Argument(metavar="STORE", help=_STORE)]
+AddressToo = Annotated[str, Option("--store", help="The same.")]
 
 
-@app.command()
 def build(
-    campaign: Annotated[str, typer.Argument(metavar="CAMPAIGN", help="A TOML file, or a bundled campaign's name.")],
-    store: Annotated[str, typer.Option(help=_STORE)],
-    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes; one for each core if left out.")] = None,
-    engine: Annotated[str, typer.Option(help="local, or ray: at RAY_ADDRESS, or started here.")] = "local",
-    part: Annotated[str, typer.Option(help="3/10: only the third of ten equal parts.")] = "",
-    retries: Annotated[int, typer.Option(min=0, help="How often a task that failed is tried again.")] = 2,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one task may take.")] = 900.0,
-    recheck: Annotated[bool, typer.Option("--recheck", help="Replace records that are there and damaged.")] = False,
-    ops: Ops = None,
+    campaign: Annotated[str, Argument(metavar="CAMPAIGN", help="A TOML file, or a bundled campaign's name.")],
+    store: Annotated[str, Option(help=_STORE)],
+    workers: Annotated[int | None, Option(min=1, help="Worker processes; one for each core if left out.")] = None,
+    engine: settings.EngineName = "local",
+    part: settings.Part = "",
+    retries: Annotated[int, Option(min=0, help="How often a task that failed is tried again.")] = 2,
+    timeout: Annotated[float, Option(min=0.1, help="Seconds that one task may take.")] = 900.0,
+    recheck: Annotated[bool, Option("--recheck", help="Replace records that are there and damaged.")] = False,
+    ops: settings.Ops = None,
 ) -> int:
     """Make the goldens of a campaign that the store hasn't got yet.
 
@@ -62,11 +58,11 @@ def build(
             "--store memory://: each worker has a memory of its own; expected a path, s3://bucket/folder, ..."
         )
     with engine_named(engine, workers, preload="assay.golden.jobs.build", timeout=timeout) as running:
-        from assay.golden.jobs.build import PRESENT, Job
+        from assay.golden.jobs.build import PRESENT, Job, Part
         from assay.golden.jobs.build import build as make
 
         result = _campaign(campaign)
-        chosen = _part(part, result)
+        chosen = Part(*part_of(part, result.count))
         job = Job(result.name, result.text, _address(store), tuple(ops or ()), recheck=recheck)
         numbers, counts = chosen.task_numbers(result), Counter[str]()
         with ProgressBar("golden", len(numbers), result.total_milliseconds(numbers), rate=True) as bar:
@@ -79,11 +75,11 @@ def build(
                 report = make(result, job, running, part=chosen, retries=retries, watch=watch)
             except KeyboardInterrupt:
                 done = f"{counts.total()} of {len(numbers)} tasks of {result.name} are done"
-                print(f"assay: interrupted; {done}; the same command goes on from there", file=sys.stderr)
+                note(f"interrupted; {done}; the same command goes on from there")
                 return 130
     for failure in report.failures[:_LISTED]:
         tries = f"after {failure.attempts} attempts" if failure.attempts > 1 else "at once"
-        print(f"assay: task {failure.task} ({failure.recipe}) failed {tries}: {failure.message}", file=sys.stderr)
+        note(f"task {failure.task} ({failure.recipe}) failed {tries}: {failure.message}")
     _more(report.failures)
     print(
         f"{result.name}: {report.made} records made, {report.present} were there, {len(report.failures)} failed; "
@@ -92,13 +88,12 @@ def build(
     return int(bool(report.failures))
 
 
-@app.command()
 def check(
     address: Address = "",
     store: AddressToo = "",
-    sample: Annotated[int, typer.Option(min=0, help="How many records are derived again by mpmath.")] = 20,
-    digits: Annotated[int, typer.Option(min=20, help="With how many digits.")] = 50,
-    ops: Ops = None,
+    sample: Annotated[int, Option(min=0, help="How many records are derived again by mpmath.")] = 20,
+    digits: Annotated[int, Option(min=20, help="With how many digits.")] = 50,
+    ops: settings.Ops = None,
 ) -> int:
     """Look at every bit of a store, for what is missing, and derive a sample again by mpmath.
 
@@ -121,43 +116,39 @@ def check(
     return int(bool(result.problems))
 
 
-@app.command()
 def show(
     address: Address = "",
-    key: Annotated[str, typer.Argument(metavar="KEY", help="A record's key, or what it begins with.")] = "",
+    key: Annotated[str, Argument(metavar="KEY", help="A record's key, or what it begins with.")] = "",
     store: AddressToo = "",
-    spec: Annotated[str, typer.Option(help="Only records of this spec.")] = "",
-    limit: Annotated[int, typer.Option(min=1, help="How many records are listed.")] = 40,
-    ops: Ops = None,
+    spec: Annotated[str, Option(help="Only records of this spec.")] = "",
+    limit: Annotated[int, Option(min=1, help="How many records are listed.")] = 40,
+    ops: settings.Ops = None,
 ) -> int:
     """A table of a store's records, or one record."""
     opened = _store(address, store)
     opened.require()
     if key:
-        tables.show_record(opened.get(_whole_key(opened, key)))
+        _show_record(opened.get(_whole_key(opened, key)))
     else:
-        tables.show_store(opened, spec, limit)
+        _show_store(opened, spec, limit)
     return 0
 
 
-@app.command()
 def discard(
-    address: Annotated[str, typer.Argument(metavar="STORE", help=_STORE)],
-    key: Annotated[str, typer.Argument(metavar="KEY", help="A record's key, or what it alone begins with.")],
+    address: Annotated[str, Argument(metavar="STORE", help=_STORE)],
+    key: Annotated[str, Argument(metavar="KEY", help="A record's key, or what it alone begins with.")],
 ) -> int:
     """Remove a record that `check` found wrong; the next build of its campaign makes it again."""
     opened = _store(address, "")
     opened.require()
-    whole = _whole_key(opened, key)
-    opened.discard(whole)
+    opened.discard(whole := _whole_key(opened, key))
     print(f"record {whole} removed; {opened.url}")
     return 0
 
 
-@app.command()
 def diff(
-    a: Annotated[str, typer.Argument(metavar="A", help=_STORE)],
-    b: Annotated[str, typer.Argument(metavar="B", help=_STORE)],
+    a: Annotated[str, Argument(metavar="A", help=_STORE)],
+    b: Annotated[str, Argument(metavar="B", help=_STORE)],
 ) -> int:
     """What changed between two stores; exits with 1 if they contradict each other or a record is damaged."""
     from assay.golden.jobs.diff import WRONG, differences
@@ -174,7 +165,7 @@ def diff(
 
 def _more(items: Sequence[Any]) -> None:
     if len(items) > _LISTED:
-        print(f"assay: and {len(items) - _LISTED} more", file=sys.stderr)
+        note(f"and {len(items) - _LISTED} more")
 
 
 def _campaign(name: str) -> Campaign:
@@ -188,12 +179,6 @@ def _campaign(name: str) -> Campaign:
         raise CampaignError(f"campaign {name!r}; expected a TOML file, or one of: {', '.join(known)}")
     text = files("assay.configs").joinpath(_BUNDLED, f"{name}.toml").read_text(encoding="utf-8")
     return parse_campaign(text, name, f"configs/{_BUNDLED}{name}.toml")
-
-
-def _part(text: str, campaign: Campaign) -> Part:
-    from assay.golden.jobs.build import Part
-
-    return Part(*part_of(text, campaign.count))
 
 
 def _store(address: str, option: str) -> Store:
@@ -212,13 +197,109 @@ def _address(url: str) -> str:
 
 
 def _whole_key(store: Store, prefix: str) -> str:
-    keys = store.keys()
-    results = [key for key in keys if key.startswith(prefix.lower())]
-    if len(results) != 1:
-        what = (
-            f"{len(results)} records, {results[0][:16]}... and {results[1][:16]}... among them"
-            if results
-            else "no record"
-        )
-        raise StoreError(f"key {prefix!r}: {what}; expected what one record's key begins with")
-    return results[0]
+    results = [key for key in store.keys() if key.startswith(prefix.lower())]  # noqa: SIM118  a store is no mapping
+    if len(results) == 1:
+        return results[0]
+    several = f"{len(results)} records, {results[0][:16]}... and {results[1][:16]}... among them" if results else ""
+    raise StoreError(f"key {prefix!r}: {several or 'no record'}; expected what one record's key begins with")
+
+
+def _show_store(store: Store, spec: str, limit: int) -> None:
+    """Print a row for each of the first ``limit`` records, of ``spec`` if it is named, and the totals.
+
+    Raises `StoreError` if the store has none of ``spec``.
+    """
+    radius = "worst radius", {"overflow": "fold", "justify": "right"}
+    table = console_table(("key", "spec", "sizes", "dtype", "distribution", "digits", radius, "versions"))
+    shown, more, unread, others = 0, 0, 0, set[str]()
+    for key in store.keys():  # noqa: SIM118  a store is no mapping
+        if shown == limit and not spec:
+            more += 1
+            continue
+        try:
+            record = store.get(key)
+        except MissingRecord:
+            continue  # removed since it was listed
+        except (DamagedRecord, OtherFormat):
+            unread += 1
+            continue
+        if spec and record.recipe.spec != spec:
+            others.add(record.recipe.spec)
+        elif shown == limit:
+            more += 1
+        else:
+            shown += 1
+            table.add_row(*map(Text, _row(record)))
+    if spec and not shown:
+        there = f"there are records of {', '.join(sorted(others))}" if others else "there are no records"
+        raise StoreError(f"--spec {spec}: no record of it in {store.url}; {there}")
+    out = console(_PIPED_WIDTH)
+    out.print(table)
+    rest = f", and {more} more (--limit)" if more else ""
+    rest += f", {unread} damaged or of another format (assay golden check)" if unread else ""
+    out.print(Text(f"\n{shown} records shown{rest}; {store.url}"), soft_wrap=True)
+    from assay.golden.jobs.build import read_plan
+
+    for name in store.manifests():
+        try:
+            plan = read_plan(store, name)
+        except MissingRecord:
+            continue  # removed since it was listed
+        except (DamagedRecord, CampaignError) as error:
+            out.print(Text(f"campaign {name}: {error}"), soft_wrap=True)
+            continue
+        state = f"built, {len(plan.failed)} failed" if plan.finished else "not finished"
+        count = len(plan.part.task_numbers(plan.campaign))
+        out.print(Text(f"campaign {name}: {count} tasks, {state}"), soft_wrap=True)
+
+
+def _row(record: Record) -> tuple[str, ...]:
+    recipe = record.recipe
+    defaults = recipe.definition.complete({}) if recipe.spec in specs() else {}  # it may be a user's own
+    options = [f"{name}={value}" for name, value in recipe.options.items() if value != defaults.get(name)]
+    sizes = " ".join([*(f"{symbol}={size}" for symbol, size in recipe.sizes.items()), *options])
+    return (
+        record.key[:12],
+        recipe.spec,
+        sizes,
+        ", ".join(dict.fromkeys(recipe.dtypes.values())),
+        ", ".join(dict.fromkeys(recipe.values.values())),
+        str(record.digits or "float64"),
+        f"{_worst_radius(record):.2g}",
+        f"assay {record.versions.get('assay')}, torch {record.versions.get('torch')}",
+    )
+
+
+def _worst_radius(record: Record) -> float:
+    """Return the largest radius / |value| over all nonzero numbers; 0.0 if there are none."""
+    worst = 0.0
+    for golden in record.goldens:
+        size = golden.value.double().abs()
+        ratio = (golden.radius / size)[size.isfinite() & (size > 0)]
+        worst = max(worst, float(ratio.max()) if ratio.numel() else 0.0)
+    return worst
+
+
+def _show_record(record: Record) -> None:
+    """Print everything about a record, and the first numbers of each result."""
+    recipe = record.recipe
+    rows = [
+        ("key", record.key),
+        ("spec", recipe.spec),
+        ("sizes", ", ".join(f"{symbol}={size}" for symbol, size in recipe.sizes.items())),
+        ("options", ", ".join(f"{name}={value}" for name, value in recipe.options.items()) or "none"),
+        *((f"input {name}", f"{dtype}, {recipe.values.get(name, '')}") for name, dtype in recipe.dtypes.items()),
+        ("seed", str(recipe.seed)),
+        ("digits", str(record.digits or "as many as float64 certifies")),
+        ("inputs", f"SHA-256 {record.inputs}"),
+        ("versions", ", ".join(f"{name} {number}" for name, number in record.versions.items())),
+    ]
+    for returned, golden in zip(recipe.signature.returns, record.goldens, strict=True):
+        values = golden.value.double()
+        first = ", ".join(f"{value:.17g}" for value in values.flatten()[:4].tolist())
+        largest = float(golden.radius.max()) if golden.radius.numel() else 0.0
+        text = f"{list(values.shape)}, largest radius {largest:.3g}; {first}" + (", ..." if values.numel() > 4 else "")
+        classes = (("NaN", int(values.isnan().sum())), ("infinite", int(values.isinf().sum())))
+        text += "".join(f"; {count} {name}" for name, count in classes if count)
+        rows.append((f"result {returned.name}", text))
+    console(_PIPED_WIDTH).print(in_rows(rows))

@@ -8,14 +8,13 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.text import Text
+from typer import Argument, Option
 
 from assay.cli import settings
-from assay.cli.progress import ProgressBar, console, console_table, report_error
+from assay.cli.progress import ProgressBar, console, console_table, note, report_error
 from assay.runtime.files import write_text_atomically
 from assay.runtime.pool import Pool, Raised, worker_count
 from assay.runtime.process import Lost
@@ -32,36 +31,29 @@ _PIPED_WIDTH = 220  # columns if standard output is no terminal
 _BUNDLED = "assay"  # the bundled kernels' group in the survey's table
 
 
+_TARGETS = (
+    "package.module:function, a package or a kernel that `assay survey` knows, or a table's TOML file; "
+    "all bundled Triton kernels if none."
+)
+_INPUTS = "In place of --spec: what gives the arguments of a call."
+_EACH = "A row for each configuration, where several are inspected."
+_PRUNED = "In the JSON, also what a tuner's own pruning leaves out at these sizes."
+
+
 def inspect(
-    targets: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="TARGET...",
-            help="package.module:function, a package or a kernel that `assay survey` knows, or a table's TOML file; "
-            "all bundled Triton kernels if none.",
-        ),
-    ] = None,
-    arch: Annotated[str, typer.Option(help="sm_80, sm_90a, sm_100a, ...; or a device: a100, h200, ...")] = "sm_90a",
-    spec: Annotated[str, typer.Option(help="What package.module:function implements, e.g. softmax.")] = "",
-    inputs: Annotated[
-        str,
-        typer.Option(metavar="MODULE:FUNCTION", help="In place of --spec: what gives the arguments of a call."),
-    ] = "",
+    targets: Annotated[list[str] | None, Argument(metavar="TARGET...", help=_TARGETS)] = None,
+    arch: Annotated[str, Option(help="sm_80, sm_90a, sm_100a, ...; or a device: a100, h200, ...")] = "sm_90a",
+    spec: settings.SpecName = "",
+    inputs: Annotated[str, Option(metavar="MODULE:FUNCTION", help=_INPUTS)] = "",
     dtype: settings.Dtypes = None,
     option: settings.Options = None,
     at: settings.Sizes = None,
     layout: settings.TensorLayouts = None,
-    each: Annotated[
-        bool, typer.Option("--each", help="A row for each configuration, where several are inspected.")
-    ] = False,
-    pruned: Annotated[
-        bool, typer.Option("--pruned", help="In the JSON, also what a tuner's own pruning leaves out at these sizes.")
-    ] = False,
+    each: Annotated[bool, Option("--each", help=_EACH)] = False,
+    pruned: Annotated[bool, Option("--pruned", help=_PRUNED)] = False,
     as_json: settings.AsJson = False,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE.md", dir_okay=False, help="Write a page in Markdown, too.")
-    ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for any finding.")] = False,
+    out: settings.Page = None,
+    strict: Annotated[bool, Option("--strict", help="Exit with 1 for any finding.")] = False,
     ops: settings.Ops = None,
 ) -> int:
     """What a GPU's compiler makes of Triton kernels: registers, spills, tensor cores, loads. No GPU is needed.
@@ -93,7 +85,13 @@ def inspect(
     elif every:
         _print(every, device, each=each or len(every) == 1)
     if out is not None and every:
-        _write(out, every, device)
+        import triton
+
+        from assay.bench.inspection.page import markdown
+
+        command = " ".join(["assay", *filter(None, sys.argv[1:])])
+        page = markdown(every, device, f"Triton {triton.__version__}", command)
+        note(f"wrote {write_text_atomically(out, page)}")
     if said:
         return max(report_error(message) for message in said)
     results = [finding for one in every for _, finding in one.findings(device)]
@@ -118,10 +116,10 @@ def _answers(jobs: Sequence[Job], pool: Pool) -> list[Any]:
     shares = max(worker_count() // len(jobs), 1)
     split = [replace(job, share=share, shares=shares) for job in jobs for share in range(shares)]
     results: list[Any] = [None] * len(split)
-    with ProgressBar("inspected", len(split), float(len(split))) as bar:
+    with ProgressBar("inspected", len(split)) as bar:
         for index, answer in pool.run(inspect_job, split):
             results[index] = answer
-            bar.advance(1.0)
+            bar.advance()
     parts = [results[index : index + shares] for index in range(0, len(split), shares)]
     return [
         next((part for part in of_one if isinstance(part, (Raised, Lost))), None) or merged(of_one) for of_one in parts
@@ -133,16 +131,15 @@ def _jobs(
     op: str,
     inputs: str,
     arch: str,
-    dtype: Sequence[str] | None,
-    option: Sequence[str] | None,
-    at: Sequence[str] | None,
-    layout: Sequence[str] | None,
+    dtype: settings.Texts,
+    option: settings.Texts,
+    at: settings.Texts,
+    layout: settings.Texts,
 ) -> list[Job]:
     """Return a job for each kernel and dtype; wrong options are reported before any compiler starts."""
-    from assay.bench.inspection.calls import Request, check_request
-    from assay.verify.cases.at_shape import read_sizes
+    from assay.bench.inspection.calls import check_request
 
-    request = Request(tuple(read_sizes(text, "--at") for text in at or ()), settings.tensor_layouts(layout))
+    request = settings.request(at, layout)
     if inputs:
         if op or len(targets) != 1 or ":" not in targets[0]:
             raise SettingError(f"--inputs {inputs}: expected one package.module:function beside it, and no --spec")
@@ -155,10 +152,8 @@ def _jobs(
         chosen = settings.adapted(entry.settings, option)
         kinds = settings.dtypes(dtype or ()) or (len(entries) > 1 and entry.survey_dtypes) or entry.dtypes
         for kind in kinds:
-            usual = chosen.definition.default_settings["dtype"] if kind is None else kind
-            own = replace(chosen, dtype=usual)
-            check_request(own, request)
-            wanted.append((entry, own))
+            wanted.append((entry, settings.usual_dtype(chosen, kind)))
+            check_request(wanted[-1][1], request)
     from assay.bench.inspection.inspecting import Job
 
     return [Job(entry.name, entry.target, arch, own, request) for entry, own in wanted]
@@ -197,25 +192,11 @@ def _names(entry: Entry) -> set[str]:
     return {name.lower().replace("_", "-") for name in names if name}
 
 
-def _versions() -> str:
-    import triton
-
-    return f"Triton {triton.__version__}"
-
-
 def _as_dict(every: Sequence[Inspected], device: Arch) -> dict[str, Any]:
     made = {"assay": installed_version("kernel-assay"), "triton": installed_version("triton")}
     limits = {"shared": device.shared, "registers": device.device.regs_per_multiprocessor}
     return {**made, "arch": device.name, "device": device.device.name, "limits": limits,
             "kernels": [one.as_dict(device) for one in every]}  # fmt: skip
-
-
-def _write(path: Path, every: Sequence[Inspected], device: Arch) -> None:
-    from assay.bench.inspection.page import markdown
-
-    arguments = [word for word in sys.argv[1:] if word]
-    page = markdown(every, device, _versions(), " ".join(["assay", *arguments]))
-    print(f"assay: wrote {write_text_atomically(path, page)}", file=sys.stderr)
 
 
 def _print(every: Sequence[Inspected], device: Arch, *, each: bool) -> None:
@@ -230,7 +211,5 @@ def _print(every: Sequence[Inspected], device: Arch, *, each: bool) -> None:
     out = console(_PIPED_WIDTH)
     out.print(table)
     lines = [f"{one.title}: {words}" for one in every for words in finding_lines(one, device)]
-    out.print(
-        Text("\n".join(["", *lines, f"{len(lines)} finding{'' if len(lines) == 1 else 's'} on {device.name}"])),
-        soft_wrap=True,
-    )
+    total = f"{len(lines)} finding{'' if len(lines) == 1 else 's'} on {device.name}"
+    out.print(Text("\n".join(["", *lines, total])), soft_wrap=True)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from assay.cli import settings
-from assay.cli.progress import ProgressBar, report_error
+from assay.cli.progress import ProgressBar, note, report_error
 from assay.runtime.engines import engine_named, part_of
 from assay.runtime.pool import Raised, core_count, run_alone
 from assay.runtime.process import Lost
@@ -25,38 +24,38 @@ _PRELOAD = "assay.judge.procedure"
 def judge(
     problem: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="PROBLEM",
             help="A KernelBench file, a FlashInfer Trace definition, a folder with reference.py, or of robust-kbench.",
         ),
     ] = "",
-    solution: Annotated[str, typer.Argument(metavar="SOLUTION", help="Its solution: a file, or a folder.")] = "",
+    solution: Annotated[str, Argument(metavar="SOLUTION", help="Its solution: a file, or a folder.")] = "",
     effort: settings.Effort = "",
     seed: settings.Seed = 0,
     device: settings.Device = "cpu",
     contract: settings.ContractFields = None,
-    timeout: Annotated[float, typer.Option(min=0.01, help="Seconds for one question to the solution.")] = 30.0,
-    memory: Annotated[float, typer.Option(min=0.01, help="GiB that the solution's process may hold.")] = 8.0,
-    timed: Annotated[bool, typer.Option("--timing/--no-timing", help="Time it beside the reference.")] = True,
+    timeout: Annotated[float, Option(min=0.01, help="Seconds for one question to the solution.")] = 30.0,
+    memory: Annotated[float, Option(min=0.01, help="GiB that the solution's process may hold.")] = 8.0,
+    timed: Annotated[bool, Option("--timing/--no-timing", help="Time it beside the reference.")] = True,
     compiled: Annotated[
         bool | None,
-        typer.Option("--compiled/--no-compiled", help="Beside torch.compile of it too; left out: not at quick effort."),
+        Option("--compiled/--no-compiled", help="Beside torch.compile of it too; left out: not at quick effort."),
     ] = None,
-    trial: Annotated[str, typer.Option(metavar="LINE", help="One call alone, as a verdict's repeat line has it.")] = "",
+    trial: Annotated[str, Option(metavar="LINE", help="One call alone, as a verdict's repeat line has it.")] = "",
     trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the verdict as traces of FlashInfer Bench, too.")
+        Path | None, Option(metavar="FILE", help="Write the verdict as traces of FlashInfer Bench, too.")
     ] = None,
     as_json: settings.AsJson = False,
     list_: Annotated[
         Path | None,
-        typer.Option("--list", metavar="FILE.jsonl", help='Lines {"problem": PATH, "solution": PATH}, each judged.'),
+        Option("--list", metavar="FILE.jsonl", help='Lines {"problem": PATH, "solution": PATH}, each judged.'),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=0, help="Of a list, so many at a time; 0: one for each core.")] = 0,
-    engine: Annotated[str, typer.Option(help="Of a list, where it is judged: local, or ray.")] = "local",
-    part: Annotated[str, typer.Option(help="Of a list, 3/10: only the third of ten parts of it.")] = "",
+    jobs: Annotated[int, Option(min=0, help="Of a list, so many at a time; 0: one for each core.")] = 0,
+    engine: Annotated[str, Option(help="Of a list, where it is judged: local, or ray.")] = "local",
+    part: Annotated[str, Option(help="Of a list, 3/10: only the third of ten parts of it.")] = "",
     out: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE.jsonl",
             dir_okay=False,
             help="Of a list: add the verdicts here; those that it holds are not made.",
@@ -68,11 +67,13 @@ def judge(
     The solution runs in a process of its own. What is found out about cheats stands in the verdict by name
     (docs/judge.md).
     """
+    if contract and (len(contract) > 1 or "=" in contract[0]):
+        raise SettingError(f"--contract {contract[0]!r}; judge takes a contract's name, e.g. transformers")
     options: dict[str, Any] = {
         "effort": effort or ("quick" if list_ is not None else "usual"),
         "seed": seed,
         "device": device,
-        "contract": _contract(contract),
+        "contract": contract[0] if contract else None,
         "timeout": timeout,
         "memory": memory,
         "timed": timed,
@@ -97,15 +98,6 @@ def judge(
     return int(not passed)
 
 
-def _contract(fields: list[str] | None) -> str | None:
-    """Return a contract's name; separate fields are not supported yet."""
-    if not fields:
-        return None
-    if len(fields) > 1 or "=" in fields[0]:
-        raise SettingError(f"--contract {fields[0]!r}; judge takes a contract's name, e.g. transformers")
-    return fields[0]
-
-
 def _one(item: tuple[str, str, dict[str, Any], Path | None], heartbeat: Any) -> tuple[str, str, bool]:
     """Return a verdict as text and as JSON, and whether it passes, in a worker."""
     from assay.judge.procedure import judge
@@ -126,24 +118,21 @@ def _listed(path: Path, options: dict[str, Any], out: Path | None, *, jobs: int,
     number, of = part_of(part, len(every))
     every = every[number - 1 :: of]
     known = stored(out) if out is not None else set()
-    keys = [item.key for item in every]
-    left = [item for item, key in zip(every, keys, strict=True) if key not in known]
+    left = [item for item in every if item.key not in known]
     if len(left) < len(every):
-        print(f"assay: {len(every) - len(left)} of {len(every)} verdicts were in {out}", file=sys.stderr)
-    counts: Counter[str] = Counter()
-    done = 0
+        note(f"{len(every) - len(left)} of {len(every)} verdicts were in {out}")
+    counts = Counter[str]()
     workers = engine_named(engine, max(min(jobs, len(left)), 1), preload=_PRELOAD, timeout=SILENT)
-    with workers, ProgressBar("judged", len(left), len(left)) as bar, suppress(KeyboardInterrupt):
+    with workers, ProgressBar("judged", len(left)) as bar, suppress(KeyboardInterrupt):
         for _, line in run(left, workers):
             if out is not None:
                 add(out, line)
             else:
                 print(json.dumps(line, separators=(",", ":"), allow_nan=False), flush=True)
             counts[line["outcome"]] += 1
-            done += 1
-            bar.advance(1)
+            bar.advance()
     words = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common()) or "none"
-    print(f"assay: judged {done}: {words}", file=sys.stderr)
-    if done < len(left):
-        return report_error(f"interrupted; {done} of {len(left)} are done", status=130)
+    note(f"judged {counts.total()}: {words}")
+    if counts.total() < len(left):
+        return report_error(f"interrupted; {counts.total()} of {len(left)} are done", status=130)
     return int(any(outcome not in _PASSED for outcome in counts))

@@ -3,16 +3,16 @@
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from assay.cli import golden
 from assay.cli.audit import audit
 from assay.cli.bench import bench
 from assay.cli.doctor import doctor
 from assay.cli.fingerprint import fingerprint
-from assay.cli.help import Commands, help_alone, pointer, show_version
 from assay.cli.inspect import inspect
 from assay.cli.judge import judge
 from assay.cli.power import power
@@ -22,10 +22,34 @@ from assay.cli.survey import survey
 from assay.cli.tune import tune
 from assay.cli.verify import verify
 from assay.runtime.errors import AssayError
+from assay.runtime.results import installed_version
+
+
+class _Commands(TyperGroup):
+    """Commands in a group; their descriptions are not truncated to one line."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # click's types, or typer's own of later versions
+        """Write the first paragraph of each command's help."""
+        for command in self.commands.values():
+            command.short_help = (command.help or "").partition("\n\n")[0]
+        super().format_commands(ctx, formatter)
+
+
+def _show_version(requested: bool) -> None:
+    if requested:
+        typer.echo(f"assay {installed_version('kernel-assay')}")
+        raise typer.Exit
+
+
+def _help_alone(context: typer.Context) -> None:
+    """Print a group's help if no command is given."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
 
 app = typer.Typer(
     name="assay",
-    cls=Commands,
+    cls=_Commands,
     help="Numerical verification of ML kernels, and the precision audit of models.",
     epilog="Exit status: 0 all passed; 1 a contract was broken, or a budget can't be met; 2 wrong usage or bad input.",
     no_args_is_help=False,
@@ -34,18 +58,26 @@ app = typer.Typer(
 )
 for command in (survey, verify, judge, power, repro, doctor, fingerprint, inspect, bench, tune, audit):
     app.command()(command)
-app.add_typer(golden.app, name="golden")
+goldens = typer.Typer(
+    cls=_Commands,
+    help="Golden records: build a campaign, check a store, show it, discard a record, tell two apart.",
+    callback=_help_alone,
+    invoke_without_command=True,
+)
+for name in ("build", "check", "show", "discard", "diff"):
+    goldens.command()(getattr(golden, name))
+app.add_typer(goldens, name="golden")
 
 
 @app.callback(invoke_without_command=True)
 def root(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Numerical verification of ML kernels."""
-    help_alone(context)
+    _help_alone(context)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -65,7 +97,8 @@ def main(arguments: Sequence[str]) -> int:
         # The class of usage errors is click's in some versions of typer and its own in others.
         if not hasattr(error, "format_message"):
             raise
-        return report_error(f"{error.format_message()} {pointer(error)}")
+        context = getattr(error, "ctx", None)
+        return report_error(f"{error.format_message()} (see: {context.command_path if context else 'assay'} --help)")
 
 
 def run() -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from assay.cli import settings
-from assay.cli.progress import ProgressBar
+from assay.cli.progress import ProgressBar, note
 from assay.cli.verify import entries_of
 from assay.verify.errors import SettingError, TargetError
 
@@ -21,22 +20,22 @@ if TYPE_CHECKING:
 
 def power(
     target: Annotated[
-        str, typer.Argument(metavar="[TARGET]", help="A kernel of the survey, whose campaign is measured.")
+        str, Argument(metavar="[TARGET]", help="A kernel of the survey, whose campaign is measured.")
     ] = "",
-    spec: Annotated[str, typer.Option(help="A spec as a whole, or what package.module:function implements.")] = "",
+    spec: Annotated[str, Option(help="A spec as a whole, or what package.module:function implements.")] = "",
     dtype: settings.Dtype = "",
     option: settings.Options = None,
     shape: settings.Shapes = None,
     contract: settings.ContractFields = None,
-    family: Annotated[list[str] | None, typer.Option(help="A fault family to try, not all; may be repeated.")] = None,
+    family: Annotated[list[str] | None, Option(help="A fault family to try, not all; may be repeated.")] = None,
     examples: settings.Examples = 50,
     seed: settings.Seed = 0,
     against: Annotated[
-        str, typer.Option(help="A plain check to compare with, e.g. 'allclose(1e-2,1e-2)' or assert_close.")
+        str, Option(help="A plain check to compare with, e.g. 'allclose(1e-2,1e-2)' or assert_close.")
     ] = "",
     as_json: settings.AsJson = False,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", dir_okay=False, help="Write the report as JSON, too.")
+        Path | None, Option(metavar="FILE.json", dir_okay=False, help="Write the report as JSON, too.")
     ] = None,
     ops: settings.Ops = None,
 ) -> int:
@@ -47,24 +46,22 @@ def power(
     """
     from assay.verify.power import measured
 
-    (dtype_name,) = settings.dtypes([dtype]) if dtype else (None,)
-    campaign = settings.adapted(
-        _campaign(target, spec), option, shape, contract, dtype=dtype_name, examples=examples, seed=seed
-    )
+    said = {"dtype": settings.one_dtype(dtype), "examples": examples, "seed": seed}
+    campaign = settings.adapted(_campaign(target, spec), option, shape, contract, **said)
     bars: list[ProgressBar] = []
     with contextlib.ExitStack() as stack:
 
         def show(name: str, done: int, of: int) -> None:
             if not bars:
-                bars.append(stack.enter_context(ProgressBar("faults tried", of, float(of))))
+                bars.append(stack.enter_context(ProgressBar("faults tried", of)))
             else:
-                bars[0].advance(1.0)
+                bars[0].advance()
 
         report = measured(campaign, families=family, against=against, progress=show)
     print(report.to_json() if as_json else report)
     if out is not None:
         report.to_json(out)
-        print(f"assay: wrote {out}", file=sys.stderr)
+        note(f"wrote {out}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Output of commands: progress as a bar or occasional plain lines, errors, and tables."""
+"""Output of commands: progress as a bar or occasional plain lines, notes and errors in one line, and tables."""
 
 from __future__ import annotations
 
@@ -15,24 +15,21 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from assay.verify.campaign.survey import Job, Row
 
 _QUIET = 2.0  # seconds before progress is shown
 _BETWEEN = 10.0  # seconds between two plain lines
 
 
+def note(message: object) -> None:
+    """Print ``assay: message`` on standard error; standard output is for results."""
+    print(f"assay: {message}", file=sys.stderr)
+
+
 def report_error(message: str, status: int = 2) -> int:
     """Print one line on standard error; return ``status``, the exit status."""
-    print(f"assay: {' '.join(message.split())}", file=sys.stderr)
+    note(" ".join(message.split()))
     return status
-
-
-def report_known(rows: Mapping[int, Row], jobs: Sequence[Job], folder: Path | None) -> None:
-    """Print how many verdicts were reused from the folder."""
-    if rows:
-        print(f"assay: {len(rows)} of {len(jobs)} verdicts were in {folder}", file=sys.stderr)
 
 
 def console(piped_width: int | None = None) -> Console:
@@ -61,34 +58,35 @@ def in_rows(rows: Iterable[tuple[str | Text, ...]], first: int | None = None) ->
     return table
 
 
-def examined(jobs: Sequence[Job], rows: Iterable[tuple[int, Row]], show: Callable[[int, Row], None]) -> int:
-    """Pass every row to ``show(index, row)`` under a bar; return the number of rows, also after an interruption."""
+def examined(jobs: Sequence[Job], rows: Iterable[tuple[int, Row]], show: Callable[[int, Row], None]) -> bool:
+    """Pass every row to ``show(index, row)`` under a bar; return whether Ctrl-C stopped it before all jobs ended."""
     done = 0
     with ProgressBar("examined", len(jobs), sum(job.cost for job in jobs)) as bar, suppress(KeyboardInterrupt):
         for index, row in rows:
             show(index, row)
             done += 1
             bar.advance(jobs[index].cost)
-    return done
+    return done < len(jobs)
 
 
 class ProgressBar:
-    """A progress bar over ``effort`` (any unit) in ``count`` steps; a context manager.
+    """A progress bar over ``effort`` (any unit, by default steps) in ``count`` steps; a context manager.
 
     ``rate`` also shows the steps per second, counted from the first one.
     """
 
-    def __init__(self, label: str, count: int, effort: float, *, rate: bool = False) -> None:
-        self.label, self._count, self._effort, self._rate = label, count, effort, rate
+    def __init__(self, label: str, count: int, effort: float | None = None, *, rate: bool = False) -> None:
+        self.label, self._count, self._rate = label, count, rate
+        self._effort = float(count) if effort is None else effort
         self._done, self._skipped, self._spent, self._started = 0, 0, 0.0, time.monotonic()
-        self._begun = False
+        self._begun = not rate  # with a rate, the first step only starts the clock
         self._next_line = self._started + _BETWEEN
         columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), TextColumn("left")
         console = Console(stderr=True)
         self._bar = Progress(
             *columns, console=console, transient=True, speed_estimate_period=3600, disable=not sys.stderr.isatty()
         )
-        self._task = self._bar.add_task(f"{label} 0 of {count}", total=effort)
+        self._task = self._bar.add_task(f"{label} 0 of {count}", total=self._effort)
         self._timer = threading.Timer(_QUIET, self._bar.start)
         self._timer.daemon = True
 
@@ -101,10 +99,10 @@ class ProgressBar:
         self._timer.join()
         self._bar.stop()
 
-    def advance(self, effort: float) -> None:
+    def advance(self, effort: float = 1.0) -> None:
         """Count one step of ``effort`` as done."""
         now = time.monotonic()
-        if self._rate and not self._begun:  # the first step waited for workers to start
+        if not self._begun:  # this step also waited for workers to start
             self._begun, self._started = True, now
             return self.skip(effort)
         self._done, self._spent = self._done + 1, self._spent + effort
@@ -113,8 +111,7 @@ class ProgressBar:
             steps += f", {(self._done - self._skipped) / max(now - self._started, 1e-3):.3g}/s"
         self._bar.update(self._task, completed=self._spent, total=self._effort, description=f"{self.label} {steps}")
         if self._bar.disable and now >= self._next_line and 0 < self._spent < self._effort:
-            left = (now - self._started) * (self._effort / self._spent - 1)
-            print(f"assay: {self.label} {steps}, about {left:.0f} s left", file=sys.stderr)
+            note(f"{self.label} {steps}, about {(now - self._started) * (self._effort / self._spent - 1):.0f} s left")
             self._next_line = now + _BETWEEN
 
     def skip(self, effort: float) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
+from assay.cli import settings
 from assay.cli.progress import ProgressBar
-from assay.cli.settings import Pretend
 from assay.runtime.pool import Heartbeat, Raised, run_alone
 from assay.runtime.process import Lost
 from assay.verify.errors import ReproError
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 def repro(
-    line: Annotated[str, typer.Argument(metavar="LINE", help="What a report prints after `assay repro`, in quotes.")],
-    target: Annotated[str, typer.Option(help="package.module:function, where the line doesn't name the kernel.")] = "",
+    line: Annotated[str, Argument(metavar="LINE", help="What a report prints after `assay repro`, in quotes.")],
+    target: Annotated[str, Option(help="package.module:function, where the line doesn't name the kernel.")] = "",
     sanitized: Annotated[
-        bool, typer.Option("--sanitize", help="Also under NVIDIA's compute-sanitizer, where the kernel ran on CUDA.")
+        bool, Option("--sanitize", help="Also under NVIDIA's compute-sanitizer, where the kernel ran on CUDA.")
     ] = False,
-    pretend: Pretend = "",
+    pretend: settings.Pretend = "",
 ) -> int:
     """Run one case of a report again: exits with 1 if it still fails, with 0 if it passes now."""
     if pretend:
         from assay.verify.examination.repro import pretending
 
         line = pretending(line, pretend)
-    with ProgressBar("tried", 1, 1.0):
+    with ProgressBar("tried", 1):
         answer = run_alone(repeat, (line, target), preload="assay.verify.examination.repro", quiet=False)
     if isinstance(answer, Raised):
         raise ReproError(answer.message if answer.user_error else f"repro line: can't be run ({answer.message})")
@@ -55,14 +55,14 @@ def repeat(item: tuple[str, str], heartbeat: Heartbeat) -> Verdict:
     from assay.verify.examination.repro import parse_line, run_line
 
     result = run_line(*item, lambda case, seconds: heartbeat("", seconds))
-    failure = result.failure
+    failure, note = result.failure, ""
     if failure is not None and failure.kind == "not_interpreted":
         outcome, note, failure = "REFUSED", failure.message, None
     elif failure is not None and failure.kind == "refused":
         outcome, note, failure = "VACUOUS", f"refused: {failure.message}", None
-    elif result.failure is not None:
-        warns = result.failure.kind == "unlikely" or result.failure.aspect in parse_line(*item)[0].unpromised
-        outcome, note = ("WARN" if warns else "FAIL"), ""
+    elif failure is not None:
+        warns = failure.kind == "unlikely" or failure.aspect in parse_line(*item)[0].unpromised
+        outcome = "WARN" if warns else "FAIL"
     elif result.unresolved:
         outcome, note = "INCONCLUSIVE", f"{result.unresolved} elements lie within the golden's own radius of the limit"
     elif not result.judged and result.case.protocol == "once":

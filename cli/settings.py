@@ -3,106 +3,74 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from assay.golden.registry import Spec, load_ops
 from assay.verify.errors import ContractError, SettingError
 
 if TYPE_CHECKING:
+    from assay.bench.inspection.calls import Request
+    from assay.verify.campaign.table import Entry
     from assay.verify.settings import Settings
 
-Ops = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--ops",
-        "--import",
-        callback=load_ops,
-        is_eager=True,
-        help="A module that defines ops of your own; may be repeated.",
-    ),
-]
-_WORDS = {"none": None, "true": True, "false": False}
-
-Dtype = Annotated[str, typer.Option(help="bfloat16, or q=float16,k=bfloat16.")]
-Dtypes = Annotated[list[str] | None, typer.Option(help="bfloat16, or q=float16,k=bfloat16; may be repeated.")]
-Options = Annotated[
-    list[str] | None, typer.Option(help="causal=none,bottom_right: values to vary over; may be repeated.")
-]
-Shapes = Annotated[list[str] | None, typer.Option(help="D=64,128 or Sq=1:300 (as Python's range); may be repeated.")]
-At = Annotated[
-    list[str] | None,
-    typer.Option(help="R=8192,N=4096: sizes of production, at which samples are judged; may be repeated."),
-]
-Sizes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--at", help="M=16,N=4096: sizes of a call; the others, and all if none, are usual ones. May be repeated."
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON instead.")]
-Anew = Annotated[bool, typer.Option("--anew", help="Make again what is stored there of the same question.")]
-Budget = Annotated[float | None, typer.Option(min=0, help="Seconds of the whole run: begin nothing more after it.")]
-ContractFields = Annotated[list[str] | None, typer.Option(help="A contract's name, or field=value; may be repeated.")]
-OutDtype = Annotated[str, typer.Option(help="Dtype of the result, where it isn't the inputs'.")]
-Layouts = Annotated[list[str] | None, typer.Option(help="Memory layouts that the kernel takes, where not all.")]
-TensorLayouts = Annotated[
-    list[str] | None, typer.Option("--layout", help="b=transposed: how a tensor lies in memory; may be repeated.")
-]
-Framework = Annotated[
-    str, typer.Option(help="torch (the default), numpy, jax or cupy: what the kernel is called with.")
-]
-Effort = Annotated[
-    str,
-    typer.Option(metavar="quick|usual|thorough", help="How much each examination tries, usual where nothing is said."),
-]
-Examples = Annotated[
-    int | None,
-    typer.Option(min=0, help="Fuzzed cases of each examination, beside the fixed ones; 12, 60 or 200 by the effort."),
-]
-Seed = Annotated[int, typer.Option(help="Seed of every examination.")]
-Device = Annotated[str, typer.Option(help="Where the kernel runs.")]
-Timeout = Annotated[float, typer.Option(min=0.01, help="Seconds for one call; 10 more where no alarm is heard.")]
-Isolate = Annotated[
-    bool, typer.Option("--isolate", help="Each kernel in a process of its own: what it dies of is a finding.")
-]
-Memory = Annotated[float, typer.Option(min=0.01, help="GiB that an isolated kernel may hold.")]
-Strict = Annotated[
-    bool, typer.Option("--strict", help="NaN, infinities, signed zeros and subnormals are part of every promise.")
-]
-Faithful = Annotated[
-    str, typer.Option(metavar="DEVICE", help="h200, b200, ...: its tensor cores in Triton's dots, on a CPU.")
-]
-Pretend = Annotated[
-    str,
-    typer.Option(metavar="DEVICE", help='cuda (an h200), a100, ...: "cuda" answers as this device, and is the CPU.'),
-]
-
-Emission = Annotated[
-    str,
-    typer.Option(
-        metavar="nvidia|CHOICES", help="Triton kernels as a compiler has them: contraction,flush,approximate."
-    ),
-]
-Refuses = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="PATTERN",
-        help="A message by which the kernel documents to refuse, e.g. 'too wide where N > 65536'; may be repeated.",
-    ),
-]
+Texts = list[str] | None
+"""An option that may be repeated."""
+_OPS = "A module that defines ops of your own; may be repeated."
+Ops = Annotated[Texts, Option("--ops", "--import", callback=load_ops, is_eager=True, help=_OPS)]
+SpecName = Annotated[str, Option(help="What package.module:function implements, e.g. softmax.")]
+Dtype = Annotated[str, Option(help="bfloat16, or q=float16,k=bfloat16.")]
+Dtypes = Annotated[Texts, Option(help="bfloat16, or q=float16,k=bfloat16; may be repeated.")]
+Options = Annotated[Texts, Option(help="causal=none,bottom_right: values to vary over; may be repeated.")]
+Shapes = Annotated[Texts, Option(help="D=64,128 or Sq=1:300 (as Python's range); may be repeated.")]
+At = Annotated[Texts, Option(help="R=8192,N=4096: sizes of production, at which samples are judged; may be repeated.")]
+_SIZES = "M=16,N=4096: sizes of a call; the others, and all if none, are usual ones. May be repeated."
+Sizes = Annotated[Texts, Option("--at", help=_SIZES)]
+ContractFields = Annotated[Texts, Option(help="A contract's name, or field=value; may be repeated.")]
+OutDtype = Annotated[str, Option(help="Dtype of the result, where it isn't the inputs'.")]
+Layouts = Annotated[Texts, Option(help="Memory layouts that the kernel takes, where not all.")]
+TensorLayouts = Annotated[Texts, Option("--layout", help="b=transposed: how a tensor lies in memory; may be repeated.")]
+Framework = Annotated[str, Option(help="torch (the default), numpy, jax or cupy: what the kernel is called with.")]
+_EFFORT = "How much each examination tries, usual where nothing is said."
+Effort = Annotated[str, Option(metavar="quick|usual|thorough", help=_EFFORT)]
+_EXAMPLES = "Fuzzed cases of each examination, beside the fixed ones; 12, 60 or 200 by the effort."
+Examples = Annotated[int | None, Option(min=0, help=_EXAMPLES)]
+Seed = Annotated[int, Option(help="Seed of every examination.")]
+Device = Annotated[str, Option(help="Where the kernel runs.")]
+Timeout = Annotated[float, Option(min=0.01, help="Seconds for one call; 10 more where no alarm is heard.")]
+_ISOLATE = "Each kernel in a process of its own: what it dies of is a finding."
+Isolate = Annotated[bool, Option("--isolate", help=_ISOLATE)]
+Memory = Annotated[float, Option(min=0.01, help="GiB that an isolated kernel may hold.")]
+_STRICT = "NaN, infinities, signed zeros and subnormals are part of every promise."
+Strict = Annotated[bool, Option("--strict", help=_STRICT)]
+_FAITHFUL = "h200, b200, ...: its tensor cores in Triton's dots, on a CPU."
+Faithful = Annotated[str, Option(metavar="DEVICE", help=_FAITHFUL)]
+_PRETEND = 'cuda (an h200), a100, ...: "cuda" answers as this device, and is the CPU.'
+Pretend = Annotated[str, Option(metavar="DEVICE", help=_PRETEND)]
+_EMISSION = "Triton kernels as a compiler has them: contraction,flush,approximate."
+Emission = Annotated[str, Option(metavar="nvidia|CHOICES", help=_EMISSION)]
+_REFUSES = "A message by which the kernel documents to refuse, e.g. 'too wide where N > 65536'; may be repeated."
+Refuses = Annotated[Texts, Option(metavar="PATTERN", help=_REFUSES)]
+AsJson = Annotated[bool, Option("--json", help="Print the result as JSON instead.")]
+Page = Annotated[Path | None, Option(metavar="FILE.md", dir_okay=False, help="Write a page in Markdown, too.")]
+Anew = Annotated[bool, Option("--anew", help="Make again what is stored there of the same question.")]
+Budget = Annotated[float | None, Option(min=0, help="Seconds of the whole run: begin nothing more after it.")]
+EngineName = Annotated[str, Option(help="local, or ray: at RAY_ADDRESS, or started here.")]
+Part = Annotated[str, Option(help="3/10: only the third of ten parts; the same --out or --store joins them.")]
+Jobs = Annotated[int, Option("--jobs", min=0, help="Examinations at a time; 0: one for each core.")]
 
 
 def adapted(
     settings: Settings,
-    option: Sequence[str] | None = None,
-    shape: Sequence[str] | None = None,
-    contract: Sequence[str] | None = None,
-    at: Sequence[str] | None = None,
-    refuses: Sequence[str] | None = None,
+    option: Texts = None,
+    shape: Texts = None,
+    contract: Texts = None,
+    at: Texts = None,
+    refuses: Texts = None,
     **others: Any,
 ) -> Settings:
     """Return the settings with the values of the command line; None or empty values change nothing."""
@@ -114,34 +82,64 @@ def adapted(
         said["contract"] = contract_from_table(contract_fields(contract))
     if at:
         said["at"] = [read_sizes(text, "--at") for text in at]
-    if refuses:
-        said["refuses"] = {**settings.refuses, **dict(map(_refusal, refuses))}
+    for text in refuses or ():  # a pattern, or "pattern where condition" as a report has it
+        pattern, where, condition = text.rpartition(" where ")
+        known = said.setdefault("refuses", dict(settings.refuses))
+        known[pattern.strip() if where else text] = condition.strip() if where else ""
     said["options"] = {**settings.options, **options(settings.definition, option or ())}
     return replace(settings, **said, shapes={**settings.shapes, **shapes(shape or ())})
 
 
+def adapted_entries(entries: Iterable[Entry], dtype: Texts, *texts: Texts, **others: Any) -> list[Entry]:
+    """Return entries in the dtypes of the command line, if any, with `adapted` settings."""
+    return [
+        replace(entry, dtypes=dtypes(dtype or ()) or entry.dtypes, settings=adapted(entry.settings, *texts, **others))
+        for entry in entries
+    ]
+
+
+def usual_dtype(settings: Settings, dtype: Any) -> Settings:
+    """Return the settings in ``dtype``, or in the usual one of their op if it is None."""
+    return replace(settings, dtype=settings.definition.default_settings["dtype"] if dtype is None else dtype)
+
+
+def one_dtype(text: str) -> Any:
+    """Parse ``--dtype`` of a command that takes one; None if it is empty."""
+    return dtypes([text])[0] if text else None
+
+
+def request(at: Texts, layout: Texts) -> Request:
+    """Return the sizes ``--at`` and the layouts (``b=transposed``) of a call. Raises `SettingError`."""
+    from assay.bench.inspection.calls import Request
+    from assay.verify.cases.at_shape import read_sizes
+
+    layouts = dict(_split("--layout", text, "tensor=layout, e.g. b=transposed") for text in layout or ())
+    return Request(tuple(read_sizes(text, "--at") for text in at or ()), layouts)
+
+
 def dtypes(texts: Sequence[str]) -> tuple[Any, ...]:
     """Parse ``bfloat16``, or ``q=float16,k=bfloat16`` for a dtype per tensor; each text is a separate examination."""
-    return tuple(_assignments("--dtype", text) if "=" in text else text for text in texts)
+    return tuple(
+        dict(_split("--dtype", part, "name=dtype,name=dtype") for part in _parts(text)) if "=" in text else text
+        for text in texts
+    )
 
 
 def options(definition: Spec, texts: Sequence[str]) -> dict[str, list[Any]]:
-    """Parse ``causal=none,bottom_right``: an option and its values; tuples are in parentheses."""
+    """Parse ``causal=none,bottom_right``: an option and its values; tuples are in parentheses.
+
+    A value is a Python literal or the text itself, whichever the option accepts.
+    """
     results: dict[str, list[Any]] = {}
     for text in texts:
         name, values = _split("--option", text, "name=value,value")
-        results[name] = [_option_value(definition, name, value) for value in _parts(values)]
+        option, results[name] = definition.options.get(name), []
+        for part in _parts(values):
+            readings = [part, *([literal(part)] if literal(part) != part else [])]
+            fitting = [reading for reading in readings if option is None or option.accepts(reading)]
+            results[name].append(fitting[0] if fitting else readings[-1])
+            definition.complete({name: results[name][-1]})
     return results
-
-
-def _option_value(definition: Spec, name: str, text: str) -> Any:
-    """Return ``text`` as a Python literal or as itself, whichever the option accepts."""
-    readings = [text, *([literal(text)] if literal(text) != text else [])]
-    option = definition.options.get(name)
-    fitting = [reading for reading in readings if option is None or option.accepts(reading)]
-    value = fitting[0] if fitting else readings[-1]
-    definition.complete({name: value})
-    return value
 
 
 def shapes(texts: Sequence[str]) -> dict[str, Sequence[int] | str]:
@@ -163,19 +161,8 @@ def shapes(texts: Sequence[str]) -> dict[str, Sequence[int] | str]:
     return results
 
 
-def tensor_layouts(texts: Sequence[str] | None) -> dict[str, str]:
-    """Parse ``b=transposed``: a tensor's name and its layout. Raises `SettingError`."""
-    return dict(_split("--layout", text, "tensor=layout, e.g. b=transposed") for text in texts or ())
-
-
-def _refusal(text: str) -> tuple[str, str]:
-    """Parse ``pattern where condition``, in the words of a report; a pattern alone applies to all sizes."""
-    pattern, where, condition = text.rpartition(" where ")
-    return (pattern.strip(), condition.strip()) if where else (text, "")
-
-
 def contract_fields(texts: Sequence[str]) -> dict[str, Any]:
-    """Parse ``field=value``, ``stages.name=format``, ``ulps.name=2``, or a contract's name."""
+    """Parse ``field=value``, ``stages.name=format``, ``ulps.name=2``, ``stages=none``, or a contract's name."""
     from assay.verify.named_contracts import contract_named
 
     fields: dict[str, Any] = {}
@@ -185,29 +172,20 @@ def contract_fields(texts: Sequence[str]) -> dict[str, Any]:
             continue
         name, value = _split("--contract", text, "a contract's name, or field=value")
         group, _, inner = name.partition(".")
-        if group in ("stages", "ulps"):
-            fields[group] = dict(fields.get(group, {})) | _inner(text, group, inner, value)
-        else:
+        if group not in ("stages", "ulps"):
             fields[name] = _WORDS.get(value.lower(), value)
+            continue
+        within = fields[group] = dict(fields.get(group, {}))
+        if not inner and value.lower() not in ("none", "{}"):
+            raise ContractError(f"--contract {text!r}; expected {group}.name={value}, or {group}=none")
+        if group == "stages" and inner:
+            within[inner] = _WORDS.get(value.lower(), value)
+        elif inner:
+            try:
+                within[inner] = float(value)
+            except ValueError:
+                raise ContractError(f"--contract {text!r}; expected a number of ulps") from None
     return fields
-
-
-def _inner(text: str, group: str, name: str, value: str) -> dict[str, Any]:
-    """Parse one entry of a contract's ``stages`` or ``ulps``; ``stages=none`` clears them."""
-    if not name and value.lower() in ("none", "{}"):
-        return {}
-    if not name:
-        raise ContractError(f"--contract {text!r}; expected {group}.name={value}, or {group}=none")
-    if group == "stages":
-        return {name: _WORDS.get(value.lower(), value)}
-    try:
-        return {name: float(value)}
-    except ValueError:
-        raise ContractError(f"--contract {text!r}; expected a number of ulps") from None
-
-
-def _assignments(flag: str, text: str) -> Mapping[str, str]:
-    return dict(_split(flag, part, "name=dtype,name=dtype") for part in _parts(text))
 
 
 def _split(flag: str, text: str, expected: str) -> tuple[str, str]:
@@ -227,6 +205,9 @@ def _parts(text: str) -> list[str]:
         else:
             parts[-1] += letter
     return [part.strip() for part in parts]
+
+
+_WORDS = {"none": None, "true": True, "false": False}
 
 
 def literal(text: str) -> Any:

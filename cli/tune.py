@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.text import Text
+from typer import Argument, Option
 
 from assay.cli import settings
 from assay.cli.inspect import compiling
-from assay.cli.progress import console, console_table, report_error
+from assay.cli.progress import console, console_table, note, report_error
 from assay.runtime.engines import engine_named
 from assay.runtime.records import plain
 from assay.verify.errors import TuneError
 
 if TYPE_CHECKING:
-    from assay.bench.tuning.record import Candidate, Question, Record
+    from assay.bench.tuning.record import Candidate, Record
     from assay.bench.tuning.space import Space
+    from assay.verify.campaign.table import Entry
+    from assay.verify.settings import Settings
 
 _PIPED_WIDTH = 200  # columns if standard output is no terminal
 _PRELOAD = "assay.verify.campaign.survey"
@@ -28,41 +29,36 @@ _SILENT = 600.0  # seconds without a message after which a worker is stopped
 _HEAD = ("choice", "outcome", "time", "error/allowed", "bits", "registers", "spilled", "shared KiB", "")
 
 
+_TARGET = "package.module:function; its autotuner's configurations count."
+_CHOICE = "BLOCK_M=64,128: values of a keyword that the function takes; may be repeated."
+_SPACE = "The same as a file: [choices], and a list `without`."
+_ARCH = "What is compiled for where no GPU is; sm_90a, or the device's own."
+_MOST_ERROR = "A winner's largest error, as a share of what the contract allows."
+_OUT = "The record; kept, it answers the same question again."
+_REPLAY = "Run a record's search again: does it still hold?"
+
+
 def tune(
-    target: Annotated[
-        str, typer.Argument(metavar="[TARGET]", help="package.module:function; its autotuner's configurations count.")
-    ] = "",
-    spec: Annotated[str, typer.Option(help="What it implements, e.g. gemm.")] = "",
-    choice: Annotated[
-        list[str] | None,
-        typer.Option(help="BLOCK_M=64,128: values of a keyword that the function takes; may be repeated."),
-    ] = None,
-    space: Annotated[
-        Path | None, typer.Option(metavar="FILE.toml", help="The same as a file: [choices], and a list `without`.")
-    ] = None,
+    target: Annotated[str, Argument(metavar="[TARGET]", help=_TARGET)] = "",
+    spec: Annotated[str, Option(help="What it implements, e.g. gemm.")] = "",
+    choice: Annotated[list[str] | None, Option(help=_CHOICE)] = None,
+    space: Annotated[Path | None, Option(metavar="FILE.toml", help=_SPACE)] = None,
     dtype: settings.Dtype = "",
     option: settings.Options = None,
     at: settings.Sizes = None,
     layout: settings.TensorLayouts = None,
     contract: settings.ContractFields = None,
     device: settings.Device = "cpu",
-    arch: Annotated[str, typer.Option(help="What is compiled for where no GPU is; sm_90a, or the device's own.")] = "",
+    arch: Annotated[str, Option(help=_ARCH)] = "",
     effort: settings.Effort = "quick",
-    most_error: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="A winner's largest error, as a share of what the contract allows.")
-    ] = 1.0,
-    seconds: Annotated[float, typer.Option(min=0.01, help="Of each candidate's calls that are timed at a size.")] = 0.5,
-    rounds: Annotated[int, typer.Option(min=1, help="In which candidates take turns.")] = 5,
-    at_once: Annotated[int, typer.Option("--jobs", min=0, help="Examinations at a time; 0: one for each core.")] = 0,
-    engine: Annotated[str, typer.Option(help="Where candidates are examined: local, or ray.")] = "local",
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.json", dir_okay=False, help="The record; kept, it answers the same question again."),
-    ] = None,
+    most_error: Annotated[float, Option(min=0.0, max=1.0, help=_MOST_ERROR)] = 1.0,
+    seconds: Annotated[float, Option(min=0.01, help="Of each candidate's calls that are timed at a size.")] = 0.5,
+    rounds: Annotated[int, Option(min=1, help="In which candidates take turns.")] = 5,
+    at_once: settings.Jobs = 0,
+    engine: settings.EngineName = "local",
+    out: Annotated[Path | None, Option(metavar="FILE.json", dir_okay=False, help=_OUT)] = None,
     anew: settings.Anew = False,
-    replay: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", help="Run a record's search again: does it still hold?")
-    ] = None,
+    replay: Annotated[Path | None, Option(metavar="FILE.json", help=_REPLAY)] = None,
     as_json: settings.AsJson = False,
     ops: settings.Ops = None,
 ) -> int:
@@ -72,7 +68,7 @@ def tune(
     a GPU a Triton kernel's candidates are ordered by a model of their compiled code, and none is timed.
     Exits with 1 where no candidate keeps the contract, or a replay finds something else than its record says.
     """
-    from assay.bench.tuning.record import read
+    from assay.bench.tuning.record import Question, read
     from assay.bench.tuning.searching import Search, changed
     from assay.verify.harness.frameworks import check_device
 
@@ -82,14 +78,25 @@ def tune(
     if before is not None:
         question = before.question
     else:
-        wanted = _space(choice, space)
-        question = _question(
-            target, spec, wanted, dtype, option, at, layout, contract,
-            device=device, arch=arch, effort=effort, most_error=most_error, seconds=seconds, rounds=rounds,
-        )  # fmt: skip
+        entry, chosen = _kernel(target, spec, dtype, option, contract)
+        request = settings.request(at, layout)
+        question = Question(
+            target=entry.target,
+            spec=chosen.spec,
+            space=_space(choice, space),
+            sizes=tuple(map(dict, request.sizes)),
+            settings={n: value for n, value in chosen.as_table().items() if n not in ("spec", "effort", "device")},
+            layouts=dict(request.layouts or {}),
+            device=device,
+            arch=arch,
+            effort=effort,
+            most_error=most_error,
+            seconds=seconds,
+            rounds=rounds,
+        )
     check_device(question.device)
-    with compiling(), engine_named(engine, at_once or None, preload=_PRELOAD, timeout=_SILENT) as own:
-        search = Search(question, own, lambda words: print(f"assay: {words}", file=sys.stderr))
+    with compiling(), engine_named(engine, at_once or None, preload=_PRELOAD, timeout=_SILENT) as workers:
+        search = Search(question, workers, note)
         record = None
         if out is not None and out.exists() and not anew:
             record = read(out)
@@ -102,9 +109,9 @@ def tune(
         if record is None:
             record = search.run()
             if out is not None:
-                print(f"assay: wrote {record.save(out)}", file=sys.stderr)
+                note(f"wrote {record.save(out)}")
         else:
-            print(f"assay: {out} holds the answer (--anew searches again)", file=sys.stderr)
+            note(f"{out} holds the answer (--anew searches again)")
     if as_json:
         print(json.dumps(plain(vars(record)), indent=1))
     else:
@@ -123,49 +130,25 @@ def _space(choices: Sequence[str] | None, path: Path | None) -> Space:
         if choices:
             raise TuneError(f"--space {path} --choice {choices[0]}: expected one of them")
         return read_space(path)
-    return Space({name: values for text in choices or () for name, values in [_choice(text)]})
+    values = {}
+    for text in choices or ():
+        name, equals, listed = (part.strip() for part in text.partition("="))
+        if not (name.isidentifier() and equals and listed):
+            raise TuneError(f"--choice {text!r}; expected name=value,value, e.g. BLOCK_M=64,128")
+        values[name] = [settings.literal(part) for part in listed.split(",")]
+    return Space(values)
 
 
-def _choice(text: str) -> tuple[str, list[Any]]:
-    name, equals, values = (part.strip() for part in text.partition("="))
-    if not (name.isidentifier() and equals and values):
-        raise TuneError(f"--choice {text!r}; expected name=value,value, e.g. BLOCK_M=64,128")
-    return name, [settings.literal(part) for part in values.split(",")]
-
-
-def _question(
-    target: str,
-    spec: str,
-    space: Space,
-    dtype: str,
-    option: Sequence[str] | None,
-    at: Sequence[str] | None,
-    layout: Sequence[str] | None,
-    contract: Sequence[str] | None,
-    **ways: Any,
-) -> Question:
-    from dataclasses import replace
-
-    from assay.bench.tuning.record import Question
+def _kernel(
+    target: str, spec: str, dtype: str, option: settings.Texts, contract: settings.Texts
+) -> tuple[Entry, Settings]:
     from assay.cli.verify import entries_of
-    from assay.verify.cases.at_shape import read_sizes
 
     (entry, *others) = entries_of(target, spec)
     if others or ":" not in entry.target:
         raise TuneError(f"tune: {target} means several kernels; expected one package.module:function")
-    own = settings.adapted(entry.settings, option, None, contract)
-    kinds = settings.dtypes([dtype]) if dtype else entry.dtypes[:1]
-    usual = own.definition.default_settings["dtype"] if kinds[0] is None else kinds[0]
-    table = replace(own, dtype=usual).as_table()
-    return Question(
-        target=entry.target,
-        spec=own.spec,
-        space=space,
-        sizes=tuple(read_sizes(text, "--at") for text in at or ()),
-        settings={name: value for name, value in table.items() if name not in ("spec", "effort", "device")},
-        layouts=settings.tensor_layouts(layout),
-        **ways,
-    )
+    kind = settings.one_dtype(dtype) if dtype else entry.dtypes[0]
+    return entry, settings.usual_dtype(settings.adapted(entry.settings, option, None, contract), kind)
 
 
 def _report(record: Record) -> None:

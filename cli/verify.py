@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from assay.cli import settings
-from assay.cli.progress import examined, report_error, report_known
-from assay.runtime.engines import Engine, engine_named, part_of
+from assay.cli.progress import examined, note, report_error
+from assay.runtime.engines import engine_named, part_of
 from assay.runtime.modules import is_module
 from assay.runtime.pool import Pool, worker_count
 from assay.verify.errors import SettingError, TargetError
@@ -27,22 +27,20 @@ _ARGUMENT = (
     "package.module:function, a campaign's TOML file, or the name of a kernel of the survey or a part of it; "
     "all bundled ones if none."
 )
+_REFERENCE = "A PyTorch function or module that it is held against, in place of --spec."
+_TENSORS = "What --reference takes and gives, e.g. 'x[T,D], weight[D] -> y[T,D]'."
+_OUT = "Folder for the reports; verdicts that it holds of the same kernels are not made again."
+_SUMMARY = 'Append a table in Markdown, e.g. to "$GITHUB_STEP_SUMMARY".'
+_PRELOAD = "assay.verify.campaign.survey"
 _SILENT = 300.0  # seconds without a message after which a worker of another engine is stopped
 _BUNDLED = ("assay", "pallas", "cuda")  # the bundled kernels' groups in the survey's table
 
 
 def verify(
-    targets: Annotated[list[str] | None, typer.Argument(metavar="TARGET...", help=_ARGUMENT)] = None,
-    spec: Annotated[str, typer.Option(help="What package.module:function implements, e.g. softmax.")] = "",
-    reference: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="MODULE:FUNCTION", help="A PyTorch function or module that it is held against, in place of --spec."
-        ),
-    ] = None,
-    tensors: Annotated[
-        str, typer.Option(help="What --reference takes and gives, e.g. 'x[T,D], weight[D] -> y[T,D]'.")
-    ] = "",
+    targets: Annotated[list[str] | None, Argument(metavar="TARGET...", help=_ARGUMENT)] = None,
+    spec: settings.SpecName = "",
+    reference: Annotated[list[str] | None, Option(metavar="MODULE:FUNCTION", help=_REFERENCE)] = None,
+    tensors: Annotated[str, Option(help=_TENSORS)] = "",
     dtype: settings.Dtypes = None,
     option: settings.Options = None,
     shape: settings.Shapes = None,
@@ -63,20 +61,12 @@ def verify(
     isolate: settings.Isolate = False,
     memory: settings.Memory = 4.0,
     strict: settings.Strict = False,
-    at_once: Annotated[int, typer.Option("--jobs", min=0, help="Examinations at a time; 0: one for each core.")] = 0,
-    engine: Annotated[str, typer.Option(help="local, or ray: at RAY_ADDRESS, or started here.")] = "local",
-    part: Annotated[str, typer.Option(help="3/10: only the third of ten parts of the examinations.")] = "",
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            file_okay=False,
-            help="Folder for the reports; verdicts that it holds of the same kernels are not made again.",
-        ),
-    ] = None,
+    at_once: settings.Jobs = 0,
+    engine: settings.EngineName = "local",
+    part: settings.Part = "",
+    out: Annotated[Path | None, Option(file_okay=False, help=_OUT)] = None,
     as_json: settings.AsJson = False,
-    summary: Annotated[
-        Path | None, typer.Option(metavar="FILE", help='Append a table in Markdown, e.g. to "$GITHUB_STEP_SUMMARY".')
-    ] = None,
+    summary: Annotated[Path | None, Option(metavar="FILE", help=_SUMMARY)] = None,
     ops: settings.Ops = None,
 ) -> int:
     """Examine kernels against the contract of what they implement.
@@ -90,7 +80,12 @@ def verify(
         raise SettingError(
             f"--summary {summary}: there is no folder {summary.parent}; expected a file that can be written"
         )
-    with _begun(engine, at_once) as running:
+    local = engine == "local"  # then one process starts until the number of examinations is known
+    with (
+        Pool(1, preload=_PRELOAD, quiet=False)
+        if local
+        else engine_named(engine, at_once or None, preload=_PRELOAD, timeout=_SILENT)
+    ) as running:
         from assay.interpreter import check_emulated
         from assay.verify.campaign.cache import keep, known, name_of
         from assay.verify.campaign.survey import plan, run
@@ -102,16 +97,8 @@ def verify(
         chosen = [entry for target in targets for entry in entries_of(target, spec)] if targets else _bundled(spec)
         said = {"out_dtype": out_dtype, "layouts": layout, "framework": framework, "isolate": isolate, "memory": memory}
         said |= {"strict": strict} if strict else {}
-        entries = [
-            replace(
-                entry,
-                dtypes=settings.dtypes(dtype or ()) or entry.dtypes,
-                settings=settings.adapted(entry.settings, option, shape, contract, at, refuses, **said),
-            )
-            for entry in chosen
-        ]
         jobs = plan(
-            entries,
+            settings.adapted_entries(chosen, dtype, option, shape, contract, at, refuses, **said),
             effort=effort or ("usual" if targets else "quick"),
             examples=examples,
             seed=seed,
@@ -125,37 +112,30 @@ def verify(
         jobs = jobs[number - 1 :: of]
         names = [name_of(job) for job in jobs] if out is not None else []  # of the current sources
         rows = known(out, jobs) if out is not None else {}
-        report_known(rows, jobs, out)
+        if rows:
+            note(f"{len(rows)} of {len(jobs)} verdicts were in {out}")
         left = [index for index in range(len(jobs)) if index not in rows]
         count = min(at_once or worker_count(), len(left))
         if isinstance(running, Pool):
             running.resize(count)
-        if count > 1 or not isinstance(running, Pool):
+        if count > 1 or not local:
             jobs = [replace(job, threads=1) for job in jobs]
-        requested = [jobs[index] for index in left]
 
         def show(position: int, row: Row) -> None:
             index = left[position]
             rows[index] = row
             if out is not None and row.verdict is not None:
-                print(f"assay: wrote {keep(out, jobs[index], row.verdict, names[index])}", file=sys.stderr)
+                note(f"wrote {keep(out, jobs[index], row.verdict, names[index])}")
 
-        interrupted = examined(requested, run(requested, running), show) < len(requested)  # rows so far are reported
-    ordered = [rows[index] for index in sorted(rows)]
+        todo = [jobs[index] for index in left]
+        interrupted = examined(todo, run(todo, running), show)
+    ordered = [rows[index] for index in sorted(rows)]  # those so far are reported in any case
     status = _report(ordered, as_json, named=bool(targets)) if ordered or not interrupted else 130
     if summary is not None:
         _summarize(summary, ordered)
     if interrupted:
         return report_error(f"interrupted; {len(rows)} of {len(jobs)} examinations are done", status=130)
     return status
-
-
-def _begun(engine: str, at_once: int) -> Engine:
-    """Return a running engine; local workers start with one process until the number of examinations is known."""
-    preload = "assay.verify.campaign.survey"
-    if engine == "local":
-        return Pool(1, preload=preload, quiet=False)
-    return engine_named(engine, at_once or None, preload=preload, timeout=_SILENT)
 
 
 def _question(spec: str, reference: list[str] | None, tensors: str) -> str:
@@ -198,8 +178,9 @@ def _bundled(op: str) -> list[Entry]:
 
     if op:
         raise SettingError(f"--spec {op}: of what? e.g. assay verify my.kernels:{op} --spec {op} --dtype bfloat16")
-    chosen = [entry for entry in entries() if entry.group in _BUNDLED]
-    return [replace(entry, dtypes=entry.survey_dtypes or entry.dtypes) for entry in chosen]
+    return [
+        replace(entry, dtypes=entry.survey_dtypes or entry.dtypes) for entry in entries() if entry.group in _BUNDLED
+    ]
 
 
 def entries_of(target: str, op: str) -> list[Entry]:
@@ -247,7 +228,7 @@ def _report(rows: Sequence[Row], as_json: bool, *, named: bool) -> int:
         print("\n\n".join(map(str, verdicts)))
     missing = [row for row in rows if row.verdict is None]
     for row in missing:
-        print(f"assay: {'' if named else f'{row.entry.name}: '}{' '.join(row.reason.split())}", file=sys.stderr)
+        report_error(row.reason if named else f"{row.entry.name}: {row.reason}")
         if row.trace:
             print(row.trace, file=sys.stderr)
     if any(named or row.outcome != "NOT HERE" for row in missing) or not verdicts:

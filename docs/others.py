@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,20 @@ def taken_over(report: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str,
     """Return ``known`` updated with the verdicts of a report, by kernel and dtype."""
     results: dict[str, Any] = {name: dict(rows) for name, rows in known.items()}
     for row in report["rows"]:
-        if row["outcome"] in _EXAMINED:
-            results.setdefault(row["name"], {})[row["dtype"]] = _compact(row, report["made"])
+        if row["outcome"] not in _EXAMINED:
+            continue
+        verdict = row["verdict"] or {"aspects": {}, "worst": None, "cases": 0}
+        broken = {name: result for name, result in verdict["aspects"].items() if result["status"] == "broken"}
+        said = [result["explanations"][0]["description"] for result in broken.values() if result["explanations"]]
+        results.setdefault(row["name"], {})[row["dtype"]] = {
+            "version": row["version"],
+            "date": report["made"][:10],
+            "outcome": row["outcome"],
+            "cases": verdict["cases"],
+            "breaks": list(broken),
+            "words": row["words"],
+            "said": said[0] if said else "",
+        }
     return results
 
 
@@ -56,32 +68,46 @@ def page(data: Mapping[str, Any], table: Sequence[Entry]) -> str:
     rows = [(entry, dtype, row) for entry in table for dtype, row in _of(entry, data).items()]
     groups = list(dict.fromkeys(entry.group for entry in table))
     counts = Counter(row["outcome"] for _, _, row in rows)
-    kernels = {entry.name for entry, _, _ in rows}
     told = ", ".join(f"{counts[outcome]} {outcome}" for outcome in _EXAMINED if counts[outcome])
-    lines = [
-        _HEAD,
-        "## Counts\n",
-        f"{len(table)} kernels of {len(groups)} packages; {len(kernels)} examined, {len(rows)} examinations: {told}.\n",
-        "| package | version | day | kernels | PASS | WARN | FAIL | other |",
-        "|---|---|---|---|---|---|---|---|",
-        *(_counted(group, rows, table) for group in groups),
-        "\n## What keeps its contract\n",
-        "| kernel | op | dtypes | contract | where it comes from |",
-        "|---|---|---|---|---|",
-        *_kept(rows),
-        "\n## What does not\n",
-        "| kernel | dtype | outcome | breaks | smallest case | cause |",
-        "|---|---|---|---|---|---|",
-        *(_broken(entry, dtype, row) for entry, dtype, row in rows if row["outcome"] not in _KEPT),
-        "\n## Warnings\n",
-        "| kernel | dtype | smallest case |",
-        "|---|---|---|",
-        *(
-            f"| {entry.name} | {dtype} | {_cell(row['words'])} |"
-            for entry, dtype, row in rows
-            if row["outcome"] == "WARN"
-        ),
+    examined = f"{len({entry.name for entry, _, _ in rows})} examined, {len(rows)} examinations: {told}."
+    counted, kept, broken = [], dict[str, list[str]](), list[tuple[str, ...]]()
+    for group in groups:
+        own = [row for entry, _, row in rows if entry.group == group]
+        last = max(own, key=lambda row: row["date"], default={"version": "", "date": "not run"})
+        named = [Counter(row["outcome"] for row in own)[outcome] for outcome in ("PASS", "WARN", "FAIL")]
+        kernels = sum(entry.group == group for entry in table)
+        cells = (group, last["version"], last["date"], kernels, *named, len(own) - sum(named))
+        counted.append(tuple(map(str, cells)))
+    for entry, dtype, row in rows:
+        if row["outcome"] in _KEPT:
+            kept.setdefault(entry.name, []).append(dtype + (" (WARN)" if row["outcome"] == "WARN" else ""))
+        else:
+            cause = entry.cause or (f'"{row["said"]}"' if row["said"] else "")
+            cells = (entry.name, dtype, row["outcome"], ", ".join(row["breaks"]), row["words"], cause)
+            broken.append(tuple(map(_cell, cells)))
+    keeping = [
+        (
+            entry.name,
+            entry.settings.definition.name,
+            ", ".join(kept[entry.name]),
+            _contract(entry),
+            _cell(entry.promised),
+        )
+        for entry in table
+        if entry.name in kept
     ]
+    warned = [(entry.name, dtype, _cell(row["words"])) for entry, dtype, row in rows if row["outcome"] == "WARN"]
+    parts = [
+        ("Counts", ["package", "version", "day", "kernels", "PASS", "WARN", "FAIL", "other"], counted),
+        ("What keeps its contract", ("kernel", "op", "dtypes", "contract", "where it comes from"), keeping),
+        ("What does not", ("kernel", "dtype", "outcome", "breaks", "smallest case", "cause"), broken),
+        ("Warnings", ("kernel", "dtype", "smallest case"), warned),
+    ]
+    lines = [_HEAD]
+    for title, head, content in parts:
+        lines += [f"## {title}\n" if title == "Counts" else f"\n## {title}\n"]
+        lines += [f"{len(table)} kernels of {len(groups)} packages; {examined}\n"] if title == "Counts" else []
+        lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in content)]
     return "\n".join(lines) + "\n"
 
 
@@ -91,52 +117,6 @@ def _of(entry: Entry, data: Mapping[str, Any]) -> dict[str, Any]:
     return {dtype: row for dtype, row in known.items() if entry.dtypes == (None,) or dtype in entry.dtypes}
 
 
-def _compact(row: Mapping[str, Any], made: str) -> dict[str, Any]:
-    verdict = row["verdict"] or {"aspects": {}, "worst": None, "cases": 0}
-    broken = {name: result for name, result in verdict["aspects"].items() if result["status"] == "broken"}
-    said = [result["explanations"][0]["description"] for result in broken.values() if result["explanations"]]
-    return {
-        "version": row["version"],
-        "date": made[:10],
-        "outcome": row["outcome"],
-        "cases": verdict["cases"],
-        "breaks": list(broken),
-        "words": row["words"],
-        "said": said[0] if said else "",
-    }
-
-
-def _counted(group: str, rows: Iterable[tuple[Entry, str, Mapping[str, Any]]], table: Iterable[Entry]) -> str:
-    own = [row for entry, _, row in rows if entry.group == group]
-    counts = Counter(row["outcome"] for row in own)
-    last = max(own, key=lambda row: row["date"], default={"version": "", "date": "not run"})
-    named = [counts[outcome] for outcome in ("PASS", "WARN", "FAIL")]
-    kernels = sum(entry.group == group for entry in table)
-    cells = (group, last["version"], last["date"], kernels, *named, len(own) - sum(named))
-    return f"| {' | '.join(map(str, cells))} |"
-
-
-def _kept(rows: Iterable[tuple[Entry, str, Mapping[str, Any]]]) -> list[str]:
-    results: dict[str, tuple[Entry, list[str]]] = {}
-    for entry, dtype, row in rows:
-        if row["outcome"] in _KEPT:
-            results.setdefault(entry.name, (entry, []))[1].append(
-                dtype + (" (WARN)" if row["outcome"] == "WARN" else "")
-            )
-    return [
-        " | ".join(
-            (
-                f"| {name}",
-                entry.settings.definition.name,
-                ", ".join(dtypes),
-                _contract(entry),
-                f"{_cell(entry.promised)} |",
-            )
-        )
-        for name, (entry, dtypes) in results.items()
-    ]
-
-
 def _contract(entry: Entry) -> str:
     """Return the base of an entry's contract, and the fields that the entry changes."""
     changed = entry.settings.contract.changed()
@@ -144,12 +124,6 @@ def _contract(entry: Entry) -> str:
     of_base = fields_of_base(base, entry.settings.definition.name) if base else {}
     own = [f"{name}={value!r}" for name, value in changed.items() if name not in of_base]
     return _cell(", ".join([base, *own] if base else own) or "default")
-
-
-def _broken(entry: Entry, dtype: str, row: Mapping[str, Any]) -> str:
-    cause = entry.cause or (f'"{row["said"]}"' if row["said"] else "")
-    cells = (entry.name, dtype, row["outcome"], ", ".join(row["breaks"]), row["words"], cause)
-    return f"| {' | '.join(map(_cell, cells))} |"
 
 
 def _cell(text: str) -> str:

@@ -160,15 +160,16 @@ def _cuda_properties(key: str, row: Mapping[str, Any], limits: Mapping[str, Any]
 
 def cuda_device_named(name: str) -> CudaProperties:
     """Return the CUDA device of that name, in any case. Raises `SettingError` with the known names."""
-    known = {each.name: each.cuda for each in devices().values() if each.cuda is not None}
-    if name.lower() not in known:
-        raise SettingError(unknown("device to pretend", name, ["cuda", *known]))
-    return known[name.lower()]
+    return _part_named("cuda", name, "device to pretend", "cuda")
 
 
 def tensor_cores_named(name: str) -> TensorCores:
     """Return the tensor cores of a device by its name, in any case. Raises `SettingError` with the known names."""
-    known = {each.name: each.tensor_cores for each in devices().values() if each.tensor_cores is not None}
+    return _part_named("tensor_cores", name, "device of the interpreter")
+
+
+def _part_named(part: str, name: str, what: str, *others: str) -> Any:
+    known = {row.name: getattr(row, part) for row in devices().values() if getattr(row, part) is not None}
     if name.lower() not in known:
-        raise SettingError(unknown("device of the interpreter", name, known))
+        raise SettingError(unknown(what, name, [*others, *known]))
     return known[name.lower()]

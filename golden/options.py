@@ -47,6 +47,11 @@ def flag(default: bool = False, *, tensor: bool = False) -> Option:
     return Option(default, lambda value: isinstance(value, bool), expected, (default, not default), tensor)
 
 
+def count(default: int, *, usual: tuple[int, ...] = ()) -> Option:
+    """Return an option for a positive whole number."""
+    return Option(default, lambda value: type(value) is int and value > 0, "a positive whole number", usual)
+
+
 def number(default: float | None, *, positive: bool = False, usual: tuple[float | None, ...] = ()) -> Option:
     """Return an option for a number (or None if that is the default)."""
 

@@ -7,6 +7,7 @@ that is imported. Other processes find such an op by its `Spec.qualified_name`.
 
 from __future__ import annotations
 
+import inspect
 import math
 import pkgutil
 import warnings
@@ -167,6 +168,44 @@ class Fault:
     origin: str = "common slip"
     needs: str = "any ordinary input"
     emulated: bool = False
+
+
+def altered(op: str, **changes: Any) -> Callable[..., Any]:
+    """Return the definition of ``op`` with some of its tensors, options or results replaced, as most faults do.
+
+    A change is the new value, or a function of what its parameters name: ``xp``, tensors and options of the call, and
+    ``value``, what is replaced. That of a result may also name results, and ``again``: ``again(**replaced)`` is the
+    result of a call with other tensors or options. A change of what the call's options leave out has no effect.
+    """
+
+    def definition(xp: Any, *tensors: Any, **options: Any) -> Any:
+        altered_op = _REGISTRY[op]
+        given = {name: options[name] for name in options.keys() & altered_op.options.keys()}
+        signature = altered_op.signature(given)
+        positional = [tensor.name for tensor in signature.tensors if not tensor.keyword]
+        call = {"xp": xp, **dict(zip(positional, tensors, strict=True)), **options}
+
+        def evaluated(**replaced: Any) -> dict[str, Any]:
+            keywords = call | replaced
+            arguments = [keywords.pop(name) for name in ("xp", *positional)]
+            results = altered_op.definition(*arguments, **keywords)
+            names = (tensor.name for tensor in signature.returns)
+            return dict(zip(names, results if isinstance(results, tuple) else (results,), strict=True))
+
+        def changed(name: str, context: Mapping[str, Any]) -> Any:
+            if not callable(change := changes[name]):
+                return change
+            known = {**context, "value": context[name]}
+            return change(**{needed: known[needed] for needed in inspect.signature(change).parameters})
+
+        results = evaluated(**{name: changed(name, call) for name in call.keys() & changes.keys()})
+        context = call | results
+        for name in results.keys() & changes.keys():
+            again = {"again": lambda name=name, **replaced: evaluated(**replaced)[name]}
+            results[name] = changed(name, context | again)
+        return tuple(results.values()) if len(results) > 1 else results.popitem()[1]
+
+    return definition
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,14 @@ import importlib.util
 import os
 import re
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from assay.runtime.errors import AssayError
 
 if TYPE_CHECKING:
     from assay.verify.power_report import PowerReport
@@ -27,10 +29,14 @@ _PRETENCE = pytest.StashKey[Any]()
 _ROWS = pytest.StashKey[list[dict[str, Any]]]()
 _PROPERTIES = ("outcome", "kernel", "spec", "dtype", "cases", "worst", "repro")
 _POWER_EXAMPLES = 10
+_SWITCHES = (
+    *("golden", "audit", "audit_report", "audit_function", "pretend", "device"),
+    *("faithful", "faithful_device", "emission"),
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options that every run takes."""
+    """Add the options."""
     group = parser.getgroup("assay", "numerical verification of kernels")
 
     def add(name: str, metavar: str, help: str, **more: Any) -> None:
@@ -68,78 +74,66 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("summary", "FILE", table, type=Path, default=os.environ.get("GITHUB_STEP_SUMMARY") or None)
 
 
+@contextlib.contextmanager
+def _usage_of(option: str) -> Iterator[None]:
+    """Report an error of assay inside as wrong usage of ``--assay-OPTION``: pytest then doesn't start."""
+    try:
+        yield
+    except AssayError as error:
+        raise pytest.UsageError(f"--assay-{option}: {error}") from None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """From here on "cuda" answers, if that was asked for: conftest files and tests may need it as they are loaded."""
-    name = getattr(early_config.known_args_namespace, "assay_pretend", None)
-    if name:
+    """Pretend the device, if requested, from here on: conftest files and tests may need it as they are loaded."""
+    if name := getattr(early_config.known_args_namespace, "assay_pretend", None):
         _begin_to_pretend(early_config, name)
 
 
 def _begin_to_pretend(config: pytest.Config, name: str) -> None:
-    """Until the end of the run. Raises `UsageError` for an unknown device."""
+    """Pretend a device until the end of the run."""
     from assay.interpreter import device_to_pretend, pretend_cuda
-    from assay.verify.errors import SettingError
 
-    if _PRETENCE in config.stash:
-        return
-    pretence = contextlib.ExitStack()
-    try:
-        pretence.enter_context(pretend_cuda(device_to_pretend(name, config.known_args_namespace.assay_faithful_device)))
-    except SettingError as error:
-        raise pytest.UsageError(f"--assay-pretend: {error}") from None
-    config.stash[_PRETENCE] = pretence
-    config.add_cleanup(pretence.close)
+    if _PRETENCE not in config.stash:
+        config.stash[_PRETENCE] = pretence = contextlib.ExitStack()
+        config.add_cleanup(pretence.close)
+        with _usage_of("pretend"):
+            device = device_to_pretend(name, config.known_args_namespace.assay_faithful_device)
+            pretence.enter_context(pretend_cuda(device))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The marker, the collector of verdicts, and what the options switch on."""
+    """Register the marker, the summary, and what the options switch on."""
+    option = {name: config.getoption(f"assay_{name}") for name in _SWITCHES}
     config.addinivalue_line("markers", "assay(**settings): settings of examine for this test, e.g. examples=500")
     config.pluginmanager.register(_Summary(config.getoption("assay_summary")), "assay-summary")
-    if config.getoption("assay_golden") and not hasattr(config, "workerinput"):
-        _require(config.getoption("assay_golden"))
-    folder, functions = config.getoption("assay_audit_report"), config.getoption("assay_audit_function")
-    if config.getoption("assay_audit") or folder is not None or functions:
+    if option["golden"] and not hasattr(config, "workerinput"):
+        from assay.golden.store import Store
+
+        with _usage_of("golden"):
+            Store(option["golden"]).require()
+    folder, functions = option["audit_report"], option["audit_function"]
+    if option["audit"] or folder is not None or functions:
         from assay.mutation.session import Audit
 
         config.pluginmanager.register(Audit(config, folder, functions), "assay-audit")
-    if config.getoption("assay_pretend"):
-        _begin_to_pretend(config, config.getoption("assay_pretend"))
-    if config.getoption("assay_device") and not hasattr(config, "workerinput"):
-        _find(config.getoption("assay_device"))
-    if any(config.getoption(f"assay_{name}") for name in ("faithful", "faithful_device", "emission", "pretend")):
+    if option["pretend"]:
+        _begin_to_pretend(config, option["pretend"])
+    if option["device"] and not hasattr(config, "workerinput"):
+        from assay.verify.harness.frameworks import check_device
+
+        with _usage_of("device"):
+            check_device(option["device"])
+    if any(option[name] for name in ("faithful", "faithful_device", "emission", "pretend")):
         if importlib.util.find_spec("triton") is None:
             raise pytest.UsageError("--assay-faithful needs Triton, which is not installed: pip install triton")
-        named = (config.getoption(f"assay_{name}") for name in ("faithful_device", "emission"))
-        config.pluginmanager.register(_Faithful(*named), "assay-faithful")
-
-
-def _find(device: str) -> None:
-    """A run on a device doesn't start where this machine hasn't got it."""
-    from assay.verify.errors import SettingError
-    from assay.verify.harness.frameworks import check_device
-
-    try:
-        check_device(device)
-    except SettingError as error:
-        raise pytest.UsageError(f"--assay-device: {error}") from None
-
-
-def _require(address: str) -> None:
-    """A run that is to compare with stored goldens doesn't start where none are."""
-    from assay.golden.errors import StoreError
-    from assay.golden.store import Store
-
-    try:
-        Store(address).require()
-    except StoreError as error:
-        raise pytest.UsageError(f"--assay-golden: {error}") from None
+        config.pluginmanager.register(_Faithful(option["faithful_device"], option["emission"]), "assay-faithful")
 
 
 class Assay:
-    """What the fixture gives: `examine` and `check` of `assay.verify`.
+    """The fixture: `examine` and `check` of `assay.verify`.
 
-    Settings of the test's marker give way to those of the call, and these to the options of the run.
+    The run's options override the settings of a call, and these the settings of the test's marker.
     """
 
     def __init__(self, node: pytest.Item, marked: dict[str, Any], given: dict[str, Any]) -> None:
@@ -164,9 +158,9 @@ class Assay:
         refused = ""
         try:
             verdict = examine(kernel, question, **asked)
-        except StoreError as error:  # no fault of the test's
+        except StoreError as error:  # not the test's fault
             refused = str(error)
-        if refused:
+        if refused:  # outside the handler, so that the report has no traceback
             pytest.fail(refused, pytrace=False)
         verdict = replace(verdict, about={"test": self._node.nodeid, **verdict.about})
         power = self._node.config.getoption("assay_power") and verdict.passed
@@ -174,7 +168,7 @@ class Assay:
         return verdict
 
     def _at(self, op: str) -> dict[str, Any]:
-        """Those of the run's sizes of production whose symbols the op has."""
+        """Return the run's sizes of production whose symbols the op has."""
         texts = self._node.config.getoption("assay_at")
         if not texts:
             return {}
@@ -198,7 +192,7 @@ class Assay:
         return verdict
 
     def _record(self, verdict: Verdict, measured: PowerReport | None) -> None:
-        """Keep what the terminal's summary lists, and write the reports that were asked for."""
+        """Store the row of the terminal's summary, and write the requested reports."""
         from assay.verify.report.summary import line_of
 
         self._count += 1
@@ -244,7 +238,7 @@ def assay(request: pytest.FixtureRequest) -> Assay:
 
 
 def _measured(op: str, asked: dict[str, Any]) -> PowerReport | None:
-    """Which known faults an examination with these settings catches, in a few fuzzed cases; None: it can't be told."""
+    """Measure which known faults an examination with these settings catches, in a few fuzzed cases; None: unknown."""
     from assay.verify.errors import SettingError
     from assay.verify.power import measured
     from assay.verify.settings import Settings, names
@@ -262,13 +256,11 @@ class _Faithful:
 
     def __init__(self, device: str | None, emission: str | None) -> None:
         from assay.interpreter import check_emulated
-        from assay.verify.errors import SettingError
 
-        for name, given in (("faithful-device", (device or "",)), ("emission", ("", "", emission or ""))):
-            try:
-                check_emulated(*given)
-            except SettingError as error:
-                raise pytest.UsageError(f"--assay-{name}: {error}") from None
+        with _usage_of("faithful-device"):
+            check_emulated(device or "")
+        with _usage_of("emission"):
+            check_emulated("", "", emission or "")
         self._device, self._emission = device, emission
 
     @pytest.hookimpl(wrapper=True)
@@ -280,7 +272,7 @@ class _Faithful:
 
 
 def _notes(row: dict[str, Any]) -> str:
-    """What is broken, the cases out of a store, the known faults that would have been caught, and some that not."""
+    """Return the broken aspects, the number of stored cases, and which known faults are caught and which are not."""
     stored = "" if row["stored"] is None else f"  ({row['stored']} of them stored)"
     missed = f"; not {', '.join(row['survivors'][:3])}" if row["survivors"] else ""
     more = ", ..." if len(row["survivors"]) > 3 else ""
@@ -289,7 +281,7 @@ def _notes(row: dict[str, Any]) -> str:
 
 
 class _Summary:
-    """Collects the verdicts of all tests, those of xdist's workers too, and lists them at the end."""
+    """Collects the verdicts of all tests, also from xdist's workers, and lists them at the end."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -320,20 +312,18 @@ class _Summary:
                     f"  worst {row['worst']:>8}  {row['outcome']}{_notes(row)}",
                     **{colour: True},
                 )
-            self._write(terminalreporter)
+            if self.path is not None:
+                from assay.verify.report.summary import Line, append
+
+                try:
+                    append(
+                        self.path, [Line(**{part.name: row[part.name] for part in fields(Line)}) for row in self.rows]
+                    )
+                except OSError as error:
+                    words = f"the summary could not be written to {self.path}: {error.strerror}"
+                    terminalreporter.line(words, red=True)
             if config.getoption("assay_report") is not None:
                 from assay.verify.report.index import write_index
 
                 terminalreporter.line(f"wrote {write_index(config.getoption('assay_report'), self.rows)}")
         return (yield)
-
-    def _write(self, terminalreporter: Any) -> None:
-        """Append the summary in Markdown to the file that was asked for."""
-        if self.path is None:
-            return
-        from assay.verify.report.summary import Line, append
-
-        try:
-            append(self.path, [Line(**{part.name: row[part.name] for part in fields(Line)}) for row in self.rows])
-        except OSError as error:
-            terminalreporter.line(f"the summary could not be written to {self.path}: {error.strerror}", red=True)

@@ -110,36 +110,24 @@ def with_changes(changed: Mapping[str, Any]) -> Environment:
     for name in changed:
         if name not in _NAMES:
             raise SettingError(unknown("numeric setting", name, _NAMES))
-    return tuple(
-        now
-        if setting.standard is None
-        else _read(setting, changed[setting.name])
-        if setting.name in changed
-        else setting.standard
-        for setting, now in zip(SETTINGS, environment(), strict=True)
-    )
+    values = []
+    for setting, now in zip(SETTINGS, environment(), strict=True):
+        value = now if setting.standard is None else setting.standard
+        if setting.name in changed:
+            value = given = changed[setting.name]
+            if setting.standard is torch.float32:
+                value = getattr(torch, str(given), None)
+            elif isinstance(given, list):
+                value = tuple(given)
+            if type(value) is not type(setting.standard):
+                raise SettingError(f"{setting.name}: expected such as {_shown(setting.standard)}, got {given!r}")
+        values.append(value)
+    return tuple(values)
 
 
-def _read(setting: Setting, given: Any) -> Any:
-    """Return a setting's value from its JSON value."""
-    value = getattr(torch, str(given), None) if setting.standard is torch.float32 else given
-    value = tuple(given) if isinstance(given, list) else value
-    if type(value) is not type(setting.standard):
-        raise SettingError(f"{setting.name}: expected such as {_shown(setting.standard)}, got {given!r}")
-    return value
-
-
-def on_one_thread(wanted: Environment) -> Environment:
-    """Return ``wanted`` with one thread, for a fork of a process that used its thread pool: the copy would hang."""
-    return tuple(
-        1 if setting.read is torch.get_num_threads else value for setting, value in zip(SETTINGS, wanted, strict=True)
-    )
-
-
-def with_default_dtype(wanted: Environment, dtype: torch.dtype) -> Environment:
-    """Return ``wanted`` with torch's default dtype set to ``dtype``."""
-    settings = zip(SETTINGS, wanted, strict=True)
-    return tuple(dtype if setting.read is torch.get_default_dtype else value for setting, value in settings)
+def with_setting(wanted: Environment, read: Callable[[], Any], value: Any) -> Environment:
+    """Return ``wanted`` with another value of the setting that ``read`` reads, such as `torch.get_default_dtype`."""
+    return tuple(value if setting.read is read else old for setting, old in zip(SETTINGS, wanted, strict=True))
 
 
 def put(wanted: Environment, now: Environment | None = None) -> list[str]:

@@ -27,7 +27,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import Pipe, spawn
+from multiprocessing import Pipe, reduction, spawn
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import IO, Any
@@ -135,21 +135,17 @@ class Process:
         for key in ("authkey", *(() if main_module else ("init_main_from_name", "init_main_from_path"))):
             data.pop(key, None)
         messages = [pickle.dumps(data), pickle.dumps((main, arguments))]
-        process = cls._interpreter(_WORKER, (), quiet)
+        process = cls.start_plain(_WORKER, quiet=quiet)
         with suppress(OSError):  # `poll` will notice that it has ended
             for message in messages:
                 process.pipe.send_bytes(message)
         return process
 
     @classmethod
-    def start_plain(cls, body: str, arguments: Iterable[str], environment: Mapping[str, str]) -> Process:
-        """Start a new interpreter that runs the text ``body``, independent of this package."""
-        return cls._interpreter(body, arguments, True, environment)
-
-    @classmethod
-    def _interpreter(
-        cls, body: str, arguments: Iterable[str], quiet: bool, environment: Mapping[str, str] | None = None
+    def start_plain(
+        cls, body: str, arguments: Iterable[str] = (), environment: Mapping[str, str] | None = None, quiet: bool = True
     ) -> Process:
+        """Start a new interpreter that runs the text ``body``, which may be independent of this package."""
         log = tempfile.TemporaryFile() if quiet else None  # noqa: SIM115 - as long as the process
         pipe, other = Pipe()
         with other:
@@ -170,14 +166,18 @@ class Process:
     def alive(self) -> bool:
         """Return whether it is still running."""
         if self._code is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self._code = os.waitstatus_to_exitcode(status) if pid else None
+            self._code = self._exit_code()
         return self._code is None
+
+    def _exit_code(self, *, wait: bool = False) -> int | None:
+        """Return its exit code, None while it runs; ``wait`` for its end."""
+        pid, status = os.waitpid(self.pid, 0 if wait else os.WNOHANG)
+        return os.waitstatus_to_exitcode(status) if pid else None
 
     def submit(self, message: bytes, timeout: float) -> float:
         """Send a message, which `poll` answers; return the seconds until the next sign of life (more at startup)."""
         self._timeout, self._note = timeout, ""
-        self._expect(timeout if self._ready else max(timeout, _START))
+        self._limit = CpuLimit(timeout if self._ready else max(timeout, _START), process_clock(self.pid))
         if self._log is not None:
             os.ftruncate(self._log.fileno(), 0)
             os.lseek(self._log.fileno(), 0, os.SEEK_SET)  # also for the process, which shares the file offset
@@ -195,7 +195,11 @@ class Process:
                 self._resident = self._resident or (_resident(self.pid) if self.memory else 0)
                 if frame[:1] == _ANSWER:
                     return frame[1:]
-                self._hear(frame)
+                (seconds,) = struct.unpack_from("<d", frame, 1)  # a heartbeat
+                self._note = frame[9:].decode("utf-8", errors="replace")
+                self._limit = CpuLimit(seconds or self._timeout, process_clock(self.pid))
+                if self.on_heartbeat is not None:
+                    self.on_heartbeat(self._limit.seconds)
         except (EOFError, OSError):
             return self._lost("crash")
         if not alive:
@@ -222,8 +226,7 @@ class Process:
         if self.alive:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)  # it has no process group yet
-            _, status = os.waitpid(self.pid, 0)
-            self._code = os.waitstatus_to_exitcode(status)
+            self._code = self._exit_code(wait=True)
         assert self._code is not None
         return self._code
 
@@ -247,20 +250,14 @@ class Process:
         """Return the seconds after which it must be checked, even if it is silent."""
         return min(self._limit.next_check, _MEMORY_TICK if self.memory else _TICK)
 
-    def _hear(self, frame: bytes) -> None:
-        (seconds,) = struct.unpack_from("<d", frame, 1)
-        self._note = frame[9:].decode("utf-8", errors="replace")
-        self._expect(seconds or self._timeout)
-        if self.on_heartbeat is not None:
-            self.on_heartbeat(self._limit.seconds)
-
-    def _expect(self, seconds: float) -> None:
-        self._limit = CpuLimit(seconds, process_clock(self.pid))
-
     def _lost(self, kind: str, message: str = "") -> Lost:
         self.ends_within(0.0 if message else _GRACE)
         code, last = self.kill(), self.last_words()[:200]
-        return Lost(kind, message or _ending(code) + (f" ({last})" if last else ""), self._note)
+        ending = f"the process ended itself with status {code}"
+        if code < 0:
+            with suppress(ValueError):
+                ending = f"the process was ended by {signal.Signals(-code).name}"
+        return Lost(kind, message or ending + (f" ({last})" if last else ""), self._note)
 
 
 class Parent:
@@ -323,9 +320,95 @@ def _dies_with_parent() -> bool:
     return sys.platform == "linux" and threading.current_thread() is threading.main_thread()
 
 
-def _ending(code: int) -> str:
-    """Describe how a process ended, by its exit code."""
-    if code < 0:
-        with suppress(ValueError):
-            return f"the process was ended by {signal.Signals(-code).name}"
-    return f"the process ended itself with status {code}"
+_SERVER = """
+def _serve_forks(pipe, serve):
+    import ctypes, os, signal
+    from multiprocessing import connection, reduction
+    parent = os.getpid()
+    while True:
+        try:
+            what, pid = pipe.recv_bytes().decode().split()
+        except EOFError:
+            return
+        if what == "fork":
+            handle = reduction.recv_handle(pipe)
+            found = os.fork()
+            if found == 0:
+                pipe.close()
+                os.setsid()
+                with __import__("contextlib").suppress(OSError, AttributeError):
+                    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+                status = 1
+                try:
+                    if os.getppid() == parent:
+                        serve(connection.Connection(handle))
+                    status = 0
+                finally:
+                    os._exit(status)
+            os.close(handle)
+            answer = str(found)
+        else:
+            try:
+                ended, status = os.waitpid(int(pid), 0 if what == "wait" else os.WNOHANG)
+                answer = str(os.waitstatus_to_exitcode(status)) if ended else ""
+            except ChildProcessError:
+                answer = str(-int(signal.SIGKILL))
+        pipe.send_bytes(answer.encode())
+"""
+
+
+class ForkServer:
+    """A plain interpreter with the slow imports done, from which processes are forked within milliseconds.
+
+    It runs the text ``body``, and then its function ``serve(pipe)`` in each forked process; the text is independent of
+    this package. `_SERVER` answers two kinds of messages: to fork, with one end of a pipe that the new process serves,
+    and to report the exit code of one of its processes. These end with the server, and the server with the process that
+    started it. ``environment``: the environment variables of all of them.
+    """
+
+    def __init__(self, body: str, serve: str, environment: Mapping[str, str]) -> None:
+        rest = f"\n_serve_forks(connection.Connection(pipe), {serve})\n"
+        text = f"{body}\n{_SERVER}\nfrom multiprocessing import connection{rest}"
+        self._process = Process.start_plain(text, environment=environment)
+
+    @property
+    def alive(self) -> bool:
+        """Return whether it can still fork."""
+        return self._process.alive
+
+    def fork(self) -> Process:
+        """Return a new process. Raises `OSError` where the server is lost."""
+        ours, theirs = Pipe()
+        with theirs:
+            self._process.pipe.send_bytes(b"fork 0")
+            reduction.send_handle(self._process.pipe, theirs.fileno(), None)
+        return _ForkedProcess(int(self._answer()), ours, self)
+
+    def exit_code(self, pid: int, *, wait: bool = False) -> int | None:
+        """Return the exit code of a process, None while it runs; ``wait`` for its end. -9 where the server is lost."""
+        try:
+            self._process.pipe.send_bytes(f"{'wait' if wait else 'look'} {pid}".encode())
+            answer = self._answer()
+            return int(answer) if answer else None
+        except (OSError, EOFError):
+            return -int(signal.SIGKILL)
+
+    def _answer(self) -> str:
+        if not self._process.pipe.poll(_START):
+            raise OSError("the fork server doesn't answer")
+        return self._process.pipe.recv_bytes(64).decode()
+
+    def end(self) -> None:
+        """End it and its processes."""
+        self._process.kill()
+
+
+class _ForkedProcess(Process):
+    """A process whose exit code its server knows."""
+
+    def __init__(self, pid: int, pipe: Connection, server: ForkServer) -> None:
+        super().__init__(pid, pipe, ready=True)
+        self._server = server
+
+    def _exit_code(self, *, wait: bool = False) -> int | None:
+        return self._server.exit_code(self.pid, wait=wait)

@@ -19,7 +19,6 @@ from assay.configs import architectures
     ],
 )
 def test_what_is_one_product_has_one_unit(name: str, unit: str) -> None:
-    """q, k and v, gate and up, and a layer's experts have one unit by any of their names; others are their own."""
     assert architectures.unit_of(name) == unit
 
 
@@ -49,14 +48,12 @@ def test_experts_are_told_by_layer_and_number() -> None:
     ],
 )
 def test_a_part_is_told_from_its_neighbour(asked: object, yes: str, no: str) -> None:
-    """Each question is answered by the words of the table, and not by part of another word."""
     assert callable(asked)
     assert asked(yes)
     assert not asked(no)
 
 
 def test_every_fused_product_is_of_one_unit() -> None:
-    """What vLLM and SGLang run as one is a unit here, by the name that they have for it."""
     for fused, parts in architectures.fused().items():
         units = {architectures.unit_of(f"mlp.{part}") for part in parts}
         assert len(units) == 1

@@ -10,13 +10,11 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 @pytest.mark.parametrize("name", ["interface.md", "judge.md", "kernels.md"])
 def test_the_interface_is_described_as_it_is(name: str) -> None:
-    """Signatures, fields, phases, options, commands, ops, cheats and kernels are those of the code (./dev docs)."""
     page = (DOCS / name).read_text(encoding="utf-8")
     assert runpy.run_path(str(DOCS / "generate.py"))["written"](page) == page
 
 
 def test_a_stale_page_is_written_anew() -> None:
-    """What has changed in the code is no longer what stands between the markers."""
     page = (DOCS / "interface.md").read_text(encoding="utf-8")
     stale = page.replace("`batch_invariant`", "`batch_variant`")
     assert stale != page

@@ -54,7 +54,6 @@ def test_the_page_shows_the_record(script: ModuleType) -> None:
 
 
 def test_claims_are_few_and_their_sources_exist(script: ModuleType) -> None:
-    """At most fifteen; the files that commands and sources name are there."""
     claims = script.Evidence().claims.values()
     assert len(claims) <= 15
     for claim in claims:
@@ -63,7 +62,6 @@ def test_claims_are_few_and_their_sources_exist(script: ModuleType) -> None:
 
 
 def test_a_claim_is_stale_when_its_sources_change(evidence: Any, script: ModuleType) -> None:
-    """A run is recorded with its result, and stays on the page when it is stale."""
     assert evidence.stale() == ["right", "wrong"]
     assert script.main([], evidence) == 1
     assert evidence.stale() == []

@@ -42,7 +42,6 @@ def test_a_rehearsal_runs_to_its_end_and_writes_nothing(name: str) -> None:
 
 
 def test_every_script_is_a_part_and_has_a_section(part: ModuleType) -> None:
-    """The parts that `./dev gpu` knows are those that can be run apart, and each has its place in docs/gpu.md."""
     from benchmarks.gpu.run import PARTS as KNOWN
 
     scripts = {path.stem for path in (ROOT / "benchmarks" / "gpu").glob("*.py") if "main(" in path.read_text("utf-8")}
@@ -54,7 +53,6 @@ def test_every_script_is_a_part_and_has_a_section(part: ModuleType) -> None:
 
 @pytest.mark.parametrize("name", ["x", "\\1"])
 def test_a_section_is_replaced_and_nothing_else(part: ModuleType, name: str) -> None:
-    """What stands around a section stays; what is written is taken as it is; a page without it is refused."""
     page = "a\n<!-- x -->\nold\n<!-- end of x -->\nb\n"
     if name == "x":
         assert part.written(page, name, "1 \\1") == "a\n<!-- x -->\n1 \\1\n<!-- end of x -->\nb\n"
@@ -64,7 +62,6 @@ def test_a_section_is_replaced_and_nothing_else(part: ModuleType, name: str) -> 
 
 
 def test_a_section_tells_date_versions_and_command(part: ModuleType) -> None:
-    """Who reads it can run it again."""
     text = part.section(["holds  this"], "python benchmarks/gpu/kernels.py")
     assert f"torch {torch.__version__}" in text
     assert "`python benchmarks/gpu/kernels.py`" in text
@@ -75,8 +72,6 @@ def test_a_section_tells_date_versions_and_command(part: ModuleType) -> None:
 def test_a_claim_that_fails_and_an_error_end_with_1(
     part: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], body: str
 ) -> None:
-    """Both are told in a line."""
-
     def script(running: Any) -> None:
         if body == "error":
             raise RuntimeError("no such thing")
@@ -91,14 +86,12 @@ def test_a_claim_that_fails_and_an_error_end_with_1(
 
 
 def test_without_a_gpu_a_script_asks_for_a_rehearsal() -> None:
-    """Nothing is measured, and nothing written."""
     done = run("random_tensors", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 1
     assert "expected a GPU of NVIDIA's, found none; --rehearse runs this on the CPU" in done.stderr
 
 
 def test_an_unknown_part_is_refused() -> None:
-    """With the names of those that there are."""
     done = run("run", "kernel")
     assert done.returncode == 2
     assert "unknown part 'kernel'; expected of random_tensors" in done.stderr

@@ -528,15 +528,6 @@ _LEAST = {"log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0, "sqrt": 0.0, "rs
 """The lower end of a function's domain."""
 
 
-def _half_power(least: Tensor, radius: Tensor) -> Tensor:
-    """Return r / 2 x^(-3/2) at the least x of the ball."""
-    return 0.5 * radius / (least * torch.sqrt(least))
-
-
-def _beyond_pole(spread: Tensor) -> Tensor:
-    return spread.nan_to_num(nan=math.inf, posinf=math.inf)
-
-
 def _inverse_sine(x: Tensor, r: Tensor) -> Tensor:
     """Return r / sqrt(1 - (|x| + r)^2), for arcsine and arccosine; infinite where the ball leaves the domain."""
     most = x.abs() + outward(r)
@@ -573,12 +564,14 @@ _SPREADS: dict[str, Spread] = {
     "tanh": lambda x, y, r: spread_of_tanh(x, r),
     "erf": lambda x, y, r: spread_of_erf(x, r),
     "sqrt": lambda x, y, r: r / y,
-    "rsqrt": lambda x, y, r: _half_power(x - outward(r), r),
+    "rsqrt": lambda x, y, r: 0.5 * r / ((x - outward(r)) * torch.sqrt(x - outward(r))),
     "reciprocal": lambda x, y, r: y.abs() * r / (x.abs() - outward(r)),
     "sin": lambda x, y, r: r.clamp(max=2.0),
     "cos": lambda x, y, r: r.clamp(max=2.0),
     "log10": lambda x, y, r: spread_of_log(x, r) / math.log(10),
-    "tan": lambda x, y, r: _beyond_pole(r / (x.cos().abs() - outward(r)).clamp(min=0) ** 2),
+    "tan": lambda x, y, r: (r / (x.cos().abs() - outward(r)).clamp(min=0) ** 2).nan_to_num(
+        nan=math.inf, posinf=math.inf
+    ),
     "atan": lambda x, y, r: r / (1 + (x.abs() - outward(r)).clamp(min=0) ** 2),
     "asinh": lambda x, y, r: r / torch.sqrt(1 + (x.abs() - outward(r)).clamp(min=0) ** 2),
     "sinh": lambda x, y, r: r * torch.cosh(x.abs() + r),
@@ -655,16 +648,26 @@ def in_blocks(function: Callable[..., Any], numbers: Sequence[Any], whole: int =
     shape = np.broadcast_shapes(*(ball.shape for ball in balls))  # torch's takes ten times as long
     if math.prod(shape) < _MIN_NUMBERS:
         return function(*numbers)
-    made: list[_Joined] = []
+    mids: list[Tensor] = []
+    radii: list[Tensor | None] = []
     for block in _blocks(shape[: len(shape) - whole], math.prod(shape[len(shape) - whole :])):
         parts = [_part(number, block, len(shape)) if isinstance(number, Ball) else number for number in numbers]
         result_of_block = function(*parts)
         results = result_of_block if isinstance(result_of_block, tuple) else (result_of_block,)
-        made = made or [_Joined(result, shape, len(block)) for result in results]
-        for joined, result in zip(made, results, strict=True):
-            joined.put(block, result)
-    balls = [joined.ball() for joined in made]
-    return tuple(balls) if isinstance(result_of_block, tuple) else balls[0]
+        if not mids:
+            mids = [
+                torch.empty((*shape[: len(block)], *ball.shape[len(block) :]), dtype=torch.float64) for ball in results
+            ]
+            radii = [None] * len(results)
+        for number, ball in enumerate(results):
+            mids[number][block] = ball.mid
+            if ball.rad is not None:
+                whole_radius = radii[number]
+                if whole_radius is None:
+                    whole_radius = radii[number] = torch.zeros_like(mids[number])
+                whole_radius[block] = ball.rad
+    joined = tuple(Ball(mid, rad, ball.model) for mid, rad, ball in zip(mids, radii, results, strict=True))
+    return joined if isinstance(result_of_block, tuple) else joined[0]
 
 
 def _blocks(shape: Sequence[int], width: int) -> list[tuple[slice, ...]]:
@@ -690,22 +693,3 @@ def _part(number: Ball, block: tuple[slice, ...], axes: int) -> Ball:
 
     rad = None if number.rad is None else cut(torch.broadcast_to(number.rad, number.shape))
     return Ball(cut(number.mid), rad, number.model)
-
-
-class _Joined:
-    """The blocks of a result, in one ball."""
-
-    def __init__(self, first: Ball, shape: Sequence[int], cut: int) -> None:
-        self.model = first.model
-        self.mid = torch.empty((*shape[:cut], *first.shape[cut:]), dtype=torch.float64)
-        self.rad: torch.Tensor | None = None
-
-    def put(self, block: tuple[slice, ...], part: Ball) -> None:
-        self.mid[block] = part.mid
-        if part.rad is not None:
-            if self.rad is None:
-                self.rad = torch.zeros_like(self.mid)
-            self.rad[block] = part.rad
-
-    def ball(self) -> Ball:
-        return Ball(self.mid, self.rad, self.model)

@@ -99,7 +99,9 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
             masked if sinks is None else torch.cat([masked, sinks.mid.expand(*masked.shape[:-1], 1)], -1)
         )
         if self.model.certifies:
-            seen = values if values.is_finite else _seen(values, visible)
+            seen = values
+            if not values.is_finite:  # without the values that no row sees
+                seen = values.map(lambda part: torch.where(visible.any(-2)[..., None], part, 0.0))
             certified = self._certified_attention(scores, visible, seen, sinks, weights, lse, largest)
             if certified is not None:
                 return certified
@@ -369,7 +371,9 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
         beyond = (visible & (sizes > model.largest)).any(-1, keepdim=True)
         gradient = self._stored_gradient(weights * gap, slope_error, factor, beyond | (mean > model.largest))
         gradient = Ball(torch.where(visible, gradient.mid, 0.0), torch.where(visible, gradient.radius, 0.0), model)
-        return self.unspecified(_touched(visible, v, dout), gradient)
+        # Visible scores of rows with infinities in v or dout, where dP and delta are infinite or NaN.
+        reached = visible.double() @ v.mid.isinf().any(-1, keepdim=True).double() > 0
+        return self.unspecified(visible & (reached | dout.mid.isinf().any(-1, keepdim=True)), gradient)
 
     def _open_gradients(
         self,
@@ -383,7 +387,10 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
     ) -> tuple[Ball, Ball, Ball]:
         """Return the gradients, unspecified in rows that infinities and NaN may reach; see `attend_backward`."""
         dq, dk, dv = gradients
-        unclear, strange = _unclear_rows(scores, visible, q, k), ~_rows_are_finite(q, dout)
+        strange = ~torch.cat([q.mid, dout.mid], -1).isfinite().all(-1, keepdim=True)
+        # Rows [..., R, 1] with an infinity in q, in a visible key, or in its score.
+        unclear = visible.double() @ k.mid.isinf().any(-1, keepdim=True).double() > 0
+        unclear = unclear | q.mid.isinf().any(-1, keepdim=True) | (visible & scores.mid.isinf()).any(-1, keepdim=True)
         blind = ~visible.any(-1)[:, None]
         seen, hidden = visible.double().T @ unclear.double(), (~visible).double().T
         dq = self.unspecified(unclear | (blind & strange), dq)
@@ -494,11 +501,6 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
         return Ball(torch.where(touched, 0.0, mid), torch.where(touched, math.inf, rad), self.model)
 
 
-def _seen(values: Ball, visible: Tensor) -> Ball:
-    """Zero the values that no row sees."""
-    return values.map(lambda part: torch.where(visible.any(-2)[..., None], part, 0.0))
-
-
 def _spread_about(out: Tensor, weights: Tensor, total: Tensor, size: Tensor, values: Tensor) -> Tensor:
     """Return a bound on sum_j w_j |v_j - O| [..., Sq, Dv]: (sum w)^(1/2) (sum w (v - O)^2)^(1/2) (Cauchy-Schwarz).
 
@@ -517,30 +519,14 @@ def _spread_about(out: Tensor, weights: Tensor, total: Tensor, size: Tensor, val
     return torch.where(vanishing, weights @ size + out.abs() * total, spread)
 
 
-def _touched(visible: Tensor, v: Ball, dout: Ball) -> Tensor:
-    """Return the visible scores of rows with infinities in v or dout, where dP and delta are infinite or NaN."""
-    reached = visible.double() @ v.mid.isinf().any(-1, keepdim=True).double() > 0
-    return visible & (reached | dout.mid.isinf().any(-1, keepdim=True))
-
-
-def _unclear_rows(scores: Ball, visible: Tensor, q: Ball, k: Ball) -> Tensor:
-    """Return rows [..., R, 1] with an infinity in q, in a visible key, or in its score."""
-    of_keys = visible.double() @ k.mid.isinf().any(-1, keepdim=True).double() > 0
-    return of_keys | q.mid.isinf().any(-1, keepdim=True) | (visible & scores.mid.isinf()).any(-1, keepdim=True)
-
-
-def _rows_are_finite(*tensors: Ball) -> Tensor:
-    """Return rows [..., R, 1] without NaN and infinities in any of the tensors."""
-    return torch.cat([x.mid for x in tensors], -1).isfinite().all(-1, keepdim=True)
-
-
 def _finite_size(x: Ball) -> Tensor:
     return torch.where(x.mid.isfinite(), x.magnitude, 0.0)
 
 
 def rows_reached(scores: Ball, visible: Tensor) -> Tensor:
     """Return rows [..., Sq, 1] with a masked score that is NaN or inf, or may overflow before -inf is added."""
-    return _loose(scores, visible).any(-1, keepdim=True)
+    loose = ~visible & (scores.mid.isnan() | (scores.mid == math.inf) | scores.radius.isinf())
+    return loose.any(-1, keepdim=True)
 
 
 def reached(scores: Ball, visible: Tensor, values: Ball) -> Tensor:
@@ -564,10 +550,6 @@ def gradients_reached(
     dk = rows.any(-2, keepdim=True) | _weighted(keys, q)
     dv = of_scores.any(-2, keepdim=True) | _weighted(keys, dout)
     return dq, dk, dv
-
-
-def _loose(scores: Ball, visible: Tensor) -> Tensor:
-    return ~visible & (scores.mid.isnan() | (scores.mid == math.inf) | scores.radius.isinf())
 
 
 def _bad(x: Ball) -> Tensor:

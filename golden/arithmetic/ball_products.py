@@ -100,9 +100,13 @@ class ProductBalls(ElementaryBalls):
                 unsafe |= least < self.model.compute.smallest_normal
             rad = torch.where(unsafe & ~nothing, math.inf, rad)
         down, up = ENDS_OF_ROUNDING[self.model.rounding]
-        lowest, highest = _points(zero)
-        low = codes_of(quotient.mid - rad, format, lowest, down)
-        high = codes_of(quotient.mid + rad, format, highest, up)
+        ends = (
+            ((zero.mid - zero.radius).ceil(), (zero.mid + zero.radius).floor())
+            if isinstance(zero, Ball)
+            else (zero, zero)
+        )
+        low = codes_of(quotient.mid - rad, format, ends[0], down)
+        high = codes_of(quotient.mid + rad, format, ends[1], up)
         unknown = ~normal | rad.isinf() | rad.isnan()
         mid = torch.where(normal, (low + high) / 2, 0.0)
         made = torch.where(unknown, math.inf, (high - low) / 2 * _CODE_SEPARATION)
@@ -202,10 +206,3 @@ class ProductBalls(ElementaryBalls):
         mid, rad = product.mid.clone(), product.radius.clone()
         mid[:, columns], rad[:, columns] = exactly.mid, exactly.radius
         return self.unspecified((1 - named) @ special.double() > 0, Ball(mid, rad, self.model))
-
-
-def _points(zero: Ball | Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Return the least and the largest zero-point."""
-    if not isinstance(zero, Ball):
-        return zero, zero
-    return (zero.mid - zero.radius).ceil(), (zero.mid + zero.radius).floor()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from functools import lru_cache
@@ -190,7 +189,7 @@ class SequenceBalls(ElementaryBalls):
         read_error = read_error + (max(scored, updates) + updates) * read_size
         state = math.expm1(stored + updates + lost)
 
-        one = _identity(error)
+        one = torch.eye(length, dtype=torch.float64)
         sized = torch.linalg.solve_triangular(one - inverse.abs() @ error, inverse.abs(), upper=False)
         direct, whole = math.expm1(2 * updates + lost) * (1 + stored), one + lower.abs() + error
         block = (1 + direct) * (inverted * (sized - one) + (model.gamma(length) + 2 * cut) * sized @ whole @ sized)
@@ -199,7 +198,9 @@ class SequenceBalls(ElementaryBalls):
         reached = size_b * reached
         right = (self.u + lost) * given + b.abs() * v.radius + beta.radius[..., None] * size_v
         across, across_read = _carried(inverse, lower), _carried(read_inverse, lower)
-        tiny = self._tiny() * (length + width) * _largest(size_q + size_k, d) * _largest(given + reached, reaching, u_)
+        formats = {model.compute, model.accumulate.format, *model.stages.values()}
+        tiny = 8 * max(model.underflow(format) for format in formats)  # of one operation in any of the formats
+        tiny = tiny * (length + width) * _largest(size_q + size_k, d) * _largest(given + reached, reaching, u_)
 
         rho, per_rho = right + error @ u_.abs() + state * reached + tiny, error + state * most
         delta, per_delta = block @ (given + reached) + tiny, block @ most
@@ -211,7 +212,7 @@ class SequenceBalls(ElementaryBalls):
         held = held + (size_k.amax(-1, keepdim=True).amax(-2, keepdim=True) * off).sum(-2, keepdim=True)
         unscaled = self.matmul(q, self.swap(k))  # where the scale comes last
         unscaled_read = seen * d * (q.magnitude @ size_k.mT)
-        everything = (
+        sizes = (
             ("", size_b.clamp(min=1.0) * (size_v + strict * d * pairs @ (u_.abs() + off))),
             ("", most_read @ (u_.abs() + off)),
             ("", unscaled_read @ (u_.abs() + off)),
@@ -222,7 +223,12 @@ class SequenceBalls(ElementaryBalls):
             ("inverse", sized.amax(-1, keepdim=True)),
             ("scores", torch.maximum(read_size, seen * d * unscaled.magnitude).amax(-1, keepdim=True)),
         )
-        return self._bounded(out, rad, everything)
+        # Unspecified in a head's columns where a size may overflow, also when stored.
+        beyond = ~rad.isfinite().all(-2, keepdim=True)
+        for stage, size in sizes:
+            limit = min(model.largest, model.stages[stage].largest if stage in model.stages else math.inf)
+            beyond = beyond | ~(size <= limit).all(-2, keepdim=True)
+        return self.ball(torch.where(beyond, 0.0, out), torch.where(beyond, math.inf, rad))
 
     def _decays(self, decays: Ball, decay: Ball) -> tuple[Tensor, Tensor]:
         """Return exp of sums of gates, zero ahead, and their errors, for one exponential or a product of one per
@@ -249,31 +255,11 @@ class SequenceBalls(ElementaryBalls):
             held = torch.maximum(held, most.amax(-2, keepdim=True))
         return torch.stack(by_keys, -2), torch.stack(by_queries, -2), held
 
-    def _tiny(self) -> float:
-        """Return the absolute error of one operation in any of the formats."""
-        formats = {self.model.compute, self.model.accumulate.format, *self.model.stages.values()}
-        return 8 * max(self.model.underflow(format) for format in formats)
-
-    def _bounded(self, out: Tensor, rad: Tensor, sizes: Sequence[tuple[str, Tensor]]) -> Ball:
-        """Return the result, unspecified in a head's columns where one of the ``sizes`` may overflow, also when
-        stored."""
-        beyond = ~rad.isfinite().all(-2, keepdim=True)
-        for stage, size in sizes:
-            limit = self.model.largest
-            if stage in self.model.stages:
-                limit = min(limit, self.model.stages[stage].largest)
-            beyond = beyond | ~(size <= limit).all(-2, keepdim=True)
-        return self.ball(torch.where(beyond, 0.0, out), torch.where(beyond, math.inf, rad))
-
 
 def unit_lower_inverse(lower: Tensor) -> Tensor:
     """Return (I + ``lower``)^-1 [..., n, n]; only the part below the diagonal is read."""
     one = torch.eye(lower.shape[-1], dtype=torch.float64)
     return torch.linalg.solve_triangular(lower, one.expand(lower.shape), upper=False, unitriangular=True)
-
-
-def _identity(x: Tensor) -> Tensor:
-    return torch.eye(x.shape[-1], dtype=torch.float64)
 
 
 def _largest(*sizes: Tensor) -> Tensor:
@@ -284,7 +270,7 @@ def _largest(*sizes: Tensor) -> Tensor:
 def _carried(x: Tensor, lower: Tensor) -> Tensor:
     """Return a bound on |x D|, D any diagonal blocks of I + ``lower``: the largest partial sums of the products."""
     length = lower.shape[-1]
-    whole = lower + _identity(lower)
+    whole = lower + torch.eye(length, dtype=torch.float64)
     if length > _LONG:
         return x.abs() @ whole.abs()
     return torch.stack([(x[..., t, :, None] * whole).cumsum(-2).abs().amax(-2) for t in range(length)], -2)

@@ -99,129 +99,7 @@ class Order:
         return ~(self.less | self.more | self.same | self.unordered)
 
 
-class Decisions(Generic[N, Idx]):
-    """Ends and order of numbers; an arithmetic implements at least `enclosure`, `interval` and `hull`.
-
-    Masks here are torch's. Where radii leave an order open, three-valued logic has a mask of what is certain and one of
-    what is possible, and as a number 0, 1, or the interval between.
-    """
-
-    def enclosure(self, x: N) -> tuple[Tensor, Tensor]:
-        """Return the least and the largest float64 that numbers may be, equal if exactly known; NaN is its own end."""
-        raise NotImplementedError
-
-    def interval(self, least: Tensor, most: Tensor) -> N:
-        """Return numbers between ends."""
-        raise NotImplementedError
-
-    def hull(self, x: N, y: N) -> N:
-        """Return numbers that may be those of x or those of y."""
-        raise NotImplementedError
-
-    def compare(self, x: N, y: N) -> Order:
-        """Return the order of two numbers for each element; by default that of their difference and zero."""
-        difference: Any = x - y
-        (low, high), (least, most) = self.enclosure(difference), self.enclosure(x)
-        below, above = self.enclosure(y)
-        less, more = (most < below) | (high < 0), (least > above) | (low > 0)
-        same = ((low == 0) & (high == 0)) | ((least == most) & (below == above) & (least == below))
-        unordered = (least.isnan() & most.isnan()) | (below.isnan() & above.isnan())
-        return Order(less, more, same, unordered)
-
-    def held(self, y: N, x: N) -> tuple[N, bool]:
-        """Return y = f(x), f without poles, as a kernel stores it, and whether it overflows."""
-        return y, False
-
-    def open_beyond(self, x: N) -> N:
-        """Return x, unknown where infinite or NaN: it may be an overflow that the exact number doesn't have."""
-        return x
-
-    def select(self, certain: Tensor, possible: Tensor, x: N, y: N) -> N:
-        """Return x where ``certain``, y where not ``possible``, else the hull of both."""
-        chosen = self.chosen(certain, x, y)
-        unsure = possible & ~certain
-        return self.chosen(unsure, self.hull(x, y), chosen) if bool(unsure.any()) else chosen
-
-    def chosen(self: Any, mask: Tensor, x: N, y: N) -> N:
-        """Return x where a torch mask holds, else y."""
-        result: N = self.where(self.integers(mask).astype(bool) if self.native is not torch else mask, x, y)
-        return result
-
-    def larger_of(self: Any, x: N, y: N) -> N:
-        """Return the larger of two numbers, with that one's error only; NaN where either is."""
-        result: N = self.maximum(x, y)
-        return result
-
-    def smaller_of(self, x: N, y: N) -> N:
-        return -self.larger_of(-x, -y)
-
-    def step(self, function: Callable[[Tensor], Tensor], x: N) -> N:
-        """Return a step function (floor, ceil, trunc, round); where x encloses a step, the interval of its values."""
-        return self.interval(*map(function, self.enclosure(x)))
-
-    def power(self: Any, x: N, y: N | float) -> N:
-        """Return x^y, by products if y is a small integer."""
-        if isinstance(y, (int, float)) and float(y).is_integer() and abs(y) <= 64:
-            count = int(abs(y))
-            product: Any = self.exact(torch.ones(tuple(map(int, x.shape)), dtype=torch.float64))
-            for _ in range(count):
-                product = product * x
-            return 1.0 / product if y < 0 else product
-        zero = self.compare(x, x * 0.0)
-        safe = self.chosen(zero.same, x * 0.0 + 1.0, x)
-        power: N = self.exp(self.apply("log", safe) * y)
-        if not bool(zero.same.any()):
-            return power
-        rises = isinstance(y, (int, float)) and y > 0
-        return self.chosen(zero.same, x if rises else 1.0 / x, power)
-
-    def root(self: Any, x: N) -> N:
-        """Return the square root of a sum of squares, which is not negative, whatever its radius."""
-        result: N = self.function("sqrt", x)
-        return result
-
-    def special(self, function: Callable[..., Any], *numbers: N) -> N:
-        """Return an elementwise function of Arb's numbers that only Arb encloses."""
-        raise NotImplementedError
-
-    def settled(self: Any, x: N) -> N:
-        """Return the number with radius zero where it is infinite."""
-        return x
-
-    def prod(self: Any, x: N) -> N:
-        """Return the product along the last axis, which keeps size one; in any order."""
-        total: Any = self.exact(torch.ones((*map(int, x.shape[:-1]), 1), dtype=torch.float64))
-        for column in range(x.shape[-1]):
-            total = total * x[..., column : column + 1]
-        product: N = total
-        return product
-
-    def largest_of(self: Any, x: N) -> N:
-        """Return the largest along the last axis, which keeps size one, with the error of all that may be largest."""
-        result: N = self.max(x)
-        return result
-
-    def variance(self: Any, x: N, correction: float = 0.0) -> N:
-        """Return sum (x - mean)^2 / (n - correction) along the last axis, which keeps size one."""
-        centred = x - self.mean(x)
-        result: N = self.sum(centred * centred) / float(x.shape[-1] - correction)
-        return result
-
-    def ordered(self, x: N) -> N:
-        """Sort the last axis in ascending order: the k-th smallest ends enclose the k-th smallest number."""
-        least, most = self.enclosure(x)
-        return self.interval(least.sort(-1).values, most.sort(-1).values)
-
-    def cummax(self: Any, x: N) -> N:
-        """Return the running maximum along the last axis."""
-        parts = [x[..., :1]]
-        for column in range(1, x.shape[-1]):
-            parts.append(self.larger_of(parts[-1], x[..., column : column + 1]))
-        running: N = self.concatenate(parts, -1)
-        return running
-
-
-class Arithmetic(Decisions[N, Idx], ABC):
+class Arithmetic(Generic[N, Idx], ABC):
     """Operations on one kind of number. Reductions run over ``axis`` and keep it, with size one.
 
     ``native`` is the module of this arithmetic's integer arrays, torch or numpy, where their functions agree.
@@ -542,3 +420,111 @@ class Arithmetic(Decisions[N, Idx], ABC):
         ``sinks`` [..., 1, 1] is one more logit in the denominator. Values that no row sees, even NaN and Inf, do not
         reach the output; a row without visible keys gives zero and -inf.
         """
+
+    # Ends and order. Masks here are torch's. Where radii leave an order open, three-valued logic has a mask of what is
+    # certain and one of what is possible, and as a number 0, 1, or the interval between.
+    def enclosure(self, x: N) -> tuple[Tensor, Tensor]:
+        """Return the least and the largest float64 that numbers may be, equal if exactly known; NaN is its own end."""
+        raise NotImplementedError
+
+    def interval(self, least: Tensor, most: Tensor) -> N:
+        """Return numbers between ends."""
+        raise NotImplementedError
+
+    def hull(self, x: N, y: N) -> N:
+        """Return numbers that may be those of x or those of y."""
+        raise NotImplementedError
+
+    def compare(self, x: N, y: N) -> Order:
+        """Return the order of two numbers for each element; by default that of their difference and zero."""
+        (low, high), (least, most) = self.enclosure(x - y), self.enclosure(x)
+        below, above = self.enclosure(y)
+        less, more = (most < below) | (high < 0), (least > above) | (low > 0)
+        same = ((low == 0) & (high == 0)) | ((least == most) & (below == above) & (least == below))
+        unordered = (least.isnan() & most.isnan()) | (below.isnan() & above.isnan())
+        return Order(less, more, same, unordered)
+
+    def held(self, y: N, x: N) -> tuple[N, bool]:
+        """Return y = f(x), f without poles, as a kernel stores it, and whether it overflows."""
+        return y, False
+
+    def open_beyond(self, x: N) -> N:
+        """Return x, unknown where infinite or NaN: it may be an overflow that the exact number doesn't have."""
+        return x
+
+    def select(self, certain: Tensor, possible: Tensor, x: N, y: N) -> N:
+        """Return x where ``certain``, y where not ``possible``, else the hull of both."""
+        chosen = self.chosen(certain, x, y)
+        unsure = possible & ~certain
+        return self.chosen(unsure, self.hull(x, y), chosen) if bool(unsure.any()) else chosen
+
+    def chosen(self, mask: Tensor, x: N, y: N) -> N:
+        """Return x where a torch mask holds, else y."""
+        return self.where(self.integers(mask).astype(bool) if self.native is not torch else mask, x, y)
+
+    def larger_of(self, x: N, y: N) -> N:
+        """Return the larger of two numbers, with that one's error only; NaN where either is."""
+        return self.maximum(x, y)
+
+    def smaller_of(self, x: N, y: N) -> N:
+        return -self.larger_of(-x, -y)
+
+    def step(self, function: Callable[[Tensor], Tensor], x: N) -> N:
+        """Return a step function (floor, ceil, trunc, round); where x encloses a step, the interval of its values."""
+        return self.interval(*map(function, self.enclosure(x)))
+
+    def power(self, x: N, y: N | float) -> N:
+        """Return x^y, by products if y is a small integer."""
+        if isinstance(y, (int, float)) and float(y).is_integer() and abs(y) <= 64:
+            count = int(abs(y))
+            product = self.exact(torch.ones(tuple(map(int, x.shape)), dtype=torch.float64))
+            for _ in range(count):
+                product = product * x
+            return 1.0 / product if y < 0 else product
+        zero = self.compare(x, x * 0.0)
+        safe = self.chosen(zero.same, x * 0.0 + 1.0, x)
+        power = self.exp(self.apply("log", safe) * y)
+        if not bool(zero.same.any()):
+            return power
+        rises = isinstance(y, (int, float)) and y > 0
+        return self.chosen(zero.same, x if rises else 1.0 / x, power)
+
+    def root(self, x: N) -> N:
+        """Return the square root of a sum of squares, which is not negative, whatever its radius."""
+        return self.function("sqrt", x)
+
+    def special(self, function: Callable[..., Any], *numbers: N) -> N:
+        """Return an elementwise function of Arb's numbers that only Arb encloses."""
+        raise NotImplementedError
+
+    def settled(self, x: N) -> N:
+        """Return the number with radius zero where it is infinite."""
+        return x
+
+    def prod(self, x: N) -> N:
+        """Return the product along the last axis, which keeps size one; in any order."""
+        total = self.exact(torch.ones((*map(int, x.shape[:-1]), 1), dtype=torch.float64))
+        for column in range(x.shape[-1]):
+            total = total * x[..., column : column + 1]
+        return total
+
+    def largest_of(self, x: N) -> N:
+        """Return the largest along the last axis, which keeps size one, with the error of all that may be largest."""
+        return self.max(x)
+
+    def variance(self, x: N, correction: float = 0.0) -> N:
+        """Return sum (x - mean)^2 / (n - correction) along the last axis, which keeps size one."""
+        centred = x - self.mean(x)
+        return self.sum(centred * centred) / float(x.shape[-1] - correction)
+
+    def ordered(self, x: N) -> N:
+        """Sort the last axis in ascending order: the k-th smallest ends enclose the k-th smallest number."""
+        least, most = self.enclosure(x)
+        return self.interval(least.sort(-1).values, most.sort(-1).values)
+
+    def cummax(self, x: N) -> N:
+        """Return the running maximum along the last axis."""
+        parts = [x[..., :1]]
+        for column in range(1, x.shape[-1]):
+            parts.append(self.larger_of(parts[-1], x[..., column : column + 1]))
+        return self.concatenate(parts, -1)

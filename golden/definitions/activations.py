@@ -7,13 +7,12 @@ NaN, at a pole infinite: log(0) = -inf, and 1/x and 1/sqrt(x) keep the sign of z
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from assay.golden.arithmetic.base import Arithmetic, N
 from assay.golden.definitions.softmax import infinite
 from assay.golden.errors import ShapeError
 from assay.golden.options import choice, number
-from assay.golden.registry import Fault, define
+from assay.golden.registry import Fault, altered, define
 
 
 @define("gelu", "x[R,N] -> y[R,N]", options={"approximate": choice("none", "tanh")}, rows="R", columns="N")
@@ -105,16 +104,15 @@ OTHER = {"none": "tanh", "tanh": "none"}
     columns="N",
     faults=(
         "saturating_store",
-        Fault("geglu_swapped", "gate and up are swapped",
-              lambda xp, gate, up, *, approximate: geglu(xp, up, gate, approximate=approximate), "layout"),
+        Fault("geglu_swapped", "gate and up are swapped", altered("geglu", gate=lambda up: up, up=lambda gate: gate),
+              "layout"),
         Fault("geglu_approximation", "the tanh approximation replaces erf, or vice versa",
-              lambda xp, gate, up, *, approximate: geglu(xp, gate, up, approximate=OTHER[approximate])),
+              altered("geglu", approximate=lambda approximate: OTHER[approximate])),
         Fault("geglu_by_silu", "silu(gate) up replaces gelu(gate) up",
-              lambda xp, gate, up, *, approximate: xp.gated_product(gate, xp.sigmoid(gate), up)),
-        Fault("geglu_half_dropped", "the factor 1/2 is missing",
-              lambda xp, gate, up, *, approximate: geglu(xp, gate, up, approximate=approximate) * 2.0),
+              lambda xp, gate, up, **_: xp.gated_product(gate, xp.sigmoid(gate), up)),
+        Fault("geglu_half_dropped", "the factor 1/2 is missing", altered("geglu", y=lambda y: y * 2.0)),
         Fault("geglu_by_sigmoid", "gate sigmoid(1.702 gate) replaces GELU",
-              lambda xp, gate, up, *, approximate: xp.gated_product(gate, xp.sigmoid(gate * 1.702), up)),
+              lambda xp, gate, up, **_: xp.gated_product(gate, xp.sigmoid(gate * 1.702), up)),
     ),
 )  # fmt: skip
 def geglu(xp: Arithmetic[N], gate: N, up: N, *, approximate: str) -> N:
@@ -141,11 +139,11 @@ def _halves(xp: Arithmetic[N], x: N) -> tuple[N, N]:
     faults=(
         "saturating_store",
         Fault("halves_swapped", "the first half of the columns is taken for the factor, the second for the gate",
-              lambda xp, x, *, approximate: geglu(xp, *reversed(_halves(xp, x)), approximate=approximate), "layout"),
+              altered("gelu_and_mul", x=lambda xp, x: xp.concatenate(_halves(xp, x)[::-1], -1)), "layout"),
         Fault("halves_interleaved", "gate and factor are taken for neighbours, not for halves",
-              lambda xp, x, *, approximate: geglu(xp, x[:, 0::2], x[:, 1::2], approximate=approximate), "layout"),
+              altered("gelu_and_mul", x=lambda xp, x: xp.concatenate([x[:, 0::2], x[:, 1::2]], -1)), "layout"),
         Fault("halves_approximation", "the tanh approximation replaces erf, or vice versa",
-              lambda xp, x, *, approximate: geglu(xp, *_halves(xp, x), approximate=OTHER[approximate])),
+              altered("gelu_and_mul", approximate=lambda approximate: OTHER[approximate])),
         Fault("halves_by_silu", "silu replaces gelu",
               lambda xp, x, *, approximate: xp.gated_product(
                _halves(xp, x)[0], xp.sigmoid(_halves(xp, x)[0]), _halves(xp, x)[1])),
@@ -208,12 +206,6 @@ def _gelu_slope(xp: Arithmetic[N], x: N, approximate: str) -> N:
     return opened * 0.5 + x * (opened * rest) * inner * 0.5
 
 
-def _flat_slope(xp: Any, gate: Any, up: Any, dy: Any, *, approximate: str) -> Any:
-    """The slope of the gate is taken for the gate's own value over its argument."""
-    dup = geglu_backward(xp, gate, up, dy, approximate=approximate)[1]
-    return xp.product(dy, up, gate_of_gelu(xp, gate, approximate) * 0.5), dup
-
-
 @define(
     "geglu_backward",
     "gate[R,N], up[R,N], dy[R,N] -> dgate[R,N], dup[R,N]",
@@ -224,14 +216,15 @@ def _flat_slope(xp: Any, gate: Any, up: Any, dy: Any, *, approximate: str) -> An
     gradient_of="geglu",
     faults=(
         Fault("geglu_gradients_swapped", "the gradients of gate and up are swapped",
-              lambda xp, *tensors, approximate: geglu_backward(xp, *tensors, approximate=approximate)[::-1], "layout"),
+              altered("geglu_backward", dgate=lambda dup: dup, dup=lambda dgate: dgate), "layout"),
         Fault("geglu_gradient_approximation", "the tanh approximation replaces erf, or vice versa",
-              lambda xp, *tensors, approximate: geglu_backward(xp, *tensors, approximate=OTHER[approximate])),
-        Fault("geglu_slope_flat", "of the gate's slope only the first term is taken: Phi(gate)", _flat_slope),
+              altered("geglu_backward", approximate=lambda approximate: OTHER[approximate])),
+        Fault("geglu_slope_flat", "of the gate's slope only the first term is taken: Phi(gate)",
+              altered("geglu_backward", dgate=lambda xp, gate, up, dy, approximate: (
+               xp.product(dy, up, gate_of_gelu(xp, gate, approximate) * 0.5)))),
         Fault("geglu_gradient_without_up", "dgate is not multiplied by up",
-              lambda xp, gate, up, dy, *, approximate: (
-               dy * _gelu_slope(xp, gate, approximate),
-               geglu_backward(xp, gate, up, dy, approximate=approximate)[1])),
+              altered("geglu_backward", dgate=lambda xp, gate, dy, approximate: (
+               dy * _gelu_slope(xp, gate, approximate)))),
     ),
 )  # fmt: skip
 def geglu_backward(xp: Arithmetic[N], gate: N, up: N, dy: N, *, approximate: str) -> tuple[N, N]:

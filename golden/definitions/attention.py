@@ -15,8 +15,8 @@ import torch
 
 from assay.golden.arithmetic.base import Arithmetic, Idx, N
 from assay.golden.errors import ShapeError
-from assay.golden.options import Option, choice, flag, number
-from assay.golden.registry import Fault, Reduction, Tile, define
+from assay.golden.options import Option, choice, count, flag, number
+from assay.golden.registry import Fault, Reduction, Tile, altered, define
 
 
 def _signature(options: Mapping[str, Any]) -> str:
@@ -247,15 +247,7 @@ def tile_of_tokens(
     faults=("inputs_in_tf32",),
 )
 def attention_varlen(
-    xp: Arithmetic[N, Idx],
-    q: N,
-    k: N,
-    v: N,
-    cu_seqlens_q: Idx,
-    cu_seqlens_k: Idx,
-    *,
-    causal: str,
-    scale: float | None,
+    xp: Arithmetic[N, Idx], q: N, k: N, v: N, cu_seqlens_q: Idx, cu_seqlens_k: Idx, *, causal: str, scale: float | None
 ) -> N:
     """For each sequence b, attention of q[cu_q[b]:cu_q[b+1]] to k, v[cu_k[b]:cu_k[b+1]], aligned at its own end."""
     heads, groups = q.shape[1], k.shape[1]
@@ -376,31 +368,11 @@ def _block_signature(options: Mapping[str, Any]) -> str:
     )
 
 
-def _all_blocks(xp: Any, q: Any, k: Any, v: Any, mask: Any, **options: Any) -> Any:
-    return block_attention(xp, q, k, v, mask * 0 + 1, **options)
-
-
-def _of_first_head(xp: Any, q: Any, k: Any, v: Any, mask: Any, **options: Any) -> Any:
-    return block_attention(xp, q, k, v, mask[:1] + mask * 0, **options)
-
-
-def _inverted(xp: Any, q: Any, k: Any, v: Any, mask: Any, **options: Any) -> Any:
-    return block_attention(xp, q, k, v, 1 - mask, **options)
-
-
-def _last_block_seen(xp: Any, q: Any, k: Any, v: Any, mask: Any, **options: Any) -> Any:
-    """The last block of keys is seen by all."""
-    if not mask.shape[2]:
-        return block_attention(xp, q, k, v, mask, **options)
-    last = (xp.integers(range(mask.shape[2])) == mask.shape[2] - 1)[None, None, :]
-    return block_attention(xp, q, k, v, xp.native.where(last, mask * 0 + 1, mask), **options)
-
-
 @define(
     "block_attention",
     _block_signature,
     options={
-        "block": Option(16, lambda value: type(value) is int and value > 0, "a positive whole number", usual=(16, 64)),
+        "block": count(16, usual=(16, 64)),
         "causal": choice("none", "bottom_right"),
         "scale": number(None, usual=(None, 0.3)),
     },
@@ -414,15 +386,18 @@ def _last_block_seen(xp: Any, q: Any, k: Any, v: Any, mask: Any, **options: Any)
     reduction=Reduction("Sk"),
     faults=(
         "inputs_in_tf32",
-        Fault("block_mask_ignored", "every block is seen", _all_blocks, "mask"),
-        Fault("block_mask_of_first_head", "every head takes the mask of the first", _of_first_head, "heads",
+        Fault("block_mask_ignored", "every block is seen",
+              altered("block_attention", block_mask=lambda block_mask: block_mask * 0 + 1), "mask"),
+        Fault("block_mask_of_first_head", "every head takes the mask of the first",
+              altered("block_attention", block_mask=lambda block_mask: block_mask[:1] + block_mask * 0), "heads",
               needs="several heads"),
-        Fault("block_mask_inverted", "visible blocks are masked, and masked ones visible", _inverted,
-              "mask"),
-        Fault("last_block_always_seen", "the last block of keys is seen whatever the mask says", _last_block_seen,
-              "tail"),
+        Fault("block_mask_inverted", "visible blocks are masked, and masked ones visible",
+              altered("block_attention", block_mask=lambda block_mask: 1 - block_mask), "mask"),
+        Fault("last_block_always_seen", "the last block of keys is seen whatever the mask says",
+              altered("block_attention", block_mask=lambda xp, block_mask: xp.native.where(
+               xp.integers(range(block_mask.shape[2])) == block_mask.shape[2] - 1, 1, block_mask)), "tail"),
         Fault("block_causal_dropped", "within its blocks a query sees later keys too",
-              lambda xp, *tensors, causal, **options: block_attention(xp, *tensors, causal="none", **options), "mask"),
+              altered("block_attention", causal="none"), "mask"),
     ),
     exempt=("written_into_next_row",),
 )  # fmt: skip
@@ -491,26 +466,11 @@ def _many_unused(o: torch.Tensor, lse: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def _pairwise(xp: Any, o: Any, lse: Any) -> Any:
-    """The running log-sum-exp is that of the last state merged, not of all so far."""
-    out, merged_lse = o[:, 0], lse[:, 0]
+    """Merge states one by one, with the log-sum-exp of the last one for all so far."""
+    out = o[:, 0]
     for state in range(1, o.shape[1]):
-        out, _ = merge_states(xp, out, merged_lse, o[:, state], lse[:, state])
-        merged_lse = lse[:, state]
-    return out, merge_cascade(xp, o, lse)[1]
-
-
-def _last_left_out(xp: Any, o: Any, lse: Any) -> Any:
-    return merge_cascade(xp, o[:, : max(o.shape[1] - 1, 1)], lse[:, : max(o.shape[1] - 1, 1)])
-
-
-def _plain_mean(xp: Any, o: Any, lse: Any) -> Any:
-    return xp.sum(o, axis=1)[:, 0] / max(o.shape[1], 1), merge_cascade(xp, o, lse)[1]
-
-
-def _largest(xp: Any, o: Any, lse: Any) -> Any:
-    """Return the largest log-sum-exp instead of that of all states."""
-    by_state = xp.stack([lse[:, state] for state in range(lse.shape[1])], -1)
-    return merge_cascade(xp, o, lse)[0], xp.max(by_state)[..., 0]
+        out, _ = merge_states(xp, out, lse[:, state - 1], o[:, state], lse[:, state])
+    return out
 
 
 @define(
@@ -523,11 +483,16 @@ def _largest(xp: Any, o: Any, lse: Any) -> Any:
     reduction=Reduction("S"),
     faults=(
         Fault("cascade_forgets_earlier", "the running log-sum-exp is that of the last state, not of all so far",
-              _pairwise, "rescale", needs="three states"),
-        Fault("last_state_left_out", "the last state is missing", _last_left_out, "tail", needs="two states"),
-        Fault("states_averaged", "states count alike, whatever their log-sum-exps", _plain_mean, "rescale",
+              altered("merge_cascade", merged=_pairwise), "rescale", needs="three states"),
+        Fault("last_state_left_out", "the last state is missing",
+              altered("merge_cascade", o=lambda o: o[:, : max(o.shape[1] - 1, 1)],
+               lse=lambda lse: lse[:, : max(lse.shape[1] - 1, 1)]), "tail", needs="two states"),
+        Fault("states_averaged", "states count alike, whatever their log-sum-exps",
+              altered("merge_cascade", merged=lambda xp, o: xp.sum(o, axis=1)[:, 0] / max(o.shape[1], 1)), "rescale",
               needs="two states"),
-        Fault("largest_for_log_sum", "the largest log-sum-exp is returned", _largest, needs="two states"),
+        Fault("largest_for_log_sum", "the largest log-sum-exp is returned",
+              altered("merge_cascade", merged_lse=lambda xp, lse: xp.max(
+               xp.stack([lse[:, state] for state in range(lse.shape[1])], -1))[..., 0]), needs="two states"),
     ),
     exempt=("tail_of_sum_dropped", "accumulated_in_bfloat16"),
 )  # fmt: skip

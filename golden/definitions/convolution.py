@@ -6,8 +6,9 @@ from typing import Any
 
 from assay.golden.arithmetic.base import Arithmetic, N
 from assay.golden.options import choice
-from assay.golden.registry import Fault, Reduction, define
+from assay.golden.registry import Fault, Reduction, altered, define
 
+_OTHER = {"none": "silu", "silu": "none"}
 _HUGE = 2.0**126  # half the largest float32: beyond it a sum may overflow
 
 
@@ -26,22 +27,6 @@ def _convolved(xp: Arithmetic[N], x: N, weight: N, bias: N) -> N:
     return xp.sum(xp.stack([*terms, constant], -1))[..., 0]
 
 
-def _flipped(xp: Any, x: Any, weight: Any, bias: Any, *, activation: str) -> Any:
-    back = xp.integers(range(weight.shape[1] - 1, -1, -1))
-    return causal_conv1d(xp, x, weight[:, back], bias, activation=activation)
-
-
-def _ahead(xp: Any, x: Any, weight: Any, bias: Any, *, activation: str) -> Any:
-    """End the window one position later."""
-    length = x.shape[2]
-    later = xp.concatenate([x[:, :, 1:], x[:, :, :1] * 0.0], -1) if length else x
-    return causal_conv1d(xp, later, weight, bias, activation=activation)
-
-
-def _other(xp: Any, x: Any, weight: Any, bias: Any, *, activation: str) -> Any:
-    return causal_conv1d(xp, x, weight, bias, activation="silu" if activation == "none" else "none")
-
-
 @define(
     "causal_conv1d",
     "x[B,D,L], weight[D,W], bias[D] -> y[B,D,L]",
@@ -55,16 +40,18 @@ def _other(xp: Any, x: Any, weight: Any, bias: Any, *, activation: str) -> Any:
     reduction=Reduction("W"),
     grid=("B", "D"),
     faults=(
-        Fault("taps_flipped", "the taps are read from the last to the first, as a convolution has them", _flipped),
-        Fault("window_a_place_later", "the window ends at the next position: the future is seen", _ahead, "mask",
+        Fault("taps_flipped", "the taps are read from the last to the first, as a convolution has them",
+              altered("causal_conv1d", weight=lambda xp, weight: (
+               weight[:, xp.integers(range(weight.shape[1] - 1, -1, -1))]))),
+        Fault("window_a_place_later", "the window ends at the next position: the future is seen",
+              altered("causal_conv1d", x=lambda xp, x: xp.concatenate([x[:, :, 1:], x[:, :, :1] * 0.0], -1)), "mask",
               needs="more than one position"),
         Fault("convolution_bias_dropped", "the bias is missing",
-              lambda xp, x, weight, bias, *, activation: causal_conv1d(
-               xp, x, weight, bias * 0.0, activation=activation)),
-        Fault("convolution_activation", "silu is missing, or applied where there is none", _other),
+              altered("causal_conv1d", bias=lambda bias: bias * 0.0)),
+        Fault("convolution_activation", "silu is missing, or applied where there is none",
+              altered("causal_conv1d", activation=lambda activation: _OTHER[activation])),
         Fault("first_tap_dropped", "the tap of the earliest position is missing",
-              lambda xp, x, weight, bias, *, activation: causal_conv1d(
-               xp, x, weight[:, 1:], bias, activation=activation), "tail"),
+              altered("causal_conv1d", weight=lambda weight: weight[:, 1:]), "tail"),
     ),
     exempt=("tail_of_sum_dropped",),
 )  # fmt: skip
@@ -80,20 +67,11 @@ def causal_conv1d(xp: Arithmetic[N], x: N, weight: N, bias: N, *, activation: st
     return xp.gate_mul(y, xp.sigmoid(y))
 
 
-def _last_batch(xp: Any, x: Any, weight: Any, bias: Any, dy: Any, *, activation: str) -> Any:
-    """The gradients of weight and bias are those of the last batch alone."""
-    dx, *_ = causal_conv1d_backward(xp, x, weight, bias, dy, activation=activation)
-    return dx, *causal_conv1d_backward(xp, x[-1:], weight, bias, dy[-1:], activation=activation)[1:]
-
-
-def _unflipped(xp: Any, x: Any, weight: Any, bias: Any, dy: Any, *, activation: str) -> Any:
-    """dx meets the taps as the forward pass does."""
-    _, dweight, dbias = causal_conv1d_backward(xp, x, weight, bias, dy, activation=activation)
-    return _convolved(xp, _before_activation(xp, x, weight, bias, dy, activation), weight, bias * 0.0), dweight, dbias
+def _of_last_batch(again: Any, x: Any, dy: Any) -> Any:
+    return again(x=x[-1:], dy=dy[-1:])
 
 
 def _before_activation(xp: Arithmetic[N], x: N, weight: N, bias: N, dy: N, activation: str) -> N:
-    """The gradient of the sum, before the activation."""
     if activation == "none":
         return dy
     return dy * xp.silu_slope(xp.round(_convolved(xp, x, weight, bias), "convolved"))
@@ -114,16 +92,16 @@ def _before_activation(xp: Arithmetic[N], x: N, weight: N, bias: N, dy: N, activ
     gradient_of="causal_conv1d",
     faults=(
         Fault("convolution_gradient_of_last_batch", "the gradients of weight and bias are the last batch's alone",
-              _last_batch, "state", needs="more than one batch"),
-        Fault("convolution_gradient_unflipped", "dx is convolved as the forward pass is, not the other way", _unflipped,
+              altered("causal_conv1d_backward", dweight=_of_last_batch, dbias=_of_last_batch), "state",
+              needs="more than one batch"),
+        Fault("convolution_gradient_unflipped", "dx is convolved as the forward pass is, not the other way",
+              altered("causal_conv1d_backward", dx=lambda xp, x, weight, bias, dy, activation: (
+               _convolved(xp, _before_activation(xp, x, weight, bias, dy, activation), weight, bias * 0.0))),
               needs="more than one position"),
         Fault("convolution_gradient_slope", "the slope of silu is missing, or taken where there is none",
-              lambda xp, *tensors, activation: causal_conv1d_backward(
-               xp, *tensors, activation="silu" if activation == "none" else "none")),
+              altered("causal_conv1d_backward", activation=lambda activation: _OTHER[activation])),
         Fault("convolution_gradient_bias_mean", "dbias is a mean over the positions, not their sum",
-              lambda xp, x, weight, bias, dy, *, activation: (
-               *(all_ := causal_conv1d_backward(xp, x, weight, bias, dy, activation=activation))[:2],
-               all_[2] / max(x.shape[2], 1))),
+              altered("causal_conv1d_backward", dbias=lambda x, dbias: dbias / max(x.shape[2], 1))),
     ),
     exempt=("tail_of_sum_dropped",),
 )  # fmt: skip

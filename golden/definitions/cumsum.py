@@ -6,7 +6,7 @@ from typing import Any
 
 from assay.golden.arithmetic.base import Arithmetic, N
 from assay.golden.options import flag
-from assay.golden.registry import Fault, Reduction, define
+from assay.golden.registry import Fault, Reduction, altered, define
 
 _BLOCK = 16
 
@@ -47,10 +47,9 @@ def _by_subtraction(xp: Any, x: Any, *, reverse: bool, exclusive: bool) -> Any:
         Fault("cumsum_by_subtraction", "reverse and exclusive sums are differences of inclusive ones",
               _by_subtraction, "precision", needs="numbers much smaller than those before them", emulated=True),
         Fault("cumsum_includes_itself", "an exclusive sum is inclusive, or vice versa",
-              lambda xp, x, *, reverse, exclusive: cumsum(xp, x, reverse=reverse, exclusive=not exclusive), "mask"),
-        Fault("cumsum_direction", "the sum runs the other way",
-              lambda xp, x, *, reverse, exclusive: cumsum(xp, x, reverse=not reverse, exclusive=exclusive), "mask",
-              needs="more than one column"),
+              altered("cumsum", exclusive=lambda exclusive: not exclusive), "mask"),
+        Fault("cumsum_direction", "the sum runs the other way", altered("cumsum", reverse=lambda reverse: not reverse),
+              "mask", needs="more than one column"),
     ),
     exempt=("tail_of_sum_dropped", "computed_in_bfloat16", "computed_in_float16"),
 )  # fmt: skip
@@ -76,11 +75,9 @@ def cumsum(xp: Arithmetic[N], x: N, *, reverse: bool, exclusive: bool) -> N:
     reduction=Reduction("N"),
     faults=(
         Fault("cumsum_gradient_direction", "the gradient is summed in the direction of the sums",
-              lambda xp, dy, *, reverse, exclusive: cumsum(xp, dy, reverse=reverse, exclusive=exclusive), "mask",
-              needs="more than one column"),
+              altered("cumsum_backward", reverse=lambda reverse: not reverse), "mask", needs="more than one column"),
         Fault("cumsum_gradient_includes_itself", "an exclusive sum is inclusive, or vice versa",
-              lambda xp, dy, *, reverse, exclusive: cumsum(xp, dy, reverse=not reverse, exclusive=not exclusive),
-              "mask"),
+              altered("cumsum_backward", exclusive=lambda exclusive: not exclusive), "mask"),
         Fault("cumsum_gradient_is_dy", "the gradient is handed on as it is", lambda xp, dy, **options: dy * 1.0,
               needs="more than one column"),
     ),

@@ -11,7 +11,7 @@ import torch
 from assay.golden.arithmetic.base import Arithmetic, Idx, N
 from assay.golden.definitions.attention import heads_per_group, score_scale
 from assay.golden.options import flag, number
-from assay.golden.registry import Fault, Reduction, define
+from assay.golden.registry import Fault, Reduction, altered, define
 
 
 def slots_and_mask(native: ModuleType, block_table: Idx, seq_lens: Idx, page: int) -> tuple[Idx, Idx]:
@@ -23,7 +23,6 @@ def slots_and_mask(native: ModuleType, block_table: Idx, seq_lens: Idx, page: in
 
 
 def _free(slots: Any, seen: Any, total: int) -> Any:
-    """Which of ``total`` slots no sequence has a position in."""
     free = torch.ones(total, dtype=torch.bool)
     free[slots[seen & (slots >= 0) & (slots < total)]] = False
     return free
@@ -39,12 +38,6 @@ def unused_slots(block_table: torch.Tensor, seq_lens: torch.Tensor, **caches: to
         **{name: free[(..., *(None,) * (x.dim() - 2))].expand(x.shape) for name, x in caches.items()},
         "block_table": first[None, :] >= seq_lens[:, None],
     }
-
-
-def _unused(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, seq_lens: torch.Tensor
-) -> dict[str, torch.Tensor]:
-    return unused_slots(block_table, seq_lens, k_cache=k_cache, v_cache=v_cache)
 
 
 @define(
@@ -71,7 +64,7 @@ def _unused(
     grid=("B", "P"),
     reduction=Reduction("max_pages*page"),
     faults=("inputs_in_tf32",),
-    unused=_unused,
+    unused=lambda q, k_cache, v_cache, *used: unused_slots(*used, k_cache=k_cache, v_cache=v_cache),
 )
 def attention_decode(
     xp: Arithmetic[N, Idx],
@@ -115,40 +108,12 @@ def attention_decode(
     return xp.spilled(unread, out.reshape(batch, heads, width))
 
 
-def _unused_latent(
-    q: torch.Tensor,
-    q_rope: torch.Tensor,
-    cache: torch.Tensor,
-    rope_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-) -> dict[str, torch.Tensor]:
-    return unused_slots(block_table, seq_lens, cache=cache, rope_cache=rope_cache)
-
-
 def _signature(options: Mapping[str, Any]) -> str:
     lse = ", lse:float32[B,H]" if options["return_lse"] else ""
     return (
         "q[B,H,D], q_rope[B,H,Dr], cache[P,page,D], rope_cache[P,page,Dr], block_table:int32[B,max_pages]=index(P), "
         f"seq_lens:int32[B]=length(max_pages*page) -> out[B,H,D]{lse}"
     )
-
-
-def _scaled(factor: Any) -> Any:
-    """Scores of another scale: ``factor(latent columns, rope columns)``."""
-
-    def definition(xp: Any, q: Any, q_rope: Any, *tensors: Any, scale: float | None, **options: Any) -> Any:
-        other = factor(q.shape[-1], q_rope.shape[-1]) if scale is None else 1.0
-        return mla_decode(xp, q, q_rope, *tensors, scale=other, **options)
-
-    return definition
-
-
-def _last_left_out(
-    xp: Any, q: Any, q_rope: Any, cache: Any, rope: Any, table: Any, lengths: Any, **options: Any
-) -> Any:
-    shorter = lengths - xp.integers(lengths > 1)
-    return mla_decode(xp, q, q_rope, cache, rope, table, shorter, **options)
 
 
 @define(
@@ -169,19 +134,18 @@ def _last_left_out(
     independent=("H",),
     gathered=("P",),
     grid=("B", "P"),
-    unused=_unused_latent,
+    unused=lambda q, q_rope, cache, rope_cache, *used: unused_slots(*used, cache=cache, rope_cache=rope_cache),
     reduction=Reduction("max_pages*page"),
     faults=(
         "inputs_in_tf32",
         Fault("rope_part_left_out", "the scores leave out the part with positions",
-              lambda xp, q, q_rope, *tensors, scale, **options: mla_decode(
-               xp, q, q_rope * 0.0, *tensors, scale=scale_of(xp, q, q_rope, scale), **options)),
+              altered("mla_decode", q_rope=lambda q_rope: q_rope * 0.0)),
         Fault("latent_part_left_out", "the scores are of the part with positions alone",
-              lambda xp, q, q_rope, *tensors, scale, **options: mla_decode(
-               xp, q * 0.0, q_rope, *tensors, scale=scale_of(xp, q, q_rope, scale), **options)),
+              altered("mla_decode", q=lambda q: q * 0.0)),
         Fault("scale_of_latent_alone", "the scale is 1 / sqrt of the latent columns alone",
-              _scaled(lambda latent, rope: latent**-0.5), "scale"),
-        Fault("last_position_left_out", "the last position of each sequence is not seen", _last_left_out, "mask",
+              altered("mla_decode", scale=lambda q, scale: q.shape[-1] ** -0.5 if scale is None else 1.0), "scale"),
+        Fault("last_position_left_out", "the last position of each sequence is not seen",
+              altered("mla_decode", seq_lens=lambda xp, seq_lens: seq_lens - xp.integers(seq_lens > 1)), "mask",
               needs="sequences of two or more"),
     ),
     exempt=("columns_beyond_tile_zero",),
@@ -195,7 +159,7 @@ def mla_decode(
     block_table: Idx,
     seq_lens: Idx,
     *,
-    scale: float | N | None,
+    scale: float | None,
     return_lse: bool,
 ) -> N | tuple[N, N]:
     """softmax((q c^T + q_rope r^T) scale) c over the first seq_lens[b] positions, and its log-sum-exp.
@@ -212,13 +176,6 @@ def mla_decode(
         xp.where(seen[..., None], part.reshape(pages * page, part.shape[2])[slots], 0.0) for part in (cache, rope_cache)
     )
     keys, queries = xp.concatenate([latent, rope], -1), xp.concatenate([q, q_rope], -1)
-    scores = xp.scores(queries, keys, scale_of(xp, q, q_rope, scale))
+    scores = xp.scores(queries, keys, score_scale(xp, q.shape[-1] + q_rope.shape[-1], scale))
     out, lse = xp.attend(scores, seen[:, None, :], latent, None)
     return (out, lse[..., 0]) if return_lse else out
-
-
-def scale_of(xp: Arithmetic[N], q: N, q_rope: N, scale: float | N | None) -> N | float:
-    """The factor of scores: 1 / sqrt of all columns where left out."""
-    if scale is not None and not isinstance(scale, float):
-        return scale
-    return score_scale(xp, q.shape[-1] + q_rope.shape[-1], scale)

@@ -6,7 +6,7 @@ from typing import Any
 
 from assay.golden.arithmetic.base import Arithmetic, Idx, N
 from assay.golden.options import flag
-from assay.golden.registry import Fault, define
+from assay.golden.registry import Fault, altered, define
 
 
 @define(
@@ -39,10 +39,9 @@ def _last_only(xp: Any, table: Any, ids: Any, dy: Any) -> Any:
     return embedding_backward(xp, table, ids[xp.integers(kept)], dy[xp.integers(kept)])
 
 
-def _mean(xp: Any, table: Any, ids: Any, dy: Any) -> Any:
-    """Divided by how often the number comes."""
+def _averaged(xp: Any, table: Any, ids: Any, dtable: Any) -> Any:
     often = [max(int((ids == row).sum()), 1) for row in range(table.shape[0])]
-    return embedding_backward(xp, table, ids, dy) / xp.exact(xp.integers(often))[:, None]
+    return dtable / xp.exact(xp.integers(often))[:, None]
 
 
 @define(
@@ -55,13 +54,13 @@ def _mean(xp: Any, table: Any, ids: Any, dy: Any) -> Any:
         "saturating_store",
         Fault("embedding_gradient_overwritten", "of several tokens with one number only the last one counts",
               _last_only, "state", needs="a number that comes twice"),
-        Fault("embedding_gradient_mean", "the gradient is divided by how often the number comes", _mean,
-              needs="a number that comes twice"),
+        Fault("embedding_gradient_mean", "the gradient is divided by how often the number comes",
+              altered("embedding_backward", dtable=_averaged), needs="a number that comes twice"),
         Fault("embedding_gradient_row_after", "the gradient goes to the row after",
-              lambda xp, table, ids, dy: embedding_backward(xp, table, (ids + 1) % max(table.shape[0], 1), dy),
-              "routing", needs="a table of two rows or more"),
+              altered("embedding_backward", ids=lambda table, ids: (ids + 1) % max(table.shape[0], 1)), "routing",
+              needs="a table of two rows or more"),
         Fault("embedding_gradient_last_token_left_out", "the last token is missing",
-              lambda xp, table, ids, dy: embedding_backward(xp, table, ids[:-1], dy[: max(len(ids) - 1, 0)]), "tail"),
+              altered("embedding_backward", ids=lambda ids: ids[:-1], dy=lambda dy: dy[:-1]), "tail"),
     ),
     exempt=("computed_in_bfloat16", "computed_in_float16"),
 )  # fmt: skip
@@ -106,8 +105,8 @@ def rope(xp: Arithmetic[N], x: N, cos: N, sin: N, *, interleaved: bool) -> N:
     return xp.concatenate(rotated, -1)
 
 
-def _rotated_forward(xp: Arithmetic[N], cos: N, sin: N, dy: N, *, interleaved: bool) -> N:
-    return rope(xp, dy, cos, sin, interleaved=interleaved)
+def _before(xp: Any, value: Any) -> Any:
+    return value[xp.integers([max(position - 1, 0) for position in range(value.shape[0])])]
 
 
 @define(
@@ -123,16 +122,15 @@ def _rotated_forward(xp: Arithmetic[N], cos: N, sin: N, dy: N, *, interleaved: b
     faults=(
         "saturating_store",
         "store_rounds_ties_away",
-        Fault("rope_gradient_turned_on", "the gradient is rotated by the angle, not by its opposite", _rotated_forward),
+        Fault("rope_gradient_turned_on", "the gradient is rotated by the angle, not by its opposite",
+              altered("rope_backward", sin=lambda sin: -sin)),
         Fault("rope_gradient_pairing", "pairs (i, i + D/2) are taken for neighbours, or vice versa",
-              lambda xp, cos, sin, dy, *, interleaved: rope_backward(xp, cos, sin, dy, interleaved=not interleaved),
-              "layout", needs="D of at least 4"),
+              altered("rope_backward", interleaved=lambda interleaved: not interleaved), "layout",
+              needs="D of at least 4"),
         Fault("rope_gradient_without_sine", "the gradient is multiplied by the cosine alone",
-              lambda xp, cos, sin, dy, *, interleaved: rope_backward(xp, cos, sin * 0.0, dy, interleaved=interleaved)),
+              altered("rope_backward", sin=lambda sin: sin * 0.0)),
         Fault("rope_gradient_position_before", "each position takes the angle of the one before",
-              lambda xp, cos, sin, dy, *, interleaved: rope_backward(
-               xp, *(x[xp.integers([max(p - 1, 0) for p in range(x.shape[0])])] for x in (cos, sin)), dy,
-               interleaved=interleaved), "layout", needs="more than one position"),
+              altered("rope_backward", cos=_before, sin=_before), "layout", needs="more than one position"),
     ),
 )  # fmt: skip
 def rope_backward(xp: Arithmetic[N], cos: N, sin: N, dy: N, *, interleaved: bool) -> N:

@@ -12,7 +12,7 @@ import numpy as np
 from assay.golden.arithmetic.base import Arithmetic, Idx, N
 from assay.golden.errors import ShapeError
 from assay.golden.options import Option, choice, number
-from assay.golden.registry import Fault, Reduction, define
+from assay.golden.registry import Fault, Reduction, altered, define
 from assay.golden.signature import Inputs
 
 OPTIONS = {
@@ -36,7 +36,12 @@ def labelled(options: Mapping[str, Any]) -> str:
 
 def loss_size(options: Mapping[str, Any]) -> str:
     """The dimension of the loss, none where it is reduced."""
-    return "T" if options["reduction"] == "none" else ""
+    return _by_token(options) or ""
+
+
+def _by_token(options: Mapping[str, Any]) -> str | None:
+    """Return the rows of a loss: tokens, unless it is reduced."""
+    return "T" if options["reduction"] == "none" else None
 
 
 def _labels(xp: Arithmetic[N, Idx], op: str, logits: N, target: Idx, ignore_index: int) -> tuple[N, Idx, Idx, int]:
@@ -47,37 +52,32 @@ def _labels(xp: Arithmetic[N, Idx], op: str, logits: N, target: Idx, ignore_inde
     return xp.where(valid[:, None], logits, 0.0), xp.native.where(valid, target, 0), valid, int(valid.sum())
 
 
-def _faults(op: Callable[..., Any], kind: str) -> tuple[Fault, ...]:
+def _cap_faults(op: str, kind: str = "") -> tuple[Fault, ...]:
     """What kernels of the loss, and of its gradient, do wrong with caps and with the squared log-sum-exp."""
-
-    def hard(xp: Any, logits: Any, target: Any, *, softcap: float | None, **options: Any) -> Any:
-        if softcap is not None:
-            logits = -xp.minimum(-xp.minimum(logits, softcap), softcap)
-        return op(xp, logits, target, softcap=None, **options)
-
-    def outside(xp: Any, logits: Any, target: Any, *, softcap: float | None, **options: Any) -> Any:
-        return op(xp, logits if softcap is None else logits * softcap, target, softcap=softcap, **options)
-
     return (
-        Fault(f"logits_not_capped{kind}", "the logits' cap is missing",
-              lambda xp, *tensors, softcap, **options: op(xp, *tensors, softcap=None, **options), "loss"),
-        Fault(f"logits_clamped{kind}", "logits are clamped to the cap, not bent by a tanh", hard, "loss"),
-        Fault(f"cap_not_divided{kind}", "the tanh takes the logits undivided by the cap", outside, "loss"),
-        Fault(f"z_loss_dropped{kind}", "z times the squared log-sum-exp is missing",
-              lambda xp, *tensors, z_loss, **options: op(xp, *tensors, z_loss=0.0, **options), "loss"),
-        Fault(f"z_loss_halved{kind}", "z is taken half",
-              lambda xp, *tensors, z_loss, **options: op(xp, *tensors, z_loss=z_loss / 2, **options), "loss"),
+        Fault(f"logits_not_capped{kind}", "the logits' cap is missing", altered(op, softcap=None), "loss"),
+        Fault(f"logits_clamped{kind}", "logits are clamped to the cap, not bent by a tanh",
+              altered(op, softcap=None, logits=lambda xp, logits, softcap: (
+               logits if softcap is None else -xp.minimum(-xp.minimum(logits, softcap), softcap))), "loss"),
+        Fault(f"cap_not_divided{kind}", "the tanh takes the logits undivided by the cap",
+              altered(op, logits=lambda logits, softcap: logits if softcap is None else logits * softcap), "loss"),
+        Fault(f"z_loss_dropped{kind}", "z times the squared log-sum-exp is missing", altered(op, z_loss=0.0), "loss"),
+        Fault(f"z_loss_halved{kind}", "z is taken half", altered(op, z_loss=lambda z_loss: z_loss / 2), "loss"),
     )  # fmt: skip
+
+
+def _not_averaged(reduction: str) -> str:
+    return "sum" if reduction in ("mean", "batchmean") else reduction
 
 
 @define(
     "cross_entropy",
     lambda options: f"{labelled(options)} -> loss:float32[{loss_size(options)}]",
     options=OPTIONS,
-    rows=lambda options: loss_size(options) or None,
+    rows=_by_token,
     may_be_zero=("T",),
     reduction=Reduction("V"),
-    faults=_faults(lambda xp, *tensors, **options: cross_entropy(xp, *tensors, **options), ""),
+    faults=_cap_faults("cross_entropy"),
     exempt=("flushed_subnormals",),
 )
 def cross_entropy(
@@ -119,13 +119,7 @@ def cross_entropy(
 
 
 def _rest(xp: Arithmetic[N], label_smoothing: float) -> N:
-    """1 - label_smoothing."""
     return xp.exact(np.ones(1)) - label_smoothing
-
-
-def _without_slope(xp: Any, logits: Any, target: Any, *, softcap: float | None, **options: Any) -> Any:
-    capped = logits if softcap is None else xp.softcap(logits, softcap)
-    return cross_entropy_backward(xp, capped, target, softcap=None, **options)
 
 
 @define(
@@ -137,9 +131,10 @@ def _without_slope(xp: Any, logits: Any, target: Any, *, softcap: float | None, 
     gradient_of="cross_entropy",
     reduction=Reduction("V"),
     faults=(
-        *_faults(lambda xp, *tensors, **options: cross_entropy_backward(xp, *tensors, **options), "_gradient"),
-        Fault("softcap_slope_dropped", "the slope of the cap, 1 - tanh^2, is missing", _without_slope, "loss",
-              needs="logits beyond the cap"),
+        *_cap_faults("cross_entropy_backward", "_gradient"),
+        Fault("softcap_slope_dropped", "the slope of the cap, 1 - tanh^2, is missing",
+              altered("cross_entropy_backward", softcap=None, logits=lambda xp, logits, softcap: (
+               logits if softcap is None else xp.softcap(logits, softcap))), "loss", needs="logits beyond the cap"),
     ),
 )  # fmt: skip
 def cross_entropy_backward(
@@ -204,14 +199,7 @@ def cross_entropy_backward(
     public=False,
 )
 def cross_entropy_gradient(
-    xp: Arithmetic[N, Idx],
-    logits: N,
-    target: Idx,
-    dloss: N,
-    *,
-    reduction: str,
-    ignore_index: int,
-    **options: Any,
+    xp: Arithmetic[N, Idx], logits: N, target: Idx, dloss: N, *, reduction: str, ignore_index: int, **options: Any
 ) -> N:
     """cross_entropy_backward times dloss, of each token where nothing is reduced.
 
@@ -256,13 +244,6 @@ def _tail_of_classes(xp: Any, x: Any, weight: Any, target: Any, **options: Any) 
     return cross_entropy(xp, logits, target, **options)
 
 
-def _mean_of_chunks(xp: Any, x: Any, weight: Any, target: Any, **options: Any) -> Any:
-    """The mean over all tokens, ignored ones too."""
-    if options["reduction"] != "mean":
-        return linear_cross_entropy(xp, x, weight, target, **options)
-    return linear_cross_entropy(xp, x, weight, target, **{**options, "reduction": "sum"}) / max(x.shape[0], 1)
-
-
 @define(
     "linear_cross_entropy",
     lambda options: (
@@ -271,7 +252,7 @@ def _mean_of_chunks(xp: Any, x: Any, weight: Any, target: Any, **options: Any) -
     ),
     options=OPTIONS,
     stages={"logits": "input"},
-    rows=lambda options: loss_size(options) or None,
+    rows=_by_token,
     may_be_zero=("T",),
     work="T*V*D",
     sequential_steps="ceil(T/16)*ceil(V/32)",
@@ -280,14 +261,14 @@ def _mean_of_chunks(xp: Any, x: Any, weight: Any, target: Any, **options: Any) -
         "inputs_in_tf32",
         Fault("classes_beyond_block_zero", "classes beyond the last whole block of 16 count as logits of zero",
               _tail_of_classes, "tail", needs="more than 16 classes, no multiple of 16"),
-        Fault("linear_mean_of_all_tokens", "the mean is over all tokens, ignored ones too", _mean_of_chunks, "loss",
+        Fault("linear_mean_of_all_tokens", "the mean is over all tokens, ignored ones too",
+              altered("linear_cross_entropy", loss=lambda again, loss, x, reduction: (
+               again(reduction="sum") / max(x.shape[0], 1) if reduction == "mean" else loss)), "loss",
               needs="an ignored label"),
         Fault("linear_smoothing_dropped", "label smoothing is missing",
-              lambda xp, *tensors, label_smoothing, **options: linear_cross_entropy(
-               xp, *tensors, label_smoothing=0.0, **options), "loss"),
-        Fault("linear_cap_dropped", "the logits' cap is missing",
-              lambda xp, *tensors, softcap, **options: linear_cross_entropy(
-               xp, *tensors, softcap=None, **options), "loss"),
+              altered("linear_cross_entropy", label_smoothing=0.0), "loss"),
+        Fault("linear_cap_dropped", "the logits' cap is missing", altered("linear_cross_entropy", softcap=None),
+              "loss"),
     ),
     exempt=("flushed_subnormals",),
 )  # fmt: skip
@@ -297,7 +278,6 @@ def linear_cross_entropy(xp: Arithmetic[N, Idx], x: N, weight: N, target: Idx, *
 
 
 def _gradients(xp: Arithmetic[N, Idx], x: N, weight: N, dlogits: N) -> tuple[N, N]:
-    """Those of x and weight, from that of the logits."""
     dx, dweight = xp.matmul(dlogits, weight), xp.matmul(xp.swap(dlogits), x)
 
     def touched() -> Idx:
@@ -305,10 +285,6 @@ def _gradients(xp: Arithmetic[N, Idx], x: N, weight: N, dlogits: N) -> tuple[N, 
         return rows | (~xp.is_finite(weight)).any(-1).any(0)
 
     return xp.unspecified(touched, dx), xp.unspecified(lambda: touched().any(0)[None], dweight)
-
-
-def _not_averaged(xp: Any, *tensors: Any, reduction: str, **options: Any) -> Any:
-    return linear_cross_entropy_backward(xp, *tensors, reduction="sum" if reduction == "mean" else reduction, **options)
 
 
 def _first_chunk(xp: Any, x: Any, weight: Any, target: Any, **options: Any) -> Any:
@@ -333,13 +309,12 @@ def _first_chunk(xp: Any, x: Any, weight: Any, target: Any, **options: Any) -> A
     gradient_of="linear_cross_entropy",
     faults=(
         "inputs_in_tf32",
-        Fault("linear_gradient_not_averaged", "the gradient is not divided by the number of labels", _not_averaged,
-              "loss", needs="more than one label"),
+        Fault("linear_gradient_not_averaged", "the gradient is not divided by the number of labels",
+              altered("linear_cross_entropy_backward", reduction=_not_averaged), "loss", needs="more than one label"),
         Fault("weight_gradient_of_last_chunk", "dweight is that of the last chunk of 16 tokens alone", _first_chunk,
               "state", needs="more than 16 tokens"),
         Fault("linear_gradient_cap_dropped", "the logits' cap is missing",
-              lambda xp, *tensors, softcap, **options: linear_cross_entropy_backward(
-               xp, *tensors, softcap=None, **options), "loss"),
+              altered("linear_cross_entropy_backward", softcap=None), "loss"),
         Fault("linear_gradient_without_label", "the label's share is not subtracted",
               lambda xp, x, weight, target, **options: _gradients(
                xp, x, weight, xp.softmax(_logits(xp, x, weight)) / (
@@ -358,10 +333,6 @@ def linear_cross_entropy_backward(xp: Arithmetic[N, Idx], x: N, weight: N, targe
 
 
 _LEAST = 2.0**-100  # where shares are smaller their mixture is known by its logarithm alone
-
-
-def _divergence_signature(options: Mapping[str, Any]) -> str:
-    return f"logits[T,V], target_logits[T,V] -> loss:float32[{'T' if options['reduction'] == 'none' else ''}]"
 
 
 def _reduced(xp: Arithmetic[N], loss: N, reduction: str) -> N:
@@ -392,21 +363,15 @@ def _divergence(xp: Arithmetic[N], log_p: N, log_q: N) -> N:
     return both[:, 0]
 
 
-def _without_temperature(xp: Any, logits: Any, target_logits: Any, *, temperature: float, reduction: str) -> Any:
-    return kl_div(xp, logits, target_logits, temperature=1.0, reduction=reduction)
+def _of_logarithms(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a divergence that is ``loss(xp, log_p, log_q, beta)`` of each token."""
 
+    def definition(xp: Any, logits: Any, target_logits: Any, *, reduction: str, temperature: float = 1.0,
+                   beta: float | None = None) -> Any:  # fmt: skip
+        log_q, log_p = logarithms(xp, "divergence", temperature, logits, target_logits)
+        return _reduced(xp, loss(xp, log_p, log_q, beta), reduction)
 
-def _squared(xp: Any, logits: Any, target_logits: Any, *, temperature: float, reduction: str) -> Any:
-    return kl_div(xp, logits, target_logits, temperature=temperature, reduction=reduction) * temperature**2
-
-
-def _mean_of_all(xp: Any, logits: Any, target_logits: Any, *, temperature: float, reduction: str) -> Any:
-    return kl_div(xp, logits, target_logits, temperature=temperature, reduction=reduction) / max(logits.shape[1], 1)
-
-
-def _cross(xp: Any, logits: Any, target_logits: Any, *, temperature: float, reduction: str) -> Any:
-    log_q, log_p = logarithms(xp, "kl_div", temperature, logits, target_logits)
-    return _reduced(xp, -xp.sum(xp.exp(log_p) * log_q)[:, 0], reduction)
+    return definition
 
 
 KL_OPTIONS = {
@@ -417,17 +382,21 @@ KL_OPTIONS = {
 
 @define(
     "kl_div",
-    _divergence_signature,
+    lambda options: f"logits[T,V], target_logits[T,V] -> loss:float32[{loss_size(options)}]",
     options=KL_OPTIONS,
-    rows=lambda options: "T" if options["reduction"] == "none" else None,
+    rows=_by_token,
     reduction=Reduction("V"),
     faults=(
         Fault("kl_of_other_direction", "the divergence of the target from the logits is taken the other way round",
-              lambda xp, logits, target_logits, **options: kl_div(xp, target_logits, logits, **options), "loss"),
-        Fault("kl_without_entropy", "the target's entropy is missing: a cross-entropy", _cross, "loss"),
-        Fault("kl_temperature_ignored", "the temperature is ignored", _without_temperature, "loss"),
-        Fault("kl_times_temperature_squared", "the loss is multiplied by the temperature's square", _squared, "loss"),
-        Fault("kl_mean_over_classes", "the loss is divided by the number of classes too", _mean_of_all, "loss"),
+              altered("kl_div", logits=lambda target_logits: target_logits, target_logits=lambda logits: logits),
+              "loss"),
+        Fault("kl_without_entropy", "the target's entropy is missing: a cross-entropy",
+              _of_logarithms(lambda xp, log_p, log_q, _: -xp.sum(xp.exp(log_p) * log_q)[:, 0]), "loss"),
+        Fault("kl_temperature_ignored", "the temperature is ignored", altered("kl_div", temperature=1.0), "loss"),
+        Fault("kl_times_temperature_squared", "the loss is multiplied by the temperature's square",
+              altered("kl_div", loss=lambda loss, temperature: loss * temperature**2), "loss"),
+        Fault("kl_mean_over_classes", "the loss is divided by the number of classes too",
+              altered("kl_div", loss=lambda loss, logits: loss / max(logits.shape[1], 1)), "loss"),
     ),
     exempt=("flushed_subnormals",),
 )  # fmt: skip
@@ -461,26 +430,14 @@ def mixture(xp: Arithmetic[N], log_p: N, log_q: N, beta: float) -> N:
     return xp.any_formula(by_ratio, by_shares)
 
 
-def _one_sided(xp: Any, logits: Any, target_logits: Any, *, beta: float, reduction: str) -> Any:
-    log_q, log_p = logarithms(xp, "jsd", 1.0, logits, target_logits)
-    return _reduced(xp, _divergence(xp, log_p, mixture(xp, log_p, log_q, beta)) * beta, reduction)
-
-
-def _unweighted(xp: Any, logits: Any, target_logits: Any, *, beta: float, reduction: str) -> Any:
-    log_q, log_p = logarithms(xp, "jsd", 1.0, logits, target_logits)
+def _unweighted(xp: Any, log_p: Any, log_q: Any, beta: float) -> Any:
     mixed = mixture(xp, log_p, log_q, beta)
-    return _reduced(xp, _divergence(xp, log_p, mixed) + _divergence(xp, log_q, mixed), reduction)
+    return _divergence(xp, log_p, mixed) + _divergence(xp, log_q, mixed)
 
 
-def _geometric(xp: Any, logits: Any, target_logits: Any, *, beta: float, reduction: str) -> Any:
-    log_q, log_p = logarithms(xp, "jsd", 1.0, logits, target_logits)
+def _geometric(xp: Any, log_p: Any, log_q: Any, beta: float) -> Any:
     mixed = log_p * beta + log_q * (1 - beta)
-    parts = _divergence(xp, log_p, mixed) * beta, _divergence(xp, log_q, mixed) * (1 - beta)
-    return _reduced(xp, parts[0] + parts[1], reduction)
-
-
-def _even(xp: Any, logits: Any, target_logits: Any, *, beta: float, reduction: str) -> Any:
-    return jsd(xp, logits, target_logits, beta=0.5 if beta != 0.5 else 0.25, reduction=reduction)
+    return _divergence(xp, log_p, mixed) * beta + _divergence(xp, log_q, mixed) * (1 - beta)
 
 
 JSD_OPTIONS = {
@@ -491,15 +448,19 @@ JSD_OPTIONS = {
 
 @define(
     "jsd",
-    _divergence_signature,
+    lambda options: f"logits[T,V], target_logits[T,V] -> loss:float32[{loss_size(options)}]",
     options=JSD_OPTIONS,
-    rows=lambda options: "T" if options["reduction"] == "none" else None,
+    rows=_by_token,
     reduction=Reduction("V"),
     faults=(
-        Fault("jsd_one_side", "only the target's divergence from the mixture is taken", _one_sided, "loss"),
-        Fault("jsd_unweighted", "both divergences count whole, not by beta and 1 - beta", _unweighted, "loss"),
-        Fault("jsd_geometric_mixture", "logarithms are mixed instead of shares", _geometric, "loss"),
-        Fault("jsd_other_beta", "beta is another", _even, "loss"),
+        Fault("jsd_one_side", "only the target's divergence from the mixture is taken",
+              _of_logarithms(lambda xp, log_p, log_q, beta: (
+               _divergence(xp, log_p, mixture(xp, log_p, log_q, beta)) * beta)), "loss"),
+        Fault("jsd_unweighted", "both divergences count whole, not by beta and 1 - beta", _of_logarithms(_unweighted),
+              "loss"),
+        Fault("jsd_geometric_mixture", "logarithms are mixed instead of shares", _of_logarithms(_geometric), "loss"),
+        Fault("jsd_other_beta", "beta is another", altered("jsd", beta=lambda beta: 0.5 if beta != 0.5 else 0.25),
+              "loss"),
     ),
     exempt=("flushed_subnormals",),
 )  # fmt: skip
@@ -513,11 +474,6 @@ def jsd(xp: Arithmetic[N], logits: N, target_logits: N, *, beta: float, reductio
     share = xp.exact(np.full(1, beta))
     loss = _divergence(xp, log_p, mixed) * share + _divergence(xp, log_q, mixed) * (1.0 - share)
     return _reduced(xp, loss, reduction)
-
-
-def _backward_signature(options: Mapping[str, Any]) -> str:
-    size = "T" if options["reduction"] == "none" else ""
-    return f"logits[T,V], target_logits[T,V], dloss:float32[{size}] -> dlogits[T,V]"
 
 
 _UPSTREAM: Inputs = {
@@ -537,27 +493,22 @@ def _weighted(xp: Arithmetic[N], gradient: N, dloss: N, reduction: str) -> N:
     return xp.any_formula(lambda: gradient / count * shared, lambda: gradient * (shared / count))
 
 
-def _no_mean(xp: Any, *tensors: Any, reduction: str, **options: Any) -> Any:
-    return kl_div_backward(xp, *tensors, reduction="sum" if reduction == "batchmean" else reduction, **options)
-
-
 @define(
     "kl_div_backward",
-    _backward_signature,
+    lambda options: f"logits[T,V], target_logits[T,V], dloss:float32[{loss_size(options)}] -> dlogits[T,V]",
     options=KL_OPTIONS,
-    rows=lambda options: "T" if options["reduction"] == "none" else None,
+    rows=_by_token,
     gradient_of="kl_div",
     inputs={"dloss": _UPSTREAM},
     reduction=Reduction("V"),
     faults=(
         Fault("kl_gradient_sign", "p - q is given, not q - p",
-              lambda xp, logits, target_logits, dloss, **options: -kl_div_backward(
-               xp, logits, target_logits, dloss, **options), "loss"),
+              altered("kl_div_backward", dlogits=lambda dlogits: -dlogits), "loss"),
         Fault("kl_gradient_without_temperature", "the gradient is not divided by the temperature",
-              lambda xp, *tensors, temperature, **options: kl_div_backward(
-               xp, *tensors, temperature=temperature, **options) * temperature, "loss", needs="a temperature"),
-        Fault("kl_gradient_not_averaged", "the gradient is not divided by the number of tokens", _no_mean, "loss",
-              needs="more than one token"),
+              altered("kl_div_backward", dlogits=lambda dlogits, temperature: dlogits * temperature), "loss",
+              needs="a temperature"),
+        Fault("kl_gradient_not_averaged", "the gradient is not divided by the number of tokens",
+              altered("kl_div_backward", reduction=_not_averaged), "loss", needs="more than one token"),
         Fault("kl_gradient_target_alone", "-p is given: the softmax of the logits is missing",
               lambda xp, logits, target_logits, dloss, *, temperature, reduction: _weighted(
                xp, -xp.softmax(target_logits / temperature) / temperature, dloss, reduction), "loss"),
@@ -609,9 +560,9 @@ def _unprojected(xp: Any, logits: Any, target_logits: Any, dloss: Any, *, beta: 
 
 @define(
     "jsd_backward",
-    _backward_signature,
+    lambda options: f"logits[T,V], target_logits[T,V], dloss:float32[{loss_size(options)}] -> dlogits[T,V]",
     options=JSD_OPTIONS,
-    rows=lambda options: "T" if options["reduction"] == "none" else None,
+    rows=_by_token,
     gradient_of="jsd",
     inputs={"dloss": _UPSTREAM},
     reduction=Reduction("V"),
@@ -619,13 +570,11 @@ def _unprojected(xp: Any, logits: Any, target_logits: Any, dloss: Any, *, beta: 
         Fault("jsd_gradient_unprojected", "the gradient of the logarithms is not taken through the softmax",
               _unprojected, "loss"),
         Fault("jsd_gradient_other_beta", "beta and 1 - beta are exchanged",
-              lambda xp, *tensors, beta, reduction: jsd_backward(xp, *tensors, beta=1 - beta, reduction=reduction),
-              "loss", needs="a beta other than a half"),
+              altered("jsd_backward", beta=lambda beta: 1 - beta), "loss", needs="a beta other than a half"),
         Fault("jsd_gradient_unweighted", "the gradient is not multiplied by 1 - beta",
-              lambda xp, *tensors, beta, reduction: jsd_backward(xp, *tensors, beta=beta, reduction=reduction)
-               / (1 - beta), "loss"),
+              altered("jsd_backward", dlogits=lambda dlogits, beta: dlogits / (1 - beta)), "loss"),
         Fault("jsd_gradient_sign", "the gradient has the other sign",
-              lambda xp, *tensors, **options: -jsd_backward(xp, *tensors, **options), "loss"),
+              altered("jsd_backward", dlogits=lambda dlogits: -dlogits), "loss"),
     ),
     exempt=("flushed_subnormals",),
 )  # fmt: skip

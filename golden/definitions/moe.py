@@ -10,14 +10,10 @@ from assay.golden.arithmetic.base import Arithmetic, Idx, N
 from assay.golden.definitions.activations import swiglu, swiglu_backward
 from assay.golden.definitions.softmax import infinite
 from assay.golden.errors import ShapeError
-from assay.golden.options import Option, choice, flag
-from assay.golden.registry import Fault, Reduction, define
+from assay.golden.options import choice, count, flag
+from assay.golden.registry import Fault, Reduction, altered, define
 
-ROUTING = {
-    "top_k": Option(2, lambda value: type(value) is int and value > 0, "a positive whole number", usual=(2, 1)),
-    "renormalize": flag(True),
-    "scoring": choice("softmax", "sigmoid"),
-}
+ROUTING = {"top_k": count(2, usual=(2, 1)), "renormalize": flag(True), "scoring": choice("softmax", "sigmoid")}
 
 
 def _admissible(xp: Arithmetic[N, Idx], logits: N, chosen: Idx, *, top_k: int, renormalize: bool, scoring: str) -> Idx:
@@ -139,43 +135,19 @@ class PairGradients(Generic[N]):
     dweight: N
 
 
-def _weights_left_out(xp: Any, x: Any, w_gate_up: Any, w_down: Any, weights: Any, ids: Any, dy: Any) -> Any:
-    """Of all but the routing weights themselves."""
-    ones = xp.exact(xp.native.full(ids.shape, 1))
-    *others, _ = moe_backward(xp, x, w_gate_up, w_down, ones, ids, dy)
-    return *others, moe_backward(xp, x, w_gate_up, w_down, weights, ids, dy)[3]
+# Wrong gradients of silu(gate) * up.
+FLAT_SLOPE = altered("swiglu_backward", dgate=lambda xp, gate, up, dy: xp.product(dy, up, xp.sigmoid(gate)))
+SWAPPED = altered("swiglu_backward", dgate=lambda dup: dup, dup=lambda dgate: dgate)
 
 
-def _slope_flat(xp: Any, *tensors: Any) -> Any:
-    """dgate is dhidden up sigmoid(gate)."""
-
-    def slope(gate: Any, up: Any, dhidden: Any) -> Any:
-        return xp.product(dhidden, up, xp.sigmoid(gate)), swiglu_backward(xp, gate, up, dhidden)[1]
-
-    return _gradients(xp, slope, *tensors)
+def of_first_choice(again: Any, weights: Any, ids: Any) -> Any:
+    """Return the gradient that a token's first choice alone makes."""
+    return again(weights=weights[:, :1], ids=ids[:, :1])
 
 
-def _halves_swapped(xp: Any, *tensors: Any) -> Any:
-    return _gradients(xp, lambda *each: swiglu_backward(xp, *each)[::-1], *tensors)
-
-
-def _last_token_left_out(xp: Any, x: Any, w_gate_up: Any, w_down: Any, weights: Any, ids: Any, dy: Any) -> Any:
-    """Of the gradients of the experts' weights."""
-    dx, _, _, dweights = moe_backward(xp, x, w_gate_up, w_down, weights, ids, dy)
+def _without_last_token(again: Any, x: Any, weights: Any, ids: Any, dy: Any) -> Any:
     kept = slice(0, max(len(ids) - 1, 0))
-    _, *experts, _ = moe_backward(xp, x[kept], w_gate_up, w_down, weights[kept], ids[kept], dy[kept])
-    return dx, *experts, dweights
-
-
-def _first_choice(xp: Any, x: Any, w_gate_up: Any, w_down: Any, weights: Any, ids: Any, dy: Any) -> Any:
-    """dx is that of a token's first choice alone."""
-    first = moe_backward(xp, x, w_gate_up, w_down, weights[:, :1], ids[:, :1], dy)[0]
-    return first, *moe_backward(xp, x, w_gate_up, w_down, weights, ids, dy)[1:]
-
-
-def _weights_of_outputs(xp: Any, *tensors: Any) -> Any:
-    *rest, dweights = moe_backward(xp, *tensors)
-    return *rest, dweights * tensors[3]
+    return again(x=x[kept], weights=weights[kept], ids=ids[kept], dy=dy[kept])
 
 
 @define(
@@ -197,14 +169,18 @@ def _weights_of_outputs(xp: Any, *tensors: Any) -> Any:
     faults=(
         "inputs_in_tf32",
         Fault("moe_gradient_without_weights", "the gradient of an expert's output is not multiplied by its weight",
-              _weights_left_out, "routing"),
-        Fault("moe_slope_flat", "of the gate's slope only the first term is taken: sigmoid(gate)", _slope_flat),
-        Fault("moe_gradient_halves_swapped", "the gradients of gate and up are swapped", _halves_swapped, "layout"),
-        Fault("moe_gradient_of_first_choice", "dx is that of a token's first choice alone", _first_choice, "routing",
-              needs="k of two or more"),
+              altered("moe_backward", weights=lambda xp, ids: xp.exact(xp.native.full(ids.shape, 1)),
+               dweights=lambda again: again()), "routing"),
+        Fault("moe_slope_flat", "of the gate's slope only the first term is taken: sigmoid(gate)",
+              lambda xp, *tensors: _gradients(xp, FLAT_SLOPE, *tensors)),
+        Fault("moe_gradient_halves_swapped", "the gradients of gate and up are swapped",
+              lambda xp, *tensors: _gradients(xp, SWAPPED, *tensors), "layout"),
+        Fault("moe_gradient_of_first_choice", "dx is that of a token's first choice alone",
+              altered("moe_backward", dx=of_first_choice), "routing", needs="k of two or more"),
         Fault("moe_last_token_left_out", "the last token adds nothing to the gradients of experts",
-              _last_token_left_out, "tail"),
-        Fault("moe_weight_gradient_weighted", "dweights are multiplied by the weights", _weights_of_outputs, "routing"),
+              altered("moe_backward", dw_gate_up=_without_last_token, dw_down=_without_last_token), "tail"),
+        Fault("moe_weight_gradient_weighted", "dweights are multiplied by the weights",
+              altered("moe_backward", dweights=lambda weights, dweights: dweights * weights), "routing"),
     ),
 )  # fmt: skip
 def moe_backward(
@@ -217,13 +193,13 @@ def moe_backward(
     "weighted_hidden", weight h; "gate_up_gradient", the gradients of gate and up as products take them; "share", a
     choice's part of dx. Nothing is said of what an infinity reaches.
     """
-    return _gradients(xp, lambda *each: swiglu_backward(xp, *each), x, w_gate_up, w_down, weights, ids, dy)
+    return _gradients(xp, swiglu_backward, x, w_gate_up, w_down, weights, ids, dy)
 
 
 def _gradients(
     xp: Arithmetic[N, Idx], slope: Any, x: N, w_gate_up: N, w_down: N, weights: N, ids: Idx, dy: N
 ) -> tuple[N, N, N, N]:
-    """``slope``: dgate and dup of gate, up and the gradient of silu(gate) * up."""
+    """``slope``: `swiglu_backward`, or what a faulty kernel has instead."""
     experts = w_gate_up.shape[0]
     of_gate_up, of_down = [], []
 
@@ -307,7 +283,7 @@ def of_pairs(xp: Arithmetic[N, Idx], slope: Any, x: N, weight: N, dy: N, expert:
     dhidden = xp.any_formula(
         lambda: back * weight, lambda: expert.down_back(xp.round(dy * weight, "weighted_gradient"))
     )
-    dgate_up = xp.concatenate(slope(gate, up, xp.round(dhidden, "hidden_gradient")), -1)
+    dgate_up = xp.concatenate(slope(xp, gate, up, xp.round(dhidden, "hidden_gradient")), -1)
     dweight = xp.any_formula(
         lambda: xp.sum(xp.round(back, "hidden_gradient") * hidden),
         lambda: xp.sum(dy * xp.round(expert.down(hidden), "expert")),
@@ -315,8 +291,7 @@ def of_pairs(xp: Arithmetic[N, Idx], slope: Any, x: N, weight: N, dy: N, expert:
     return PairGradients(xp.round(expert.gate_up_back(dgate_up), "share"), dgate_up, hidden, dweight)
 
 
-def _without_mean(xp: Any, logits: Any, dweights: Any, *, top_k: int, renormalize: bool, scoring: str) -> Any:
-    """What the weights have in common is not subtracted."""
+def _without_mean(xp: Any, logits: Any, dweights: Any, top_k: int, renormalize: bool, scoring: str) -> Any:
     weights, ids = _chosen(xp, logits, top_k, renormalize, scoring)
     dscores = weights * dweights
     return _to_experts(
@@ -333,18 +308,16 @@ def _without_mean(xp: Any, logits: Any, dweights: Any, *, top_k: int, renormaliz
     default_sizes={"E": (2, 4, 8, 17, 60, 64)},
     gradient_of="moe_route",
     faults=(
-        Fault("route_gradient_without_mean", "the weights' common mean is not subtracted", _without_mean,
-              "routing", needs="scores that are normalised"),
+        Fault("route_gradient_without_mean", "the weights' common mean is not subtracted",
+              altered("moe_route_backward", dlogits=_without_mean), "routing", needs="scores that are normalised"),
         Fault("route_gradient_other_scoring", "the gradient is that of the other scoring",
-              lambda xp, *tensors, scoring, **options: moe_route_backward(
-               xp, *tensors, scoring="softmax" if scoring == "sigmoid" else "sigmoid", **options), "routing"),
+              altered("moe_route_backward", scoring=lambda scoring: "softmax" if scoring == "sigmoid" else "sigmoid"),
+              "routing"),
         Fault("route_gradient_renormalised", "weights count as renormalised, or vice versa",
-              lambda xp, *tensors, renormalize, **options: moe_route_backward(
-               xp, *tensors, renormalize=not renormalize, **options), "routing"),
+              altered("moe_route_backward", renormalize=lambda renormalize: not renormalize), "routing"),
         Fault("route_gradient_order", "the gradients of a token's weights are taken in the reverse order",
-              lambda xp, logits, dweights, **options: moe_route_backward(
-               xp, logits, dweights[:, list(range(dweights.shape[1]))[::-1]], **options), "routing",
-              needs="top_k of two or more"),
+              altered("moe_route_backward", dweights=lambda value: value[:, list(range(value.shape[1]))[::-1]]),
+              "routing", needs="top_k of two or more"),
     ),
 )  # fmt: skip
 def moe_route_backward(

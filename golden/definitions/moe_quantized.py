@@ -13,49 +13,46 @@ from typing import Any
 from assay.golden.arithmetic.base import Arithmetic, Idx, N
 from assay.golden.definitions.activations import swiglu_backward
 from assay.golden.definitions.gemm import nibbles, repeat
-from assay.golden.definitions.moe import Expert, PairGradients, infinite_pairs, mixture, of_pairs, of_tokens
+from assay.golden.definitions.moe import (
+    FLAT_SLOPE,
+    SWAPPED,
+    Expert,
+    PairGradients,
+    infinite_pairs,
+    mixture,
+    of_first_choice,
+    of_pairs,
+    of_tokens,
+)
 from assay.golden.options import choice
-from assay.golden.registry import Fault, Reduction, define
+from assay.golden.registry import Fault, Reduction, altered, define
 
-SCALES = {
-    "channel": ("2*F,1", "D,1"),
-    "block": ("ceil(2*F/128),ceil(D/128)", "ceil(D/128),ceil(F/128)"),
-}
+SCALES = {"channel": ("2*F,1", "D,1"), "block": ("ceil(2*F/128),ceil(D/128)", "ceil(D/128),ceil(F/128)")}
 
 
-def _signature(options: Mapping[str, Any]) -> str:
+def _tensors(options: Mapping[str, Any]) -> str:
     gate_up, down = SCALES[options["granularity"]]
     return (
         "x[T,D], w_gate_up:float8_e4m3fn[E,2*F,D], w_down:float8_e4m3fn[E,D,F], "
         f"scale_gate_up:float32[E,{gate_up}]=scale, scale_down:float32[E,{down}]=scale, "
-        "weights:float32[T,k]=weight, ids:int32[T,k]=index(E) -> y[T,D]"
+        "weights:float32[T,k]=weight, ids:int32[T,k]=index(E)"
     )
 
 
-def _scale_of_gate(xp: Any, x: Any, w_gate_up: Any, w_down: Any, scale_gate_up: Any, *rest: Any, **options: Any) -> Any:
-    """The scales of gate replace those of up as well."""
-    rows = scale_gate_up.shape[1]
-    twice = scale_gate_up[:, [row % max(rows // 2, 1) for row in range(rows)]]
-    return moe_fp8(xp, x, w_gate_up, w_down, twice, *rest, **options)
+def _of_gate(value: Any) -> Any:
+    """Use the table of gate for up as well."""
+    rows = value.shape[1]
+    return value[:, [row % max(rows // 2, 1) for row in range(rows)]]
 
 
-def _first_scales(xp: Any, x: Any, w_gate_up: Any, w_down: Any, *scales: Any, **options: Any) -> Any:
-    """Every expert has the scales of the first."""
-    scale_gate_up, scale_down, *routing = scales
-    first = [0] * w_down.shape[0]
-    return moe_fp8(xp, x, w_gate_up, w_down, scale_gate_up[first], scale_down[first], *routing, **options)
-
-
-def _scales_dropped(xp: Any, x: Any, w_gate_up: Any, w_down: Any, *scales: Any, **options: Any) -> Any:
-    """Those of the second product."""
-    scale_gate_up, scale_down, *routing = scales
-    ones = xp.exact(xp.native.full(scale_down.shape, 1))
-    return moe_fp8(xp, x, w_gate_up, w_down, scale_gate_up, ones, *routing, **options)
+def _of_first(value: Any) -> Any:
+    """Give every expert the table of the first."""
+    return value[[0] * value.shape[0]]
 
 
 @define(
     "moe_fp8",
-    _signature,
+    lambda options: f"{_tensors(options)} -> y[T,D]",
     options={"granularity": choice("channel", "block")},
     stages={"gate_up": None, "activated": None, "hidden": "input", "expert": None, "weighted": None},
     rows="T",
@@ -65,10 +62,13 @@ def _scales_dropped(xp: Any, x: Any, w_gate_up: Any, w_down: Any, *scales: Any, 
     sizes={"k": (1, 2, 3, 6, 8), "E": (1, 2, 3, 4, 8, 17, 64)},
     reduction=Reduction("D+F"),
     faults=(
-        Fault("expert_scales_of_gate", "the scales of gate replace those of up as well", _scale_of_gate, "scale"),
-        Fault("expert_scales_of_first", "every expert has the scales of the first", _first_scales, "scale",
-              needs="more than one expert"),
-        Fault("expert_scales_dropped", "the scales of the second product are missing", _scales_dropped, "scale"),
+        Fault("expert_scales_of_gate", "the scales of gate replace those of up as well",
+              altered("moe_fp8", scale_gate_up=_of_gate), "scale"),
+        Fault("expert_scales_of_first", "every expert has the scales of the first",
+              altered("moe_fp8", scale_gate_up=_of_first, scale_down=_of_first), "scale", needs="more than one expert"),
+        Fault("expert_scales_dropped", "the scales of the second product are missing",
+              altered("moe_fp8", scale_down=lambda xp, scale_down: xp.exact(xp.native.full(scale_down.shape, 1))),
+              "scale"),
     ),
 )  # fmt: skip
 def moe_fp8(
@@ -90,59 +90,9 @@ def moe_fp8(
     )
 
 
-def _backward_signature(options: Mapping[str, Any]) -> str:
-    gate_up, down = SCALES[options["granularity"]]
-    return (
-        "x[T,D], w_gate_up:float8_e4m3fn[E,2*F,D], w_down:float8_e4m3fn[E,D,F], "
-        f"scale_gate_up:float32[E,{gate_up}]=scale, scale_down:float32[E,{down}]=scale, "
-        "weights:float32[T,k]=weight, ids:int32[T,k]=index(E), dy[T,D] -> dx[T,D], dweights:float32[T,k]"
-    )
-
-
-def _weights_left_out(xp: Any, *tensors: Any, **options: Any) -> Any:
-    """Of dx."""
-    *experts, weights, ids, dy = tensors
-    dx, _ = moe_fp8_backward(xp, *experts, xp.exact(xp.native.full(ids.shape, 1)), ids, dy, **options)
-    return dx, moe_fp8_backward(xp, *experts, weights, ids, dy, **options)[1]
-
-
-def _scales_dropped_dy(xp: Any, x: Any, w_gate_up: Any, w_down: Any, *rest: Any, **options: Any) -> Any:
-    """Those of the second product, of all but the routing weights."""
-    scale_gate_up, scale_down, *routing = rest
-    ones = xp.exact(xp.native.full(scale_down.shape, 1))
-    dx, _ = moe_fp8_backward(xp, x, w_gate_up, w_down, scale_gate_up, ones, *routing, **options)
-    return dx, moe_fp8_backward(xp, x, w_gate_up, w_down, *rest, **options)[1]
-
-
-def _first_scales_dy(xp: Any, x: Any, w_gate_up: Any, w_down: Any, *rest: Any, **options: Any) -> Any:
-    scale_gate_up, scale_down, *routing = rest
-    first = [0] * w_down.shape[0]
-    return moe_fp8_backward(xp, x, w_gate_up, w_down, scale_gate_up[first], scale_down[first], *routing, **options)
-
-
-def _first_choice(xp: Any, *tensors: Any, **options: Any) -> Any:
-    """dx is that of a token's first choice alone."""
-    *experts, weights, ids, dy = tensors
-    dx, _ = moe_fp8_backward(xp, *experts, weights[:, :1], ids[:, :1], dy, **options)
-    return dx, moe_fp8_backward(xp, *tensors, **options)[1]
-
-
-def _slope_flat(xp: Any, *tensors: Any, granularity: str) -> Any:
-    """dgate is dhidden up sigmoid(gate)."""
-
-    def slope(gate: Any, up: Any, dhidden: Any) -> Any:
-        return xp.product(dhidden, up, xp.sigmoid(gate)), swiglu_backward(xp, gate, up, dhidden)[1]
-
-    return _gradients(xp, slope, *tensors, granularity=granularity)
-
-
-def _halves_swapped(xp: Any, *tensors: Any, granularity: str) -> Any:
-    return _gradients(xp, lambda *each: swiglu_backward(xp, *each)[::-1], *tensors, granularity=granularity)
-
-
 @define(
     "moe_fp8_backward",
-    _backward_signature,
+    lambda options: f"{_tensors(options)}, dy[T,D] -> dx[T,D], dweights:float32[T,k]",
     options={"granularity": choice("channel", "block")},
     stages={
         "gate_up": None, "activated": None, "hidden": "input", "expert": None, "scaled": "input",
@@ -157,15 +107,20 @@ def _halves_swapped(xp: Any, *tensors: Any, granularity: str) -> Any:
     reduction=Reduction("D+F"),
     faults=(
         Fault("fp8_experts_without_weights", "the gradient of an expert's output is not multiplied by its weight",
-              _weights_left_out, "routing"),
+              altered("moe_fp8_backward", dx=lambda xp, again, ids: (
+               again(weights=xp.exact(xp.native.full(ids.shape, 1))))), "routing"),
         Fault("fp8_experts_scale_dropped", "the gradient through down lacks down's scales",
-              _scales_dropped_dy, "scale"),
-        Fault("fp8_experts_scales_of_first", "every expert has the scales of the first", _first_scales_dy, "scale",
+              altered("moe_fp8_backward", dx=lambda xp, again, scale_down: (
+               again(scale_down=xp.exact(xp.native.full(scale_down.shape, 1))))), "scale"),
+        Fault("fp8_experts_scales_of_first", "every expert has the scales of the first",
+              altered("moe_fp8_backward", scale_gate_up=_of_first, scale_down=_of_first), "scale",
               needs="more than one expert"),
-        Fault("fp8_experts_slope_flat", "of the gate's slope only the first term is taken: sigmoid(gate)", _slope_flat),
-        Fault("fp8_experts_halves_swapped", "the gradients of gate and up are swapped", _halves_swapped, "layout"),
-        Fault("fp8_experts_first_choice", "dx is that of a token's first choice alone", _first_choice, "routing",
-              needs="k of two or more"),
+        Fault("fp8_experts_slope_flat", "of the gate's slope only the first term is taken: sigmoid(gate)",
+              lambda xp, *tensors, **options: _gradients(xp, FLAT_SLOPE, *tensors, **options)),
+        Fault("fp8_experts_halves_swapped", "the gradients of gate and up are swapped",
+              lambda xp, *tensors, **options: _gradients(xp, SWAPPED, *tensors, **options), "layout"),
+        Fault("fp8_experts_first_choice", "dx is that of a token's first choice alone",
+              altered("moe_fp8_backward", dx=of_first_choice), "routing", needs="k of two or more"),
     ),
 )  # fmt: skip
 def moe_fp8_backward(
@@ -179,14 +134,13 @@ def moe_fp8_backward(
     "scaled", or the gradients of gate and up. The other stages are those of `moe_backward`.
     """
     tensors = x, w_gate_up, w_down, scale_gate_up, scale_down, weights, ids, dy
-    return _gradients(xp, lambda *each: swiglu_backward(xp, *each), *tensors, granularity=granularity)
+    return _gradients(xp, swiglu_backward, *tensors, granularity=granularity)
 
 
 def _gradients(
     xp: Arithmetic[N, Idx], slope: Any, x: N, w_gate_up: N, w_down: N, scale_gate_up: N, scale_down: N, weights: N,
     ids: Idx, dy: N, *, granularity: str,
 ) -> tuple[N, N]:  # fmt: skip
-    """``slope``: dgate and dup of gate, up and the gradient of silu(gate) * up."""
     by_block = granularity == "block"
     one = xp.exact(xp.native.full((1, 1), 1))
 
@@ -233,30 +187,6 @@ def _gradients(
     return dx, xp.unspecified(touched, dweights)
 
 
-def _of_gate(xp: Any, table: Any) -> Any:
-    """Use the table of gate for up as well."""
-    rows = table.shape[1]
-    return table[:, xp.integers([row % max(rows // 2, 1) for row in range(rows)])]
-
-
-def _int4_gate_scale(xp: Any, x: Any, w_gate_up: Any, w_down: Any, scale_gate_up: Any, *rest: Any) -> Any:
-    """The scales of gate replace those of up as well."""
-    return moe_int4(xp, x, w_gate_up, w_down, _of_gate(xp, scale_gate_up), *rest)
-
-
-def _zero_of_gate(xp: Any, x: Any, w_gate_up: Any, w_down: Any, *tables: Any) -> Any:
-    """The zero-points of gate replace those of up as well."""
-    scale_gate_up, scale_down, zero_gate_up, *rest = tables
-    return moe_int4(xp, x, w_gate_up, w_down, scale_gate_up, scale_down, _of_gate(xp, zero_gate_up), *rest)
-
-
-def _first_tables(xp: Any, x: Any, w_gate_up: Any, w_down: Any, *tables: Any) -> Any:
-    """Every expert has the scales and zero-points of the first."""
-    *per_expert, weights, ids = tables
-    first = xp.integers([0] * w_down.shape[0])
-    return moe_int4(xp, x, w_gate_up, w_down, *(table[first] for table in per_expert), weights, ids)
-
-
 @define(
     "moe_int4",
     "x[T,D], w_gate_up:uint8[E,2*F,D/2]=bits, w_down:uint8[E,D,F/2]=bits, scale_gate_up[E,2*F,D/g]=scale, "
@@ -273,10 +203,13 @@ def _first_tables(xp: Any, x: Any, w_gate_up: Any, w_down: Any, *tables: Any) ->
     multiples={"D": "g", "F": "g"},
     reduction=Reduction("D+F"),
     faults=(
-        Fault("expert_groups_of_gate", "the scales of gate replace those of up as well", _int4_gate_scale, "scale"),
-        Fault("expert_zeros_of_gate", "the zero-points of gate replace those of up as well", _zero_of_gate, "scale"),
-        Fault("expert_groups_of_first", "every expert has the scales and zero-points of the first", _first_tables,
-              "scale", needs="more than one expert"),
+        Fault("expert_groups_of_gate", "the scales of gate replace those of up as well",
+              altered("moe_int4", scale_gate_up=_of_gate), "scale"),
+        Fault("expert_zeros_of_gate", "the zero-points of gate replace those of up as well",
+              altered("moe_int4", zero_gate_up=_of_gate), "scale"),
+        Fault("expert_groups_of_first", "every expert has the scales and zero-points of the first",
+              altered("moe_int4", scale_gate_up=_of_first, scale_down=_of_first,
+               zero_gate_up=_of_first, zero_down=_of_first), "scale", needs="more than one expert"),
     ),
 )  # fmt: skip
 def moe_int4(

@@ -10,8 +10,9 @@ from typing import Any
 from assay.golden.arithmetic.base import Arithmetic, N
 from assay.golden.definitions.softmax import _row_is_finite, infinite
 from assay.golden.errors import ShapeError
-from assay.golden.options import Option, choice, flag, number
-from assay.golden.registry import Fault, Reduction, define
+from assay.golden.options import choice, count, flag, number
+from assay.golden.registry import Fault, Reduction, altered, define
+from assay.golden.signature import Inputs
 
 
 @define(
@@ -59,14 +60,6 @@ def add_rmsnorm(xp: Arithmetic[N], x: N, residual: N, weight: N, *, eps: float) 
     return rmsnorm(xp, xp.round(total, "sum"), weight, eps=eps, offset=0.0), total
 
 
-def _residual_dropped(xp: Any, x: Any, residual: Any, weight: Any, bias: Any, *, eps: float) -> Any:
-    return layernorm(xp, x, weight, bias, eps=eps), x + residual
-
-
-def _sum_not_returned(xp: Any, x: Any, residual: Any, weight: Any, bias: Any, *, eps: float) -> Any:
-    return add_layernorm(xp, x, residual, weight, bias, eps=eps)[0], x
-
-
 @define(
     "add_layernorm",
     "x[R,N], residual[R,N], weight[N], bias[N] -> y[R,N], total[R,N]",
@@ -76,8 +69,17 @@ def _sum_not_returned(xp: Any, x: Any, residual: Any, weight: Any, bias: Any, *,
     reduction=Reduction("N"),
     faults=(
         "saturating_store",
-        Fault("add_layernorm_of_x", "x is normalised without the residual", _residual_dropped),
-        Fault("add_layernorm_sum_lost", "x is returned instead of x + residual", _sum_not_returned, "layout"),
+        Fault(
+            "add_layernorm_of_x",
+            "x is normalised without the residual",
+            altered("add_layernorm", y=lambda xp, x, weight, bias, eps: layernorm(xp, x, weight, bias, eps=eps)),
+        ),
+        Fault(
+            "add_layernorm_sum_lost",
+            "x is returned instead of x + residual",
+            altered("add_layernorm", total=lambda x: x),
+            "layout",
+        ),
     ),
     exempt=("tail_of_sum_dropped",),
 )
@@ -87,19 +89,10 @@ def add_layernorm(xp: Arithmetic[N], x: N, residual: N, weight: N, bias: N, *, e
     return layernorm(xp, xp.round(total, "sum"), weight, bias, eps=eps), total
 
 
-def _by_group(xp: Any, x: Any, weight: Any, bias: Any, *, groups: int, eps: float) -> Any:
-    """Weight and bias of the group's index instead of the channel's."""
-    share = x.shape[1] // groups
-    group = xp.integers([channel // share for channel in range(x.shape[1])])
-    return group_norm(xp, x, weight[group], bias[group], groups=groups, eps=eps)
-
-
-def _by_channel(xp: Any, x: Any, weight: Any, bias: Any, *, groups: int, eps: float) -> Any:
-    return group_norm(xp, x, weight, bias, groups=x.shape[1], eps=eps)
-
-
-def _of_all(xp: Any, x: Any, weight: Any, bias: Any, *, groups: int, eps: float) -> Any:
-    return group_norm(xp, x, weight, bias, groups=1, eps=eps)
+def _by_group(xp: Any, value: Any, groups: int) -> Any:
+    """Use each group's index instead of the channel's."""
+    share = value.shape[0] // groups
+    return value[xp.integers([channel // share for channel in range(value.shape[0])])]
 
 
 def _interleaved(xp: Any, x: Any, weight: Any, bias: Any, *, groups: int, eps: float) -> Any:
@@ -114,18 +107,27 @@ def _interleaved(xp: Any, x: Any, weight: Any, bias: Any, *, groups: int, eps: f
 @define(
     "group_norm",
     "x[B,C,L], weight[C], bias[C] -> y[B,C,L]",
-    options={
-        "groups": Option(2, lambda value: type(value) is int and value > 0, "a positive whole number", usual=(2, 1, 4)),
-        "eps": number(1e-5, positive=True),
-    },
+    options={"groups": count(2, usual=(2, 1, 4)), "eps": number(1e-5, positive=True)},
     rows="B",
     may_be_zero=(),
     multiples={"C": "groups"},
     reduction=Reduction("L"),
     faults=(
-        Fault("group_norm_affine_by_group", "weight and bias are those of the group, not of the channel", _by_group),
-        Fault("group_norm_by_channel", "mean and variance are of each channel, not of its group", _by_channel),
-        Fault("group_norm_of_all", "mean and variance are of all channels, not of the group", _of_all),
+        Fault(
+            "group_norm_affine_by_group",
+            "weight and bias are those of the group, not of the channel",
+            altered("group_norm", weight=_by_group, bias=_by_group),
+        ),
+        Fault(
+            "group_norm_by_channel",
+            "mean and variance are of each channel, not of its group",
+            altered("group_norm", groups=lambda x: x.shape[1]),
+        ),
+        Fault(
+            "group_norm_of_all",
+            "mean and variance are of all channels, not of the group",
+            altered("group_norm", groups=1),
+        ),
         Fault(
             "group_norm_dealt_out",
             "group g takes the channels that leave g when divided by the groups",
@@ -150,18 +152,6 @@ def group_norm(xp: Arithmetic[N], x: N, weight: N, bias: N, *, groups: int, eps:
     return xp.add_bias(scaled, bias[:, None])
 
 
-def _of_mean(xp: Any, x: Any, *, eps: float, clamp: str) -> Any:
-    return x * xp.rsqrt(xp.mean(x * x) + eps)
-
-
-def _other_eps(xp: Any, x: Any, *, eps: float, clamp: str) -> Any:
-    return l2norm(xp, x, eps=eps, clamp="maximum" if clamp == "sum" else "sum")
-
-
-def _without_eps(xp: Any, x: Any, *, eps: float, clamp: str) -> Any:
-    return l2norm(xp, x, eps=1e-300, clamp=clamp)
-
-
 @define(
     "l2norm",
     "x[R,N] -> y[R,N]",
@@ -170,14 +160,16 @@ def _without_eps(xp: Any, x: Any, *, eps: float, clamp: str) -> Any:
     rows="R",
     reduction=Reduction("N"),
     faults=(
-        Fault("l2norm_of_mean", "the mean of the squares replaces their sum, as in RMS norm", _of_mean),
+        Fault("l2norm_of_mean", "the mean of the squares replaces their sum, as in RMS norm",
+              lambda xp, x, *, eps, **_: x * xp.rsqrt(xp.mean(x * x) + eps)),
         Fault("l2norm_eps_elsewhere", "eps is added to the sum instead of bounding the norm, or vice versa",
-              _other_eps, needs="rows of small numbers"),
-        Fault("l2norm_eps_dropped", "eps is missing", _without_eps, needs="rows of small numbers"),
+              altered("l2norm", clamp=lambda clamp: "maximum" if clamp == "sum" else "sum"),
+              needs="rows of small numbers"),
+        Fault("l2norm_eps_dropped", "eps is missing", altered("l2norm", eps=1e-300), needs="rows of small numbers"),
         Fault("l2norm_no_root", "divided by the sum of squares, not by its root",
-              lambda xp, x, *, eps, clamp: x / (xp.sum(x * x) + eps)),
+              lambda xp, x, *, eps, **_: x / (xp.sum(x * x) + eps)),
         Fault("l2norm_of_magnitudes", "divided by the sum of magnitudes",
-              lambda xp, x, *, eps, clamp: x / (xp.sum(xp.abs(x)) + eps)),
+              lambda xp, x, *, eps, **_: x / (xp.sum(xp.abs(x)) + eps)),
     ),
 )  # fmt: skip
 def l2norm(xp: Arithmetic[N], x: N, *, eps: float, clamp: str) -> N:
@@ -189,49 +181,35 @@ def l2norm(xp: Arithmetic[N], x: N, *, eps: float, clamp: str) -> N:
     if clamp == "sum":
         square = xp.round(square + eps, "squares")
         return xp.any_formula(
-            lambda: x * xp.round(xp.rsqrt(square), "length"),
-            lambda: x / xp.round(xp.apply("sqrt", square), "length"),
+            lambda: x * xp.round(xp.rsqrt(square), "length"), lambda: x / xp.round(xp.apply("sqrt", square), "length")
         )
     length = xp.round(xp.apply("sqrt", square), "length")
     least = xp.maximum(length, xp.exact(xp.native.zeros(length.shape)) + eps)
     return xp.any_formula(lambda: x / least, lambda: x * (1.0 / least))
 
 
-def _gate_elsewhere(xp: Any, x: Any, weight: Any, gate: Any, *, gate_first: bool, **options: Any) -> Any:
-    return gated_rmsnorm(xp, x, weight, gate, gate_first=not gate_first, **options)
-
-
-def _other_gate(xp: Any, x: Any, weight: Any, gate: Any, *, activation: str, **options: Any) -> Any:
-    other = "silu" if activation == "sigmoid" else "sigmoid"
-    return gated_rmsnorm(xp, x, weight, gate, activation=other, **options)
-
-
-def _norm_of_gate(xp: Any, x: Any, weight: Any, gate: Any, **options: Any) -> Any:
-    return gated_rmsnorm(xp, gate, weight, x, **options)
+_GATED = {"eps": number(1e-6, positive=True), "activation": choice("silu", "sigmoid"), "gate_first": flag()}
 
 
 @define(
     "gated_rmsnorm",
     "x[R,N], weight[N], gate[R,N] -> y[R,N]",
-    options={
-        "eps": number(1e-6, positive=True),
-        "activation": choice("silu", "sigmoid"),
-        "gate_first": flag(),
-    },
+    options=_GATED,
     stages={"normalized": None, "weighted": None, "activated": None, "gated": None},
     rows="R",
     reduction=Reduction("N"),
     faults=(
         "saturating_store",
         Fault("gate_on_other_side", "the gate is applied before the norm where it belongs behind it, or vice versa",
-              _gate_elsewhere),
-        Fault("gate_activation", "sigmoid replaces silu, or vice versa", _other_gate),
-        Fault("norm_of_gate", "the gate is normalised, and x gates it", _norm_of_gate, "layout"),
-        Fault("gated_eps_dropped", "eps is missing",
-              lambda xp, x, weight, gate, *, eps, **rest: gated_rmsnorm(xp, x, weight, gate, eps=1e-300, **rest),
+              altered("gated_rmsnorm", gate_first=lambda value: not value)),
+        Fault("gate_activation", "sigmoid replaces silu, or vice versa",
+              altered("gated_rmsnorm", activation=lambda value: "silu" if value == "sigmoid" else "sigmoid")),
+        Fault("norm_of_gate", "the gate is normalised, and x gates it",
+              altered("gated_rmsnorm", x=lambda gate: gate, gate=lambda x: x), "layout"),
+        Fault("gated_eps_dropped", "eps is missing", altered("gated_rmsnorm", eps=1e-300),
               needs="rows of small numbers"),
         Fault("gated_weight_plus_one", "the weight is taken as weight + 1",
-              lambda xp, x, weight, gate, **rest: gated_rmsnorm(xp, x, weight + 1.0, gate, **rest)),
+              altered("gated_rmsnorm", weight=lambda weight: weight + 1.0)),
     ),
 )  # fmt: skip
 def gated_rmsnorm(xp: Arithmetic[N], x: N, weight: N, gate: N, *, eps: float, activation: str, gate_first: bool) -> N:
@@ -253,26 +231,26 @@ def gated_rmsnorm(xp: Arithmetic[N], x: N, weight: N, gate: N, *, eps: float, ac
     return xp.gated_product(gate, opened, y) if activation == "silu" else y * opened
 
 
+_ALPHA: Inputs = {
+    "plain": lambda draws: 0.25 + draws.uniform(),
+    "half": lambda draws: 0.5 * (draws.uniform() >= 0),
+    "negative": lambda draws: -0.125 - draws.uniform(),
+}
+
+
 @define(
     "dynamic_tanh",
     "x[R,N], alpha[1], weight[N], bias[N] -> y[R,N]",
     rows="R",
     columns="N",
-    inputs={
-        "alpha": {
-            "plain": lambda draws: 0.25 + draws.uniform(),
-            "half": lambda draws: 0.5 * (draws.uniform() >= 0),
-            "negative": lambda draws: -0.125 - draws.uniform(),
-            "steep": lambda draws: 4.0 + 4.0 * draws.uniform(),
-        }
-    },
+    inputs={"alpha": {**_ALPHA, "steep": lambda draws: 4.0 + 4.0 * draws.uniform()}},
     faults=(
         Fault("tanh_without_alpha", "tanh(x): alpha is missing",
               lambda xp, x, alpha, weight, bias: xp.add_bias(xp.tanh(x) * weight, bias)),
         Fault("alpha_behind_tanh", "alpha tanh(x): alpha is applied after the tanh",
               lambda xp, x, alpha, weight, bias: xp.add_bias(xp.tanh(x) * alpha * weight, bias)),
         Fault("tanh_weight_plus_one", "the weight is taken as weight + 1",
-              lambda xp, x, alpha, weight, bias: xp.add_bias(xp.tanh(x * alpha) * (weight + 1.0), bias)),
+              altered("dynamic_tanh", weight=lambda weight: weight + 1.0)),
         Fault("tanh_bias_dropped", "the bias is missing",
               lambda xp, x, alpha, weight, bias: xp.tanh(x * alpha) * weight),
         Fault("bias_inside_tanh", "the bias is added before the tanh",
@@ -349,43 +327,34 @@ def rmsnorm_backward(xp: Arithmetic[N], x: N, weight: N, dy: N, *, eps: float) -
     return _row_is_finite(xp, dx, x, weight, dy), _column_is_finite(xp, dweight, dy)
 
 
-def _last_batch(xp: Any, x: Any, weight: Any, dy: Any, **options: Any) -> Any:
-    """dweight and dbias are those of the last batch alone."""
-    dx, *_ = group_norm_backward(xp, x, weight, dy, **options)
-    _, dweight, dbias = group_norm_backward(xp, x[-1:], weight, dy[-1:], **options)
-    return dx, dweight, dbias
+def _of_last(again: Any, x: Any, dy: Any) -> Any:
+    """Return the gradient of the last batch or row alone."""
+    return again(x=x[-1:], dy=dy[-1:])
 
 
-def _backward_by_channel(xp: Any, x: Any, weight: Any, dy: Any, *, groups: int, eps: float) -> Any:
-    return group_norm_backward(xp, x, weight, dy, groups=x.shape[1], eps=eps)
-
-
-def _constant_statistics(xp: Any, x: Any, weight: Any, dy: Any, *, groups: int, eps: float) -> Any:
-    _, dweight, dbias = group_norm_backward(xp, x, weight, dy, groups=groups, eps=eps)
-    shape, split = x.shape, (x.shape[0], groups, x.shape[1] // groups * x.shape[2])
+def _constant_statistics(xp: Any, x: Any, weight: Any, dy: Any, groups: int, eps: float) -> Any:
+    split = x.shape[0], groups, x.shape[1] // groups * x.shape[2]
     rstd = xp.standardize(x.reshape(*split), eps)[1]
-    return ((dy * weight[:, None]).reshape(*split) * rstd).reshape(*shape), dweight, dbias
+    return ((dy * weight[:, None]).reshape(*split) * rstd).reshape(*x.shape)
 
 
 @define(
     "group_norm_backward",
     "x[B,C,L], weight[C], dy[B,C,L] -> dx[B,C,L], dweight[C], dbias[C]",
-    options={
-        "groups": Option(2, lambda value: type(value) is int and value > 0, "a positive whole number", usual=(2, 1, 4)),
-        "eps": number(1e-5, positive=True),
-    },
+    options={"groups": count(2, usual=(2, 1, 4)), "eps": number(1e-5, positive=True)},
     may_be_zero=(),
     multiples={"C": "groups"},
     gradient_of="group_norm",
     reduction=Reduction("L"),
     faults=(
         Fault("group_gradient_of_last_batch", "the gradients of weight and bias are those of the last batch alone",
-              _last_batch, "state", needs="more than one batch"),
-        Fault("group_gradient_by_channel", "means are those of each channel, not of its group", _backward_by_channel),
-        Fault("group_gradient_constant_statistics", "mean and variance count as constants", _constant_statistics),
+              altered("group_norm_backward", dweight=_of_last, dbias=_of_last), "state", needs="more than one batch"),
+        Fault("group_gradient_by_channel", "means are those of each channel, not of its group",
+              altered("group_norm_backward", groups=lambda x: x.shape[1])),
+        Fault("group_gradient_constant_statistics", "mean and variance count as constants",
+              altered("group_norm_backward", dx=_constant_statistics)),
         Fault("group_gradient_bias_is_weight", "dbias is the weight's gradient",
-              lambda xp, *tensors, **options: (
-               (all_ := group_norm_backward(xp, *tensors, **options))[0], all_[1], all_[1]), "layout"),
+              altered("group_norm_backward", dbias=lambda dweight: dweight), "layout"),
     ),
     exempt=("tail_of_sum_dropped",),
 )  # fmt: skip
@@ -435,15 +404,15 @@ def group_norm_backward(xp: Arithmetic[N], x: N, weight: N, dy: N, *, groups: in
     reduction=Reduction("N"),
     faults=(
         Fault("l2norm_gradient_constant_length", "the length counts as a constant: dy over it",
-              lambda xp, x, dy, *, eps, clamp: dy * xp.rsqrt(xp.sum(x * x) + eps)),
+              lambda xp, x, dy, *, eps, **_: dy * xp.rsqrt(xp.sum(x * x) + eps)),
         Fault("l2norm_gradient_of_mean", "the mean of y dy replaces its sum",
-              lambda xp, x, dy, *, eps, clamp: _projected(xp, x, dy, xp.rsqrt(xp.sum(x * x) + eps), x.shape[1])),
+              lambda xp, x, dy, *, eps, **_: (
+               _projected(xp, x, dy, xp.rsqrt(xp.sum(x * x) + eps), x.shape[1]))),
         Fault("l2norm_gradient_sign", "y sum(y dy) is added, not subtracted",
-              lambda xp, x, dy, *, eps, clamp: dy * xp.rsqrt(xp.sum(x * x) + eps) * 2.0
-               - l2norm_backward(xp, x, dy, eps=eps, clamp="sum")),
+              altered("l2norm_backward", dx=lambda xp, again, x, dy, eps: (
+               dy * xp.rsqrt(xp.sum(x * x) + eps) * 2.0 - again(clamp="sum")))),
         Fault("l2norm_gradient_unscaled", "dy - y sum(y dy) is not divided by the length",
-              lambda xp, x, dy, *, eps, clamp: l2norm_backward(xp, x, dy, eps=eps, clamp=clamp)
-               / xp.rsqrt(xp.sum(x * x) + eps)),
+              altered("l2norm_backward", dx=lambda xp, x, dx, eps: dx / xp.rsqrt(xp.sum(x * x) + eps))),
     ),
 )  # fmt: skip
 def l2norm_backward(xp: Arithmetic[N], x: N, dy: N, *, eps: float, clamp: str) -> N:
@@ -483,37 +452,31 @@ def _gates(xp: Arithmetic[N], gate: N, activation: str) -> tuple[N, N]:
     return xp.gate_mul(gate, s), xp.silu_slope(gate)
 
 
-def _without_slope(xp: Any, x: Any, weight: Any, gate: Any, dy: Any, **options: Any) -> Any:
-    """The gate's slope counts as one."""
-    dx, dweight, _ = gated_rmsnorm_backward(xp, x, weight, gate, dy, **options)
-    normalized = x * xp.rsqrt(xp.mean(x * x) + options["eps"])
-    return dx, dweight, dy * normalized * weight
-
-
-def _without_mean(xp: Any, x: Any, weight: Any, gate: Any, dy: Any, **options: Any) -> Any:
-    """The norm's statistics count as constants."""
-    _, dweight, dgate = gated_rmsnorm_backward(xp, x, weight, gate, dy, **options)
-    opened = _gates(xp, gate, options["activation"])[0]
-    inner = x * opened if options["gate_first"] else x
-    return dy * opened * weight * xp.rsqrt(xp.mean(inner * inner) + options["eps"]), dweight, dgate
+def _constant_norm(
+    xp: Any, x: Any, weight: Any, gate: Any, dy: Any, eps: float, activation: str, gate_first: bool
+) -> Any:
+    opened = _gates(xp, gate, activation)[0]
+    inner = x * opened if gate_first else x
+    return dy * opened * weight * xp.rsqrt(xp.mean(inner * inner) + eps)
 
 
 @define(
     "gated_rmsnorm_backward",
     "x[R,N], weight[N], gate[R,N], dy[R,N] -> dx[R,N], dweight[N], dgate[R,N]",
-    options={"eps": number(1e-6, positive=True), "activation": choice("silu", "sigmoid"), "gate_first": flag()},
+    options=_GATED,
     reduced=("R",),
     may_be_zero=("R",),
     gradient_of="gated_rmsnorm",
     reduction=Reduction("N"),
     faults=(
-        Fault("gated_gradient_without_slope", "the slope of the gate is missing", _without_slope),
-        Fault("gated_gradient_constant_norm", "the norm counts as a constant: mean(g h) is missing", _without_mean),
+        Fault("gated_gradient_without_slope", "the slope of the gate is missing",
+              altered("gated_rmsnorm_backward", dgate=lambda xp, x, weight, dy, eps: (
+               dy * (x * xp.rsqrt(xp.mean(x * x) + eps)) * weight))),
+        Fault("gated_gradient_constant_norm", "the norm counts as a constant: mean(g h) is missing",
+              altered("gated_rmsnorm_backward", dx=_constant_norm)),
         Fault("gated_gradient_other_side", "the gate is taken for one behind the norm, or vice versa",
-              lambda xp, *tensors, gate_first, **options: gated_rmsnorm_backward(
-               xp, *tensors, gate_first=not gate_first, **options)),
-        Fault("gated_gradient_eps_dropped", "eps is missing",
-              lambda xp, *tensors, eps, **options: gated_rmsnorm_backward(xp, *tensors, eps=1e-300, **options),
+              altered("gated_rmsnorm_backward", gate_first=lambda value: not value)),
+        Fault("gated_gradient_eps_dropped", "eps is missing", altered("gated_rmsnorm_backward", eps=1e-300),
               needs="rows of small numbers"),
     ),
 )  # fmt: skip
@@ -552,12 +515,6 @@ def gated_rmsnorm_backward(
     return dx, xp.unspecified(lambda: touched().any(0), dweight), dgate
 
 
-def _slope_left_out(xp: Any, x: Any, alpha: Any, weight: Any, dy: Any) -> Any:
-    _, _, dweight, dbias = dynamic_tanh_backward(xp, x, alpha, weight, dy)
-    wdy = dy * weight
-    return wdy * alpha, _whole_sum(xp, wdy * x), dweight, dbias
-
-
 def _whole_sum(xp: Arithmetic[N], x: N) -> N:
     """The sum over rows and columns [1]."""
     return xp.sum(x.reshape(1, x.shape[0] * x.shape[1]))[0]
@@ -569,27 +526,17 @@ def _whole_sum(xp: Arithmetic[N], x: N) -> N:
     may_be_zero=("R",),
     gradient_of="dynamic_tanh",
     reduction=Reduction("N"),
-    inputs={
-        "alpha": {
-            "plain": lambda draws: 0.25 + draws.uniform(),
-            "half": lambda draws: 0.5 * (draws.uniform() >= 0),
-            "negative": lambda draws: -0.125 - draws.uniform(),
-        }
-    },
+    inputs={"alpha": _ALPHA},
     faults=(
-        Fault("tanh_slope_left_out", "the slope 1 - tanh^2 is missing", _slope_left_out),
+        Fault("tanh_slope_left_out", "the slope 1 - tanh^2 is missing",
+              altered("dynamic_tanh_backward", dx=lambda alpha, weight, dy: dy * weight * alpha,
+               dalpha=lambda xp, x, weight, dy: _whole_sum(xp, dy * weight * x))),
         Fault("tanh_gradient_without_alpha", "dx is not multiplied by alpha",
-              lambda xp, x, alpha, weight, dy: (
-               dynamic_tanh_backward(xp, x, alpha, weight, dy)[0] / alpha,
-               *dynamic_tanh_backward(xp, x, alpha, weight, dy)[1:])),
+              altered("dynamic_tanh_backward", dx=lambda dx, alpha: dx / alpha)),
         Fault("alpha_gradient_of_last_row", "dalpha is that of the last row alone",
-              lambda xp, x, alpha, weight, dy: (
-               (all_ := dynamic_tanh_backward(xp, x, alpha, weight, dy))[0],
-               dynamic_tanh_backward(xp, x[-1:], alpha, weight, dy[-1:])[1], *all_[2:]), "state",
-              needs="more than one row"),
+              altered("dynamic_tanh_backward", dalpha=_of_last), "state", needs="more than one row"),
         Fault("tanh_weight_gradient_of_x", "dweight is sum dy x: the tanh is missing",
-              lambda xp, x, alpha, weight, dy: (
-               *(all_ := dynamic_tanh_backward(xp, x, alpha, weight, dy))[:2], xp.sum(dy * x, axis=0)[0], all_[3])),
+              altered("dynamic_tanh_backward", dweight=lambda xp, x, dy: xp.sum(dy * x, axis=0)[0])),
     ),
 )  # fmt: skip
 def dynamic_tanh_backward(xp: Arithmetic[N], x: N, alpha: N, weight: N, dy: N) -> tuple[N, N, N, N]:

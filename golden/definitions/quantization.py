@@ -13,8 +13,8 @@ import numpy as np
 
 from assay.golden.arithmetic.base import Arithmetic, Idx, N
 from assay.golden.definitions.gemm import E2M1, INT4, nibbles, repeat, unpack_int4
-from assay.golden.options import Option, choice, flag, number
-from assay.golden.registry import Fault, define
+from assay.golden.options import Option, choice, count, flag, number
+from assay.golden.registry import Fault, altered, define
 
 _GROUP = 128
 _KINDS = ("float32", "e8m0", "mx")
@@ -47,7 +47,7 @@ def ungrouped(codes: N, columns: int) -> N:
 
 
 _OPTIONS = {
-    "group": Option(_GROUP, lambda value: type(value) is int and value > 0, "a positive whole number"),
+    "group": count(_GROUP),
     "floor": number(None, positive=True),
     "scales": Option("float32", lambda value: value in _KINDS, "one of " + ", ".join(map(repr, _KINDS))),
     "reciprocal": Option(False, lambda value: isinstance(value, bool), "True or False"),
@@ -143,10 +143,7 @@ def _int4_signature(options: Mapping[str, Any]) -> str:
 @define(
     "quantize_int4",
     _int4_signature,
-    options={
-        "group": Option(_GROUP, lambda value: type(value) is int and value > 0, "a positive whole number"),
-        "symmetric": flag(),
-    },
+    options={"group": count(_GROUP), "symmetric": flag()},
     rows="R",
     chosen=("scale", "zero"),
 )
@@ -172,15 +169,11 @@ def quantize_int4(
 _MX_BLOCK = 32
 
 
-def _scale_of_neighbour(xp: Any, codes: Any, scale: Any) -> Any:
-    """Rows and columns of the table of scales exchanged, as far as it goes."""
-    rows, columns = scale.shape
+def _transposed(xp: Any, value: Any) -> Any:
+    """Exchange rows and columns of the table of scales, as far as it goes."""
+    rows, columns = value.shape
     row, column = xp.integers(range(rows))[:, None] % columns, xp.integers(range(columns))[None, :] % rows
-    return dequantize_fp8(xp, codes, scale[column + row * 0, row + column * 0])
-
-
-def _first_scale(xp: Any, codes: Any, scale: Any) -> Any:
-    return codes * scale[:1, :1] if codes.shape[0] and codes.shape[1] else codes
+    return value[column + row * 0, row + column * 0]
 
 
 @define(
@@ -190,11 +183,12 @@ def _first_scale(xp: Any, codes: Any, scale: Any) -> Any:
     columns="N",
     faults=(
         Fault("block_scales_transposed", "the table of scales is read with rows and columns exchanged",
-              _scale_of_neighbour, "scale", needs="more than one block"),
-        Fault("one_scale_for_all_blocks", "every block takes the scale of the first", _first_scale, "scale",
+              altered("dequantize_fp8", scale=_transposed), "scale", needs="more than one block"),
+        Fault("one_scale_for_all_blocks", "every block takes the scale of the first",
+              lambda xp, codes, scale: codes * scale[:1, :1] if codes.shape[0] and codes.shape[1] else codes, "scale",
               needs="more than one block"),
         Fault("divided_by_block_scale", "codes are divided by the scale",
-              lambda xp, codes, scale: dequantize_fp8(xp, codes, 1.0 / scale), "scale"),
+              altered("dequantize_fp8", scale=lambda scale: 1.0 / scale), "scale"),
         Fault("block_scale_left_out", "codes come out as they are", lambda xp, codes, scale: codes, "scale"),
     ),
 )  # fmt: skip
@@ -202,25 +196,6 @@ def dequantize_fp8(xp: Arithmetic[N], codes: N, scale: N) -> N:
     """codes times the scale of their block of 128 by 128."""
     rows, columns = codes.shape
     return codes * repeat(xp, repeat(xp, scale, rows, axis=0), columns, axis=1)
-
-
-def _without_zero(xp: Any, qweight: Any, scales: Any, zeros: Any, *, packing: str) -> Any:
-    return dequantize_int4(xp, qweight, scales, zeros * 0, packing=packing)
-
-
-def _swapped(xp: Any, qweight: Any, scales: Any, zeros: Any, *, packing: str) -> Any:
-    """Even and odd nibbles of each byte exchanged."""
-    swapped = (qweight & 0x0F0F0F0F) * 16 + ((qweight >> 4) & 0x0F0F0F0F)
-    return dequantize_int4(xp, swapped, scales, zeros, packing=packing)
-
-
-def _group_before(xp: Any, qweight: Any, scales: Any, zeros: Any, *, packing: str) -> Any:
-    before = xp.integers([max(group - 1, 0) for group in range(scales.shape[0])])
-    return dequantize_int4(xp, qweight, scales[before], zeros, packing=packing)
-
-
-def _signed(xp: Any, qweight: Any, scales: Any, zeros: Any, *, packing: str) -> Any:
-    return -dequantize_int4(xp, qweight, scales, zeros, packing=packing)
 
 
 @define(
@@ -231,11 +206,17 @@ def _signed(xp: Any, qweight: Any, scales: Any, zeros: Any, *, packing: str) -> 
     sizes={"g": (32, 64, 128)},
     multiples={"K": "g"},
     faults=(
-        Fault("int4_zero_points_dropped", "zero-points are missing", _without_zero, "packing"),
-        Fault("int4_nibbles_exchanged", "low and high nibbles are exchanged", _swapped, "packing"),
-        Fault("int4_scale_of_group_before", "each group takes the scale of the one before", _group_before, "scale",
+        Fault("int4_zero_points_dropped", "zero-points are missing",
+              altered("dequantize_int4", zeros=lambda zeros: zeros * 0), "packing"),
+        Fault("int4_nibbles_exchanged", "low and high nibbles are exchanged",
+              altered("dequantize_int4", qweight=lambda qweight: (
+               (qweight & 0x0F0F0F0F) * 16 + ((qweight >> 4) & 0x0F0F0F0F))), "packing"),
+        Fault("int4_scale_of_group_before", "each group takes the scale of the one before",
+              altered("dequantize_int4", scales=lambda xp, scales: (
+               scales[xp.integers([max(group - 1, 0) for group in range(scales.shape[0])])])), "scale",
               needs="more than one group"),
-        Fault("int4_sign", "the code is subtracted from the zero-point", _signed, "packing"),
+        Fault("int4_sign", "the code is subtracted from the zero-point", altered("dequantize_int4", w=lambda w: -w),
+              "packing"),
     ),
 )  # fmt: skip
 def dequantize_int4(xp: Arithmetic[N, Idx], qweight: Idx, scales: N, zeros: Idx, *, packing: str) -> N:
@@ -246,13 +227,8 @@ def dequantize_int4(xp: Arithmetic[N, Idx], qweight: Idx, scales: N, zeros: Idx,
     points = points[xp.integers(range(inner)) // group]
     steps = repeat(xp, scales, inner, axis=0, group=group)
     return xp.any_formula(
-        lambda: xp.exact(codes - points) * steps,
-        lambda: xp.exact(codes) * steps - xp.exact(points) * steps,
+        lambda: xp.exact(codes - points) * steps, lambda: xp.exact(codes) * steps - xp.exact(points) * steps
     )
-
-
-def _mx_high_first(xp: Any, codes: Any, scale: Any) -> Any:
-    return _mx(xp, codes, scale, (1, 0))
 
 
 def _mx_as_integers(xp: Any, codes: Any, scale: Any) -> Any:
@@ -273,12 +249,13 @@ def _mx(xp: Arithmetic[N, Idx], codes: Idx, scale: N, order: tuple[int, int]) ->
     rows="M",
     multiples={"N": "32"},
     faults=(
-        Fault("mxfp4_high_nibble_first", "the high nibble of a byte is taken first", _mx_high_first, "packing"),
+        Fault("mxfp4_high_nibble_first", "the high nibble of a byte is taken first",
+              lambda xp, codes, scale: _mx(xp, codes, scale, (1, 0)), "packing"),
         Fault("mxfp4_codes_as_integers", "codes are read as sign and integer magnitude", _mx_as_integers, "packing"),
         Fault("mxfp4_scale_left_out", "the scale is missing",
-              lambda xp, codes, scale: _mx(xp, codes, scale * 0.0 + 1.0, (0, 1)), "scale"),
+              altered("dequantize_mxfp4", scale=lambda scale: scale * 0.0 + 1.0), "scale"),
         Fault("mxfp4_scale_twice", "the scale is applied twice",
-              lambda xp, codes, scale: _mx(xp, codes, scale * scale, (0, 1)), "scale"),
+              altered("dequantize_mxfp4", scale=lambda scale: scale * scale), "scale"),
     ),
     exempt=("columns_beyond_tile_zero", "truncating_store"),
 )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from assay.golden.arithmetic.base import Arithmetic, Idx, N
 from assay.golden.options import Option, number
-from assay.golden.registry import Fault, Reduction, define
+from assay.golden.registry import Fault, Reduction, altered, define
 
 _NOTHING = float("-inf")
 
@@ -89,30 +89,15 @@ def _in_any_order(xp: Arithmetic[N, Idx], x: N, top_k: int | None, top_p: float 
     )
 
 
-def _one_more(xp: Any, x: Any, *, top_k: int | None, top_p: float | None) -> Any:
-    return top_filter(xp, x, top_k=None if top_k is None else top_k + 1, top_p=top_p)
-
-
-def _crossing_dropped(xp: Any, x: Any, *, top_k: int | None, top_p: float | None) -> Any:
-    """The token with which the sum of shares reaches p is missing."""
+def _crossing_dropped(xp: Any, x: Any, y: Any, top_p: float | None) -> Any:
+    """Filter also the token with which the sum of shares reaches p."""
     if top_p is None or x.shape[1] < 2:
-        return top_filter(xp, x, top_k=top_k, top_p=top_p)
+        return y
     order = xp.topk_index(x, x.shape[1])
-    kept = xp.gather(top_filter(xp, x, top_k=top_k, top_p=top_p), order)
-    after = xp.concatenate([kept[:, :1], kept[:, 1:]], -1)
+    kept = xp.gather(y, order)
     later = xp.concatenate([kept[:, 1:], kept[:, :1] * 0.0 + _NOTHING], -1)
-    some = xp.where(xp.is_finite(later), after, _NOTHING)
+    some = xp.where(xp.is_finite(later), kept, _NOTHING)
     return xp.gather(xp.concatenate([kept[:, :1], some[:, 1:]], -1), xp.native.argsort(order, -1))
-
-
-def _shares_of_all(xp: Any, x: Any, *, top_k: int | None, top_p: float | None) -> Any:
-    """p counts shares among all tokens, not among the top k."""
-    return _in_any_order(xp, x, top_k, top_p, of_all=True)
-
-
-def _zeroed(xp: Any, x: Any, *, top_k: int | None, top_p: float | None) -> Any:
-    y = top_filter(xp, x, top_k=top_k, top_p=top_p)
-    return xp.where(xp.is_finite(y), y, 0.0)
 
 
 @define(
@@ -125,14 +110,17 @@ def _zeroed(xp: Any, x: Any, *, top_k: int | None, top_p: float | None) -> Any:
     rows="R",
     reduction=Reduction("V"),
     faults=(
-        Fault("top_k_one_more", "one token more than k is kept", _one_more, "mask", needs="more than k tokens"),
-        Fault("crossing_token_dropped", "the token with which the shares reach p is missing", _crossing_dropped,
-              "mask"),
-        Fault("top_p_before_top_k", "p counts shares among all tokens, not among the top k", _shares_of_all, "mask",
+        Fault("top_k_one_more", "one token more than k is kept",
+              altered("top_filter", top_k=lambda top_k: None if top_k is None else top_k + 1), "mask",
+              needs="more than k tokens"),
+        Fault("crossing_token_dropped", "the token with which the shares reach p is missing",
+              altered("top_filter", y=_crossing_dropped), "mask"),
+        Fault("top_p_before_top_k", "p counts shares among all tokens, not among the top k",
+              lambda xp, x, *, top_k, top_p: _in_any_order(xp, x, top_k, top_p, of_all=True), "mask",
               needs="both k and p"),
-        Fault("filtered_to_zero", "filtered logits become zero, not minus infinity", _zeroed),
-        Fault("top_p_ignored", "p is ignored",
-              lambda xp, x, *, top_k, top_p: top_filter(xp, x, top_k=top_k, top_p=None), "mask"),
+        Fault("filtered_to_zero", "filtered logits become zero, not minus infinity",
+              altered("top_filter", y=lambda xp, y: xp.where(xp.is_finite(y), y, 0.0))),
+        Fault("top_p_ignored", "p is ignored", altered("top_filter", top_p=None), "mask"),
     ),
     exempt=("nan_read_as_zero", "flushed_subnormals", "computed_in_bfloat16", "computed_in_float16",
             "truncating_store"),

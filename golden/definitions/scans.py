@@ -3,7 +3,7 @@ gradient."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from assay.golden.definitions.norms import l2norm
 from assay.golden.inputs.distributions import Draws
 from assay.golden.inputs.random_bits import normal
 from assay.golden.options import flag, number
-from assay.golden.registry import Fault, Reduction, define
+from assay.golden.registry import Fault, Reduction, altered, define, spec
 from assay.golden.signature import Inputs
 
 HEAD_SIZES = {
@@ -75,17 +75,34 @@ INPUTS: dict[str, Inputs] = {
 }
 
 
-def _by_chunk(xp: Any, u: Any, delta: Any, a: Any, b: Any, c: Any, skip: Any, **options: Any) -> Any:
-    """Every 16 positions the state begins at zero."""
-    parts = [u[:, :, :0]]
-    for first in range(0, u.shape[2], CHUNK):
-        u_, delta_, b_, c_ = (x[:, :, first : first + CHUNK] for x in (u, delta, b, c))
-        parts.append(selective_scan(xp, u_, delta_, a, b_, c_, skip, **options))
-    return xp.concatenate(parts, -1)
+_GATES: Inputs = {
+    "plain": lambda draws: -(2.0**-4) * draws.uniform(),
+    "steep": lambda draws: -1.0 - 4.0 * draws.uniform(),
+    "slow": lambda draws: -(2.0**-10) * draws.uniform(),
+    "none": lambda draws: np.zeros(draws.shape),
+}
+
+
+def _chunks_apart(op: str, axis: int) -> Callable[..., Any]:
+    """Return ``op`` with a state that begins at zero every 16 positions along ``axis``."""
+
+    def definition(xp: Any, *tensors: Any, **options: Any) -> Any:
+        parts = []
+        for first in range(0, tensors[0].shape[axis], CHUNK):
+            part = (*(slice(None),) * axis, slice(first, first + CHUNK))
+            cut = (x[part] if len(x.shape) > axis else x for x in tensors)  # parameters have fewer dimensions
+            parts.append(spec(op).definition(xp, *cut, **options))
+        return xp.concatenate(parts, axis)
+
+    return definition
+
+
+def _late(xp: Any, value: Any) -> Any:
+    """Shift gates by one position; the first keeps its own."""
+    return xp.concatenate([value[:, :1], value[:, :-1]], 1)
 
 
 def _step_left_out(xp: Any, u: Any, delta: Any, a: Any, b: Any, c: Any, skip: Any, *, softplus: bool) -> Any:
-    """The input b u is not multiplied by the step."""
     step = xp.function("softplus", delta) if softplus else delta
     return _scanned(xp, xp.exp(exponent(step, a)), b[:, None] * u[:, :, None], c, u, skip)
 
@@ -123,18 +140,16 @@ def _scanned(xp: Arithmetic[N], decay: N, term: N, c: N, u: N, skip: N) -> N:
     reduction=Reduction("S"),
     grid=("B", "D"),
     faults=(
-        Fault("scan_chunks_apart", "every 16 positions the state begins at zero: it is not carried over", _by_chunk,
-              "tail", needs="more than 16 positions"),
+        Fault("scan_chunks_apart", "every 16 positions the state begins at zero: it is not carried over",
+              _chunks_apart("selective_scan", 2), "tail", needs="more than 16 positions"),
         Fault("scan_step_left_out", "the input is not multiplied by the step", _step_left_out),
         Fault("scan_decay_late", "each state decays by the step before", _decay_late, needs="more than one position"),
         Fault("scan_skip_dropped", "the skip connection is missing",
-              lambda xp, u, delta, a, b, c, skip, **options: selective_scan(
-               xp, u, delta, a, b, c, skip * 0.0, **options)),
+              altered("selective_scan", skip=lambda skip: skip * 0.0)),
         Fault("scan_softplus", "the step's softplus is missing, or applied where there is none",
-              lambda xp, *tensors, softplus: selective_scan(xp, *tensors, softplus=not softplus)),
-        Fault("scan_b_and_c_swapped", "b and c are swapped",
-              lambda xp, u, delta, a, b, c, skip, **options: selective_scan(
-               xp, u, delta, a, c, b, skip, **options), "layout"),
+              altered("selective_scan", softplus=lambda softplus: not softplus)),
+        Fault("scan_b_and_c_swapped", "b and c are swapped", altered("selective_scan", b=lambda c: c, c=lambda b: b),
+              "layout"),
     ),
     exempt=("tail_of_sum_dropped",),
 )  # fmt: skip
@@ -148,32 +163,13 @@ def selective_scan(xp: Arithmetic[N], u: N, delta: N, a: N, b: N, c: N, skip: N,
     return _scanned(xp, xp.exp(exponent(step, a)), term, c, u, skip)
 
 
-def _linear_signature(options: Mapping[str, Any]) -> str:
-    gate = ", gate:float32[B,T,H]" if options["gated"] else ""
-    return f"q[B,T,H,D], k[B,T,H,D], v[B,T,H,Dv]{gate} -> o[B,T,H,Dv]"
-
-
-def _linear_chunks(xp: Any, q: Any, k: Any, v: Any, *gate: Any, **options: Any) -> Any:
-    parts = [v[:, :0]]
-    for first in range(0, q.shape[1], CHUNK):
-        parts.append(linear_attention(xp, *(x[:, first : first + CHUNK] for x in (q, k, v, *gate)), **options))
-    return xp.concatenate(parts, 1)
-
-
-def _without_itself(xp: Any, q: Any, k: Any, v: Any, *gate: Any, scale: Any, gated: bool) -> Any:
-    """Exclude each position from what it sees."""
-    return _attended(xp, q, k, v, gate, scale, 1)
-
-
-def _linear_gate_late(xp: Any, q: Any, k: Any, v: Any, *gate: Any, scale: Any, gated: bool) -> Any:
-    """The state decays by the gate of the position before."""
-    late = tuple(xp.concatenate([x[:, :1], x[:, :-1]], 1) if x.shape[1] else x for x in gate)
-    return _attended(xp, q, k, v, late, scale, 0)
-
-
 @define(
     "linear_attention",
-    _linear_signature,
+    lambda options: (
+        "q[B,T,H,D], k[B,T,H,D], v[B,T,H,Dv]"
+        + (", gate:float32[B,T,H]" if options["gated"] else "")
+        + " -> o[B,T,H,Dv]"
+    ),
     options={"scale": number(None, usual=(None, 0.3)), "gated": flag()},
     stages={"scores": "input", "state": "input"},
     rows="B",
@@ -183,27 +179,20 @@ def _linear_gate_late(xp: Any, q: Any, k: Any, v: Any, *gate: Any, scale: Any, g
     sizes=HEAD_SIZES,
     long_sizes={"T": (193,)},
     work="2*B*H*T*(T+D)*Dv",
-    inputs={
-        "gate": {
-            "plain": lambda draws: -(2.0**-4) * draws.uniform(),
-            "steep": lambda draws: -1.0 - 4.0 * draws.uniform(),
-            "slow": lambda draws: -(2.0**-10) * draws.uniform(),
-            "none": lambda draws: np.zeros(draws.shape),
-        }
-    },
+    inputs={"gate": _GATES},
     reduction=Reduction("D"),
     grid=("B", "H"),
     faults=(
         "inputs_in_tf32",
         Fault("linear_chunks_apart", "every 16 positions the state begins at zero: it is not carried over",
-              _linear_chunks, "tail", needs="more than 16 positions"),
-        Fault("linear_without_itself", "a position sees those before it, not itself", _without_itself, "mask"),
-        Fault("linear_gate_late", "the state decays by the gate of the position before", _linear_gate_late,
-              needs="a gate, and more than one position"),
+              _chunks_apart("linear_attention", 1), "tail", needs="more than 16 positions"),
+        Fault("linear_without_itself", "a position sees those before it, not itself",
+              lambda xp, q, k, v, *gate, scale, **_: _attended(xp, q, k, v, gate, scale, 1), "mask"),
+        Fault("linear_gate_late", "the state decays by the gate of the position before",
+              altered("linear_attention", gate=_late), needs="a gate, and more than one position"),
         Fault("linear_gate_ignored", "the gate is ignored",
               lambda xp, q, k, v, *gate, scale, gated: _attended(xp, q, k, v, (), scale, 0), needs="a gate"),
-        Fault("linear_scale_dropped", "the scale is missing",
-              lambda xp, *tensors, scale, gated: linear_attention(xp, *tensors, scale=1.0, gated=gated), "scale"),
+        Fault("linear_scale_dropped", "the scale is missing", altered("linear_attention", scale=1.0), "scale"),
     ),
     exempt=("tail_of_sum_dropped",),
 )  # fmt: skip
@@ -260,20 +249,15 @@ def _own_decay(xp: Any, decay: Any, term: Any) -> Any:
     return _backwards(xp, xp.concatenate([first, decay[..., :-1]], -1) if decay.shape[-1] else decay, term)
 
 
-def _without_decay(xp: Any, u: Any, delta: Any, a: Any, b: Any, c: Any, skip: Any, dy: Any, **options: Any) -> Any:
-    """The decay counts as a constant: the step's gradient is that of its product with the input."""
-    du, _, *others = selective_scan_backward(xp, u, delta, a, b, c, skip, dy, **options)
-    step = xp.function("softplus", delta) if options["softplus"] else delta
+def _of_constant_decay(xp: Any, u: Any, delta: Any, skip: Any, dy: Any, du: Any, softplus: bool) -> Any:
+    """Return the step's gradient through its product with the input alone."""
+    step = xp.function("softplus", delta) if softplus else delta
     ddelta = (du - dy * skip[:, None]) / step * u
-    return du, ddelta * xp.sigmoid(delta) if options["softplus"] else ddelta, *others
+    return ddelta * xp.sigmoid(delta) if softplus else ddelta
 
 
-def _last_batch(xp: Any, u: Any, delta: Any, a: Any, b: Any, c: Any, skip: Any, dy: Any, **options: Any) -> Any:
-    """The gradients of a and skip are those of the last batch alone."""
-    gradients = selective_scan_backward(xp, u, delta, a, b, c, skip, dy, **options)
-    u, delta, b, c, dy = (x[-1:] for x in (u, delta, b, c, dy))
-    last = selective_scan_backward(xp, u, delta, a, b, c, skip, dy, **options)
-    return *gradients[:2], last[2], *gradients[3:5], last[5]
+def _of_last_batch(again: Any, u: Any, delta: Any, b: Any, c: Any, dy: Any) -> Any:
+    return again(u=u[-1:], delta=delta[-1:], b=b[-1:], c=c[-1:], dy=dy[-1:])
 
 
 @define(
@@ -299,16 +283,15 @@ def _last_batch(xp: Any, u: Any, delta: Any, a: Any, b: Any, c: Any, skip: Any, 
               lambda xp, *tensors, softplus: _gradients(xp, *tensors, softplus=softplus, carried=_own_decay),
               needs="more than one position"),
         Fault("scan_gradient_without_decay", "the gradient of the step leaves out that the decay hangs on it",
-              _without_decay, needs="more than one position"),
+              altered("selective_scan_backward", ddelta=_of_constant_decay), needs="more than one position"),
         Fault("scan_gradient_slope", "the slope of softplus is missing, or taken where there is none",
-              lambda xp, *tensors, softplus: (
-               (g := selective_scan_backward(xp, *tensors, softplus=softplus))[0],
-               g[1] / xp.sigmoid(tensors[1]) if softplus else g[1] * xp.sigmoid(tensors[1]), *g[2:])),
-        Fault("scan_gradient_of_last_batch", "the gradients of a and skip are the last batch's alone", _last_batch,
-              "state", needs="more than one batch"),
+              altered("selective_scan_backward", ddelta=lambda xp, delta, ddelta, softplus: (
+               ddelta / xp.sigmoid(delta) if softplus else ddelta * xp.sigmoid(delta)))),
+        Fault("scan_gradient_of_last_batch", "the gradients of a and skip are the last batch's alone",
+              altered("selective_scan_backward", da=_of_last_batch, dskip=_of_last_batch), "state",
+              needs="more than one batch"),
         Fault("scan_gradient_skip_dropped", "du lacks the gradient of the skip connection",
-              lambda xp, u, delta, a, b, c, skip, dy, **options: selective_scan_backward(
-               xp, u, delta, a, b, c, skip * 0.0, dy, **options)),
+              altered("selective_scan_backward", skip=lambda skip: skip * 0.0)),
     ),
     exempt=("tail_of_sum_dropped",),
 )  # fmt: skip
@@ -385,7 +368,6 @@ def _strange(xp: Arithmetic[N], x: N) -> Any:
     return mask.any(-1)
 
 
-_CHUNK = 16
 _EPS = 1e-6
 _SHORT = 2.0**-3  # of keys of 64 normal numbers, whose length is then about one
 
@@ -395,74 +377,27 @@ def _one_of_eight(draws: Draws) -> Any:
     return (draws.position() == draws.position(1) % 8).astype(np.float64)
 
 
-def _separate_chunks(xp: Any, *tensors: Any, **options: Any) -> Any:
-    """Every 16 positions the state begins at zero."""
-    parts = [tensors[2][:, :0]]
-    for first in range(0, tensors[0].shape[1], _CHUNK):
-        parts.append(gated_delta_rule(xp, *(x[:, first : first + _CHUNK] for x in tensors), **options))
-    return xp.concatenate(parts, 1)
+def _by_system(updates: Callable[..., Any], behind: int = 0) -> Callable[..., Any]:
+    """Return the rule by the triangular system of a whole sequence, with wrong ``updates``.
 
+    ``updates(xp, lower, right, beta, between, gate)``: of the right side and the matrix, ``lower`` of its weights.
+    Positions see updates at least ``behind`` positions before them.
+    """
 
-def _before(xp: Any, x: Any) -> Any:
-    """Shift by one position along the last axis; the first keeps its own."""
-    return xp.concatenate([x[..., :1], x[..., :-1]], -1) if x.shape[-1] else x
-
-
-def _gate_late(xp: Any, q: Any, k: Any, v: Any, gate: Any, beta: Any, **options: Any) -> Any:
-    late = xp.concatenate([gate[:, :1], gate[:, :-1]], 1) if gate.shape[1] else gate
-    return gated_delta_rule(xp, q, k, v, late, beta, **options)
-
-
-class _Parts:
-    """The triangular system of a sequence, in steps that faults can alter."""
-
-    def __init__(self, xp: Any, tensors: Any, scale: float | None, normalized: bool) -> None:
+    def definition(xp: Any, *tensors: Any, scale: float | None, normalized: bool) -> Any:
         q, k, v, gate, beta = _by_head(xp, tensors, normalized)
-        self.xp, self.beta, self.right = xp, beta[..., None], v * beta[..., None]
-        self.ahead = positions_ahead(xp, k.shape[-2])
-        self.between = decays(xp, gate, self.ahead <= 0)
-        self.late = decays(xp, _before(xp, gate), self.ahead <= 0)
-        self.pairs, self.values = xp.matmul(k, xp.swap(k)), v
-        self.reads = xp.scores(q, k, score_scale(xp, k.shape[-1], scale))
+        beta, ahead, pairs = beta[..., None], positions_ahead(xp, k.shape[-2]), xp.matmul(k, xp.swap(k))
+        between = decays(xp, gate, ahead <= 0)
 
-    def read(self, updates: Any, behind: int = 0) -> Any:
-        """The outputs, from updates at least so far behind."""
-        weights = self.xp.where(self.ahead <= -behind, self.reads * self.between, 0.0)
-        return by_position(self.xp, self.xp.matmul(weights, updates))
+        def lower(weights: Any) -> Any:
+            return xp.where(ahead < 0, pairs * weights, 0.0)
 
-    def lower(self, weights: Any) -> Any:
-        return self.xp.where(self.ahead < 0, self.pairs * weights, 0.0)
+        reads = xp.scores(q, k, score_scale(xp, k.shape[-1], scale))
+        weights = xp.where(ahead <= -behind, reads * between, 0.0)
+        changed = updates(xp=xp, lower=lower, right=v * beta, beta=beta, between=between, gate=gate)
+        return by_position(xp, xp.matmul(weights, changed))
 
-    def solved(self, lower: Any) -> Any:
-        return self.xp.solve_unit_lower(lower, self.right)
-
-
-def _not_corrected(xp: Any, *tensors: Any, **options: Any) -> Any:
-    parts = _Parts(xp, tensors, **options)
-    return parts.read(parts.right)
-
-
-def _beta_on_values_alone(xp: Any, *tensors: Any, **options: Any) -> Any:
-    parts = _Parts(xp, tensors, **options)
-    return parts.read(parts.solved(parts.lower(parts.between)))
-
-
-def _state_not_decayed(xp: Any, *tensors: Any, **options: Any) -> Any:
-    """v - k S, S the state before its decay: from one position to another its decays are those up to the one before."""
-    parts = _Parts(xp, tensors, **options)
-    own = by_head(xp, tensors[3])
-    return parts.read(parts.solved(parts.lower(parts.beta * parts.between / xp.exp(own)[..., None])))
-
-
-def _first_order(xp: Any, *tensors: Any, **options: Any) -> Any:
-    """I - L instead of (I + L)^-1."""
-    parts = _Parts(xp, tensors, **options)
-    return parts.read(parts.right - xp.matmul(parts.lower(parts.beta * parts.between), parts.right))
-
-
-def _read_before_written(xp: Any, *tensors: Any, **options: Any) -> Any:
-    parts = _Parts(xp, tensors, **options)
-    return parts.read(parts.solved(parts.lower(parts.beta * parts.between)), 1)
+    return definition
 
 
 @define(
@@ -483,12 +418,7 @@ def _read_before_written(xp: Any, *tensors: Any, **options: Any) -> Any:
             "repeated": lambda draws: _SHORT * normal(draws.bits("repeated", ignore=[1])),
             "small": lambda draws: 2.0**-10 * draws.normal(),
         },
-        "gate": {
-            "plain": lambda draws: -(2.0**-4) * draws.uniform(),
-            "steep": lambda draws: -1.0 - 4.0 * draws.uniform(),
-            "slow": lambda draws: -(2.0**-10) * draws.uniform(),
-            "none": lambda draws: np.zeros(draws.shape),
-        },
+        "gate": _GATES,
         "beta": {
             "plain": lambda draws: draws.uniform(),
             "one": lambda draws: np.ones(draws.shape),
@@ -500,30 +430,31 @@ def _read_before_written(xp: Any, *tensors: Any, **options: Any) -> Any:
     faults=(
         "inputs_in_tf32",
         Fault("delta_chunks_apart", "every 16 positions the state begins at zero: it is not carried over",
-              _separate_chunks, "tail", needs="more than 16 positions"),
-        Fault("delta_not_corrected", "the state's value for a key is not subtracted", _not_corrected,
-              needs="keys that have something in common"),
+              _chunks_apart("gated_delta_rule", 1), "tail", needs="more than 16 positions"),
+        Fault("delta_not_corrected", "the state's value for a key is not subtracted",
+              _by_system(lambda xp, lower, right, **_: right), needs="keys that have something in common"),
         Fault("delta_gate_ignored", "the state does not decay",
-              lambda xp, q, k, v, gate, beta, **options: gated_delta_rule(xp, q, k, v, gate * 0.0, beta, **options),
-              needs="a gate, and more than one position"),
-        Fault("delta_gate_late", "the state decays by the gate of the position before", _gate_late,
-              needs="gates that differ, and more than one position"),
-        Fault("delta_state_not_decayed", "a value is corrected by the state before its decay", _state_not_decayed,
+              altered("gated_delta_rule", gate=lambda gate: gate * 0.0), needs="a gate, and more than one position"),
+        Fault("delta_gate_late", "the state decays by the gate of the position before",
+              altered("gated_delta_rule", gate=_late), needs="gates that differ, and more than one position"),
+        Fault("delta_state_not_decayed", "a value is corrected by the state before its decay",
+              _by_system(lambda xp, lower, right, beta, between, gate: (
+               xp.solve_unit_lower(lower(beta * between / xp.exp(gate)[..., None]), right))),
               needs="a gate, and more than one position"),
         Fault("delta_beta_ignored", "values and corrections are not multiplied by beta",
-              lambda xp, q, k, v, gate, beta, **options: gated_delta_rule(
-               xp, q, k, v, gate, beta * 0.0 + 1.0, **options)),
+              altered("gated_delta_rule", beta=lambda beta: beta * 0.0 + 1.0)),
         Fault("delta_beta_on_values_alone", "beta multiplies the value, but not its correction",
-              _beta_on_values_alone, needs="keys that have something in common"),
-        Fault("delta_first_order", "I - L replaces the inverse of I + L", _first_order,
+              _by_system(lambda xp, lower, right, between, **_: xp.solve_unit_lower(lower(between), right)),
+              needs="keys that have something in common"),
+        Fault("delta_first_order", "I - L replaces the inverse of I + L",
+              _by_system(lambda xp, lower, right, beta, between, **_: right - xp.matmul(lower(beta * between), right)),
               needs="keys that have something in common, and more than two positions"),
-        Fault("delta_read_before_written", "a position sees those before it, not itself", _read_before_written, "mask"),
-        Fault("delta_scale_dropped", "the scale is missing",
-              lambda xp, *tensors, scale, normalized: gated_delta_rule(xp, *tensors, scale=1.0, normalized=normalized),
-              "scale"),
+        Fault("delta_read_before_written", "a position sees those before it, not itself",
+              _by_system(lambda xp, lower, right, beta, between, **_: (
+               xp.solve_unit_lower(lower(beta * between), right)), behind=1), "mask"),
+        Fault("delta_scale_dropped", "the scale is missing", altered("gated_delta_rule", scale=1.0), "scale"),
         Fault("delta_normalization", "queries and keys are not normalised where they are to be, or vice versa",
-              lambda xp, *tensors, scale, normalized: gated_delta_rule(
-               xp, *tensors, scale=scale, normalized=not normalized)),
+              altered("gated_delta_rule", normalized=lambda normalized: not normalized)),
     ),
     exempt=("tail_of_sum_dropped",),
 )  # fmt: skip

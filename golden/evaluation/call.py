@@ -13,9 +13,10 @@ import torch
 
 from assay.golden.arithmetic import Arithmetic, Exact
 from assay.golden.errors import DefinitionError, InputError, OptionError
+from assay.golden.evaluation.cutting import selected
 from assay.golden.evaluation.golden import Golden, golden_of
 from assay.golden.registry import Spec
-from assay.golden.signature import Signature, TensorSpec
+from assay.golden.signature import Signature, TensorSpec, symbols_in
 
 Tensor = torch.Tensor
 
@@ -57,7 +58,7 @@ class Call:
         change."""
         tensors = (*self.signature.tensors, *self.signature.returns)
         in_results = symbol is not None and any(symbol in tensor.dims for tensor in self.signature.returns)
-        in_expression = any(symbol != text and symbol in _names(text) for tensor in tensors for text in tensor.dims)
+        in_expression = any(symbol != text and symbol in symbols_in(text) for tensor in tensors for text in tensor.dims)
         return symbol if in_results and not in_expression else None
 
     @cached_property
@@ -73,8 +74,8 @@ class Call:
 
     def part(self, index: Index) -> Call:
         """Return the call restricted to these indices along each symbol."""
-        cut = {tensor.name: _cut(tensor, self.tensors[tensor.name], index) for tensor in self.signature.tensors}
-        return replace(self, tensors=cut)
+        parts = {each.name: selected(each, self.tensors[each.name], index) for each in self.signature.tensors}
+        return replace(self, tensors=parts)
 
     def results(self, xp: Arithmetic, chosen: Mapping[str, Tensor] | None = None) -> tuple[Any, ...]:
         """Return the results as numbers of the arithmetic ``xp``.
@@ -97,13 +98,7 @@ class Call:
                 results = self.spec.definition(xp, *numbers.values(), **handed, **plain)
         except IndexError as error:
             raise DefinitionError(f"{self.spec.name}: IndexError: {error}; {_AXES_ARE_KEPT}") from error
-        results = results if isinstance(results, tuple) else (results,)
-        self._check(results)
-        return results
-
-    def _check(self, results: tuple[Any, ...]) -> None:
-        """Raise `DefinitionError` unless there is a result for each of the signature, of as many dimensions."""
-        expected = self.signature.returns
+        results, expected = results if isinstance(results, tuple) else (results,), self.signature.returns
         if len(results) != len(expected):
             raise DefinitionError(
                 f"{self.spec.name}: its definition gives {len(results)} results; expected {len(expected)}"
@@ -112,6 +107,7 @@ class Call:
             if len(result.shape) != len(tensor.dims):
                 shape = list(map(int, result.shape))
                 raise DefinitionError(f"{self.spec.name}: {tensor} came with the shape {shape}; {_AXES_ARE_KEPT}")
+        return results
 
     def under(self, arithmetic: Arithmetic) -> tuple[Golden, ...]:
         """Return the results in an arithmetic as goldens."""
@@ -119,15 +115,12 @@ class Call:
 
     def in_blocks(self, arithmetic: Arithmetic) -> tuple[Golden, ...]:
         """Return the same as `under`, a block of rows at a time if the rows share little."""
-        block = _EXACT_BLOCK if isinstance(arithmetic, Exact) else _BLOCK
-        if sum(value.numel() for value in self.tensors.values()) <= block:
+        block, rows = _EXACT_BLOCK if isinstance(arithmetic, Exact) else _BLOCK, self.rows
+        total = sum(value.numel() for value in self.tensors.values())
+        if total <= block or rows is None:
             return self.under(arithmetic)
-        rows = self.rows
-        if rows is None:
-            return self.under(arithmetic)
-        among = {tensor.name for tensor in self.signature.tensors if rows in tensor.dims}
-        own = sum(value.numel() for name, value in self.tensors.items() if name in among)
-        shared = sum(value.numel() for name, value in self.tensors.items() if name not in among)
+        own = sum(self.tensors[tensor.name].numel() for tensor in self.signature.tensors if rows in tensor.dims)
+        shared = total - own
         count = self.size(rows)
         step = max(1, block * count // max(own, 1))
         if step >= count or shared * 8 > min(own, block):
@@ -179,23 +172,11 @@ def grid(tensor: TensorSpec, value: Tensor, index: Mapping[str, Tensor]) -> tupl
     return torch.meshgrid(*axes, indexing="ij") if axes else ()
 
 
-def _names(text: str) -> list[str]:
-    return "".join(char if char.isalnum() or char == "_" else " " for char in text).split()
-
-
-def _cut(tensor: TensorSpec, value: Tensor, index: Index) -> Tensor:
-    for axis, text in enumerate(tensor.dims):
-        if text in index:
-            value = value[(slice(None),) * axis + (index[text],)]
-    return value
-
-
 def _words(golden: Golden) -> list[Tensor]:
     return [word for word in (golden.value, golden.radius, golden.low) if word is not None]
 
 
 def _widened(golden: Golden, tensor: TensorSpec, rows: str, count: int) -> Golden:
-    """Return an uninitialised golden with room for all rows."""
     if rows not in tensor.dims:
         return golden
     axis = tensor.dims.index(rows)
@@ -255,9 +236,8 @@ def _tensor(definition: Spec, tensor: TensorSpec, value: Any) -> torch.Tensor:
     if converted.layout != torch.strided:
         raise InputError(f"{definition.name}: {tensor.name} is sparse; give it as .to_dense()")
     is_mask = converted.dtype == torch.bool and tensor.dtype == "bool"
-    whole = is_mask or not (
-        converted.dtype.is_floating_point or converted.dtype.is_complex or converted.dtype == torch.bool
-    )
+    fractional = converted.dtype.is_floating_point or converted.dtype.is_complex
+    whole = is_mask or not (fractional or converted.dtype == torch.bool)
     if tensor.is_integer and not whole:
         raise InputError(f"{definition.name}: {tensor.name} must be integers, got {converted.dtype}")
     if converted.dtype.is_complex or (converted.dtype == torch.bool and not is_mask):
@@ -267,17 +247,14 @@ def _tensor(definition: Spec, tensor: TensorSpec, value: Any) -> torch.Tensor:
         raise InputError(
             f"{definition.name}: {tensor.name} must be numbers, got bytes; give codes as .view(torch.{view})"
         )
-    if whole and not tensor.is_integer and converted.element_size() == 8 and _is_beyond(converted.numpy()):
-        raise InputError(
-            f"{definition.name}: {tensor.name} holds whole numbers beyond 2^53, which float64 would round; "
-            "give it as floating-point numbers"
-        )
+    if whole and not tensor.is_integer and converted.element_size() == 8:
+        numbers = converted.numpy()
+        if bool(((numbers > _MOST_WHOLE) | (numbers < -_MOST_WHOLE)).any()):
+            raise InputError(
+                f"{definition.name}: {tensor.name} holds whole numbers beyond 2^53, which float64 would round; "
+                "give it as floating-point numbers"
+            )
     return converted
-
-
-def _is_beyond(numbers: Any) -> bool:
-    """Return whether some integer may not be representable in float64."""
-    return bool(((numbers > _MOST_WHOLE) | (numbers < -_MOST_WHOLE)).any())
 
 
 def _check_integers(
@@ -291,18 +268,13 @@ def _check_integers(
     least, most = int(used.min()), int(used.max())
     if least < 0 or most > highest:
         raise InputError(f"{definition.name}: {tensor.name} must lie in 0..{highest}, got {least}..{most}")
-    if tensor.role == "offsets":
-        _check_offsets(definition, tensor, value, highest)
-
-
-def _check_offsets(definition: Spec, tensor: TensorSpec, value: torch.Tensor, highest: int) -> None:
-    """Raise `InputError` unless the offsets ascend from zero to the highest."""
-    offsets = value.tolist()
+    if tensor.role != "offsets":
+        return
+    offsets, got = value.tolist(), ""
     falls = [i for i in range(1, len(offsets)) if offsets[i] < offsets[i - 1]]
     if falls:
         got = f"{offsets[falls[0]]} after {offsets[falls[0] - 1]} at place {falls[0]}"
     elif offsets[0] != 0 or offsets[-1] != highest:
         got = f"{offsets[0]}..{offsets[-1]}"
-    else:
-        return
-    raise InputError(f"{definition.name}: {tensor.name} must rise from 0 to {highest}, got {got}")
+    if got:
+        raise InputError(f"{definition.name}: {tensor.name} must rise from 0 to {highest}, got {got}")

@@ -19,6 +19,14 @@ from assay.golden.signature import Signature, TensorSpec
 Tensor = torch.Tensor
 
 
+def selected(tensor: TensorSpec, value: Tensor, index: Mapping[str, Tensor | slice]) -> Tensor:
+    """Return the elements of a tensor at these indices along its dimensions."""
+    for axis, text in enumerate(tensor.dims):
+        if text in index:
+            value = value[(slice(None),) * axis + (index[text],)]
+    return value
+
+
 @dataclass(frozen=True)
 class Axis:
     """A symbol that can be cut into ``blocks`` blocks of ``unit`` indices; ``within``: the symbol whose groups it
@@ -48,10 +56,7 @@ class Cut:
 
     def of(self, tensor: TensorSpec, value: Tensor) -> Tensor:
         """Return the part of one of the signature's tensors, on any device."""
-        for axis, text in enumerate(tensor.dims):
-            if text in self.index:
-                value = value[(slice(None),) * axis + (self.index[text].to(value.device),)]
-        return value
+        return selected(tensor, value, {text: index.to(value.device) for text, index in self.index.items()})
 
     def inputs(
         self, definition: Spec, signature: Signature, values: Mapping[str, Tensor]

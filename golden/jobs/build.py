@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from assay.golden.errors import DamagedRecord, MissingRecord, StoreError
-from assay.golden.jobs.campaign import Campaign, Task, parse_campaign
+from assay.golden.jobs.campaign import Campaign, parse_campaign
 from assay.golden.registry import load_ops
 from assay.golden.store import Store, make_record, record_key
 from assay.runtime.engines import Engine
@@ -240,7 +240,13 @@ def work(batch: tuple[Job, Sequence[int]], heartbeat: Heartbeat) -> list[Outcome
 def _attempt(campaign: Campaign, number: int, store: Store, recheck: bool) -> Outcome:
     status, message, user_error = FAILED, "", False
     try:
-        status = _make(campaign.task(number), store, recheck)
+        task = campaign.task(number)
+        key = record_key(task.recipe, task.digits)
+        if store.is_valid(key) if recheck else key in store:
+            status = PRESENT
+        else:
+            store.put(make_record(task.recipe, task.digits))
+            status = MADE
     except StoreError:
         raise
     except Exception as error:
@@ -249,18 +255,7 @@ def _attempt(campaign: Campaign, number: int, store: Store, recheck: bool) -> Ou
     return Outcome(number, status, " ".join(message.split()), user_error)
 
 
-def _make(task: Task, store: Store, recheck: bool) -> str:
-    key = record_key(task.recipe, task.digits)
-    if store.is_valid(key) if recheck else key in store:
-        return PRESENT
-    store.put(make_record(task.recipe, task.digits))
-    return MADE
-
-
-@lru_cache(maxsize=4)
-def _store(url: str) -> Store:
-    """Open a store once in a process: opening reads what is there."""
-    return Store(url)
+_store = lru_cache(maxsize=4)(Store)  # opened once in a process: opening reads what is there
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,10 @@ class Entry:
     def milliseconds(self) -> float:
         """The estimated time of one task, to report the time left."""
         op = spec(self.spec)
-        cells = [_MS_PER_RECORD + _cell_milliseconds(op, options, sizes) for options, sizes in self.cells]
+        cells = []
+        for options, sizes in self.cells:
+            elements = sum(prod(tensor.shape(sizes)) for tensor in op.signature(options).tensors)
+            cells.append(_MS_PER_RECORD + (_MS_PER_ELEMENT * elements + _MS_PER_STEP * op.cost(sizes)))
         slow = [_ARB_SLOWDOWN if digits is not None and digits > _FLOAT64_DIGITS else 1.0 for digits in self.digits]
         return sum(cells) / len(cells) * sum(slow) / len(slow)
 
@@ -112,11 +115,6 @@ class Entry:
     @cached_property
     def _recipes(self) -> dict[int, Recipe]:
         return {}
-
-
-def _cell_milliseconds(op: Spec, options: Mapping[str, Any], sizes: Mapping[str, int]) -> float:
-    elements = sum(prod(tensor.shape(sizes)) for tensor in op.signature(options).tensors)
-    return _MS_PER_ELEMENT * elements + _MS_PER_STEP * op.cost(sizes)
 
 
 def shuffled(number: int, count: int, salt: str) -> int:
@@ -357,7 +355,6 @@ def _cells(op: Spec, table: _Table, here: _Location, named_sizes: Mapping[str, i
 
 
 def _sizes(symbol: str, raw: Any, here: _Location, named_sizes: Mapping[str, int]) -> list[int]:
-    """Return the sizes of a symbol, given as integers or by names of the table [sizes]."""
     sizes = []
     for size, location in here.items(structured(raw, SymbolSizes, str(here), CampaignError)):
         if isinstance(size, str) and size not in named_sizes:

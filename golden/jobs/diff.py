@@ -95,7 +95,12 @@ def _of_pair(key_a: str, key_b: str, a: Store, b: Store) -> Iterator[Difference]
         message = "the inputs came out differently where the two were made; one of the machines is wrong"
         yield Difference(CONTRADICTION, key_a, recipe, message)
         return
-    same = len(first.goldens) == len(second.goldens) and all(map(_same_bits, first.goldens, second.goldens))
+    words = [[(golden.value, golden.radius, golden.rest) for golden in record.goldens] for record in (first, second)]
+    same = len(words[0]) == len(words[1]) and all(
+        x.shape == y.shape and torch.equal(_bits(x), _bits(y))
+        for one, two in zip(*words, strict=True)
+        for x, y in zip(one, two, strict=True)
+    )
     if comparable and same and first.digits == second.digits:
         if changes:
             yield Difference(LIBRARIES, key_a, recipe, ", ".join(changes))
@@ -111,11 +116,6 @@ def _of_pair(key_a: str, key_b: str, a: Store, b: Store) -> Iterator[Difference]
     if first.digits != second.digits:
         changes.insert(0, f"digits {first.digits or 'float64'} -> {second.digits or 'float64'}")
     yield Difference(kind, key_a, recipe, "; ".join(filter(None, (worst, ", ".join(changes)))))
-
-
-def _same_bits(one: Golden, two: Golden) -> bool:
-    pairs = ((one.value, two.value), (one.radius, two.radius), (one.rest, two.rest))
-    return all(x.shape == y.shape and torch.equal(_bits(x), _bits(y)) for x, y in pairs)
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:

@@ -41,18 +41,23 @@ class TensorCall:
     tree: Any
     positions: tuple[int, ...]
     state: tuple[str, ...] = ()
-    keywords: tuple[str, ...] = ()
     __name__: str = ""
 
     def __eq__(self, other: object) -> bool:
         """Whether both are the same call; fixed tensors are compared by value."""
         if not isinstance(other, TensorCall) or len(self.leaves) != len(other.leaves):
             return False
-        facts = (self.target, self.tree, self.positions, self.state, self.keywords)
-        if facts != (other.target, other.tree, other.positions, other.state, other.keywords):
+        facts = (self.target, self.tree, self.positions, self.state)
+        if facts != (other.target, other.tree, other.positions, other.state):
             return False
-        fixed = set(range(len(self.leaves))) - set(self.positions)
-        return all(_equal(self.leaves[position], other.leaves[position]) for position in fixed)
+        for position in set(range(len(self.leaves))) - set(self.positions):
+            one, two = self.leaves[position], other.leaves[position]
+            if not isinstance(one, torch.Tensor):
+                if isinstance(two, torch.Tensor) or one != two:
+                    return False
+            elif not isinstance(two, torch.Tensor) or one.dtype != two.dtype or not torch.equal(one, two):
+                return False
+        return True
 
     def __hash__(self) -> int:
         return hash((self.target, self.positions, self.state))
@@ -75,25 +80,17 @@ class TensorCall:
             raise DefinitionError(f"kernel: expected a module with the reference's parameters {', '.join(self.state)}")
         if isinstance(target, torch.nn.Module):
             shapes = {name: tuple(tensor.shape) for name, tensor in _state(target)}
-            expected = _state(self.target) if isinstance(self.target, torch.nn.Module) else ()
-            expected_shapes = {name: tuple(tensor.shape) for name, tensor in expected}
+            own = {name: tuple(tensor.shape) for name, tensor in _state(self.target)}
             for name in self.state:
-                if shapes.get(name) != expected_shapes[name]:
+                if shapes.get(name) != own[name]:
                     has = shapes.get(name, "none")
                     raise DefinitionError(
-                        f"kernel: the reference's parameter {name} is {expected_shapes[name]}, the kernel has {has}"
+                        f"kernel: the reference's parameter {name} is {own[name]}, the kernel has {has}"
                     )
             for name, _ in target.named_parameters():
-                if name not in expected_shapes and isinstance(self.target, torch.nn.Module):
+                if name not in own and isinstance(self.target, torch.nn.Module):
                     raise DefinitionError(f"kernel: it has a parameter {name} that the reference lacks")
-        return TensorCall(target, self.leaves, self.tree, self.positions, self.state, self.keywords, title_of(target))
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
-        both = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.dtype == other.dtype
-        return both and torch.equal(one, other)
-    return bool(one == other)
+        return TensorCall(target, self.leaves, self.tree, self.positions, self.state, title_of(target))
 
 
 def title_of(target: Any) -> str:
@@ -128,8 +125,7 @@ class _Tensor:
 
     def text(self, default: torch.dtype) -> str:
         dims = ",".join(str(dim) for dim in self.dims)
-        kind = "" if self.value.dtype == default else f":{str(self.value.dtype).removeprefix('torch.')}"
-        return f"{self.name}{kind}[{dims}]{self.role}"
+        return f"{self.name}{_kind(self.value.dtype, default)}[{dims}]{self.role}"
 
     def shape(self, sizes: Mapping[str, int]) -> list[int]:
         return [sizes[dim] if isinstance(dim, str) else dim for dim in self.dims]
@@ -143,10 +139,13 @@ def example_of(reference: Callable[..., Any], inputs: Callable[[], Any]) -> Exam
     example = inputs()
     args = tuple(example) if isinstance(example, (tuple, list)) else (example,)
     leaves, tree = tree_flatten(args)
-    varied = [position for position, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and _can_vary(leaf)]
-    module = reference if isinstance(reference, torch.nn.Module) else None
-    state = {} if module is None else {n: t for n, t in _state(module) if t.is_floating_point()}
-    call = TensorCall(reference, tuple(leaves), tree, tuple(varied), tuple(state), (), title_of(reference))
+    varied = [
+        position
+        for position, leaf in enumerate(leaves)
+        if isinstance(leaf, torch.Tensor) and leaf.dtype not in (torch.bool, torch.uint8) and not leaf.is_complex()
+    ]
+    state = {name: tensor for name, tensor in _state(reference) if tensor.is_floating_point()}
+    call = TensorCall(reference, tuple(leaves), tree, tuple(varied), tuple(state), title_of(reference))
     names = _names(reference, args, varied)
     tensors = [_Tensor(name, leaves[position]) for name, position in zip(names, varied, strict=True)]
     tensors += [_Tensor(_identifier(name, [t.name for t in tensors]), t.detach()) for name, t in state.items()]
@@ -159,27 +158,24 @@ def example_of(reference: Callable[..., Any], inputs: Callable[[], Any]) -> Exam
             tensor.role = _role(tensor)
         _restrict_signs(call, tensors, sizes)
         allowed = _allowed(call, tensors, sizes, multiples)
+    dtypes = [leaf.dtype if leaf.dtype == default or leaf.is_floating_point() else torch.int64 for leaf, _ in shapes]
     results = ", ".join(
-        f"out{number or ''}{_kind(leaf, default)}[{dims}]" for number, (leaf, dims) in enumerate(shapes)
+        f"out{number or ''}{_kind(dtype, default)}[{dims}]"
+        for number, (dtype, (_, dims)) in enumerate(zip(dtypes, shapes, strict=True))
     )
     text = f"{', '.join(tensor.text(default) for tensor in tensors)} -> {results}"
     plain = not state and len(varied) == len(leaves) == len(args)
     return Example(call, text, sizes, multiples, allowed, str(default).removeprefix("torch."), plain)
 
 
-def _state(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from module.named_parameters()
-    yield from module.named_buffers()
+def _state(target: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(target, torch.nn.Module):
+        yield from target.named_parameters()
+        yield from target.named_buffers()
 
 
-def _can_vary(tensor: torch.Tensor) -> bool:
-    return tensor.dtype not in (torch.bool, torch.uint8) and not tensor.is_complex()
-
-
-def _kind(leaf: torch.Tensor, default: torch.dtype) -> str:
-    if leaf.dtype == default:
-        return ""
-    return f":{str(leaf.dtype if leaf.is_floating_point() else torch.int64).removeprefix('torch.')}"
+def _kind(dtype: torch.dtype, default: torch.dtype) -> str:
+    return "" if dtype == default else f":{str(dtype).removeprefix('torch.')}"
 
 
 def _identifier(name: str, taken: Sequence[str]) -> str:
@@ -234,19 +230,14 @@ def _run(call: TensorCall, tensors: Sequence[_Tensor], shapes: Sequence[Sequence
         if sum(math.prod(shape) for shape in shapes) > _MAX_REAL:
             return None
     try:
-        reals = [_tiled(tensor.value, shape) for tensor, shape in zip(tensors, shapes, strict=True)]
+        reals = []
+        for tensor, shape in zip(tensors, shapes, strict=True):  # the elements of the example, repeated
+            flat, count = tensor.value.detach().reshape(-1), math.prod(shape)
+            reals.append(flat.repeat(-(-count // max(flat.numel(), 1)))[:count].reshape(tuple(shape)))
         with torch.no_grad():
             return _tensors_in(call(*reals))
     except Exception:
         return None
-
-
-def _tiled(value: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """Repeat the elements of the example to fill another shape."""
-    flat, count = value.detach().reshape(-1), math.prod(shape)
-    if not count:
-        return flat[:0].reshape(shape)
-    return flat.repeat(-(-count // max(flat.numel(), 1)))[:count].reshape(tuple(shape))
 
 
 _Samples = Mapping[str, list[tuple[int, list[torch.Tensor]]]]  # of each symbol: other sizes, and the results there
@@ -270,11 +261,13 @@ def _symbolic(
     for size in dict.fromkeys(n for shape in shapes for n in shape):
         if size <= 1 or len(symbols) == len(_SYMBOLS):
             continue
-        for step in (1, _even_step(size), size):
+        even = size & -size  # the largest power of two that divides it, at most half of it
+        for step in (1, even if even < size else max(size // 2, 1), size):
             others = [n for n in dict.fromkeys((max(step, size - step), size + step, size + 2 * step)) if n != size]
             runs = [(n, _run(call, tensors, [[n if m == size else m for m in s] for s in shapes])) for n in others]
             done = [(n, results) for n, results in runs if results is not None]
-            if len(done) == len(runs) and all(_same_ranks(base, results) for _, results in done):
+            ranks = [[leaf.ndim for leaf in results] for results in (base, *(results for _, results in done))]
+            if len(done) == len(runs) and all(other == ranks[0] for other in ranks):
                 name = _SYMBOLS[len(symbols)]
                 symbols[size], sizes[name], samples[name] = name, size, done
                 if step > 1:
@@ -306,16 +299,6 @@ def _allowed(
             typical = tuple(size for size in _TYPICAL_SIZES if size % step == 0 and runs(symbol, size))
             allowed[symbol] = typical or (sizes[symbol],)
     return allowed
-
-
-def _even_step(size: int) -> int:
-    """Return the largest power of two that divides a size, at most half of it."""
-    step = size & -size
-    return step if step < size else max(size // 2, 1)
-
-
-def _same_ranks(base: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> bool:
-    return len(base) == len(results) and all(a.ndim == b.ndim for a, b in zip(base, results, strict=True))
 
 
 def _results(

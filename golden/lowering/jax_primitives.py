@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import string
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -131,27 +132,16 @@ def _spread_over(x: Tensor, axes: Sequence[int], shape: Sequence[int]) -> Tensor
     return x.reshape(tuple(line)).expand(tuple(shape))
 
 
-@primitive("iota")
-def _iota(*_: Any, dtype: Any, shape: Sequence[int], dimension: int, **__: Any) -> Tensor:
-    return _spread_over(torch.arange(shape[dimension], dtype=torch_dtype(dtype)), [dimension], shape)
-
-
-@primitive("broadcast_in_dim")
-def _broadcast(x: Tensor, *_: Any, shape: Sequence[int], broadcast_dimensions: Sequence[int], **__: Any) -> Tensor:
-    return _spread_over(x, broadcast_dimensions, shape)
-
-
-@primitive("expand_dims")
-def _expand_dims(x: Tensor, *, dimensions: Sequence[int], **_: Any) -> Tensor:
-    for axis in sorted(dimensions):
-        x = x.unsqueeze(axis)
-    return x
-
-
-@primitive("slice")
-def _slice(x: Tensor, *, start_indices: Any, limit_indices: Any, strides: Any, **_: Any) -> Tensor:
-    steps = strides or [1] * x.ndim
-    return x[tuple(slice(*part) for part in zip(start_indices, limit_indices, steps, strict=True))]
+PRIMITIVES |= {
+    "iota": lambda *_, dtype, shape, dimension, **__: _spread_over(
+        torch.arange(shape[dimension], dtype=torch_dtype(dtype)), [dimension], shape
+    ),
+    "broadcast_in_dim": lambda x, *_, shape, broadcast_dimensions, **__: _spread_over(x, broadcast_dimensions, shape),
+    "expand_dims": lambda x, *, dimensions, **_: reduce(Tensor.unsqueeze, sorted(dimensions), x),
+    "slice": lambda x, *, start_indices, limit_indices, strides, **_: x[
+        tuple(map(slice, start_indices, limit_indices, strides or [1] * x.ndim))
+    ],
+}
 
 
 def _clamped_slices(x: Tensor, starts: Sequence[Tensor], sizes: Sequence[int]) -> tuple[slice, ...]:
@@ -192,23 +182,14 @@ def _pad(x: Tensor, value: Tensor, *, padding_config: Sequence[tuple[int, int, i
     return x
 
 
-def _over_axes(function: Callable[..., Tensor]) -> Primitive:
-    return lambda x, *, axes, **_: function(x, tuple(axes)) if axes else x
-
-
 PRIMITIVES |= {
-    "reduce_sum": _over_axes(lambda x, axes: torch.sum(x, axes, dtype=x.dtype)),
-    "reduce_max": _over_axes(torch.amax),
-    "reduce_min": _over_axes(torch.amin),
+    "reduce_sum": lambda x, *, axes, **_: torch.sum(x, tuple(axes), dtype=x.dtype) if axes else x,
+    "reduce_max": lambda x, *, axes, **_: torch.amax(x, tuple(axes)) if axes else x,
+    "reduce_min": lambda x, *, axes, **_: torch.amin(x, tuple(axes)) if axes else x,
+    "reduce_prod": lambda x, *, axes, **_: reduce(torch.prod, sorted(axes, reverse=True), x),
+    "reduce_and": lambda x, *, axes, **_: reduce(torch.all, sorted(axes, reverse=True), x),
+    "reduce_or": lambda x, *, axes, **_: reduce(torch.any, sorted(axes, reverse=True), x),
 }
-
-
-@primitive("reduce_prod", "reduce_and", "reduce_or")
-def _reduce_each(x: Tensor, *, axes: Sequence[int], primitive: str, **_: Any) -> Tensor:
-    function: Any = {"reduce_prod": torch.prod, "reduce_and": torch.all, "reduce_or": torch.any}[primitive]
-    for axis in sorted(axes, reverse=True):
-        x = function(x, axis)
-    return x
 
 
 @primitive("argmax", "argmin")
@@ -330,14 +311,12 @@ class _Dimensions:
     """
 
     def __init__(self, numbers: Any, rank: int) -> None:
-        scatter = hasattr(numbers, "update_window_dims")
-        self.offset = tuple(numbers.update_window_dims if scatter else numbers.offset_dims)
-        dropped = numbers.inserted_window_dims if scatter else numbers.collapsed_slice_dims
-        self.start = tuple(numbers.scatter_dims_to_operand_dims if scatter else numbers.start_index_map)
+        names = ("offset_dims", "collapsed_slice_dims", "start_index_map", "start_indices_batching_dims")
+        if hasattr(numbers, "update_window_dims"):
+            batching = "scatter_indices_batching_dims"
+            names = ("update_window_dims", "inserted_window_dims", "scatter_dims_to_operand_dims", batching)
+        self.offset, dropped, self.start, self.starts_batch = (tuple(getattr(numbers, name)) for name in names)
         self.batch = tuple(numbers.operand_batching_dims)
-        self.starts_batch = tuple(
-            numbers.scatter_indices_batching_dims if scatter else numbers.start_indices_batching_dims
-        )
         self.window = [axis for axis in range(rank) if axis not in (*dropped, *self.batch)]
 
     def order(self, rank: int) -> list[int]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, partial
 from typing import Any
@@ -41,45 +40,27 @@ NARROW = ("bf16", *_FP8)
 _BF16_NAN = 0x7FFF
 
 
-@dataclass(frozen=True)
-class _Table:
-    """An 8-bit float: the value of each pattern, and the smallest input that rounds to each magnitude."""
-
-    values: Array
-    begins32: Array
-    begins64: Array
-    nan: int
-    signed_zero: bool
-
-
 @cache
-def _table(name: str) -> _Table:
+def _table(name: str) -> tuple[Array, Array]:
+    """Return the value of each pattern of an 8-bit float, and the least number that rounds to each magnitude."""
     target = format_named(_FP8[name])
     values = all_values(target).numpy()
     magnitudes = values[: target.largest_code + 1]
     middles = (magnitudes[1:] + magnitudes[:-1]) / 2
     ties_up = np.arange(len(middles)) % 2 == 1  # ties to even: the midpoint above an odd pattern rounds up
-    return _Table(
-        values=values.astype(np.float32),
-        begins32=np.where(ties_up, middles, np.nextafter(middles.astype(np.float32), np.float32(np.inf))).astype(
-            np.float32
-        ),
-        begins64=np.where(ties_up, middles, np.nextafter(middles, np.inf)),
-        nan=0x7F if target.has_negative_zero else 0x80,
-        signed_zero=target.has_negative_zero,
-    )
+    return values.astype(np.float32), np.where(ties_up, middles, np.nextafter(middles, np.inf))
 
 
 def decode(patterns: Array, name: str) -> Array:
     """Return the float32 values of bit ``patterns`` of the format ``name``, one of `NARROW`."""
     if name == "bf16":
         return (patterns.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return _table(name).values[patterns]
+    return _table(name)[0][patterns]
 
 
 def encode(numbers: Array, name: str, *, toward_zero: bool = False) -> Array:
     """Round float32 or float64 ``numbers`` once (to nearest even) to bit patterns of the format ``name``."""
-    patterns = _encode_bf16(numbers) if name == "bf16" else _encode_fp8(numbers, _table(name))
+    patterns = _encode_bf16(numbers) if name == "bf16" else _encode_fp8(numbers, name)
     if toward_zero:
         away = np.abs(decode(patterns, name)) > np.abs(numbers)
         patterns = patterns - away.astype(patterns.dtype)
@@ -94,11 +75,12 @@ def _encode_bf16(numbers: Array) -> Array:
     return np.where(np.isnan(numbers), _BF16_NAN, rounded).astype(np.uint16).reshape(numbers.shape)
 
 
-def _encode_fp8(numbers: Array, table: _Table) -> Array:
-    begins = table.begins64 if numbers.dtype == np.float64 else table.begins32
-    magnitude = np.searchsorted(begins, np.abs(numbers), side="right").astype(np.uint8)
-    sign = np.signbit(numbers) if table.signed_zero else np.signbit(numbers) & (magnitude > 0)
-    return np.where(np.isnan(numbers), table.nan, magnitude | (sign.astype(np.uint8) << 7)).astype(np.uint8)
+def _encode_fp8(numbers: Array, name: str) -> Array:
+    magnitude = np.searchsorted(_table(name)[1], np.abs(numbers).astype(np.float64), side="right").astype(np.uint8)
+    sign, nan = np.signbit(numbers), 0x7F
+    if not format_named(_FP8[name]).has_negative_zero:
+        sign, nan = sign & (magnitude > 0), 0x80
+    return np.where(np.isnan(numbers), nan, magnitude | (sign.astype(np.uint8) << 7)).astype(np.uint8)
 
 
 def round_to_odd(numbers: Array) -> Array:

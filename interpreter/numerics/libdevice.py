@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from assay.interpreter.numerics.floats import Array, erf, from_integer, operation, rounded, rsqrt, to_integer
-from assay.interpreter.numerics.ptx import reverse_bits
+from assay.interpreter.numerics.ptx import permuted_bytes, reverse_bits
 
 _MODES = {"rn": "rn", "rz": "rz", "rd": "rm", "ru": "rp"}
 _TO_INTEGRAL: dict[str, Any] = {"rn": np.rint, "rz": np.trunc, "rd": np.floor, "ru": np.ceil}
@@ -195,11 +195,8 @@ def _per_pattern(function: Callable[[int, int], int], kind: Any = np.int32) -> C
 def _byte_perm(x: Array, y: Array, selector: Array) -> Array:
     """Four of the eight bytes of {y, x}, selected by the low three bits of each nibble."""
     pair = y.view(np.uint32).astype(np.uint64) << np.uint64(32) | x.view(np.uint32)
-    result = np.zeros(pair.shape, np.uint64)
-    for position in range(4):
-        nibble = selector.view(np.uint32).astype(np.uint64) >> np.uint64(4 * position) & np.uint64(7)
-        result |= (pair >> (np.uint64(8) * nibble) & np.uint64(255)) << np.uint64(8 * position)
-    return result.astype(np.uint32).view(np.int32)
+    nibbles = selector.view(np.uint32).astype(np.uint64) & np.uint64(0x7777)
+    return permuted_bytes(pair, nibbles).astype(np.uint32).view(np.int32)
 
 
 def _bitcast(kind: str) -> Callable[[Array], Array]:

@@ -286,14 +286,18 @@ def _prmt(machine: Machine, instruction: Instruction) -> None:
     if instruction.kind != "b32":
         raise instruction.refusal("is not interpreted (a mode of prmt)")
     a, b, selector = (machine.read(operand, 32, instruction) for operand in instruction.operands[1:])
-    pair = b << np.uint64(32) | a
-    result = np.zeros(machine.threads, np.uint64)
+    machine.write(instruction.operands[0], permuted_bytes(b << np.uint64(32) | a, selector), 32)
+
+
+def permuted_bytes(pair: Array, selector: Array) -> Array:
+    """Return four of the eight bytes of uint64, by the nibbles of ``selector``; see `_prmt`."""
+    result = np.zeros(pair.shape, np.uint64)
     for position in range(4):
         nibble = selector >> np.uint64(4 * position) & np.uint64(15)
         byte = pair >> (np.uint64(8) * (nibble & np.uint64(7))) & np.uint64(255)
         replicated = np.where(byte >> np.uint64(7), np.uint64(255), np.uint64(0))
         result |= np.where(nibble >> np.uint64(3), replicated, byte) << np.uint64(8 * position)
-    machine.write(instruction.operands[0], result, 32)
+    return result
 
 
 def _bit_field(machine: Machine, instruction: Instruction, first: int) -> tuple[Array, Array]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from functools import cache
 from math import prod
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 
 from assay.formats import codes
+from assay.formats.format import format_named
 from assay.interpreter.numerics import ptx
 from assay.interpreter.numerics.floats import (
     FORMATS,
@@ -127,39 +127,17 @@ def _lanes_of(kind: str) -> tuple[str, int]:
 
 
 def _decode(bits: Array, format: str) -> Array:
-    """Return the float64 values of bit patterns."""
-    if format in ("f32", "tf32"):
-        return bits.astype(np.uint32).view(np.float32).astype(np.float64)
-    if format == "bf16":
-        return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
-    if format == "f16":
-        return bits.astype(np.uint16).view(np.float16).astype(np.float64)
-    if format == "f64":
-        return bits.view(np.float64)
-    table: Array = _decode_table(format)
-    return table[bits & np.uint64(len(table) - 1)]
-
-
-@cache
-def _decode_table(format: str) -> Array:
-    width = {"e2m1": 4, "e2m3": 6, "e3m2": 6}.get(format, 8)
-    values: Array = codes.decode(torch.arange(2**width), FORMATS[format]).numpy()
+    """Return the float64 values of bit patterns; a register of tf32 holds all bits of a float32."""
+    target = format_named(FORMATS["f32" if format == "tf32" else format])
+    values: Array = codes.decode(torch.from_numpy((bits & mask(target.bits)).view(np.int64)), target).numpy()
     return values
 
 
 def _encode(values: Array, format: str) -> Array:
     """Return the patterns of float64 numbers of a format; NaN becomes the canonical NaN of the instructions."""
     nan = np.isnan(values)
-    if format in ("f32", "tf32"):
-        bits = values.astype(np.float32).view(np.uint32)
-    elif format == "bf16":
-        bits = values.astype(np.float32).view(np.uint32) >> np.uint32(16)
-    elif format == "f16":
-        bits = values.astype(np.float16).view(np.uint16)
-    elif format == "f64":
-        bits = np.ascontiguousarray(values).view(np.uint64)
-    else:
-        bits = codes.encode(torch.from_numpy(np.where(nan, 1.0, values)), FORMATS[format]).numpy()
+    known = torch.from_numpy(np.where(nan, 1.0, values))
+    bits = codes.encode(known, FORMATS["f32" if format == "tf32" else format]).numpy()
     return np.where(nan, np.uint64(_NAN.get(format, 0)), bits.astype(np.uint64))
 
 

@@ -23,8 +23,7 @@ import torch
 from assay.judge.problems.kernelbench import rewritten
 from assay.judge.problems.problem import Answer, Instance, Sizes
 from assay.judge.solution import host
-from assay.runtime.fork_server import ForkServer
-from assay.runtime.process import GIB, Lost, Process, clean_environment
+from assay.runtime.process import GIB, ForkServer, Lost, Process, clean_environment
 from assay.runtime.tensors import unpack
 
 _NO_ANSWER = "its process answered with what is no answer"

@@ -310,15 +310,11 @@ def front(
             picks = refine(objective, picks, _CALLS // max(points, 2))
         if objective.key(picks)[0] == 0:
             choices.append(objective.choice(picks))
-    return _unbeaten(choices, level, cost)
-
-
-def _unbeaten(choices: Sequence[Choice], level: Quantity, cost: Quantity) -> list[Choice]:
-    kept: list[Choice] = []
+    unbeaten: list[Choice] = []
     for choice in sorted(choices, key=lambda choice: (getattr(choice, level), getattr(choice, cost), choice.error)):
-        if not kept or getattr(choice, cost) < getattr(kept[-1], cost):
-            kept.append(choice)
-    return kept
+        if not unbeaten or getattr(choice, cost) < getattr(unbeaten[-1], cost):
+            unbeaten.append(choice)
+    return unbeaten
 
 
 def closest(

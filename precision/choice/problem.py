@@ -59,13 +59,12 @@ class Choice:
 
     def excess(self, limits: Totals) -> float:
         """Return the largest share by which a total exceeds its limit; 0 where all hold. Of a limit of 0: infinite."""
-        return max([0.0, *(_excess(getattr(self, quantity), limit) for quantity, limit in limits.items())])
-
-
-def _excess(total: float, limit: float) -> float:
-    if total <= limit * (1 + _ROUNDING):
-        return 0.0
-    return total / limit - 1 if limit > 0 else math.inf
+        excess = 0.0
+        for quantity, limit in limits.items():
+            total: float = getattr(self, quantity)
+            if not total <= limit * (1 + _ROUNDING):
+                excess = max(excess, total / limit - 1 if limit > 0 else math.inf)
+        return excess
 
 
 class Problem:

@@ -53,7 +53,7 @@ def solve(
     """
     if not kept.any():
         return None
-    shifted, candidates = above_least(problem, kept, costs), []
+    shifted, candidates = _above_least(problem, kept, costs), []
     if not differences:
         few, bound = narrowed(problem, kept, costs, limits)
         if few.sum() < kept.sum() and (likely := _improved(problem, few, shifted, limits, deadline, ())) is not None:
@@ -135,7 +135,7 @@ def narrowed(problem: Problem, kept: Mask, costs: Floats, limits: Totals) -> tup
     if limited is None or len(limited[0]) <= many:
         return kept, 0.0
     options, rows = limited
-    prices = above_least(problem, kept, costs)[options]
+    prices = _above_least(problem, kept, costs)[options]
     scale = max(float(prices.max()), 1e-300) / _COST
     prices /= scale
     ones = _one_each(problem, options)
@@ -165,7 +165,7 @@ def nearest(problem: Problem, kept: Mask, limits: Totals, deadline: Deadline) ->
     if scale <= 1:
         return summed
     alone = [least_sum(problem, kept, column) for column in columns]
-    above = [above_least(problem, kept, column) for column in columns]
+    above = [_above_least(problem, kept, column) for column in columns]
     usable = kept & np.all([over <= scale - least for over, least in zip(above, alone, strict=True)], 0)
     usable[problem.rows(summed)] = True
     options = np.flatnonzero(usable)
@@ -185,15 +185,14 @@ def nearest(problem: Problem, kept: Mask, limits: Totals, deadline: Deadline) ->
     return summed if x is None else _picks(problem, options, x[:-1])
 
 
-def above_least(problem: Problem, kept: Mask, column: Floats) -> Floats:
+def _above_least(problem: Problem, kept: Mask, column: Floats) -> Floats:
     """Return each option's excess over the least kept one of its group; infinite for options not kept. [options]"""
     least = _least(problem, kept, column)[problem.group_of]
     return np.where(kept, np.where(kept, column, 0.0) - least, np.inf)
 
 
 def _least(problem: Problem, kept: Mask, column: Floats) -> Floats:
-    least: Floats = np.minimum.reduceat(np.where(kept, column, np.inf), problem.starts[:-1])
-    return least
+    return np.asarray(np.minimum.reduceat(np.where(kept, column, np.inf), problem.starts[:-1]))
 
 
 def least_sum(problem: Problem, kept: Mask, column: Floats) -> float:
@@ -210,7 +209,7 @@ def _limited(problem: Problem, kept: Mask, limits: Totals, tight: Totals) -> tup
     usable, rows = kept.copy(), []
     for quantity, limit in limits.items():
         column = problem.column(quantity)
-        above = above_least(problem, kept, column)
+        above = _above_least(problem, kept, column)
         left = math.fsum([limit, *-_least(problem, kept, column)])
         if left < -1e-12 * limit:
             return None

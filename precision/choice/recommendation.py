@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 
 from assay.formats.errors import UnknownOption
@@ -64,53 +64,6 @@ ARGUMENTS: Mapping[Quantity, str] = {
 """The argument of `recommend` that limits each quantity."""
 
 
-def bound(binding: Iterable[Quantity], totals: Totals, limits: Totals, unit: str) -> str:
-    """Return the binding budgets in words: ``bound by max_bytes (1.24 MB of at most 1.25 MB)``."""
-    pairs = {name: _apart(name, totals[name], limits[name], unit) for name in binding}
-    return "bound by " + " and ".join(
-        f"{ARGUMENTS[name]} ({has} of at most {ask})" for name, (has, ask) in pairs.items()
-    )
-
-
-def missed(
-    sets: Iterable[Iterable[Quantity]],
-    shown: Iterable[Quantity],
-    totals: Totals,
-    limits: Totals,
-    unit: str,
-    formats: int,
-) -> str:
-    """Return in words the sets of budgets that can't be met, alone or together, and the closest assignment's totals."""
-    names = [[ARGUMENTS[name] for name in each] for each in sets]
-    first, *others = [" and ".join(each) + "{}" + " together" * (len(each) > 1) for each in names]
-    kept = ", nor ".join([first.format(" can't be kept"), *(other.format("") for other in others)])
-    pairs = {name: _apart(name, totals[name], limits[name], unit) for name in shown}
-    has = " and ".join(f"{has} where {ARGUMENTS[name]} asks for at most {ask}" for name, (has, ask) in pairs.items())
-    return f"{kept}{',' * bool(others)} {among(formats)}; the closest has {has}"
-
-
-def outdone(totals: Totals, limits: Totals, unit: str) -> str:
-    """Return in words that the measured error exceeds the prediction, and no candidate meets the budgets."""
-    if "error" not in limits:
-        return f"predicted to keep the budgets, but measured {format_error(totals['error'])} {unit}"
-    has, ask = _apart("error", totals["error"], limits["error"], unit)
-    return f"predicted to keep max_error, but measured {has} where at most {ask} was asked for; none tried did better"
-
-
-def unconfirmed(choice_error: float, totals: Totals, limits: Totals, unit: str) -> str:
-    """Return in words that a choice meets the error budget on its own data, and not on the held-out data."""
-    has, ask = _apart("error", totals["error"], limits.get("error", math.inf), unit)
-    return (
-        f"max_error is kept on the data that was chosen on ({format_error(choice_error)}), but not on the held-out "
-        f"data: {has} of at most {ask}; give more text, which narrows the gap, or a smaller max_error"
-    )
-
-
-def among(formats: int) -> str:
-    """Return how many formats a choice had: fewer where `audit` got ``formats`` or a ``target``."""
-    return f"with the {formats} formats that this audit looked at" if formats > 1 else "with this audit's only format"
-
-
 def untrusted(reasons: Sequence[str]) -> str:
     """Return a clause with the reasons, sentences, not to trust a prediction; empty without any."""
     if not reasons:
@@ -120,15 +73,10 @@ def untrusted(reasons: Sequence[str]) -> str:
 
 def _apart(quantity: Quantity, total: float, limit: float, unit: str) -> tuple[str, str]:
     """Return a total with its unit and its limit, with as many digits as distinguish them, up to nine."""
-    pairs = [(_reported(quantity, total, digits), _reported(quantity, limit, digits)) for digits in (3, 6, 9)]
+    words = {"error": format_error, "bytes": format_bytes, "kv_bytes": format_bytes}.get(quantity, format_seconds)
+    pairs = [(words(total, digits), words(limit, digits)) for digits in (3, 6, 9)]
     has, ask = next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])
     return f"{has} {unit}" if quantity == "error" else has, ask
-
-
-def _reported(quantity: Quantity, value: float, digits: int = 3) -> str:
-    if quantity == "error":
-        return format_error(value, digits)
-    return (format_bytes if quantity in ("bytes", "kv_bytes") else format_seconds)(value, digits)
 
 
 _SURE = 1.645  # Standard errors of margin to an error budget: 95 % of normal errors are below
@@ -190,36 +138,33 @@ def groups_of(predictor: Predictor, roofline: Roofline, fixed: Collection[str] =
     return groups
 
 
+@dataclass(eq=False)
 class Recommender:
-    """Implements `Audit.recommend` and `Audit.pareto`.
+    """Implements `Audit.recommend` and `Audit.pareto`."""
 
-    predictor: it is replaced as measurements of candidates correct it. measure: an assignment to its error. fixed:
-    names of sites that keep their own format. judge: measures the recommendation on held-out data; None: ``measure``
-    does. refitted: returns a corrected predictor with a newly fitted interval.
-    """
+    predictor: Predictor
+    """It is replaced as measurements of candidates correct it."""
+    measure: Callable[[Mapping[str, str]], float]
+    """An assignment to its error."""
+    roofline: Roofline
+    fixed: Collection[str] = ()
+    """Names of sites that keep their own format."""
+    judge: Judge | None = None
+    """Measures the recommendation on held-out data; None: `measure` does."""
+    refitted: Callable[[Predictor], Predictor] = lambda predictor: predictor
+    """Returns a corrected predictor with a newly fitted interval."""
 
-    def __init__(
-        self,
-        predictor: Predictor,
-        measure: Callable[[Mapping[str, str]], float],
-        roofline: Roofline,
-        fixed: Collection[str] = (),
-        judge: Judge | None = None,
-        refitted: Callable[[Predictor], Predictor] = lambda predictor: predictor,
-    ) -> None:
-        self.predictor = predictor
-        self._measure = measure
-        self._judge = judge
-        self._refitted = refitted
-        self._roofline = roofline
-        self._fixed = frozenset(fixed)
-        self._formats = len({scheme for menu in predictor.observed.menus.values() for scheme in menu})
+    def __post_init__(self) -> None:
+        formats = len({scheme for menu in self.predictor.observed.menus.values() for scheme in menu})
+        what = f"the {formats} formats that this audit looked at" if formats > 1 else "this audit's only format"
+        self._among = f"with {what}"  # fewer where `audit` got formats or a target
+        self._unit = self.predictor.metric.unit
         self._renew()
 
     def _renew(self) -> None:
         """Compute options with current predictions; one more group holds the rest of the model, so that budgets are of
         all of it."""
-        groups, whole = groups_of(self.predictor, self._roofline, self._fixed), self._roofline.total({})
+        groups, whole = groups_of(self.predictor, self.roofline, self.fixed), self.roofline.total({})
         left = {
             what: max(math.fsum([getattr(whole, what), *(-getattr(each.options[0], what) for each in groups)]), 0.0)
             for what in _COSTS
@@ -234,7 +179,7 @@ class Recommender:
         measured errors of the mispredicted groups.
         """
         limits = _checked(budgets)
-        margin = self._judge.margin if self._judge else 1.0
+        margin = self.judge.margin if self.judge else 1.0
         choice_limits = {name: limit / margin if name == "error" else limit for name, limit in limits.items()}
         minimise: Quantity = "bytes" if set(choice_limits) == {"error"} else "error"
         choices = self._choices(choice_limits, 1.0, minimise)
@@ -261,7 +206,13 @@ class Recommender:
                 if not _over(_totals(nearest.measured, nearest.cost), limits):  # only the margin is not kept
                     return self._judged(nearest, limits, minimise)
                 nearest.met = False
-                nearest.why = outdone(_totals(nearest.measured, nearest.cost), limits, self.predictor.metric.unit)
+                nearest.why = (
+                    f"predicted to keep the budgets, but measured {format_error(nearest.measured)} {self._unit}"
+                )
+                if "error" in limits:
+                    has, ask = _apart("error", nearest.measured, limits["error"], self._unit)
+                    what = f"{has} where at most {ask} was asked for; none tried did better"
+                    nearest.why = f"predicted to keep max_error, but measured {what}"
                 return self._reported(nearest)
 
     def _judged(self, best: Assignment, limits: Totals, minimise: Quantity) -> Assignment:
@@ -271,12 +222,16 @@ class Recommender:
         if best.met:
             best.why = self._bound(best, limits, minimise)
         else:
-            best.why = unconfirmed(on_choice, totals, limits, self.predictor.metric.unit)
+            has, ask = _apart("error", totals["error"], limits.get("error", math.inf), self._unit)
+            best.why = (
+                f"max_error is kept on the data that was chosen on ({format_error(on_choice)}), but not on the "
+                f"held-out data: {has} of at most {ask}; give more text, which narrows the gap, or a smaller max_error"
+            )
         return best
 
     def _reported(self, best: Assignment) -> Assignment:
-        if self._judge:
-            best.measured = self._judge.measure(best)
+        if self.judge:
+            best.measured = self.judge.measure(best)
         return best
 
     def front(self, points: int) -> list[dict[str, str]]:
@@ -287,15 +242,13 @@ class Recommender:
     def evaluated(self, assignment: Mapping[str, str]) -> Assignment:
         """Return an assignment with its prediction and cost."""
         result = Assignment(assignment)
-        result.prediction, result.cost = self.predictor.predict(result), self._roofline.cost_of(result)
+        result.prediction, result.cost = self.predictor.predict(result), self.roofline.cost_of(result)
         return result
 
     def _learn(self, schemes: Mapping[str, str]) -> bool:
-        """Find the mispredicted groups by halving, where a choice measures worse than predicted; return whether there
-        are any.
+        """Find the mispredicted groups by halving, where a choice measures worse than predicted; return if any are.
 
-        Among many options a choice selects those whose errors are predicted too small: their measured errors replace
-        these in the predictor.
+        Among many options a choice selects those whose errors are predicted too small: measured ones replace them.
         """
         taken = {group: scheme for group, scheme in schemes.items() if scheme}
         whole, suspects, runs, learnt = self._squares(taken), [taken], 0, False
@@ -312,10 +265,10 @@ class Recommender:
                     suspects.append(half)
                 else:
                     assignment, before = self._assignment(half), self._squares(half)
-                    self.predictor = self.predictor.corrected(assignment, self._measure(assignment))
+                    self.predictor = self.predictor.corrected(assignment, self.measure(assignment))
                     learnt = learnt or self._squares(half) != before
         if learnt:
-            self.predictor = self._refitted(self.predictor)
+            self.predictor = self.refitted(self.predictor)
         self._renew()
         return learnt
 
@@ -323,7 +276,7 @@ class Recommender:
         return self.predictor.squares(self._assignment(schemes))
 
     def _measured_squares(self, schemes: Mapping[str, str]) -> float:
-        error = self._measure(self._assignment(schemes))
+        error = self.measure(self._assignment(schemes))
         return self.predictor.squares_at(error) if 0 < error < math.inf else 0.0 if error == 0 else math.inf
 
     def _assignment(self, schemes: Mapping[str, str]) -> dict[str, str]:
@@ -341,7 +294,7 @@ class Recommender:
 
     def _measured(self, choice: Choice) -> Assignment:
         result = self.evaluated(self._assignment(choice.schemes))
-        result.measured = self._measure(result)
+        result.measured = self.measure(result)
         return result
 
     def _closest(self, limits: Totals) -> Assignment:
@@ -360,7 +313,14 @@ class Recommender:
         together = [name for name in binding if name not in alone]
         sets = [*([name] for name in alone), *([together] if together else [])]
         shown = [name for name in limits if name in binding or name in over]
-        best.why = missed(sets, shown, totals, limits, self.predictor.metric.unit, self._formats)
+        names = [[ARGUMENTS[name] for name in each] for each in sets]
+        first, *others = [" and ".join(each) + "{}" + " together" * (len(each) > 1) for each in names]
+        kept = ", nor ".join([first.format(" can't be kept"), *(other.format("") for other in others)])
+        pairs = {name: _apart(name, totals[name], limits[name], self._unit) for name in shown}
+        has = " and ".join(
+            f"{has} where {ARGUMENTS[name]} asks for at most {ask}" for name, (has, ask) in pairs.items()
+        )
+        best.why = f"{kept}{',' * bool(others)} {self._among}; the closest has {has}"
         return best
 
     def _least(self, quantity: Quantity) -> float:
@@ -368,17 +328,19 @@ class Recommender:
 
     def _bound(self, best: Assignment, limits: Totals, minimise: Quantity) -> str:
         """Return in words the used-up budgets among those that the unchanged model does not meet."""
-        totals, metric = _totals(best.measured, best.cost), self.predictor.metric.unit
-        if minimise == "bytes":
-            if best.cost.bytes > self._least("bytes") * (1 + 1e-9):
-                return bound(["error"], totals, limits, metric)
-            return f"no budget binds: the fewest bytes that there are {among(self._formats)}"
-        whole = _totals(0.0, self._roofline.total({}))
-        used = {name: totals[name] / limit for name, limit in limits.items() if whole[name] > limit}
-        if not used:
-            return "no budget binds: the model as it is keeps them"
-        near = [name for name in used if used[name] >= min(_NEAR, max(used.values()))]
-        return bound(near, totals, limits, metric)
+        totals, near = _totals(best.measured, best.cost), list[Quantity](["error"])
+        if minimise == "bytes" and best.cost.bytes <= self._least("bytes") * (1 + 1e-9):
+            return f"no budget binds: the fewest bytes that there are {self._among}"
+        if minimise != "bytes":
+            whole = _totals(0.0, self.roofline.total({}))
+            used = {name: totals[name] / limit for name, limit in limits.items() if whole[name] > limit}
+            if not used:
+                return "no budget binds: the model as it is keeps them"
+            near = [name for name in used if used[name] >= min(_NEAR, max(used.values()))]
+        pairs = {name: _apart(name, totals[name], limits[name], self._unit) for name in near}
+        return "bound by " + " and ".join(
+            f"{ARGUMENTS[name]} ({has} of at most {ask})" for name, (has, ask) in pairs.items()
+        )
 
 
 def _checked(budgets: Mapping[Quantity, float | None]) -> Totals:

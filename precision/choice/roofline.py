@@ -182,11 +182,18 @@ class Roofline:
         chosen = scheme_named(scheme) if scheme else None
         if site.type == "kv_cache":
             return self._attention(chosen)
-        if site.type == "embedding":
-            return self._embedding(site, chosen)
+        if site.type not in ("embedding", "linear"):
+            return Cost()
+        # The output's product with the vocabulary is of the last position only.
+        decoded, prompt = self.shape.batch, self.shape.batch * self.shape.prompt
+        counts = (decoded if site in self._heads else prompt, decoded)
         if site.type == "linear":
-            return self._linear(site, chosen)
-        return Cost()
+            times = [self._product(site, chosen, count) for count in counts]
+        else:
+            width, stored = site.shape[-1], chosen.weight if chosen else None
+            row = self._own_bytes(site) * width if stored is None else _bits(stored, (1, width)) / 8
+            times = [self._time(0.0, self._own_arithmetic, count * (row + self._own * width)) for count in counts]
+        return Cost(0.0 if site.tied else self._weight(site, chosen), 0.0, *times)
 
     def rest(self) -> Cost:
         """Return the cost outside of sites, in the model's own dtype: attention of layers without a KV-cache site, and
@@ -206,16 +213,6 @@ class Roofline:
         cost = self.total(assignment)
         cost = cost if self.shape.decodes else replace(cost, decode=math.nan)
         return cost if self.device else replace(cost, prefill=math.nan, decode=math.nan)
-
-    def _linear(self, site: Site, scheme: Scheme | None) -> Cost:
-        tokens = self.shape.batch * self.shape.prompt
-        if site in self._heads:
-            tokens = self.shape.batch  # the output's product with the vocabulary, of the last position only
-        return Cost(
-            bytes=0.0 if site.tied else self._weight(site, scheme),
-            prefill=self._product(site, scheme, tokens),
-            decode=self._product(site, scheme, self.shape.batch),
-        )
 
     def _product(self, site: Site, scheme: Scheme | None, tokens: int) -> float:
         """Return the seconds of x [tokens, K] times the weight; of experts, of those in a layer that the tokens
@@ -245,14 +242,6 @@ class Roofline:
             return 1.0, 1.0
         chosen = min(self.shape.top_k / experts, 1.0)
         return chosen * held, 1.0 - (1.0 - chosen) ** tokens
-
-    def _embedding(self, site: Site, scheme: Scheme | None) -> Cost:
-        width = site.shape[-1]
-        stored = scheme.weight if scheme else None
-        row = self._own_bytes(site) * width if stored is None else _bits(stored, (1, width)) / 8
-        counts = (self.shape.batch * self.shape.prompt, self.shape.batch)
-        times = [self._time(0.0, self._own_arithmetic, count * (row + self._own * width)) for count in counts]
-        return Cost(0.0 if site.tied else self._weight(site, scheme), 0.0, *times)
 
     def _attention(self, scheme: Scheme | None) -> Cost:
         """Return the cost of one layer without the projections: scores and probabilities stay on chip, products run in

@@ -3,10 +3,9 @@
 In: a model, an assignment of site names to scheme names, and the fitted quantisation parameters. Out: files, and notes
 on what they can't express. Called by `assay audit --export` and by users.
 
-exporting (writes all files into one folder) · offered (the schemes that the exports can express) · configurations (one
-file for each stack) · checkpoint (quantised weights) · gguf (names, importance matrix, a file of the model) · lint ·
-target and plan (interface of the stacks) · patterns (matching of module names) · manifest (the record of the written
-files) · verifying (reads exports again) · reloading (loads exports again and measures them).
+exporting (writes all files into one folder) · configurations (one file for each stack) · checkpoint (quantised weights)
+· plan (interface of the stacks, matching of names) · lint · manifest (the record of the written files) · verifying
+(reads exports again) · reloading (loads exports again and measures them).
 """
 
 from assay.precision.export.checkpoint import (
@@ -20,12 +19,11 @@ from assay.precision.export.configurations.compressed_tensors import quantizatio
 from assay.precision.export.configurations.gguf import WrittenFile, write_gguf
 from assay.precision.export.configurations.torchao import fqn_to_config
 from assay.precision.export.configurations.vllm import command_line, online_config
-from assay.precision.export.exporting import FORMATS, Exported, clear, export, unexportable
+from assay.precision.export.exporting import FORMATS, Exported, apart, clear, export, offered, unexportable
 from assay.precision.export.lint import lint, lint_config, lint_scales
 from assay.precision.export.manifest import Part, Reloaded
-from assay.precision.export.offered import apart, offered
+from assay.precision.export.plan import Recipe
 from assay.precision.export.reloading import reloaded
-from assay.precision.export.target import Recipe
 from assay.precision.export.verifying import Verified, verify_export
 
 __all__ = [

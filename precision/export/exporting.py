@@ -1,4 +1,7 @@
-"""`export`: writes an assignment as configuration files of serving stacks and as a checkpoint, into one folder."""
+"""`export`: writes an assignment as configuration files of serving stacks and as a checkpoint, into one folder.
+
+Also the schemes that an audit may choose from when its recommendation is to be exported.
+"""
 
 import shlex
 import tempfile
@@ -9,21 +12,20 @@ from typing import Any
 
 import torch
 
+from assay.formats.errors import UnknownOption
 from assay.precision.errors import CannotExport
 from assay.precision.export import manifest
-from assay.precision.export.checkpoint.folder import config_json, dtype_of
 from assay.precision.export.checkpoint.pieces import pieces_of
-from assay.precision.export.checkpoint.storable import unstorable
-from assay.precision.export.checkpoint.writing import write_checkpoint
+from assay.precision.export.checkpoint.writing import config_json, dtype_of, unstorable, write_checkpoint
 from assay.precision.export.configurations import TARGETS
 from assay.precision.export.configurations.compressed_tensors import tables_of
 from assay.precision.export.lint import lint
 from assay.precision.export.manifest import OPTIONS, Part
-from assay.precision.export.plan import plan_of
-from assay.precision.export.target import Request
+from assay.precision.export.plan import Request, plan_of
 from assay.precision.observation.qparams import QParams
 from assay.precision.observation.sites import Site
-from assay.precision.targets import kind_of, target_named
+from assay.precision.schemes import SCHEMES
+from assay.precision.targets import formats_of, kind_of, target_named
 
 FORMATS = tuple(TARGETS)
 """The configurations that `export` can write."""
@@ -83,6 +85,11 @@ def export(
     request = _request(model, sites, assignment=assignment, dtype=dtype, model=str(source or "MODEL"), fits=fits)
     fuses = checkpoint or not all(TARGETS[name].apart for name in formats)
     said: dict[str, list[str]] = {line: ["lint"] for line in lint(assignment, sites, target, fuses=fuses)}
+
+    def note(who: str, lines: Collection[str]) -> None:
+        for line in lines:  # a note that several formats share is kept once
+            said.setdefault(line, []).append(who)
+
     texts: dict[str, str | bytes] = {}
     parts: list[Part] = []
     tensors: dict[str, Sequence[str]] = {}
@@ -90,14 +97,14 @@ def export(
     for name in dict.fromkeys(formats):
         recipe = TARGETS[name].recipe(request)
         files = TARGETS[name].files(request, recipe) if recipe.held else {}
-        _note(said, name, [*recipe.notes, *([] if files else [_NOTHING])])
+        note(name, [*recipe.notes, *([] if files else [_NOTHING])])
         if files:
             parts.append(Part(name, tuple(folder / file for file in files), recipe.held))
             tensors |= recipe.tensors
         texts |= files
     plan = plan_of(assignment, sites, dtype, experts=True, tables=tables_of(kind_of(model)))
     if checkpoint and not (plan.linears or plan.experts or plan.cache == "kv-fp8"):
-        _note(said, "checkpoint", [_NOTHING])
+        note("checkpoint", [_NOTHING])
         checkpoint = False
     manifest.check(folder, texts, overwrite)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -108,21 +115,13 @@ def export(
             (index / file).write_bytes(text if isinstance(text, bytes) else text.encode())
         if checkpoint:
             try:
-                made = write_checkpoint(
-                    model,
-                    assignment,
-                    index / "checkpoint",
-                    sites=sites,
-                    fits=fits,
-                    source=origin,
-                    dtype=dtype,
-                    partial=partial,
-                )
+                options: dict[str, Any] = {"source": origin, "dtype": dtype, "partial": partial}
+                made = write_checkpoint(model, assignment, index / "checkpoint", sites=sites, fits=fits, **options)
             except CannotExport as error:
                 if not partial:
                     raise
                 refused = str(error)
-                _note(said, "checkpoint", [f"not written: {refused}"])
+                note("checkpoint", [f"not written: {refused}"])
             else:
                 paths = [folder / "checkpoint"]
                 if made.options:
@@ -130,7 +129,7 @@ def export(
                     (index / OPTIONS).write_text(f"{command}\n", encoding="utf-8")
                     paths.append(folder / OPTIONS)
                 parts.append(Part("checkpoint", tuple(paths), made.held, made.bytes))
-                _note(said, "checkpoint", [line for line in made.notes if said.get(line) != ["lint"]])
+                note("checkpoint", [line for line in made.notes if said.get(line) != ["lint"]])
         notes = tuple(f"{', '.join(who)}: {line}" for line, who in said.items())
         matrices = {name: site for name, site in sites.items() if site.type in ("linear", "embedding")}
         about = {
@@ -170,12 +169,39 @@ def clear(out: str | Path) -> bool:
     return manifest.remove(Path(out))
 
 
-def _note(said: dict[str, list[str]], who: str, lines: Collection[str]) -> None:
-    """Add the notes of a format; a note that several formats share is kept once."""
-    for line in lines:
-        said.setdefault(line, []).append(who)
-
-
 def _request(module: torch.nn.Module, sites: Mapping[str, Site], **rest: Any) -> Request:
     names = {name: [piece.name for piece in pieces] for name, pieces in pieces_of(module, sites).items()}
     return Request(sites=sites, names=names, module=module, **rest)
+
+
+def offered(
+    formats: Collection[str] | None, target: str | None, exports: Collection[str], checkpoint: bool = False
+) -> tuple[str, ...]:
+    """Return the names of the schemes that the target, every export and the ``checkpoint`` support.
+
+    formats: the schemes requested by name; None: the default ones. Raises UnknownOption for a scheme that the target
+    lacks, for an export that its engine doesn't read, and if no scheme is left; also the errors of `formats_of` of
+    `precision.targets`.
+    """
+    asked = dict.fromkeys([*exports, *(["compressed-tensors"] if checkpoint else [])])
+    engine = target_named(target).engine
+    if formats is None and engine is None and "gguf" in asked:  # GGUF has types that no other format has
+        names = formats_of(None, "llama.cpp")
+    else:
+        names = formats_of(formats, target)
+    for export in asked:
+        if engine is not None and export not in engine.exports:
+            read = ", ".join(engine.exports)
+            raise UnknownOption(f"{engine.name} reads no {export}: take its {read}, or leave the export away")
+    results = tuple(name for name in names if not any(TARGETS[export].lacks(SCHEMES[name]) for export in asked))
+    if not results:
+        what = "none of the formats" if formats is not None else "no format"
+        raise UnknownOption(f"{what} is in all of {', '.join(asked)}: export them apart, or choose others")
+    return results
+
+
+def apart(target: str | None, exports: Collection[str]) -> bool | None:
+    """Return whether all exports allow a scheme per linear; None: the target decides."""
+    if not exports or target_named(target).engine is not None:
+        return None
+    return all(TARGETS[name].apart for name in exports) or None

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 
 from assay.configs.architectures import asked_for, fused_name
-from assay.precision.export.patterns import matches
-from assay.precision.export.plan import units_of
+from assay.precision.export.plan import matches, units_of
 from assay.precision.observation.sites import Site
 from assay.precision.schemes import SCHEMES, scheme_named
 from assay.precision.targets import target_named
@@ -30,7 +29,11 @@ def lint(
         if len(names) > 1:
             choices = ", ".join(f"{name.rpartition('.')[2]} {assignment.get(name, 'as it is')}" for name in members)
             results.append(f"{unit}: serving engines run its linears as one product, which takes one scheme: {choices}")
-    results += _tied(assignment, sites)
+    results += [
+        f"{name}: shares its weight with {site.tied}; {assignment.get(name) or assignment.get(site.tied)} is both's"
+        for name, site in sites.items()
+        if site.tied and (name in assignment or site.tied in assignment)
+    ]
     fallen: dict[str, list[str]] = {}
     for name, scheme in assignment.items():
         if note := aimed.lacks(scheme_named(scheme)):
@@ -52,6 +55,7 @@ def lint_config(
     differ.
     """
     called = {site: (names or {}).get(site, [site]) for site in sites}
+    classes = {name: ("Embedding",) if site.type == "embedding" else ("Linear",) for name, site in sites.items()}
     others = asked_for({name for several in called.values() for name in several})
     groups: Mapping[str, Any] = config.get("config_groups") or {}
     ignored = config.get("ignore") or []
@@ -62,13 +66,15 @@ def lint_config(
         for target in group["targets"]:
             if target.startswith("re:") and not target.endswith("$"):
                 results.append(f"{name}: {target!r} matches every name that begins so; end it with $")
-            own = (matches(target, name, _classes(sites[site])) for site in sites for name in called[site])
+            own = (matches(target, name, classes[site]) for site in sites for name in called[site])
             if not any(own) and not any(matches(target, name) for name in others):
                 results.append(f"{name}: {target!r} matches no linear of the model")
     for site, index in sites.items():
         if index.shape:
             scheme = assignment.get(site, assignment.get(index.tied, ""))
-            results += [line for name in called[site] for line in _of_linear(name, index, scheme, groups, ignored)]
+            results += [
+                line for name in called[site] if (line := _of_linear(name, classes[site], scheme, groups, ignored))
+            ]
     return results
 
 
@@ -85,8 +91,7 @@ def lint_scales(tensors: Mapping[str, torch.Tensor], sites: Mapping[str, Site]) 
     return results
 
 
-def _of_linear(name: str, index: Site, given: str, groups: Mapping[str, Any], ignored: list[str]) -> list[str]:
-    classes = _classes(index)
+def _of_linear(name: str, classes: Sequence[str], given: str, groups: Mapping[str, Any], ignored: Sequence[str]) -> str:
     hits = [
         (group, target) for group in groups for target in groups[group]["targets"] if matches(target, name, classes)
     ]
@@ -95,21 +100,9 @@ def _of_linear(name: str, index: Site, given: str, groups: Mapping[str, Any], ig
     quantised = weight is not None and weight.per != "element"
     if quantised and (skipped or not hits):
         why = "it is ignored" if skipped else "no group has it as a target"
-        return [f"{name}: would silently stay as it is instead of {given}, since {why}"]
+        return f"{name}: would silently stay as it is instead of {given}, since {why}"
     if hits and not quantised and not skipped:
-        return [f"{name}: {hits[0][1]!r} of {hits[0][0]} matches it, but it is to stay as it is"]
+        return f"{name}: {hits[0][1]!r} of {hits[0][0]} matches it, but it is to stay as it is"
     if len({group for group, _ in hits}) > 1:
-        return [f"{name}: stands in {' and '.join(dict(hits))}; engines take one of them"]
-    return []
-
-
-def _tied(assignment: Mapping[str, str], sites: Mapping[str, Site]) -> list[str]:
-    return [
-        f"{name}: shares its weight with {site.tied}; {assignment.get(name) or assignment.get(site.tied)} is both's"
-        for name, site in sites.items()
-        if site.tied and (name in assignment or site.tied in assignment)
-    ]
-
-
-def _classes(site: Site) -> tuple[str, ...]:
-    return ("Embedding",) if site.type == "embedding" else ("Linear",)
+        return f"{name}: stands in {' and '.join(dict(hits))}; engines take one of them"
+    return ""

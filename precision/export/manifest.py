@@ -88,14 +88,8 @@ def move(
     remove(folder)
     if not files:
         return
-    digests = {name: digest_of(index / name) for name in files}
-    content = {
-        "assignment": dict(assignment),
-        "files": files,
-        "notes": list(notes),
-        **(about or {}),
-        "digests": digests,
-    }
+    content = {"assignment": dict(assignment), "files": files, "notes": list(notes), **(about or {})}
+    content["digests"] = {name: digest_of(index / name) for name in files}
     write_text_atomically(folder / RECORD, json.dumps(content, indent=1) + "\n")
     for name in sorted(files, key=lambda name: Path(name).name == "config.json"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,14 +1,23 @@
-"""Sorts an assignment for an export: linears to quantise, linears to leave, KV caches, unsupported sites."""
+"""The interface of the export targets, and an assignment sorted for them: linears, KV caches, unsupported sites.
 
-from collections.abc import Callable, Iterable, Mapping
+Also module names as targets: exact names, or regular expressions over their numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
 
+from assay.configs import architectures
 from assay.configs.architectures import fused_name
 from assay.precision.errors import CannotExport
-from assay.precision.export.target import Recipe
+from assay.precision.observation.qparams import QParams
 from assay.precision.observation.sites import Site
 from assay.precision.observation.tracer import HEAD
 from assay.precision.schemes import Scheme, scheme_named
@@ -16,7 +25,79 @@ from assay.runtime.errors import listed
 
 T = TypeVar("T")
 
+Names = Mapping[str, Sequence[str]]
+"""Checkpoint names of sites, where they differ from the sites' own names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """The content that one serving stack reads."""
+
+    content: dict[str, Any]
+    held: dict[str, str]
+    """The part of the assignment that it expresses; empty if the stack would do nothing."""
+    notes: tuple[str, ...] = ()
+    """One line for each kind of site that it can't express."""
+    tensors: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The tensors of each site, for stacks with their own tensor names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The model and assignment to export."""
+
+    assignment: Mapping[str, str]
+    sites: Mapping[str, Site]
+    dtype: torch.dtype = torch.bfloat16
+    """Dtype of sites that are not quantised."""
+    names: Names = field(default_factory=dict)
+    model: str = "MODEL"
+    """The directory or hub name that engines load."""
+    module: torch.nn.Module
+    fits: QParams | None = None
+    """The scales and importances that the simulation used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The interface of one serving stack: its recipe, its files, and its limits. Each is one of `configurations`."""
+
+    recipe: Callable[[Request], Recipe]
+    files: Callable[[Request, Recipe], Mapping[str, str | bytes]]
+    """Returns the files by name for a recipe that expresses something."""
+    lacks: Callable[[Scheme], str]
+    """Returns why it can't express a scheme of linears or KV caches; empty if it can."""
+    fixed: Callable[[Request], Collection[str]] | None = None
+    """Returns the sites that it can hold only in their original format; None: those that a checkpoint can't
+    (`unstorable`)."""
+    apart: bool = False
+    """It takes a format per linear even where engines fuse q, k and v."""
+    tables: bool = False
+    """It holds embedding tables, for an engine that loads them."""
+
+
+def of_linears(reason: Callable[[Scheme], str | None], caches: Collection[str] = ()) -> Callable[[Scheme], str]:
+    """Return a `Target.lacks`; ``reason`` says why a linear's scheme is unsupported, ``caches`` are supported."""
+
+    def lacks(scheme: Scheme) -> str:
+        if "kv_cache" in scheme.site_types and scheme.weight is None:
+            return "" if scheme.name in caches else f"of KV caches it holds {' and '.join(caches) or 'none'}"
+        if scheme.weight is None or scheme.weight.per == "element":
+            return "it holds formats of weights, and inputs of linears with them"
+        return reason(scheme) or ""
+
+    return lacks
+
+
+def json_text(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, indent=2) + "\n"
+
+
 _CASTS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_ROLES = {
+    "convolution": "no serving stack loads a quantised convolution",
+    "recurrence": "no serving stack loads a quantised recurrent layer",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +128,19 @@ class Plan:
         """Record why a site is left out."""
         self.reasons.setdefault(reason, {})[site] = scheme
 
+    def note_caches(self, reason: str) -> None:
+        """Record why all KV caches are left out."""
+        for name, scheme in self.caches.items():
+            self.note(name, scheme.name, reason)
+
     def recipe(self, content: dict[str, Any], held: Iterable[str]) -> Recipe:
         """Return the stack's content, the sites that it expresses, and the notes (schemes, first site, reason)."""
         schemes = {**self.weights, **self.caches}
-        return Recipe(content, {name: schemes[name].name for name in held}, tuple(self._notes()))
-
-    def _notes(self) -> Iterable[str]:
-        for reason, left in self.reasons.items():
-            schemes = listed(list(dict.fromkeys(left.values())), "formats", most=3)
-            yield f"{schemes} at {listed(list(left))}: {reason}"
+        notes = (
+            f"{listed(list(dict.fromkeys(left.values())), 'formats', most=3)} at {listed(list(left))}: {reason}"
+            for reason, left in self.reasons.items()
+        )
+        return Recipe(content, {name: schemes[name].name for name in held}, tuple(notes))
 
     def expressed(self, entry_of: Callable[[Scheme], tuple[T | None, str]]) -> dict[str, T]:
         """Return the stack's entry for each linear; ``entry_of`` returns an entry, or None and a reason to note."""
@@ -79,15 +164,6 @@ class Plan:
                     words = f"vLLM runs {len(members)} linears as {name}, which has no {what}: they differ"
                     self.note(unit, "mixed", words)
         return results
-
-    def fp8_caches(self, otherwise: str) -> dict[str, Scheme]:
-        """Return all KV caches if they are e4m3, the only supported format; else note ``otherwise`` as the reason."""
-        if self.cache == "kv-fp8":
-            return self.caches
-        for name, scheme in self.caches.items():
-            one = "one scheme holds for the caches of all layers"
-            self.note(name, scheme.name, one if scheme.name == "kv-fp8" else otherwise)
-        return {}
 
 
 def no_tables(scheme: Scheme, tied: bool) -> str:
@@ -117,32 +193,31 @@ def plan_of(
     plan = Plan()
     owners = {site.tied for site in sites.values()}
     for name, scheme in schemes.items():
-        site = sites[name]
+        site, reason = sites[name], ""
         if scheme.name in _CASTS or scheme.name == "tf32":
             if _CASTS.get(scheme.name) != dtype:
-                kept = str(dtype).removeprefix("torch.")
-                plan.note(name, scheme.name, f"what isn't quantised is stored and computed in {kept}")
+                reason = f"what isn't quantised is stored and computed in {str(dtype).removeprefix('torch.')}"
         elif site.type == "kv_cache":
             # Engines with FP8 attention round queries themselves.
             plan.caches[name] = scheme_named(scheme.name.removesuffix("-q")) if scheme.queries else scheme
         elif site.type not in ("linear", "embedding") or scheme.weight is None:
-            plan.note(name, scheme.name, "only weights, inputs of linears and the KV cache can be given a format")
-        elif site.type == "embedding" and (reason := tables(scheme, bool(site.tied) or name in owners)):
-            plan.note(name, scheme.name, reason)
+            reason = "only weights, inputs of linears and the KV cache can be given a format"
+        elif site.type == "embedding" and (no_table := tables(scheme, bool(site.tied) or name in owners)):
+            reason = no_table
         elif name.endswith(HEAD):
-            plan.note(name, scheme.name, "no serving stack has a name for a product with a table of embeddings")
-        elif site.role == "convolution":
-            plan.note(name, scheme.name, "no serving stack loads a quantised convolution")
-        elif site.role == "recurrence":
-            plan.note(name, scheme.name, "no serving stack loads a quantised recurrent layer")
-        elif len(site.shape) > 2 and experts:
-            plan.experts[name] = scheme
-        elif len(site.shape) > 2:
-            plan.note(name, scheme.name, "experts held in one parameter have no name here")
-        else:
+            reason = "no serving stack has a name for a product with a table of embeddings"
+        elif site.role in _ROLES:
+            reason = _ROLES[site.role]
+        elif len(site.shape) <= 2:
             plan.linears[name] = scheme
             if site.type == "embedding":
                 plan.tables.add(name)
+        elif experts:
+            plan.experts[name] = scheme
+        else:
+            reason = "experts held in one parameter have no name here"
+        if reason:
+            plan.note(name, scheme.name, reason)
     for name, site in sites.items():  # a tied weight follows the site that owns it
         if site.tied in plan.linears and name not in assignment and not name.endswith(HEAD):
             plan.linears[name] = plan.linears[site.tied]
@@ -161,3 +236,64 @@ def units_of(names: Mapping[str, Site]) -> dict[str, list[str]]:
         if site.shape and site.unit and site.unit != name:
             units.setdefault(site.unit, []).append(name)
     return {unit: members for unit, members in units.items() if len(members) > 1}
+
+
+def targets_of(names: Iterable[str]) -> list[str]:
+    """Return targets that match exactly these names.
+
+    A target is mostly the name itself: vLLM maps names, but not patterns, if it renames modules of the checkpoint.
+    Experts, of which there may be thousands, share a pattern if they differ only in their numbers. "re:" targets are
+    read with `re.match`, which anchors only the start, so each ends with "$".
+    """
+    exact, experts = _split(names)
+    return sorted([*exact, *_alike(experts)], key=lambda target: target.startswith("re:"))
+
+
+def also_asked_for(names: Collection[str]) -> list[str]:
+    """Return targets for the names that engines look up instead of these (`architectures.asked_for`).
+
+    Fused linears get patterns. Experts, whose own targets are patterns, get names, which engines map.
+    """
+    others, experts = _split(architectures.asked_for(dict.fromkeys(names)))
+    return [*experts, *_alike(others)]
+
+
+def matches(target: str, name: str, classes: Collection[str] = ()) -> bool:
+    """Return whether a compressed-tensors target matches a module: by exact name, "re:" pattern, or class."""
+    if target.startswith("re:"):
+        return re.match(target.removeprefix("re:"), name) is not None
+    return target == name or target in classes
+
+
+def _split(names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return the names outside of experts, and those in experts, each once."""
+    given = list(dict.fromkeys(names))
+    inside = [name for name in given if architectures.in_experts(name)]
+    return [name for name in given if name not in set(inside)], inside
+
+
+def _alike(names: Iterable[str]) -> list[str]:
+    """Return targets of names; names that differ only in numbers share one if all combinations of the numbers occur."""
+    alike: dict[tuple[str, ...], set[tuple[int, ...]]] = {}
+    for name in names:
+        words = tuple("#" if word.isdecimal() else word for word in name.split("."))
+        alike.setdefault(words, set()).add(tuple(int(word) for word in name.split(".") if word.isdecimal()))
+    return [target for words, numbers in alike.items() for target in _targets(words, numbers)]
+
+
+def _targets(words: tuple[str, ...], numbers: set[tuple[int, ...]]) -> list[str]:
+    """Return targets of the names given by ``words`` with ``numbers`` in place of "#"."""
+    columns = [sorted(set(column)) for column in zip(*numbers, strict=True)]
+    if len(numbers) == 1:
+        given = (str(column[0]) for column in columns)
+        return [".".join(next(given) if word == "#" else word for word in words)]
+    if math.prod(map(len, columns)) == len(numbers):
+        choices = (str(column[0]) if len(column) == 1 else f"({'|'.join(map(str, column))})" for column in columns)
+        return ["re:" + r"\.".join(next(choices) if word == "#" else re.escape(word) for word in words) + "$"]
+    # Not all combinations of numbers occur: split by the first position with several numbers.
+    position = next(index for index, values in enumerate(columns) if len(values) > 1)
+    return [
+        target
+        for value in columns[position]
+        for target in _targets(words, {some for some in numbers if some[position] == value})
+    ]

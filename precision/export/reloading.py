@@ -44,8 +44,14 @@ class _Params(ctypes.Structure):
 
 
 class _Batch(ctypes.Structure):
-    _fields_ = [("n_tokens", ctypes.c_int32)] + [
-        (name, _ADDRESS) for name in ("token", "embd", "pos", "n_seq_id", "seq_id", "logits")
+    _fields_ = [
+        ("n_tokens", ctypes.c_int32),
+        ("token", ctypes.POINTER(ctypes.c_int32)),
+        ("embd", _ADDRESS),
+        ("pos", ctypes.POINTER(ctypes.c_int32)),
+        ("n_seq_id", ctypes.POINTER(ctypes.c_int32)),
+        ("seq_id", ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
+        ("logits", ctypes.POINTER(ctypes.c_int8)),
     ]
 
 
@@ -90,11 +96,9 @@ class LlamaCpp(torch.nn.Module):
         tokens = _function("llama_batch_init", _Batch, *[ctypes.c_int32] * 3)(len(ids), 0, 1)
         try:
             for index, token in enumerate(ids):
-                ctypes.cast(tokens.token, ctypes.POINTER(ctypes.c_int32))[index] = token
-                ctypes.cast(tokens.pos, ctypes.POINTER(ctypes.c_int32))[index] = index
-                ctypes.cast(tokens.n_seq_id, ctypes.POINTER(ctypes.c_int32))[index] = 1
-                ctypes.cast(tokens.seq_id, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)))[index][0] = 0
-                ctypes.cast(tokens.logits, ctypes.POINTER(ctypes.c_int8))[index] = 1
+                tokens.token[index], tokens.pos[index], tokens.n_seq_id[index] = token, index, 1
+                tokens.seq_id[index][0] = 0
+                tokens.logits[index] = 1
             tokens.n_tokens = len(ids)
             if _function("llama_decode", ctypes.c_int32, _ADDRESS, _Batch)(context, tokens):
                 raise BadModel(f"llama.cpp computes nothing for {len(ids)} tokens: give shorter sequences")
@@ -143,10 +147,6 @@ def reloaded(audit: Audit, part: Part) -> Reloaded | None:
     return Reloaded(reader, error, *about)
 
 
-def _checkpoint(audit: Audit, part: Part) -> torch.nn.Module:
-    return load_checkpoint(part.paths[0]).to(device_of(audit.model))
-
-
 def _torchao(audit: Audit, part: Part) -> torch.nn.Module:
     with quiet():
         core: Any = optional("torchao.core.config", purpose="an export for torchao", extra="audit")
@@ -188,7 +188,10 @@ def _mlx(audit: Audit, part: Part) -> torch.nn.Module:
 
 
 _READERS: dict[str, tuple[tuple[str, ...], Callable[[Audit, Part], torch.nn.Module]]] = {
-    "checkpoint": (("transformers", "compressed-tensors"), _checkpoint),
+    "checkpoint": (
+        ("transformers", "compressed-tensors"),
+        lambda audit, part: load_checkpoint(part.paths[0]).to(device_of(audit.model)),
+    ),
     "torchao": (("torchao",), _torchao),
     "gguf": (("xllamacpp",), _gguf),
     "mlx": (("mlx",), _mlx),

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
+from safetensors import safe_open
 
 from assay.configs.architectures import fused, products_of, quantised_by_gguf
 from assay.precision.errors import CannotExport
@@ -26,7 +28,7 @@ from assay.precision.export.configurations.torchao import entry_of
 from assay.precision.export.manifest import OPTIONS, digest_of, record_in
 from assay.precision.loading.quiet import one_line, quiet
 from assay.precision.schemes import scheme_named
-from assay.precision.schemes.ggml import BlockType, block_types
+from assay.precision.schemes.ggml import block_types
 from assay.runtime.errors import NotInstalled, listed
 from assay.runtime.modules import optional
 from assay.runtime.results import installed_version
@@ -69,7 +71,10 @@ def verify_export(folder: str | Path) -> list[Verified]:
     llama-quantize and mlx_lm have written them. A file whose bytes have changed is reported in any case. Raises
     CannotExport for another folder.
     """
-    export = _Export.in_folder(folder)
+    try:
+        export = msgspec.convert({"folder": Path(folder), **record_in(Path(folder))}, _Export)
+    except (msgspec.ValidationError, TypeError):
+        raise CannotExport(f"{folder} has no export.json that names linears: give the folder of an export") from None
     results = {file: _result(file, partial(_READERS[file], export, file)) for file in export.files if file in _READERS}
     results |= {file: Verified(file, "") for file in export.files if file == "vllm.json"}  # vLLM is not installed here
     for file, digest in export.digests.items():
@@ -85,35 +90,24 @@ def verify_export(folder: str | Path) -> list[Verified]:
     return list(results.values())
 
 
-@dataclass(frozen=True, slots=True)
-class _Export:
-    """The record of an export, from its export.json.
+class _Export(msgspec.Struct):
+    """The record of an export, from its export.json."""
 
-    ``names``: the checkpoint's names of each site; ``held``: the part of the assignment that each format expresses;
-    ``tensors``: the GGUF tensors of each site's weight; ``tables``: embedding sites; ``tied``: sites that share another
-    site's weight; ``digests``: SHA-256 of the files.
-    """
-
-    folder: Path
     files: tuple[str, ...]
-    assignment: Mapping[str, str]
-    names: Mapping[str, Sequence[str]]
-    held: Mapping[str, Mapping[str, str]]
-    tensors: Mapping[str, Sequence[str]]
-    tables: Sequence[str]
-    tied: Sequence[str]
-    digests: Mapping[str, str]
-
-    @classmethod
-    def in_folder(cls, folder: str | Path) -> _Export:
-        path = Path(folder)
-        record: Any = record_in(path)
-        try:
-            optional_fields = (record.get(key, {}) for key in ("tensors", "tables", "tied", "digests"))
-            fields = (tuple(record["files"]), record["assignment"], record["names"], record["held"])
-            return cls(path, *fields, *optional_fields)
-        except (KeyError, TypeError, AttributeError):
-            raise CannotExport(f"{path} has no export.json that names linears: give the folder of an export") from None
+    assignment: dict[str, str]
+    names: dict[str, list[str]]
+    """The checkpoint's names of each site."""
+    held: dict[str, dict[str, str]]
+    """The part of the assignment that each format expresses."""
+    tensors: dict[str, list[str]] = {}
+    """The GGUF tensors of each site's weight."""
+    tables: list[str] = []
+    """Embedding sites."""
+    tied: list[str] = []
+    """Sites that share another site's weight."""
+    digests: dict[str, str] = {}
+    """SHA-256 of the files."""
+    folder: Path = Path()
 
 
 def _result(file: str, read: Callable[[], Verified]) -> Verified:
@@ -133,19 +127,10 @@ def _difference(name: str, wanted: str | None, got: Any) -> str:
     return f"{name}: expected {wanted or 'none'}, gets {' '.join(words.split())[:160]}"
 
 
-# compressed-tensors
-
-
-def _configuration(export: _Export, file: str) -> Verified:
-    return _compressed_tensors(export, file, export.held["compressed-tensors"])
-
-
-def _checkpoint(export: _Export, file: str) -> Verified:
-    return _compressed_tensors(export, file, export.held["checkpoint"], tensors=True)
-
-
-def _compressed_tensors(export: _Export, file: str, held: Mapping[str, str], *, tensors: bool = False) -> Verified:
+def _compressed_tensors(export: _Export, file: str) -> Verified:
     """Match each linear with the groups of a ``quantization_config``, by the library's own matching."""
+    tensors = file != "quantization_config.json"
+    held = export.held["checkpoint" if tensors else "compressed-tensors"]
     library: Any = optional("compressed_tensors", purpose=_PURPOSE, extra="audit")
     quantization: Any = optional("compressed_tensors.quantization", purpose=_PURPOSE, extra="audit")
     match: Any = optional("compressed_tensors.utils.match", purpose=_PURPOSE, extra="audit")
@@ -178,26 +163,17 @@ def _compressed_tensors(export: _Export, file: str, held: Mapping[str, str], *, 
     cached = caches[0] if caches and OPTIONS not in export.files else None
     if (config.kv_cache_scheme is None) != (cached is None):
         wrong.append(_difference("KV caches", cached, config.kv_cache_scheme))
-    if tensors:
-        wrong += _tensors_without_scales((export.folder / file).parent, wanted)
+    if tensors:  # the weights that have scales must be those that have a scheme
+        keys: set[str] = set()
+        for shard in (export.folder / file).parent.glob("*.safetensors"):
+            with safe_open(shard, "pt") as opened:
+                keys |= set(opened.keys())
+        wrong += [
+            f"{name}: its tensors are {'not ' * (scheme is not None)}quantised"
+            for name, scheme in wanted.items()
+            if (f"{name}.weight_scale" in keys) != (scheme is not None)
+        ]
     return Verified(file, f"compressed-tensors {library.__version__}", len(wanted), tuple(wrong))
-
-
-def _tensors_without_scales(folder: Path, wanted: Mapping[str, str | None]) -> list[str]:
-    """Return a line for each linear whose weight has scales but no scheme, or a scheme but no scales."""
-    safetensors: Any = optional("safetensors", purpose=_PURPOSE, extra="audit")
-    keys: set[str] = set()
-    for file in folder.glob("*.safetensors"):
-        with safetensors.safe_open(file, "pt") as opened:
-            keys |= set(opened.keys())
-    return [
-        f"{name}: its tensors are {'not ' * (scheme is not None)}quantised"
-        for name, scheme in wanted.items()
-        if (f"{name}.weight_scale" in keys) != (scheme is not None)
-    ]
-
-
-# torchao
 
 
 def _torchao(export: _Export, file: str) -> Verified:
@@ -207,15 +183,12 @@ def _torchao(export: _Export, file: str) -> Verified:
     read = core.config_from_dict(json.loads((export.folder / file).read_text(encoding="utf-8"))).fqn_to_config
     wrong = []
     for site in export.names:
-        entry = entry_of(scheme_named(held[site])) if site in held else None
+        entry = entry_of(scheme_named(held[site]))[0] if site in held else None
         expected = None if entry is None else core.config_to_dict(core.config_from_dict(entry))
         got = None if read.get(site) is None else core.config_to_dict(read[site])
         if got != expected:
             wrong.append(_difference(site, held.get(site), got and got["_type"]))
     return Verified(file, f"torchao {installed_version('torchao')}", len(export.names), tuple(wrong))
-
-
-# GGUF
 
 
 def _gguf_types(export: _Export, file: str) -> Verified:
@@ -275,7 +248,8 @@ def _gguf_tensors(export: _Export) -> Iterator[tuple[str, str, Set[str]]]:
     """
     held = export.held["gguf"]
     for site, tensors in export.tensors.items():
-        kind = _block_type(export.assignment.get(site))
+        weight = scheme_named(export.assignment[site]).weight if site in export.assignment else None
+        kind = None if weight is None else weight.blocks
         if kind is not None and site in held:
             expected: Set[str] = {kind.ggml_name}
         else:
@@ -285,16 +259,8 @@ def _gguf_tensors(export: _Export) -> Iterator[tuple[str, str, Set[str]]]:
             yield site, tensor, expected
 
 
-def _block_type(scheme: str | None) -> BlockType | None:
-    weight = None if scheme is None else scheme_named(scheme).weight
-    return None if weight is None else weight.blocks
-
-
 def _gguf_difference(export: _Export, site: str, tensor: str, kinds: list[str]) -> str:
     return _difference(f"{site} ({tensor})", export.held["gguf"].get(site), " and ".join(kinds) or None)
-
-
-# MLX
 
 
 def _mlx_program(export: _Export, file: str) -> Verified:
@@ -345,19 +311,17 @@ def _mlx_model(export: _Export, folder: Path) -> Verified:
 def _mlx_differences(export: _Export, parameters: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
     """Return a line for each layer whose parameters are not those of its scheme."""
     held = export.held["mlx"]
-    lines = []
-    for name in export.names:
-        if name in export.tied:
-            continue
-        expected = parameters_of(scheme_named(held[name]))[0] if name in held else None
-        if parameters.get(name) != expected:
-            lines.append(_difference(name, held.get(name), parameters.get(name)))
-    return tuple(lines)
+    expected = {name: parameters_of(scheme_named(scheme))[0] for name, scheme in held.items()}
+    return tuple(
+        _difference(name, held.get(name), parameters.get(name))
+        for name in export.names
+        if name not in export.tied and parameters.get(name) != expected.get(name)
+    )
 
 
 _READERS: dict[str, Callable[[_Export, str], Verified]] = {
-    "quantization_config.json": _configuration,
-    "checkpoint/config.json": _checkpoint,
+    "quantization_config.json": _compressed_tensors,
+    "checkpoint/config.json": _compressed_tensors,
     "torchao.json": _torchao,
     TYPES: _gguf_types,
     IMATRIX: _gguf_importance,

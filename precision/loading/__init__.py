@@ -4,11 +4,10 @@ In: a name, a directory, a file or an object. Out: a `Loaded`, checked and in ev
 users; `quiet` by every caller that loads other packages.
 
 loader (kinds of targets, user code, checks of every model) · pretrained (Hugging Face directories, weights held in 16
-bits) · loaded · text · quiet.
+bits) · loaded (also texts) · quiet.
 """
 
-from assay.precision.loading.loaded import Kind, Loaded
+from assay.precision.loading.loaded import Kind, Loaded, batches_of, parts_of
 from assay.precision.loading.loader import bundled, exceeds_limit, load
-from assay.precision.loading.text import batches_of, parts_of
 
 __all__ = ["Kind", "Loaded", "batches_of", "bundled", "exceeds_limit", "load", "parts_of"]

@@ -23,110 +23,6 @@ from assay.runtime.modules import import_users_module
 
 _PICKLED = ("custom_obj_", "opaque_obj_")
 """Names of an archive's entries that torch.export reads with the unrestricted unpickler."""
-
-
-def from_factory(module: str, factory: str, dtype: torch.dtype) -> Loaded:
-    """Return the model that ``module:factory`` makes when called without arguments.
-
-    The factory returns a module, an exported program, or a module and its tokenizer of transformers. Raises
-    `UnknownModel` and `BadModel`.
-    """
-    target = f"{module}:{factory}"
-    result: Any = import_users_module(module, f"model {target!r}", UnknownModel)
-    for part in factory.split("."):
-        if not hasattr(result, part):
-            near = difflib.get_close_matches(part, dir(result), n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UnknownModel(f"model {target!r}: {module} has no {part!r}{hint}")
-        result = getattr(result, part)
-    made = _called(result, target)
-    if isinstance(made, torch.export.ExportedProgram):
-        return from_exported(made, target, None)
-    if isinstance(made, tuple) and len(made) == 2:
-        made, tokenizer = made
-        return _with(_loaded(made, target, None, dtype), tokenizer)
-    return _loaded(made, target, None, dtype)
-
-
-def _with(loaded: Loaded, tokenizer: Any) -> Loaded:
-    """Return the model with a tokenizer, checked against the vocabulary and length of its config, if known."""
-    if not callable(tokenizer) or not hasattr(tokenizer, "pad_token_id"):
-        given = type(tokenizer).__name__
-        raise BadModel(f"model {loaded.name!r} gives {given} beside its module; expected a tokenizer of transformers")
-    config = getattr(loaded.model, "config", None)
-    sizes = (getattr(config, "vocab_size", None), getattr(config, "max_position_embeddings", None))
-    return replace(loaded, tokenizer=tokenizer, vocabulary=sizes[0], positions=sizes[1])
-
-
-def _called(factory: Any, target: str) -> Any:
-    if isinstance(factory, torch.nn.Module):
-        return factory
-    if not callable(factory):
-        raise BadModel(f"model {target!r} is of type {type(factory).__name__}; expected a function that gives a Module")
-    try:
-        return factory()
-    except Exception as error:
-        raise BadModel(f"model {target!r} fails when it is called without arguments ({one_line(error)})") from error
-
-
-def _loaded(made: Any, name: str, path: Path | None, dtype: torch.dtype) -> Loaded:
-    if not isinstance(made, torch.nn.Module):
-        raise BadModel(f"model {name!r} gives {type(made).__name__}; expected a torch.nn.Module")
-    weights = [weight for weight in made.parameters() if weight.is_floating_point()]
-    lazy = any(torch.nn.parameter.is_lazy(weight) for weight in weights)
-    stored = torch.float32 if lazy else commonest_dtype((weight.dtype, weight.numel()) for weight in weights)
-    return Loaded(made.to(dtype=dtype).eval(), None, "module", name, path, stored)
-
-
-def from_pickle(path: Path, dtype: torch.dtype) -> Loaded:
-    """Return the module pickled in a file of torch.save; reading it runs code from the file. Raises `BadModel`."""
-    try:
-        with quiet():
-            made = torch.load(path, map_location="cpu", weights_only=False)
-    except Exception as error:
-        raise BadModel(f"{path} can't be read ({one_line(error)}); expected a Module stored by torch.save") from None
-    if isinstance(made, dict):
-        raise BadModel(
-            f"{path} holds a dict of {len(made)} entries without the model's code; "
-            "give package.module:factory, a function that builds the Module and loads them"
-        )
-    return _loaded(made, path.stem, path, dtype)
-
-
-def from_exported(
-    program: torch.export.ExportedProgram | Path, name: str, path: Path | None, *, trust: bool = False
-) -> Loaded:
-    """Return an exported program as a module; a ``.pt2`` file with pickled objects needs ``trust``.
-
-    Raises `BadModel` for a damaged file, `UntrustedModel`.
-    """
-    if isinstance(program, Path):
-        program = _read_exported(program, trust)
-    stored = commonest_dtype((weight.dtype, weight.numel()) for weight in program.parameters())
-    return Loaded(program.module(), None, "exported", name, path, stored)
-
-
-def _read_exported(path: Path, trust: bool) -> torch.export.ExportedProgram:
-    try:
-        entries = zipfile.ZipFile(path).namelist()
-    except (OSError, zipfile.BadZipFile) as error:
-        raise BadModel(f"{path} is no .pt2 file, or is cut off ({one_line(error)}); export the model again") from None
-    pickled = [entry for entry in entries if entry.rpartition("/")[2].startswith(_PICKLED)]
-    if pickled and not trust:
-        raise UntrustedModel(
-            f"{path} holds a pickle ({pickled[0]}), which runs code when it is read; "
-            "export a model without them, or allow it by trust=True"
-        )
-    try:
-        # Tensors only: torch would otherwise fall back to unpickling any object.
-        with quiet(), patch.dict(os.environ, {} if trust else {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}):
-            return torch.export.load(path)
-    except Exception as error:
-        raise BadModel(
-            f"{path} can't be read by torch {torch.__version__} ({one_line(error)}); export the model again"
-        ) from None
-
-
 _PICKLES = {".bin", ".ckpt", ".pkl", ".pickle", ".pt", ".pth"}
 _LARGE = 256 << 20
 """Bytes of weights above which saving memory is worth the time of the casts."""
@@ -183,52 +79,137 @@ def load(
     result = device_named(device)
     if max_memory is not None and not isinstance(max_memory, Mapping) and result.type != "cpu":
         max_memory = {result.index or 0: max_memory}
-    loaded = _load(target, trust, dtype, max_memory, as_stored, result)
-    _check_weights(loaded.model, loaded.name)
-    _check_products(loaded.model, loaded.name)
-    return loaded
-
-
-def _load(
-    target: str | Path | torch.export.ExportedProgram,
-    trust: bool,
-    dtype: torch.dtype,
-    max_memory: int | Mapping[int | str, int] | None,
-    as_stored: bool,
-    device: torch.device,
-) -> Loaded:
     known = {} if isinstance(target, torch.export.ExportedProgram) else bundled()
-    if str(target) in known:
-        return from_directory(known[str(target)], str(target), trust, dtype, max_memory, as_stored, device)
-    if not isinstance(target, torch.export.ExportedProgram) and Path(target).is_dir():
-        name = Path(target).resolve().name
-        return from_directory(Path(target), name, trust, dtype, max_memory, as_stored, device)
-    if max_memory is not None or as_stored:
+    folder = None if isinstance(target, torch.export.ExportedProgram) else known.get(str(target), Path(target))
+    if folder is not None and folder.is_dir():
+        name = str(target) if str(target) in known else folder.resolve().name
+        loaded = from_directory(folder, name, trust, dtype, max_memory, as_stored, result)
+    elif max_memory is not None or as_stored:
         option = "as_stored" if max_memory is None else "max_memory"
         raise UnknownOption(f"{option} holds for a safetensors directory, got {target!s:.80}; leave it away")
-    loaded = _of_user(target, trust, dtype, known)
-    if device.type != "cpu" and loaded.kind == "exported":
-        raise UnknownOption(f"device={device}: an exported program runs on the device that it was exported on")
-    return loaded if device.type == "cpu" else replace(loaded, model=loaded.model.to(device))
+    else:
+        loaded = _of_user(target, trust, dtype, known)
+        if result.type != "cpu" and loaded.kind == "exported":
+            raise UnknownOption(f"device={device}: an exported program runs on the device that it was exported on")
+        loaded = loaded if result.type == "cpu" else replace(loaded, model=loaded.model.to(result))
+    _check(loaded.model, loaded.name)
+    return loaded
 
 
 def _of_user(
     target: str | Path | torch.export.ExportedProgram, trust: bool, dtype: torch.dtype, known: Mapping[str, Path]
 ) -> Loaded:
     if isinstance(target, torch.export.ExportedProgram):
-        return from_exported(target, "exported program", None)
-    path = Path(target)
+        return _exported(target, "exported program", None)
+    path, text = Path(target), str(target)
     if path.is_file():
         return _from_file(path, trust, dtype)
-    module, colon, factory = str(target).partition(":")
-    if colon and module and factory:
-        return from_factory(module, factory, dtype)
-    hub = f" (assay downloads nothing: `hf download {target} --local-dir DIR` first)" if _like_hub(str(target)) else ""
+    module, _, factory = text.partition(":")
+    if module and factory:
+        return _from_factory(module, factory, dtype)
+    owner, _, name = text.partition("/")
+    like_hub = owner and name and "/" not in name and owner.strip(".") != "" and ":" not in text
+    hub = f" (assay downloads nothing: `hf download {target} --local-dir DIR` first)" if like_hub else ""
     raise UnknownModel(
-        f"no model {str(target)!r}{hub}; expected {', '.join(known)}, a directory with config.json, "
+        f"no model {text!r}{hub}; expected {', '.join(known)}, a directory with config.json, "
         "or package.module:factory that gives a module and its tokenizer; in Python (assay.precision.loading.load) "
         "also one without a tokenizer, or a .pt2 file"
     )
+
+
+def _from_factory(module: str, factory: str, dtype: torch.dtype) -> Loaded:
+    """Return the model that ``module:factory`` makes: a module, an exported program, or a module and its tokenizer."""
+    target = f"{module}:{factory}"
+    made: Any = import_users_module(module, f"model {target!r}", UnknownModel)
+    for part in factory.split("."):
+        if not hasattr(made, part):
+            near = difflib.get_close_matches(part, dir(made), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UnknownModel(f"model {target!r}: {module} has no {part!r}{hint}")
+        made = getattr(made, part)
+    if not isinstance(made, torch.nn.Module):
+        if not callable(made):
+            kind = type(made).__name__
+            raise BadModel(f"model {target!r} is of type {kind}; expected a function that gives a Module")
+        try:
+            made = made()
+        except Exception as error:
+            reason = one_line(error)
+            raise BadModel(f"model {target!r} fails when it is called without arguments ({reason})") from error
+    if isinstance(made, torch.export.ExportedProgram):
+        return _exported(made, target, None)
+    if not isinstance(made, tuple) or len(made) != 2:
+        return _module(made, target, None, dtype)
+    loaded, tokenizer = _module(made[0], target, None, dtype), made[1]
+    if not callable(tokenizer) or not hasattr(tokenizer, "pad_token_id"):
+        given = type(tokenizer).__name__
+        raise BadModel(f"model {target!r} gives {given} beside its module; expected a tokenizer of transformers")
+    config = getattr(loaded.model, "config", None)
+    sizes = (getattr(config, "vocab_size", None), getattr(config, "max_position_embeddings", None))
+    return replace(loaded, tokenizer=tokenizer, vocabulary=sizes[0], positions=sizes[1])
+
+
+def _module(made: Any, name: str, path: Path | None, dtype: torch.dtype) -> Loaded:
+    if not isinstance(made, torch.nn.Module):
+        raise BadModel(f"model {name!r} gives {type(made).__name__}; expected a torch.nn.Module")
+    weights = [weight for weight in made.parameters() if weight.is_floating_point()]
+    lazy = any(torch.nn.parameter.is_lazy(weight) for weight in weights)
+    stored = torch.float32 if lazy else commonest_dtype((weight.dtype, weight.numel()) for weight in weights)
+    return Loaded(made.to(dtype=dtype).eval(), None, "module", name, path, stored)
+
+
+def _exported(program: torch.export.ExportedProgram, name: str, path: Path | None) -> Loaded:
+    stored = commonest_dtype((weight.dtype, weight.numel()) for weight in program.parameters())
+    return Loaded(program.module(), None, "exported", name, path, stored)
+
+
+def _from_file(path: Path, trust: bool, dtype: torch.dtype) -> Loaded:
+    """Return an exported program or, if ``trust`` allows it, a pickled module; reading one runs code from the file."""
+    if path.suffix == ".pt2":
+        return _exported(_read_exported(path, trust), path.stem, path)
+    if path.suffix in {".safetensors", ".json"}:
+        raise UnknownModel(f"{path} is one file of a model; give the directory that it stands in: {path.parent}")
+    if path.suffix not in _PICKLES:
+        raise UnknownModel(
+            f"{path} is no model file; expected a directory with config.json, in Python also a .pt2 file"
+        )
+    if not trust:
+        raise UntrustedModel(
+            f"{path} is a pickle, which runs code when it is read; "
+            "store the model as a safetensors directory or .pt2, or allow it by trust=True"
+        )
+    try:
+        with quiet():
+            made = torch.load(path, map_location="cpu", weights_only=False)
+    except Exception as error:
+        raise BadModel(f"{path} can't be read ({one_line(error)}); expected a Module stored by torch.save") from None
+    if isinstance(made, dict):
+        raise BadModel(
+            f"{path} holds a dict of {len(made)} entries without the model's code; "
+            "give package.module:factory, a function that builds the Module and loads them"
+        )
+    return _module(made, path.stem, path, dtype)
+
+
+def _read_exported(path: Path, trust: bool) -> torch.export.ExportedProgram:
+    try:
+        entries = zipfile.ZipFile(path).namelist()
+    except (OSError, zipfile.BadZipFile) as error:
+        raise BadModel(f"{path} is no .pt2 file, or is cut off ({one_line(error)}); export the model again") from None
+    pickled = [entry for entry in entries if entry.rpartition("/")[2].startswith(_PICKLED)]
+    if pickled and not trust:
+        raise UntrustedModel(
+            f"{path} holds a pickle ({pickled[0]}), which runs code when it is read; "
+            "export a model without them, or allow it by trust=True"
+        )
+    try:
+        # Tensors only: torch would otherwise fall back to unpickling any object.
+        with quiet(), patch.dict(os.environ, {} if trust else {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}):
+            return torch.export.load(path)
+    except Exception as error:
+        raise BadModel(
+            f"{path} can't be read by torch {torch.__version__} ({one_line(error)}); export the model again"
+        ) from None
 
 
 def exceeds_limit(target: str | Path) -> bool:
@@ -249,33 +230,12 @@ def device_named(device: str | torch.device) -> torch.device:
     return result
 
 
-def _from_file(path: Path, trust: bool, dtype: torch.dtype) -> Loaded:
-    if path.suffix == ".pt2":
-        return from_exported(path, path.stem, path, trust=trust)
-    if path.suffix in _PICKLES:
-        if not trust:
-            raise UntrustedModel(
-                f"{path} is a pickle, which runs code when it is read; "
-                "store the model as a safetensors directory or .pt2, or allow it by trust=True"
-            )
-        return from_pickle(path, dtype)
-    if path.suffix in {".safetensors", ".json"}:
-        raise UnknownModel(f"{path} is one file of a model; give the directory that it stands in: {path.parent}")
-    raise UnknownModel(f"{path} is no model file; expected a directory with config.json, in Python also a .pt2 file")
+def _check(model: torch.nn.Module, name: str) -> None:
+    """Raise `BadModel` for a weight that is NaN, infinite or of no shape yet, or a model without matrix products.
 
-
-def _like_hub(target: str) -> bool:
-    owner, slash, name = target.partition("/")
-    return bool(slash and owner and name) and "/" not in name and owner.strip(".") != "" and ":" not in target
-
-
-def _check_weights(model: torch.nn.Module, name: str) -> None:
-    """Raise `BadModel`, naming the parameter, if a weight is NaN, infinite, or uninitialised (in a lazy module).
-
-    Weights that are read when their module runs are checked at that time.
+    Weights that are read when their module runs are checked at that time, and so is how a module uses its parameters.
     """
-    bad = []
-    streamed = streamed_parameters(model)
+    bad, streamed = [], streamed_parameters(model)
     for parameter, values in model.named_parameters():
         if parameter in streamed:
             continue
@@ -287,21 +247,14 @@ def _check_weights(model: torch.nn.Module, name: str) -> None:
     if bad:
         others = f", and so do {len(bad) - 1} more parameters" if len(bad) > 1 else ""
         raise BadModel(f"{name}: {bad[0]}{others}; an audit needs finite weights, so store the model again")
-
-
-def _check_products(model: torch.nn.Module, name: str) -> None:
-    """Raise `BadModel` if the model has no weight of a matrix product, so that nothing in it could take another format.
-
-    How a module uses its own parameters is found out when it runs.
-    """
     if isinstance(model, torch.fx.GraphModule):
         calls = {str(node.target).split(".")[1] for node in model.graph.nodes if str(node.target).startswith("aten.")}
-        result = not calls.isdisjoint(_PRODUCTS)
+        products = not calls.isdisjoint(_PRODUCTS)
     else:
         tables = torch.nn.Embedding | torch.nn.EmbeddingBag
         owners = (module for module in model.modules() if not isinstance(module, tables))
-        result = any(values.dim() > 1 for module in owners for values in module.parameters(recurse=False))
-    if not result:
+        products = any(values.dim() > 1 for module in owners for values in module.parameters(recurse=False))
+    if not products:
         raise BadModel(
             f"{name}: a {type(model).__name__} without linear, convolutional or recurrent "
             "layers, so there is no format to choose in it"

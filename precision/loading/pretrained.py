@@ -42,9 +42,9 @@ def cast_when_run(model: torch.nn.Module, name: str, dtype: torch.dtype = torch.
         return
     # Tied names share one tensor, by which ties are recognised.
     held = {key: each.detach() for key, each in model.named_parameters(remove_duplicate=False)}
-    small = {id(module) for module in model.modules() if _own(module) <= _SMALL}
     for path, module in model.named_modules():
-        if id(module) in small or getattr(module, "_hf_hook", None) is not None:
+        own = sum(each.numel() for each in module.parameters(recurse=False))
+        if own <= _SMALL or getattr(module, "_hf_hook", None) is not None:
             continue
         prefix = f"{path}." if path else ""
         device = next(iter(module.parameters(recurse=False))).device
@@ -57,10 +57,6 @@ def cast_when_run(model: torch.nn.Module, name: str, dtype: torch.dtype = torch.
     for buffer in model.buffers():
         if buffer.is_floating_point():
             buffer.data = buffer.data.to(dtype)
-
-
-def _own(module: torch.nn.Module) -> int:
-    return sum(each.numel() for each in module.parameters(recurse=False))
 
 
 class _Cast(UserDict[str, Any]):
@@ -110,8 +106,12 @@ def from_directory(
     config = json_of(path / "config.json")
     if config.get("quantization_config"):
         raise BadModel(f"{path} is quantised already; an audit starts from the unquantised model, so give that one")
-    if not trust:
-        _refuse_code(path)
+    for file in () if trust else ("config.json", "tokenizer_config.json"):
+        if (path / file).is_file() and "auto_map" in json_of(path / file):
+            raise UntrustedModel(
+                f"{path / file} asks for code that comes with the model (auto_map); "
+                "read that code and allow it by trust=True, or give package.module:factory"
+            )
     automatic, kind = _class_of(path, config)
     headers = headers_of(path, trust)
     stored = commonest_dtype((stored, count) for stored, count in headers.values() if stored is not None)
@@ -136,15 +136,6 @@ def from_directory(
         vocabulary=embedding.num_embeddings if isinstance(embedding, torch.nn.Embedding) else None,
         positions=getattr(model.config, "max_position_embeddings", None),
     )
-
-
-def _refuse_code(path: Path) -> None:
-    for file in ("config.json", "tokenizer_config.json"):
-        if (path / file).is_file() and "auto_map" in json_of(path / file):
-            raise UntrustedModel(
-                f"{path / file} asks for code that comes with the model (auto_map); "
-                "read that code and allow it by trust=True, or give package.module:factory"
-            )
 
 
 def _class_of(path: Path, config: dict[str, Any]) -> tuple[str, Kind]:
@@ -274,7 +265,15 @@ def headers_of(path: Path, trust: bool) -> dict[str, tuple[torch.dtype | None, i
     if single.is_file():
         return _header(single)
     if not index.is_file():
-        return _without_safetensors(path, trust)
+        pickles = sorted(file.name for file in path.glob("*.bin"))
+        if pickles and trust:
+            return {}
+        if pickles:
+            raise UntrustedModel(
+                f"{path} has its weights only as pickle ({pickles[0]}), which runs code when it is read; "
+                "store them as model.safetensors (save_pretrained does), or allow it by trust=True"
+            )
+        raise BadModel(f"{path} has no weights; expected model.safetensors, or its shards and their index")
     indices = json_of(index).get("weight_map")
     if not isinstance(indices, dict) or not all(isinstance(file, str) for file in indices.values()):
         raise BadModel(f"{index} has no weight_map of tensors to files; fetch it again")
@@ -290,18 +289,6 @@ def headers_of(path: Path, trust: bool) -> dict[str, tuple[torch.dtype | None, i
             )
         results |= header
     return results
-
-
-def _without_safetensors(path: Path, trust: bool) -> dict[str, tuple[torch.dtype | None, int]]:
-    pickles = sorted(file.name for file in path.glob("*.bin"))
-    if pickles and trust:
-        return {}
-    if pickles:
-        raise UntrustedModel(
-            f"{path} has its weights only as pickle ({pickles[0]}), which runs code when it is read; "
-            "store them as model.safetensors (save_pretrained does), or allow it by trust=True"
-        )
-    raise BadModel(f"{path} has no weights; expected model.safetensors, or its shards and their index")
 
 
 def _header(file: Path) -> dict[str, tuple[torch.dtype | None, int]]:

@@ -14,7 +14,7 @@ from assay.precision.auditing import Audit
 from assay.precision.baseline import Baseline
 from assay.precision.choice.recommendation import Assignment
 from assay.precision.choice.roofline import Cost
-from assay.precision.export import Part, Reloaded
+from assay.precision.export import Part
 from assay.precision.observation.sites import Site, layer_and_kind
 from assay.precision.prediction.measuring import Curve
 from assay.precision.prediction.quadratic_form import Prediction
@@ -57,14 +57,15 @@ def content_of(
     """
     sites = [_site(audit, site, chosen) for site in audit.sites]
     groups = [group for group in grouped(msgspec.to_builtins(sites)) if group.scheme or group.weighty]
-    untouched = audit.cost({})
+    untouched, shut = audit.cost({}), audit.observed.unaudited
+    largest = [record.UnauditedParameter(each.name, each.parameters, each.why) for each in shut.shut[:_SHUT]]
     content = record.Content(
         schema=1,
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         versions={name: installed_version(name) or None for name in ("kernel-assay", "torch", "transformers", "numpy")}
         | {"python": platform.python_version()},
         model=model,
-        unaudited=_unaudited(audit),
+        unaudited=record.Unaudited(shut.parameters, shut.share, largest, str(shut)),
         data=data,
         held_out=held_out,
         settings=settings,
@@ -93,12 +94,6 @@ def content_of(
     )
     # Budgets keep all digits, since other numbers are compared with them.
     return {**plain(msgspec.to_builtins(content)), "settings": msgspec.to_builtins(settings)}
-
-
-def _unaudited(audit: Audit) -> record.Unaudited:
-    result = audit.observed.unaudited
-    largest = [record.UnauditedParameter(each.name, each.parameters, each.why) for each in result.shut[:_SHUT]]
-    return record.Unaudited(result.parameters, result.share, largest, str(result))
 
 
 def _site(audit: Audit, site: Site, chosen: Mapping[str, str]) -> record.Site:
@@ -136,22 +131,12 @@ def _outliers(audit: Audit) -> list[record.Outlier]:
         key = (float(largest.double().sum()), len(largest))
         if key not in results or (site.type == "linear" and not results[key][1].startswith("linear ")):
             results[key] = (ratio, f"{site.type} {site}", largest)
-    worst = sorted(results.values(), key=lambda entry: (-entry[0], entry[1]))[:_WORST]
-    return [
-        record.Outlier(
-            site=name.partition(" ")[2],
-            outlier=ratio,
-            channels=len(largest),
-            largest=[float(f"{value:.4g}") for value in _thinned(largest).tolist()],
-        )
-        for ratio, name, largest in worst
-    ]
-
-
-def _thinned(largest: torch.Tensor) -> torch.Tensor:
-    if len(largest) <= _CHANNELS:
-        return largest
-    return torch.stack([run.max() for run in largest.tensor_split(_CHANNELS)])
+    outliers = []
+    for ratio, name, largest in sorted(results.values(), key=lambda entry: (-entry[0], entry[1]))[:_WORST]:
+        runs = largest.tensor_split(min(_CHANNELS, len(largest)))
+        kept = [float(f"{float(run.max()):.4g}") for run in runs]
+        outliers.append(record.Outlier(name.partition(" ")[2], ratio, len(largest), kept))
+    return outliers
 
 
 def _costs(cost: Cost, decodes: bool) -> dict[str, Any]:
@@ -224,15 +209,11 @@ def _coverage(audit: Audit, front: Sequence[tuple[float, float, Prediction, Assi
 def _export(audit: Audit, part: Part) -> record.Export:
     """Return a part of an export; without weights of its own, its bytes are those of the sites that it expresses."""
     size = round(audit.cost(part.held).bytes) if part.bytes is None else part.bytes
-    return record.Export(part.format, [str(path) for path in part.paths], len(part.held), size, _loaded(part.loaded))
-
-
-def _loaded(again: Reloaded | None) -> record.Loaded | None:
-    if again is None:
-        return None
-    error = None if again.error is None else float(again.error)
-    interval = None if again.error is None else _interval(again.error)
-    return record.Loaded(again.reader, error, interval, float(again.simulated), again.agrees, again.words)
+    loaded, again = None, part.loaded
+    if again is not None:
+        error, interval = (None, None) if again.error is None else (float(again.error), _interval(again.error))
+        loaded = record.Loaded(again.reader, error, interval, float(again.simulated), again.agrees, again.words)
+    return record.Export(part.format, [str(path) for path in part.paths], len(part.held), size, loaded)
 
 
 def _change(audit: Audit, group: Group, chosen: Mapping[str, str], untouched: Cost) -> record.Change:
@@ -248,29 +229,24 @@ def _change(audit: Audit, group: Group, chosen: Mapping[str, str], untouched: Co
     else:
         does = f"takes {format_bytes(-saved)} more" if saved < 0 else "saves no bytes"
     unit = audit.metric.unit
-    share = f", {_percent(error / whole)} of what all together cost" if 0 < error <= whole < math.inf else ""
+    share = ""
+    if 0 < error <= whole < math.inf:
+        percent = f"{100 * error / whole:.0f} %" if error / whole >= 0.005 else "less than 1 %"
+        share = f", {percent} of what all together cost"
     words = f"{group.where}: {group.scheme}; {does}, and alone costs {format_error(error)} {unit}{share}."
     return record.Change(*about, round(saved), error, words)
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if share >= 0.005 else "less than 1 %"
-
-
 def _mildest(audit: Audit, group: Group) -> str:
     """Return words on the least harmful scheme that would make a kept group smaller, and its error."""
-    own = audit.bits
-    smaller = [scheme for scheme in audit.menu(group.sites[0]) if _width(scheme, audit, group.sites[0]) < own]
-    if not smaller:
+    site = audit.observed.site(group.sites[0])
+    shape = site.shape[-2:] or (1, 64)
+    costs = {}
+    for scheme in audit.menu(group.sites[0]):
+        stored = SCHEMES[scheme].activation if site.type == "kv_cache" else SCHEMES[scheme].weight
+        if stored is not None and stored.bits(shape) / math.prod(shape) < audit.bits:
+            costs[scheme] = audit.predict(dict.fromkeys(group.sites, scheme)).error
+    if not costs:
         return ", for there is no smaller scheme"
-    costs = {scheme: audit.predict(dict.fromkeys(group.sites, scheme)).error for scheme in smaller}
     least = min(costs, key=lambda scheme: costs[scheme])
     return f"; the mildest smaller scheme, {least}, would alone cost {format_error(costs[least])} {audit.metric.unit}"
-
-
-def _width(scheme: str, audit: Audit, name: str) -> float:
-    """Return the bits per value of a scheme, scales included; infinite if it stores no values."""
-    site = audit.observed.site(name)
-    stored = SCHEMES[scheme].activation if site.type == "kv_cache" else SCHEMES[scheme].weight
-    shape = site.shape[-2:] or (1, 64)
-    return math.inf if stored is None else stored.bits(shape) / math.prod(shape)

@@ -3,19 +3,16 @@
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
 from assay.charts import SCRIPT, STYLE, Axis, Chart, Guide, HeatMap, Series, drawn, environment, heated
 from assay.precision.report.summary import (
     advice_lines,
     budget_lines,
-    coverage,
     export_lines,
     fixed_lines,
     headline,
@@ -58,7 +55,9 @@ def _pareto(content: Mapping[str, Any]) -> Chart:
     """Return the chart of bytes against error: the front with its intervals, baselines and budgets."""
     unit, chosen, budgets = content["settings"]["unit"], content["recommended"], content["settings"]["budgets"]
     front, floor = content["pareto"], _number(content["noise_floor"])
-    size, name = _scale(max(content["untouched"]["bytes"], *(point["bytes"] for point in front or [chosen])))
+    largest = max(content["untouched"]["bytes"], *(point["bytes"] for point in front or [chosen]))
+    units = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+    size, name = next(((size, name) for size, name in units if largest >= size), (1.0, "B"))
 
     def series(name: str, points: Sequence[Mapping[str, Any]], error: Callable[[Any], Any], **how: Any) -> Series:
         words = [_assignment_words(content, point) for point in points]
@@ -77,20 +76,14 @@ def _pareto(content: Mapping[str, Any]) -> Chart:
     best = chosen["measured"] if chosen["measured"] is not None else chosen["prediction"]["error"]
     known = [point for point in front if point["measured"] is not None]
     shown = [each for each in content["baselines"] if _drawn(content, each)]
-    beside = []
+    measured, beside = (lambda each: each["measured"]), []
     for ending, mark, tone in _RECIPES:
-        of_it = [each for each in shown if each["name"].endswith(ending)]
-        if of_it:
+        if of_it := [each for each in shown if each["name"].endswith(ending)]:
             labels = [each["name"].removesuffix(ending) for each in of_it]
-            beside.append(
-                series(f"one scheme{ending}", of_it, lambda each: each["measured"], mark=mark, tone=tone, labels=labels)
-            )
+            beside.append(series(f"one scheme{ending}", of_it, measured, mark=mark, tone=tone, labels=labels))
     if rest := [each for each in shown if not each["name"].endswith(tuple(ending for ending, *_ in _RECIPES))]:
-        beside.append(
-            series(
-                rest[0]["name"], rest, lambda each: each["measured"], mark="triangle", tone="ink", labels=["bfloat16"]
-            )
-        )
+        labels = ["bfloat16"]
+        beside.append(series(rest[0]["name"], rest, measured, mark="triangle", tone="ink", labels=labels))
     guides = [Guide("y", floor, f"noise floor, {format_error(floor)} {unit}", line="dotted")] if floor > 0 else []
     if "error" in budgets:
         guides.append(Guide("y", budgets["error"], f"budget, {format_error(budgets['error'])} {unit}", "bad"))
@@ -104,7 +97,7 @@ def _pareto(content: Mapping[str, Any]) -> Chart:
         [
             series("recommended", [chosen], lambda _: best, mark="diamond", tone="chosen", labels=["recommended"]),
             predicted,
-            series("the same, measured", known, lambda point: point["measured"], tone="front", mark="cross"),
+            series("the same, measured", known, measured, tone="front", mark="cross"),
             *beside,
         ],
         guides,
@@ -145,12 +138,12 @@ def _measured(content: Mapping[str, Any]) -> Chart:
             high=[_number(guess["high"]) for guess in guesses],
         )
 
-    results = []
-    for points, what, mark, tone in zip(
-        usable, ("measured to calibrate", "front and recommended"), ("dot", "diamond"), ("front", "chosen"), strict=True
-    ):
-        inside = [point for point in points if _inside(point)]
-        outside = [point for point in points if not _inside(point)]
+    results, kinds = [], (("measured to calibrate", "dot", "front"), ("front and recommended", "diamond", "chosen"))
+    for points, (what, mark, tone) in zip(usable, kinds, strict=True):
+        inside, outside = [], []
+        for point in points:
+            low, high = (_number(point["prediction"][end]) for end in ("low", "high"))
+            (inside if low <= _number(point["measured"]) <= high else outside).append(point)
         results.append(series(f"{what}, inside its interval", inside, mark, tone))
         if outside:
             results.append(series(f"{what}, outside of it", outside, mark, "bad"))
@@ -162,11 +155,6 @@ def _measured(content: Mapping[str, Any]) -> Chart:
         diagonal="predicted = measured",
         height=400,
     )
-
-
-def _inside(point: Mapping[str, Any]) -> bool:
-    guess = point["prediction"]
-    return _number(guess["low"]) <= _number(point["measured"]) <= _number(guess["high"])
 
 
 _POSITIONS = {"weights": ("linear", "embedding"), "values": ("kv_cache", "activation")}
@@ -208,13 +196,7 @@ def _outlier(site: Mapping[str, Any]) -> Chart:
         Axis("largest magnitude", zero=True),
         [
             Series("all", at[:-1], values, mark="bar", tone="front"),
-            Series(
-                "largest",
-                [(at[p] + at[p + 1]) / 2 for p in top],
-                [values[p] for p in top],
-                words,
-                tone="chosen",
-            ),
+            Series("largest", [(at[p] + at[p + 1]) / 2 for p in top], [values[p] for p in top], words, tone="chosen"),
         ],
         [Guide("y", middle, f"median, {middle:.3g}", tone="ink", line="dotted")],
         height=130,
@@ -270,35 +252,8 @@ def _number(value: float | str | None) -> float:
     return math.nan if value is None else float(value)
 
 
-def _scale(largest: float) -> tuple[float, str]:
-    """Return the unit in which bytes are drawn, and its name."""
-    return next(((size, name) for size, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if largest >= size), (1.0, "B"))
-
-
 def page(content: Mapping[str, Any]) -> str:
     """Return the content of audit.json as an HTML page with charts."""
-    return (
-        _rendering()
-        .get_template("report.html.j2")
-        .render(
-            audit=content,
-            charts=charts_of(content),
-            chart_style=STYLE,
-            chart_script=SCRIPT,
-            undrawn=undrawn(content),
-            headline=headline(content),
-            instead=advice_lines(content),
-            budgets=budget_lines(content),
-            exports=export_lines(content),
-            fixed=fixed_lines(content),
-            coverage=coverage(content),
-            steps=next_steps(content),
-        )
-    )
-
-
-@cache
-def _rendering() -> jinja2.Environment:
     rendering = environment(Path(__file__).with_name("templates"))
     rendering.filters |= {
         "bytes": format_bytes,
@@ -310,4 +265,16 @@ def _rendering() -> jinja2.Environment:
         "counted": counted,
         "growth": growth_words,
     }
-    return rendering
+    return rendering.get_template("report.html.j2").render(
+        audit=content,
+        charts=charts_of(content),
+        chart_style=STYLE,
+        chart_script=SCRIPT,
+        undrawn=undrawn(content),
+        headline=headline(content),
+        instead=advice_lines(content),
+        budgets=budget_lines(content),
+        exports=export_lines(content),
+        fixed=fixed_lines(content),
+        steps=next_steps(content),
+    )

@@ -103,14 +103,13 @@ _BESIDE = 4
 def summary(content: Mapping[str, Any], written: Sequence[str] = ()) -> str:
     """Return the summary of audit.json as text for a terminal; ``written``: paths to list."""
     model, settings, chosen = (content[key] for key in ("model", "settings", "recommended"))
-    inside, count = coverage(content)
+    inside, count = content["coverage"]["inside"], content["coverage"]["count"]
+    linears = sum(site["place"] == "linear" for site in content["sites"])
+    sites = f"{counted(len(content['sites']), 'site')}, {linears} of them linear{'s' * (linears != 1)}"
     lines = [
         *_folded(f"{'MET' if chosen['met'] else 'NOT MET'}  ", headline(content)),
         *_folded(_line("not audited", ""), content["unaudited"]["words"]),
-        _line(
-            "model",
-            f"{model['kind']}, {model['parameters']:,} parameters in {model['stored']}, {_site_counts(content)}",
-        ),
+        _line("model", f"{model['kind']}, {model['parameters']:,} parameters in {model['stored']}, {sites}"),
         *(_line(*line) for line in data_lines(content)),
         _line("cost", ", ".join(f"{stage} {spent:.1f} s" for stage, spent in content["seconds"].items())),
         _line("noise floor", f"{format_error(content['noise_floor'])} {settings['unit']} (every site in bfloat16)"),
@@ -122,16 +121,19 @@ def summary(content: Mapping[str, Any], written: Sequence[str] = ()) -> str:
         _line("measured", f"{measured_words(chosen)} {settings['unit']}{_beside(content)}"),
         *_folded(_line("", ""), _outside(chosen)),
         *_baselines(content),
-        *_sites(content),
+        *([_line("positions", growth_words(content["positions"]))] if content["positions"] else []),
         *([_line("interval", f"{inside} of {count} {_INSIDE}")] if count else []),
         *_costs(content),
         *(_line("exported", line) for line in export_lines(content)),
     ]
-    told = _foremost(content["findings"])
-    for finding in told:
+    first: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for finding in content["findings"]:
+        first.setdefault((finding["kind"], finding["site"]), finding)
+    foremost = list(first.values())[:_FINDINGS]
+    for finding in foremost:
         lines += _folded(_line("finding", ""), f"{finding['site']}: {finding['words']} {finding['remedy']}")
-    if len(content["findings"]) > len(told):
-        more = counted(len(content["findings"]) - len(told), "more finding")
+    if len(content["findings"]) > len(foremost):
+        more = counted(len(content["findings"]) - len(foremost), "more finding")
         lines.append(_line("", f"and {more} in the report"))
     lines += [_line("next", f"{command}   # {what}") for what, command in next_steps(content)]
     lines += [_line("wrote", path) for path in written]
@@ -143,33 +145,21 @@ def headline(content: Mapping[str, Any]) -> str:
     chosen, before = content["recommended"], content["untouched"]["bytes"]
     share = f" ({100 * chosen['bytes'] / before:.0f} %)" if before else ""
     over = content["held_out"] or content["data"]
-    words = [
-        f"{content['model']['name']}: weights take {format_bytes(chosen['bytes'])} "
-        f"instead of {format_bytes(before)}{share}",
-        _off(content["settings"], format_error(chosen["measured"])),
-    ]
+    name, settings, error = content["model"]["name"], content["settings"], format_error(chosen["measured"])
+    off = {
+        "kl": f"output probabilities differ by {error} {settings['unit']} (KL divergence)",
+        "relative": f"outputs differ by a relative error of {error}",
+    }.get(settings["metric"], f"measured error {error}, {settings['unit']}")
+    words = [f"{name}: weights take {format_bytes(chosen['bytes'])} instead of {format_bytes(before)}{share}", off]
     if chosen["agreement"] is not None:
         few = content["model"]["kind"] == "classifier"
         what = counted(over["sequences" if few else "tokens"], "sequence" if few else "token")
         thing = "class" if few else "next token"
         held = "held-out " if content["held_out"] else ""
         of = what.replace(" ", f" {held}", 1)
-        words.append(f"the most likely {thing} stays the same at {_exact(chosen['agreement'])} of {of}")
+        same = "100 %" if chosen["agreement"] == 1 else f"{min(100 * chosen['agreement'], 99.99):.4g} %"
+        words.append(f"the most likely {thing} stays the same at {same} of {of}")
     return "; ".join(words)
-
-
-def _off(settings: Mapping[str, Any], error: str) -> str:
-    """Return a measured error as a statement about the model's outputs."""
-    if settings["metric"] == "kl":
-        return f"output probabilities differ by {error} {settings['unit']} (KL divergence)"
-    if settings["metric"] == "relative":
-        return f"outputs differ by a relative error of {error}"
-    return f"measured error {error}, {settings['unit']}"
-
-
-def _exact(share: float) -> str:
-    """Return a percentage that says 100 only if it is exact."""
-    return "100 %" if share == 1 else f"{min(100 * share, 99.99):.4g} %"
 
 
 def data_lines(content: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -276,27 +266,8 @@ def export_lines(content: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def coverage(content: Mapping[str, Any]) -> tuple[int, int]:
-    """Return how many of the front's assignments without a fitted interval are inside of theirs, and their number."""
-    return content["coverage"]["inside"], content["coverage"]["count"]
-
-
-def _foremost(findings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the first findings, one of each kind and site."""
-    first: dict[tuple[str, str], Mapping[str, Any]] = {}
-    for finding in findings:
-        first.setdefault((finding["kind"], finding["site"]), finding)
-    return list(first.values())[:_FINDINGS]
-
-
 def _line(name: str, words: str) -> str:
     return f"  {name:<12}{words}"
-
-
-def _site_counts(content: Mapping[str, Any]) -> str:
-    sites = content["sites"]
-    linears = sum(site["place"] == "linear" for site in sites)
-    return f"{counted(len(sites), 'site')}, {linears} of them linear{'s' * (linears != 1)}"
 
 
 def _beside(content: Mapping[str, Any]) -> str:
@@ -325,35 +296,20 @@ def _table(content: Mapping[str, Any]) -> list[str]:
     return [*lines, _line("", f"and {counted(others, 'activation')} in another format")] if others else lines
 
 
-def _sites(content: Mapping[str, Any]) -> list[str]:
-    result = content["positions"]
-    return [_line("positions", growth_words(result))] if result else []
-
-
 def _costs(content: Mapping[str, Any]) -> list[str]:
     before, after, settings = content["untouched"], content["recommended"], content["settings"]
     share = after["bytes"] / before["bytes"] if before["bytes"] else 1.0
-    lines = [
-        _line(
-            "weights",
-            f"{format_bytes(before['bytes'])} before, {format_bytes(after['bytes'])} after ({100 * share:.0f} %)",
-        )
+    context = f", at {counted(settings['context'], 'token')}"
+    quantities = [("bytes", "weights", format_bytes, f" ({100 * share:.0f} %)")]
+    quantities += [("kv_bytes", "KV cache", format_bytes, context)] * bool(before["kv_bytes"])
+    if content["device"] is not None:
+        device, decodes = f", at least, on {content['device']}", before["decode"] is not None
+        quantities.append(("prefill", "prefill" if decodes else "pass", format_seconds, device))
+        quantities += [("decode", "decode step", format_seconds, device)] * decodes
+    return [
+        _line(name, f"{words(before[key])} before, {words(after[key])} after{rest}")
+        for key, name, words, rest in quantities
     ]
-    if before["kv_bytes"]:
-        context = f"at {counted(settings['context'], 'token')}"
-        lines.append(
-            _line(
-                "KV cache",
-                f"{format_bytes(before['kv_bytes'])} before, {format_bytes(after['kv_bytes'])} after, {context}",
-            )
-        )
-    if content["device"] is None:
-        return lines
-    steps = {"prefill": "prefill", "decode": "decode step"} if before["decode"] is not None else {"prefill": "pass"}
-    for name, words in steps.items():
-        times = f"{format_seconds(before[name])} before, {format_seconds(after[name])} after"
-        lines.append(_line(words, f"{times}, at least, on {content['device']}"))
-    return lines
 
 
 def _folded(head: str, words: str) -> list[str]:

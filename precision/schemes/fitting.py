@@ -106,10 +106,8 @@ class FakeQuantizer:
 
     def _stored(self, x: Tensor) -> Tensor:
         if self.quantizer.blocks:
-            read = (
-                rounded(x, self.quantizer.blocks) if self.packed is None else unpack(self.packed, self.quantizer.blocks)
-            )
-            return read.to(x.device)
+            kind, packed = self.quantizer.blocks, self.packed
+            return (rounded(x, kind) if packed is None else unpack(packed, kind)).to(x.device)
         if self.divisor is not None:
             return store(x, self.quantizer, scales_of(x, self.quantizer, divisor=self.divisor))
         return store(x, self.quantizer, self.scales)
@@ -226,7 +224,7 @@ def _clipped(quantizer: Quantizer, weight: Tensor, importance: Tensor | None) ->
 
 
 def _centred(factors: Tensor) -> Tensor:
-    """Return factors with geometric mid-range one, so that they use up no format's range."""
+    # Their geometric mid-range is one, so that they use up no format's range.
     return factors / (factors.max() * factors.min()).sqrt()
 
 

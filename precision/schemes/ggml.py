@@ -84,7 +84,12 @@ def pack(x: Tensor, kind: BlockType, importance: Tensor | None = None) -> Tensor
     def some(start: int, stop: int) -> None:
         quantize(kind.number, source, target, start * columns, stop - start, columns, _address(weights))
 
-    _by_rows(some, values.numel() // max(columns, 1), columns)
+    rows = values.numel() // max(columns, 1)
+    step = max(_CHUNK // max(columns, 1), 1)
+    starts = range(0, rows, step)
+    with ThreadPoolExecutor(max(min(torch.get_num_threads(), len(starts)), 1)) as pool:
+        for done in [pool.submit(some, start, min(start + step, rows)) for start in starts]:
+            done.result()
     return packed
 
 
@@ -131,15 +136,6 @@ def _function(what: str, kind: BlockType) -> Callable[..., None]:
 def installed() -> None:
     """Raise NotInstalled where ggml's code is missing."""
     _library()
-
-
-def _by_rows(some: Callable[[int, int], None], rows: int, columns: int) -> None:
-    """Store rows in as many threads as torch has; the split changes no bit."""
-    step = max(_CHUNK // max(columns, 1), 1)
-    starts = range(0, rows, step)
-    with ThreadPoolExecutor(max(min(torch.get_num_threads(), len(starts)), 1)) as pool:
-        for done in [pool.submit(some, start, min(start + step, rows)) for start in starts]:
-            done.result()
 
 
 def _laid(x: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ The arithmetic is that of compressed-tensors and torchao, in float32: codes are 
 the value is (code - zero) * scale. So the simulation matches a checkpoint bit for bit.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -58,9 +59,7 @@ class Quantizer:
 
     def bits(self, shape: tuple[int, ...]) -> float:
         """Return the bits of a tensor of this shape, scales and zero-points included."""
-        elements, columns = 1.0, float(shape[-1]) if shape else 1.0
-        for length in shape:
-            elements *= length
+        elements, columns = float(math.prod(shape)), float(shape[-1]) if shape else 1.0
         rows = elements / columns if columns else 0.0
         if self.blocks:
             return rows * -(-columns // self.blocks.block) * self.blocks.bytes * 8
@@ -113,15 +112,6 @@ def grouped(x: Tensor, quantizer: Quantizer, within: int = 1) -> tuple[Tensor, t
         return torch.unflatten(torch.unflatten(padded, -1, (-1, columns)), -3, (-1, rows)), (-3, -1)
     # Experts stand along the first dimension of a weight of three: each has scales of its own.
     return x, ((-1,) if quantizer.per == "row" else tuple(range(x.dim())))
-
-
-def _rebuilt(laid: Tensor, shape: torch.Size, quantizer: Quantizer) -> Tensor:
-    if quantizer.per == "group":
-        return laid.flatten(-2)
-    if quantizer.per == "block":
-        whole = laid.flatten(-2).flatten(-3, -2)
-        return whole[..., : shape[-2], : shape[-1]]
-    return laid
 
 
 class Extremes:
@@ -213,11 +203,6 @@ def codes_of(x: Tensor, quantizer: Quantizer, scales: Scales) -> Tensor:
     return round_float32(scaled, quantizer.element, in_place=True)
 
 
-def values_of(codes: Tensor, quantizer: Quantizer, scales: Scales, shape: torch.Size) -> Tensor:
-    """Return the values (float32, of ``shape``) of codes."""
-    return _rebuilt((codes if scales.zero is None else codes - scales.zero) * scales.scale, shape, quantizer)
-
-
 def store(x: Tensor, quantizer: Quantizer, scales: Scales | None = None) -> Tensor:
     """Return x (float32) stored and read back, with its own scales where none are given.
 
@@ -229,4 +214,9 @@ def store(x: Tensor, quantizer: Quantizer, scales: Scales | None = None) -> Tens
     values = codes_of(x, quantizer, chosen)  # in place: memory takes longer than arithmetic
     if chosen.zero is not None:
         values -= chosen.zero
-    return _rebuilt(values.mul_(chosen.scale), x.shape, quantizer)
+    values.mul_(chosen.scale)
+    if quantizer.per == "group":
+        return values.flatten(-2)
+    if quantizer.per == "block":
+        return values.flatten(-2).flatten(-3, -2)[..., : x.shape[-2], : x.shape[-1]]
+    return values

@@ -169,9 +169,7 @@ _REDUCTIONS = [
     )
 ]
 
-SCHEMES: dict[str, Scheme] = {
-    scheme.name: scheme for scheme in [*_CASTS, *_BOTH, *_WEIGHT_ONLY, *_GGML, *_VALUES, *_REDUCTIONS]
-}
+SCHEMES = {scheme.name: scheme for scheme in [*_CASTS, *_BOTH, *_WEIGHT_ONLY, *_GGML, *_VALUES, *_REDUCTIONS]}
 """Every scheme by its name."""
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from assay.charts import Axis, Chart, Guide, HeatMap, Series, drawn, heated
-from assay.charts.chart import Scale, labels_of, laid_out
+from assay.charts.chart import Layout, Scale, labels_of
 from assay.charts.markup import short, steps_of
 
 LOG, LINEAR = Axis("error, nats", log=True), Axis("bits")
@@ -20,7 +20,6 @@ def chart(*series: Series, x: Axis = LINEAR, y: Axis = LOG, guides: tuple[Guide,
 
 
 def test_numbers_have_places_in_their_order() -> None:
-    """On a logarithmic scale equal ratios are equally far apart, on a linear one equal differences."""
     log, linear = Scale(LOG, [1e-6, 1.0]), Scale(LINEAR, [0.0, 6.0])
     for scale, values in ((log, [1e-6, 1e-4, 1e-2, 1.0]), (linear, [0.0, 2.0, 4.0, 6.0])):
         places = [scale.position(value) for value in values]
@@ -46,7 +45,6 @@ def test_numbers_have_places_in_their_order() -> None:
     ],
 )
 def test_ticks_are_round_numbers_inside(axis: Axis, values: list[float], labels: list[str] | None) -> None:
-    """They have few digits, stand where their number has its place, and are there for one number or none too."""
     found = Scale(axis, values).ticks()
     assert len(found) >= 2
     assert all(-1e-9 <= place <= 1 + 1e-9 for place, _ in found)
@@ -55,16 +53,14 @@ def test_ticks_are_round_numbers_inside(axis: Axis, values: list[float], labels:
 
 
 def test_a_scale_begins_at_zero_where_that_is_asked() -> None:
-    """A linear axis with ``zero`` has 0 at its very beginning; without, what is drawn fills it."""
     assert Scale(Axis("size", zero=True), [50.0, 60.0]).position(0.0) == 0.0
     assert Scale(LINEAR, [50.0, 60.0]).position(0.0) < 0
 
 
 def test_every_point_is_drawn_or_counted() -> None:
-    """What is infinite, unknown or not above 0 on a logarithmic axis has no mark, and the chart says how many."""
     values = [1e-3, 0.0, math.inf, math.nan, 1e-1]
     series = Series("errors", range(5), values, [f"point {place}" for place in range(5)], low=values, high=values)
-    found = laid_out(chart(series))
+    found = Layout(chart(series))
     assert ([point.words for point in found.points], found.lost) == (["point 0", "point 4"], 3)
     assert found.points[0].y > found.points[1].y
     markup = drawn(chart(series), "name")
@@ -74,7 +70,6 @@ def test_every_point_is_drawn_or_counted() -> None:
 
 
 def test_words_are_whole_and_no_markup() -> None:
-    """A name that HTML could take for its own stands as text, in titles, labels, guides and the legend."""
     bad = "</svg><b>&"
     series = Series(bad, [1.0], [1.0], [bad], labels=[bad])
     markup = drawn(chart(series, guides=(Guide("y", 2.0, bad),)), "name")
@@ -85,9 +80,8 @@ def test_words_are_whole_and_no_markup() -> None:
 
 
 def test_bars_are_one_outline() -> None:
-    """Many bars are a single path with the height of each; a mark on one stands in its middle."""
     bars = Series("all", range(4), [1.0, 2.0, 3.0, 4.0], mark="bar")
-    found = laid_out(chart(bars, Series("one", [2.5], [3.0], ["third"]), y=Axis("size", zero=True)))
+    found = Layout(chart(bars, Series("one", [2.5], [3.0], ["third"]), y=Axis("size", zero=True)))
     (stroke,) = found.strokes
     tops, ends = zip(
         *((float(top), float(end)) for top, end in re.findall(r"V([\d.]+)H([\d.]+)", stroke.path)), strict=True
@@ -98,7 +92,6 @@ def test_bars_are_one_outline() -> None:
 
 
 def test_labels_cover_nothing() -> None:
-    """Of names that crowd some are left out; none overlaps another, or the mark of a point, or leaves the drawing."""
     marks = [(500.0 + 5 * place, 50.0) for place in range(20)] + [(995.0, 90.0)]
     named = [(x, y, f"a name {place}", "ink") for place, (x, y) in enumerate(marks)]
     found = labels_of(named, marks, [], [("y", 20.0)], 100.0)
@@ -111,22 +104,20 @@ def test_labels_cover_nothing() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: laid_out(chart(Series("s", [1.0], [1.0, 2.0], ["a"]))), "y of the series 's': expected 1"),
-        (lambda: laid_out(chart(Series("s", [1.0], [1.0]))), "words of the series 's': expected 1"),
-        (lambda: laid_out(chart(Series("s", [1.0], [1.0], ["a"], low=[1.0]))), "low and high of the series 's'"),
+        (lambda: Layout(chart(Series("s", [1.0], [1.0, 2.0], ["a"]))), "y of the series 's': expected 1"),
+        (lambda: Layout(chart(Series("s", [1.0], [1.0]))), "words of the series 's': expected 1"),
+        (lambda: Layout(chart(Series("s", [1.0], [1.0], ["a"], low=[1.0]))), "low and high of the series 's'"),
         (lambda: HeatMap("", ["a"], ["b"], [], [None], ""), "values: expected 1"),
         (lambda: HeatMap("", ["a"], ["b"], [[1.0, 2.0]], [None], ""), "values: expected 1 a row"),
         (lambda: HeatMap("", ["a"], ["b"], [[1.0]], [], ""), "chosen: expected 1"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(make: Callable[[], object], words: str) -> None:
-    """Sequences of different lengths are named."""
     with pytest.raises(ValueError, match=re.escape(words)):
         make()
 
 
 def test_colours_follow_the_logarithm() -> None:
-    """The largest and infinities are darkest, four decades below and 0 palest; where is no number is no colour."""
     row = [1.0, 1e-2, 1e-4, 1e-9, 0.0, None, math.nan]
     heat = HeatMap("", ["row", "other"], list("abcdefg"), [row, [math.inf] * 7], ["b", None], "nats")
     assert steps_of(heat) == [[9, 5, 0, 0, 0, None, None], [9] * 7]

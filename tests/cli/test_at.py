@@ -9,12 +9,12 @@ import pytest
 
 from assay.cli.main import main
 
+pytestmark = pytest.mark.usefixtures("in_process")
 LATE = "tests.verify.large_kernels:last_rows_scaled"
 SOFTMAX = ("--spec", "softmax", "--dtype", "float32", "--effort", "quick", "--examples", "0", "--shape", "N=130")
 
 
 def test_a_kernel_that_fails_at_its_size_exits_with_one(capsys: pytest.CaptureFixture[str]) -> None:
-    """The report tells from where on it is wrong, and the line that it prints fails again by itself."""
     assert main(("verify", LATE, *SOFTMAX, "--at", "R=9001,N=130", "--json")) == 1
     (verdict,) = json.loads(capsys.readouterr().out)
     assert "wrong from R=8999 on" in verdict["failure"]["message"]
@@ -23,7 +23,6 @@ def test_a_kernel_that_fails_at_its_size_exits_with_one(capsys: pytest.CaptureFi
 
 
 def test_a_table_has_sizes_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An entry's `at` is tried; the command line's takes its place."""
     table = tmp_path / "mine.toml"
     table.write_text(
         f'[[kernel]]\nname = "late"\ntarget = "{LATE}"\nspec = "softmax"\ndtypes = ["float32"]\n'
@@ -33,17 +32,3 @@ def test_a_table_has_sizes_too(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(("verify", str(table))) == 1
     assert "wrong from R=8999 on" in capsys.readouterr().out
     assert main(("verify", str(table), "--at", "R=100")) == 0
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("R", "--at 'R'; expected sizes, e.g. R=8192,N=4096"),
-        ("R=many", "--at 'R=many'; expected sizes"),
-        ("R=3,M=4", "at: unknown dimension 'M'"),
-    ],
-)
-def test_sizes_that_cannot_be_read_are_one_line(text: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit status 2, and what is expected."""
-    assert main(("verify", LATE, *SOFTMAX, "--at", text)) == 2
-    assert words in capsys.readouterr().err

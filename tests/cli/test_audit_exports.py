@@ -13,8 +13,6 @@ from tests.cli.audits import read, run
 
 
 def test_a_checkpoint_is_written(models: Path, again: Path) -> None:
-    """With --checkpoint there is a folder that says how it is quantised, with scales of each quantised linear;
-    loaded again it has the error that was simulated, which the report says."""
     more = ("--formats", "fp8,w8a16,kv-fp8", "--max-kl", "0.01", "--target", "h200", "--checkpoint")
     assert run(models, again, *more) == 0
     content, folder = read(again), again / "export" / "checkpoint"
@@ -84,7 +82,6 @@ def test_a_refused_export_leaves_no_earlier_one(
 
 
 def test_a_file_of_the_user_is_never_replaced(models: Path, again: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One that has the name of an export is told in one line, after the report, which is written in any case."""
     shutil.rmtree(again / "export")
     (again / "audit.json").unlink()
     (again / "export").mkdir()

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from assay.cli.audit_options import lacking
-from assay.cli.main import main
 from assay.precision.export import FORMATS, Exported, Part
-from tests.cli.audits import one_line, run
+from tests.cli.audits import line
 from tests.precision.tiny_models import edit_json, edit_weights
 
 
@@ -37,28 +36,22 @@ from tests.precision.tiny_models import edit_json, edit_weights
     ],
 )
 def test_a_mistake_is_one_line(
-    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: Sequence[str], message: str
+    models: Path, tmp_path: Path, one_line: Callable[..., None], arguments: Sequence[str], message: str
 ) -> None:
-    """What is wrong, and how to mend it, before anything is computed or written."""
-    assert run(models, tmp_path / "out", *arguments) == 2
-    one_line(capsys, message)
+    one_line(line(models, tmp_path / "out", *arguments), message)
     assert not (tmp_path / "out").exists()
 
 
-def without_text(folder: Path) -> None:
-    (folder.parent / "text.txt").unlink()
+def text_of(content: bytes | None) -> Callable[[Path], None]:
+    """Return a function that replaces the text, or removes it."""
 
+    def damage(folder: Path) -> None:
+        path = folder.parent / "text.txt"
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content)
 
-def empty_text(folder: Path) -> None:
-    (folder.parent / "text.txt").write_text(" \n")
-
-
-def one_token(folder: Path) -> None:
-    (folder.parent / "text.txt").write_text("a")
-
-
-def binary_text(folder: Path) -> None:
-    (folder.parent / "text.txt").write_bytes(b"\xff\xfe\x00")
+    return damage
 
 
 def nan_weights(folder: Path) -> None:
@@ -86,10 +79,10 @@ def no_tokenizer(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (without_text, "text.txt can't be read (No such file or directory)"),
-        (empty_text, "text.txt is empty; give a text"),
-        (one_token, "gives 1 token; expected at least 2"),
-        (binary_text, "isn't UTF-8 text"),
+        (text_of(None), "text.txt can't be read (No such file or directory)"),
+        (text_of(b" \n"), "text.txt is empty; give a text"),
+        (text_of(b"a"), "gives 1 token; expected at least 2"),
+        (text_of(b"\xff\xfe\x00"), "isn't UTF-8 text"),
         (nan_weights, "model.layers.1.mlp.up_proj.weight holds 3 NaN and 0 infinite among 1536 values"),
         (cut_weights, "is no safetensors file, or is cut off"),
         (other_tokenizer, "the tokenizer isn't llama's: it gives token"),
@@ -97,37 +90,27 @@ def no_tokenizer(folder: Path) -> None:
     ],
 )
 def test_bad_files_are_named_in_one_line(
-    models: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    damage: Callable[[Path], None],
-    message: str,
+    models: Path, tmp_path: Path, one_line: Callable[..., None], damage: Callable[[Path], None], message: str
 ) -> None:
-    """A text or a model that can't be audited is exit status 2 and one line that says why."""
     home = shutil.copytree(models, tmp_path / "home")
     damage(home / "llama")
-    assert run(home, tmp_path / "out") == 2
-    one_line(capsys, message)
+    one_line(line(home, tmp_path / "out"), message)
 
 
 def test_a_model_without_linears_is_refused(
-    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    models: Path, tmp_path: Path, one_line: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is no format to choose in it."""
     (tmp_path / "a_model_of_mine.py").write_text("import torch\n\ndef make():\n    return torch.nn.Embedding(8, 8)\n")
     monkeypatch.syspath_prepend(tmp_path)
     target = ("a_model_of_mine:make", "--text", str(models / "text.txt"), "--out", str(tmp_path / "out"))
-    assert main(("audit", *target)) == 2
-    one_line(capsys, "without linear, convolutional or recurrent layers")
+    one_line(("audit", *target), "without linear, convolutional or recurrent layers")
 
 
 @pytest.mark.parametrize("missing", ["--text", "--out"])
-def test_text_and_folder_are_needed(models: Path, capsys: pytest.CaptureFixture[str], missing: str) -> None:
-    """Without one of them the line names the option."""
+def test_text_and_folder_are_needed(models: Path, one_line: Callable[..., None], missing: str) -> None:
     given = {"--text": str(models / "text.txt"), "--out": str(models / "out")}
     rest = [word for option, value in given.items() if option != missing for word in (option, value)]
-    assert main(("audit", str(models / "llama"), *rest)) == 2
-    one_line(capsys, f"Missing option '{missing}'")
+    one_line(("audit", str(models / "llama"), *rest), f"Missing option '{missing}'")
 
 
 @pytest.mark.parametrize(
@@ -135,42 +118,28 @@ def test_text_and_folder_are_needed(models: Path, capsys: pytest.CaptureFixture[
     [
         ("[1]", "expected a JSON object of site names to scheme names, or an audit.json"),
         ("{", "is no JSON"),
-        ('{"lm_haed": "fp8"}', "expected a site of this model, got 'lm_haed': did you mean lm_head?"),
+        ('{"lm_haed": "fp8"}', "bad.json: expected a site of this model, got 'lm_haed': did you mean lm_head?"),
         ('{"lm_head": "nvfp4"}', "expected a scheme for lm_head of"),
     ],
 )
-def test_a_bad_assignment_is_one_line(
-    models: Path, again: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, message: str
+def test_a_bad_assignment_is_named_in_one_line(
+    models: Path, audited: Path, again: Path, tmp_path: Path, one_line: Callable[..., None], content: str, message: str
 ) -> None:
-    """A file that is no assignment, or one of another model, is named."""
+    """Of two files, the one that is no assignment, or one of another model."""
     (tmp_path / "bad.json").write_text(content)
-    bad = str(tmp_path / "bad.json")
-    assert run(models, again, "--target", "h200", "--compare", bad, bad) == 2
-    one_line(capsys, message)
-
-
-def test_a_bad_assignment_is_named_by_its_file(
-    models: Path, audited: Path, again: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of two files, the one that doesn't fit the model."""
-    (tmp_path / "bad.json").write_text('{"encoder.block": "fp8"}')
     files = (str(audited / "audit.json"), str(tmp_path / "bad.json"))
-    assert run(models, again, "--target", "h200", "--compare", *files) == 2
-    one_line(capsys, f"{tmp_path / 'bad.json'}: expected a site of this model, got 'encoder.block'")
+    one_line(line(models, again, "--target", "h200", "--compare", *files), message)
 
 
 def test_code_of_a_model_is_allowed_by_the_option_of_the_command(
-    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    models: Path, tmp_path: Path, one_line: Callable[..., None]
 ) -> None:
-    """The line names --trust, which the command has, and not the argument of Python."""
     home = shutil.copytree(models, tmp_path / "home")
     edit_json(home / "llama" / "config.json", auto_map={"AutoModel": "code.Model"})
-    assert run(home, tmp_path / "out") == 2
-    one_line(capsys, "allow it by --trust, or give")
+    one_line(line(home, tmp_path / "out"), "allow it by --trust, or give")
 
 
-def test_exports_that_are_not_as_asked_are_told() -> None:
-    """One that was asked for by name and wrote nothing, and one whose weights exceed the budget, are a line each."""
+def test_exports_that_are_not_as_requested_are_reported() -> None:
     exported = Exported((Part("torchao", (), {"a": "fp8"}), Part("checkpoint", (), {"a": "fp8"}, 70_000)), ())
     first, second = lacking(exported, ["torchao", "vllm"], 60e3, lambda held: 5e4 * len(held))
     assert first == "--export vllm wrote nothing: it can express nothing of this assignment"

@@ -1,8 +1,9 @@
 """`assay verify CAMPAIGN.toml`: stopped and gone on with, nothing examined twice, nothing kept of a changed kernel."""
 
 import json
+import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ import pytest
 import torch
 
 from assay.cli.main import main
+from assay.runtime.engines import engine_named
 from assay.verify import examine
 from assay.verify.campaign.cache import digest, keep, kept
 from assay.verify.campaign.survey import Job, Row, plan
 from assay.verify.campaign.table import Entry, TableError, entries
 from assay.verify.settings import Settings
+from tests.runtime.test_engines import answers_to_words
 
 ROOT = Path(__file__).resolve().parents[2]
 CAMPAIGN = """
@@ -64,10 +67,10 @@ def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_an_interrupted_run_tells_what_it_found(
+@pytest.mark.usefixtures("in_process")
+def test_an_interrupted_run_reports_what_is_done(
     campaign: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Without a folder for reports too: the verdicts so far are printed; status 130."""
     verdict = examine(torch.nn.Identity(), "softmax", dtype="float32", examples=0, shapes={"N": [2]}, shrinking=False)
 
     def run(jobs: Sequence[Job], workers: object) -> Iterator[tuple[int, Row]]:
@@ -81,28 +84,36 @@ def test_an_interrupted_run_tells_what_it_found(
     assert err == "assay: interrupted; 1 of 3 examinations are done\n"
 
 
-def test_a_campaign_goes_on_where_it_was(campaign: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Each seed is an examination; those whose verdict is there are not made again, the one that is lost is."""
+@pytest.mark.usefixtures("in_process")
+def test_a_campaign_goes_on_where_it_was(campaign: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each seed is an examination. Stored verdicts are not made again, a damaged one is; parts make the whole."""
     out = campaign.parent / "out"
-    arguments = ("verify", str(campaign), "--out", str(out), "--jobs", "1", "--json")
+    arguments = ("verify", str(campaign), "--out", str(out), "--json")
+    for part in ("1/2", "2/2"):
+        main((*arguments, "--part", part))
+    times = {path.name: path.stat().st_mtime_ns for path in out.glob("*.json")}
+    assert len(times) == 3
+    capsys.readouterr()
     assert main(arguments) == 1
-    first = json.loads(capfd.readouterr().out)
+    text, err = capsys.readouterr()
+    assert "wrote" not in err
+    first = json.loads(text)
     assert [(verdict["kernel"], verdict["seed"], verdict["outcome"]) for verdict in first] == [
         ("mine", 0, "PASS"),
         ("mine", 1, "PASS"),
         ("wrong", 0, "FAIL"),
     ]
-    times = {path.name: path.stat().st_mtime_ns for path in out.glob("*.json")}
-    assert len(times) == 3
     lost = next(path for path in out.glob("wrong*.json"))
     lost.write_text("{", encoding="utf-8")  # as an interrupted writer of another kind would leave it
     assert main(arguments) == 1
-    again, err = capfd.readouterr()
+    again, err = capsys.readouterr()
     assert "2 of 3 verdicts were in" in err
-    times_of_it = {"seconds": 0, "about": {}}  # which says the minute
-    assert [verdict | times_of_it for verdict in json.loads(again)] == [verdict | times_of_it for verdict in first]
+    moment = {"seconds": 0, "about": {}}
+    assert [verdict | moment for verdict in json.loads(again)] == [verdict | moment for verdict in first]
     changed = [path.name for path in out.glob("*.json") if path.stat().st_mtime_ns != times[path.name]]
     assert changed == [lost.name]
+    assert main((*arguments, "--part", "4/2")) == 2
+    assert "--part '4/2'; expected e.g. 3/10" in capsys.readouterr().err
 
 
 def verdicts(folder: Path) -> dict[str, dict[str, Any]]:
@@ -114,27 +125,19 @@ def verdicts(folder: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def test_parts_make_the_whole(campaign: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Each part examines what is its own, and a run of the whole finds all of it done."""
-    for number in ("1/2", "2/2"):
-        main(["verify", str(campaign), "--out", str(tmp_path / "out"), "--part", number])
-    capfd.readouterr()
-    main(["verify", str(campaign), "--out", str(tmp_path / "out")])
-    assert "wrote" not in capfd.readouterr().err
-    assert main(["verify", str(campaign), "--part", "3/2"]) == 2
-    assert "--part '3/2'; expected e.g. 3/10" in capfd.readouterr().err
-
-
 @pytest.mark.slow
 def test_a_cluster_gives_the_same_verdicts(campaign: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On Ray's workers verdicts are those of processes here, figure by figure, though one worker is killed."""
+    """On Ray's workers verdicts are those of processes here, figure by figure, though one worker is killed; and tasks
+    have the answers that a pool gives."""
+    pytest.importorskip("ray")
     monkeypatch.chdir(campaign.parent)
     monkeypatch.setenv("KILLED", str(tmp_path / "killed"))
-    statuses = {
-        engine: main(["verify", str(campaign), "--out", str(tmp_path / engine), "--engine", engine, "--jobs", "2"])
-        for engine in ("local", "ray")
-    }
-    assert statuses == {"local": 1, "ray": 1}
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))))  # for its workers
+    arguments = ("verify", str(campaign), "--jobs", "2", "--out")
+    with engine_named("ray", 2, preload="json", timeout=20.0) as cluster:  # which the command uses too
+        assert main((*arguments, str(tmp_path / "ray"), "--engine", "ray")) == 1
+        answers_to_words(cluster)
+    assert main((*arguments, str(tmp_path / "local"))) == 1
     here, there = (verdicts(tmp_path / engine) for engine in ("local", "ray"))
     assert len(here) == 3
     assert (tmp_path / "killed").exists()
@@ -182,7 +185,6 @@ def test_a_changed_helper_makes_another(tmp_path: Path, monkeypatch: pytest.Monk
     [("assay.runtime.results.own_sources", ("another", {})), ("assay.verify.campaign.cache._machine", "another")],
 )
 def test_another_assay_or_machine_is_another(monkeypatch: pytest.MonkeyPatch, name: str, other: object) -> None:
-    """At one version too, this package's own sources (tests/runtime/test_results.py) and the device count."""
     job = job_of("nowhere:kernel")
     before = digest(job)
     monkeypatch.setattr(name, lambda *asked: other)
@@ -190,7 +192,6 @@ def test_another_assay_or_machine_is_another(monkeypatch: pytest.MonkeyPatch, na
 
 
 def test_a_verdict_comes_back_as_it_was(tmp_path: Path) -> None:
-    """Numbers that JSON lacks, the failing case and the explanations included."""
     job = job_of("nowhere:zeros")
     assert kept(tmp_path, job) is None
     for kernel in (lambda x: x * float("nan"), lambda x: x.softmax(-1)):
@@ -203,7 +204,6 @@ def test_a_verdict_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_the_bundled_campaign_can_be_read() -> None:
-    """`configs/campaigns/verify/attention.toml` names kernels, dtypes and seeds."""
     jobs = plan(entries(ROOT / "configs" / "campaigns" / "verify" / "attention.toml"), examples=200)
     assert {job.settings.seed for job in jobs} == {0, 1, 2}
     assert {job.settings.examples for job in jobs} == {1000}
@@ -218,7 +218,6 @@ def test_the_bundled_campaign_can_be_read() -> None:
     ],
 )
 def test_a_mistake_names_the_file_and_the_entry(campaign: Path, old: str, new: str, message: str) -> None:
-    """One line: which file, which entry, what was expected."""
     campaign.write_text(CAMPAIGN.format(examples=1).replace(old, new, 1), encoding="utf-8")
     with pytest.raises(TableError) as error:
         entries(campaign)
@@ -226,9 +225,6 @@ def test_a_mistake_names_the_file_and_the_entry(campaign: Path, old: str, new: s
     assert message in str(error.value)
 
 
-def test_a_campaign_says_what_its_kernels_implement(campaign: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """--spec beside a campaign is refused, and so is a file that isn't there."""
-    assert main(("verify", str(campaign), "--spec", "softmax")) == 2
-    assert "leave --spec out" in capfd.readouterr().err
-    assert main(("verify", str(campaign.with_name("none.toml")))) == 2
-    assert "can't be read (No such file or directory)" in capfd.readouterr().err
+def test_a_campaign_says_what_its_kernels_implement(campaign: Path, one_line: Callable[..., None]) -> None:
+    one_line(("verify", str(campaign), "--spec", "softmax"), "leave --spec out")
+    one_line(("verify", str(campaign.with_name("none.toml"))), "can't be read (No such file or directory)")

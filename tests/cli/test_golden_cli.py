@@ -3,19 +3,20 @@
 import json
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from assay import configs
-from assay.cli import progress
 from assay.cli.main import main
 from assay.golden import specs
 from assay.golden.jobs.campaign import Campaign, parse_campaign, read_campaign
 from assay.golden.store import Store
 from tests.golden.jobs.here import SMALL, built
 
+pytestmark = pytest.mark.usefixtures("in_process")
 CONFIGS = Path(configs.__file__).parent / "campaigns"
 
 
@@ -32,6 +33,18 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> str:
     return folder
 
 
+@pytest.fixture(scope="module")
+def mistaken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a good store, and with what no command can use."""
+    folder = tmp_path_factory.mktemp("mistaken")
+    (folder / "other").mkdir()
+    (folder / "other" / "file").touch()
+    (folder / "bad.toml").write_text(SMALL.replace("seeds", "\nsedes"))
+    (folder / "broken.py").write_text("raise ValueError('oh\\nno')", encoding="utf-8")
+    built(folder / "good")
+    return folder
+
+
 def test_the_small_campaign_has_every_spec_of_the_full_one() -> None:
     """What is built at length is built and checked in CI; any other op's frozen calls are (tests/golden/store)."""
     small, full = ({entry.spec for entry in bundled(name).entries} for name in ("small", "llm"))
@@ -39,7 +52,6 @@ def test_the_small_campaign_has_every_spec_of_the_full_one() -> None:
 
 
 def test_the_full_campaign_can_be_read() -> None:
-    """Every shape of it is possible, and named sizes are those of the models."""
     campaign = bundled("llm")
     assert campaign.count > 500
     sizes = {size for task in map(campaign.task, range(0, campaign.count, 7)) for size in task.recipe.sizes.values()}
@@ -47,7 +59,6 @@ def test_the_full_campaign_can_be_read() -> None:
 
 
 def test_the_small_campaign_is_built_and_checked(small: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every checksum is right, nothing is missing, and mpmath agrees on every record that is asked of it."""
     assert main(("golden", "check", small, "--sample", "80")) == 0
     out = capsys.readouterr().out
     assert re.search(
@@ -58,7 +69,6 @@ def test_the_small_campaign_is_built_and_checked(small: str, capsys: pytest.Capt
 
 
 def test_a_store_is_shown(small: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A row for each record, those of one spec, and one record by the beginning of its key."""
     assert main(("golden", "show", small, "--limit", "3")) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:4] == ["key", "spec", "sizes", "dtype"]
@@ -75,7 +85,6 @@ def test_a_store_is_shown(small: str, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_two_stores_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit status 0 while none need be wrong."""
     built(tmp_path / "a")
     built(tmp_path / "b", SMALL.replace("seeds = 3", "seeds = 2"))
     assert main(("golden", "diff", str(tmp_path / "a"), str(tmp_path / "a"))) == 0
@@ -91,7 +100,6 @@ def test_two_stores_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_a_damaged_record_is_found_and_mended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The check names it with exit status 1; building with --recheck replaces it."""
     folder, campaign = tmp_path / "store", tmp_path / "own campaign.toml"
     campaign.write_text(SMALL, encoding="utf-8")
     built(folder, SMALL, "own-campaign")
@@ -109,7 +117,6 @@ def test_a_damaged_record_is_found_and_mended(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_failed_task_is_told_and_the_rest_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit status 1, a line with the task and what to mend, and the manifest remembers."""
     campaign = tmp_path / "failing.toml"
     campaign.write_text(SMALL + '[[golden]]\nspec = "softmax"\nshapes = [{ R = 1, N = 1000000000000000 }]\n')
     store = str(tmp_path / "store")
@@ -125,7 +132,6 @@ def test_a_failed_task_is_told_and_the_rest_is_made(tmp_path: Path, capsys: pyte
 
 
 def test_parts_are_built_one_by_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each has a manifest of its own, and together they are the whole."""
     campaign = tmp_path / "parted.toml"
     campaign.write_text(SMALL)
     for part, made in (("2/2", 4), ("1/2", 3)):
@@ -170,25 +176,14 @@ def test_parts_are_built_one_by_one(tmp_path: Path, capsys: pytest.CaptureFixtur
     ],
 )
 def test_a_mistake_is_one_line(
-    tmp_path: Path,
+    mistaken: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    one_line: Callable[..., None],
     arguments: tuple[str, ...],
     message: str,
 ) -> None:
-    """What is wrong, and how to mend it; exit status 2."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "file").touch()
-    (tmp_path / "bad.toml").write_text(SMALL.replace("seeds", "\nsedes"))
-    (tmp_path / "broken.py").write_text("raise ValueError('oh\\nno')", encoding="utf-8")
-    built(tmp_path / "good")
-    assert main(("golden", *arguments)) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("assay: ")
-    assert err.count("\n") == 1
-    assert message.format(folder=tmp_path) in err
+    monkeypatch.chdir(mistaken)
+    one_line(("golden", *arguments), message.format(folder=mistaken))
 
 
 def test_two_campaigns_of_one_name_are_both_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,7 +211,6 @@ def test_two_campaigns_of_one_name_are_both_kept(tmp_path: Path, capsys: pytest.
 
 
 def test_a_wrong_record_is_discarded_and_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What the check advises can be followed to the letter."""
     folder, campaign = str(tmp_path / "store"), tmp_path / "own.toml"
     campaign.write_text(SMALL, encoding="utf-8")
     built(tmp_path / "store", SMALL, "own")
@@ -238,7 +232,6 @@ def test_a_wrong_record_is_discarded_and_made_again(tmp_path: Path, capsys: pyte
 def test_a_store_with_odd_records_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A spec that isn't known here and a record of another format don't hide the others."""
     built(tmp_path / "store")
     store = Store(str(tmp_path / "store"))
     record = store.get(next(store.keys()))
@@ -252,21 +245,7 @@ def test_a_store_with_odd_records_is_shown(
     assert "8 records shown, 1 damaged or of another format (assay golden check)" in out
 
 
-def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line, nothing begun."""
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, one_line: Callable[..., None]) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert main(("golden", "build", "small", "--store", "x", "--engine", "ray")) == 2
-    assert capsys.readouterr().err == "assay: --engine ray needs ray: pip install 'kernel-assay[ray]'\n"
-
-
-def test_progress_tells_rate_and_time_left(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted from the first task that was made: neither the start nor what was there already is work."""
-    now = 0.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
-    with progress.ProgressBar("golden", 100, 400.0, rate=True) as bar:
-        for _ in range(10):
-            bar.skip(4.0)
-        for now in (20.0, 22.0, 24.0, 30.0):  # noqa: B007 - the clock reads it
-            bar.advance(4.0)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == ["assay: golden 12 of 100, 0.5/s, about 176 s left"]
+    line = ("golden", "build", "small", "--store", "x", "--engine", "ray")
+    one_line(line, "--engine ray needs ray: pip install 'kernel-assay[ray]'")

@@ -49,7 +49,6 @@ def adapter(entry: Entry) -> ast.arguments | None:
 
 
 def test_it_has_many_kernels_of_many_packages() -> None:
-    """At least 60 kernels of 12 packages, each of another name, which an installed kernel is asked for by."""
     assert len({entry.name for entry in TABLE}) == len(TABLE) >= 60
     assert len({entry.package for entry in TABLE}) >= 12
     assert len({entry.group for entry in TABLE}) == len({entry.package for entry in TABLE})
@@ -68,7 +67,6 @@ def test_adapters_take_what_their_ops_give() -> None:
 
 
 def test_absent_packages_are_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says what there isn't, and what gets it."""
     monkeypatch.setattr("assay.verify.campaign.table._exists", lambda name: False)
     for entry in TABLE:
         words = entry.absence("cpu")
@@ -76,10 +74,10 @@ def test_absent_packages_are_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> 
         assert "\n" not in words
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_survey_lists_what_is_not_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """No error: NOT HERE, with the command that installs it, and exit status 0."""
     monkeypatch.chdir(tmp_path)
     Path("own.toml").write_text(ABSENT, encoding="utf-8")
     assert main(("survey", "--table", "own.toml")) == 0
@@ -92,7 +90,6 @@ def test_a_survey_lists_what_is_not_here(
 
 
 def test_a_table_that_comes_along_goes_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of that name goes first; what is neither is told with the names that there are."""
     monkeypatch.chdir(tmp_path)
     assert entries("survey") == entries()
     with pytest.raises(TableError, match=r"another: can't be read .*; or one that comes along: survey, others"):
@@ -102,7 +99,6 @@ def test_a_table_that_comes_along_goes_by_its_name(tmp_path: Path, monkeypatch: 
 
 
 def test_what_is_said_of_a_package_holds_for_its_kernels() -> None:
-    """Where the kernel says nothing else."""
     assert {entry.settings.pretend for entry in TABLE if entry.package == "vllm"} == {"cuda"}
     (entry,) = (entry for entry in TABLE if entry.name == "attorch.GELU")
     assert entry.settings.layouts != ("contiguous",)
@@ -110,14 +106,12 @@ def test_what_is_said_of_a_package_holds_for_its_kernels() -> None:
 
 
 def test_an_entry_may_pretend_where_there_is_no_gpu() -> None:
-    """On a GPU it isn't pretended, and what a command pretends goes first."""
     entry = entry_from_table({"name": "k", "target": "torch:softmax", "spec": "softmax", "pretend": "cuda"})
     pretended = [plan([entry], **asked)[0].settings.pretend for asked in ({}, {"device": "cuda"}, {"pretend": "a100"})]
     assert pretended == ["cuda", "", "a100"]
 
 
 def test_an_adapter_stands_in_a_target() -> None:
-    """The names of the module and torch's count; the op's tensors and options are its parameters."""
     honest = load_target("torch.nn.functional:lambda x, weight, *, eps: rms_norm(x, x.shape[-1:], weight, eps)")
     options = {"eps": [1e-5]}
     assert examine(honest, "rmsnorm", dtype="float32", options=options, effort="quick", examples=2).passed
@@ -128,13 +122,12 @@ def test_an_adapter_stands_in_a_target() -> None:
 
 @pytest.mark.parametrize("target", ["torch:lambda x: softmax(x", "torch:lambda: ("])
 def test_a_target_that_is_no_expression_is_told(target: str) -> None:
-    """In one line, with what it should be."""
     with pytest.raises(TargetError, match="expected module:lambda x: function\\(x\\)"):
         load_target(target)
 
 
+@pytest.mark.usefixtures("in_process")
 def test_an_adapter_s_repro_line_fails_again(capfd: pytest.CaptureFixture[str]) -> None:
-    """The target with its lambda stands in the line, which fails in a process of its own."""
     target = "torch:lambda x: softmax(x * 1.01, -1)"
     asked = ("--spec", "softmax", "--dtype", "float32", "--effort", "quick", "--examples", "1")
     assert main(("verify", target, *asked, "--json")) == 1
@@ -151,7 +144,6 @@ def test_the_page_is_what_the_data_say() -> None:
 
 
 def test_a_report_is_taken_over() -> None:
-    """Verdicts replace those of the same kernel and dtype; what wasn't here leaves what is known as it was."""
     name = TABLE[0].name
     aspects = {
         "numbers": {"status": "broken", "explanations": [{"description": "sums are short"}]},

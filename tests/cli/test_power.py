@@ -11,7 +11,6 @@ SMALL = ("--shape", "R=1,2,17", "--shape", "N=1,5,33", "--examples", "0")
 
 
 def test_it_prints_rates_and_survivors(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """By fault family, beside those of a plain check, with the survivors; and the same as JSON."""
     path = tmp_path / "power.json"
     line = ["power", "--spec", "exp", "--dtype", "bfloat16", *SMALL, "--against", "allclose(1e-2,1e-2)"]
     assert main([*line, "--family", "store", "--family", "tail", "--out", str(path)]) == 0
@@ -21,21 +20,3 @@ def test_it_prints_rates_and_survivors(capsys: pytest.CaptureFixture[str], tmp_p
     content = json.loads(path.read_text())
     assert content["spec"] == "exp"
     assert all(name in out for name in content["survivors"])
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        (["power"], "expected --spec NAME"),
-        (["power", "--spec", "nosuch"], "nosuch"),
-        (["power", "--spec", "exp", "--against", "eye(1)"], "expected allclose"),
-        (["power", "bundled.nosuch"], "expected package.module:function"),
-        (["power", "torch"], "is a module; which function of it?"),
-    ],
-)
-def test_wrong_usage_is_one_line(line: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit status 2, and what is expected."""
-    assert main(line) == 2
-    err = capsys.readouterr().err
-    assert words in err
-    assert len(err.strip().splitlines()) == 1

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,34 +33,17 @@ TABLE = "".join(
     )
 )
 
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
-
 
 @pytest.fixture(scope="module")
-def assay() -> Command:
-    """The command, in a process of its own."""
-
-    def command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
-        return subprocess.run(
-            [sys.executable, "-P", "-m", "assay.cli.main", *arguments],
-            cwd=cwd,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
-
-    return command
-
-
-@pytest.fixture(scope="module")
-def surveyed(assay: Command, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """A survey of the table above, in a folder of its own."""
+def surveyed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A survey of the table above by the command in a process of its own, in a folder of its own."""
     folder = tmp_path_factory.mktemp("survey")
     (folder / "own.toml").write_text(TABLE, encoding="utf-8")
-    return folder, assay("survey", "--table", "own.toml", "--examples", "2", cwd=folder)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-P", "-m", "assay.cli.main", "survey", "--table", "own.toml", "--examples", "2"]
+    return folder, subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +54,6 @@ def rows(surveyed: tuple[Path, Any]) -> dict[str, Any]:
 
 
 def test_it_comes_to_its_end(surveyed: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    """One table on standard output, a row per kernel, nothing that a kernel printed, and exit status 0."""
     _, done = surveyed
     assert done.returncode == 0
     assert [line for line in done.stderr.splitlines() if not line.startswith("assay: examined")] == []
@@ -82,7 +64,6 @@ def test_it_comes_to_its_end(surveyed: tuple[Path, subprocess.CompletedProcess[s
 
 
 def test_every_kernel_has_its_outcome(rows: dict[str, Any]) -> None:
-    """Honest, faulty, crashing, absent and out of place: each is listed as what it is."""
     assert {name: row["outcome"] for name, row in rows.items()} == {
         "honest": "PASS",
         "faulty <script>": "FAIL",
@@ -96,41 +77,38 @@ def test_every_kernel_has_its_outcome(rows: dict[str, Any]) -> None:
     assert rows["elsewhere"]["reason"] == "runs on cuda, not on cpu"
 
 
-def test_a_violation_is_told_in_words(rows: dict[str, Any]) -> None:
-    """What came, and what is right, of the smallest case."""
+def test_the_page_is_written_and_escaped(surveyed: tuple[Path, Any], rows: dict[str, Any]) -> None:
     assert "came nan, right " in rows["faulty <script>"]["words"]
-
-
-def test_the_page_is_written_and_escaped(surveyed: tuple[Path, Any]) -> None:
-    """A kernel's name is text in the page."""
     page = (surveyed[0] / "report" / "index.html").read_text(encoding="utf-8")
     assert "faulty &lt;script&gt;" in page
     assert "faulty <script>" not in page
 
 
-@pytest.mark.parametrize("name", ["faulty <script>", "crashing"])
-def test_a_repro_line_fails_again(assay: Command, rows: dict[str, Any], name: str, tmp_path: Path) -> None:
-    """The line of a report fails again in a fresh process."""
-    line = rows[name]["verdict"]["repro"].removeprefix("assay repro ").strip("'")
-    again = assay("repro", line, cwd=tmp_path)
-    assert (again.returncode, again.stdout[:4]) == (1, "FAIL")
-    assert "Traceback" not in again.stderr
-
-
-def test_a_repro_line_passes_when_the_kernel_is_mended(
-    rows: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+@pytest.mark.usefixtures("users_kernels")
+def test_a_repro_line_of_a_crash_crashes_a_fresh_process(
+    rows: dict[str, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The whole line is taken too, and `--target` names another kernel."""
-    monkeypatch.syspath_prepend(HERE)
-    line = rows["faulty <script>"]["verdict"]["repro"]
-    assert main(("repro", line, "--target", "kernels_of_a_user:honest")) == 0
-    assert capfd.readouterr().out.startswith("PASS  kernels_of_a_user:honest")
+    assert main(("repro", rows["crashing"]["verdict"]["repro"].removeprefix("assay repro ").strip("'"))) == 1
+    out, err = capfd.readouterr()
+    assert out.startswith("FAIL")
+    assert "Traceback" not in err
+
+
+@pytest.mark.usefixtures("users_kernels", "in_process")
+@pytest.mark.parametrize(
+    ("more", "status", "words"),
+    [((), 1, "FAIL"), (("--target", "kernels_of_a_user:honest"), 0, "PASS  kernels_of_a_user:honest")],
+)
+def test_a_repro_line_is_run_on_its_kernel_or_a_mended_one(
+    rows: dict[str, Any], more: tuple[str, ...], status: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(("repro", rows["faulty <script>"]["verdict"]["repro"], *more)) == status
+    assert words in capsys.readouterr().out
 
 
 @pytest.fixture
-def own_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_table(users_kernels: None, in_process: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The table above in the current folder, one requirement fulfilled."""
-    monkeypatch.syspath_prepend(HERE)
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "own.toml"
     path.write_text(TABLE.replace("torch.no_such_kernel", "torch"), encoding="utf-8")
@@ -138,7 +116,6 @@ def own_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_was_not_examined_has_not_passed(own_table: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """When the time is up, kernels are listed as not run; with `--strict` the exit status tells."""
     assert main(("survey", "--table", own_table.name, "--only", "honest", "--budget", "0", "--strict")) == 1
     assert "1 NOT RUN" in capfd.readouterr().out
 
@@ -156,7 +133,6 @@ def test_what_is_done_is_never_lost(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("assay.verify.campaign.survey.run", run)
-    monkeypatch.setattr("assay.runtime.pool.Pool.resize", lambda pool, count: None)  # no worker has anything to do
     assert main(("survey", "--table", own_table.name)) == 130
     assert seen == [{"NOT RUN": 5}, {"NOT HERE": 1, "NOT RUN": 4}]
     out, err = capfd.readouterr()
@@ -181,7 +157,6 @@ def test_a_stopped_survey_goes_on_where_it_was(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("assay.verify.campaign.survey.run", once)
-    monkeypatch.setattr("assay.runtime.pool.Pool.resize", lambda pool, count: None)  # no worker has anything to do
     arguments = ("survey", "--table", own_table.name, "--examples", "1", "--only", "h")
     assert main(arguments) == 130
     assert main(arguments) == 130
@@ -197,7 +172,6 @@ def test_a_stopped_survey_goes_on_where_it_was(
 
 
 def test_an_entry_that_is_wrong_is_no_verdict(own_table: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A target that isn't there is the table's mistake: exit status 2 after the survey, and one line."""
     assert main(("survey", "--table", own_table.name, "--only", "absent")) == 2
     out, err = capfd.readouterr()
     assert "1 ERROR" in out
@@ -206,14 +180,12 @@ def test_an_entry_that_is_wrong_is_no_verdict(own_table: Path, capfd: pytest.Cap
 
 
 def test_the_bundled_table_can_be_read() -> None:
-    """Every entry of configs/survey.toml names a spec, options and a contract that exist, under a name of its own."""
     table = entries()
     assert len({row.name for row in table}) == len(table) > 20
     assert {row.requires for row in table if row.group == "assay"} == {"triton"}
 
 
 def test_arrays_become_tuples_and_tables_ranges() -> None:
-    """TOML's arrays and tables mean what `examine` takes."""
     made = entry_from_table(
         {
             "name": "a",
@@ -258,7 +230,6 @@ ROW = '[[kernel]]\nname = "a"\ntarget = "a:b"\nspec = "softmax"\n'
     ],
 )
 def test_a_table_that_is_wrong_is_refused(tmp_path: Path, content: str, message: str) -> None:
-    """The message names the file, and what is wrong with which entry."""
     path = tmp_path / "own.toml"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(TableError) as caught:
@@ -273,6 +244,5 @@ def test_a_table_that_is_wrong_is_refused(tmp_path: Path, content: str, message:
     [("torch", True), ("torch.nn.attention", True), ("torch.mm", True), ("torch.mn", False), ("no.such", False)],
 )
 def test_what_is_required_is_looked_up(dotted: str, there: bool) -> None:
-    """A module or an attribute of one."""
     required = Entry("a", "a:b", Settings("softmax"), requires=dotted)
     assert bool(required.absence("cpu")) is not there

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,25 +20,10 @@ from assay.verify.campaign import table as survey_table
 
 HERE = Path(__file__).parent
 USER = "kernels_of_a_user"
-SOFTMAX = (
-    "verify",
-    f"{USER}:honest",
-    "--spec",
-    "softmax",
-    "--dtype",
-    "float32",
-    "--effort",
-    "quick",
-    "--examples",
-    "0",
-)
+QUICK = ("--effort", "quick", "--examples", "0")
+SOFTMAX = ("verify", f"{USER}:honest", "--spec", "softmax", "--dtype", "float32", *QUICK)
 CASE = '{"spec":"softmax","sizes":{"R":1,"N":2},"dtypes":{"x":"float32"}}'
 LINE = f'{{"target":"","case":{CASE}}}'
-
-
-@pytest.fixture
-def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(HERE)
 
 
 @pytest.mark.parametrize(
@@ -48,10 +34,7 @@ def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         (("survey", "--frobnicate"), "(see: assay survey --help)"),
         (("golden", "build"), "(see: assay golden build --help)"),
         (("golden", "make"), "(see: assay golden --help)"),
-        (
-            ("verify", "math"),
-            "is a module; which function of it? expected math:function --spec NAME; or a longer",
-        ),
+        (("verify", "math"), "is a module; which function of it? expected math:function --spec NAME; or a longer"),
         (("survey", "--frobnicate"), "No such option"),
         (("survey", "--examples", "few"), "--examples"),
         (("survey", "--examples", "-1"), "--examples"),
@@ -80,97 +63,67 @@ def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         ((*SOFTMAX, "--out", __file__), "is a file"),
         (("audit", "stdlib-llama", "--text", __file__, "--out", __file__), "is a file"),
         (("inspect", f"{USER}:honest", "--out", str(HERE)), "is a directory"),
+        (("verify", f"{USER}:honest", "--spec", "softmax", "--dtype", "bflot16"), "did you mean 'bfloat16'"),
+        (("verify", f"{USER}:honest", "--spec", "softmax"), "softmax needs the dtype of x"),
+        ((*SOFTMAX, "--shape", "Q=1", "--contract", "stages.sum=float16"), "unknown dimension 'Q'"),
+        ((*SOFTMAX, "--contract", "stages.sum=float16"), "unknown stage 'sum'"),
+        (("repro", "rubbish"), "expected what a report prints after 'assay repro', got 'rubbish'"),
+        (("repro", LINE), "the kernel has no importable name; add --target"),
+        (("power",), "expected --spec NAME"),
+        (("power", "--spec", "nosuch"), "nosuch"),
+        (("power", "--spec", "exp", "--against", "eye(1)"), "expected allclose"),
+        (("power", "bundled.nosuch"), "expected package.module:function"),
+        (("power", "torch"), "is a module; which function of it?"),
+        (("fingerprint", "torch:mm", "--spec", "gem"), "did you mean 'gemm'?"),
+        (("fingerprint", "torch:mm", "--spec", "gemm"), "gemm needs the dtype of a, b"),
+        (("fingerprint", "torch", "--spec", "gemm", "--dtype", "float32"), "expected package.module:function"),
+        (("fingerprint", "torch:mm"), "--spec"),
+        ((*SOFTMAX, "--at", "R"), "--at 'R'; expected sizes, e.g. R=8192,N=4096"),
+        ((*SOFTMAX, "--at", "R=many"), "--at 'R=many'; expected sizes"),
+        ((*SOFTMAX, "--at", "R=3,M=4"), "at: unknown dimension 'M'"),
     ],
 )
-def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str) -> None:
-    """What is wrong, and how to mend it."""
-    assert main(arguments) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("assay: ")
-    assert err.count("\n") == 1
-    assert message in err
-    assert "Traceback" not in err
+@pytest.mark.usefixtures("users_kernels", "in_process")
+def test_a_mistake_is_one_line(one_line: Callable[..., None], arguments: tuple[str, ...], message: str) -> None:
+    one_line(arguments, message)
 
 
-@pytest.mark.usefixtures("_kernels")
-@pytest.mark.parametrize(
-    ("arguments", "messages"),
-    [
-        (
-            ("verify", f"{USER}:nosuch", "nosuch:x", "--spec", "softmax", "--dtype", "bfloat16"),
-            ("unknown function 'nosuch'", "nosuch can't be imported"),
-        ),
-        (("verify", f"{USER}:honest", "--spec", "softmax", "--dtype", "bflot16"), ("did you mean 'bfloat16'",)),
-        (("verify", f"{USER}:honest", "--spec", "softmax"), ("softmax needs the dtype of x",)),
-        ((*SOFTMAX, "--shape", "Q=1", "--contract", "stages.sum=float16"), ("unknown dimension 'Q'",)),
-        ((*SOFTMAX, "--contract", "stages.sum=float16"), ("unknown stage 'sum'",)),
-        (("repro", "rubbish"), ("expected what a report prints after 'assay repro', got 'rubbish'",)),
-        (("repro", LINE), ("the kernel has no importable name; add --target",)),
-    ],
-)
-def test_a_mistake_that_a_worker_finds_is_one_line(
-    capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...], messages: tuple[str, ...]
-) -> None:
-    """One line each, although another process met it."""
-    assert main(arguments) == 2
-    out, err = capfd.readouterr()
-    assert out == ""
-    lines = [line for line in err.splitlines() if not line.startswith("assay: examined")]  # on a busy machine
-    for line, message in zip(lines, messages, strict=True):
-        assert line.startswith("assay: ")
-        assert message in line
+@pytest.mark.usefixtures("users_kernels", "in_process")
+def test_mistakes_that_workers_find_are_a_line_each(one_line: Callable[..., None]) -> None:
+    targets = ("verify", f"{USER}:nosuch", "nosuch:x", "--spec", "softmax", "--dtype", "bfloat16")
+    one_line(targets, "unknown function 'nosuch'", "nosuch can't be imported")
 
 
-def test_help_is_help(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a command, and with --help, the commands are listed."""
+def test_help_lists_commands_with_whole_descriptions(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also without a command; a group has each command's first paragraph, to its end."""
     for arguments, group in (((), ""), (("--help",), ""), (("verify", "--help"), " verify"), (("golden",), " golden")):
         assert main(arguments) == 0
         assert f"Usage: assay{group} " in capsys.readouterr().out
-
-
-def test_descriptions_are_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    """The list of commands says the first paragraph of each one's help, to its end."""
-    for group, command in (("", "doctor"), ("", "audit"), ("golden", "diff")):
-        path = (group, command) if group else (command,)
+    for path in (("doctor",), ("audit",), ("golden", "diff")):
         assert main((*path, "--help")) == 0
         said = capsys.readouterr().out.split("\n\n")[1]
         assert main((*path[:-1], "--help")) == 0
         assert " ".join(said.split()) in " ".join(capsys.readouterr().out.split())
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """`assay --version` is the installed distribution's."""
+def test_the_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(("--version",)) == 0
     assert capsys.readouterr().out == f"assay {version('kernel-assay')}\n"
 
 
 def test_completions_complete() -> None:
-    """What a shell asks for is answered with the commands that begin so."""
-    asked = {"_ASSAY_COMPLETE": "complete_bash", "COMP_WORDS": "assay fi", "COMP_CWORD": "1"}
+    shell = {"_ASSAY_COMPLETE": "complete_bash", "COMP_WORDS": "assay fi", "COMP_CWORD": "1"}
     command = [sys.executable, "-P", "-m", "assay.cli.main"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | asked, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | shell, check=False)
     assert done.stdout.split() == ["fingerprint"]
 
 
-@pytest.mark.usefixtures("_kernels")
+@pytest.mark.usefixtures("users_kernels")
 def test_verify_reports_each_target(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Exit status 1 where one fails; the reports are printed and written; kernels' own words go to standard error."""
+    """Reports are printed and written; what kernels print goes to standard error."""
     targets = (f"{USER}:honest", f"{USER}:faulty")
-    arguments = [
-        "--spec",
-        "softmax",
-        "--dtype",
-        "bfloat16",
-        "--effort",
-        "quick",
-        "--examples",
-        "1",
-        "--shape",
-        "N=4,8",
-        "--out",
-    ]
-    assert main(("verify", *targets, *arguments, str(tmp_path))) == 1
+    arguments = ("--spec", "softmax", "--dtype", "bfloat16", *QUICK, "--shape", "N=4,8", "--out", str(tmp_path))
+    assert main(("verify", *targets, *arguments)) == 1
     out, err = capfd.readouterr()
     assert out.startswith(f"PASS  {targets[0]} as softmax in bfloat16")
     assert f"\n\nFAIL  {targets[1]} as softmax in bfloat16" in out
@@ -208,13 +161,13 @@ dtypes = ["bfloat16"]
 
 @pytest.fixture
 def _table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table above instead of the survey's, in this process; the workers take their entries from here."""
+    """The table above instead of the survey's."""
     monkeypatch.setattr(survey_table.configs, "table", lambda name: tomllib.loads(OWN))
 
 
-@pytest.mark.usefixtures("_kernels", "_table")
+@pytest.mark.usefixtures("users_kernels", "in_process", "_table")
 def test_verify_without_a_target_is_of_the_bundled_kernels(capfd: pytest.CaptureFixture[str]) -> None:
-    """All of the group in each dtype, in the table's order; one that can't run here is told, and that is all."""
+    """All of the group in each dtype, in the table's order; one that can't run here is named, and no failure."""
     assert main(("verify", "--examples", "0", "--shape", "N=4,8", "--json")) == 0
     out, err = capfd.readouterr()
     rows = [(verdict["kernel"], verdict["dtype"], verdict["contract"]) for verdict in json.loads(out)]
@@ -223,25 +176,25 @@ def test_verify_without_a_target_is_of_the_bundled_kernels(capfd: pytest.Capture
     assert main(("verify", "elsewhere")) == 2
 
 
-@pytest.mark.usefixtures("_kernels", "_table")
+@pytest.mark.usefixtures("users_kernels", "in_process", "_table")
 @pytest.mark.parametrize("spec_given", [(), ("--spec", "softmax")])
-def test_a_function_of_the_table_brings_its_settings(capfd: pytest.CaptureFixture[str], spec_given: Any) -> None:
-    """Spec, dtypes and contract need not be repeated; what is given counts instead."""
-    target = (f"{USER}:faulty", *spec_given, "--effort", "quick", "--examples", "0", "--shape", "N=4,8", "--json")
-    assert main(("verify", *target)) == 1
-    (verdict,) = json.loads(capfd.readouterr().out)
-    assert (verdict["kernel"], verdict["dtype"]) == ("somebody else's", "bfloat16")
-    assert main(("verify", *target, "--dtype", "float16", "--contract", "rounding=toward_zero")) == 1
-    (verdict,) = json.loads(capfd.readouterr().out)
-    assert (verdict["dtype"], verdict["contract"]) == ("float16", "rounding='toward_zero'")
+def test_a_function_of_the_table_brings_its_settings(capsys: pytest.CaptureFixture[str], spec_given: Any) -> None:
+    """Spec, dtypes and contract need not be repeated; those of the command line come first."""
+    target = ("verify", f"{USER}:faulty", *spec_given, *QUICK, "--shape", "N=4,8")
+    changed = ("--dtype", "float16", "--contract", "rounding=toward_zero")
+    for more, dtype, contract in (((), "bfloat16", None), (changed, "float16", "rounding='toward_zero'")):
+        assert main((*target, *more, "--json")) == 1
+        out = capsys.readouterr().out
+        (verdict,) = json.loads(out[out.index("[\n") :])  # after what the kernel prints
+        assert (verdict["kernel"], verdict["dtype"]) == ("somebody else's", dtype)
+        assert contract in (None, verdict["contract"])
 
 
-@pytest.mark.usefixtures("_kernels")
-def test_verify_prints_json(capfd: pytest.CaptureFixture[str]) -> None:
-    """A list of verdicts, one per dtype, and nothing else; options arrive as the values that they name."""
+@pytest.mark.usefixtures("users_kernels", "in_process")
+def test_verify_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--spec", "attention", "--option", "causal=none", "--option", "window=(16,0)", "--json")
     assert main(("verify", f"{USER}:attention", *arguments, "--dtype", "float32", "--dtype", "float16")) == 1
-    verdicts: list[dict[str, Any]] = json.loads(capfd.readouterr().out)
+    verdicts: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
     assert [verdict["dtype"] for verdict in verdicts] == ["float32", "float16"]
     assert "called with none and (16, 0)" in verdicts[0]["failure"]["message"]
 
@@ -261,19 +214,12 @@ def test_options_are_read_as_the_spec_means_them(text: str, values: list[Any]) -
     assert settings.options(spec("attention"), [text]) == {text.partition("=")[0]: values}
 
 
-def test_shapes_are_lists_and_ranges() -> None:
-    """Sizes between commas, or a range as Python's."""
-    found = settings.shapes(["D=64,128", "Sq=1:300", "N=0:4096:16"])
-    assert found == {"D": [64, 128], "Sq": range(1, 300), "N": range(0, 4096, 16)}
-
-
-def test_dtypes_may_be_given_by_tensor() -> None:
-    """Each text is an examination, in one dtype or in one for each tensor."""
+def test_shapes_dtypes_and_contracts_are_read() -> None:
+    """Sizes as lists or Python's ranges; one dtype or one per tensor; contracts as names and fields, later ones added
+    to earlier ones."""
+    shapes = settings.shapes(["D=64,128", "Sq=1:300", "N=0:4096:16"])
+    assert shapes == {"D": [64, 128], "Sq": range(1, 300), "N": range(0, 4096, 16)}
     assert settings.dtypes(["bfloat16", "q=float16, k=bfloat16"]) == ("bfloat16", {"q": "float16", "k": "bfloat16"})
-
-
-def test_contracts_are_names_and_fields() -> None:
-    """Later settings add to earlier ones."""
     texts = ["pytorch.topk", "accumulate=float16", "stages=none", "ulps.exp=4", "ulps.log=2", "batch_invariant=true"]
     assert settings.contract_fields(texts) == {
         "deterministic": False,
@@ -285,28 +231,45 @@ def test_contracts_are_names_and_fields() -> None:
     assert settings.contract_fields(["stages.probabilities=float32"]) == {"stages": {"probabilities": "float32"}}
 
 
-def test_progress_is_plain_when_piped(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing at first, then now and then a line with the time left."""
+@pytest.mark.parametrize(
+    ("count", "effort", "skipped", "steps", "line"),
+    [
+        (4, 100.0, 0, ((1.0, 10.0), (15.0, 40.0), (16.0, 25.0)), "examined 2 of 4, about 15 s left"),
+        # With a rate, neither the start nor what was there already is work.
+        (100, 400.0, 10, ((20.0, 4.0), (22.0, 4.0), (24.0, 4.0), (30.0, 4.0)), "12 of 100, 0.5/s, about 176 s left"),
+    ],
+)
+def test_progress_is_occasional_lines_when_piped(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    effort: float,
+    skipped: int,
+    steps: tuple[tuple[float, float], ...],
+    line: str,
+) -> None:
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
-    with progress.ProgressBar("examined", 4, 100.0) as bar:
-        for now, effort in ((1.0, 10.0), (15.0, 40.0), (16.0, 25.0)):  # noqa: B007 - the clock reads it
-            bar.advance(effort)
+    with progress.ProgressBar("examined", count, effort, rate=skipped > 0) as bar:
+        for _ in range(skipped):
+            bar.skip(4.0)
+        for now, step in steps:  # noqa: B007 - the clock reads it
+            bar.advance(step)
     out, err = capsys.readouterr()
-    assert (out, err) == ("", "assay: examined 2 of 4, about 15 s left\n")
+    assert out == ""
+    assert err.count("\n") == 1
+    assert line in err
 
 
-def test_the_doctor_finds_a_fault(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The self-tests pass here; one that fails makes the exit status 1 and is told."""
+def test_the_doctor_reports_a_fault(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(("doctor",)) == 0
     text = capsys.readouterr().out
     assert text.count(" ok ") == len(doctor._SELF_TESTS)
     assert "failed" not in text
     for package in ("python-flint", "mpmath", "hypothesis", "torch"):
         assert package in text
-    monkeypatch.setattr(
-        doctor, "_SELF_TESTS", {"two is three": lambda: "it is not", "this breaks": lambda: str(1 // 0)}
-    )
+    failing = {"two is three": lambda: "it is not", "this breaks": lambda: str(1 // 0)}
+    monkeypatch.setattr(doctor, "_SELF_TESTS", failing)
     assert main(("doctor",)) == 1
     text = capsys.readouterr().out
     assert text.count("failed") == 2

@@ -64,7 +64,6 @@ def planted(demo: tuple[ModuleType, ModuleType], tmp_path_factory: pytest.TempPa
 def test_the_planted_bug_passes_allclose_and_is_found_and_explained(
     demo: tuple[ModuleType, ModuleType], planted: Any, screen: Console, tmp_path: Path
 ) -> None:
-    """It is shrunk to one element, its cause is named, and nothing is amiss."""
     show, parts = demo
     job, verdict = planted
     assert parts.allclose_passes(parts.PLANTED, silent) is True
@@ -80,7 +79,6 @@ def test_the_planted_bug_passes_allclose_and_is_found_and_explained(
 def test_a_bug_that_is_missed_or_not_explained_is_amiss(
     demo: tuple[ModuleType, ModuleType], planted: Any, screen: Console, tmp_path: Path
 ) -> None:
-    """The demo fails where the examination would have missed the bug, or said nothing of its cause."""
     verdict = planted[1]
     missed = replace(verdict, outcome="PASS", aspects={})
     assert demo[0].show_planted(missed, True, tmp_path, screen) == ["the planted bug was not found"]
@@ -93,7 +91,6 @@ def test_a_bug_that_is_missed_or_not_explained_is_amiss(
 def test_allclose_sees_what_is_two_percent_off(
     demo: tuple[ModuleType, ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That `allclose` passes is measured."""
     wrong = lambda x, weight, eps: torch.nn.functional.rms_norm(x, weight.shape, weight, eps) * 1.05  # noqa: E731
     monkeypatch.setattr(demo[1], "load_target", lambda target: wrong)
     assert demo[1].allclose_passes("any", silent) is False
@@ -101,7 +98,6 @@ def test_allclose_sees_what_is_two_percent_off(
 
 @pytest.mark.slow
 def test_a_store_is_damaged_and_mended(demo: tuple[ModuleType, ModuleType], screen: Console, tmp_path: Path) -> None:
-    """One bit is changed, found out and mended; a damage that nothing sees is amiss."""
     show, parts = demo
     steps = parts.goldens(tmp_path / "goldens", silent)
     assert show.show_goldens(steps, screen) == []
@@ -114,7 +110,6 @@ def test_a_store_is_damaged_and_mended(demo: tuple[ModuleType, ModuleType], scre
 
 
 def test_the_front_is_a_picture(demo: tuple[ModuleType, ModuleType], screen: Console, tmp_path: Path) -> None:
-    """The least bytes have the longest bar; a budget that is missed is amiss."""
     points = [{"bytes": 1_000_000, "measured": 1e-2}, {"bytes": 2_000_000, "measured": 1e-4}]
     best = {
         "bytes": 10**6,
@@ -139,6 +134,5 @@ def test_the_front_is_a_picture(demo: tuple[ModuleType, ModuleType], screen: Con
 def test_a_kernel_that_can_not_be_judged_is_amiss(
     demo: tuple[ModuleType, ModuleType], planted: Any, screen: Console, tmp_path: Path
 ) -> None:
-    """An examination that raised is told of."""
     row = Row(planted[0].entry, "bfloat16", "ERROR", reason="no such module")
     assert demo[0].show_kernels([row], True, tmp_path, screen) == ["rms_norm with a planted bug: no such module"]

@@ -1,49 +1,51 @@
-"""README's first example prints what stands below it."""
+"""README's first examples print and decide what README says."""
 
-import os
+import importlib
 import re
-import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+import pytest
 
+from assay.verify.errors import VerificationError
 
-def example() -> tuple[str, str]:
-    """The code of the first example that prints a verdict, and what README shows of it."""
-    blocks = re.findall(r"```python\n(.*?)```\n```\n(.*?)```\n", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)
-    return next((code, shown) for code, shown in blocks if "print(examine(" in code)
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
 
 
 def matches(shown: str, printed: str) -> bool:
-    """Whether it is printed as it is shown; figures may be another machine's, and three dots stand for anything."""
+    """Return whether a text is printed as shown; numbers may be another machine's, and "..." is any text."""
     words, found = (re.sub(r"\d[\d.]*(e[+-]?\d+)?", "#", text.strip()) for text in (shown, printed))
     return re.fullmatch(".*".join(map(re.escape, words.split("..."))), found, re.S) is not None
 
 
-def test_the_first_example_prints_what_readme_shows(tmp_path: Path) -> None:
-    """As a module, whose function has an importable name; other words wouldn't do."""
-    code, shown = example()
-    (tmp_path / "kernels.py").write_text(code, encoding="utf-8")
-    command = [sys.executable, "-c", "import kernels"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert matches(shown, done.stdout), f"{shown}\nbut printed is\n{done.stdout}{done.stderr}"
-    assert not matches(shown.replace("special     broken", "special     kept"), done.stdout)
-    assert not matches(shown.replace("range broken", "numbers broken"), done.stdout)
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the module `kernels` that a test imports; another module of that name may be imported already."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "kernels", raising=False)
+    return tmp_path
 
 
-def test_a_reference_is_asked_as_readme_says(tmp_path: Path) -> None:
-    """The example with a function of one's own passes an honest kernel, and fails one that leaves out the bias."""
-    blocks = re.findall(r"```python\n(.*?)```\n", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)
-    code = next(code for code in blocks if "def reference(" in code)
+def test_the_first_example_prints_what_readme_shows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a module, whose function has an importable name; other words would not match."""
+    blocks = re.findall(r"```python\n(.*?)```\n```\n(.*?)```\n", README, re.S)
+    code, shown = next((code, shown) for code, shown in blocks if "print(examine(" in code)
+    (folder / "kernels.py").write_text(code, encoding="utf-8")
+    importlib.import_module("kernels")
+    del sys.modules["kernels"]
+    printed = capsys.readouterr().out
+    assert matches(shown, printed), f"{shown}\nbut printed is\n{printed}"
+    assert not matches(shown.replace("special     broken", "special     kept"), printed)
+    assert not matches(shown.replace("range broken", "numbers broken"), printed)
+
+
+def test_an_own_reference_decides_as_readme_says(folder: Path) -> None:
+    """The example passes a correct kernel, and fails one without the bias."""
+    code = next(code for code in re.findall(r"```python\n(.*?)```\n", README, re.S) if "def reference(" in code)
     kernel = "import torch\nfrom assay.verify import check\n\n\ndef my_fused_kernel(x, bias):\n    return {}\n\n\n"
-    for result, status in (
-        ("torch.nn.functional.gelu(x.float() + bias.float()).to(x.dtype)", 0),
-        ("torch.nn.functional.gelu(x.float()).to(x.dtype)", 1),
-    ):
-        path = tmp_path / f"kernels{status}.py"
-        path.write_text(kernel.format(result) + code, encoding="utf-8")
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        done = subprocess.run([sys.executable, path], env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == status, done.stdout + done.stderr
+    for name, result in (("right", "x.float() + bias.float()"), ("wrong", "x.float()")):
+        source = kernel.format(f"torch.nn.functional.gelu({result}).to(x.dtype)") + code
+        (folder / f"readme_{name}.py").write_text(source, encoding="utf-8")
+    importlib.import_module("readme_right")
+    with pytest.raises(VerificationError):
+        importlib.import_module("readme_wrong")

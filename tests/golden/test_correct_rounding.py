@@ -101,14 +101,14 @@ numbers = st.one_of(
 )
 
 
-@settings(calm, max_examples=150)
+@settings(calm, max_examples=60)
 @given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=5), st.sampled_from(FORMATS))
 def test_any_dot_is_correctly_rounded(pairs: list[tuple[float, float]], name: str) -> None:
     """Dot products of any numbers, cancelling ones among them, against exact rationals."""
     check_dot(pairs, name)
 
 
-@settings(calm, max_examples=100)
+@settings(calm, max_examples=40)
 @given(numbers.filter(lambda x: 1e-30 < abs(x) < 1e30), st.sampled_from(FORMATS))
 def test_any_reciprocal_is_correctly_rounded(x: float, name: str) -> None:
     """Quotients, which are dyadic for powers of two and no tie otherwise."""
@@ -116,7 +116,7 @@ def test_any_reciprocal_is_correctly_rounded(x: float, name: str) -> None:
     assert same(golden.value.item(), nearest(1 / Fraction(x), name))
 
 
-@settings(calm, max_examples=100)
+@settings(calm, max_examples=40)
 @given(st.integers(1, 2**12), st.integers(-20, 20), st.booleans(), st.sampled_from(("bfloat16", "float16", "float32")))
 def test_roots_of_squares_are_decided(root: int, exponent: int, odd: bool, name: str) -> None:
     """The root of a square is dyadic: a midpoint between two bfloat16 numbers among them goes to even."""

@@ -8,14 +8,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from assay.golden.arithmetic.double_double import (
-    TINY,
-    DoubleDouble,
-    fast_two_sum,
-    square_root,
-    two_product,
-    two_sum,
-)
+from assay.golden.arithmetic.double_double import TINY, DoubleDouble, fast_two_sum, square_root, two_product, two_sum
 from assay.golden.arithmetic.exact import Exact
 from assay.golden.arithmetic.ozaki import exact_matmul, exact_sum, total
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,23 @@ import torch
 
 from assay.formats.accumulator import Accumulator
 from assay.golden import Golden
-from assay.golden.arithmetic import Arb, BallArithmetic, Multiprecision, Real
+from assay.golden.arithmetic import (
+    Arb,
+    BallArithmetic,
+    Exact,
+    Multiprecision,
+    Real,
+    double_double,
+    double_double_functions,
+    exact,
+    ozaki,
+)
 from assay.golden.arithmetic.ball import Ball, ElementaryBalls
 from assay.golden.arithmetic.ball_composites import CompositeBalls
+from assay.golden.arithmetic.double_double import DoubleDouble
+from assay.golden.arithmetic.double_double_functions import FUNCTIONS
 from tests.golden.drawing import Case
-from tests.golden.enclosure import escapes, outside
+from tests.golden.enclosure import Witnessed, beyond, claimed, double_double_of, escapes, outside, witnessed
 
 RNG = np.random.default_rng(7)
 
@@ -33,6 +46,7 @@ CASES = {
     "gelu, tanh": Case("gelu", (normal(2, 5),), {"approximate": "tanh"}),
     "silu": Case("silu", (normal(2, 5),), {}),
     "gemm": Case("gemm", (normal(3, 3), normal(3, 3)), {}),
+    "gemm, float64": Case("gemm", (normal(3, 4).double() * math.pi, normal(4, 3).double() / 3), {}),
     "gemm, wide": Case("gemm", (torch.tensor([[1.0, 2.0**60, -(2.0**60)]]), torch.tensor([[1.0], [1.0], [1.0]])), {}),
     "attention": Case("attention", (normal(1, 2, 3, 4), normal(1, 1, 3, 4), normal(1, 1, 3, 4)), {"return_lse": True}),
     "causal": Case("attention", (normal(1, 1, 3, 4), normal(1, 1, 4, 4), normal(1, 1, 4, 4)), {"causal": "top_left"}),
@@ -122,11 +136,98 @@ def _off(method: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+def off(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, its double-double results off by 2^-95 of themselves."""
+
+    def wrapped(*arguments: Any, **options: Any) -> Any:
+        x = method(*arguments, **options)
+        return DoubleDouble(x.high, x.rest + x.high * 2.0**-95, x.rad)
+
+    return wrapped
+
+
+def without_error(method: Callable[..., Any]) -> Callable[..., Any]:
+    """An error-free transform that returns no error."""
+
+    def wrapped(*arguments: Any) -> Any:
+        high, low = method(*arguments)
+        return high, low * 0
+
+    return wrapped
+
+
+def without_radius(method: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(*arguments: Any, **options: Any) -> Any:
+        x = method(*arguments, **options)
+        return DoubleDouble(x.high, x.low)
+
+    return wrapped
+
+
+DOUBLE_DOUBLE_PLANTS: tuple[tuple[str, Any, str, Change, str], ...] = (
+    ("exp is off by 2^-95", exact, "exp", off, "logsumexp"),
+    ("the sum of weights is off by 2^-95", exact, "exact_sum", off, "softmax"),
+    ("products of matrices are off by 2^-95", exact, "exact_matmul", off, "gemm, float64"),
+    ("the root is off by 2^-95", double_double_functions, "square_root", off, "rmsnorm"),
+    ("TwoSum forgets its error", double_double, "two_sum", without_error, "silu"),
+    ("FastTwoSum forgets its error", double_double, "fast_two_sum", without_error, "softmax"),
+    ("TwoProduct forgets its error", double_double, "product_and_excess", without_error, "rmsnorm"),
+    ("TwoSum forgets its error in a table's index", double_double_functions, "two_sum", without_error, "attention"),
+    ("TwoProduct forgets its error in exp", double_double_functions, "product_and_excess", without_error, "logsumexp"),
+    ("sums of slices forget their error", ozaki, "two_sum", without_error, "gemm, float64"),
+    ("quotients have no radius", DoubleDouble, "__truediv__", without_radius, "softmax"),
+    ("log is off by 2^-95", FUNCTIONS, "log", off, "logsumexp"),
+    ("tanh is off by 2^-95", FUNCTIONS, "tanh", off, "gelu, tanh"),
+    ("erf is off by 2^-95", FUNCTIONS, "erf", off, "gelu"),
+)
+
+
+@cache
+def exact_results(name: str) -> Witnessed:
+    """The results of a case by mpmath and Arb, in which nothing of double-double numbers is used."""
+    return witnessed(CASES[name], 120)
+
+
+def double_double_escapes(name: str) -> list[str]:
+    witnesses = exact_results(name)
+    return beyond(claimed(double_double_of(CASES[name])), witnesses)
+
+
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("digits", [None, 30])
-def test_sound_arithmetics_agree(name: str, digits: int | None) -> None:
+def test_sound_arithmetics_agree(name: str) -> None:
     """On the cases that planted bugs are sought with, nothing is found where nothing was planted."""
-    assert escapes(CASES[name], digits=digits, witness_digits=80) == []
+    for digits in (None, 30):
+        assert escapes(CASES[name], digits=digits, witness_digits=80) == []
+    assert double_double_escapes(name) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "owner", "attribute", "change", "case"), DOUBLE_DOUBLE_PLANTS, ids=[row[0] for row in DOUBLE_DOUBLE_PLANTS]
+)
+def test_a_bug_planted_in_double_double_numbers_is_found(
+    monkeypatch: pytest.MonkeyPatch, name: str, owner: Any, attribute: str, change: Change, case: str
+) -> None:
+    """A bug of 2^-95 in one primitive or function, or an error or a radius forgotten, makes the checker report it."""
+    if isinstance(owner, dict):
+        monkeypatch.setitem(owner, attribute, change(owner[attribute]))
+    else:
+        monkeypatch.setattr(owner, attribute, change(getattr(owner, attribute)))
+    assert double_double_escapes(case), name
+
+
+def test_double_double_functions_reach_thirty_digits() -> None:
+    """For arguments of ordinary size every function has 29 digits and most have 30, without Arb."""
+    x = torch.linspace(0.01, 6, 97, dtype=torch.float64)[None]
+    for name, function in FUNCTIONS.items():
+        y = function(DoubleDouble(x))
+        assert (y.radius / y.high.abs()).max().item() < 1e-29, name
+
+
+def test_what_has_no_fast_way_goes_through_arb() -> None:
+    """Codes are those of Arb's exact fractions, which tell a tie from what lies 2^-100 beside it."""
+    x = DoubleDouble(torch.tensor([2.5, 2.5]).double(), torch.tensor([0.0, 2.0**-100]).double())
+    codes = Exact().quantize(x, DoubleDouble(torch.ones(2).double()), "int8")
+    assert codes.high.tolist() == [2.0, 3.0]
 
 
 @pytest.mark.parametrize(

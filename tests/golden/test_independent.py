@@ -57,7 +57,7 @@ HARSH = tuple(kind for kind in REAL if kind not in ("normal", "ties", "cancellin
 def test_a_golden_is_what_the_reference_gives(op: str) -> None:
     """Every op, under all of its options; test_codes.py judges the codes of quantisers."""
 
-    @settings(deadline=None, max_examples=150 if "attention" in op else 25)
+    @settings(deadline=None, max_examples=60 if "attention" in op else 15)
     @given(cases(op, without=HARSH))
     def agrees(case: Case) -> None:
         assume(op != "l2norm_backward" or not at_the_clamp(case))

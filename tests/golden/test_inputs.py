@@ -15,6 +15,10 @@ NAN, INF = float("nan"), float("inf")
 Call = Callable[[], Any]
 
 
+def of(op: str, *tensors: Any, **options: Any) -> Call:
+    return lambda: evaluate(op, *tensors, **options)
+
+
 def zeros(*shape: int) -> torch.Tensor:
     return torch.zeros(shape)
 
@@ -24,39 +28,39 @@ def codes(*shape: int) -> torch.Tensor:
 
 
 def attend(**options: Any) -> Call:
-    return lambda: evaluate("attention", zeros(1, 2, 3, 4), zeros(1, 1, 3, 4), zeros(1, 1, 3, 4), **options)
+    return of("attention", zeros(1, 2, 3, 4), zeros(1, 1, 3, 4), zeros(1, 1, 3, 4), **options)
 
 
 def experts(ids: Any, rows: int = 4) -> Call:
     weights = torch.ones(2, 1)
-    return lambda: evaluate("moe", zeros(2, 3), zeros(2, rows, 3), zeros(2, 3, 2), weights, ids)
+    return of("moe", zeros(2, 3), zeros(2, rows, 3), zeros(2, 3, 2), weights, ids)
 
 
 def decode(entry: int, length: int, heads: int = 2, *, table: torch.dtype = torch.int32) -> Call:
     """Two pages of four slots and a table of two columns, the second of which holds ``entry``."""
     cache, pages = zeros(2, 4, 2, 3), torch.tensor([[0, entry]]).to(table)
-    return lambda: evaluate("attention_decode", zeros(1, heads, 3), cache, cache, pages, torch.tensor([length]).int())
+    return of("attention_decode", zeros(1, heads, 3), cache, cache, pages, torch.tensor([length]).int())
 
 
 def unpacked(inner: int, packed: int, groups: int, zero_points: torch.Tensor) -> Call:
-    return lambda: evaluate("gemm_int4", zeros(2, inner), codes(packed, 2), zeros(groups, 2), zero_points)
+    return of("gemm_int4", zeros(2, inner), codes(packed, 2), zeros(groups, 2), zero_points)
 
 
 def packed(*offsets: int) -> Call:
     """Four positions of a head, cut at the offsets."""
     x, cuts = zeros(4, 1, 2), torch.tensor(offsets).int()
-    return lambda: evaluate("attention_varlen", x, x, x, cuts, torch.tensor([0, 1, 2, 4]).int())
+    return of("attention_varlen", x, x, x, cuts, torch.tensor([0, 1, 2, 4]).int())
 
 
 IDS = torch.zeros(2, 1, dtype=torch.int32)
 WRONG: dict[str, tuple[Call, type[AssayError], tuple[str, ...]]] = {
-    "an unknown spec": (lambda: evaluate("sofmax", zeros(2, 2)), UnknownSpec, ("'sofmax'", "did you mean 'softmax'")),
+    "an unknown spec": (of("sofmax", zeros(2, 2)), UnknownSpec, ("'sofmax'", "did you mean 'softmax'")),
     "an unknown option": (
-        lambda: evaluate("gelu", zeros(2, 2), aproximate="tanh"),
+        of("gelu", zeros(2, 2), aproximate="tanh"),
         OptionError,
         ("gelu", "'aproximate'", "did you mean 'approximate'"),
     ),
-    "an option of an op without any": (lambda: evaluate("silu", zeros(2, 2), eps=1.0), OptionError, ("silu", "'eps'")),
+    "an option of an op without any": (of("silu", zeros(2, 2), eps=1.0), OptionError, ("silu", "'eps'")),
     "a value that is no choice": (attend(causal=True), OptionError, ("attention", "causal=True", "'bottom_right'")),
     "a flag that is a number": (attend(return_lse=1), OptionError, ("return_lse=1", "True or False")),
     "half a window": (attend(window=(1,)), OptionError, ("window=(1,)", "(left, right)")),
@@ -64,43 +68,35 @@ WRONG: dict[str, tuple[Call, type[AssayError], tuple[str, ...]]] = {
     "a window of flags": (attend(window=(True, 2)), OptionError, ("window=(True, 2)",)),
     "a scale that is NaN": (attend(scale=NAN), OptionError, ("scale=nan", "a number")),
     "a softcap of zero": (attend(softcap=0.0), OptionError, ("softcap=0.0", "a positive number")),
-    "an eps of zero": (lambda: evaluate("rmsnorm", zeros(2, 2), zeros(2), eps=0), OptionError, ("rmsnorm", "eps=0")),
-    "an infinite eps": (lambda: evaluate("rmsnorm", zeros(2, 2), zeros(2), eps=INF), OptionError, ("eps=inf",)),
-    "no experts at all": (lambda: evaluate("moe_route", zeros(2, 3), top_k=0), OptionError, ("moe_route", "top_k=0")),
-    "a flag for top_k": (lambda: evaluate("moe_route", zeros(2, 3), top_k=True), OptionError, ("top_k=True",)),
-    "too many experts": (lambda: evaluate("moe_route", zeros(2, 3), top_k=5), ShapeError, ("top_k=5", "3 experts")),
-    "a tensor missing": (lambda: evaluate("gemm", zeros(2, 2)), ShapeError, ("gemm", "2 tensors", "b[K,N]", "got 1")),
-    "a tensor too many": (
-        lambda: evaluate("softmax", zeros(2, 2), zeros(2)),
-        ShapeError,
-        ("softmax", "x[R,N]", "got 2"),
-    ),
-    "a dimension missing": (lambda: evaluate("softmax", zeros(2)), ShapeError, ("x[R,N]", "x of shape (2,)")),
-    "no tensor": (lambda: evaluate("softmax", None), InputError, ("softmax", "x is no tensor of numbers")),
-    "rows of several lengths": (lambda: evaluate("exp", [[1, 2], [3]]), InputError, ("exp", "is no tensor of numbers")),
-    "sizes at odds": (lambda: evaluate("gemm", zeros(2, 3), zeros(4, 2)), ShapeError, ("gemm", "b has K=4", "K=3")),
+    "an eps of zero": (of("rmsnorm", zeros(2, 2), zeros(2), eps=0), OptionError, ("rmsnorm", "eps=0")),
+    "an infinite eps": (of("rmsnorm", zeros(2, 2), zeros(2), eps=INF), OptionError, ("eps=inf",)),
+    "no experts at all": (of("moe_route", zeros(2, 3), top_k=0), OptionError, ("moe_route", "top_k=0")),
+    "a flag for top_k": (of("moe_route", zeros(2, 3), top_k=True), OptionError, ("top_k=True",)),
+    "too many experts": (of("moe_route", zeros(2, 3), top_k=5), ShapeError, ("top_k=5", "3 experts")),
+    "a tensor missing": (of("gemm", zeros(2, 2)), ShapeError, ("gemm", "2 tensors", "b[K,N]", "got 1")),
+    "a tensor too many": (of("softmax", zeros(2, 2), zeros(2)), ShapeError, ("softmax", "x[R,N]", "got 2")),
+    "a dimension missing": (of("softmax", zeros(2)), ShapeError, ("x[R,N]", "x of shape (2,)")),
+    "no tensor": (of("softmax", None), InputError, ("softmax", "x is no tensor of numbers")),
+    "rows of several lengths": (of("exp", [[1, 2], [3]]), InputError, ("exp", "is no tensor of numbers")),
+    "sizes at odds": (of("gemm", zeros(2, 3), zeros(4, 2)), ShapeError, ("gemm", "b has K=4", "K=3")),
     "a bias too long": (
-        lambda: evaluate("layernorm", zeros(2, 3), zeros(3), zeros(4)),
+        of("layernorm", zeros(2, 3), zeros(3), zeros(4)),
         ShapeError,
         ("layernorm", "bias has N=4", "N=3"),
     ),
-    "an odd head": (
-        lambda: evaluate("rope", zeros(1, 2, 1, 5), zeros(2, 2), zeros(2, 2)),
-        ShapeError,
-        ("rope", "cos", "D/2", "D=5"),
-    ),
+    "an odd head": (of("rope", zeros(1, 2, 1, 5), zeros(2, 2), zeros(2, 2)), ShapeError, ("rope", "cos", "D/2", "D=5")),
     "angles for the whole head": (
-        lambda: evaluate("rope", zeros(1, 2, 1, 4), zeros(2, 4), zeros(2, 4)),
+        of("rope", zeros(1, 2, 1, 4), zeros(2, 4), zeros(2, 4)),
         ShapeError,
         ("rope", "cos has shape (2, 4)", "(2, 2)"),
     ),
     "a scale of another granularity": (
-        lambda: evaluate("gemm_fp8", zeros(2, 3), zeros(3, 2), zeros(2, 1), zeros(1, 2)),
+        of("gemm_fp8", zeros(2, 3), zeros(3, 2), zeros(2, 1), zeros(1, 2)),
         ShapeError,
         ("gemm_fp8", "scale_a[]", "(2, 1)"),
     ),
     "too few blocks": (
-        lambda: evaluate("gemm_fp8", zeros(2, 130), zeros(130, 2), zeros(2, 1), zeros(2, 1), granularity="block"),
+        of("gemm_fp8", zeros(2, 130), zeros(130, 2), zeros(2, 1), zeros(2, 1), granularity="block"),
         ShapeError,
         ("scale_a has shape (2, 1)", "(2, 2)"),
     ),
@@ -113,18 +109,14 @@ WRONG: dict[str, tuple[Call, type[AssayError], tuple[str, ...]]] = {
         ("zeros must be integers", "float32"),
     ),
     "heads that share nothing": (
-        lambda: evaluate("attention", zeros(1, 3, 3, 4), zeros(1, 2, 3, 4), zeros(1, 2, 3, 4)),
+        of("attention", zeros(1, 3, 3, 4), zeros(1, 2, 3, 4), zeros(1, 2, 3, 4)),
         ShapeError,
         ("attention", "3 query heads", "2 key/value heads"),
     ),
     "sinks promised": (attend(sinks=True), OptionError, ("attention", "sinks[H]", "got none")),
     "slopes promised": (attend(alibi=True), OptionError, ("attention", "slopes[H]", "got none")),
     "slopes unasked for": (attend(slopes=zeros(2)), OptionError, ("attention", "slopes=")),
-    "a mask that is no argument": (
-        lambda: evaluate("softmax", zeros(2, 2), mask=zeros(2, 2)),
-        OptionError,
-        ("softmax", "mask="),
-    ),
+    "a mask that is no argument": (of("softmax", zeros(2, 2), mask=zeros(2, 2)), OptionError, ("softmax", "mask=")),
     "slopes for other heads": (attend(alibi=True, slopes=zeros(3)), ShapeError, ("slopes has H=3", "H=2")),
     "sinks in a column": (attend(sinks=zeros(2, 1)), ShapeError, ("sinks[H]", "(2, 1)")),
     "float ids": (experts(IDS.float()), InputError, ("moe", "ids must be integers", "float32")),
@@ -138,17 +130,17 @@ WRONG: dict[str, tuple[Call, type[AssayError], tuple[str, ...]]] = {
     "a page that is none": (decode(2, 5), InputError, ("block_table must lie in 0..1", "0..2")),
     "a page below zero": (decode(-1, 8), InputError, ("block_table must lie in 0..1", "-1..0")),
     "a table of floats": (decode(1, 8, table=torch.float32), InputError, ("block_table must be integers", "float32")),
-    "complex numbers": (lambda: evaluate("softmax", zeros(2, 2) + 1j), InputError, ("softmax", "x must be real")),
-    "complex arrays": (lambda: evaluate("silu", np.ones((2, 2)) * 1j), InputError, ("silu", "x must be real")),
+    "complex numbers": (of("softmax", zeros(2, 2) + 1j), InputError, ("softmax", "x must be real")),
+    "complex arrays": (of("silu", np.ones((2, 2)) * 1j), InputError, ("silu", "x must be real")),
     "whole numbers that float64 lacks": (
-        lambda: evaluate("linear", [[2**53 + 1]], [[1]], [-(2**53)]),
+        of("linear", [[2**53 + 1]], [[1]], [-(2**53)]),
         InputError,
         ("linear: x holds whole numbers beyond 2^53",),
     ),
     "offsets that fall": (packed(0, 3, 2, 4), InputError, ("cu_seqlens_q must rise from 0 to 4, got 2 after 3",)),
     "offsets that end early": (packed(0, 1, 2, 3), InputError, ("cu_seqlens_q must rise from 0 to 4, got 0..3",)),
     "sinks in a list": (attend(sinks=[0.1]), OptionError, ("sinks=[0.1]", "True, False or a tensor")),
-    "flags": (lambda: evaluate("softmax", zeros(2, 2) > 0), InputError, ("x must be real numbers", "bool")),
+    "flags": (of("softmax", zeros(2, 2) > 0), InputError, ("x must be real numbers", "bool")),
 }
 
 

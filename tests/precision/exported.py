@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import transformers
 
+from assay.precision.export import Exported, Written, WrittenFile, export, write_checkpoint, write_gguf
 from assay.precision.loading.quiet import quiet
 from assay.precision.observation.operations import traced
 from assay.precision.observation.qparams import QParams
@@ -62,6 +63,16 @@ class Subject:
         self.sites: dict[str, Site] = observer.sites
         self.seen = observer.statistics
         self.fits = QParams(observer.statistics, observer.weights, observer.sharing_factors(), observer.fused())
+
+    def export(self, assignment: Mapping[str, str], out: Path, *formats: Collection[str], **options: Any) -> Exported:
+        """Write it as `export` does."""
+        return export(self.model, assignment, out, *formats, sites=self.sites, fits=self.fits, **options)
+
+    def checkpoint(self, assignment: Mapping[str, str], out: Path, **options: Any) -> Written:
+        return write_checkpoint(self.model, assignment, out, sites=self.sites, fits=self.fits, **options)
+
+    def gguf(self, assignment: Mapping[str, str], path: Path, **options: Any) -> WrittenFile:
+        return write_gguf(self.model, assignment, path, sites=self.sites, fits=self.fits, **options)
 
     def weights(self, scheme: str) -> dict[str, str]:
         """The scheme at every linear but the head."""

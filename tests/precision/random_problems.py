@@ -2,13 +2,26 @@
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
 from assay.precision.choice.problem import QUANTITIES, Choice, Group, Option, Problem, Quantity, Totals
 
-Form = Callable[[Mapping[str, str]], float]
+
+class Form:
+    """A quadratic form: half of the mean square of the sum of one term [samples] for each group's option."""
+
+    def __init__(self, terms: Mapping[tuple[str, str], np.ndarray]) -> None:
+        self.terms = terms
+
+    def __call__(self, schemes: Mapping[str, str]) -> float:
+        return float(np.mean(np.sum([self.terms[taken] for taken in schemes.items()], 0) ** 2) / 2)
+
+    def of_all(self, groups: list[Group], picks: np.ndarray) -> np.ndarray:
+        """The errors [n] of the options taken, picks [n, groups]."""
+        several = [np.stack([self.terms[group.name, option.scheme] for option in group.options]) for group in groups]
+        return np.mean(sum(terms[picks[:, place]] for place, terms in enumerate(several)) ** 2, 1) / 2
 
 
 def random_problem(seed: int, groups: int = 6, options: int = 5, samples: int = 24) -> tuple[list[Group], Form]:
@@ -33,10 +46,7 @@ def random_problem(seed: int, groups: int = 6, options: int = 5, samples: int = 
             taken.append(Option(f"s{option}", float(np.mean(term**2) / 2), weight, 0.0, *map(float, less)))
         made.append(Group(f"u{place}", (f"u{place}.a", f"u{place}.b"), tuple(taken)))
 
-    def error_of(schemes: Mapping[str, str]) -> float:
-        return float(np.mean(np.sum([terms[taken] for taken in schemes.items()], 0) ** 2) / 2)
-
-    return made, error_of
+    return made, Form(terms)
 
 
 def added(groups: list[Group], schemes: Mapping[str, str]) -> float:
@@ -82,21 +92,12 @@ def budgets_of(groups: list[Group], seed: int) -> tuple[Totals, Quantity]:
 
 
 def optimum(groups: list[Group], error_of: Form, budgets: Totals, minimise: Quantity) -> float | None:
-    """The least of a quantity within budgets by exhaustive search, asking only for the errors that matter."""
+    """The least of a quantity within budgets by exhaustive search."""
     problem = Problem(groups)
     picks = np.stack(np.meshgrid(*(np.arange(len(group.options)) for group in groups), indexing="ij"), -1)
     picks = picks.reshape(-1, len(groups))
     totals = problem.values[picks + problem.starts[:-1]].sum(1)
-    limits = {name: limit for name, limit in budgets.items() if name != "error"}
-    for name, limit in limits.items():
-        fits = totals[:, QUANTITIES.index(name)] <= limit * (1 + 1e-12)
-        picks, totals = picks[fits], totals[fits]
-    errors = (error_of(problem.schemes(tuple(map(int, row)))) for row in picks)
-    if minimise == "error":
-        return min(errors, default=None)
-    order = np.argsort(totals[:, QUANTITIES.index(minimise)], kind="stable")
-    for row in picks[order].tolist():
-        choice = problem.choice(tuple(row), error_of(problem.schemes(tuple(row))))
-        if within(choice, budgets):
-            return float(getattr(choice, minimise))
-    return None
+    totals[:, 0] = error_of.of_all(groups, picks)
+    for name, limit in budgets.items():
+        totals = totals[totals[:, QUANTITIES.index(name)] <= limit * (1 + 1e-12)]
+    return min(totals[:, QUANTITIES.index(minimise)].tolist(), default=None)

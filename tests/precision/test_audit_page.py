@@ -55,7 +55,6 @@ def test_errors_over_positions_say_what_they_rest_on(content: dict[str, Any]) ->
 
 
 def test_the_page_is_one_small_file(shown: str) -> None:
-    """Nothing is fetched, names are no HTML, and the whole is far below 1.5 MB."""
     assert len(shown.encode()) < 300_000
     assert not re.search(r"<(script|link|img|iframe|image|use)[^>]*\s(src|href)=", shown)
     assert not re.search(r"https?://|url\(|@import", shown)
@@ -64,7 +63,6 @@ def test_the_page_is_one_small_file(shown: str) -> None:
 
 
 def test_a_large_model_has_a_page_below_the_limit(content: dict[str, Any]) -> None:
-    """With 560 linears in 24 schemes, and six sites of 1,024 channels, it stays below 1.5 MB."""
     site = next(site for site in content["sites"] if site["place"] == "linear")
     alone = {f"w4a16-g128-long{number}": 1.23456e-4 * (number + 1) for number in range(24)}
     sites = [
@@ -81,7 +79,6 @@ def test_a_large_model_has_a_page_below_the_limit(content: dict[str, Any]) -> No
 
 
 def test_every_point_of_the_front_is_told_with_units(content: dict[str, Any], shown: str) -> None:
-    """The front, what is recommended and each baseline have their bytes and errors in the chart, or are counted."""
     told = "\n\n".join(titles(shown, "pareto"))
     unit = content["settings"]["unit"]
     visible = [point for point in content["pareto"] if float(point["prediction"]["error"]) > 0]
@@ -99,7 +96,6 @@ def test_every_point_of_the_front_is_told_with_units(content: dict[str, Any], sh
 
 
 def test_the_other_charts_have_their_numbers(content: dict[str, Any], shown: str) -> None:
-    """Predicted and measured pairs, positions, sensitivities, and the largest channels stand in the page."""
     unit = content["settings"]["unit"]
     pairs = "\n\n".join(titles(shown, "measured"))
     for pair in content["calibration"]:
@@ -116,7 +112,6 @@ def test_the_other_charts_have_their_numbers(content: dict[str, Any], shown: str
 
 
 def test_what_lies_outside_of_its_interval_is_red(content: dict[str, Any], shown: str) -> None:
-    """A pair that was measured far above its interval gets a mark and an entry of the legend of its own."""
     spoilt = copy.deepcopy(content)
     spoilt["calibration"][0] |= {"measured": 50.0}
     assert "outside of it" not in "".join(re.findall(r"measured to calibrate, [\w ]+", shown))
@@ -124,7 +119,6 @@ def test_what_lies_outside_of_its_interval_is_red(content: dict[str, Any], shown
 
 
 def test_errors_that_have_no_place_are_counted(content: dict[str, Any], shown: str) -> None:
-    """An infinite error of the front can't be drawn, and the chart says how many can't."""
     before = re.findall(r"(\d+) of the points ha", shown)
     spoilt = copy.deepcopy(content)
     spoilt["pareto"][0]["prediction"] |= {"error": "inf", "high": "inf"}
@@ -141,7 +135,6 @@ def test_errors_that_have_no_place_are_counted(content: dict[str, Any], shown: s
     ],
 )
 def test_the_first_line_is_in_plain_words(content: dict[str, Any], metric: str, words: str) -> None:
-    """It says what the weights take and took, and what the error is an error of, each with its unit."""
     units = {"kl": "nats per token", "relative": "relative error", "loss": "change of the loss"}
     told = copy.deepcopy(content)
     told["settings"] |= {"metric": metric, "unit": units[metric]}
@@ -197,7 +190,6 @@ def test_the_page_fits_and_draws_every_chart(tmp_path: Path, content: dict[str, 
 
 @needs_browser
 def test_a_browser_has_nothing_to_complain_of(tmp_path: Path, shown: str) -> None:
-    """No script fails and nothing is refused; a fault that is planted in the script is seen."""
     assert complaints(tmp_path / "sound", shown) == []
     planted = shown.replace("for (const plot of", "planted();\nfor (const plot of", 1)
     (line,) = complaints(tmp_path / "spoilt", planted)
@@ -206,7 +198,6 @@ def test_a_browser_has_nothing_to_complain_of(tmp_path: Path, shown: str) -> Non
 
 @needs_browser
 def test_a_screenshot_shows_the_recommended_point(tmp_path: Path, shown: str) -> None:
-    """The diamond of the recommended assignment, the front and the table's colours are on the picture."""
     colours = colours_on(tmp_path, shown, "--window-size=1280,3200")
     assert colours.get("d55e00", 0) > 40
     assert colours.get("1d6fa8", 0) > 200
@@ -215,7 +206,6 @@ def test_a_screenshot_shows_the_recommended_point(tmp_path: Path, shown: str) ->
 
 @needs_browser
 def test_without_a_script_everything_is_there(tmp_path: Path, shown: str) -> None:
-    """The marks and the words beside them are in the page itself, so that it prints and can be read without one."""
     dumped = browse(tmp_path, "--dump-dom", page=re.sub(r"<script>.*?</script>", "", shown, flags=re.DOTALL))
     assert dumped.count("<title>") == shown.count("<title>")
     assert dumped.count('class="mark') == shown.count('class="mark')

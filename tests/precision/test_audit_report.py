@@ -1,29 +1,36 @@
-"""What an audit tells, in JSON, on a page and in a terminal."""
+"""What an audit tells, in JSON, on a page and in a terminal.
+
+Errors that are no longer small, which a quadratic form doesn't follow: no interval is promised, and it is told.
+"""
 
 import copy
 import html
 import json
 import math
+import random
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 import torch
 
-from assay.precision.auditing import Audit, audit
+from assay.precision.auditing import Audit, audit, reliability
 from assay.precision.export import Part
 from assay.precision.observation.sites import layer_and_kind
+from assay.precision.prediction.calibration import Calibration, Measured
 from assay.precision.report import content_of, page, record, summary
 from assay.precision.report.comparison import compared, in_lines
 from assay.precision.report.summary import next_steps
 from assay.precision.report.words import grouped, layers_of, plain
 from assay.precision.units import format_bytes
 from tests.precision.reported import asked, small_audit, small_content
-from tests.precision.small_models import FORMATS
+from tests.precision.small_models import FORMATS, made
 
 SCHEMA = json.loads((files("assay.precision.report") / "audit.schema.json").read_text())
 
@@ -41,12 +48,10 @@ def content() -> dict[str, Any]:
 
 
 def test_the_shipped_schema_is_that_of_the_record() -> None:
-    """audit.schema.json is what `record.schema` gives, and says what `record.Content` holds."""
     assert json.loads(record.schema()) == SCHEMA
 
 
 def test_the_content_keeps_its_schema(content: dict[str, Any]) -> None:
-    """It has what the schema states, in strict JSON."""
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     again = json.loads(json.dumps(content, allow_nan=False))
     jsonschema.validate(again, SCHEMA)
@@ -68,7 +73,6 @@ def test_the_content_keeps_its_schema(content: dict[str, Any]) -> None:
 def test_the_schema_refuses_what_is_missing_or_wrong(
     content: dict[str, Any], spoil: Callable[[dict[str, Any]], object]
 ) -> None:
-    """A key that is missing, unknown, or of another kind is found."""
     spoilt = copy.deepcopy(content)
     spoil(spoilt)
     with pytest.raises(jsonschema.ValidationError):
@@ -76,7 +80,6 @@ def test_the_schema_refuses_what_is_missing_or_wrong(
 
 
 def test_the_content_is_what_the_audit_says(audited: Audit, content: dict[str, Any]) -> None:
-    """Predictions, errors of each site alone, costs and measured errors are the audit's own."""
     chosen = content["recommended"]
     assert chosen["prediction"]["error"] == pytest.approx(audited.predict(chosen["assignment"]).error, rel=1e-5)
     assert chosen["measured"] == pytest.approx(audited.measure(chosen["assignment"]), rel=1e-5)
@@ -88,7 +91,6 @@ def test_the_content_is_what_the_audit_says(audited: Audit, content: dict[str, A
 
 
 def test_changes_name_every_layer_once(content: dict[str, Any]) -> None:
-    """Each linear stands in one change, with its layers, its bytes and its error in words."""
     sites = [site for change in content["changes"] for site in change["sites"]]
     linears = [site["name"] for site in content["sites"] if site["place"] == "linear"]
     assert sorted(site for site in sites if site in linears) == sorted(linears)
@@ -98,7 +100,6 @@ def test_changes_name_every_layer_once(content: dict[str, Any]) -> None:
 
 
 def test_the_summary_has_the_budget_and_three_findings(content: dict[str, Any]) -> None:
-    """Whether the budgets are kept, what takes what, before and after, and three findings, one of a kind at a site."""
     text = summary(content, ["a/report.html"])
     assert text.startswith("MET  ")
     assert re.search(r"budget +bytes of at most .* kept", text)
@@ -116,7 +117,6 @@ def test_the_summary_has_the_budget_and_three_findings(content: dict[str, Any]) 
 
 
 def test_a_comparison_names_the_better_one(audited: Audit) -> None:
-    """The smaller measured error wins where the gap is above the noise floor; else they can't be told apart."""
     rough = dict.fromkeys([f"layers.{number}.proj" for number in range(3)], "w4a16-g32")
     found = compared(audited, ["rough", "fine"], [rough, {"head": "w8a16"}])
     assert found["better"] == "fine"
@@ -142,12 +142,10 @@ def test_a_comparison_names_the_better_one(audited: Audit) -> None:
     ],
 )
 def test_a_name_says_its_place(name: str, layer: int | None, kind: str) -> None:
-    """The first number is the layer, what follows it the kind."""
     assert layer_and_kind(name) == (layer, kind)
 
 
 def test_groups_hold_layers_of_one_scheme() -> None:
-    """Units of one kind are told together, by scheme, without those that are tied."""
 
     def site(name: str, scheme: str | None, tied: str | None = None) -> dict[str, Any]:
         return {"name": name, "unit": name, "scheme": scheme, "tied": tied, "place": "linear"}
@@ -158,13 +156,11 @@ def test_groups_hold_layers_of_one_scheme() -> None:
 
 
 def test_numbers_are_what_json_has() -> None:
-    """Six digits; what isn't finite has a name, what wasn't measured is null."""
     assert [plain(value) for value in (math.inf, math.nan, 0.123456789)] == ["inf", None, 0.123457]
     assert layers_of([0, 1, 2, 5]) == "0-2, 5"
 
 
 def test_exports_are_told_with_their_own_bytes(audited: Audit, content: dict[str, Any]) -> None:
-    """Each export has the bytes of what it expresses, or of its tensors, beside the assignment's, and the budget's."""
     chosen = audited.recommend(max_bytes=audited.cost({}).bytes / 2)
     some = dict(list(chosen.items())[:1])
     parts = [Part("torchao", (Path("out/torchao.json"),), some), Part("checkpoint", (Path("out/c"),), dict(chosen), 7)]
@@ -191,7 +187,6 @@ def test_exports_are_told_with_their_own_bytes(audited: Audit, content: dict[str
 
 
 def test_what_keeps_its_format_for_an_export_is_one_line(content: dict[str, Any]) -> None:
-    """Tables and linears that no checkpoint holds quantised are counted; without an export nothing is said."""
     assert "no checkpoint holds quantised" not in summary(content)
     linears = [site["name"] for site in content["sites"] if site["place"] == "linear"]
     spoilt = copy.deepcopy(content)
@@ -202,7 +197,6 @@ def test_what_keeps_its_format_for_an_export_is_one_line(content: dict[str, Any]
 
 
 def test_what_has_no_site_is_told_first() -> None:
-    """The second line of the terminal and the head of the page say which share keeps its format, and whose it is."""
 
     class Packed(torch.nn.Module):
         def __init__(self) -> None:
@@ -233,7 +227,6 @@ def test_what_has_no_site_is_told_first() -> None:
 
 
 def test_what_to_do_next_follows_from_what_was_found(content: dict[str, Any]) -> None:
-    """Exports are written, read again and served; a budget that isn't met gets another, a wide interval more text."""
     made = {**copy.deepcopy(content), "command": "assay audit 'my model' --text t.txt --out out", "exports": []}
     chosen, settings = made["recommended"], made["settings"]
     chosen |= {"met": True, "measured": 0.02, "interval": None}
@@ -256,7 +249,6 @@ def test_what_to_do_next_follows_from_what_was_found(content: dict[str, Any]) ->
 
 
 def test_an_option_is_replaced_with_its_own_value_only(content: dict[str, Any]) -> None:
-    """A flag that stands before the model doesn't take it along, and no option is there twice."""
     made = {**copy.deepcopy(content), "command": "assay audit --checkpoint m --text t.txt", "positions": None}
     made |= {"exports": [], "settings": {**content["settings"], "target": "vllm"}}
     assert next_steps(made)[0][1] == "assay audit m --text t.txt --checkpoint"
@@ -283,3 +275,44 @@ def test_intervals_at_the_length_of_the_context_are_a_command_away(content: dict
     assert [each for _, each in next_steps(few) if "--sequences 16 " in each]
     as_long = {**long, "data": {**plain["data"], "sequences": 40}}
     assert not [each for made in (plain, as_long) for _, each in next_steps(made) if "--sequence " in each]
+
+
+def pairs(seed: int, end: float = math.inf) -> list[Measured]:
+    """24 errors of 1e-5 to 1 that are measured where they are predicted, within a tenth, up to ``end``; of those beyond
+    half is measured."""
+    draw = random.Random(seed)
+    sizes = np.geomspace(1e-5, 1.0, 24)
+    return [Measured(p, p * math.exp(draw.gauss(0, 0.1)) * (1 if p <= end else 0.4), 4.0) for p in map(float, sizes)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_interval_is_promised_above_what_was_measured_where_it_was_predicted(seed: int) -> None:
+    """Where large measured errors leave the line the promise ends below them, and small ones keep it; where all lie on
+    it, it ends with the largest but for chance, and nothing further is promised."""
+    bent, straight = Calibration.fit(pairs(seed, 0.2)), Calibration.fit(pairs(seed))
+    for found in (bent, straight):
+        assert [found.level_of(Measured(size, 0.0, 4.0)) for size in (1e-7, 1e-3, 0.1)] == [0.95] * 3
+        assert found.level_of(Measured(1.01, 0.0, 4.0)) == 0
+    assert bent.level_of(Measured(0.37, 0.0, 4.0)) == 0
+    assert straight.level_of(Measured(0.37, 0.0, 4.0)) == 0.95
+
+
+def test_a_large_error_stands_in_record_terminal_and_page() -> None:
+    """What is recommended says so wherever the audit is read, and says nothing where it is no larger than what was
+    measured."""
+    model, batches = made()
+    found = audit(model, batches, "relative", FORMATS)
+    found.calibrate(12)
+    chosen = found.recommend(max_bytes=0.5 * found.cost({}).bytes)
+    assert "is large" not in chosen.why
+    whole, told = found.predictor, []
+    for limit in (whole.calibration.limit, 1e-9):
+        found.predictor = replace(whole, calibration=replace(whole.calibration, limit=limit))
+        chosen.prediction = found.predict(chosen)
+        chosen.why = " ".join(["chosen", *reliability(found, chosen)])
+        content = content_of(found, chosen, [], [], **asked(found))
+        told.append([content["recommended"]["prediction"]["level"], " ".join(summary(content).split()), page(content)])
+    (level, *before), (none, *after) = told
+    assert (level > 0.9, none) == (True, 0)
+    assert ["a guess" in text for text in (*before, *after)] == [False, False, True, True]
+    assert ["is large: of those measured" in text for text in (*before, *after)] == [False, False, True, True]

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from assay.formats.errors import UnknownOption
-from assay.precision.export import Exported, export, load_checkpoint, verify_export, write_checkpoint
+from assay.precision.export import Exported, load_checkpoint, verify_export
 from assay.precision.export.configurations.vllm import cache_options, command_line
 from assay.precision.export.plan import plan_of
 from assay.precision.observation.sites import Site
@@ -23,7 +23,7 @@ DOWN = "model.layers.0.mlp.down_proj"
 
 
 def written(made: Subject, assignment: dict[str, str], out: Path, formats: list[str]) -> Exported:
-    return export(made.model, assignment, out, formats, sites=made.sites, fits=made.fits, checkpoint=True)
+    return made.export(assignment, out, formats, checkpoint=True)
 
 
 def config(out: Path) -> dict[str, Any]:
@@ -56,13 +56,12 @@ def test_the_cache_of_one_layer_is_served_by_options(tmp_path: Path) -> None:
 
 def load_and_run(made: Subject, assignment: dict[str, str], out: Path) -> torch.Tensor:
     """Logits of a checkpoint of an assignment."""
-    write_checkpoint(made.model, assignment, out, sites=made.sites, fits=made.fits)
+    made.checkpoint(assignment, out)
     with torch.no_grad():
         return torch.as_tensor(load_checkpoint(out)(IDS, use_cache=False).logits)
 
 
 def test_the_caches_of_all_layers_need_no_options(tmp_path: Path) -> None:
-    """FP8 of all layers is the configuration's, and an edit of it is told."""
     done = written(
         subject(), {DOWN: "fp8", **dict.fromkeys(CACHES, "kv-fp8")}, tmp_path / "out", ["compressed-tensors"]
     )
@@ -76,7 +75,6 @@ def test_the_caches_of_all_layers_need_no_options(tmp_path: Path) -> None:
 
 
 def test_a_cache_of_int8_has_scales_of_its_own(tmp_path: Path) -> None:
-    """vLLM takes them where it stores a token: an option, and no tensor; a file by itself has no word for it."""
     given = {DOWN: "fp8", **dict.fromkeys(CACHES, "kv-int8")}
     done = written(subject(), given, tmp_path / "out", ["compressed-tensors"])
     held = {part.format: part.held for part in done.parts}
@@ -100,7 +98,6 @@ def test_a_cache_of_int8_has_scales_of_its_own(tmp_path: Path) -> None:
     ],
 )
 def test_what_vllm_does_not_serve_is_refused(caches: dict[str, str], reason: str, tmp_path: Path) -> None:
-    """Two kinds of caches, and one that it computes otherwise, aren't held, and the reason is noted."""
     done = written(subject(), {DOWN: "fp8", **caches}, tmp_path / "out", ["vllm"])
     assert all(part.held == {DOWN: "fp8"} for part in done.parts)
     assert not (tmp_path / "out" / "vllm-checkpoint.txt").exists()
@@ -108,7 +105,6 @@ def test_what_vllm_does_not_serve_is_refused(caches: dict[str, str], reason: str
 
 
 def test_layers_without_a_number_cannot_be_left_out() -> None:
-    """A cache that is to stay is left out by the number of its layer, as vLLM reads it, or none gets a scheme."""
     numbered = {name: Site(name, "kv_cache", "kv_cache") for name in ("h.4.attn:kv_cache", "h.9.attn:kv_cache")}
     given = {"h.4.attn:kv_cache": "kv-fp8"}
     assert cache_options(plan_of(given, numbered), numbered)[-2:] == ["--kv-cache-dtype-skip-layers", "9"]
@@ -118,7 +114,6 @@ def test_layers_without_a_number_cannot_be_left_out() -> None:
 
 
 def test_the_next_step_is_the_command_with_the_options() -> None:
-    """A checkpoint some of whose caches are quantised is served by the command that was written beside it."""
     paths = ["out/export/checkpoint", "out/export/vllm-checkpoint.txt"]
     content = {
         "command": "assay audit model",
@@ -134,7 +129,6 @@ def test_the_next_step_is_the_command_with_the_options() -> None:
 
 
 def test_a_broken_model_is_no_error_to_allow() -> None:
-    """Where even the closest assignment measures NaN, no larger budget is proposed; a finite error is."""
     content = {
         "command": "assay audit model --max-kl 0.01",
         "recommended": {"met": False, "measured": None, "interval": None},
@@ -149,7 +143,6 @@ def test_a_broken_model_is_no_error_to_allow() -> None:
 
 
 def test_menus_have_what_is_served() -> None:
-    """INT8 by name, for vLLM alone; INT4 for none."""
     assert "kv-fp8" in formats_of(None, "vllm@h200")
     assert formats_of(["kv-int8"], "vllm@a100") == ("kv-int8",)
     with pytest.raises(UnknownOption, match="and has no kv-int4"):

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from assay.precision.errors import BadModel, CannotExport
-from assay.precision.export import Written, load_checkpoint, packed_zero_points, write_checkpoint
+from assay.precision.export import Written, load_checkpoint, packed_zero_points
 from assay.precision.export.configurations.compressed_tensors import why_not
 from assay.precision.loading import bundled, load
 from assay.precision.observation.qparams import QParams
@@ -38,7 +38,7 @@ LAYER = "model.layers.{}.{}"
 
 def write(made: Subject, assignment: dict[str, str], folder: Path, **options: Any) -> Written:
     """The checkpoint of an assignment."""
-    return write_checkpoint(made.model, assignment, folder, sites=made.sites, fits=made.fits, **options)
+    return made.checkpoint(assignment, folder, **options)
 
 
 def run(model: Any) -> torch.Tensor:
@@ -60,10 +60,20 @@ def mixed() -> dict[str, str]:
 
 
 def test_all_ways_to_store_a_weight_are_tried() -> None:
-    """Integers of three widths with and without zero-points, in rows, groups and tensors, and FP8 are among them."""
     assert {"w8a16", "w4a16-g32-asym", "w4a16-g128-asym", "w4a16-g64", "w3a16-g32", "w8a8-asym"} <= set(EXACT)
     assert {"fp8", "fp8-tensor", "fp8-block", "w4a8-g128", "w4a8-fp8-g128", "w4a16-g128-clip"} <= set(EXACT)
     assert len(STORED) == len(EXACT) + len(BFLOAT16) + len(NVFP4)
+
+
+def check_bytes(written: Written, scheme: str) -> None:
+    """Codes, scales and zero-points take the bits that a budget counts."""
+    tensors, quantizer = load_file(written.path / "model.safetensors"), STORED[scheme]
+    assert written.bytes == sum(tensor.nbytes for tensor in tensors.values())
+    assert quantizer is not None
+    for name in written.held:
+        parts = {key: tensor for key, tensor in tensors.items() if key.startswith(f"{name}.weight")}
+        taken = 8 * sum(tensor.nbytes for key, tensor in parts.items() if not key.endswith("weight_shape"))
+        assert taken == quantizer.bits(subject().sites[name].shape)
 
 
 @pytest.mark.parametrize("scheme", [*EXACT, *BFLOAT16])
@@ -74,7 +84,7 @@ def test_what_is_loaded_is_what_was_simulated(scheme: str, tmp_path: Path) -> No
     two, whose weights bfloat16 holds.
     """
     assignment = subject().weights(scheme)
-    write(subject(), assignment, tmp_path / "out")
+    check_bytes(write(subject(), assignment, tmp_path / "out"), scheme)
     own = load_checkpoint(tmp_path / "out", "auto")
     model = load_checkpoint(tmp_path / "out") if scheme in EXACT else loaded(tmp_path / "out", torch.bfloat16)
     for name in assignment:
@@ -84,28 +94,10 @@ def test_what_is_loaded_is_what_was_simulated(scheme: str, tmp_path: Path) -> No
     assert torch.equal(run(model), subject().simulated(assignment))
 
 
-@pytest.mark.parametrize("scheme", STORED)
-def test_the_bytes_that_count_are_the_bytes_that_are_stored(scheme: str, tmp_path: Path) -> None:
-    """Codes, scales and zero-points take the bits that a budget counts."""
-    name = LAYER.format(0, "mlp.up_proj")
-    written = write(subject(), {name: scheme}, tmp_path / "out")
-    tensors = load_file(tmp_path / "out" / "model.safetensors")
-    assert written.bytes == sum(tensor.nbytes for tensor in tensors.values())
-    taken = 8 * sum(
-        tensor.nbytes
-        for key, tensor in tensors.items()
-        if key.startswith(f"{name}.weight") and not key.endswith("weight_shape")
-    )
-    quantizer = STORED[scheme]
-    assert quantizer is not None
-    assert taken == quantizer.bits((256, 128))
-
-
 @pytest.mark.parametrize("scheme", NVFP4)
 def test_nvfp4_is_exact_but_for_the_loader_s_rounding(scheme: str, tmp_path: Path) -> None:
-    """The loader rounds its values to bfloat16; with the stored ones in their place the logits are as simulated."""
     assignment = subject().weights(scheme)
-    write(subject(), assignment, tmp_path / "out")
+    check_bytes(write(subject(), assignment, tmp_path / "out"), scheme)
     model = loaded(tmp_path / "out", torch.bfloat16)
     torch.nn.Module.float(model)
     tensors = load_file(tmp_path / "out" / "model.safetensors")
@@ -127,7 +119,6 @@ def unpacked(packed: torch.Tensor) -> torch.Tensor:
 
 
 def test_zero_points_load_beside_other_schemes(tmp_path: Path) -> None:
-    """Packed zero-points of two sizes in a mixed checkpoint are loaded as simulated; a note says by what."""
     assignment = mixed() | {
         LAYER.format(0, "self_attn.o_proj"): "w4a16-g64-asym",
         LAYER.format(1, "self_attn.o_proj"): "w4a16-g32-asym",
@@ -140,7 +131,6 @@ def test_zero_points_load_beside_other_schemes(tmp_path: Path) -> None:
 
 
 def test_a_table_that_the_head_shares_stays_as_it_is(tmp_path: Path) -> None:
-    """Tied to its table of embeddings, lm_head is stored once, in the model's dtype, and a note names the table."""
     made = Subject(tie_word_embeddings=True, num_hidden_layers=1)
     linears = made.weights("w8a16")
     written = write(made, linears | {"model.embed_tokens": "fp8"}, tmp_path / "out")
@@ -153,7 +143,6 @@ def test_a_table_that_the_head_shares_stays_as_it_is(tmp_path: Path) -> None:
 
 
 def test_caches_alone_are_a_checkpoint(tmp_path: Path) -> None:
-    """FP8 caches of all layers without a quantised linear are held, and loaded as simulated."""
     assignment = {LAYER.format(layer, "self_attn:kv_cache"): "kv-fp8" for layer in (0, 1)}
     written = write(subject(), assignment, tmp_path / "out")
     assert written.held == assignment
@@ -162,7 +151,6 @@ def test_caches_alone_are_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_not_quantised_is_no_checkpoint(tmp_path: Path) -> None:
-    """Folders without a quantised model are refused in one line."""
     with pytest.raises(BadModel, match="isn't quantised"):
         load_checkpoint(bundled()["stdlib-llama"])
     with pytest.raises(BadModel, match=r"has no config\.json"):
@@ -170,7 +158,6 @@ def test_a_model_that_is_not_quantised_is_no_checkpoint(tmp_path: Path) -> None:
 
 
 def test_packed_zero_points_are_needed_for_them(tmp_path: Path) -> None:
-    """transformers alone refuses packed zero-points; where it no longer does, `packed_zero_points` can go."""
     write(subject(), {"lm_head": "w4a16-g64-asym"}, tmp_path / "out")
     with pytest.raises(RuntimeError, match=r"size mismatch|mismatched"):
         loaded(tmp_path / "out")
@@ -181,7 +168,6 @@ def test_packed_zero_points_are_needed_for_them(tmp_path: Path) -> None:
 
 
 def test_a_mixed_assignment_is_loaded_as_simulated(tmp_path: Path) -> None:
-    """Five schemes and FP8 caches in one checkpoint give the simulated logits in every bit, and no note on them."""
     written = write(subject(), mixed(), tmp_path / "out")
     assert written.held == mixed()
     assert torch.equal(run(loaded(tmp_path / "out")), subject().simulated(mixed()))
@@ -189,7 +175,6 @@ def test_a_mixed_assignment_is_loaded_as_simulated(tmp_path: Path) -> None:
 
 
 def test_loaded_in_bfloat16_logits_agree_to_its_rounding(tmp_path: Path) -> None:
-    """As transformers loads it by itself, in the checkpoint's bfloat16, logits differ by the roundings alone."""
     assignment = subject().weights("w4a16-g64")
     write(subject(), assignment, tmp_path / "out")
     model = loaded(tmp_path / "out", "auto")
@@ -227,7 +212,6 @@ def test_what_is_not_held_is_noted_and_left_out(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_checkpoint_can_not_hold_is_refused(name: str, scheme: str, words: str, tmp_path: Path) -> None:
-    """A linear that can't be stored as assigned is refused in one line, and nothing is written."""
     with pytest.raises(CannotExport, match=words) as caught:
         write(subject(), {name: scheme}, tmp_path / "out")
     assert "\n" not in str(caught.value)
@@ -235,7 +219,6 @@ def test_what_a_checkpoint_can_not_hold_is_refused(name: str, scheme: str, words
 
 
 def test_fused_linears_have_one_scale_of_the_tensor(tmp_path: Path) -> None:
-    """q, k and v share it where an audit's fits know them as one product; where they don't, a note names the unit."""
     for scheme, key in (("nvfp4", "weight_global_scale"), ("fp8-tensor", "weight_scale")):
         assignment = {LAYER.format(0, f"self_attn.{part}"): scheme for part in ("q_proj", "k_proj", "v_proj")}
         written = write(subject(), assignment, tmp_path / scheme)
@@ -250,7 +233,6 @@ def test_fused_linears_have_one_scale_of_the_tensor(tmp_path: Path) -> None:
 
 
 def test_without_anything_to_quantise_there_is_no_checkpoint(tmp_path: Path) -> None:
-    """A copy of the model as it is would pass for what was asked."""
     for assignment in ({}, {"model.layers.1.self_attn:scores": "fp16", "lm_head": "bf16"}):
         with pytest.raises(CannotExport, match="expected a linear or all KV caches to quantise"):
             write(subject(), assignment, tmp_path / "out")
@@ -258,7 +240,6 @@ def test_without_anything_to_quantise_there_is_no_checkpoint(tmp_path: Path) -> 
 
 
 def test_an_existing_folder_is_only_replaced_when_asked(tmp_path: Path) -> None:
-    """Without overwrite the folder stays as it was; with it, it is replaced whole, and a note says so."""
     out = tmp_path / "out"
     out.mkdir()
     (out / "mine.txt").write_text("kept")
@@ -273,7 +254,6 @@ def test_an_existing_folder_is_only_replaced_when_asked(tmp_path: Path) -> None:
 
 
 def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If storing fails half-way, neither the folder nor a temporary one is there, and an old one is as it was."""
     import huggingface_hub
 
     def fail(tensors: object, place: Path, **_: object) -> None:
@@ -291,7 +271,6 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_files_beside_the_weights_are_taken_over(tmp_path: Path) -> None:
-    """The tokenizer, generation settings and the config's fields are those of the source; weights keep its dtype."""
     source = bundled()["stdlib-llama"]
     model = load("stdlib-llama").model
     made = Subject.of(model, torch.arange(32)[None] + 65)
@@ -308,7 +287,6 @@ def test_files_beside_the_weights_are_taken_over(tmp_path: Path) -> None:
 
 
 def test_a_weight_that_is_read_back_otherwise_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library's own reading of the tensors is compared with the simulation before anything is written."""
     from compressed_tensors.compressors import BaseCompressor
 
     compressor = BaseCompressor.get_value_from_registry("pack-quantized")

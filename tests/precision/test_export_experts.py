@@ -11,9 +11,9 @@ import transformers
 from safetensors import safe_open
 
 from assay.precision.errors import CannotExport
-from assay.precision.export import export, lint, load_checkpoint, quantization_config, unstorable, write_checkpoint
+from assay.precision.export import lint, load_checkpoint, quantization_config, unstorable
 from assay.precision.export.checkpoint.pieces import Piece, pieces_of, rows_of
-from assay.precision.export.patterns import matches
+from assay.precision.export.plan import matches
 from assay.precision.loading.quiet import quiet
 from assay.precision.schemes import SCHEMES, FakeQuantizer, Quantizer, store
 from assay.precision.schemes.quantizer import scales_of
@@ -58,10 +58,9 @@ def experts(made: Subject, scheme: str) -> dict[str, str]:
 @pytest.mark.parametrize("kind", EXPERTS)
 @pytest.mark.parametrize("scheme", ["fp8", "fp8-tensor", "fp8-block", "w8a16", "w4a16-g64", "mxfp4"])
 def test_experts_are_loaded_as_simulated(kind: str, scheme: str, tmp_path: Path) -> None:
-    """transformers puts the experts together again, dequantised: each is the simulated one (integers in bfloat16)."""
     made = sparse(kind)
     assignment = experts(made, scheme)
-    written = write_checkpoint(made.model, assignment, tmp_path / "out", sites=made.sites, fits=made.fits)
+    written = made.checkpoint(assignment, tmp_path / "out")
     assert written.held == assignment
     with quiet():
         config = transformers.CompressedTensorsConfig(dequantize=True)
@@ -79,10 +78,9 @@ def test_experts_are_loaded_as_simulated(kind: str, scheme: str, tmp_path: Path)
 
 @pytest.mark.parametrize("kind", EXPERTS)
 def test_targets_are_the_names_of_checkpoints(kind: str, tmp_path: Path) -> None:
-    """Groups and what is ignored name every linear as it is stored, the router too, and nothing else."""
     made, (block, parts) = sparse(kind), EXPERTS[kind]
     assignment = {**experts(made, "fp8"), "model.layers.1.self_attn.o_proj": "w4a16-g64"}
-    export(made.model, assignment, tmp_path, ["compressed-tensors"], sites=made.sites, fits=made.fits, checkpoint=True)
+    made.export(assignment, tmp_path, ["compressed-tensors"], checkpoint=True)
     content = json.loads((tmp_path / "quantization_config.json").read_text())
     assert json.loads((tmp_path / "checkpoint" / "config.json").read_text())["quantization_config"] == content
     fp8 = {f"model.layers.{layer}.{block}.experts.{e}.{p}" for layer in (0, 1) for e in range(4) for p in parts}
@@ -100,7 +98,6 @@ def test_targets_are_the_names_of_checkpoints(kind: str, tmp_path: Path) -> None
 
 
 def test_without_their_names_experts_are_noted() -> None:
-    """A configuration that knows no model says that experts in one parameter have no name in it."""
     made = sparse("mixtral")
     recipe = quantization_config(experts(made, "fp8"), made.sites)
     assert recipe.content["config_groups"] == {}
@@ -108,7 +105,6 @@ def test_without_their_names_experts_are_noted() -> None:
 
 
 def test_experts_of_a_layer_that_disagree_are_found() -> None:
-    """gate_up and down of a layer's experts are one unit: two schemes, or one left as it is, are a warning."""
     made = sparse("mixtral")
     assert lint(experts(made, "fp8"), made.sites) == []
     assignment = {**experts(made, "fp8"), "model.layers.1.mlp.experts.down_proj": "w8a16"}
@@ -117,7 +113,6 @@ def test_experts_of_a_layer_that_disagree_are_found() -> None:
 
 
 def test_a_router_is_known_to_have_no_place() -> None:
-    """A router that is no torch.nn.Linear is told before anything is chosen; the experts are not."""
     found = unstorable(sparse("mixtral").model, sparse("mixtral").sites)
     routers = [name for name in found if name.endswith("mlp.gate")]
     assert len(routers) == 2
@@ -126,23 +121,20 @@ def test_a_router_is_known_to_have_no_place() -> None:
 
 
 def test_experts_with_column_factors_may_stay_as_they_are(tmp_path: Path) -> None:
-    """Partial: the other linears are stored, and a note says why the experts are not."""
     made = sparse("mixtral")
     assignment = experts(made, "w4a16-g64-awq") | {"lm_head": "fp8"}
-    written = write_checkpoint(made.model, assignment, tmp_path / "out", sites=made.sites, fits=made.fits, partial=True)
+    written = made.checkpoint(assignment, tmp_path / "out", partial=True)
     assert written.held == {"lm_head": "fp8"}
     assert any("stays as it is in the checkpoint: experts share one input" in note for note in written.notes)
 
 
 def test_column_factors_of_experts_are_refused(tmp_path: Path) -> None:
-    """Experts take one input, so that factors of each have no place before it."""
     made = sparse("mixtral")
     with pytest.raises(CannotExport, match="experts share one input"):
-        write_checkpoint(made.model, experts(made, "w4a16-g64-awq"), tmp_path / "out", sites=made.sites, fits=made.fits)
+        made.checkpoint(experts(made, "w4a16-g64-awq"), tmp_path / "out")
 
 
 def test_pieces_are_rows_in_order() -> None:
-    """gate and up are the halves of an expert's rows, the second expert's follow the first's."""
     made = sparse("mixtral")
     found = pieces_of(made.model, made.sites)
     name = "model.layers.1.mlp.experts.gate_up_proj"
@@ -153,7 +145,6 @@ def test_pieces_are_rows_in_order() -> None:
 
 
 def test_some_rows_of_a_stored_weight_are_stored_alike() -> None:
-    """Scales of rows, groups and blocks go with their rows; rows that cut a block are refused."""
     torch.manual_seed(4)
     weight = torch.randn(256, 128)
     for scheme in ("fp8", "fp8-tensor", "w4a16-g32-asym", "fp8-block", "nvfp4"):
@@ -174,9 +165,7 @@ def test_a_mixture_is_opened_as_simulated(scheme: str, others: str | None, tmp_p
     as: weights are the simulated ones (NVFP4's in bfloat16), and linears round their inputs."""
     made = sparse("qwen")
     attention = {name: others for name in made.sites if others and name.endswith("proj") and "self_attn" in name}
-    written = write_checkpoint(
-        made.model, experts(made, scheme) | attention, tmp_path / "out", sites=made.sites, fits=made.fits
-    )
+    written = made.checkpoint(experts(made, scheme) | attention, tmp_path / "out")
     assert any("dequantize=True" in note for note in written.notes) == (others not in (None, scheme))
     model = load_checkpoint(tmp_path / "out")
     for name, chosen in written.held.items():

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from assay.precision.errors import CannotExport
-from assay.precision.export import FORMATS, Exported, clear, export
+from assay.precision.export import FORMATS, Exported, clear
 from tests.precision.exported import subject
 
 MINE = "a note of the user"
@@ -23,7 +23,7 @@ def fp8() -> dict[str, str]:
 def write(assignment: dict[str, str], out: Path, *formats: str, **options: Any) -> Exported:
     """The export of an assignment of the small Llama."""
     made = subject()
-    return export(made.model, assignment, out, formats, sites=made.sites, fits=made.fits, **options)
+    return made.export(assignment, out, formats, **options)
 
 
 def names(folder: Path) -> set[str]:
@@ -32,7 +32,6 @@ def names(folder: Path) -> set[str]:
 
 
 def test_export_writes_a_file_for_each_format(tmp_path: Path) -> None:
-    """Three configurations, vLLM's command, a checkpoint and a record; each note names its formats."""
     assignment = fp8() | {"model.layers.0.self_attn:scores": "fp16"}
     done = write(assignment, tmp_path / "out", *STACKS, checkpoint=True, target="a100")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {path.name for path in done.paths} | {"export.json"}
@@ -54,7 +53,6 @@ def test_export_writes_a_file_for_each_format(tmp_path: Path) -> None:
 
 
 def test_what_is_refused_leaves_nothing(tmp_path: Path) -> None:
-    """A linear that a checkpoint can't hold, or a format that there is not, and no folder is made."""
     with pytest.raises(CannotExport, match="no float8_e5m2"):
         write({"lm_head": "e5m2"}, tmp_path / "out", checkpoint=True)
     assert set(STACKS) <= set(FORMATS)
@@ -65,7 +63,6 @@ def test_what_is_refused_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("assignment", [{}, {"model.layers.0.self_attn:scores": "fp16", "model.embed_tokens": "fp8"}])
 def test_what_expresses_nothing_is_not_written(assignment: dict[str, str], tmp_path: Path) -> None:
-    """An assignment that no stack can be told gives one line that says so and no file at all."""
     done = write(assignment, tmp_path / "out", *STACKS, checkpoint=True)
     assert done.parts == ()
     every = ", ".join((*STACKS, "checkpoint"))
@@ -74,7 +71,6 @@ def test_what_expresses_nothing_is_not_written(assignment: dict[str, str], tmp_p
 
 
 def test_only_formats_that_express_something_are_written(tmp_path: Path) -> None:
-    """A cache of one layer has words in vLLM's command alone; e5m2 has none in a single file."""
     done = write({"model.layers.0.self_attn:kv_cache": "kv-fp8"}, tmp_path / "cache", *STACKS)
     assert names(tmp_path / "cache") == {"vllm.txt", "export.json"}
     assert [part.format for part in done.parts] == ["vllm"]
@@ -88,7 +84,6 @@ def test_only_formats_that_express_something_are_written(tmp_path: Path) -> None
 
 
 def test_another_export_replaces_the_earlier_one_whole(tmp_path: Path) -> None:
-    """With overwrite, every file of the earlier export goes, also those that the new one doesn't write; others stay."""
     out = tmp_path / "out"
     write(fp8(), out, "vllm", "torchao", checkpoint=True)
     (out / "mine.txt").write_text(MINE)
@@ -109,7 +104,6 @@ def test_another_export_replaces_the_earlier_one_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["torchao.json", "export.json", "checkpoint/config.json", "checkpoint"])
 def test_a_file_of_the_user_in_the_way_is_kept(name: str, tmp_path: Path) -> None:
-    """It is named, also with overwrite, and nothing is written."""
     out = tmp_path / "out"
     (out / name).parent.mkdir(parents=True)
     (out / name).write_text(MINE)
@@ -121,7 +115,6 @@ def test_a_file_of_the_user_in_the_way_is_kept(name: str, tmp_path: Path) -> Non
 
 
 def test_what_was_exported_is_removed_alone(tmp_path: Path) -> None:
-    """`clear` takes the files of an export and folders that are empty then, and tells whether there was one."""
     out = tmp_path / "out"
     assert not clear(out)
     write(fp8(), out, "torchao", checkpoint=True)
@@ -135,7 +128,6 @@ def test_what_was_exported_is_removed_alone(tmp_path: Path) -> None:
 
 
 def test_a_record_can_not_reach_outside(tmp_path: Path) -> None:
-    """Names that lead out of the folder are not followed."""
     (tmp_path / "mine.txt").write_text(MINE)
     (tmp_path / "out").mkdir()
     outside = ["../mine.txt", str(tmp_path / "mine.txt")]

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from assay.precision.errors import CannotExport
-from assay.precision.export import load_checkpoint, write_checkpoint
+from assay.precision.export import load_checkpoint
 from assay.precision.export.checkpoint.folding import folded
 from assay.precision.observation.qparams import QParams
 from assay.precision.schemes import SCHEMES
@@ -25,7 +25,7 @@ def many_heads() -> Subject:
 
 def written(made: Subject, assignment: dict[str, str], folder: Path) -> Any:
     """What is loaded of a checkpoint whose unquantised weights are float32, so that folding rounds nothing else."""
-    write_checkpoint(made.model, assignment, folder, sites=made.sites, fits=made.fits, dtype=torch.float32)
+    made.checkpoint(assignment, folder, dtype=torch.float32)
     return load_checkpoint(folder)
 
 
@@ -39,7 +39,6 @@ def distance(model: Any, made: Subject, assignment: dict[str, str]) -> tuple[flo
 
 @pytest.mark.parametrize("name", [DOWN, "model.layers.0.self_attn.o_proj"])
 def test_smoothing_is_folded_into_the_linear_before(name: str, many_heads: Subject, tmp_path: Path) -> None:
-    """down_proj's factors go into up_proj's rows, o_proj's into v_proj's; loaded, they compute what was simulated."""
     off, moved = distance(
         written(many_heads, {name: "w8a8-smooth"}, tmp_path / "out"), many_heads, {name: "w8a8-smooth"}
     )
@@ -47,7 +46,6 @@ def test_smoothing_is_folded_into_the_linear_before(name: str, many_heads: Subje
 
 
 def test_factors_divide_the_scales_of_a_quantised_linear_before(many_heads: Subject, tmp_path: Path) -> None:
-    """up_proj in int8 below down_proj in AWQ keeps its codes; its rows' scales are divided by the factors."""
     stored = many_heads.fits.weight(
         DOWN, SCHEMES["w4a16-g64-awq"], many_heads.model.get_parameter(f"{DOWN}.weight").data
     )
@@ -58,7 +56,7 @@ def test_factors_divide_the_scales_of_a_quantised_linear_before(many_heads: Subj
     tensors = []
     for number, below in enumerate(({}, {DOWN: "w4a16-g64-awq"})):
         out = tmp_path / str(number)
-        write_checkpoint(many_heads.model, {up: "w8a16", **below}, out, sites=many_heads.sites, fits=many_heads.fits)
+        many_heads.checkpoint({up: "w8a16", **below}, out)
         tensors.append(load_file(out / "model.safetensors"))
     plain, divided = tensors
     expected = (plain[f"{up}.weight_scale"].float() / stored.columns[:, None]).bfloat16()
@@ -68,7 +66,6 @@ def test_factors_divide_the_scales_of_a_quantised_linear_before(many_heads: Subj
 
 @pytest.mark.parametrize("size", [32, 64, 128])
 def test_awq_alone_is_loaded_as_simulated(size: int, many_heads: Subject, tmp_path: Path) -> None:
-    """down_proj in AWQ with an unquantised up_proj before it: logits agree to float32, in which factors are folded."""
     assignment = {DOWN: f"w4a16-g{size}-awq"}
     off, moved = distance(written(many_heads, assignment, tmp_path / "out"), many_heads, assignment)
     assert off < 1e-5
@@ -85,7 +82,6 @@ def test_awq_everywhere_is_loaded_as_simulated(many_heads: Subject, tmp_path: Pa
 
 
 def test_one_factor_of_all_goes_into_the_norm(many_heads: Subject) -> None:
-    """q, k and v with the same factors divide the norm before them, which leaves the model's function as it was."""
     factors = torch.linspace(0.5, 2.0, 128)
     names = [f"model.layers.0.self_attn.{part}" for part in ("q_proj", "k_proj", "v_proj")]
     found = folded(many_heads.model, dict.fromkeys(names, factors))
@@ -96,11 +92,10 @@ def test_one_factor_of_all_goes_into_the_norm(many_heads: Subject) -> None:
 
 
 def test_a_head_with_factors_stays_and_the_others_are_stored(tmp_path: Path) -> None:
-    """Before lm_head, which lies in no block, no norm is known: it is refused by name, or left as it is with a note."""
     made, chosen = subject(), {"lm_head": "w4a16-g32-awq", DOWN: "fp8"}
     with pytest.raises(CannotExport, match="lm_head: column factors need a norm before it"):
-        write_checkpoint(made.model, chosen, tmp_path / "whole", sites=made.sites, fits=made.fits)
-    written = write_checkpoint(made.model, chosen, tmp_path / "out", sites=made.sites, fits=made.fits, partial=True)
+        made.checkpoint(chosen, tmp_path / "whole")
+    written = made.checkpoint(chosen, tmp_path / "out", partial=True)
     assert written.held == {DOWN: "fp8"}
     assert any(
         "lm_head: stays as it is in the checkpoint: column factors need a norm" in note for note in written.notes
@@ -108,7 +103,6 @@ def test_a_head_with_factors_stays_and_the_others_are_stored(tmp_path: Path) -> 
 
 
 def test_a_fold_is_checked_where_the_model_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tokens that it is checked with are on the model's own device, here one without values."""
     model, devices = Subject().model.to("meta"), set()
 
     class Asked(Exception):
@@ -125,7 +119,6 @@ def test_a_fold_is_checked_where_the_model_is(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_fold_that_changes_the_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block that is not built as its names say is found out by running it."""
     made = Subject(num_hidden_layers=1)
     block = made.model.model.layers[0].mlp
     monkeypatch.setattr(
@@ -138,13 +131,6 @@ def test_a_fold_that_changes_the_model_is_refused(monkeypatch: pytest.MonkeyPatc
 
 
 def test_scales_that_rows_can_not_divide_are_refused(tmp_path: Path) -> None:
-    """A linear before whose scales are the tensor's or powers of two has no room for factors."""
     for scheme in ("fp8-tensor", "mxfp8"):
         with pytest.raises(CannotExport, match=r"the scales of .*up_proj can't take its column factors"):
-            write_checkpoint(
-                subject().model,
-                {DOWN: "w8a8-smooth", "model.layers.0.mlp.up_proj": scheme},
-                tmp_path / "out",
-                sites=subject().sites,
-                fits=subject().fits,
-            )
+            subject().checkpoint({DOWN: "w8a8-smooth", "model.layers.0.mlp.up_proj": scheme}, tmp_path / "out")

@@ -1,8 +1,15 @@
-"""Configurations for serving stacks: each is read by the library's own classes and says what it leaves out."""
+"""Configurations for serving stacks: each is read by the library's own classes and says what it leaves out.
+
+What MLX is given: a program that calls mlx_lm, whose predicate has the assignment.
+"""
 
 import json
+import runpy
 import shlex
+import sys
 from collections import OrderedDict
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -10,14 +17,9 @@ import torch
 import transformers
 
 from assay.precision.errors import CannotExport, UnknownScheme
-from assay.precision.export import (
-    command_line,
-    fqn_to_config,
-    online_config,
-    quantization_config,
-)
+from assay.precision.export import command_line, fqn_to_config, online_config, quantization_config
 from assay.precision.export.configurations.torchao import for_transformers
-from assay.precision.export.patterns import matches, targets_of
+from assay.precision.export.plan import matches, targets_of
 from assay.precision.observation.sites import Site
 from assay.precision.schemes import SCHEMES
 from tests.precision.exported import subject
@@ -60,7 +62,6 @@ def number(name: str) -> int:
 
 @pytest.mark.parametrize("scheme", QUANTISED)
 def test_compressed_tensors_accepts_every_scheme_it_has_words_for(scheme: str) -> None:
-    """The library's classes validate each group and choose the format that the group names, or a note says why not."""
     from compressed_tensors.compressors.format import infer_module_format
     from compressed_tensors.quantization import QuantizationConfig
 
@@ -82,7 +83,6 @@ def test_compressed_tensors_accepts_every_scheme_it_has_words_for(scheme: str) -
 
 
 def test_arguments_are_those_of_the_library_s_presets() -> None:
-    """Where the library has a preset for a scheme, the group's arguments are the preset's."""
     from compressed_tensors.quantization import QuantizationScheme, preset_name_to_scheme
 
     presets = {
@@ -111,7 +111,6 @@ def test_arguments_are_those_of_the_library_s_presets() -> None:
 
 
 def test_groups_are_disjoint_numbered_and_cover_the_assignment() -> None:
-    """Every linear is matched by the one group of its scheme or ignored, layers.1 and layers.11 apart."""
     sites = many_layers()
     assignment = {
         **chosen(sites, "self_attn", "fp8", range(2)),
@@ -139,7 +138,6 @@ def test_groups_are_disjoint_numbered_and_cover_the_assignment() -> None:
 
 
 def test_transformers_reads_the_groups_as_meant() -> None:
-    """`apply_quantization_config` gives each module of a model the scheme that the assignment has for it."""
     from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
 
     from tests.precision.exported import Subject
@@ -166,7 +164,6 @@ def test_transformers_reads_the_groups_as_meant() -> None:
     ],
 )
 def test_targets_match_their_names_only(names: list[str], targets: list[str]) -> None:
-    """Linears stand by their names, experts that differ in numbers share a pattern; nothing else is matched."""
     found = targets_of(names)
     others = [
         *(f"{name}_more" for name in names),
@@ -187,7 +184,6 @@ def caches(sites: dict[str, Site], scheme: str = "kv-fp8") -> dict[str, str]:
 
 @pytest.mark.parametrize("scheme", QUANTISED)
 def test_torchao_reads_its_configuration_again(scheme: str) -> None:
-    """What is written is what torchao reads and, with all defaults, writes; or a note says why not."""
     from torchao.core.config import config_from_dict, config_to_dict
     from torchao.quantization import FqnToConfig
 
@@ -212,7 +208,6 @@ def contained(small: Any, large: Any) -> bool:
 
 
 def test_torchao_quantises_as_configured() -> None:
-    """`quantize_` with what is written changes the linears that the assignment names and no others."""
     from torchao.core.config import config_from_dict
     from torchao.quantization import quantize_
 
@@ -236,7 +231,6 @@ def test_torchao_quantises_as_configured() -> None:
 
 
 def test_fused_names_are_written_where_their_linears_agree() -> None:
-    """vLLM looks its fused linears up: q, k and v alike have an entry as qkv_proj, gate and up that differ a note."""
     sites = many_layers(1)
     assignment = {**chosen(sites, "self_attn", "fp8", range(1)), "model.layers.0.mlp.gate_proj": "w8a8"}
     recipe = fqn_to_config(assignment, sites)
@@ -249,7 +243,6 @@ def test_fused_names_are_written_where_their_linears_agree() -> None:
 
 
 def test_the_command_line_holds_the_online_recipe() -> None:
-    """The words of the command are vLLM's options with the recipe as JSON, and the layers whose cache stays."""
     sites = many_layers(3)
     assignment = {
         **chosen(sites, "self_attn", "fp8", range(3)),
@@ -273,7 +266,6 @@ def test_the_command_line_holds_the_online_recipe() -> None:
 
 
 def test_layers_whose_cache_stays_are_told_by_their_number() -> None:
-    """vLLM counts layers, not caches: of a hybrid model, whose other layers have none, the number is the layer's."""
     sites = {
         name: Site(name, "kv_cache", "kv_cache")
         for name in (f"model.layers.{layer}.self_attn:kv_cache" for layer in (3, 7, 11))
@@ -284,7 +276,6 @@ def test_layers_whose_cache_stays_are_told_by_their_number() -> None:
 
 @pytest.mark.parametrize("recipe_of", [quantization_config, fqn_to_config, online_config])
 def test_what_no_format_has_a_place_for_is_noted(recipe_of: Any) -> None:
-    """Norms, embeddings, caches of some layers, other dtypes: a line each, however many sites, and none that fits."""
     sites = many_layers(4)
     norms = {name: "fp16" for name, site in sites.items() if site.type == "activation"}
     odd = {"model.embed_tokens": "w8a16", "model.layers.0.self_attn:kv_cache": "kv-int8", "lm_head": "fp16"}
@@ -297,7 +288,6 @@ def test_what_no_format_has_a_place_for_is_noted(recipe_of: Any) -> None:
 
 
 def test_a_reason_is_told_once_for_all_formats() -> None:
-    """Formats that one export lacks for the same reason are one line: the first three, how many more, and where."""
     sites = many_layers(5)
     schemes = ("w3a16-g32", "w4a16-g32", "w4a16-g64", "w4a16-g128", "w8a16")
     assignment = {f"model.layers.{layer}.mlp.down_proj": scheme for layer, scheme in enumerate(schemes)}
@@ -307,7 +297,6 @@ def test_a_reason_is_told_once_for_all_formats() -> None:
 
 
 def test_a_site_or_a_scheme_that_there_is_not_is_refused() -> None:
-    """A name that the model has not, and one that stands for no scheme, are answered with what there is."""
     with pytest.raises(CannotExport, match=r"expected sites of the model, got 'model\.nothing'"):
         quantization_config({"model.nothing": "fp8"}, subject().sites)
     with pytest.raises(UnknownScheme, match="fp8"):
@@ -315,7 +304,6 @@ def test_a_site_or_a_scheme_that_there_is_not_is_refused() -> None:
 
 
 def test_transformers_reads_its_file_of_torchao() -> None:
-    """`TorchAoConfig.from_dict` takes what is written for it, and holds the same table."""
     from torchao.core.config import config_from_dict
 
     recipe = fqn_to_config({"lm_head": "fp8"}, subject().sites)
@@ -324,7 +312,41 @@ def test_transformers_reads_its_file_of_torchao() -> None:
 
 
 def test_the_table_of_torchao_is_ordered() -> None:
-    """torchao takes an ordered dict; JSON keeps the order that the model's sites have."""
     table = fqn_to_config({"lm_head": "fp8"}, subject().sites).content["_data"]["fqn_to_config"]
     linears = [name for name, site in subject().sites.items() if site.shape]
     assert list(OrderedDict(table))[: len(linears)] == linears
+
+
+QUERY, DOWN, UP = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj", "model.layers.1.mlp.up_proj"
+
+
+def test_the_program_converts_each_layer_as_assigned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assignment = {QUERY: "w4a16-g64-asym", DOWN: "w-mxfp4", UP: "w-nvfp4", "lm_head": "w4a16-g32-asym"}
+    made = subject()
+    done = made.export(assignment, tmp_path / "out", ["mlx"], source="some/model")
+    assert done.parts[0].held == assignment
+    assert done.notes == ()
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    stand_in = ModuleType("mlx_lm")
+    stand_in.convert = lambda *places, **options: calls.append((places, options))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mlx_lm", stand_in)
+    runpy.run_path(str(tmp_path / "out" / "mlx_convert.py"))
+    ((places, options),) = calls
+    assert places == ("some/model", "mlx_model")
+    assert options["quantize"] is True
+    assert options["q_group_size"] == 32
+    found = {name: options["quant_predicate"](name, None) for name in made.sites}
+    assert {name: each for name, each in found.items() if each is not False} == {
+        QUERY: {"group_size": 64, "bits": 4, "mode": "affine"},
+        DOWN: {"group_size": 32, "bits": 4, "mode": "mxfp4"},
+        UP: {"group_size": 16, "bits": 4, "mode": "nvfp4"},
+        "lm_head": {"group_size": 32, "bits": 4, "mode": "affine"},
+    }
+
+
+@pytest.mark.parametrize("scheme", ["w4a16-g64", "w4a16-g64-awq", "w8a16", "fp8", "mxfp4", "q4_0", "nf4-g64"])
+def test_what_mlx_has_not_is_noted(scheme: str, tmp_path: Path) -> None:
+    made = subject()
+    done = made.export({QUERY: scheme}, tmp_path / "out", ["mlx"])
+    assert done.parts == ()
+    assert done.notes[0].startswith(f"mlx: {scheme} at {QUERY}: MLX has groups of integers with a bias")

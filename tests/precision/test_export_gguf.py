@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from assay.precision.errors import CannotExport
-from assay.precision.export import Exported, export, unexportable
+from assay.precision.export import Exported, unexportable
 from assay.precision.export.configurations.gguf import TensorNames
 from assay.precision.schemes.ggml import block_types, pack
 from tests.precision.exported import IDS, Subject, subject
@@ -28,7 +28,7 @@ def deep() -> Subject:
 
 def write(made: Subject, assignment: dict[str, str], out: Path, **options: Any) -> Exported:
     """The export for llama.cpp alone."""
-    return export(made.model, assignment, out, ["gguf"], sites=made.sites, fits=made.fits, **options)
+    return made.export(assignment, out, ["gguf"], **options)
 
 
 def types(out: Path) -> dict[str, str]:
@@ -46,7 +46,6 @@ def tensors(made: Subject) -> dict[str, torch.nn.Parameter]:
 
 
 def test_each_tensor_is_matched_by_one_line(tmp_path: Path) -> None:
-    """Every matrix has a line that is found in its own name and in no other; lines outlive being put in lower case."""
     made = deep()
     write(made, {DOWN: "q4_k", UP: "q8_0-q8_0", "lm_head": "q5_0", "model.embed_tokens": "iq4_nl"}, tmp_path / "out")
     lines = types(tmp_path / "out")
@@ -60,7 +59,6 @@ def test_each_tensor_is_matched_by_one_line(tmp_path: Path) -> None:
 
 
 def test_the_importance_matrix_is_the_simulation_s(tmp_path: Path) -> None:
-    """Read by gguf and divided as llama-quantize does, it makes ggml store each weight as it was simulated."""
     made = subject()
     write(made, {"model.layers.1.mlp.down_proj": "q3_k"}, tmp_path / "out")
     reader = gguf.GGUFReader(tmp_path / "out" / "gguf-imatrix.gguf")
@@ -81,7 +79,6 @@ def test_the_importance_matrix_is_the_simulation_s(tmp_path: Path) -> None:
 
 
 def test_experts_of_a_layer_are_one_tensor(tmp_path: Path) -> None:
-    """Parameters of all experts are named by what the converter makes of them, with an importance for each expert."""
     made = sparse("mixtral")
     done = write(made, experts(made, "q4_0"), tmp_path / "out")
     assert done.parts[0].held == experts(made, "q4_0")
@@ -96,7 +93,6 @@ def test_experts_of_a_layer_are_one_tensor(tmp_path: Path) -> None:
 
 
 def test_a_tied_table_is_told_once(tmp_path: Path) -> None:
-    """A head that shares its weight with the table is the table's tensor, and has no line of its own."""
     made = Subject(tie_word_embeddings=True)
     done = write(made, {"model.embed_tokens": "q4_0"}, tmp_path / "out")
     lines = types(tmp_path / "out")
@@ -106,7 +102,6 @@ def test_a_tied_table_is_told_once(tmp_path: Path) -> None:
 
 
 def test_what_llama_quantize_would_do_otherwise_is_noted(tmp_path: Path) -> None:
-    """Rows that aren't whole blocks fall back as llama-quantize has it; routers and other schemes stay, with notes."""
     made = subject()
     query = "model.layers.0.self_attn.q_proj"
     assignment = {
@@ -133,7 +128,6 @@ def test_what_llama_quantize_would_do_otherwise_is_noted(tmp_path: Path) -> None
 
 
 def test_what_stays_is_known_beforehand() -> None:
-    """For llama.cpp alone routers stay and tables don't have to; beside other stacks both do."""
     made = sparse("mixtral")
     alone = unexportable(made.model, made.sites, ["gguf"])
     assert {made.sites[name].role for name in alone} == {"router"}
@@ -142,7 +136,6 @@ def test_what_stays_is_known_beforehand() -> None:
 
 
 def test_commands_name_the_files_and_the_bytes(tmp_path: Path) -> None:
-    """The quantiser is given both files and the type of most tensors; the size is that of tensors so quantised."""
     made = subject()
     assignment = made.weights("q4_0") | {"lm_head": "q8_0"}
     write(made, assignment, tmp_path / "out", source="some/model")
@@ -167,7 +160,6 @@ def test_commands_name_the_files_and_the_bytes(tmp_path: Path) -> None:
 
 
 def test_an_architecture_that_gguf_has_not_is_named(tmp_path: Path) -> None:
-    """A model that gguf has no names for is refused by name; an export says so and writes nothing."""
     config = transformers.ViTConfig(num_hidden_layers=1, hidden_size=32, num_attention_heads=2, intermediate_size=32)
     with pytest.raises(CannotExport, match=r"whose architecture gguf .* has names for, got 'vit'"):
         TensorNames(transformers.ViTModel(config))

@@ -1,12 +1,25 @@
-"""Lint: what a serving stack would do in silence is said in a line, and what is sound is not."""
+"""Lint: what a serving stack would do in silence is said in a line, and what is sound is not.
 
+Configurations have the names that vLLM and SGLang ask for: products of linears, and experts by SGLang's own names.
+
+SGLang isn't installed here: `sglang` below is its rule in the wheel 0.5.23 (should_ignore_layer, find_matched_target,
+and get_moe_scheme of its compressed-tensors), written anew. benchmarks/audit/engine_parsers.py runs its own code.
+"""
+
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from assay.configs import architectures
 from assay.precision.export import lint, lint_config, lint_scales, quantization_config
+from assay.precision.export.plan import also_asked_for
 from assay.precision.observation.sites import Site
+from tests.precision.exported import subject
+from tests.precision.test_export_experts import EXPERTS, experts, sparse
 from tests.precision.test_export_formats import chosen, many_layers
 
 SITES = many_layers()
@@ -19,7 +32,6 @@ def config(assignment: dict[str, str]) -> dict[str, Any]:
 
 
 def test_a_sound_assignment_has_no_warning() -> None:
-    """Fused linears alike, formats that the device has, groups as they are written: nothing to say."""
     assert lint(SOUND, SITES, "h200") == []
     assert lint_config(config(SOUND), SOUND, SITES) == []
     assert lint({}, SITES, "a100") == []
@@ -28,7 +40,6 @@ def test_a_sound_assignment_has_no_warning() -> None:
 @pytest.mark.parametrize("part", ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"])
 @pytest.mark.parametrize("other", ["w8a8", None])
 def test_fused_linears_that_disagree_are_found(part: str, other: str | None) -> None:
-    """One of q, k, v or of gate, up in another scheme, or left as it is, is one warning that names each."""
     assignment = dict(SOUND)
     name = next(
         name
@@ -45,7 +56,6 @@ def test_fused_linears_that_disagree_are_found(part: str, other: str | None) -> 
 
 
 def test_scales_that_fused_linears_would_share_are_found() -> None:
-    """Scales of the tensor that differ within a product are a warning; equal ones, and those of rows, are none."""
     names = [f"model.layers.4.self_attn.{part}_proj" for part in "qkv"]
 
     def scales(key: str, *values: float) -> dict[str, torch.Tensor]:
@@ -65,7 +75,6 @@ def test_scales_that_fused_linears_would_share_are_found() -> None:
 
 
 def test_formats_that_the_device_lacks_are_found() -> None:
-    """A scheme whose products the device has not is named with a site, and how many more."""
     (warning,) = lint(SOUND, SITES, "a100")
     assert warning == (
         "a100 has no fp8 products: fp8 runs in bf16, at model.layers.0.self_attn.q_proj and 47 more: not what was "
@@ -74,7 +83,6 @@ def test_formats_that_the_device_lacks_are_found() -> None:
 
 
 def test_a_device_without_microscaling_is_found() -> None:
-    """MX and NVFP4 products need a unit that takes their scales, which a B200 has; weights alone in them do not."""
     assignment = chosen(SITES, "mlp", "mxfp8", range(2))
     (warning,) = lint(assignment, SITES, "h200")
     assert warning.startswith("h200 has no scales in its products: mxfp8 runs in bf16, at ")
@@ -84,7 +92,6 @@ def test_a_device_without_microscaling_is_found() -> None:
 
 
 def test_a_tied_weight_is_named() -> None:
-    """A linear that shares the embedding's weight goes with it, and the warning names both."""
     sites = {**SITES, "lm_head": Site("lm_head", "linear", "linear", (64, 128), tied="model.embed_tokens")}
     (warning,) = lint({"model.embed_tokens": "w8a16"}, sites)
     assert warning.startswith("lm_head: shares its weight with model.embed_tokens")
@@ -101,7 +108,6 @@ def edited(**changes: Any) -> list[str]:
 
 
 def test_a_pattern_without_an_end_is_found() -> None:
-    """ "re:" matches the beginning: layers.1 without an end takes layers.10 and layers.11 too."""
     sites = many_layers()
     assignment = chosen(sites, "o_proj", "fp8", range(1, 2))
     content = quantization_config(assignment, sites).content
@@ -116,7 +122,6 @@ def test_a_pattern_without_an_end_is_found() -> None:
 
 
 def test_linears_that_no_group_matches_are_found() -> None:
-    """A pattern of another naming leaves every linear of its group unquantised, which engines don't tell."""
     found = edited(targets=[r"re:transformer\.h\.[0-9]+\.attn\.(q|k|v|o)_proj$"])
     silent = [warning for warning in found if "would silently stay as it is instead of fp8" in warning]
     assert len(silent) == 48
@@ -124,7 +129,6 @@ def test_linears_that_no_group_matches_are_found() -> None:
 
 
 def test_linears_that_are_targeted_and_ignored_are_found() -> None:
-    """An entry of ignore outdoes the group."""
     found = edited(ignore=["model.layers.3.self_attn.q_proj"])
     (warning,) = [warning for warning in found if "layers.3" in warning]
     assert (
@@ -133,7 +137,6 @@ def test_linears_that_are_targeted_and_ignored_are_found() -> None:
 
 
 def test_groups_that_overlap_or_sort_otherwise_are_found() -> None:
-    """A linear of two groups gets one of them, by an order that storing changes."""
     content = config(SOUND)
     content["config_groups"]["group_001"]["targets"].append("model.layers.0.self_attn.q_proj")
     found = lint_config(content, SOUND, SITES)
@@ -144,7 +147,6 @@ def test_groups_that_overlap_or_sort_otherwise_are_found() -> None:
 
 
 def test_a_class_as_target_is_understood() -> None:
-    """ "Linear" matches every linear and no embedding, as engines read it."""
     assignment = {name: "fp8" for name, site in SITES.items() if site.type == "linear"}
     content = config(assignment)
     content["config_groups"]["group_000"]["targets"] = ["Linear"]
@@ -152,3 +154,98 @@ def test_a_class_as_target_is_understood() -> None:
     del assignment["lm_head"]
     content["ignore"] = []
     assert [w.partition(":")[0] for w in lint_config(content, assignment, SITES)] == ["lm_head"]
+
+
+SCHEMES = {"fp8": 8, "w4a16-g64": 4}
+"""With the bits of their weights."""
+
+
+def sglang(content: dict[str, Any], name: str) -> int | None:
+    """Bits of the group of a linear, where SGLang's model tells no parts of products; None: it is left as it is.
+
+    Raises ValueError as SGLang does, where it is neither ignored nor in a group.
+    """
+
+    def means(target: str, name: str) -> bool:
+        return bool(re.match(target[3:], name)) if target.startswith("re:") else target == name
+
+    if any(means(target, name) or name.endswith(f".{target}") for target in content["ignore"]):
+        return None
+    for group in content["config_groups"].values():
+        if any(means(target, name) for target in group["targets"]):
+            return int(group["weights"]["num_bits"])
+    raise ValueError(f"Unable to find matching target for {name}")
+
+
+def written(made: Any, assignment: dict[str, str], out: Path) -> dict[str, Any]:
+    """The configuration of a checkpoint, which is the one that stands alone."""
+    made.export(assignment, out, ["compressed-tensors"], checkpoint=True)
+    content: dict[str, Any] = json.loads((out / "quantization_config.json").read_text())
+    assert json.loads((out / "checkpoint" / "config.json").read_text())["quantization_config"] == content
+    return content
+
+
+def test_products_are_found_without_their_parts(tmp_path: Path) -> None:
+    made = subject()
+    first = {name: "fp8" for name in made.weights("fp8") if "layers.0" in name}
+    content = written(made, {**first, "model.layers.1.mlp.down_proj": "w4a16-g64"}, tmp_path)
+    for product in ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"):
+        assert sglang(content, f"model.layers.0.{product}") == 8
+        assert sglang(content, f"model.layers.1.{product}") == (4 if product == "mlp.down_proj" else None)
+    for entry in (content["ignore"], content["config_groups"]["group_000"]["targets"]):
+        entry[:] = [target for target in entry if "qkv" not in target]
+    with pytest.raises(ValueError, match=r"Unable to find .*layers\.0\.self_attn\.qkv_proj"):
+        sglang(content, "model.layers.0.self_attn.qkv_proj")
+    with pytest.raises(ValueError, match=r"layers\.1\.self_attn\.qkv_proj"):
+        sglang(content, "model.layers.1.self_attn.qkv_proj")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("kind", EXPERTS)
+def test_experts_are_found_by_the_names_that_sglang_asks_for(kind: str, scheme: str, tmp_path: Path) -> None:
+    """Those of one layer have the scheme, those of the other stay, whatever the checkpoint calls their linears; their
+    names in it, which vLLM asks for, are there as well."""
+    made, (block, parts) = sparse(kind), EXPERTS[kind]
+    content = written(made, {name: s for name, s in experts(made, scheme).items() if "layers.0" in name}, tmp_path)
+    for part in {"gate_proj", "up_proj", "down_proj", *parts}:
+        assert sglang(content, f"model.layers.0.{block}.experts.0.{part}") == SCHEMES[scheme]
+        assert sglang(content, f"model.layers.1.{block}.experts.0.{part}") is None
+    assert sglang(content, f"model.layers.0.{block}.gate") is None
+    asked = also_asked_for(stored(kind))
+    assert not any(target.startswith("re:") for target in asked)
+    assert len(asked) == 2 * (6 if kind == "mixtral" else 3)
+    mapped = {f"language_model.{target}" for target in content["config_groups"]["group_000"]["targets"]}
+    assert {f"language_model.model.layers.0.{block}.experts.0.{part}" for part in parts} <= mapped
+    if kind == "mixtral":
+        for entry in (content["ignore"], content["config_groups"]["group_000"]["targets"]):
+            entry[:] = [target for target in entry if "gate_proj" not in target]
+        with pytest.raises(ValueError, match="Unable to find"):
+            sglang(content, f"model.layers.0.{block}.experts.0.gate_proj")
+
+
+def stored(kind: str) -> list[str]:
+    """The linears of every expert, as the checkpoint calls them."""
+    block, parts = EXPERTS[kind]
+    return [f"model.layers.{layer}.{block}.experts.{e}.{part}" for layer in (0, 1) for e in range(4) for part in parts]
+
+
+def test_only_whole_products_are_named() -> None:
+    assert architectures.asked_for(["a.q_proj", "a.k_proj"]) == []
+    assert architectures.asked_for(["a.experts.1.gate_proj", "a.experts.1.up_proj"]) == []
+    assert architectures.asked_for(["a.shared_experts.gate_proj", "a.shared_experts.up_proj"]) == [
+        "a.shared_experts.gate_up_proj"
+    ]
+    assert architectures.asked_for(["a.w1", "a.experts.3.w1", "a.experts.0.w1"]) == [
+        "a.experts.0.w1",
+        "a.experts.0.gate_proj",
+    ]
+
+
+def test_lint_takes_them_for_what_they_are() -> None:
+    made = subject()
+    assignment = made.weights("fp8")
+    content = quantization_config(assignment, made.sites).content
+    assert lint_config(content, assignment, made.sites) == []
+    content["config_groups"]["group_000"]["targets"].append("model.layers.7.self_attn.qkv_proj")
+    (line,) = lint_config(content, assignment, made.sites)
+    assert "'model.layers.7.self_attn.qkv_proj' matches no linear of the model" in line

@@ -1,4 +1,7 @@
-"""Tables of embeddings: predicted as measured, counted once, offered where they are loaded, exported as simulated."""
+"""Tables of embeddings: predicted as measured, counted once, offered where they are loaded, exported as simulated.
+
+What a checkpoint can hold: known beforehand, and left out with a note where that is asked for.
+"""
 
 import json
 from pathlib import Path
@@ -9,11 +12,12 @@ import torch
 from safetensors.torch import load_file
 
 from assay.precision.auditing import Audit, audit
-from assay.precision.export import export, load_checkpoint, unexportable, unstorable, verify_export, write_checkpoint
+from assay.precision.export import load_checkpoint, unexportable, unstorable, verify_export
 from assay.precision.export.configurations.mlx import layers_in
+from assay.precision.observation.qparams import QParams
 from assay.precision.schemes import SCHEMES
 from assay.precision.targets import engines
-from tests.precision.exported import IDS, Subject, logits, subject
+from tests.precision.exported import IDS, Subject, loaded, logits, subject
 from tests.precision.test_export_experts import sparse
 
 TABLE, FORMATS = "model.embed_tokens", ["w8a16", "w4a16-g32", "w4a16-g32-asym", "w3a16-g32"]
@@ -65,7 +69,6 @@ def test_menus_are_those_of_the_engine() -> None:
 
 
 def test_a_head_without_a_configuration_stays() -> None:
-    """SGLang makes Mixtral's head as it is, and Qwen3-MoE's as its group says."""
     for kind, menu in (("mixtral", ()), ("qwen", ("w8a16",))):
         made = sparse(kind)
         found = audit(made.model, [{"input_ids": IDS}], formats=["w8a16", "fp8-block"], target="sglang@h200")
@@ -78,7 +81,7 @@ def test_a_table_is_loaded_as_simulated(scheme: str, tmp_path: Path) -> None:
     """Packed as vLLM reads it, named and by its class; transformers reads back the stored weight, and computes what was
     simulated."""
     made, assignment = subject(), {TABLE: scheme, "model.layers.0.self_attn.o_proj": "w8a16", "lm_head": "w8a16"}
-    written = write_checkpoint(made.model, assignment, tmp_path / "out", sites=made.sites, fits=made.fits)
+    written = made.checkpoint(assignment, tmp_path / "out")
     assert written.held == assignment
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     assert {key.removeprefix(f"{TABLE}.") for key in tensors if TABLE in key} == {
@@ -106,21 +109,17 @@ def test_a_table_is_loaded_as_simulated(scheme: str, tmp_path: Path) -> None:
     ],
 )
 def test_what_no_engine_loads_stays_and_is_noted(kind: str, scheme: str, reason: str, tmp_path: Path) -> None:
-    """Other schemes, a table that is the head too, and models whose table isn't told its configuration."""
     made = {"llama": subject, "tied": lambda: Subject(tie_word_embeddings=True), "mixtral": lambda: sparse("mixtral")}[
         kind
     ]()
     chosen = {TABLE: scheme, "model.layers.0.self_attn.o_proj": "fp8"}
-    done = export(
-        made.model, chosen, tmp_path / "out", ["compressed-tensors"], sites=made.sites, fits=made.fits, checkpoint=True
-    )
+    done = made.export(chosen, tmp_path / "out", ["compressed-tensors"], checkpoint=True)
     assert all(part.held == {"model.layers.0.self_attn.o_proj": "fp8"} for part in done.parts)
     assert any(f"{scheme} at {TABLE}: {reason}" in note for note in done.notes)
     assert [each.wrong for each in verify_export(tmp_path / "out")] == [(), ()]
 
 
 def test_tables_are_left_from_the_start_where_an_export_has_none() -> None:
-    """Without an engine, and beside formats that hold none, a table is among what stays; for vLLM's checkpoint not."""
     made = subject()
     assert unexportable(made.model, made.sites, [], True) == [TABLE]
     assert unexportable(made.model, made.sites, ["compressed-tensors"], True, "vllm@h200") == []
@@ -130,9 +129,35 @@ def test_tables_are_left_from_the_start_where_an_export_has_none() -> None:
 
 
 def test_mlx_and_the_record_hold_tables(tmp_path: Path) -> None:
-    """mlx_lm's predicate has parameters for the table, tied or not, and the export is read again with it."""
     for tied in (False, True):
         made, out = Subject(tie_word_embeddings=tied, num_hidden_layers=1), tmp_path / str(tied)
-        export(made.model, {TABLE: "w4a16-g32-asym"}, out, ["mlx"], sites=made.sites, fits=made.fits)
+        made.export({TABLE: "w4a16-g32-asym"}, out, ["mlx"])
         assert layers_in((out / "mlx_convert.py").read_text())[TABLE] == {"group_size": 32, "bits": 4, "mode": "affine"}
         assert [each.wrong for each in verify_export(out)] == [()]
+
+
+LAYER = "model.layers.{}.{}"
+
+
+def test_what_can_not_be_stored_may_stay_as_it_is(tmp_path: Path) -> None:
+    """Partial: a linear without a place for its factors, and one that engines run with it, are left out with a note;
+    the others are stored, and what is loaded equals what is said to be held."""
+    o_proj, query, key = (LAYER.format(0, f"self_attn.{part}_proj") for part in "oqk")
+    assignment = subject().weights("fp8") | {o_proj: "w8a8-smooth", query: "e5m2"}
+    made = subject()
+    written = made.checkpoint(assignment, tmp_path / "out", partial=True)
+    assert assignment.keys() - written.held.keys() == {o_proj, query, key, LAYER.format(0, "self_attn.v_proj")}
+    text = "\n".join(written.notes)
+    assert f"w8a8-smooth at {o_proj}: stays as it is in the checkpoint: 2 query heads share a value head" in text
+    assert f"e5m2 at {query}: stays as it is in the checkpoint: compressed-tensors has no float8_e5m2" in text
+    assert f"it is run as one with {query}" in text
+    stored = torch.nn.Module.float(loaded(tmp_path / "out"))
+    assert torch.equal(logits(stored, {}, QParams({}), {}), made.simulated(written.held))
+
+
+def test_a_tied_table_and_head_are_told_beforehand() -> None:
+    assert unstorable(subject().model, subject().sites) == {}
+    tied = Subject(tie_word_embeddings=True)
+    found = unstorable(tied.model, tied.sites)
+    assert list(found) == ["model.embed_tokens", "lm_head"]
+    assert all("shares its weight with" in reason for reason in found.values())

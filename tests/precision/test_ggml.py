@@ -31,7 +31,7 @@ def normal(rows: int = 8, seed: int = 3) -> Tensor:
 def weights() -> list[Tensor]:
     """Values of many kinds: normal, wide, one-sided, powers of two, with blocks of zeros, tiny."""
     draw = torch.Generator().manual_seed(4)
-    x = normal()
+    x = normal(3)
     holed = x.clone()
     holed[::3] = 0.0
     holed[1, :256] = 0.0

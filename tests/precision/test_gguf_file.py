@@ -66,7 +66,6 @@ def apart(values: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def test_what_gguf_reads_gives_the_simulated_logits(tmp_path: Path) -> None:
-    """Dequantised by gguf and put into the model, the file's tensors give the simulated logits in every bit."""
     made, _ = stdlib()
     assignment = mostly("q4_k", "iq4_nl") | {"lm_head": "q8_0"}
     del assignment["model.layers.2.mlp.up_proj"]
@@ -88,7 +87,6 @@ def test_what_gguf_reads_gives_the_simulated_logits(tmp_path: Path) -> None:
 
 
 def test_the_bytes_are_those_that_the_export_tells(tmp_path: Path) -> None:
-    """Tensors have the types of the tensor-type file and together the bytes that the commands tell."""
     made, _ = stdlib()
     assignment = mostly("q4_k", "q5_0")
     written = write_gguf(made.model, assignment, tmp_path / "model.gguf", sites=sites(), fits=made.fits)
@@ -170,7 +168,6 @@ def test_llama_cpp_runs_the_model_that_was_written(kind: str, tmp_path: Path) ->
 
 
 def test_what_the_file_has_no_place_for_is_refused(tmp_path: Path) -> None:
-    """Other architectures, scaled RoPE, a window, and a file that is there already: each is named; nothing is left."""
     made, _ = stdlib()
     given = {"sites": sites(), "fits": made.fits}
     (tmp_path / "mine.gguf").write_text("mine")

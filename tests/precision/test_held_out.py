@@ -41,13 +41,11 @@ def test_what_is_reported_is_measured_on_the_held_out_sequences(found: Audit) ->
     assert chosen.measured.low < chosen.measured < chosen.measured.high
 
 
-def test_the_held_out_sequences_change_no_choice() -> None:
-    chosen = []
-    for scale in (1.0, 1000.0):
-        model, batches = made()
-        found = audit(model, batches, "relative", FORMATS, check=[scale * each for each in held_out()])
-        chosen.append((dict(found.recommend(max_bytes=7776.0)), found.contribution("head", "fp8")))
-    assert chosen[0] == chosen[1]
+def test_the_held_out_sequences_change_no_choice(found: Audit) -> None:
+    model, batches = made()
+    other = audit(model, batches, "relative", FORMATS, check=[1000.0 * each for each in held_out()])
+    one, two = ((dict(each.recommend(max_bytes=7776.0)), each.contribution("head", "fp8")) for each in (found, other))
+    assert one == two
 
 
 def test_a_budget_of_the_error_is_kept_where_nobody_looked(found: Audit) -> None:
@@ -116,7 +114,7 @@ def test_what_nobody_measured_has_nothing_beside_it(found: Audit) -> None:
 @pytest.mark.parametrize(("sequences", "held"), [(64, 16), (24, 8), (8, 4), (3, 1), (1, 0)])
 def test_a_share_of_the_text_is_held_out(sequences: int, held: int) -> None:
     loaded = load("stdlib-llama")
-    text = Path(__file__).parents[2] / "configs" / "models" / "held-out.txt"
+    text = (Path(__file__).parents[2] / "configs" / "models" / "held-out.txt").read_text()[:20_000]
     batches, check = loaded.parts(text, sequence=32, sequences=sequences)
     parts = [[tuple(row) for batch in part or () for row in batch["input_ids"].tolist()] for part in (batches, check)]
     assert [len(part) for part in parts] == [sequences - held, held]

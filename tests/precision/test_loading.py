@@ -1,27 +1,34 @@
-"""Loading a model to audit: a bundled one, a directory, a factory, an exported program."""
+"""Loading a model to audit: a bundled one, a directory, a factory, an exported program.
+
+A directory that can't be loaded says what is wrong in it, in one line.
+
+Texts as batches of tokens.
+"""
 
 import json
 import os
 import pickle
+import shutil
 import sys
 import zipfile
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from assay.precision.errors import BadModel, UnknownModel, UntrustedModel
-from assay.precision.loading import bundled, load
-from tests.precision.tiny_models import SIZES, TEXT, refusal, text_refusal
+from assay.precision.loading import batches_of, bundled, load
+from assay.runtime.errors import AssayError, NotInstalled
+from tests.precision.tiny_models import SIZES, TEXT, edit_json, edit_weights, refusal, text_refusal
 
 
 @pytest.mark.parametrize("name", ["stdlib-llama", "stdlib-mixtral"])
 def test_a_bundled_model_predicts_text_that_it_was_not_trained_on(name: str) -> None:
-    """The stored weights, tokenizer and held-out text belong together: the loss is the one that was recorded."""
     loaded = load(name)
     home = bundled()[name]
     recorded = json.loads((home / "training.json").read_text())["held_out_nats_per_byte"]
@@ -41,7 +48,6 @@ def test_a_bundled_model_predicts_text_that_it_was_not_trained_on(name: str) -> 
      ("masked", "encoder"), ("classifier", "classifier")],
 )  # fmt: skip
 def test_a_directory_is_loaded_by_its_architecture(stored: Callable[[str], Path], model: str, kind: str) -> None:
-    """Every kind of model comes back in eval mode and in float32, with the values that were stored in bfloat16."""
     loaded = load(stored(model))
     assert (loaded.kind, loaded.name, loaded.path) == (kind, model, stored(model))
     assert not loaded.model.training
@@ -53,21 +59,18 @@ def test_a_directory_is_loaded_by_its_architecture(stored: Callable[[str], Path]
 
 
 def test_an_architecture_without_fused_attention_is_loaded_with_its_own(tmp_path: Path) -> None:
-    """Gemma 2 caps its scores, which scaled_dot_product_attention can't: its attention is the eager one."""
     sizes = SIZES | {"num_hidden_layers": 1, "num_key_value_heads": 1, "head_dim": 16}
     transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**sizes)).save_pretrained(tmp_path)
     assert load(tmp_path).model.config._attn_implementation == "eager"
 
 
 def test_float64_is_a_choice(stored: Callable[[str], Path]) -> None:
-    """The same weights can be held in float64, for a reference."""
     single, double = load(stored("llama")).model, load(stored("llama"), dtype=torch.float64).model
     pairs = zip(single.parameters(), double.parameters(), strict=True)
     assert all(b.dtype == torch.float64 and torch.equal(a.double(), b) for a, b in pairs)
 
 
 def test_a_sharded_model_is_the_same_model(stored: Callable[[str], Path], tmp_path: Path) -> None:
-    """Shards and an index give the weights that one file gives."""
     whole = load(stored("mixtral"))
     whole.model.bfloat16().save_pretrained(tmp_path / "shards", max_shard_size="20KB")
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
@@ -90,12 +93,10 @@ def test_a_sharded_model_is_the_same_model(stored: Callable[[str], Path], tmp_pa
     ],
 )
 def test_an_unknown_model_is_answered_with_what_there_is(target: str, says: str) -> None:
-    """A name that stands for nothing says what may be given instead."""
     assert says in refusal(target, UnknownModel)
 
 
 def test_a_factory_gives_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A function of a module in the current folder is called; what it gives is put in eval mode and float32."""
     (tmp_path / "users_models.py").write_text(
         "import torch\n"
         "def right(): return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout()).half()\n"
@@ -131,7 +132,6 @@ def exported(tmp_path: Path) -> Path:
 
 
 def test_an_exported_program_is_loaded_from_its_file_and_as_an_object(exported: Path) -> None:
-    """Both compute what the program computes."""
     program = torch.export.load(exported)
     x = torch.randn(2, 8)
     for target in (str(exported), program):
@@ -141,13 +141,11 @@ def test_an_exported_program_is_loaded_from_its_file_and_as_an_object(exported: 
 
 
 def test_a_cut_off_exported_program_is_refused(exported: Path) -> None:
-    """Half a file says that it is one."""
     exported.write_bytes(exported.read_bytes()[:1000])
     assert "is no .pt2 file, or is cut off" in refusal(exported, BadModel)
 
 
 def test_an_exported_program_without_products_is_refused() -> None:
-    """A graph that multiplies no matrices has nothing to audit."""
     program = torch.export.export(torch.nn.ReLU(), (torch.zeros(2),))
     assert "without linear, convolutional or recurrent layers" in refusal(program, BadModel)
 
@@ -172,7 +170,6 @@ def with_entry(archive: Path, entry: str, content: bytes) -> None:
 
 
 def test_code_in_an_exported_program_is_run_only_on_trust(exported: Path, tmp_path: Path) -> None:
-    """A pickle that runs code, where torch.export keeps the example inputs, is refused before it does."""
     hit = tmp_path / "hit"
     torch.save(Touch(hit), tmp_path / "pickled")
     with_entry(exported, "network/data/sample_inputs/model.pt", (tmp_path / "pickled").read_bytes())
@@ -183,14 +180,12 @@ def test_code_in_an_exported_program_is_run_only_on_trust(exported: Path, tmp_pa
 
 
 def test_pickled_objects_in_an_exported_program_need_trust(exported: Path) -> None:
-    """Entries that torch.export reads with the plain unpickler are refused by their names."""
     with_entry(exported, "network/data/constants/opaque_obj_0", pickle.dumps(Touch(exported)))
     assert "holds a pickle (network/data/constants/opaque_obj_0)" in refusal(exported, UntrustedModel)
     assert load(exported, trust=True).kind == "exported"  # which no constant refers to
 
 
 def test_pickles_need_trust(llama: Path, tmp_path: Path) -> None:
-    """Weights or modules in a pickle are read only when the caller allows it."""
     expected = load(llama).model.state_dict()
     torch.save(load_file(llama / "model.safetensors"), llama / "pytorch_model.bin")
     (llama / "model.safetensors").unlink()
@@ -203,3 +198,173 @@ def test_pickles_need_trust(llama: Path, tmp_path: Path) -> None:
     assert torch.equal(load(tmp_path / "network.pt", trust=True).model.weight, network.weight)
     torch.save(network.state_dict(), tmp_path / "weights.pth")
     assert "holds a dict of 2 entries" in refusal(tmp_path / "weights.pth", BadModel, trust=True)
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
+def test_remote_code_needs_trust(llama: Path, file: str) -> None:
+    edit_json(llama / file, auto_map={"AutoModelForCausalLM": "modeling.Own"})
+    assert f"{file} asks for code that comes with the model (auto_map)" in refusal(llama, UntrustedModel)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"quantization_config": {"quant_method": "fp8"}}, "is quantised already"),
+        ({"architectures": None}, "names no architecture"),
+        ({"architectures": ["T5ForConditionalGeneration"]}, "is a T5ForConditionalGeneration; expected a causal"),
+        ({"model_type": "nonesuch"}, "can't be loaded by transformers"),
+        ({"hidden_size": "wide"}, "hidden_size"),
+        ({"num_hidden_layers": 3}, "lacks model.layers.2.input_layernorm.weight and 8 more"),
+        ({"num_hidden_layers": 1}, "has more than config.json describes: model.layers.1.input_layernorm.weight and 8"),
+        ({"intermediate_size": 64}, "mlp.down_proj.weight is (32, 48), by config.json (32, 64) and 5 more"),
+    ],
+)
+def test_a_configuration_that_fits_not_is_refused(llama: Path, changes: dict[str, Any], says: str) -> None:
+    edit_json(llama / "config.json", **changes)
+    assert says in refusal(llama, BadModel)
+
+
+def test_a_missing_expert_is_named_as_it_is_stored(stored: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(stored("mixtral"), tmp_path / "mixtral")
+    gone = "model.layers.0.block_sparse_moe.experts.2.w1.weight"
+    edit_weights(folder, lambda weights: weights.pop(gone))
+    assert f"weights of an expert are missing: {gone}" in refusal(folder, BadModel)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        ("config.json", None, "has no config.json"),
+        ("config.json", b"{", "can't be read as JSON"),
+        ("config.json", b"[]", "holds a list; expected a JSON object"),
+        ("model.safetensors", None, "has no weights; expected model.safetensors"),
+        ("model.safetensors", b"not weights", "is no safetensors file, or is cut off"),
+        ("tokenizer.json", b"{}", "its tokenizer can't be loaded"),
+    ],
+)
+def test_a_damaged_file_is_named(llama: Path, file: str, content: bytes | None, says: str) -> None:
+    if content is None:
+        (llama / file).unlink()
+    else:
+        (llama / file).write_bytes(content)
+    assert says in refusal(llama, BadModel)
+
+
+def test_cut_off_weights_are_refused(llama: Path) -> None:
+    whole = (llama / "model.safetensors").read_bytes()
+    (llama / "model.safetensors").write_bytes(whole[:-100])
+    assert f"{llama / 'model.safetensors'} is no safetensors file, or is cut off" in refusal(llama, BadModel)
+
+
+def test_weights_that_are_not_finite_are_counted(llama: Path) -> None:
+
+    def spoil(weights: dict[str, torch.Tensor]) -> None:
+        weights["model.layers.1.mlp.up_proj.weight"][0, :3] = torch.nan
+        weights["model.layers.1.mlp.up_proj.weight"][1, 0] = -torch.inf
+        weights["model.norm.weight"][0] = torch.inf
+
+    edit_weights(llama, spoil)
+    said = refusal(llama, BadModel)
+    assert "model.layers.1.mlp.up_proj.weight holds 3 NaN and 1 infinite among 1536 values" in said
+    assert "1 more" in said
+
+
+def test_a_file_of_a_model_points_to_its_directory(llama: Path) -> None:
+    assert f"give the directory that it stands in: {llama}" in refusal(llama / "model.safetensors", UnknownModel)
+    (llama / "notes.txt").write_text("x")
+    assert "is no model file" in refusal(llama / "notes.txt", UnknownModel)
+
+
+def test_without_transformers_the_extra_is_named(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert "pip install 'kernel-assay[audit]'" in refusal(llama, NotInstalled)
+
+
+def test_loading_is_silent(llama: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    edit_weights(llama, lambda weights: weights.pop("lm_head.weight"))
+    refusal(llama, BadModel)
+    load("stdlib-llama")
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "")
+
+
+def test_damaged_shards_are_named(stored: Callable[[str], Path], tmp_path: Path) -> None:
+    load(stored("llama")).model.save_pretrained(tmp_path, max_shard_size="20KB")
+    first, second = sorted(tmp_path.glob("*.safetensors"))[:2]
+    weights = load_file(first)
+    gone = sorted(weights)[0]
+    save_file({name: value for name, value in weights.items() if name != gone}, first, metadata={"format": "pt"})
+    assert f"{first.name} lacks {gone}, which model.safetensors.index.json" in refusal(tmp_path, BadModel)
+    second.unlink()
+    first.unlink()
+    assert f"lacks {first.name}" in refusal(tmp_path, BadModel)
+
+
+def test_a_text_is_cut_into_equal_disjoint_sequences_over_its_whole_length() -> None:
+    tokenizer = load("stdlib-llama").tokenizer
+    batches = batches_of(TEXT, tokenizer, sequence=32, sequences=11, batch=4)
+    assert [tuple(batch["input_ids"].shape) for batch in batches] == [(4, 32), (4, 32), (3, 32)]
+    rows = torch.cat([batch["input_ids"] for batch in batches]).tolist()
+    assert all(bool(batch["attention_mask"].all()) for batch in batches)
+    starts = [TEXT.index(bytes(row).decode()) for row in rows]
+    assert (starts[0], starts[-1]) == (0, len(TEXT) - 32)
+    gaps = [after - before for before, after in pairwise(starts)]
+    assert min(gaps) >= 32
+    assert max(gaps) - min(gaps) <= 1
+
+
+def test_a_bundled_tokenizer_gives_each_byte_its_value() -> None:
+    text = "\x00\tdéjà vu, 日本語 Ā\r\n\n"
+    tokenizer = load("stdlib-mixtral").tokenizer
+    (batch,) = batches_of(text, tokenizer)
+    assert bytes(batch["input_ids"][0].tolist()) == text.encode()
+    assert tokenizer.decode(batch["input_ids"][0]) == text
+
+
+def test_a_short_text_is_used_as_it_is() -> None:
+    loaded = load("stdlib-llama")
+    assert [batch["input_ids"].tolist() for batch in loaded.batches("ab")] == [[[97, 98]]]
+    assert [batch["input_ids"].shape for batch in loaded.batches(TEXT[:300])] == [(1, 256)]
+    assert "gives 1 token;" in text_refusal(loaded, "a")
+
+
+def test_lines_are_padded_and_masked() -> None:
+    (batch,) = batches_of("one\n\nthree\n", load("stdlib-llama").tokenizer, sequence=4, lines=True)
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
+    assert bytes(batch["input_ids"][1].tolist()) == b"thre"
+
+
+def test_special_tokens_stand_around_every_sequence(stored: Callable[[str], Path]) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = load(stored("bert")).tokenizer
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="! $A ?", special_tokens=[("!", ord("!")), ("?", ord("?"))]
+    )
+    (batch,) = batches_of("abcdefgh", tokenizer, sequence=5)
+    assert [bytes(row) for row in batch["input_ids"].tolist()] == [b"!abc?", b"!fgh?"]
+
+
+def test_a_text_that_gives_nothing_is_refused(tmp_path: Path) -> None:
+    loaded = load("stdlib-llama")
+    empty, binary = tmp_path / "empty.txt", tmp_path / "binary.txt"
+    empty.write_text(" \n")
+    binary.write_bytes(b"abc\xff")
+    assert "the text is empty" in text_refusal(loaded, "")
+    assert f"{empty} is empty" in text_refusal(loaded, empty)
+    assert "(byte 0xff at 3)" in text_refusal(loaded, binary)
+    assert f"{tmp_path} can't be read" in text_refusal(loaded, tmp_path)
+    assert "No such file" in text_refusal(loaded, tmp_path / "none.txt")
+    assert "give Path(" in text_refusal(loaded, str(binary))
+    assert "at most 256 tokens, got sequence=512" in text_refusal(loaded, TEXT, sequence=512)
+    with pytest.raises(AssayError, match="sequence=1; expected at least 2"):
+        loaded.batches(TEXT, sequence=1)
+
+
+def test_another_models_tokenizer_is_refused(llama: Path) -> None:
+    edit_json(llama / "config.json", vocab_size=100)
+    names = ("lm_head.weight", "model.embed_tokens.weight")
+    edit_weights(llama, lambda weights: weights.update({name: weights[name][:100].clone() for name in names}))
+    loaded = load(llama)
+    assert loaded.batches("123")
+    assert "gives token 'z' the id 122, but the model has 100 ids" in text_refusal(loaded, "xyz")

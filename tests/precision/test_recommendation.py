@@ -134,11 +134,10 @@ def test_figures_that_differ_are_told_apart(audited: Audit) -> None:
     assert f"{format_bytes(least, 6)} where max_bytes asks for at most {format_bytes(least - 0.5, 6)}" in found.why
 
 
-def test_a_prediction_that_was_off_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prediction_that_was_off_is_told(audited: Audit, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing that is predicted to keep the error does so when measured, the measured error is told, after a
     bounded number of measurements, with a prediction from all that was learnt of them."""
-    off, runs = audit(*made(), "relative", FORMATS), itertools.count()
-    off.calibrate(8)
+    off, runs = copy.copy(audited), itertools.count()
     monkeypatch.setattr(off, "trial", lambda assignment: 0.5 if next(runs) >= 0 else 0.0)
     found = off.recommend(max_error=0.01)
     assert not found.met
@@ -149,8 +148,7 @@ def test_a_prediction_that_was_off_is_told(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("budget", [{"max_bytes": 7776.0}, {"max_error": 0.01}])
 def test_what_is_predicted_far_too_small_is_found_by_measuring(audited: Audit, budget: dict[str, float]) -> None:
-    honest, fooled = audited.recommend(**budget), audit(*made(), "relative", FORMATS)
-    fooled.calibrate(8)
+    honest, fooled = audited.recommend(**budget), copy.copy(audited)
     one = {"layers.1.proj": "w4a16-g32"}
     for _ in range(3):
         fooled.predictor = fooled.predictor.corrected(one, fooled.predictor.uncalibrated(one)[0] / 10**0.5)
@@ -161,9 +159,8 @@ def test_what_is_predicted_far_too_small_is_found_by_measuring(audited: Audit, b
     assert fooled.predict(one).error == pytest.approx(fooled.measure(one), rel=0.05)
 
 
-def test_a_scheme_that_breaks_the_model_is_no_option() -> None:
-    broken = audit(*made(), "relative", FORMATS)
-    broken.calibrate(8)
+def test_a_scheme_that_breaks_the_model_is_no_option(audited: Audit) -> None:
+    broken = copy.copy(audited)
     least = min(broken.menu("head"), key=lambda scheme: broken.cost({"head": scheme}).bytes)
     assert broken.recommend(max_bytes=1.0)["head"] == least
     broken.predictor = broken.predictor.corrected({"head": least}, math.inf)
@@ -207,7 +204,6 @@ def test_an_assignment_without_figures_is_printed() -> None:
     ],
 )
 def test_amounts(words: str, value: str) -> None:
-    """Three digits unless more are asked for, in the unit that suits the rounded value."""
     assert words == value
 
 

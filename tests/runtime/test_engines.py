@@ -1,10 +1,6 @@
 """Engines run whatever comes as a list; a crash of one task costs that one."""
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from assay.runtime.engines import Engine, engine_named, run_retried
 from assay.runtime.pool import Raised
@@ -14,25 +10,20 @@ from tests.runtime.isolated_tasks import behave
 WORDS = ["one", "exit", "complain", "sleep 1 after asking for 30", "two"]
 
 
-@pytest.mark.parametrize("name", ["local", pytest.param("ray", marks=pytest.mark.slow)])
-def test_engines_answer_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On this machine or in a cluster: every item has an answer, and a list that is empty has none."""
-    if name == "ray":
-        pytest.importorskip("ray")
-        root = str(Path(__file__).resolve().parents[2])
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join((root, os.environ.get("PYTHONPATH", ""))))  # for its workers
-    with engine_named(name, 1, preload="json", timeout=20.0) as engine:
-        answers = answered(engine)
-        assert list(engine.run(behave, [])) == []
-    assert [answers[place] for place in (0, 3, 4)] == [WORDS[place] for place in (0, 3, 4)]
+def answers_to_words(engine: Engine) -> None:
+    """Check that every item has an answer, and that an empty list has none."""
+    answers = dict(engine.run(behave, WORDS))
+    assert list(engine.run(behave, [])) == []
+    assert [answers[index] for index in (0, 3, 4)] == [WORDS[index] for index in (0, 3, 4)]
     assert isinstance(answers[1], Lost)
     assert answers[1].kind == "crash"
     assert answers[2] == Raised("mend this", True, "")
 
 
-def answered(engine: Engine) -> dict[int, object]:
-    """The answers by the places of the words."""
-    return dict(engine.run(behave, WORDS))
+def test_a_pool_answers_words() -> None:
+    """Ray's answers are tested by `test_a_cluster_gives_the_same_verdicts`, on the one cluster that tests start."""
+    with engine_named("local", 1, preload="json", timeout=20.0) as engine:
+        answers_to_words(engine)
 
 
 class LosesOnce:
@@ -48,7 +39,6 @@ class LosesOnce:
 
 
 def test_what_was_lost_is_done_once_more() -> None:
-    """After the others, unless the loss was its own fault; lost twice, it stays lost."""
     engine = LosesOnce()
     items = ["guilty", "unlucky", "fine", "hopeless"]
     retried = run_retried(engine, behave, items, again=lambda lost: lost.message != "guilty")  # type: ignore[arg-type]

@@ -53,7 +53,6 @@ def _as_before() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_setting_is_seen_put_back_and_named(name: str) -> None:
-    """Whatever is left changed of the environment is told by its name, and is as before afterwards."""
     before = environment()
     with in_environment(before) as left:
         next(setting for setting in SETTINGS if setting.name == name).write(OTHERS[name])
@@ -62,7 +61,6 @@ def test_a_setting_is_seen_put_back_and_named(name: str) -> None:
 
 
 def test_nothing_changed_is_nothing_told() -> None:
-    """A block that changes nothing leaves nothing to tell."""
     with in_environment(environment()) as left:
         torch.ones(3).sum()
     assert left == []
@@ -70,7 +68,6 @@ def test_nothing_changed_is_nothing_told() -> None:
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_the_standard_environment_undoes_a_setting_for_its_length(name: str) -> None:
-    """Inside, a setting has its default where there is one; after it, it is what the caller made it."""
     place = [setting.name for setting in SETTINGS].index(name)
     SETTINGS[place].write(OTHERS[name])
     with standard_environment():
@@ -79,7 +76,6 @@ def test_the_standard_environment_undoes_a_setting_for_its_length(name: str) -> 
 
 
 def test_a_golden_of_subnormals_is_right_under_flush_to_zero() -> None:
-    """Flush-to-zero, a setting of the caller's thread, doesn't make zero of a subnormal number in a golden."""
     tensors = torch.tensor([[1e-40]]), torch.tensor([[1.0]])
     plain = evaluate("gemm", *tensors)
     put((True, *environment()[1:]))
@@ -94,7 +90,6 @@ def _softmax(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_an_examination_under_flush_to_zero_judges_by_the_right_goldens() -> None:
-    """A kernel that flushes because its caller's processor does breaks a contract that keeps subnormals."""
     torch.set_num_threads(1)  # the flag is a thread's own
     put((True, *environment()[1:]))
     flushing = examine(torch.rsqrt, "rsqrt", dtype="float32", effort="quick", examples=20, shrinking=False, strict=True)
@@ -118,7 +113,6 @@ def test_a_repro_line_says_and_restores_the_environment() -> None:
 
 @pytest.mark.parametrize("name", [name for name in OTHERS if name in _DEFAULTS])
 def test_what_is_not_standard_survives_json(name: str) -> None:
-    """What is said of an environment as JSON gives that environment back."""
     put(tuple(OTHERS[name] if setting.name == name else setting.standard for setting in SETTINGS))
     said = json.loads(json.dumps(changes()))
     assert set(said) == {name}
@@ -130,18 +124,17 @@ def test_what_is_not_standard_survives_json(name: str) -> None:
     [({"flush": True}, "unknown numeric setting 'flush'"), ({"torch's default dtype": "float31"}, "got 'float31'")],
 )
 def test_an_environment_that_is_none_is_refused(said: dict[str, Any], words: str) -> None:
-    """A name or a value that no setting has is told."""
     with pytest.raises(SettingError, match=words):
         with_changes(said)
 
 
-@pytest.mark.parametrize("isolate", [False, True])
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "words", "isolate"),
     [
-        (lambda: torch.set_default_dtype(torch.float64), "torch's default dtype at torch.float64"),
-        (lambda: torch.set_flush_denormal(True), "flush-to-zero"),
-        (lambda: np.seterr(all="raise"), "numpy's error state"),
+        (lambda: torch.set_default_dtype(torch.float64), "torch's default dtype at torch.float64", False),
+        (lambda: torch.set_flush_denormal(True), "flush-to-zero", False),
+        (lambda: np.seterr(all="raise"), "numpy's error state", False),
+        (lambda: torch.set_default_dtype(torch.float64), "torch's default dtype at torch.float64", True),
     ],
 )
 def test_what_a_kernel_leaves_changed_is_told_in_words(change: Callable[[], Any], words: str, isolate: bool) -> None:
@@ -177,7 +170,6 @@ def test_a_stochastic_kernel_is_judged_by_the_seed_alone() -> None:
 
 
 def test_an_examination_draws_nothing_from_the_callers_generators() -> None:
-    """What the caller draws after an examination is what would have come without one."""
     drawn = []
     for examined in (False, True):
         seed_generators(5)

@@ -9,7 +9,6 @@ from assay.runtime.files import write_bytes_atomically, write_text_atomically
 
 
 def test_a_file_is_replaced_and_its_folders_are_made(tmp_path: Path) -> None:
-    """What was there gives way to the new content, which everybody may read; nothing else stays in the folder."""
     path = tmp_path / "some" / "folder" / "file.txt"
     for text in ("before", "nach Maß"):
         assert write_text_atomically(path, text) == path
@@ -19,8 +18,6 @@ def test_a_file_is_replaced_and_its_folders_are_made(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written_leaves_the_former_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that is full at the last moment costs the new content only, and no temporary file stays."""
-
     def is_full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 

@@ -26,7 +26,6 @@ def _printed(closed: str = "") -> str:
 
 
 def test_only_the_lines_that_are_named_are_kept_out_of_the_output() -> None:
-    """What else is printed meanwhile follows, what is printed before and afterwards stays."""
     lines = _printed().splitlines()
     assert lines[0] == "before"
     assert sorted(lines[1:3]) == ["a result", "of another thread"]
@@ -34,5 +33,4 @@ def test_only_the_lines_that_are_named_are_kept_out_of_the_output() -> None:
 
 
 def test_a_closed_output_is_no_fault() -> None:
-    """Without a standard output nothing waits and nothing fails."""
     assert "last" not in _printed("c.fflush(None); os.close(1)")

@@ -12,7 +12,6 @@ from tests.runtime.isolated_tasks import behave
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_every_item_is_answered(count: int) -> None:
-    """A worker that dies or raises costs its own item only."""
     words = ["one", "abort", "two", "exit", "complain", "stumble", "three"]
     with Pool(count, preload="json", timeout=30) as pool:
         answers = dict(pool.run(behave, words))
@@ -26,7 +25,6 @@ def test_every_item_is_answered(count: int) -> None:
 
 
 def test_what_never_comes_back_is_ended() -> None:
-    """A task that can't be interrupted is given up after the timeout, and the next one is done."""
     with Pool(1, preload="json", timeout=1) as pool:
         started = time.monotonic()
         answers = dict(pool.run(behave, ["hang", "one"]))
@@ -37,7 +35,6 @@ def test_what_never_comes_back_is_ended() -> None:
 
 
 def test_a_task_may_restate_its_deadline() -> None:
-    """It has the time that it asks for, more or less than the timeout, and no longer."""
     words = ["sleep 2.5 after asking for 30", "sleep 30 after asking for 0.5"]
     with Pool(1, preload="json", timeout=1) as pool:
         answers = dict(pool.run(behave, words))
@@ -46,7 +43,6 @@ def test_a_task_may_restate_its_deadline() -> None:
 
 
 def test_a_run_that_is_given_up_leaves_nothing_to_the_next() -> None:
-    """What was under way then is never answered."""
     with Pool(1, preload="json") as pool:
         for _ in pool.run(behave, ["one", "hang"]):
             break
@@ -54,13 +50,11 @@ def test_a_run_that_is_given_up_leaves_nothing_to_the_next() -> None:
 
 
 def test_nothing_is_begun_when_the_time_is_up() -> None:
-    """Items that weren't begun have no answer."""
     with Pool(1, preload="json") as pool:
         assert list(pool.run(behave, ["one"], until=time.monotonic())) == []
 
 
 def test_a_worker_that_never_gets_ready_is_given_the_time_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Importing may take longer than a task's timeout, and the message says how long it was waited."""
     monkeypatch.setattr(process, "_START", 2.0)
     with Pool(1, preload="tests.runtime.isolated_slow_start", timeout=0.5) as pool:
         started = time.monotonic()

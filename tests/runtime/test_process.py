@@ -31,7 +31,6 @@ def is_gone(pid: int) -> bool:
 
 @pytest.mark.parametrize("start", [lambda: Process.fork(answer_by_echo), lambda: Process.start(answer_by_echo)])
 def test_a_process_answers_one_message_after_the_other(start: Callable[[], Process]) -> None:
-    """Forked or new, it leads a group of its own, and ends when it is told."""
     process = start()
     for message in (b"one", b"x" * 2**20):
         process.submit(message, 60.0)
@@ -57,8 +56,6 @@ def test_a_new_process_has_arguments_and_last_words() -> None:
 
 
 def test_silence_is_a_time_out_and_a_heartbeat_restates_it() -> None:
-    """The last note is known, and the message says how long was waited."""
-
     def asks_for_little(parent: Parent) -> None:
         parent.heartbeat("long", 30.0)
         parent.heartbeat("little", 0.2)
@@ -74,8 +71,6 @@ def test_silence_is_a_time_out_and_a_heartbeat_restates_it() -> None:
 
 @linux
 def test_what_needs_more_memory_than_allowed_is_refused() -> None:
-    """By the system, in the call that asks for it, and however shortly."""
-
     def takes_as_told(parent: Parent) -> None:
         limit_memory(GIB // 4)
 
@@ -98,8 +93,6 @@ def test_what_needs_more_memory_than_allowed_is_refused() -> None:
 
 @linux
 def test_where_no_limit_can_be_set_memory_is_watched() -> None:
-    """The process is ended, and the message says why."""
-
     def takes_more_and_more(parent: Parent) -> None:
         parent.heartbeat()
         held = []
@@ -114,7 +107,6 @@ def test_where_no_limit_can_be_set_memory_is_watched() -> None:
 
 @linux
 def test_what_a_process_has_started_ends_with_it(tmp_path: Path) -> None:
-    """Its whole group is ended."""
     process = Process.start(leave_a_child, str(tmp_path))
     process.submit(b"", 60.0)
     assert process.result() == b""
@@ -125,7 +117,6 @@ def test_what_a_process_has_started_ends_with_it(tmp_path: Path) -> None:
 
 @linux
 def test_processes_end_when_their_parent_is_killed(tmp_path: Path) -> None:
-    """At once, though they hang and never look at their pipe."""
     body = f"from tests.runtime.isolated_tasks import start_both_kinds; start_both_kinds({str(tmp_path)!r})"
     parent = subprocess.Popen([sys.executable, "-c", body], cwd=ROOT)
     pids, until = tmp_path / "pids", time.monotonic() + 60

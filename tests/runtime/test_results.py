@@ -1,5 +1,6 @@
 """Keys of stored results: every source that an answer depends on changes its key, and no other source does."""
 
+import functools
 import json
 import shutil
 import subprocess
@@ -53,6 +54,15 @@ DEPENDS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parse equal sources once: tests read several hundred of them again and again."""
+    monkeypatch.setattr(results, "_parsed", PARSED)
+
+
+PARSED = functools.cache(results._parsed)
+
+
 @pytest.fixture(scope="module")
 def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the sources of the package."""
@@ -86,7 +96,6 @@ def test_a_changed_source_asks_again_what_depends_on_it(copied: Path) -> None:
 
 
 def test_a_copy_has_the_keys_of_the_package(copied: Path) -> None:
-    """A digest depends on contents, not on where the package is installed; and a key on what it is about."""
     assert digests(copied) == {kind: own_sources(module)[0] for kind, module in ANSWERED_BY.items()}
     keys = [
         result_key("question", ANSWERED_BY["verdict"], targets=targets, device=device)
@@ -150,7 +159,6 @@ def test_what_an_examination_loads_is_in_its_key() -> None:
 
 
 def test_an_unknown_module_is_an_error() -> None:
-    """A module that was moved away doesn't hash to nothing."""
     with pytest.raises(LookupError, match=r"no module assay\.verify\.moved"):
         own_sources("assay.verify.moved")
 
@@ -166,7 +174,7 @@ def test_versions_count() -> None:
 
 
 def test_the_sources_are_read_in_no_time() -> None:
-    """The digest of several hundred files takes a fraction of a second, once a process."""
+    PARSED.cache_clear()
     began = time.process_time()
     Sources(ROOT).digest(ANSWERED_BY["verdict"])
     assert time.process_time() - began < 0.6  # 0.11 s on an idle core
@@ -197,7 +205,6 @@ def rename(path: Path) -> None:
 
 @pytest.mark.parametrize("spoil", [damage, rename])
 def test_a_store_gives_back_what_was_put(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
-    """Under the same key, bit for bit; nothing under another, or of a file that is damaged or gone."""
     store, answer, versions = ResultStore(tmp_path / "store"), {"a": [1, 2.5, None]}, {"torch": "2"}
     arrays = {"x": np.array([[1.0, np.nan, -0.0]]), "y": np.arange(3)}
     assert store.get("plain", "k") is None
@@ -219,7 +226,6 @@ def test_a_store_gives_back_what_was_put(tmp_path: Path, spoil: Callable[[Path],
 
 
 def test_the_running_package_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is loaded doesn't change: neither does its digest while a process runs."""
     before = own_sources(ANSWERED_BY["verdict"])
     monkeypatch.setattr(Sources, "digest", lambda *modules: pytest.fail("read again"))
     assert own_sources(ANSWERED_BY["verdict"]) == before

@@ -52,8 +52,6 @@ def test_the_version_is_another(tmp_path: Path, old: str, new: str) -> None:
 
 
 def test_a_number_around_a_function_counts() -> None:
-    """Two closures of one text are two functions."""
-
     def scaled(factor: float) -> object:
         def function(x: torch.Tensor) -> torch.Tensor:
             return x * factor

@@ -15,7 +15,6 @@ NAMES = (
 @pytest.mark.parametrize("dtype", [getattr(torch, name) for name in NAMES.split()])
 @pytest.mark.parametrize("shape", [(), (0, 3), (1,), (2, 3)])
 def test_tensors_keep_dtype_shape_and_bits(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    """Of every dtype, views of others and empty ones among them."""
     size = torch.Size(shape).numel()
     bits = torch.arange(2 * size * dtype.itemsize, dtype=torch.uint8) % 2
     tensor = bits.view(dtype).as_strided(shape, [2] * len(shape)) if size else torch.empty(shape, dtype=dtype)
@@ -25,7 +24,6 @@ def test_tensors_keep_dtype_shape_and_bits(dtype: torch.dtype, shape: tuple[int,
 
 
 def test_lists_and_plain_values_come_with_them() -> None:
-    """A graph does not, and a tuple is a list."""
     one = torch.ones(2, requires_grad=True) * 2
     found = unpack(pack({"a": [one, (None, 1.5, "text", True)], "tensor": []}))
     assert found.pop("a")[1] == [None, 1.5, "text", True]
@@ -36,7 +34,6 @@ def test_lists_and_plain_values_come_with_them() -> None:
 
 
 def test_nothing_else_is_read_or_written() -> None:
-    """A sender's object is refused where it is sent, and a pickle where it is read."""
     with pytest.raises(TypeError, match="not JSON serializable"):
         pack([object()])
     with pytest.raises((ValueError, UnicodeDecodeError)):

@@ -21,7 +21,7 @@ from assay.golden.inputs.values import torch_dtype
 from assay.interpreter import NVIDIA, NotInterpreted, Watch, pretend_cuda, put_on_device, triton_is_loaded
 from assay.runtime.deadline import CpuLimit
 from assay.runtime.dispatch import ALLOCATIONS, AllocationMode
-from assay.runtime.environment import Environment, environment, in_environment, with_default_dtype
+from assay.runtime.environment import Environment, environment, in_environment, with_setting
 from assay.runtime.errors import first_line, one_line
 from assay.runtime.modules import asks_for_cuda
 from assay.verify.cases.case import Case, Inputs
@@ -200,7 +200,7 @@ class Call:
         sanitizer = None
         wanted = self.environment
         for dtype in self.default_dtype:
-            wanted = with_default_dtype(wanted, dtype)
+            wanted = with_setting(wanted, torch.get_default_dtype, dtype)
         emission = NVIDIA if case.protocol == EMITTED else None
         limit = self.pace.limit(case, self.timeout)
         timer: CpuLimit | None = None

@@ -24,7 +24,7 @@ import torch
 
 from assay.interpreter import emulating
 from assay.runtime.deadline import WALL_FACTOR
-from assay.runtime.environment import on_one_thread
+from assay.runtime.environment import with_setting
 from assay.runtime.output import as_data, warn_again
 from assay.runtime.process import GIB, Lost, Parent, Process, limit_memory
 from assay.runtime.tensors import pack, unpack
@@ -129,7 +129,9 @@ class Isolation:
 def _serve_copy(parent: Parent, harness: KernelHarness, memory: int) -> None:
     """Serve as a forked worker."""
     torch.set_num_threads(1)
-    call = replace(harness.call, before=_teller(parent), environment=on_one_thread(harness.call.environment))
+    # A fork of a process that used its thread pool would hang with more threads than one.
+    environment = with_setting(harness.call.environment, torch.get_num_threads, 1)
+    call = replace(harness.call, before=_teller(parent), environment=environment)
     _serve(parent, lambda: replace(harness, call=call, isolation=None, goldens=None), memory)
 
 

@@ -23,8 +23,8 @@ def _number(ctx: Lowering, x: Any) -> Any:
     return ctx.number(x) if isinstance(x, Tensor) else constant(ctx.xp, x)
 
 
-def _register_comparison(names: str, certain: Callable[[Order], Tensor], excluded: Callable[[Order], Tensor]) -> None:
-    @rule(names)
+def _register_comparison(name: str, certain: Callable[[Order], Tensor], excluded: Callable[[Order], Tensor]) -> None:
+    @rule(f"{name}.Tensor {name}.Scalar")
     def compare(ctx: Lowering, x: Any, y: Any) -> Tensor:
         a, b = _number(ctx, x), _number(ctx, y)
         order = ctx.xp.compare(a, b) if x is not y else _with_itself(ctx, a)
@@ -39,12 +39,12 @@ def _with_itself(ctx: Lowering, number: Any) -> Order:
     return Order(never, never, ~nan & ~unknown, nan)
 
 
-_register_comparison("lt.Tensor lt.Scalar", lambda o: o.less, lambda o: o.more | o.same | o.unordered)
-_register_comparison("gt.Tensor gt.Scalar", lambda o: o.more, lambda o: o.less | o.same | o.unordered)
-_register_comparison("le.Tensor le.Scalar", lambda o: o.less | o.same, lambda o: o.more | o.unordered)
-_register_comparison("ge.Tensor ge.Scalar", lambda o: o.more | o.same, lambda o: o.less | o.unordered)
-_register_comparison("eq.Tensor eq.Scalar", lambda o: o.same, lambda o: o.less | o.more | o.unordered)
-_register_comparison("ne.Tensor ne.Scalar", lambda o: o.less | o.more | o.unordered, lambda o: o.same)
+_register_comparison("lt", lambda o: o.less, lambda o: o.more | o.same | o.unordered)
+_register_comparison("gt", lambda o: o.more, lambda o: o.less | o.same | o.unordered)
+_register_comparison("le", lambda o: o.less | o.same, lambda o: o.more | o.unordered)
+_register_comparison("ge", lambda o: o.more | o.same, lambda o: o.less | o.unordered)
+_register_comparison("eq", lambda o: o.same, lambda o: o.less | o.more | o.unordered)
+_register_comparison("ne", lambda o: o.less | o.more | o.unordered, lambda o: o.same)
 
 
 def mask(ctx: Lowering, certain: Tensor, possible: Tensor) -> Tensor:
@@ -71,48 +71,34 @@ def _not(ctx: Lowering, x: Tensor) -> Tensor:
     return mask(ctx, ~possible, ~certain)
 
 
-@rule("logical_and bitwise_and.Tensor bitwise_and.Scalar __and__.Tensor")
-def _and(ctx: Lowering, x: Any, y: Any) -> Tensor:
-    (a, b), (c, d) = truth(ctx, x), truth(ctx, y)
-    return mask(ctx, a & c, b & d)
-
-
-@rule("logical_or bitwise_or.Tensor bitwise_or.Scalar __or__.Tensor")
-def _or(ctx: Lowering, x: Any, y: Any) -> Tensor:
-    (a, b), (c, d) = truth(ctx, x), truth(ctx, y)
-    return mask(ctx, a | c, b | d)
-
-
-@rule("logical_xor bitwise_xor.Tensor")
-def _xor(ctx: Lowering, x: Any, y: Any) -> Tensor:
-    (a, b), (c, d) = truth(ctx, x), truth(ctx, y)
-    return mask(ctx, (a & ~d) | (~b & c), (b & ~c) | (~a & d))
-
-
-def _register_quantifier(names: str, function: Any) -> None:
+def _register_connective(names: str, function: Callable[[Ternary, Ternary], Ternary]) -> None:
     @rule(names)
+    def connect(ctx: Lowering, x: Any, y: Any) -> Tensor:
+        return mask(ctx, *function(truth(ctx, x), truth(ctx, y)))
+
+
+_register_connective(
+    "logical_and bitwise_and.Tensor bitwise_and.Scalar __and__.Tensor", lambda x, y: (x[0] & y[0], x[1] & y[1])
+)
+_register_connective(
+    "logical_or bitwise_or.Tensor bitwise_or.Scalar __or__.Tensor", lambda x, y: (x[0] | y[0], x[1] | y[1])
+)
+_register_connective(
+    "logical_xor bitwise_xor.Tensor",
+    lambda x, y: ((x[0] & ~y[1]) | (~x[1] & y[0]), (x[1] & ~y[0]) | (~x[0] & y[1])),
+)
+
+
+def _register_quantifier(name: str) -> None:
+    function: Any = getattr(torch, name)
+
+    @rule(f"{name} {name}.dim {name}.dims")
     def quantify(ctx: Lowering, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
         return mask(ctx, *(function(end) if dim is None else function(end, dim, keepdim) for end in truth(ctx, x)))
 
 
-_register_quantifier("any any.dim any.dims", torch.any)
-_register_quantifier("all all.dim all.dims", torch.all)
-
-
-def _register_class(name: str) -> None:
-    """A number of which nothing is known may be in any class."""
-    is_in_class = getattr(torch, name)
-
-    @rule(name)
-    def classify(ctx: Lowering, x: Tensor) -> Tensor:
-        low, high = ctx.xp.enclosure(ctx.number(x))
-        unknown = (low.isinf() | high.isinf()) & (low != high)
-        certain = is_in_class(low) & is_in_class(high) & ~unknown
-        return mask(ctx, certain, certain | unknown)
-
-
-for _name in ("isnan", "isinf", "isposinf", "isneginf"):  # PyTorch decomposes isfinite into comparisons
-    _register_class(_name)
+_register_quantifier("any")
+_register_quantifier("all")
 
 
 @rule("equal")
@@ -144,23 +130,6 @@ def _where(ctx: Lowering, condition: Tensor, x: Any, y: Any) -> Tensor:
 @rule("masked_fill.Scalar masked_fill.Tensor")
 def _masked_fill(ctx: Lowering, x: Tensor, where: Tensor, value: Any) -> Tensor:
     return ctx.wrap(ctx.xp.select(*truth(ctx, where), _number(ctx, value), ctx.number(x)), x.dtype)
-
-
-@rule("nan_to_num")
-def _nan_to_num(
-    ctx: Lowering, x: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
-) -> Tensor:
-    info, xp, number = torch.finfo(x.dtype), ctx.xp, ctx.number(x)
-    low, high = xp.enclosure(number)
-    known = (low == high) | low.isnan()
-    for where, value in (
-        (known & low.isnan(), nan or 0.0),
-        (known & (low == torch.inf), info.max if posinf is None else posinf),
-        (known & (high == -torch.inf), info.min if neginf is None else neginf),
-    ):
-        if bool(where.any()):
-            number = xp.chosen(where, constant(xp, value), number)
-    return ctx.wrap(number, x.dtype)
 
 
 def ranked(xp: Any, number: Any, k: int, largest: bool) -> tuple[Any, Tensor, Tensor]:
@@ -211,86 +180,67 @@ def _extreme(xp: Any, number: Any, largest: bool) -> tuple[Any, Tensor, Tensor]:
     return (values if largest else -values), first, last
 
 
-def _ranked_along(ctx: Lowering, x: Tensor, k: int | None, dim: int, largest: bool) -> tuple[Tensor, Tensor]:
-    """Return the first k (None: all) along an axis, and their indices."""
+def _along(
+    ctx: Lowering, x: Tensor, dim: int, select: Callable[[Any], tuple[Any, Tensor, Tensor]], keepdim: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Apply ``select``, which returns values and the ends of their indices along the last axis, along any axis."""
     if not x.ndim:
-        return _of_scalar(ctx, x)
+        return ctx.wrap(ctx.number(x), x.dtype), torch.zeros((), dtype=torch.int64)
     number, back = axis_last(ctx.xp, ctx.number(x), dim % x.ndim)
-    values, first, last = ranked(ctx.xp, number, x.shape[dim] if k is None else k, largest)
-    return _moved_back(ctx, x, back, values, first, last)
-
-
-def _extreme_along(ctx: Lowering, x: Tensor, dim: int, keepdim: bool, largest: bool) -> tuple[Tensor, Tensor]:
-    if not x.ndim:
-        return _of_scalar(ctx, x)
-    number, back = axis_last(ctx.xp, ctx.number(x), dim % x.ndim)
-    values, first, last = _extreme(ctx.xp, number, largest)
+    values, first, last = select(number)
     if keepdim:
-        return _moved_back(ctx, x, back, values, first, last)
+        first, last = (end.permute(*back).contiguous() for end in (first, last))
+        return ctx.wrap(permuted(ctx.xp, values, back), x.dtype), indices(ctx, first, last)
     shape = tuple(n for axis, n in enumerate(x.shape) if axis != dim % x.ndim)
     return ctx.wrap(values.reshape(shape), x.dtype), indices(ctx, first.reshape(shape), last.reshape(shape))
 
 
-def _of_scalar(ctx: Lowering, x: Tensor) -> tuple[Tensor, Tensor]:
-    return ctx.wrap(ctx.number(x), x.dtype), torch.zeros((), dtype=torch.int64)
-
-
-def _moved_back(
-    ctx: Lowering, x: Tensor, back: list[int], values: Any, first: Tensor, last: Tensor
-) -> tuple[Tensor, Tensor]:
-    first, last = (end.permute(*back).contiguous() for end in (first, last))
-    return ctx.wrap(permuted(ctx.xp, values, back), x.dtype), indices(ctx, first, last)
-
-
 @rule("topk")
-def _topk(
-    ctx: Lowering, x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+def _topk(ctx: Lowering, x: Tensor, k: int, dim: int = -1, largest: bool = True, *_: Any) -> tuple[Tensor, Tensor]:
+    return _along(ctx, x, dim, lambda number: ranked(ctx.xp, number, k, largest))
+
+
+@rule("sort sort.stable")
+def _sort(
+    ctx: Lowering, x: Tensor, dim: int = -1, descending: bool = False, stable: bool | None = None
 ) -> tuple[Tensor, Tensor]:
-    return _ranked_along(ctx, x, k, dim, largest)
-
-
-@rule("sort")
-def _sort(ctx: Lowering, x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
-    return _ranked_along(ctx, x, None, dim, descending)
-
-
-@rule("sort.stable")
-def _sort_stable(
-    ctx: Lowering, x: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False
-) -> tuple[Tensor, Tensor]:
-    return _ranked_along(ctx, x, None, dim, descending)
+    return _along(ctx, x, dim, lambda number: ranked(ctx.xp, number, int(number.shape[-1]), descending))
 
 
 @rule("argsort argsort.stable")
-def _argsort(ctx: Lowering, x: Tensor, dim: int = -1, descending: bool = False, **_: Any) -> Tensor:
-    return _ranked_along(ctx, x, None, dim, descending)[1]
+def _argsort(ctx: Lowering, x: Tensor, *args: Any, **options: Any) -> Tensor:
+    return _sort(ctx, x, *args, **options)[1]
 
 
 def _register_extremes(name: str, largest: bool) -> None:
+    def extreme(xp: Any, number: Any) -> tuple[Any, Tensor, Tensor]:
+        """Return the extreme of the last axis, NaN if there is one, and its indices as `ranked` does."""
+        values, first, last = ranked(xp, number if largest else -number, 1, True)
+        return (values if largest else -values), first, last
+
     @rule(f"{name}.dim")
     def along(ctx: Lowering, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-        return _extreme_along(ctx, x, dim, keepdim, largest)
+        return _along(ctx, x, dim, lambda number: extreme(ctx.xp, number), keepdim)
 
     @rule(f"arg{name}")
     def argument(ctx: Lowering, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
         if dim is not None:
-            return _extreme_along(ctx, x, dim, keepdim, largest)[1]
-        _, first, last = _extreme(ctx.xp, ctx.number(x).reshape((-1,)), largest)
+            return along(ctx, x, dim, keepdim)[1]
+        _, first, last = extreme(ctx.xp, ctx.number(x).reshape((-1,)))
         shape = (1,) * x.ndim if keepdim else ()
         return indices(ctx, first.reshape(shape), last.reshape(shape))
 
     @rule(f"cum{name}")
     def running(ctx: Lowering, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-        xp = ctx.xp
-        if not x.ndim:
-            return _of_scalar(ctx, x)
-        number, back = axis_last(xp, ctx.number(x), dim % x.ndim)
-        values = xp.cummax(number) if largest else -xp.cummax(-number)
-        low, high = xp.enclosure(number if largest else -number)
-        index = torch.arange(low.shape[-1]).expand(low.shape)
-        last = torch.where(high >= low.cummax(-1).values, index, 0).cummax(-1).values
-        certain = torch.where(low >= high.cummax(-1).values, index, 0).cummax(-1).values
-        return _moved_back(ctx, x, back, values, certain, last)
+        def select(number: Any) -> tuple[Any, Tensor, Tensor]:
+            signed = number if largest else -number
+            values, (low, high) = ctx.xp.cummax(signed), ctx.xp.enclosure(signed)
+            index = torch.arange(low.shape[-1]).expand(low.shape)
+            last = torch.where(high >= low.cummax(-1).values, index, 0).cummax(-1).values
+            certain = torch.where(low >= high.cummax(-1).values, index, 0).cummax(-1).values
+            return (values if largest else -values), certain, last
+
+        return _along(ctx, x, dim, select)
 
 
 _register_extremes("max", True)
@@ -299,20 +249,13 @@ _register_extremes("min", False)
 
 @rule("searchsorted.Tensor searchsorted.Scalar")
 def _searchsorted(
-    ctx: Lowering,
-    boundaries: Tensor,
-    values: Any,
-    *,
-    out_int32: bool = False,
-    right: bool = False,
-    side: str | None = None,
-    sorter: Tensor | None = None,
+    ctx: Lowering, boundaries: Tensor, values: Any, *, out_int32: bool = False, right: bool = False, **options: Any
 ) -> Tensor:
     """Count the boundaries below a value, or at most it."""
     xp = ctx.xp
-    if sorter is not None:
+    if options.get("sorter") is not None:
         with ctx:
-            boundaries = boundaries.gather(-1, sorter)
+            boundaries = boundaries.gather(-1, options["sorter"])
     sequence, queries = ctx.number(boundaries), _number(ctx, values)
     if len(queries.shape):
         lead = tuple(map(int, sequence.shape[:-1])) if boundaries.ndim > 1 else (1,) * len(queries.shape[:-1])
@@ -320,7 +263,7 @@ def _searchsorted(
         order = xp.compare(sequence, queries.reshape((*map(int, queries.shape), 1)))
     else:
         order = xp.compare(sequence, queries)
-    inclusive = side == "right" or right
+    inclusive = right or options.get("side") == "right"
     certain = order.less | order.same if inclusive else order.less
     # Where a boundary is NaN the count depends on the binary search, so it is only possible.
     possible = ~order.more if inclusive else ~(order.more | order.same)
@@ -330,15 +273,13 @@ def _searchsorted(
 
 
 @rule("bucketize.Tensor")
-def _bucketize(
-    ctx: Lowering, values: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False
-) -> Tensor:
-    return _searchsorted(ctx, boundaries, values, out_int32=out_int32, right=right)
+def _bucketize(ctx: Lowering, values: Tensor, boundaries: Tensor, **options: Any) -> Tensor:
+    return _searchsorted(ctx, boundaries, values, **options)
 
 
 @rule("kthvalue")
 def _kthvalue(ctx: Lowering, x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    values, index = _ranked_along(ctx, x, None, dim, False)
+    values, index = _sort(ctx, x, dim)
     with ctx:
         values, index = (t if not t.ndim else t.narrow(dim, k - 1, 1).clone() for t in (values, index))
         return (values, index) if keepdim or not x.ndim else (values.squeeze(dim), index.squeeze(dim))

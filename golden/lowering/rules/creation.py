@@ -33,24 +33,16 @@ def _creation(names: str) -> Callable[[Callable[..., Tensor]], Callable[..., Ten
     return register
 
 
-def _register_fill(name: str, value: float, *more: str) -> None:
-    @_creation(" ".join((name, *more)))
+def _register_fill(names: str, value: float) -> None:
+    @_creation(names)
     def create(ctx: Lowering, func: Any, size: Any, *args: Any, dtype: Any = None, **_: Any) -> Tensor:
         integer = dtype is not None and not dtype.is_floating_point
         return _filled(ctx, size, 0 if math.isnan(value) and integer else value, dtype)
 
-    @rule(f"{name}_like")
-    def create_like(ctx: Lowering, x: Tensor, dtype: Any = None, **_: Any) -> Tensor:
-        return create(ctx, None, x.shape, dtype=dtype or x.dtype)
-
-    @rule(f"new_{name}")
-    def create_new(ctx: Lowering, x: Tensor, size: Any, *args: Any, dtype: Any = None, **_: Any) -> Tensor:
-        return create(ctx, None, size, dtype=dtype or x.dtype)
-
 
 _register_fill("zeros", 0.0)
 _register_fill("ones", 1.0)
-_register_fill("empty", math.nan, "empty.memory_format")
+_register_fill("empty.memory_format empty_strided empty_permuted", math.nan)
 
 
 @_creation("full")
@@ -66,16 +58,6 @@ def _scalar_tensor(ctx: Lowering, func: Any, value: Any, dtype: Any = None, **_:
 @rule("full_like")
 def _full_like(ctx: Lowering, x: Tensor, value: Any, dtype: Any = None, **_: Any) -> Tensor:
     return _filled(ctx, x.shape, value, dtype or x.dtype)
-
-
-@rule("new_full")
-def _new_full(ctx: Lowering, x: Tensor, size: Any, value: Any, dtype: Any = None, **_: Any) -> Tensor:
-    return _filled(ctx, size, value, dtype or x.dtype)
-
-
-@rule("empty_strided")
-def _empty_strided(ctx: Lowering, size: Any, stride: Any, dtype: Any = None, **_: Any) -> Tensor:
-    return _filled(ctx, size, math.nan, dtype)
 
 
 @rule("new_empty_strided")
@@ -136,17 +118,6 @@ def _copy(ctx: Lowering, x: Tensor, source: Tensor, non_blocking: bool = False) 
 def _copy_(ctx: Lowering, x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     ctx.assign(x, source)
     return x
-
-
-@rule("fill_.Scalar fill_.Tensor")
-def _fill(ctx: Lowering, x: Tensor, value: Any) -> Tensor:
-    ctx.assign(x, value if isinstance(value, Tensor) else _filled(ctx, (), value, x.dtype))
-    return x
-
-
-@rule("zero_")
-def _zero(ctx: Lowering, x: Tensor) -> Tensor:
-    return _fill(ctx, x, 0)
 
 
 @rule("_local_scalar_dense item")

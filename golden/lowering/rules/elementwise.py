@@ -53,12 +53,13 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "fmin": lambda xp, x, y: _unless_nan(xp, x, y, xp.smaller_of(x, y)),
     "clamp clamp.Tensor clip clip.Tensor clamp_min clamp_min.Tensor": clamped,
     "clamp_max clamp_max.Tensor": lambda xp, x, max: clamped(xp, x, None, max),
-    "hardtanh": lambda xp, x, min_val=-1.0, max_val=1.0: clamped(xp, x, min_val, max_val),
     "relu": lambda xp, x: xp.larger_of(x, constant(xp, 0.0)),
-    "frac": lambda xp, x: x - xp.step(torch.trunc, x),
     "sign sgn": lambda xp, x: xp.step(torch.sign, x),
     "addcmul": lambda xp, x, a, b, value=1: x + scaled(a * b, value),
     "addcdiv": lambda xp, x, a, b, value=1: x + scaled(a / b, value),
+    "hardsigmoid": lambda xp, x: eager_at_special_values(
+        xp, torch.nn.functional.hardsigmoid, clamped(xp, x + 3.0, 0.0, 6.0) / 6.0, x
+    ),
     "pow.Tensor_Scalar pow.Tensor_Tensor": lambda xp, x, y: eager_at_special_values(
         xp, torch.pow, xp.power(x, y), x, y
     ),
@@ -98,18 +99,9 @@ def _div_mode(xp: Any, x: Any, y: Any, rounding_mode: str | None = None) -> Any:
     return eager_at_special_values(xp, lambda a, b: torch.div(a, b, rounding_mode=rounding_mode), rounded, x, y)
 
 
-@elementwise("floor_divide floor_divide.Scalar")
-def _floor_divide(xp: Any, x: Any, y: Any) -> Any:
-    return _div_mode(xp, x, y, "floor")
-
-
 @elementwise("pow.Scalar")
 def _pow_scalar(xp: Any, x: float, y: Any) -> Any:
     return xp.function("exp2", y) if x == 2 else xp.power(constant(xp, x), y)
-
-
-def _register_function(name: str) -> None:
-    elementwise(name, floating=True)(lambda xp, x: xp.function(name, x))
 
 
 def _register_overflowing(name: str) -> None:
@@ -129,18 +121,14 @@ def _register_overflowing(name: str) -> None:
         return result
 
 
-def _register_step(name: str) -> None:
-    elementwise(name)(lambda xp, x: xp.step(getattr(torch, name), x))
-
-
 _FUNCTIONS = """log log2 log10 log1p tanh erf erfc erfinv sigmoid sqrt rsqrt reciprocal
 sin cos tan asin acos atan asinh acosh atanh lgamma digamma"""
 for _name in _FUNCTIONS.split():
-    _register_function(_name)
+    elementwise(_name, floating=True)(lambda xp, x, name=_name: xp.function(name, x))
 for _name in ("exp", "exp2", "expm1", "sinh", "cosh"):
     _register_overflowing(_name)
 for _name in ("floor", "ceil", "trunc", "round"):
-    _register_step(_name)
+    elementwise(_name)(lambda xp, x, name=_name: xp.step(getattr(torch, name), x))
 
 
 @elementwise("round.decimals")
@@ -250,17 +238,6 @@ def _softplus(xp: Any, x: Any, beta: float = 1.0, threshold: float = 20.0) -> An
     order = xp.compare(product, constant(xp, threshold))
     above = order.more | order.unordered
     return xp.any_formula(lambda: xp.select(above, ~(order.less | order.same), x, soft), lambda: soft)
-
-
-@elementwise("hardsigmoid")
-def _hardsigmoid(xp: Any, x: Any) -> Any:
-    y = clamped(xp, x + 3.0, 0.0, 6.0) / 6.0
-    return eager_at_special_values(xp, torch.nn.functional.hardsigmoid, y, x)
-
-
-@elementwise("hardswish")
-def _hardswish(xp: Any, x: Any) -> Any:
-    return x * clamped(xp, x + 3.0, 0.0, 6.0) / 6.0
 
 
 @rule("log_sigmoid_forward")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from assay.golden.lowering.dispatch import Lowering
 from assay.golden.lowering.rule_table import constant, rule
@@ -48,90 +49,45 @@ def _stack(ctx: Lowering, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     return ctx.wrap(number, _common_dtype(tensors))
 
 
-def _register_rearrangement(name: str) -> None:
-    function = getattr(torch.ops.aten, name.partition(".")[0])
+def _register_rearrangement(name: str, *, nearest: bool = False) -> None:
+    """Apply PyTorch's operation to indices; resampling by the nearest element takes floats, and float64 holds them."""
+    packet, _, overload = name.partition(".")
+    function = getattr(getattr(torch.ops.aten, packet), overload or "default")
 
     @rule(name)
     def compute(ctx: Lowering, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return rearranged(ctx, x, lambda index: function(index, *args, **kwargs))
+        known = tree_map(lambda arg: ctx.concrete(arg) if isinstance(arg, Tensor) else arg, args)
+        if nearest:
+            return rearranged(ctx, x, lambda index: function(index.double(), *known, **kwargs).long())
+        return rearranged(ctx, x, lambda index: function(index, *known, **kwargs))
 
 
 _REARRANGEMENTS = """flip roll rot90 repeat repeat_interleave.self_int repeat_interleave.self_Tensor pixel_shuffle
-pixel_unshuffle channel_shuffle reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d
-replication_pad3d diagonal_copy unfold_copy index_select take"""
+pixel_unshuffle channel_shuffle diagonal_copy unfold_copy index_select take index.Tensor gather masked_select"""
 for _name in _REARRANGEMENTS.split():
     _register_rearrangement(_name)
-
-
-def _register_nearest(name: str) -> None:
-    """Resampling that copies the nearest element; PyTorch has it for floats only, and float64 holds the indices."""
-    function = getattr(torch.ops.aten, name).default
-
-    @rule(name)
-    def compute(ctx: Lowering, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return rearranged(ctx, x, lambda index: function(index.double(), *args, **kwargs).long())
-
-
 for _axes in (1, 2, 3):
-    _register_nearest(f"upsample_nearest{_axes}d")
-    _register_nearest(f"_upsample_nearest_exact{_axes}d")
+    _register_rearrangement(f"upsample_nearest{_axes}d", nearest=True)
+    _register_rearrangement(f"_upsample_nearest_exact{_axes}d", nearest=True)
 
 
 def _concrete_indices(ctx: Lowering, indices: Sequence[Any]) -> list[Any]:
     return [None if index is None else ctx.concrete(index) for index in indices]
 
 
-@rule("index.Tensor _unsafe_index.Tensor")
-def _index(ctx: Lowering, x: Tensor, indices: Sequence[Any]) -> Tensor:
-    concrete = _concrete_indices(ctx, indices)
-    return rearranged(ctx, x, lambda index: torch.ops.aten.index.Tensor(index, concrete))
-
-
-@rule("embedding")
-def _embedding(ctx: Lowering, weight: Tensor, indices: Tensor, *_: Any, **__: Any) -> Tensor:
-    ids = ctx.concrete(indices)
-    return rearranged(ctx, weight, lambda index: index[ids])
-
-
-@rule("gather")
-def _gather(ctx: Lowering, x: Tensor, dim: int, index: Tensor, **_: Any) -> Tensor:
-    concrete = ctx.concrete(index)
-    return rearranged(ctx, x, lambda flat: torch.gather(flat, dim, concrete))
-
-
-@rule("masked_select")
-def _masked_select(ctx: Lowering, x: Tensor, mask: Tensor) -> Tensor:
-    concrete = ctx.concrete(mask)
-    return rearranged(ctx, x, lambda index: torch.masked_select(index, concrete))
-
-
-def _register_triangle(name: str) -> None:
-    @rule(name)
-    def triangle(ctx: Lowering, x: Tensor, diagonal: int = 0) -> Tensor:
-        mask = getattr(torch.ones(x.shape[-2:], dtype=torch.bool), name)(diagonal)
-        zero = constant(ctx.xp, 0.0)
-        return ctx.wrap(ctx.xp.chosen(mask.expand(x.shape), ctx.number(x), zero), x.dtype)
-
-
-_register_triangle("tril")
-_register_triangle("triu")
-
-
-def _put(ctx: Lowering, x: Tensor, index: Tensor, values: Any) -> Tensor:
-    """Return x with ``values`` at distinct flat indices."""
+def _put(ctx: Lowering, x: Tensor, index: Tensor, values: Any, accumulate: bool = False) -> Tensor:
+    """Return x with ``values`` at distinct flat indices; ``accumulate``: added at indices that may repeat."""
+    x = ctx.traced(x)
+    if accumulate:
+        return _reduce_at(ctx, x, index, values, "sum")
     flat, index = ctx.number(x).reshape((-1,)), ctx.xp.integers(index.reshape(-1))
     return ctx.wrap(overwritten(ctx.xp, flat, index, values.reshape((-1,))).reshape(tuple(x.shape)), x.dtype)
-
-
-def _add(ctx: Lowering, x: Tensor, index: Tensor, values: Any) -> Tensor:
-    """Return x with ``values`` added at flat indices, which may repeat: each a sum in any order."""
-    return _reduce_at(ctx, x, index, values, "sum", include_self=True)
 
 
 _NEUTRAL = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "amax": -torch.inf, "amin": torch.inf}
 
 
-def _reduce_at(ctx: Lowering, x: Tensor, index: Tensor, values: Any, reduce: str, *, include_self: bool) -> Tensor:
+def _reduce_at(ctx: Lowering, x: Tensor, index: Tensor, values: Any, reduce: str, include_self: bool = True) -> Tensor:
     """Return x with all ``values`` of each flat index reduced there, and with the old element if ``include_self``.
 
     The order is any. Each index has as many terms as the most frequent one, filled with neutral elements.
@@ -196,9 +152,9 @@ def _scatter(ctx: Lowering, x: Tensor, dim: int, index: Tensor, src: Any, *, red
     else:
         values = broadcast(ctx.xp, constant(ctx.xp, src), concrete.shape)
     if reduce == "add":
-        return _add(ctx, traced, flat, values)
+        return _reduce_at(ctx, traced, flat, values, "sum")
     if reduce == "multiply":
-        return _reduce_at(ctx, traced, flat, values, "prod", include_self=True)
+        return _reduce_at(ctx, traced, flat, values, "prod")
     if reduce:
         raise ctx.unsupported(torch.ops.aten.scatter.reduce, f"with reduce={reduce!r} has no lowering rule")
     return _put(ctx, traced, flat, values)
@@ -212,39 +168,21 @@ def _scatter_add(ctx: Lowering, x: Tensor, dim: int, index: Tensor, src: Tensor)
 @rule("put")
 def _put_flat(ctx: Lowering, x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
     flat = ctx.concrete(index) % max(x.numel(), 1)
-    return (_add if accumulate else _put)(ctx, ctx.traced(x), flat, _cast_number(ctx, source, x.dtype))
+    return _put(ctx, x, flat, _cast_number(ctx, source, x.dtype), accumulate)
 
 
-@rule("index_put _unsafe_index_put")
+@rule("index_put")
 def _index_put(ctx: Lowering, x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False) -> Tensor:
     flat = torch.ops.aten.index.Tensor(_flat_indices(x), _concrete_indices(ctx, indices))
-    number = broadcast(ctx.xp, _cast_number(ctx, values, x.dtype), flat.shape)
-    return (_add if accumulate else _put)(ctx, ctx.traced(x), flat, number)
-
-
-def _selected_indices(ctx: Lowering, x: Tensor, dim: int, index: Tensor) -> Tensor:
-    return torch.index_select(_flat_indices(x), dim, ctx.concrete(index))
-
-
-@rule("index_add")
-def _index_add(ctx: Lowering, x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
-    number = _cast_number(ctx, source, x.dtype)
-    number = number if alpha == 1 else number * float(alpha)
-    return _add(ctx, ctx.traced(x), _selected_indices(ctx, x, dim, index), number)
-
-
-@rule("index_copy")
-def _index_copy(ctx: Lowering, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    flat = _selected_indices(ctx, x, dim, index)
-    return _put(ctx, ctx.traced(x), flat, _cast_number(ctx, source, x.dtype))
+    return _put(ctx, x, flat, broadcast(ctx.xp, _cast_number(ctx, values, x.dtype), flat.shape), accumulate)
 
 
 @rule("index_reduce")
 def _index_reduce(
     ctx: Lowering, x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
-    number, flat = _cast_number(ctx, source, x.dtype), _selected_indices(ctx, x, dim, index)
-    return _reduce_at(ctx, ctx.traced(x), flat, number, reduce, include_self=include_self)
+    flat = torch.index_select(_flat_indices(x), dim, ctx.concrete(index))
+    return _reduce_at(ctx, ctx.traced(x), flat, _cast_number(ctx, source, x.dtype), reduce, include_self)
 
 
 @rule("masked_scatter")
@@ -252,7 +190,7 @@ def _masked_scatter(ctx: Lowering, x: Tensor, mask: Tensor, source: Tensor) -> T
     with ctx:
         x = x.expand(torch.broadcast_shapes(x.shape, mask.shape)).clone()  # type: ignore[no-untyped-call]
     flat = _flat_indices(x)[ctx.concrete(mask).expand(x.shape)]
-    return _put(ctx, ctx.traced(x), flat, ctx.number(source).reshape((-1,))[: flat.numel()])
+    return _put(ctx, x, flat, ctx.number(source).reshape((-1,))[: flat.numel()])
 
 
 def _register_view_scatter(name: str, view: Callable[..., Tensor]) -> None:
@@ -260,7 +198,7 @@ def _register_view_scatter(name: str, view: Callable[..., Tensor]) -> None:
     def put(ctx: Lowering, x: Tensor, source: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         flat = view(_flat_indices(x), *args, **kwargs)
         number = broadcast(ctx.xp, _cast_number(ctx, source, x.dtype), flat.shape)
-        return _put(ctx, ctx.traced(x), flat, number)
+        return _put(ctx, x, flat, number)
 
 
 _register_view_scatter("slice_scatter", torch.ops.aten.slice.Tensor)

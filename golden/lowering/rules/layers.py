@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -32,16 +32,14 @@ def _standardized(xp: Any, number: Any, eps: float) -> tuple[Any, Any, Any]:
     return results
 
 
-def _affine(ctx: Lowering, y: Any, weight: Tensor | None, bias: Tensor | None, shape: Any) -> Any:
+def _affine(ctx: Lowering, y: Any, weight: Any, bias: Any, shape: Any) -> Any:
     if weight is not None:
         y = y * ctx.number(weight).reshape(shape)
     return y if bias is None else ctx.xp.add_bias(y, ctx.number(bias).reshape(shape))
 
 
 @rule("native_layer_norm")
-def _layer_norm(
-    ctx: Lowering, x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
-) -> Results:
+def _layer_norm(ctx: Lowering, x: Tensor, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Results:
     size, lead = math.prod(shape), tuple(x.shape[: x.ndim - len(shape)])
     y, mean, rstd = _standardized(ctx.xp, ctx.number(x).reshape((*lead, size)), eps)
     y = _affine(ctx, y, weight, bias, (size,)).reshape(tuple(x.shape))
@@ -51,15 +49,7 @@ def _layer_norm(
 
 @rule("native_group_norm")
 def _group_norm(
-    ctx: Lowering,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    batch: int,
-    channels: int,
-    size: int,
-    groups: int,
-    eps: float,
+    ctx: Lowering, x: Tensor, weight: Any, bias: Any, batch: int, channels: int, size: int, groups: int, eps: float
 ) -> Results:
     number = ctx.number(x).reshape((batch, groups, channels // groups * size))
     y, mean, rstd = _standardized(ctx.xp, number, eps)
@@ -83,24 +73,14 @@ def _fused_rms_norm(
 
 @rule("native_batch_norm _native_batch_norm_legit")
 def _batch_norm(
-    ctx: Lowering,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
+    ctx: Lowering, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
 ) -> Results:
     """Normalise by the batch's statistics, which update the running ones in place, or by the running ones."""
     xp, channels = ctx.xp, x.shape[1]
     shape = (1, channels, *(1 for _ in x.shape[2:]))
     number = ctx.number(x)
     if not training:
-        assert running_mean is not None
-        assert running_var is not None
-        rstd, mean = xp.rsqrt(ctx.number(running_var) + eps), ctx.number(running_mean)
+        rstd, mean = xp.rsqrt(ctx.number(var) + eps), ctx.number(mean)
 
         def folded() -> Any:
             """x s + (b - m s), s = w r: one product and one sum."""
@@ -114,56 +94,35 @@ def _batch_norm(
         y, empty = xp.any_formula(plain, folded), xp.exact(torch.zeros(0, dtype=torch.float64))
         return ctx.wrap(y, x.dtype), ctx.wrap(empty, x.dtype), ctx.wrap(empty, x.dtype)
     flat = flattened_last(xp, number, [0, *range(2, x.ndim)])
-    y, mean, rstd = _standardized(xp, flat, eps)
+    y, center, rstd = _standardized(xp, flat, eps)
     y = permuted(xp, y.reshape((channels, x.shape[0], *x.shape[2:])), (1, 0, *range(2, x.ndim)))
-    y, mean, rstd = _affine(ctx, y, weight, bias, shape), mean.reshape((channels,)), rstd.reshape((channels,))
-    results = ctx.wrap(y, x.dtype), ctx.wrap(mean, x.dtype), ctx.wrap(rstd, x.dtype)
-
-    def update(running: Tensor, statistic: Any) -> None:
-        moved = ctx.number(running) * (1 - momentum) + statistic * momentum
-        ctx.assign(running, ctx.wrap(moved, running.dtype))
-
-    if running_mean is not None:
-        update(running_mean, mean)
-    if running_var is not None:
-        update(running_var, xp.variance(flat, 1.0).reshape((channels,)))
+    y, center, rstd = _affine(ctx, y, weight, bias, shape), center.reshape((channels,)), rstd.reshape((channels,))
+    results = ctx.wrap(y, x.dtype), ctx.wrap(center, x.dtype), ctx.wrap(rstd, x.dtype)
+    for running, statistic in ((mean, lambda: center), (var, lambda: xp.variance(flat, 1.0).reshape((channels,)))):
+        if running is not None:
+            moved = ctx.number(running) * (1 - momentum) + statistic() * momentum
+            ctx.assign(running, ctx.wrap(moved, running.dtype))
     return results
 
 
 @rule("_batch_norm_with_update cudnn_batch_norm")
 def _batch_norm_with_update(
-    ctx: Lowering,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor | None,
-    var: Tensor | None,
-    *rest: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    momentum, eps = rest[-2:]
+    ctx: Lowering, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any
+) -> tuple[Tensor, ...]:
     reserve = torch.empty(0, dtype=torch.uint8)
-    return (*_batch_norm(ctx, x, weight, bias, mean, var, True, momentum, eps), reserve)
+    return (*_batch_norm(ctx, x, weight, bias, mean, var, True, *rest[-2:]), reserve)
 
 
 @rule("_native_batch_norm_legit.no_stats")
-def _batch_norm_without_running(
-    ctx: Lowering, x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
-) -> Results:
-    return _batch_norm(ctx, x, weight, bias, None, None, training, momentum, eps)
+def _batch_norm_without_running(ctx: Lowering, x: Tensor, weight: Any, bias: Any, *rest: Any) -> Results:
+    return _batch_norm(ctx, x, weight, bias, None, None, *rest)
 
 
 @rule("_native_batch_norm_legit_no_training")
 def _batch_norm_inference(
-    ctx: Lowering,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    var: Tensor,
-    momentum: float,
-    eps: float,
+    ctx: Lowering, x: Tensor, weight: Any, bias: Any, mean: Tensor, var: Tensor, *rest: Any
 ) -> Results:
-    return _batch_norm(ctx, x, weight, bias, mean, var, False, momentum, eps)
+    return _batch_norm(ctx, x, weight, bias, mean, var, False, *rest)
 
 
 @rule("native_dropout")
@@ -182,43 +141,52 @@ def _reduced_loss(ctx: Lowering, loss: Any, reduction: int, dtype: torch.dtype) 
     return ctx.wrap(loss, dtype)
 
 
+def _loss(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate ``function(xp, x, target, ...)``, which returns the elements of a loss of two tensors."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        @rule(name)
+        def compute(
+            ctx: Lowering, x: Tensor, target: Tensor, reduction: int = _MEAN, *args: Any, **kwargs: Any
+        ) -> Tensor:
+            loss = function(ctx.xp, ctx.number(x), ctx.number(target), *args, **kwargs)
+            return _reduced_loss(ctx, loss, reduction, x.dtype)
+
+        return function
+
+    return register
+
+
 def _abs(xp: Any, x: Any) -> Any:
     return xp.larger_of(x, -x)
 
 
-@rule("mse_loss")
-def _mse(ctx: Lowering, x: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
-    difference = ctx.number(x) - ctx.number(target)
-    return _reduced_loss(ctx, difference * difference, reduction, x.dtype)
+@_loss("l1_loss")
+def _l1(xp: Any, x: Any, target: Any) -> Any:
+    return _abs(xp, x - target)
 
 
-@rule("l1_loss")
-def _l1(ctx: Lowering, x: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
-    return _reduced_loss(ctx, _abs(ctx.xp, ctx.number(x) - ctx.number(target)), reduction, x.dtype)
+@_loss("mse_loss")
+def _mse(xp: Any, x: Any, target: Any) -> Any:
+    return (x - target) * (x - target)
 
 
-def _quadratic_below(ctx: Lowering, x: Tensor, target: Tensor, edge: float, huber: bool) -> Any:
-    """Return d^2 / 2 where |d| < edge and a line beyond; the smooth L1 loss divides both by ``edge``."""
-    xp, difference = ctx.xp, ctx.number(x) - ctx.number(target)
+@_loss("smooth_l1_loss")
+def _smooth_l1(xp: Any, x: Any, target: Any, beta: float = 1.0, huber: bool = False) -> Any:
+    """d^2 / (2 beta) where |d| < beta and a line beyond; Huber's loss is ``beta`` times that."""
+    difference = x - target
     size = _abs(xp, difference)
-    if edge == 0:
+    if beta == 0:
         return size
-    if huber:
-        inside, outside = difference * difference * 0.5, (size - 0.5 * edge) * edge
-    else:
-        inside, outside = difference * difference * 0.5 / edge, size - 0.5 * edge
-    order = xp.compare(size, constant(xp, edge))
+    inside, outside = difference * difference * 0.5, size - 0.5 * beta
+    inside, outside = (inside, outside * beta) if huber else (inside / beta, outside)
+    order = xp.compare(size, constant(xp, beta))
     return xp.select(order.less, ~(order.more | order.same), inside, outside)
 
 
-@rule("smooth_l1_loss")
-def _smooth_l1(ctx: Lowering, x: Tensor, target: Tensor, reduction: int = _MEAN, beta: float = 1.0) -> Tensor:
-    return _reduced_loss(ctx, _quadratic_below(ctx, x, target, beta, False), reduction, x.dtype)
-
-
-@rule("huber_loss")
-def _huber(ctx: Lowering, x: Tensor, target: Tensor, reduction: int = _MEAN, delta: float = 1.0) -> Tensor:
-    return _reduced_loss(ctx, _quadratic_below(ctx, x, target, delta, True), reduction, x.dtype)
+@_loss("huber_loss")
+def _huber(xp: Any, x: Any, target: Any, delta: float = 1.0) -> Any:
+    return _smooth_l1(xp, x, target, delta, huber=True)
 
 
 @rule("binary_cross_entropy")
@@ -234,12 +202,7 @@ def _bce(ctx: Lowering, x: Tensor, target: Tensor, weight: Tensor | None = None,
 
 @rule("binary_cross_entropy_with_logits")
 def _bce_with_logits(
-    ctx: Lowering,
-    x: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    pos_weight: Tensor | None = None,
-    reduction: int = _MEAN,
+    ctx: Lowering, x: Tensor, target: Tensor, weight: Any = None, pos_weight: Any = None, reduction: int = _MEAN
 ) -> Tensor:
     """(1 - t) x + (1 + (w - 1) t) softplus(-x), or max(x, 0) - x t + log(1 + exp(-|x|))."""
     xp, z, t = ctx.xp, ctx.number(x), ctx.number(target)
@@ -254,48 +217,20 @@ def _bce_with_logits(
     return _reduced_loss(ctx, loss if weight is None else loss * ctx.number(weight), reduction, x.dtype)
 
 
-@rule("soft_margin_loss")
-def _soft_margin(ctx: Lowering, x: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
-    loss = ctx.xp.function("softplus", -ctx.number(target) * ctx.number(x))
-    return _reduced_loss(ctx, loss, reduction, x.dtype)
+@_loss("soft_margin_loss")
+def _soft_margin(xp: Any, x: Any, target: Any) -> Any:
+    return xp.function("softplus", -target * x)
 
 
-@rule("nll_loss_forward nll_loss2d_forward")
-def _nll(
-    ctx: Lowering, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
-) -> tuple[Tensor, Tensor]:
-    """-w[t] x[t] of each target t, zero for ignored ones; the mean is over the weights of the others."""
-    xp, number = ctx.xp, ctx.number(x)
-    if x.ndim == 1:
-        number, target = number.reshape((1, *x.shape)), target.reshape((1,))
-    used = target != ignore_index
-    safe = torch.where(used, target, 0)
-    sizes = (target.shape[0], *map(int, number.shape[2:]))
-    batch, *spatial = torch.meshgrid(*(torch.arange(n) for n in sizes), indexing="ij")
-    selected = number[tuple(xp.integers(index) for index in (batch, safe, *spatial))]
-    weights = xp.exact(used.double())
-    if weight is not None:
-        weights = ctx.number(weight)[xp.integers(safe)] * weights
-    loss = xp.chosen(used, -(selected * weights) if weight is not None else -selected, constant(xp, 0.0))
-    total_weight = xp.sum(weights.reshape((-1,))).reshape(())
-    if reduction in (_MEAN, _SUM):
-        loss = xp.sum(loss.reshape((-1,))).reshape(())
-        loss = loss / total_weight if reduction == _MEAN else loss
-    elif x.ndim == 1:
-        loss = loss.reshape(())
-    return ctx.wrap(loss, x.dtype), ctx.wrap(total_weight, x.dtype)
-
-
-@rule("kl_div")
-def _kl_div(ctx: Lowering, x: Tensor, target: Tensor, reduction: int = _MEAN, *, log_target: bool = False) -> Tensor:
+@_loss("kl_div")
+def _kl_div(xp: Any, log_x: Any, t: Any, *, log_target: bool = False) -> Any:
     """t (log t - x), zero where t is; or exp(t) (t - x)."""
-    xp, log_x, t = ctx.xp, ctx.number(x), ctx.number(target)
     if log_target:
-        return _reduced_loss(ctx, xp.exp(t) * (t - log_x), reduction, x.dtype)
+        return xp.exp(t) * (t - log_x)
     zero = xp.compare(t, constant(xp, 0.0)).same
     log_t = xp.function("log", xp.chosen(zero, constant(xp, 1.0), t))
     loss = xp.any_formula(lambda: t * (log_t - log_x), lambda: t * log_t - t * log_x)
-    return _reduced_loss(ctx, xp.chosen(zero, constant(xp, 0.0), loss), reduction, x.dtype)
+    return xp.chosen(zero, constant(xp, 0.0), loss)
 
 
 @rule("_embedding_bag _embedding_bag_forward_only")
@@ -376,8 +311,8 @@ def _flash_attention(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
-    attn_mask: Tensor | None = None,
-    scale: float | None = None,
+    attn_mask: Any = None,
+    scale: Any = None,
 ) -> tuple[Tensor, Tensor]:
     out, lse = _attend(ctx, query, key, value, attn_mask, is_causal, scale)
     return ctx.wrap(out, query.dtype), ctx.wrap(lse.reshape(tuple(query.shape[:-1])), torch.float32)
@@ -394,7 +329,7 @@ def _attention(
     is_causal: bool = False,
     *,
     scale: float | None = None,
-    enable_gqa: bool = False,
+    **_: Any,
 ) -> Tensor:
     if dropout_p:
         raise ctx.unsupported(torch.ops.aten.scaled_dot_product_attention.default, "draws random numbers")
@@ -402,17 +337,5 @@ def _attention(
 
 
 @rule("_scaled_dot_product_attention_math")
-def _math_attention(
-    ctx: Lowering,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    dropout_mask: Tensor | None = None,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    return _attention(ctx, query, key, value, attn_mask, dropout_p, is_causal, scale=scale), None
+def _math_attention(ctx: Lowering, *args: Any, dropout_mask: Any = None, **options: Any) -> tuple[Tensor, None]:
+    return _attention(ctx, *args[:6], **options), None

@@ -62,13 +62,9 @@ def _eliminate(xp: Any, a: Any, b: Any) -> tuple[Any, Any]:
     return (xp.concatenate(solution, 0) if solution else b), determinant
 
 
-def _no_errors(shape: tuple[int, ...]) -> Tensor:
+def _integers(*shape: int) -> Tensor:
+    """Return zero error codes; or no pivots: those are for backward passes, which aren't lowered from them."""
     return torch.zeros(shape, dtype=torch.int32)
-
-
-def _no_pivots() -> Tensor:
-    """Pivots and factors are returned for backward passes, which aren't lowered from them."""
-    return torch.zeros(0, dtype=torch.int32)
 
 
 @rule("linalg_inv_ex")
@@ -76,7 +72,7 @@ def _inverse(ctx: Lowering, x: Tensor, check_errors: bool = False) -> tuple[Tens
     matrices, lead = _matrices(ctx, x)
     identity = ctx.xp.exact(torch.eye(x.shape[-1], dtype=torch.float64))
     inverses = [_eliminate(ctx.xp, a, identity)[0] for a in matrices]
-    return _batched(ctx, inverses, tuple(x.shape), x.dtype), _no_errors(lead)
+    return _batched(ctx, inverses, tuple(x.shape), x.dtype), _integers(*lead)
 
 
 @rule("_linalg_solve_ex")
@@ -95,7 +91,7 @@ def _solve(
     with ctx:
         result = result if left else result.mT
         result = result.squeeze(-1) if is_vector else result
-    return result, a, _no_pivots(), _no_errors(lead)
+    return result, a, _integers(0), _integers(*lead)
 
 
 def _determinants(ctx: Lowering, x: Tensor) -> Tensor:
@@ -105,15 +101,15 @@ def _determinants(ctx: Lowering, x: Tensor) -> Tensor:
 
 
 @rule("_linalg_det")
-def _determinant(ctx: Lowering, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return _determinants(ctx, x), x, _no_pivots()
+def _determinant(ctx: Lowering, x: Tensor) -> tuple[Tensor, ...]:
+    return _determinants(ctx, x), x, _integers(0)
 
 
 @rule("_linalg_slogdet")
-def _log_determinant(ctx: Lowering, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _log_determinant(ctx: Lowering, x: Tensor) -> tuple[Tensor, ...]:
     determinant = _determinants(ctx, x)
     with ctx:
-        return determinant.sign(), determinant.abs().log(), x, _no_pivots()
+        return determinant.sign(), determinant.abs().log(), x, _integers(0)
 
 
 def _substitute(xp: Any, a: Any, b: Any, upper: bool, unit: bool) -> Any:
@@ -177,7 +173,7 @@ def _cholesky_ex(ctx: Lowering, x: Tensor, *, upper: bool = False, check_errors:
     matrices, lead = _matrices(ctx, x)
     result = _batched(ctx, [_cholesky_factor(ctx.xp, a) for a in matrices], tuple(x.shape), x.dtype)
     with ctx:
-        return (result.mT if upper else result), _no_errors(lead)
+        return (result.mT if upper else result), _integers(*lead)
 
 
 @rule("cholesky")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -58,19 +59,16 @@ def _trilinear(
     a: Tensor,
     b: Tensor,
     c: Tensor,
-    expand1: list[int],
-    expand2: list[int],
-    expand3: list[int],
-    sumdim: list[int],
+    expand1: Any,
+    expand2: Any,
+    expand3: Any,
+    sumdim: Any,
     unroll_dim: int = 1,
 ) -> Tensor:
     """The sum of products of three tensors over axes of their common shape."""
-    tensors = [a, b, c]
     with ctx:
-        for number, dims in enumerate((expand1, expand2, expand3)):
-            for dim in dims:
-                tensors[number] = tensors[number].unsqueeze(dim)
-        return (tensors[0] * tensors[1] * tensors[2]).sum(sumdim)
+        expanded = [reduce(Tensor.unsqueeze, dims, x) for x, dims in ((a, expand1), (b, expand2), (c, expand3))]
+        return (expanded[0] * expanded[1] * expanded[2]).sum(sumdim)
 
 
 @rule("mv")

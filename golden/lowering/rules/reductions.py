@@ -75,34 +75,14 @@ def _prod(ctx: Lowering, x: Tensor, dim: Any = None, keepdim: bool = False, *, d
     return reduced(ctx, x, dim, keepdim, ctx.xp.prod, _sum_dtype(x, dtype))
 
 
-def _register_spread(name: str, finish: Callable[[Any, Any], Any]) -> None:
-    """Variance and standard deviation; an early overload has ``unbiased`` where a later one has ``correction``."""
-
-    @rule(f"{name}.correction {name} {name}.dim")
-    def spread(
-        ctx: Lowering,
-        x: Tensor,
-        dim: Any = None,
-        unbiased: Any = None,
-        keepdim: bool = False,
-        *,
-        correction: Any = None,
-    ) -> Tensor:
-        dim, unbiased = (None, dim) if isinstance(dim, bool) else (dim, unbiased)
-        if isinstance(unbiased, bool):
-            correction = unbiased
-        ddof = 1.0 if correction is None else float(correction)
-        return reduced(ctx, x, dim, keepdim, lambda n: finish(ctx.xp, ctx.xp.variance(n, ddof)))
-
-    @rule(f"{name}_mean.correction")
-    def spread_and_mean(
-        ctx: Lowering, x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        return spread(ctx, x, dim, None, keepdim, correction=correction), _mean(ctx, x, dim, keepdim)
-
-
-_register_spread("var", lambda xp, variance: variance)
-_register_spread("std", lambda xp, variance: xp.root(variance))
+@rule("var.correction var var.dim")
+def _variance(
+    ctx: Lowering, x: Tensor, dim: Any = None, unbiased: Any = None, keepdim: bool = False, *, correction: Any = None
+) -> Tensor:
+    """Return the variance; an early overload has ``unbiased`` where a later one has ``correction``."""
+    dim, unbiased = (None, dim) if isinstance(dim, bool) else (dim, unbiased)
+    correction = unbiased if isinstance(unbiased, bool) else correction
+    return reduced(ctx, x, dim, keepdim, lambda n: ctx.xp.variance(n, 1.0 if correction is None else float(correction)))
 
 
 @rule("amax max")

@@ -5,8 +5,7 @@ norm's weight; if it is v_proj's (attention averages its rows) or up_proj's (an 
 of that linear. The result is checked by running the model with and without the factors.
 """
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,20 +41,24 @@ def folded(
     """
     result = Folded()
     done: set[str] = set()
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     for name, factors in columns.items():
-        block, _, last = name.rpartition(".")
         if name in done:
             continue
+        block, _, last = name.rpartition(".")
         try:
             if last in producers():
-                _into_linear(model, f"{block}.{producers()[last]}", name, factors, result, rigid)
+                _into_linear(model, f"{block}.{producers()[last]}", name, factors, parameters, result, rigid)
             else:
-                done |= _into_norm(model, name, columns, result)
+                done |= _into_norm(model, name, columns, parameters, result)
         except CannotExport as error:
             if refused is None:
                 raise
-            beside = [] if last in producers() else [each for each in columns if _beside(each, block)]
-            whole = [name, *beside]
+            whole = [name]
+            if last not in producers():  # and all others that take their input from the norm before this block
+                inside = (each.rpartition(".")[2] for each in columns)
+                beside = zip(columns, inside, strict=True)
+                whole += [each for each, own in beside if each.startswith(f"{block}.") and own not in producers()]
             done.update(whole)
             refused |= dict.fromkeys(whole, str(error).partition(": ")[2])
     left = {name: factors for name, factors in columns.items() if name not in (refused or ())}
@@ -71,16 +74,17 @@ def folded(
     return result
 
 
-def _beside(name: str, block: str) -> bool:
-    """Return whether a linear takes its input from the norm before a block."""
-    return name.startswith(f"{block}.") and name.rpartition(".")[2] not in producers()
-
-
-def _into_norm(model: torch.nn.Module, name: str, columns: Mapping[str, torch.Tensor], result: Folded) -> set[str]:
+def _into_norm(
+    model: torch.nn.Module,
+    name: str,
+    columns: Mapping[str, torch.Tensor],
+    parameters: Collection[str],
+    result: Folded,
+) -> set[str]:
     """Divide the weight of the norm before a linear's block by the factors that all of its readers share."""
     block = name.rpartition(".")[0]
     above = block.rpartition(".")[0]
-    norm = next((f"{above}.{name}" for name in norms_before(block) if _has(model, f"{above}.{name}.weight")), None)
+    norm = next((f"{above}.{name}" for name in norms_before(block) if f"{above}.{name}.weight" in parameters), None)
     if norm is None:
         raise CannotExport(
             f"{block or name}: column factors need a norm before it, and none is known; take a scheme without them"
@@ -103,12 +107,18 @@ def _into_norm(model: torch.nn.Module, name: str, columns: Mapping[str, torch.Te
 
 
 def _into_linear(
-    model: torch.nn.Module, producer: str, name: str, factors: torch.Tensor, result: Folded, rigid: Collection[str]
+    model: torch.nn.Module,
+    producer: str,
+    name: str,
+    factors: torch.Tensor,
+    parameters: Collection[str],
+    result: Folded,
+    rigid: Collection[str],
 ) -> None:
     """Divide the rows of the preceding linear by the factors, which heads that share a value head must share."""
     if producer in rigid:
         raise CannotExport(f"{name}: the scales of {producer} can't take its column factors; take another scheme there")
-    if not _has(model, f"{producer}.weight"):
+    if f"{producer}.weight" not in parameters:
         raise CannotExport(f"{name}: column factors need {producer} before it; take a scheme without them")
     module = model.get_submodule(producer)
     assert isinstance(module, torch.nn.Linear)
@@ -141,33 +151,10 @@ def _check(model: torch.nn.Module, columns: Mapping[str, torch.Tensor], result: 
         weight = weight * columns[name] if name in columns else weight
         changed[f"{name}.weight"] = weight / result.rows[name][:, None] if name in result.rows else weight
     with torch.no_grad():
-        before = model(**ids)[0]
-        with _exchanged(model, changed):
-            after = model(**ids)[0]
+        before, after = model(**ids)[0], torch.func.functional_call(model, changed, kwargs=ids)[0]
     difference = float((after - before).norm() / before.norm())
     if not difference <= _AGREES:
         raise CannotExport(
             f"{next(iter(columns))}: folding column factors changes the model's output by {difference:.1e} of its "
             "norm, so the model isn't built as its names say; take a scheme without column factors"
         )
-
-
-@contextmanager
-def _exchanged(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """Replace the values of the model's parameters of these names inside the block."""
-    kept = {name: model.get_parameter(name).data for name in tensors}
-    try:
-        for name, values in tensors.items():
-            model.get_parameter(name).data = values
-        yield
-    finally:
-        for name, values in kept.items():
-            model.get_parameter(name).data = values
-
-
-def _has(model: torch.nn.Module, parameter: str) -> bool:
-    try:
-        model.get_parameter(parameter)
-    except AttributeError:
-        return False
-    return True

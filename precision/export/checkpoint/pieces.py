@@ -41,16 +41,11 @@ def pieces_of(model: torch.nn.Module, sites: Mapping[str, Site]) -> dict[str, li
             linears.append(name)
             begins.append(count)
             count += rows
-    results: dict[str, list[Piece]] = {name: [] for name in linears}
-    moved: set[str] = set()
+    results: dict[str, list[Piece | None]] = {name: [] for name in linears}
     for key, values in saved(model, numbers).items():
         index = bisect_right(begins, int(values.flatten()[0])) - 1
-        piece = _piece(key, values - begins[index], sites[linears[index]].shape)
-        if piece is None:
-            moved.add(linears[index])
-        else:
-            results[linears[index]].append(piece)
-    return {name: [] if name in moved else pieces for name, pieces in results.items()}
+        results[linears[index]].append(_piece(key, values - begins[index], sites[linears[index]].shape))
+    return {name: [each for each in several if each and None not in several] for name, several in results.items()}
 
 
 def rows_of(name: str, stored: FakeQuantizer, start: int, stop: int, rows: int) -> FakeQuantizer:

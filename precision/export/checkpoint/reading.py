@@ -16,20 +16,14 @@ from typing import Any
 import torch
 
 from assay.precision.errors import BadModel
-from assay.precision.export.checkpoint.folder import needed
+from assay.precision.export.checkpoint.writing import needed
 from assay.precision.export.configurations.compressed_tensors import TABLE
 from assay.precision.loading.pretrained import json_of
 from assay.precision.loading.quiet import quiet
 from assay.runtime.modules import optional
 
 
-def is_mixture(folder: Path, quantization: Mapping[str, Any]) -> bool:
-    """Return whether linears of single experts, or an embedding table, are quantised in a checkpoint."""
-    tables = any(TABLE in group["targets"] for group in quantization.get("config_groups", {}).values())
-    return tables or any(".experts." in name for name in _quantised(_tensors(folder)))
-
-
-def load_mixture(folder: Path, kind: Any, quantization: Mapping[str, Any], **options: Any) -> torch.nn.Module:
+def _mixture(folder: Path, kind: Any, quantization: Mapping[str, Any], **options: Any) -> torch.nn.Module:
     """Return the model with dense weights, whose linears (except experts) round their inputs as the checkpoint says.
 
     kind: the class of transformers; quantization: the checkpoint's ``quantization_config``. Raises BadModel if a linear
@@ -82,8 +76,7 @@ def _round_inputs(model: torch.nn.Module, config: Any, library: Any, scales: Map
     modules = dict(model.named_modules())
     for key, scale in scales.items():
         name, _, last = key.rpartition(".")
-        made = getattr(modules.get(name), last, None)
-        if made is not None:
+        if (made := getattr(modules.get(name), last, None)) is not None:
             made.data = scale.to(made.dtype).reshape(made.shape)
 
 
@@ -115,9 +108,11 @@ def load_checkpoint(folder: str | Path, dtype: torch.dtype | str = torch.float32
         kind = getattr(optional("transformers", purpose="a checkpoint", extra="audit"), config["architectures"][0])
         written = config["quantization_config"]
         dense = getattr(options.get("quantization_config"), "dequantize", False)
-        if is_mixture(Path(folder), written) or (dense and len(written["config_groups"]) > 1):
+        tables = any(TABLE in group["targets"] for group in written.get("config_groups", {}).values())
+        single = tables or any(".experts." in name for name in _quantised(_tensors(Path(folder))))
+        if single or (dense and len(written["config_groups"]) > 1):
             options.pop("quantization_config", None)
-            return load_mixture(Path(folder), kind, written, dtype=dtype, **options).eval()
+            return _mixture(Path(folder), kind, written, dtype=dtype, **options).eval()
         model: torch.nn.Module = kind.from_pretrained(folder, dtype=dtype, local_files_only=True, **options)
         quantizer: Any = model.hf_quantizer
         if not quantizer.quantization_config.dequantize:

@@ -1,14 +1,12 @@
-"""Configurations of serving stacks, one file each, which registers its target.
+"""Configurations of serving stacks, one file each. In: a `Request`. Out: a `Recipe` and its files."""
 
-In: a `Request`. Out: a `Recipe` and its files. Called by `exporting`, for each requested target.
-"""
+from assay.precision.export.configurations import compressed_tensors, gguf, mlx, torchao, vllm
 
-from importlib import import_module
-from pkgutil import iter_modules
-
-from assay.precision.export.target import TARGETS
-
-__all__ = ["TARGETS"]
-
-for _module in sorted(module.name for module in iter_modules(__path__)):
-    import_module(f"{__name__}.{_module}")
+TARGETS = {
+    "compressed-tensors": compressed_tensors.TARGET,
+    "gguf": gguf.TARGET,
+    "mlx": mlx.TARGET,
+    "torchao": torchao.TARGET,
+    "vllm": vllm.TARGET,
+}
+"""Every export target, by its name in ``--export``."""

@@ -3,14 +3,22 @@
 Fields and rules are those of compressed-tensors 0.20 (`QuantizationConfig`, `QuantizationArgs`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
-from assay.precision.export.patterns import also_asked_for, targets_of
-from assay.precision.export.plan import Plan, plan_of
-from assay.precision.export.target import Names, Recipe, json_file, of_linears, register
+from assay.precision.export.plan import (
+    Names,
+    Plan,
+    Recipe,
+    Target,
+    also_asked_for,
+    json_text,
+    of_linears,
+    plan_of,
+    targets_of,
+)
 from assay.precision.observation.sites import Site
 from assay.precision.schemes import SCHEMES, Quantizer, Scheme
 from assay.precision.targets import engines, kind_of
@@ -20,8 +28,6 @@ VERSION = "0.20.0"
 
 _ELEMENTS = ("int3", "int4", "int8", "float4_e2m1fn", "float6_e2m3fn", "float8_e4m3fn")
 """The element formats that it supports."""
-_TYPES = {"integer": "int", "float": "float"}
-"""Its names for kinds of formats."""
 _SCALES = {"float8_e8m0fnu": "torch.uint8", "float8_e4m3fn": "torch.float8_e4m3fn"}
 TABLE = "Embedding"
 """The class of embedding tables, as a target."""
@@ -47,17 +53,14 @@ def quantization_config(
 def tables_of(kind: str) -> Callable[[Scheme, bool], str]:
     """Return the function that says why vLLM can't load an embedding table of a type of model (`plan.no_tables`)."""
     vllm = engines()["vllm"]
+    schemes = vllm.schemes_by_kind["tables"]
 
     def lacks(scheme: Scheme, tied: bool) -> str:
         if kind not in vllm.tables_of:
             return f"vLLM {vllm.version} loads quantised tables of {', '.join(vllm.tables_of)} only"
         if tied:
             return "vLLM forms no product with a quantised table"
-        return (
-            ""
-            if scheme.name in vllm.schemes_by_kind["tables"]
-            else f"tables may have {', '.join(vllm.schemes_by_kind['tables'])}"
-        )
+        return "" if scheme.name in schemes else f"tables may have {', '.join(schemes)}"
 
     return lacks
 
@@ -74,7 +77,12 @@ def config_of(plan: Plan, names: Names, *, optional: bool = False) -> Recipe:
             plan.note(name, scheme.name, str(why_not(scheme)))
             left += names.get(name, [name])
     formats = {group["format"] for group in groups.values()}
-    caches = plan.caches if optional else plan.fp8_caches("a cache is e4m3 or as it is")
+    caches: Iterable[str] = plan.caches
+    if plan.cache != "kv-fp8" and not optional:
+        caches = ()
+        for name, scheme in plan.caches.items():
+            one = "one scheme holds for the caches of all layers"
+            plan.note(name, scheme.name, one if scheme.name == "kv-fp8" else "a cache is e4m3 or as it is")
     content = {
         "quant_method": "compressed-tensors",
         "version": VERSION,
@@ -130,22 +138,22 @@ def group_of(scheme: Scheme, names: list[str]) -> dict[str, Any]:
     group: dict[str, Any] = {
         "format": format_of(scheme),
         "targets": [*targets_of(names), *also_asked_for(names)],
-        "weights": _arguments(scheme.weight, "channel", dynamic=False),
+        "weights": _arguments(scheme.weight, "channel", False),
     }
     if scheme.activation is not None:
         local = scheme.activation.scale_format == "float8_e4m3fn"  # the tensor's scale is static
-        dynamic: bool | str = "local" if local else scheme.activation.dynamic
-        group["input_activations"] = _arguments(scheme.activation, "token", dynamic=dynamic)
+        dynamic = "local" if local else scheme.activation.dynamic
+        group["input_activations"] = _arguments(scheme.activation, "token", dynamic)
     return group
 
 
-def _arguments(quantizer: Quantizer, row: str, *, dynamic: bool | str) -> dict[str, Any]:
-    strategy = {"tensor": "tensor", "row": row, "group": "group", "block": "block"}[quantizer.per]
+def _arguments(quantizer: Quantizer, row: str, dynamic: bool | str) -> dict[str, Any]:
+    strategy = row if quantizer.per == "row" else quantizer.per
     if quantizer.scale_format == "float8_e4m3fn":
         strategy = "tensor_group"
     arguments = {
         "num_bits": quantizer.element.bits,
-        "type": _TYPES[quantizer.element.kind],
+        "type": "int" if quantizer.element.kind == "integer" else "float",
         "symmetric": quantizer.symmetric,
         "strategy": strategy,
         "dynamic": dynamic,
@@ -159,12 +167,11 @@ def _arguments(quantizer: Quantizer, row: str, *, dynamic: bool | str) -> dict[s
     return arguments
 
 
-register(
-    "compressed-tensors",
+TARGET = Target(
     lambda request: quantization_config(
         request.assignment, request.sites, request.dtype, request.names, kind_of(request.module)
     ),
-    json_file("quantization_config.json"),
+    lambda request, recipe: {"quantization_config.json": json_text(recipe.content)},
     of_linears(why_not, ["kv-fp8", "kv-fp8-q"]),
     tables=True,
 )

@@ -30,8 +30,7 @@ from assay.configs import architectures
 from assay.configs.architectures import quantised_by_gguf
 from assay.precision.errors import CannotExport
 from assay.precision.export.checkpoint.pieces import Piece, pieces_of
-from assay.precision.export.plan import Plan, plan_of
-from assay.precision.export.target import Recipe, Request, of_linears, register
+from assay.precision.export.plan import Recipe, Request, Target, of_linears, plan_of
 from assay.precision.observation.qparams import QParams
 from assay.precision.observation.sites import Site
 from assay.precision.schemes import scheme_named
@@ -52,11 +51,16 @@ class TensorNames:
         gguf = library()
         config = getattr(model, "config", None)
         kind = str(getattr(config, "model_type", type(model).__name__))
-        known = {_letters(name): architecture for architecture, name in gguf.MODEL_ARCH_NAMES.items()}
-        result = known.get(_letters(architectures.gguf_type(kind)))
+
+        def letters(name: str) -> str:
+            return re.sub(r"[^a-z0-9]", "", name.lower())
+
+        known = {letters(name): architecture for architecture, name in gguf.MODEL_ARCH_NAMES.items()}
+        result = known.get(letters(architectures.gguf_type(kind)))
         layers = getattr(config, "num_hidden_layers", None)
         if result is None or layers is None:
-            raise CannotExport(f"expected a model whose architecture gguf {_version()} has names for, got {kind!r}")
+            version = installed_version("gguf")
+            raise CannotExport(f"expected a model whose architecture gguf {version} has names for, got {kind!r}")
         self.architecture = str(gguf.MODEL_ARCH_NAMES[result])
         self._map = gguf.get_tensor_name_map(result, layers)
 
@@ -74,14 +78,6 @@ class TensorNames:
                 several = [self[f"{piece}.weight"] for piece in names.get(name) or [name]]
                 results[name] = tuple(dict.fromkeys(each for each in several if each)) if all(several) else ()
         return results
-
-
-def _letters(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
-def _version() -> str:
-    return installed_version("gguf")
 
 
 _ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -139,28 +135,32 @@ def write_gguf(
     beside = target.with_name(f".{target.name}.part")
     writer = gguf.GGUFWriter(beside, names.architecture)
     _describe(writer, model, names.architecture)
-    parameters, total, stored = dict(model.named_parameters()), 0, set()
+    parameters, total = dict(model.named_parameters()), 0
+    others = dict(parameters)
     for name, site in sites.items():
         key = name if name in parameters else f"{name}.weight"
         if site.shape and not site.tied and key in parameters:
-            stored.add(key)
+            others.pop(key)
             scheme = recipe.held.get(name)
             own = pieces.get(name) or [Piece(name, None, 0, site.shape[0])]
             for tensor, values in _tensors(names, own, parameters[key].detach(), name, scheme, fits).items():
                 total += _add(writer, tensor, _ordered(model, tensor, values), scheme, dtype)
-    for key, parameter in parameters.items():
-        if key not in stored:
-            named = _named(names, key)
-            total += _add(writer, named, _ordered(model, named, parameter.detach()), None, dtype)
+    for key, parameter in others.items():
+        named = _named(names, key)
+        total += _add(writer, named, _ordered(model, named, parameter.detach()), None, dtype)
     try:
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        _finish(writer)
         os.replace(beside, target)
     finally:
         beside.unlink(missing_ok=True)
     return WrittenFile(target, dict(recipe.held), recipe.notes, total)
+
+
+def _finish(writer: Any) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def _describe(writer: Any, model: torch.nn.Module, architecture: str) -> None:
@@ -192,9 +192,8 @@ def _tensors(
     names: TensorNames, pieces: list[Piece], weight: torch.Tensor, site: str, scheme: str | None, fits: QParams
 ) -> dict[str, torch.Tensor]:
     """Return the tensors of a site's weight: values, or blocks if it has a scheme; experts are stacked."""
-    experts = range(weight.shape[0]) if weight.dim() == 3 else [None]
     whole: dict[int | None, torch.Tensor] = {}
-    for expert in experts:
+    for expert in range(weight.shape[0]) if weight.dim() == 3 else [None]:
         values = weight if expert is None else weight[expert]
         result = None if scheme is None else fits.weight(site, scheme_named(scheme), values, expert)
         whole[expert] = values if result is None or result.packed is None else result.packed
@@ -245,7 +244,7 @@ def kinds_of(tensor: str, types: list[tuple[str, str]]) -> set[str]:
     return {kind for pattern, kind in types if re.search(pattern, tensor)}
 
 
-def imatrix(fits: QParams, sites: Mapping[str, Site], tensors: Mapping[str, Sequence[str]]) -> bytes:
+def _imatrix(fits: QParams, sites: Mapping[str, Site], tensors: Mapping[str, Sequence[str]]) -> bytes:
     """Return the file: for the tensors of each site with an input, sums of squares of the input's columns, and counts.
 
     llama-quantize divides them in float32, as the simulation does, so both weight errors identically. Experts of a
@@ -259,24 +258,20 @@ def imatrix(fits: QParams, sites: Mapping[str, Site], tensors: Mapping[str, Sequ
         writer = without(path, "")
         most = 0
         for site, names in tensors.items():
-            seen = fits.squares(site)
-            if seen is None:
+            if (seen := fits.squares(site)) is None:
                 continue
             sums, count = seen
             most = max(most, count)
             experts = sites[site].shape[0] if len(sites[site].shape) == 3 else 1
+            rows = sums.detach().float().cpu().expand(experts, -1).contiguous()
             for name in names:
-                rows = sums.detach().float().cpu().expand(experts, -1).contiguous()
                 writer.add_tensor(f"{name}.in_sum2", rows.numpy())
                 writer.add_tensor(f"{name}.counts", torch.full((experts, 1), float(count)).numpy())
         writer.add_type("imatrix")
         writer.add_array(gguf.Keys.IMatrix.DATASETS, ["the calibration data of an audit"])
         writer.add_uint32(gguf.Keys.IMatrix.CHUNK_COUNT, 1)
         writer.add_uint32(gguf.Keys.IMatrix.CHUNK_SIZE, most)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        _finish(writer)
         return path.read_bytes()
 
 
@@ -285,6 +280,7 @@ TYPES, IMATRIX, COMMANDS = "gguf-types.txt", "gguf-imatrix.gguf", "gguf.txt"
 _KEPT = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 _MIXES = {"q5_k": "Q5_K_M", "q4_k": "Q4_K_M", "q3_k": "Q3_K_M", "mxfp4": "MXFP4_MOE"}
 """llama-quantize's names of files of mostly one type, if they differ from the type's name."""
+_NO_BLOCKS = "GGUF holds types of ggml, such as q4_k"
 
 
 def tensor_types(request: Request) -> Recipe:
@@ -293,10 +289,14 @@ def tensor_types(request: Request) -> Recipe:
     Raises CannotExport and UnknownScheme as `plan_of` does, NotInstalled.
     """
     plan = plan_of(request.assignment, request.sites, request.dtype, experts=True, tables=lambda scheme, tied: "")
-    for name, scheme in plan.caches.items():
-        plan.note(name, scheme.name, "llama.cpp's caches have types of their own (--cache-type-k, --cache-type-v)")
-    wanted = {name: kind for name, scheme in plan.weights.items() if (kind := _blocks(plan, name)) is not None}
-    if not wanted or request.module is None:
+    plan.note_caches("llama.cpp's caches have types of their own (--cache-type-k, --cache-type-v)")
+    wanted: dict[str, BlockType] = {}
+    for name, scheme in plan.weights.items():
+        if scheme.weight is None or scheme.weight.blocks is None:
+            plan.note(name, scheme.name, _NO_BLOCKS)
+        else:
+            wanted[name] = scheme.weight.blocks
+    if not wanted:
         return plan.recipe({}, ())
     try:
         tensors = TensorNames(request.module)
@@ -310,21 +310,27 @@ def tensor_types(request: Request) -> Recipe:
         for each in several:
             asked.setdefault(each, set()).add(wanted[name].ggml_name if name in wanted else "")
     types: dict[str, str] = {}
-    held, total = [], 0.0
+    held, total = [], 0
     for name, several in indices.items():
         kind, site = wanted.get(name), request.sites[name]
+        columns = site.shape[-1]
         if kind is not None:
             mixed = any(len(asked[each]) > 1 for each in several)
             if reason := _refused(site, several, kind, mixed):
                 plan.note(name, plan.weights[name].name, reason)
-                kind = None if mixed else _instead(site, kind)
+                # llama-quantize's fallback has smaller blocks, for rows that aren't multiples of the block.
+                fallback = block_types().get(kind.fallback) if columns % kind.block and not mixed else None
+                kind = fallback if fallback is not None and columns % fallback.block == 0 else None
             else:
                 held.append(name)
-        total += float(site.parameters * request.dtype.itemsize) if kind is None else _bytes(site, kind)
+        if kind is None:
+            total += site.parameters * request.dtype.itemsize
+        else:
+            total += site.parameters // columns * kind.row_bytes(columns)
         kept = _KEPT[request.dtype] if kind is None else kind.ggml_name
         types |= {each: kept for each in several if quantised_by_gguf(each)}
     total += _others(request, tensors, indices, types)
-    return replace(plan.recipe({"types": types, "bytes": int(total)}, held), tensors=indices)
+    return replace(plan.recipe({"types": types, "bytes": total}, held), tensors=indices)
 
 
 def unquantised(request: Request) -> list[str]:
@@ -332,24 +338,15 @@ def unquantised(request: Request) -> list[str]:
 
     Raises CannotExport, NotInstalled.
     """
-    if request.module is None:
-        return []
     indices = TensorNames(request.module).of_sites(request.sites, request.names)
     return [name for name, several in indices.items() if not several or not all(map(quantised_by_gguf, several))]
 
 
-def lines(types: Mapping[str, str]) -> str:
-    """Return the content of a ``--tensor-type-file``."""
-    return "".join(f"^{re.escape(tensor)}$={kind}\n" for tensor, kind in types.items())
-
-
-def commands(request: Request, recipe: Recipe) -> str:
+def _commands(request: Request, recipe: Recipe) -> str:
     """Return the commands of llama.cpp that make the file and compare it with the unquantised model."""
     kept = _KEPT[request.dtype]
-    counted: dict[str, int] = {}
-    for kind in recipe.content["types"].values():
-        counted[kind] = counted.get(kind, 0) + (kind != kept)
-    most = max(counted, key=counted.__getitem__)
+    kinds = list(recipe.content["types"].values())
+    most = max(dict.fromkeys(kinds), key=lambda kind: kinds.count(kind) * (kind != kept))
     mix, wide, narrow = _MIXES.get(most, most.upper()), f"model-{kept}.gguf", "model.gguf"
     texts = (
         ["python", "convert_hf_to_gguf.py", request.model, "--outtype", kept, "--outfile", wide],
@@ -359,15 +356,6 @@ def commands(request: Request, recipe: Recipe) -> str:
     )
     size = f"# tensors of {recipe.content['bytes']:,} bytes, which llama-quantize --dry-run tells too\n"
     return size + "".join(shlex.join(words) + "\n" for words in texts)
-
-
-def _blocks(plan: Plan, name: str) -> BlockType | None:
-    """Return the ggml type in which a site's scheme stores weights; None, and a note, if it is none of ggml's."""
-    weight = plan.weights[name].weight
-    if weight is None or weight.blocks is None:
-        plan.note(name, plan.weights[name].name, "GGUF holds types of ggml, such as q4_k")
-        return None
-    return weight.blocks
 
 
 def _refused(site: Site, tensors: tuple[str, ...], kind: BlockType, mixed: bool) -> str:
@@ -383,21 +371,10 @@ def _refused(site: Site, tensors: tuple[str, ...], kind: BlockType, mixed: bool)
     return ""
 
 
-def _instead(site: Site, kind: BlockType) -> BlockType | None:
-    """Return llama-quantize's fallback type, with smaller blocks, for rows that aren't multiples of the block."""
-    fallback = block_types().get(kind.fallback) if site.shape[-1] % kind.block else None
-    return fallback if fallback is not None and site.shape[-1] % fallback.block == 0 else None
-
-
-def _bytes(site: Site, kind: BlockType) -> float:
-    return float(site.parameters // site.shape[-1] * kind.row_bytes(site.shape[-1]))
-
-
 def _others(
     request: Request, tensors: TensorNames, indices: Mapping[str, tuple[str, ...]], types: dict[str, str]
-) -> float:
+) -> int:
     """Return the bytes of parameters outside of all sites; add types that keep them unquantised to ``types``."""
-    assert request.module is not None
     total = 0
     for name, parameter in request.module.named_parameters():
         if name.removesuffix(".weight") in indices or name in indices:
@@ -407,26 +384,21 @@ def _others(
             types.setdefault(tensor, _KEPT[request.dtype])
         # The converter holds vectors in float32.
         total += parameter.numel() * (4 if parameter.dim() < 2 else request.dtype.itemsize)
-    return float(total)
+    return total
 
 
 def _files(request: Request, recipe: Recipe) -> dict[str, str | bytes]:
-    files: dict[str, str | bytes] = {
-        TYPES: lines(recipe.content["types"]),
-        COMMANDS: commands(request, recipe),
-    }
+    types = "".join(f"^{re.escape(tensor)}$={kind}\n" for tensor, kind in recipe.content["types"].items())
+    files: dict[str, str | bytes] = {TYPES: types, COMMANDS: _commands(request, recipe)}
     if request.fits is not None:
-        files[IMATRIX] = imatrix(request.fits, request.sites, recipe.tensors)
+        files[IMATRIX] = _imatrix(request.fits, request.sites, recipe.tensors)
     return files
 
 
-register(
-    "gguf",
+TARGET = Target(
     tensor_types,
     _files,
-    of_linears(
-        lambda scheme: "" if scheme.weight and scheme.weight.blocks else "GGUF holds types of ggml, such as q4_k"
-    ),
+    of_linears(lambda scheme: "" if scheme.weight and scheme.weight.blocks else _NO_BLOCKS),
     fixed=unquantised,
     apart=True,
 )

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from assay.precision.export.plan import plan_of
-from assay.precision.export.target import Recipe, Request, of_linears, register
+from assay.precision.export.plan import Recipe, Request, Target, of_linears, plan_of
 from assay.precision.observation.sites import Site
 from assay.precision.schemes import Scheme
 
@@ -44,8 +43,7 @@ def quant_predicate(
     """
     plan = plan_of(assignment, sites, dtype, tables=lambda scheme, tied: "")
     layers = plan.expressed(parameters_of)
-    for name, scheme in plan.caches.items():
-        plan.note(name, scheme.name, "mlx_lm takes a quantised cache where it generates, not from a file")
+    plan.note_caches("mlx_lm takes a quantised cache where it generates, not from a file")
     for name in [name for name in layers if sites[name].shape[-1] % _LEAST]:
         plan.note(name, plan.linears[name].name, f"MLX quantises rows of a multiple of {_LEAST}")
         del layers[name]
@@ -84,8 +82,7 @@ def _files(request: Request, recipe: Recipe) -> dict[str, str]:
     return {"mlx_convert.py": _PROGRAM.format(layers=layers, model=request.model, least=_LEAST)}
 
 
-register(
-    "mlx",
+TARGET = Target(
     lambda request: quant_predicate(request.assignment, request.sites, request.dtype),
     _files,
     of_linears(lambda scheme: parameters_of(scheme)[1]),

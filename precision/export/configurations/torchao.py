@@ -3,14 +3,12 @@
 Written in the format of torchao 0.18's `config_to_dict`, without loading torchao: a config's class, version and fields.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from assay.precision.export.plan import plan_of
-from assay.precision.export.target import Recipe, Request, of_linears, register
+from assay.precision.export.plan import Recipe, Target, json_text, of_linears, plan_of
 from assay.precision.observation.sites import Site
 from assay.precision.schemes import Scheme
 
@@ -23,9 +21,8 @@ def fqn_to_config(
     Unquantised linears are None, which torchao skips. Raises CannotExport and UnknownScheme as `plan_of` does.
     """
     plan = plan_of(assignment, sites, dtype)
-    configs = plan.expressed(_config)
-    for name, scheme in plan.caches.items():
-        plan.note(name, scheme.name, "torchao's configurations hold linears only")
+    configs = plan.expressed(entry_of)
+    plan.note_caches("torchao's configurations hold linears only")
     fused = {name: several[0] for name, several in plan.fused(sites, configs, "entry").items() if len(several) == 1}
     # Parameters of a module, such as experts, have no entry: several skipped ones make torchao 0.18 fail.
     entries = {name: configs.get(name) for name, site in sites.items() if len(site.shape) == 2} | fused
@@ -34,13 +31,8 @@ def fqn_to_config(
     return plan.recipe(content, configs)
 
 
-def entry_of(scheme: Scheme) -> dict[str, Any] | None:
-    """Return the torchao config of a linear's scheme; None if it has none."""
-    return _config(scheme)[0]
-
-
-def _config(scheme: Scheme) -> tuple[dict[str, Any] | None, str]:
-    """Return the config of a linear's scheme, or None and the reason."""
+def entry_of(scheme: Scheme) -> tuple[dict[str, Any] | None, str]:
+    """Return the torchao config of a linear's scheme, or None and the reason."""
     weight = scheme.weight
     if scheme.transform != "none" or (weight is not None and weight.rule == "awq"):
         return None, "torchao computes the weights' scales itself, without factors on columns or rotations"
@@ -52,10 +44,10 @@ def _config(scheme: Scheme) -> tuple[dict[str, Any] | None, str]:
         config = _object(
             "IntxWeightOnlyConfig",
             version=2,
-            weight_dtype={"_type": "torch.dtype", "_data": weight.format},
+            weight_dtype=_value("torch.dtype", weight.format),
             granularity=_object("PerGroup", group_size=weight.size),
             mapping_type=_value("MappingType", "SYMMETRIC" if weight.symmetric else "ASYMMETRIC"),
-            scale_dtype={"_type": "torch.dtype", "_data": weight.scale_format},
+            scale_dtype=_value("torch.dtype", weight.scale_format),
             intx_packing_format=_value("IntxPackingFormat", "UNPACKED_TO_INT8"),
             intx_choose_qparams_algorithm=_value("IntxChooseQParamsAlgorithm", "AFFINE"),
         )
@@ -72,7 +64,7 @@ def _value(kind: str, name: str) -> dict[str, str]:
 
 
 def _float8(granularity: list[dict[str, Any]]) -> dict[str, Any]:
-    e4m3 = {"_type": "torch.dtype", "_data": "float8_e4m3fn"}
+    e4m3 = _value("torch.dtype", "float8_e4m3fn")
     return _object(
         "Float8DynamicActivationFloat8WeightConfig",
         version=2,
@@ -83,7 +75,7 @@ def _float8(granularity: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _mx(dtype: str, scaling: str) -> dict[str, Any]:
-    element = {"_type": "torch.dtype", "_data": dtype}
+    element = _value("torch.dtype", dtype)
     return _object(
         "MXDynamicActivationMXWeightConfig",
         block_size=32,
@@ -119,14 +111,11 @@ def for_transformers(content: dict[str, Any]) -> dict[str, Any]:
     return {"quant_method": "torchao", "quant_type": {"default": content}}
 
 
-def _files(request: Request, recipe: Recipe) -> dict[str, str]:
-    files = {"torchao.json": recipe.content, "torchao-transformers.json": for_transformers(recipe.content)}
-    return {name: json.dumps(content, indent=2) + "\n" for name, content in files.items()}
-
-
-register(
-    "torchao",
+TARGET = Target(
     lambda request: fqn_to_config(request.assignment, request.sites, request.dtype),
-    _files,
-    of_linears(lambda scheme: _config(scheme)[1]),
+    lambda request, recipe: {
+        "torchao.json": json_text(recipe.content),
+        "torchao-transformers.json": json_text(for_transformers(recipe.content)),
+    },
+    of_linears(lambda scheme: entry_of(scheme)[1]),
 )

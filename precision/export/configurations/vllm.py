@@ -10,9 +10,17 @@ from collections.abc import Mapping
 import torch
 
 from assay.configs.architectures import fused_name
-from assay.precision.export.patterns import targets_of
-from assay.precision.export.plan import Plan, plan_of, units_of
-from assay.precision.export.target import Recipe, Request, json_file, of_linears, register
+from assay.precision.export.plan import (
+    Plan,
+    Recipe,
+    Request,
+    Target,
+    json_text,
+    of_linears,
+    plan_of,
+    targets_of,
+    units_of,
+)
 from assay.precision.observation.sites import Site, layer_and_kind
 
 _SHORTHANDS = {
@@ -79,18 +87,15 @@ def cache_options(plan: Plan, sites: Mapping[str, Site]) -> list[str]:
     return ["--kv-cache-dtype", _CACHES[kinds.pop()], *skipped]
 
 
-def _texts(request: Request, recipe: Recipe) -> dict[str, str | bytes]:
+def _files(request: Request, recipe: Recipe) -> dict[str, str]:
     """Return the command, and the recipe if it concerns linears."""
-    command: dict[str, str | bytes] = {
-        "vllm.txt": command_line(request.model, request.assignment, request.sites) + "\n"
-    }
-    return {**json_file("vllm.json")(request, recipe), **command} if recipe.content["targets"] else command
+    config = {"vllm.json": json_text(recipe.content)} if recipe.content["targets"] else {}
+    return {**config, "vllm.txt": command_line(request.model, request.assignment, request.sites) + "\n"}
 
 
-register(
-    "vllm",
+TARGET = Target(
     lambda request: online_config(request.assignment, request.sites, request.dtype),
-    _texts,
+    _files,
     of_linears(
         lambda scheme: "" if scheme.name in _SHORTHANDS else f"online it has {', '.join(_SHORTHANDS)}",
         [*_CACHES, "kv-fp8-q"],

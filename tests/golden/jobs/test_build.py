@@ -111,7 +111,7 @@ def _time_limit() -> Iterator[None]:
 def test_ray_survives_a_killed_worker(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     text = POISON.replace('"exit"', '"exit", "hang"')
-    with RayEngine(2, timeout=5.0) as engine:
+    with RayEngine(2, timeout=2.0) as engine:
         report, seen = run(engine, text, tmp_path / "store", retries=1)
     assert ways(report) == {"raise": {2}, "mend": {1}, "memory": {2}, "exit": {2}, "hang": {2}}
     assert sorted(outcome.task for outcome in seen) == list(range(8))

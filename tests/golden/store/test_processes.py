@@ -16,7 +16,7 @@ from assay.golden.store import Store
 from tests.golden.store.sample import bits, golden_of, record_of
 from tests.golden.store.workers import write
 
-KILLS = 20
+KILLS = 8
 
 
 @pytest.fixture(scope="module")

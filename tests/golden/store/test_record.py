@@ -16,7 +16,9 @@ from assay.golden.registry import specs
 from assay.golden.store import Record, make_record, record_key
 from tests.golden.store.sample import SPECIAL, bits, golden_of, record_of
 from tests.golden.vectors.freeze import DEFINITIONS
+from tests.golden.vectors.freeze import record_of as frozen_record
 
+FROZEN = json.loads(DEFINITIONS.read_text(encoding="utf-8"))
 ANY = st.floats(allow_nan=True, allow_infinity=True, width=64)
 
 
@@ -57,10 +59,8 @@ def test_a_made_record_holds_the_golden() -> None:
 
 @pytest.mark.parametrize("name", specs())
 def test_every_spec_can_be_stored(name: str) -> None:
-    frozen = json.loads(DEFINITIONS.read_text(encoding="utf-8")).get(name)
-    assert frozen, f"{name} isn't frozen: python -m tests.golden.vectors.freeze"
-    for case in frozen["cases"]:
-        record = make_record(Recipe.from_json(json.dumps(case["recipe"])))
+    for case in FROZEN[name]["cases"]:
+        record = frozen_record(Recipe.from_json(json.dumps(case["recipe"])).to_json())
         assert not derive(record).fault
         again = Record.from_bytes(record.to_bytes(), "it")
         for one, other in zip(again.goldens, record.goldens, strict=True):

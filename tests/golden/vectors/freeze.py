@@ -6,6 +6,7 @@ What is frozen already under the same version stays as it is, so that running th
 import hashlib
 import json
 import math
+from functools import cache
 from itertools import chain
 from math import prod
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import Any
 
 import torch
 
-from assay.golden.evaluation import evaluate
 from assay.golden.inputs import values
 from assay.golden.inputs.distributions import names_of
 from assay.golden.inputs.recipe import Recipe, recipe
@@ -21,6 +21,7 @@ from assay.golden.inputs.values import draw
 from assay.golden.options import Option
 from assay.golden.registry import Spec, spec, specs
 from assay.golden.signature import parse
+from assay.golden.store import Record, make_record
 from assay.runtime.errors import AssayError
 from assay.verify.cases.case import Case
 from assay.verify.cases.sampler import Sampler, seeded
@@ -124,16 +125,21 @@ def _candidates(option: Option) -> list[Any]:
     return [value for place, value in enumerate(tried) if option.accepts(value) and value not in tried[:place]]
 
 
+@cache
+def record_of(text: str) -> Record:
+    """The record of a recipe in JSON, evaluated once for all tests."""
+    return make_record(Recipe.from_json(text))
+
+
 def evaluated(made: Recipe) -> list[dict[str, Any]]:
     """The goldens of a recipe: shape, values in hexadecimal, and the largest radius."""
-    result = evaluate(made.spec, *made.tensors(), **{**made.options, **made.keywords()})
     return [
         {
             "shape": list(golden.value.shape),
             "value": [number.hex() for number in golden.value.double().reshape(-1).tolist()],
             "radius": float(golden.radius.max()).hex(),
         }
-        for golden in (result if isinstance(result, tuple) else (result,))
+        for golden in record_of(made.to_json()).goldens
     ]
 
 
