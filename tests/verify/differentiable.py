@@ -1,5 +1,6 @@
 """Differentiable functions to examine: honest ones, and ones with one fault each in a pass."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from assay.golden import evaluate
 
 
 class RmsNorm(torch.autograd.Function):
-    """RMS norm with its gradient by hand; a subclass overrides what it does wrong."""
+    """RMS norm with its gradient by hand; `with_gradients` overrides what a faulty one does wrong."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
@@ -20,65 +21,54 @@ class RmsNorm(torch.autograd.Function):
         root = torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)
         return (values * root * weight.float()).to(x.dtype)
 
-    @classmethod
-    def parts(cls, ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """dx, the rows of dweight, and x, in float32."""
+    @staticmethod
+    def parts(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
+        """dx in the dtype of dy, and the rows of dweight in float32."""
         x, weight = (saved.float() for saved in ctx.saved_tensors)
         root = torch.rsqrt(x.square().mean(-1, keepdim=True) + ctx.eps)
         normalized, grown = x * root, dy.float() * weight
         dx = (grown - normalized * (grown * normalized).mean(-1, keepdim=True)) * root
-        return dx, dy.float() * normalized, x
+        return dx.to(dy.dtype), dy.float() * normalized
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
-        dx, rows, _ = RmsNorm.parts(ctx, dy)
-        return dx.to(dy.dtype), rows.sum(0).to(dy.dtype), None
+        dx, rows = RmsNorm.parts(ctx, dy)
+        return dx, rows.sum(0).to(dy.dtype), None
 
 
-class NoGradientOfWeight(RmsNorm):
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        return RmsNorm.parts(ctx, dy)[0].to(dy.dtype), None, None
+def with_gradients(gradients: Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor | None]]) -> Any:
+    """`RmsNorm` whose backward pass makes dx and dweight of what was saved, dx, and the rows of dweight."""
+
+    class Faulty(RmsNorm):
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> Any:
+            dx, dweight = gradients(ctx, *RmsNorm.parts(ctx, dy))
+            return dx, None if dweight is None else dweight.to(dy.dtype), None
+
+    return Faulty
 
 
-class WrongFactor(RmsNorm):
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        dx, rows, _ = RmsNorm.parts(ctx, dy)
-        return dx.to(dy.dtype) * 1.01, rows.sum(0).to(dy.dtype), None
-
-
-class WeightNotSummed(RmsNorm):
-    """Of dweight, only the first row arrives."""
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        dx, rows, _ = RmsNorm.parts(ctx, dy)
-        return dx.to(dy.dtype), (rows[0] if len(rows) else rows.sum(0)).to(dy.dtype), None
-
-
-class WeightSummedNarrowly(RmsNorm):
+def summed_narrowly(ctx: Any, dx: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """dweight is summed in the input's dtype, row by row (Liger-Kernel#950)."""
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        dx, rows, _ = RmsNorm.parts(ctx, dy)
-        total = torch.zeros_like(rows[0] if len(rows) else rows.sum(0)).to(dy.dtype)
-        for row in rows:
-            total = total + row.to(dy.dtype)
-        return dx.to(dy.dtype), total, None
+    total = torch.zeros(rows.shape[1], dtype=dx.dtype)
+    for row in rows:
+        total = total + row.to(dx.dtype)
+    return dx, total
 
 
-class OverwritesInput(RmsNorm):
+def over_the_input(ctx: Any, dx: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """dx is written over the x that was saved (Liger-Kernel#1251)."""
+    saved = ctx.saved_tensors[0].detach()
+    with torch.no_grad():
+        saved.copy_(dx)
+    return saved, rows.sum(0)
 
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        dx, rows, _ = RmsNorm.parts(ctx, dy)
-        saved = ctx.saved_tensors[0].detach()
-        with torch.no_grad():
-            saved.copy_(dx.to(dy.dtype))
-        return saved, rows.sum(0).to(dy.dtype), None
+
+NoGradientOfWeight = with_gradients(lambda ctx, dx, rows: (dx, None))
+WrongFactor = with_gradients(lambda ctx, dx, rows: (dx * 1.01, rows.sum(0)))
+# Of dweight, only the first row arrives.
+WeightNotSummed = with_gradients(lambda ctx, dx, rows: (dx, rows[0] if len(rows) else rows.sum(0)))
+WeightSummedNarrowly, OverwritesInput = with_gradients(summed_narrowly), with_gradients(over_the_input)
 
 
 class StridesIgnored(RmsNorm):
@@ -86,9 +76,7 @@ class StridesIgnored(RmsNorm):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
-        dense = torch.as_strided(dy, dy.shape, (dy.shape[1], 1))
-        dx, rows, _ = RmsNorm.parts(ctx, dense)
-        return dx.to(dy.dtype), rows.sum(0).to(dy.dtype), None
+        return RmsNorm.backward(ctx, torch.as_strided(dy, dy.shape, (dy.shape[1], 1)))
 
 
 class WrongForward(RmsNorm):
