@@ -522,7 +522,7 @@ def to_base_two(lse: Tensor) -> Tensor:
 
 
 def nan_swallowed(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    return nan_to_zero(attention_flash(q, k, v, **options))  # type: ignore[arg-type]
+    return nan_to_zero(attention_flash(q, k, v, **options))
 
 
 def delta_of_first_half(dout: Tensor, out: Tensor) -> Tensor:

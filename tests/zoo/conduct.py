@@ -25,7 +25,7 @@ def softmax_in_place(x: Tensor) -> Tensor:
     """The maximum is subtracted from the input itself."""
     if x.numel():
         x.sub_(x.amax(dim=1, keepdim=True))
-    return softmax_shifted(x)  # type: ignore[no-any-return]
+    return softmax_shifted(x)
 
 
 def add_rmsnorm_in_place(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
@@ -70,11 +70,11 @@ def wrapped(x: Tensor) -> Tensor:
 
 def softmax_offsets_of_32_bits(x: Tensor) -> Tensor:
     """Offsets beyond 2^31 elements wrap."""
-    return softmax_shifted(wrapped(x))  # type: ignore[no-any-return]
+    return softmax_shifted(wrapped(x))
 
 
 def softmax_strides_ignored(x: Tensor) -> Tensor:
-    return softmax_shifted(packed(x))  # type: ignore[no-any-return]
+    return softmax_shifted(packed(x))
 
 
 def gelu_behind_input(x: Tensor, *, approximate: str = "none") -> Tensor:
@@ -106,7 +106,7 @@ def shape_and_dtype(x: Tensor) -> object:
 
 
 def logsumexp_keeps_dimension(x: Tensor) -> Tensor:
-    return logsumexp_shifted(x)[:, None]  # type: ignore[no-any-return]
+    return logsumexp_shifted(x)[:, None]
 
 
 def gemm_drops_single_row(a: Tensor, b: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ def softmax_of_256_columns(x: Tensor) -> Tensor:
     """Rows that don't fit one block are refused."""
     if x.shape[1] > 256:
         raise ValueError("at most 256 columns")
-    return softmax_shifted(x)  # type: ignore[no-any-return]
+    return softmax_shifted(x)
 
 
 def softmax_of_no_columns_raises(x: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ def chance() -> torch.Generator:
 def gemm_random_order(a: Tensor, b: Tensor) -> Tensor:
     """K is summed in another order each time, as atomics do."""
     order = torch.randperm(a.shape[1], generator=chance())
-    return gemm(a[:, order], b[order])  # type: ignore[no-any-return]
+    return gemm(a[:, order], b[order])
 
 
 def gelu_noise_of_an_ulp(x: Tensor, *, approximate: str = "none") -> Tensor:
@@ -155,7 +155,7 @@ def softmax_spins(x: Tensor) -> Tensor:
 def gemm_sleeps(a: Tensor, b: Tensor) -> Tensor:
     """Comes back in eleven days."""
     time.sleep(10**6)
-    return gemm(a, b)  # type: ignore[no-any-return]
+    return gemm(a, b)
 
 
 def wrapped_rows(kernel: Kernel, bits: int) -> Kernel:

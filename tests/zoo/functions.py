@@ -217,7 +217,7 @@ def rope_angle_of_place(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: boo
     if interleaved:
         index = (2 * torch.arange(cos.shape[1])).clamp(max=max(cos.shape[1] - 1, 0))
         cos, sin = cos[:, index], sin[:, index]
-    return rope(x, cos, sin, interleaved=interleaved)  # type: ignore[no-any-return]
+    return rope(x, cos, sin, interleaved=interleaved)
 
 
 def slope_nan_at_infinity(gate: Tensor) -> Tensor:
