@@ -7,8 +7,8 @@ import random
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from itertools import count as counting
 from typing import Any
 
@@ -17,7 +17,6 @@ from torch import Tensor
 
 from assay.formats.errors import UnknownOption
 from assay.precision.advice import Finding, findings, reasons
-from assay.precision.advice.detectors import random_control
 from assay.precision.advice.routers import Routing, routing_of
 from assay.precision.cache import Cache
 from assay.precision.choice.problem import Quantity
@@ -51,52 +50,71 @@ Progress = Callable[[str, int, int], None]
 """Receives a stage, how many of its steps are done, and how many there are."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditOptions:
-    """The options of `audit`, which describes them; invalid ones raise when the audit begins."""
-
-    metric: str | Callable[[Any, Any], Tensor] = "kl"
-    formats: Collection[str] | None = None
-    target: str | None = None
-    check: Sequence[Any] | None = None
-    seed: int = 0
-    bits: int | None = None
-    shape: Shape | None = None
-    progress: Progress = lambda stage, done, count: None
-    cache: Cache | None = None
-    unfused: bool | None = None
-    exact: bool = False
-
-
 class Audit:
     """The audit of a model over calibration data: sites, menus, predictions, measurements, recommendations.
 
-    `audit` makes one: one forward pass observes the model, four backward passes give the products that predict.
+    One forward pass observes the model, four backward passes give the products that predict.
+
+    model: a module or an exported program; it is left unchanged. 16-bit weights are computed with in float32.
+    batches: dicts of keyword arguments, tuples of positional arguments, or the only argument; sequences are along the
+    first dimension of tensors. An ``attention_mask`` [B, T] takes padding out of the metric and of all fits.
+    metric: "kl", nats per position at the logits; "relative", of last_hidden_state, logits or a tensor; or a loss,
+    called with outputs and batch, that gives a number for each sequence [B].
+    formats: names of schemes; None: all but those that are audited on request only.
+    target: an engine of configs/engines.toml, a device of configs/devices.toml, or ``engine@device``; it bounds the
+    menus, and the device gives the times.
+    check: held-out batches, over which `Audit.measure` and reported errors are; fits, predictions and choices use
+    ``batches`` only. None: ``batches``.
+    seed: of the random cotangents and assignments. bits: of the model's stored weights, where the model is given in
+    another dtype. shape: the served workload, for times and the bytes of the KV cache. cache: stores products and
+    measured errors, and reuses those of an earlier audit.
+    unfused: each linear may have a scheme of its own, although engines run q, k and v, and gate and up, as one product;
+    None: as the target does. exact: use every row of every weight instead of sampling the large ones.
+
+    Raises BadModel, NoData, UnknownScheme, UnknownOption, UnknownDevice.
     """
 
+    @names_checked("audit", "setting", UnknownOption)
     def __init__(
-        self, model: torch.nn.Module | torch.export.ExportedProgram, batches: Sequence[Any], options: AuditOptions
+        self,
+        model: torch.nn.Module | torch.export.ExportedProgram,
+        batches: Sequence[Any],
+        metric: str | Callable[[Any, Any], Tensor] = "kl",
+        formats: Collection[str] | None = None,
+        target: str | None = None,
+        *,
+        check: Sequence[Any] | None = None,
+        seed: int = 0,
+        bits: int | None = None,
+        shape: Shape | None = None,
+        progress: Progress | None = None,
+        cache: Cache | None = None,
+        unfused: bool | None = None,
+        exact: bool = False,
     ) -> None:
-        self.metric = metric_named(options.metric)
-        schemes = formats_of(options.formats, options.target)
+        self.metric = metric_named(metric)
+        schemes = formats_of(formats, target)
         model = model.module(check_guards=False) if isinstance(model, torch.export.ExportedProgram) else model
         self.model = in_float32(model)
         stored = (p.element_size() * 8 for p in model.parameters() if p.is_floating_point())
-        self.bits = options.bits or min(stored, default=32)
+        self.bits = bits or min(stored, default=32)
         """Bits of an element of the model's own weights, which unassigned sites keep."""
-        self.options = options
+        self.target = target
+        """The engine, the device or both that the audit is for."""
         self.batches = normalised(batches, self.model)
-        self.check = None if options.check is None else normalised(options.check, self.model)
+        self.check = None if check is None else normalised(check, self.model)
         self.seconds: dict[str, float] = {}  # Wall time of each stage
         self.measured: list[Trial] = []  # Assignments that were measured to calibrate the interval
+        self._seed = seed
+        self._progress = progress or (lambda stage, done, count: None)
         self._allowed_schemes: frozenset[str] | None = None
         with self._timed("looking"):
-            rules = target_named(options.target).served(schemes, kind_of(self.model))
-            rules = rules if options.unfused is None else replace(rules, unfused=options.unfused)
+            rules = target_named(target).served(schemes, kind_of(self.model))
+            rules = rules if unfused is None else replace(rules, unfused=unfused)
             recording, done = Recording(self.model, self.batches), self._steps("looking")
             self.observed = observe(self.model, self.batches, self.metric, schemes, done, rules, recording.over)
             data = EvaluationData("choice", self.batches, self.observed.references, self.observed.sequence_weights)
-            common = self.metric, self.observed, options.cache
+            common = self.metric, self.observed, cache
             self.choice_evaluator = Evaluator(self.model, data, *common, recording)
             self.report_evaluator = self.choice_evaluator
             if self.check is not None:
@@ -104,23 +122,25 @@ class Audit:
                 self.report_evaluator = Evaluator(self.model, data, *common)
         with self._timed("predicting"):
             count = len(self.report_evaluator.data.weights)
-            others = OtherSequences(self.choice_evaluator.data.weights, count) if options.check else None
-            self.predictor = Predictor(self.observed, self.metric, self._differentiated(), others=others)
+            others = OtherSequences(self.choice_evaluator.data.weights, count) if check else None
+            products = cache.products(self.observed.menus) if cache else None
+            if products is None:
+                given, chain = (self.model, self.batches, self.metric, self.observed), self.choice_evaluator.chain
+                done = self._steps("predicting")
+                products = differentiate(*given, again=AGAIN, seed=seed, chain=chain, exact=exact, done=done)
+                if cache:
+                    cache.keep(products, self.observed.menus)
+            self.predictor = Predictor(self.observed, self.metric, QuadraticForm(products), others=others)
             """Replaced whenever a measurement corrects it."""
         self.observed = self.observed.without_gradient(sites_without_gradient(self.predictor, self.trial))
         self.predictor = replace(self.predictor, observed=self.observed)
         self.roofline = Roofline(
-            target_named(options.target).device,
+            target_named(target).device,
             self.observed.all_sites,
-            options.shape or Shape.of(self.model),
+            shape or Shape.of(self.model),
             self.bits,
-            *stored_bits(model, self.observed.all_sites, options.bits, self.bits),
+            *stored_bits(model, self.observed.all_sites, bits, self.bits),
         )
-
-    @property
-    def target(self) -> str | None:
-        """The engine, the device or both that the audit is for."""
-        return self.options.target
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -184,9 +204,8 @@ class Audit:
         """
         predictor, given = self._calibrated(), normalised(batches, self.model)
         routing = routing_of(self.model, given, self.observed)
-        measuring = Evaluator(
-            self.model, evaluation_data(self.model, given, self.metric, "other"), self.metric, self.observed
-        )
+        data = evaluation_data(self.model, given, self.metric, "other")
+        measuring = Evaluator(self.model, data, self.metric, self.observed)
         assignments = [assignment for assignment, _ in self.measured]
         measuring.measure_all(assignments)
         known, weights = len(measuring.data.weights), self.choice_evaluator.data.weights
@@ -218,8 +237,19 @@ class Audit:
         if self.roofline.device is None and not max_time is max_prefill is None:
             raise UnknownOption("expected a target with a device for max_time and max_prefill, such as target='h200'")
         predictor = self._chooser()
-        judge = None if self.check is None else Judge(self.measure, self._sampling())
-        recommender = Recommender(predictor, self.trial, self.roofline, kept, judge=judge, refitted=self._refitted)
+        judge = None
+        if self.check is not None:  # with the standard error of the logarithm of one error over the other
+            errors = [pair.measured for _, pair in self.measured if isinstance(pair.measured, MeasuredError)]
+            counts = (len(each.data.weights) for each in (self.choice_evaluator, self.report_evaluator))
+            judge = Judge(self.measure, relative_spread(errors) * math.sqrt(sum(1 / count for count in counts)))
+        recommender = Recommender(
+            predictor,
+            self.trial,
+            self.roofline,
+            kept,
+            judge=judge,
+            refitted=lambda predictor: recalibrated(predictor, self.measured),
+        )
         assignment = recommender.recommend(budgets)
         if recommender.predictor is not predictor:
             self.predictor = replace(recommender.predictor, observed=self.observed)
@@ -269,21 +299,20 @@ class Audit:
         if self.routing is not None:
             self.predictor = replace(self.predictor, flips=self.routing.count)
         for _ in range(2):
-            self._calibrate_on(range(len(self.measured), count + self.predictor.calibration.unscored))
+            indices = range(len(self.measured), count + self.predictor.calibration.unscored)
+            if not indices:
+                continue
+            done = partial(self._count_measured, counting(1), len(indices))
+            with self._timed("measuring"):
+                best = Recommender(self.predictor, self.trial, self.roofline).front
+                assignments = draw_assignments(self.predictor, best, self._seed, indices)
+                self.choice_evaluator.measure_all(assignments, done)
+                self.measured += run_trials(self.predictor, self.trial, assignments)
+            self._progress("measuring", len(indices), len(indices))
+            self.predictor = recalibrated(self.predictor, self.measured)
 
-    def _calibrate_on(self, indices: range) -> None:
-        if not indices:
-            return
-        done, last = counting(1), len(indices) - 1
-        with self._timed("measuring"):
-            best = Recommender(self.predictor, self.trial, self.roofline).front
-            assignments = draw_assignments(self.predictor, best, self.options.seed, indices)
-            self.choice_evaluator.measure_all(
-                assignments, lambda: self.options.progress("measuring", min(next(done), last), len(indices))
-            )
-            self.measured += run_trials(self.predictor, self.trial, assignments)
-        self.options.progress("measuring", len(indices), len(indices))
-        self.predictor = self._refitted(self.predictor)
+    def _count_measured(self, done: Iterator[int], count: int) -> None:
+        self._progress("measuring", min(next(done), count - 1), count)
 
     def random_assignment(self, draw: random.Random, share: float = 1.0, *, fine: bool = False) -> dict[str, str]:
         """Return a random scheme at every site, or at a random share of them (at least one); share 0: one scheme
@@ -310,41 +339,11 @@ class Audit:
 
     def _chooser(self) -> Predictor:
         """The predictor whose menus hold the allowed schemes only."""
-        predictor = self._calibrated()
-        return (
-            predictor
-            if self._allowed_schemes is None
-            else replace(predictor, observed=self.observed.limited(self._allowed_schemes))
-        )
-
-    def _refitted(self, predictor: Predictor) -> Predictor:
-        return recalibrated(predictor, self.measured)
-
-    def _sampling(self) -> float:
-        """Return the standard error of the logarithm of an error over ``check`` divided by the error over
-        ``batches``."""
-        if self.check is None:
-            return 0.0
-        spread = relative_spread(
-            [pair.measured for _, pair in self.measured if isinstance(pair.measured, MeasuredError)]
-        )
-        return spread * math.sqrt(
-            sum(1 / len(each.data.weights) for each in (self.choice_evaluator, self.report_evaluator))
-        )
-
-    def _differentiated(self) -> QuadraticForm:
-        """Return the quadratic form, from forward and backward passes of each batch, or from the cache."""
-        if self.options.cache and (kept := self.options.cache.products(self.observed.menus)):
-            return QuadraticForm(kept)
-        given, chain = (self.model, self.batches, self.metric, self.observed), self.choice_evaluator.chain
-        done, exact = self._steps("predicting"), self.options.exact
-        products = differentiate(*given, again=AGAIN, seed=self.options.seed, chain=chain, exact=exact, done=done)
-        if self.options.cache:
-            self.options.cache.keep(products, self.observed.menus)
-        return QuadraticForm(products)
+        predictor, allowed = self._calibrated(), self._allowed_schemes
+        return predictor if allowed is None else replace(predictor, observed=self.observed.limited(allowed))
 
     def _steps(self, stage: str) -> Callable[[int], None]:
-        return lambda done: self.options.progress(stage, done, len(self.batches))
+        return lambda done: self._progress(stage, done, len(self.batches))
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
@@ -353,57 +352,8 @@ class Audit:
         self.seconds[stage] = self.seconds.get(stage, 0.0) + time.monotonic() - began
 
 
-@names_checked("audit", "setting", UnknownOption)
-def audit(
-    model: torch.nn.Module | torch.export.ExportedProgram,
-    batches: Sequence[Any],
-    metric: str | Callable[[Any, Any], Tensor] = "kl",
-    formats: Collection[str] | None = None,
-    target: str | None = None,
-    *,
-    check: Sequence[Any] | None = None,
-    seed: int = 0,
-    bits: int | None = None,
-    shape: Shape | None = None,
-    progress: Progress | None = None,
-    cache: Cache | None = None,
-    unfused: bool | None = None,
-    exact: bool = False,
-) -> Audit:
-    """Audit a model over calibration data.
-
-    model: a module or an exported program; it is left unchanged. 16-bit weights are computed with in float32.
-    batches: dicts of keyword arguments, tuples of positional arguments, or the only argument; sequences are along the
-    first dimension of tensors. An ``attention_mask`` [B, T] takes padding out of the metric and of all fits.
-    metric: "kl", nats per position at the logits; "relative", of last_hidden_state, logits or a tensor; or a loss,
-    called with outputs and batch, that gives a number for each sequence [B].
-    formats: names of schemes; None: all but those that are audited on request only.
-    target: an engine of configs/engines.toml, a device of configs/devices.toml, or ``engine@device``; it bounds the
-    menus, and the device gives the times.
-    check: held-out batches, over which `Audit.measure` and reported errors are; fits, predictions and choices use
-    ``batches`` only. None: ``batches``.
-    seed: of the random cotangents and assignments. bits: of the model's stored weights, where the model is given in
-    another dtype. shape: the served workload, for times and the bytes of the KV cache. cache: stores products and
-    measured errors, and reuses those of an earlier audit.
-    unfused: each linear may have a scheme of its own, although engines run q, k and v, and gate and up, as one product;
-    None: as the target does. exact: use every row of every weight instead of sampling the large ones.
-
-    Raises BadModel, NoData, UnknownScheme, UnknownOption, UnknownDevice.
-    """
-    options = AuditOptions(
-        metric=metric,
-        formats=formats,
-        target=target,
-        check=check,
-        seed=seed,
-        bits=bits,
-        shape=shape,
-        progress=progress or (lambda stage, done, count: None),
-        cache=cache,
-        unfused=unfused,
-        exact=exact,
-    )
-    return Audit(model, batches, options)
+audit = Audit
+"""The class as a function: ``audit(model, batches)`` returns an `Audit`."""
 
 
 def advise(audit: Audit) -> list[Finding]:
@@ -411,9 +361,7 @@ def advise(audit: Audit) -> list[Finding]:
 
     No assignment is run; one more backward pass over the calibration data gives the random control.
     """
-    predictor = audit.predictor
-    given = audit.model, audit.batches, predictor
-    return findings(predictor, lambda menus: random_control(*given, menus, audit.choice_evaluator.chain))
+    return findings(audit.model, audit.batches, audit.predictor, audit.choice_evaluator.chain)
 
 
 def reliability(audit: Audit, assignment: Mapping[str, str]) -> list[str]:

@@ -50,19 +50,22 @@ def baselines(
     if not isinstance(reference, MeasuredError):
         raise BadAssignment("expected an assignment that was measured, as `recommend` gives it: set its `measured`")
     results: list[Baseline] = []
-    seen: list[Mapping[str, str]] = []
     recipes = [(name, assignment) for name, assignment in _recipes(audit, fixed, caches) if assignment]
     audit.measure_together([assignment for _, assignment in recipes])
     for name, assignment in recipes:
-        if assignment not in seen:
-            seen.append(assignment)
-            results.append(_beside(audit, chosen, reference, name, assignment, max_error))
-    gap = difference(audit.noise_floor, reference)
-    whole = audit.cost({})
-    words = _words(gap, whole, chosen.cost)
+        if any(each.assignment == assignment for each in results):
+            continue
+        cost, measured = audit.cost(assignment), audit.measure(assignment)
+        gap, same = difference(measured, reference), assignment == dict(chosen)
+        room = max(_AS_GOOD * reference, float(audit.noise_floor))
+        small = cost.bytes <= chosen.cost.bytes * (1 + 1e-9) and cost.kv_bytes <= chosen.cost.kv_bytes * (1 + 1e-9)
+        good = gap.sign <= 0 and gap.error <= room and measured <= max(max_error, reference)
+        words = "what is recommended" if same else _words(gap, cost, chosen.cost)
+        results.append(Baseline(name, assignment, cost, measured, gap, small and good and not same, words))
+    gap, whole = difference(audit.noise_floor, reference), audit.cost({})
     return [
         *sorted(results, key=lambda each: (each.cost.bytes, each.cost.kv_bytes)),
-        Baseline(UNQUANTISED, {}, whole, audit.noise_floor, gap, False, words),
+        Baseline(UNQUANTISED, {}, whole, audit.noise_floor, gap, False, _words(gap, whole, chosen.cost)),
     ]
 
 
@@ -86,24 +89,6 @@ def _recipes(audit: Audit, fixed: Collection[str], caches: bool) -> Iterator[tup
         tables = [str(site) for site in fit if site.type == "embedding"]
         if tables:
             yield f"{name} at every linear and embedding", dict.fromkeys([*linears, *tables], scheme)
-
-
-def _beside(
-    audit: Audit,
-    chosen: Assignment,
-    reference: MeasuredError,
-    name: str,
-    assignment: Mapping[str, str],
-    max_error: float,
-) -> Baseline:
-    cost, measured = audit.cost(assignment), audit.measure(assignment)
-    gap = difference(measured, reference)
-    room = max(_AS_GOOD * reference, float(audit.noise_floor))
-    small = cost.bytes <= chosen.cost.bytes * (1 + 1e-9) and cost.kv_bytes <= chosen.cost.kv_bytes * (1 + 1e-9)
-    good = gap.sign <= 0 and gap.error <= room and measured <= max(max_error, reference)
-    instead = small and good and dict(assignment) != dict(chosen)
-    words = "what is recommended" if dict(assignment) == dict(chosen) else _words(gap, cost, chosen.cost)
-    return Baseline(name, assignment, cost, measured, gap, instead, words)
 
 
 def _words(gap: Difference, cost: Cost, chosen: Cost) -> str:

@@ -36,7 +36,10 @@ class Cache:
         self._store = ResultStore(self.folder)
         self.reused = 0  # Errors measured by an earlier audit that this one reused
         self._fresh = fresh
-        self._errors = {} if fresh else self._read()
+        self._errors: dict[tuple[str, str], list[float]] = {
+            (entry["part"], _line(entry["assignment"])): list(map(float, entry["distances"]))
+            for entry in (() if fresh else self._store.get(_MEASURED, fingerprint) or ())
+        }
         self._earlier = set(self._errors)
 
     @property
@@ -54,7 +57,11 @@ class Cache:
         """Keep what each sequence adds to the measured error of an assignment, [N]."""
         self._errors[part, _line(assignment)] = distances.tolist()
         measured = [
-            {"part": part, "assignment": json.loads(line), "distances": [_plain(value) for value in values]}
+            {
+                "part": part,
+                "assignment": json.loads(line),
+                "distances": [value if math.isfinite(value) else str(value) for value in values],
+            }
             for (part, line), values in self._errors.items()
         ]
         self._store.put(_MEASURED, self.fingerprint, measured, versions_of(*_ANSWERED_BY))
@@ -83,19 +90,9 @@ class Cache:
         answer = {"keys": [repr((str(site), part)) for site, part in products.keys], "menus": _menus(menus)}
         self._store.put_arrays(_PRODUCTS, self.fingerprint, answer, versions_of(*_ANSWERED_BY), arrays)
 
-    def _read(self) -> dict[tuple[str, str], list[float]]:
-        return {
-            (entry["part"], _line(entry["assignment"])): [float(value) for value in entry["distances"]]
-            for entry in self._store.get(_MEASURED, self.fingerprint) or ()
-        }
-
 
 def _menus(menus: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     return {str(site): sorted(schemes) for site, schemes in menus.items()}
-
-
-def _plain(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)
 
 
 def fingerprint(model: torch.nn.Module, batches: Sequence[Any], *settings: object) -> str:
@@ -115,16 +112,13 @@ def fingerprint(model: torch.nn.Module, batches: Sequence[Any], *settings: objec
         for key, value in entries:
             held = tensors_in(value)
             shown = repr(value) if not isinstance(value, Tensor) else ""
-            digest.update(f"{key} {shown} {[(each.dtype, _size(each)) for each in held]}".encode())
+            parts = [(each.dtype, each.unbind() if each.is_nested else [each]) for each in held]
+            sizes = [(dtype, [list(part.shape) for part in some]) for dtype, some in parts]
+            digest.update(f"{key} {shown} {sizes}".encode())
             for each in held:
                 digest.update(_bytes(each))
     classes = {f"{type(module).__module__}:" for module in model.modules()}
     return result_key([repr(settings), digest.hexdigest()], *_ANSWERED_BY, targets=classes)
-
-
-def _size(tensor: Tensor) -> list[list[int]]:
-    """The shape; of a nested tensor those of its parts."""
-    return [list(each.shape) for each in (tensor.unbind() if tensor.is_nested else [tensor])]
 
 
 def _bytes(tensor: Tensor) -> bytes:

@@ -47,14 +47,10 @@ class Metric(ABC):
     def weights(self, reference: Tensor, batch: Batch) -> Tensor:
         """Return each sequence's part of the divisor of sums over sequences, float64 [B]."""
 
-    def compared(self, output: Tensor, batch: Batch) -> Tensor:
-        """Return the output with zeros at padding."""
-        return _at_valid(output, batch)
-
     def compare(self, reference: Tensor, output: Tensor, batch: Batch) -> Tensor:
         """Return the distance of each sequence, summed over its positions, float64 [B]. The metric is `mean` of their
         sum and the sum of weights."""
-        return _by_sequence(_at_valid(self.distance(reference, output), batch))
+        return _by_sequence(at_valid(self.distance(reference, output), batch))
 
     def agreeing(self, reference: Tensor, output: Tensor, batch: Batch) -> Tensor | None:
         """Return at how many positions of each sequence the most likely value is the same, float64 [B], out of
@@ -98,10 +94,8 @@ def _tensor(outputs: Any, *names: str) -> Tensor:
         value = outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)
         if isinstance(value, Tensor):
             return value
-    if isinstance(outputs, tuple | list):
-        tensors = [each for each in outputs if isinstance(each, Tensor)]
-        for each in sorted(tensors, key=lambda tensor: tensor.dim() < 2):  # a loss may come first
-            return each
+    if isinstance(outputs, tuple | list) and (tensors := [each for each in outputs if isinstance(each, Tensor)]):
+        return min(tensors, key=lambda tensor: tensor.dim() < 2)  # a loss may come first
     hidden = isinstance(outputs, Mapping) and "last_hidden_state" in outputs
     remedy = "; metric='relative' compares hidden states" if hidden else ""
     raise WrongShape(f"expected an output with {' or '.join(names)}, or a tensor, got {type(outputs).__name__}{remedy}")
@@ -127,7 +121,8 @@ def _valid(output: Tensor, batch: Batch) -> Tensor:
     return torch.ones(*output.shape[:-1], 1, dtype=torch.bool, device=output.device)
 
 
-def _at_valid(values: Tensor, batch: Batch) -> Tensor:
+def at_valid(values: Tensor, batch: Batch) -> Tensor:
+    """Return values [B, T, ...] with zeros at padding."""
     return torch.where(_valid(values, batch), values, 0.0)
 
 
@@ -158,25 +153,22 @@ class KL(Metric):
         sign = _signs(root, generator)
         # With u = sqrt(p), of norm one, v = u * (s - u (u . s)) has covariance diag(u) (1 - uu') diag(u).
         v = root * (sign - root * torch.linalg.vecdot(root, sign)[..., None])
-        return _at_valid(v, batch)
+        return at_valid(v, batch)
 
     def distance(self, reference: Tensor, output: Tensor) -> Tensor:
-        pairs = zip(reference, output, strict=True)  # one by one: float64 takes twice the memory
-        return torch.stack([_divergence(*pair) for pair in pairs])
+        terms = []
+        for pair in zip(reference, output, strict=True):  # one by one: float64 takes twice the memory
+            # In float32 terms of both signs would leave 1e-8 where nothing differs.
+            p, q = (logits.double().log_softmax(-1) for logits in pair)
+            terms.append((p.exp() * (p - q)).sum(-1, keepdim=True).clamp(min=0.0))
+        return torch.stack(terms)
 
     def weights(self, reference: Tensor, batch: Batch) -> Tensor:
         return _by_sequence(_valid(reference, batch))
 
     def agreeing(self, reference: Tensor, output: Tensor, batch: Batch) -> Tensor:
         same = reference.argmax(-1, keepdim=True) == output.argmax(-1, keepdim=True)
-        return _by_sequence(_at_valid(same.double(), batch))
-
-
-def _divergence(logits: Tensor, others: Tensor) -> Tensor:
-    """Return KL of logits [..., V], [..., 1], in float64: in float32 terms of both signs would leave 1e-8 where nothing
-    differs."""
-    p, q = logits.double().log_softmax(-1), others.double().log_softmax(-1)
-    return (p.exp() * (p - q)).sum(-1, keepdim=True).clamp(min=0.0)
+        return _by_sequence(at_valid(same.double(), batch))
 
 
 class Relative(Metric):
@@ -188,13 +180,13 @@ class Relative(Metric):
         return _tensor(outputs, "last_hidden_state", "logits")
 
     def cotangent(self, output: Tensor, batch: Batch, generator: torch.Generator) -> Tensor:
-        return _at_valid(_signs(output, generator), batch)
+        return at_valid(_signs(output, generator), batch)
 
     def distance(self, reference: Tensor, output: Tensor) -> Tensor:
         return (output.double() - reference.double()).square()
 
     def weights(self, reference: Tensor, batch: Batch) -> Tensor:
-        return _by_sequence(_at_valid(reference.double().square(), batch))
+        return _by_sequence(at_valid(reference.double().square(), batch))
 
 
 class Loss(Relative):

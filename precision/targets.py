@@ -4,7 +4,6 @@ both."""
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
 
 from assay.configs import table
 from assay.formats.devices import Device
@@ -77,10 +76,6 @@ class Engine:
         """Names of the schemes that are audited only if named."""
         return tuple(name for name, kernel in self.kernels.items() if kernel.on_request)
 
-    def takes(self, scheme: Scheme) -> bool:
-        """Return whether the engine supports a scheme on some device."""
-        return scheme.name in self.kernels
-
     def lacks(self, scheme: Scheme, device: Device | None = None) -> str:
         """Return why the engine does not support a scheme; empty where it does."""
         kernel = self.kernels.get(scheme.name)
@@ -112,8 +107,10 @@ class Target:
         """Return whether a supported scheme is allowed at a site; ``head``: the site gives the logits."""
         if self.engine is None:
             return True
-        kind = "tables" if site.type == "embedding" else _kind(site) or ("heads" if head else "")
-        names = self.engine.schemes_by_kind.get(kind, ("*",))
+        kind = "heads" if head else ""
+        kind = "experts" if site.role == "experts" or ".experts." in site else kind
+        kind = "routers" if site.role == "router" else kind
+        names = self.engine.schemes_by_kind.get("tables" if site.type == "embedding" else kind, ("*",))
         return scheme in names or names == ("*",)
 
     def served(self, formats: Collection[str], kind: str = "") -> EngineRules:
@@ -132,30 +129,23 @@ class Target:
         return EngineRules(not self.engine.fused, together, self.engine.tied, allows)
 
 
-def _kind(site: Site) -> str:
-    if site.role == "router":
-        return "routers"
-    return "experts" if site.role == "experts" or ".experts." in site else ""
-
-
 @cache
 def engines() -> dict[str, Engine]:
     """All engines by name."""
-    return {name: _engine(name, row) for name, row in table("engines").items()}
-
-
-def _engine(name: str, row: Mapping[str, Any]) -> Engine:
-    kernels = {
-        scheme: Kernel(each["stored"], each.get("from", 0), each.get("to"), each.get("asked", False))
-        for each in row["kernels"]
-        for scheme in each["schemes"]
-    }
-    schemes = {"tables": (), "routers": ()}
-    schemes |= {kind: tuple(row[kind]) for kind in ("tables", "heads", "experts", "routers") if kind in row}
-    plain = ("title", "version", "devices", "fused", "caches", "source", "read")
-    given = {key: row[key] for key in plain} | {"tied": row.get("tied", True)}
-    given |= {key: tuple(row.get(key, ())) for key in ("tables_of", "heads_not_of")}
-    return Engine(name=name, kernels=kernels, exports=tuple(row["exports"]), schemes_by_kind=schemes, **given)
+    results = {}
+    for name, row in table("engines").items():
+        kernels = {
+            scheme: Kernel(each["stored"], each.get("from", 0), each.get("to"), each.get("asked", False))
+            for each in row["kernels"]
+            for scheme in each["schemes"]
+        }
+        kinds = {"tables": (), "routers": ()}
+        kinds |= {kind: tuple(row[kind]) for kind in ("tables", "heads", "experts", "routers") if kind in row}
+        plain = ("title", "version", "devices", "fused", "caches", "source", "read")
+        given = {key: row[key] for key in plain} | {"tied": row.get("tied", True)}
+        given |= {key: tuple(row.get(key, ())) for key in ("exports", "tables_of", "heads_not_of")}
+        results[name] = Engine(name=name, kernels=kernels, schemes_by_kind=kinds, **given)
+    return results
 
 
 def kind_of(model: object) -> str:
@@ -171,20 +161,16 @@ def target_named(name: str | None) -> Target:
     if name is None:
         return Target()
     first, at, second = name.lower().partition("@")
-    if first in engines():
-        engine = engines()[first]
-        return Target(engine, _of(engine, device_named(second)) if at else None)
-    if at:
-        raise UnknownDevice(unknown("engine", first, engines()))
-    if first not in devices():
-        raise UnknownDevice(unknown("device or engine", first, (*devices(), *engines())))
-    return Target(device=device_named(first))
-
-
-def _of(engine: Engine, device: Device) -> Device:
-    if engine.devices == "any" or (engine.devices == "cuda" and device.capability):
-        return device
-    known = [name for name in devices() if engine.devices == "cuda" and device_named(name).capability]
+    if first not in engines():
+        if at:
+            raise UnknownDevice(unknown("engine", first, engines()))
+        if first not in devices():
+            raise UnknownDevice(unknown("device or engine", first, (*devices(), *engines())))
+        return Target(device=device_named(first))
+    engine, device = engines()[first], device_named(second) if at else None
+    if device is None or engine.devices == "any" or (engine.devices == "cuda" and device.capability):
+        return Target(engine, device)
+    known = [each for each in devices() if engine.devices == "cuda" and device_named(each).capability]
     beside = f"take {engine.name}@{known[-1]}, or {engine.name} alone" if known else f"take {engine.name} alone"
     raise UnknownDevice(f"configs/engines.toml has nothing of {engine.name} on {device.name}: {beside}")
 

@@ -10,13 +10,14 @@ uncalibrated intervals hold; then the measurements of the audits, how often they
 processor time. `--splits` repeats it with other splits, `--each` with more assignments of a kind.
 """
 
+import argparse
 import random
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
-from furniture import options
 from scipy.stats import spearmanr
 
 from assay.precision.auditing import Audit, audit
@@ -27,11 +28,25 @@ from assay.precision.prediction.predictor import Predictor
 from assay.precision.prediction.quadratic_form import Prediction
 from assay.precision.schemes import SCHEMES
 
+HELD_OUT = Path(__file__).resolve().parents[2] / "configs" / "models" / "held-out.txt"
 Pairs = dict[str, list[tuple[Prediction, float]]]
 HEAD = (
     "| kind | n | predicted / measured, median | ends | inside | above | high / low | Spearman | guesses inside |\n"
     "|---|---|---|---|---|---|---|---|---|"
 )
+
+
+def options(description: str | None) -> argparse.ArgumentParser:
+    """Return the command line of a script that audits a model."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="a bundled model's name, or a directory")
+    parser.add_argument("--text", type=Path, default=HELD_OUT)
+    parser.add_argument("--tokens", type=int, default=128, help="of a sequence")
+    parser.add_argument("--sequences", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--metric", default="", help="kl or relative; by default relative for an encoder, else kl")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser
 
 
 def assignments(result: Audit, draw: random.Random, each: int) -> dict[str, list[dict[str, str]]]:
@@ -101,24 +116,25 @@ def judged(result: Audit, longer: Evaluator, there: Predictor, draw: random.Rand
 
 def reported(kind: str, pairs: list[tuple[Prediction, float]]) -> None:
     """Print the row of a kind."""
-    every = [(prediction, error) for prediction, error in pairs if prediction.error > 0 and error > 0]
-    usable = [pair for pair in every if pair[0].level]
-    guessed = [prediction.low <= error <= prediction.high for prediction, error in every if not prediction.level]
+    every = [(each, error, each.low <= error <= each.high) for each, error in pairs if each.error > 0 and error > 0]
+    usable = [each for each in every if each[0].level]
+    guessed = [inside for prediction, _, inside in every if not prediction.level]
+    guesses = f"{sum(guessed)} of {len(guessed)}"
     if not usable:
-        print(f"| {kind} | 0 | | | | | | | {sum(guessed)} of {len(guessed)} |")
+        print(f"| {kind} | 0 | | | | | | | {guesses} |")
         return
-    ratio = np.array([prediction.error / error for prediction, error in usable])
-    inside = np.mean([prediction.low <= error <= prediction.high for prediction, error in usable])
-    above = np.mean([error > prediction.high for prediction, error in usable])
-    width = np.median([prediction.high / max(prediction.low, 1e-300) for prediction, _ in usable])
+    predictions, errors, inside = zip(*usable, strict=True)
+    predicted = np.array([each.error for each in predictions])
+    ratio = predicted / np.array(errors)
+    above = np.mean([error > each.high for each, error, _ in usable])
+    width = np.median([each.high / max(each.low, 1e-300) for each in predictions])
     ends = f"{ratio.min():.2f}/{ratio.max():.2f}"
-    rank = spearmanr([prediction.error for prediction, _ in usable], [error for _, error in usable])[0]
-    share = f"{inside:.0%} | {above:.0%} | {width:.2f} | {rank:.3f}"
-    print(f"| {kind} | {len(usable)} | {np.median(ratio):.3f} | {ends} | {share} | {sum(guessed)} of {len(guessed)} |")
+    share = f"{np.mean(inside):.0%} | {above:.0%} | {width:.2f} | {spearmanr(predicted, errors)[0]:.3f}"
+    print(f"| {kind} | {len(usable)} | {np.median(ratio):.3f} | {ends} | {share} | {guesses} |")
 
 
 def main() -> None:
-    parser = options(__doc__, sequences=64, batch=8, seed=0)
+    parser = options(__doc__)
     parser.add_argument("--splits", type=int, default=3)
     parser.add_argument("--each", type=int, default=20, help="assignments of a kind and split")
     given = parser.parse_args()

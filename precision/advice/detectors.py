@@ -1,18 +1,16 @@
-"""Detectors of findings: overflow, underflow, static scales, outliers, what better scales can gain, sites without
-effect."""
+"""Findings of an audit, each with a remedy: their kinds and order, and the detectors that yield them."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from assay.formats.format import Format
-from assay.precision.advice.finding import Finding, at_stake, linears, matrices, ordered, owner, remedied, rows_of
-from assay.precision.advice.routers import near_ties, unseen_experts
+from assay.precision.advice.routers import experts_of, flip_share, routers_of
 from assay.precision.observation import groups
 from assay.precision.observation.observing import Observed
 from assay.precision.observation.sites import Site
@@ -24,7 +22,114 @@ from assay.precision.prediction.quadratic_form import QuadraticForm
 from assay.precision.schemes import SCHEMES, FakeQuantizer, Quantizer
 from assay.precision.schemes.quantizer import grouped
 
-_OVERRUN = 2.0  # Ratio of the two largest batches' magnitudes from which a static scale depends on one of them
+_RANKS = (
+    "nonfinite overflow",
+    "no_gradient router_ties unseen_expert static_scale",
+    "underflow outlier_channel outlier_row outlier_column massive_token granularity scales bits",
+    "dead tied",
+)
+KINDS = {kind: rank for rank, kinds in enumerate(_RANKS) for kind in kinds.split()}
+"""Kinds of findings and their rank: what breaks a model (0), what a prediction can't show (1), what costs (2), notes
+(3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fact about one site, with a remedy."""
+
+    kind: str
+    """Of `KINDS`."""
+    site: str
+    words: str
+    """One sentence."""
+    numbers: dict[str, Any]
+    """The sentence's data by name: numbers, indices, names of schemes."""
+    remedy: str
+    """One sentence."""
+    weight: float = 0.0
+    """The predicted error at this site of the affected scheme, in the metric's unit."""
+
+    def __str__(self) -> str:
+        return f"{self.site}: {self.words} {self.remedy}"
+
+
+def ordered(findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings by rank of the kind, then by weight; equal ones keep their order."""
+    return sorted(findings, key=lambda finding: (KINDS[finding.kind], -finding.weight))
+
+
+def _linears(observed: Observed) -> list[Site]:
+    """Return the sites of products, each weight once: a head whose weight is the embedding table counts, its table does
+    not."""
+    products = {str(site) for site in observed.sites if site.type == "linear"}
+    return [site for site in observed.sites if site.type == "linear" and site.tied not in products]
+
+
+def _owner(site: Site) -> str:
+    """Return the name of the site that holds a site's scheme: the first use of the weight."""
+    return site.tied or str(site)
+
+
+def _rows_of(observed: Observed, site: str) -> Tensor | None:
+    """Return the sample of a site's values [R, K]."""
+    seen = observed.statistics.get((str(site), ""))
+    return torch.cat(seen.rows) if seen is not None and seen.rows else None
+
+
+def _matrices(observed: Observed, site: str) -> Mapping[int | None, Tensor]:
+    """Return the weights [N, K] of a site by expert; {None: weight} without experts."""
+    return observed.weights.get(str(site), {})
+
+
+def _local_error(observed: Observed, site: Site, scheme: str) -> float | None:
+    """Return the squared error of a linear's output over its square, on the sample of inputs; None for a scheme off the
+    menu. Of experts the first that got tokens represents all."""
+    rows, weights = _rows_of(observed, site), _matrices(observed, site)
+    if rows is None or not weights or scheme not in observed.menu(site) or not bool(rows.isfinite().all()):
+        return None
+    expert, weight = next(iter(weights.items()))
+    exact = groups.linear(rows, weight)
+    size = float(exact.square().sum())
+    stored = _product_of(observed, site, scheme, rows, weight, expert)
+    return float((stored - exact).square().sum()) / size if size > 0 else None
+
+
+def _product_of(
+    observed: Observed, site: Site, scheme: str, rows: Tensor, weight: Tensor, expert: int | None = None
+) -> Tensor:
+    """Return a linear's output [R, N] for rows [R, K] of its input, or [R, G * K] of one in groups, under a scheme."""
+    given = _owner(site), SCHEMES[scheme], weight, expert
+    of_weight, of_input = observed.qparams.weight(*given), observed.qparams.input(*given)
+    return groups.linear(
+        rows if of_input is None else of_input(rows), weight if of_weight is None else of_weight(weight)
+    )
+
+
+def _at_stake(predictor: Predictor, site: str) -> float:
+    """Return the largest finite error of an 8-bit scheme at this site, or of any scheme where the menu has none of 8
+    bits."""
+    menu = predictor.observed.menu(site)
+    pairs = {name: (SCHEMES[name].weight, SCHEMES[name].activation) for name in menu}
+    eight = [name for name, pair in pairs.items() if all(q is None or q.element.bits == 8 for q in pair)]
+    costs = [predictor.site_error(site, name) for name in eight or menu]
+    return max((cost for cost in costs if math.isfinite(cost)), default=0.0)
+
+
+def _remedied(
+    observed: Observed, site: Site, base: str, others: tuple[str, ...], advice: str, otherwise: str
+) -> tuple[str, dict[str, Any]]:
+    """Return a remedy, with local errors under the affected scheme and the best of others; ``otherwise`` where none of
+    them halves the squared error, or the menu lacks them."""
+    before = _local_error(observed, site, base)
+    errors = {name: error for name in others if (error := _local_error(observed, site, name)) is not None}
+    if before is None or not errors:
+        return otherwise, {}
+    best = min(errors, key=errors.__getitem__)
+    numbers = {"suffers": base, "better": best, "error": before, "error_with_better": errors[best]}
+    if errors[best] * 2 > before:
+        return otherwise, numbers
+    times = before / max(errors[best], 1e-30)
+    return f"{advice}: {best} makes {times:.0f} times less squared error than {base}.", numbers
 
 
 def nonfinite(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
@@ -44,40 +149,34 @@ def nonfinite(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
 def overflows(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
     """Yield values beyond the largest of a format that the menu offers without a scale."""
     for site in observed.sites:
-        overflowing = list(_beyond(observed, site))
+        weights = [float(w.abs().max()) for w in _matrices(observed, site).values() if w.numel()]
+        # What passes a table are indices.
+        passed = None if site.type == "embedding" else observed.largest(site)
+        of_values = 0.0 if passed is None else float(passed.max())
+        overflowing = [
+            (scheme, tensor, largest, quantizer.element)
+            for scheme in observed.menu(site)
+            for tensor, quantizer, largest in (
+                ("input" if weights else "values", SCHEMES[scheme].activation, of_values),
+                ("weight", SCHEMES[scheme].weight, max(weights, default=0.0)),
+            )
+            if quantizer is not None and _is_beyond(largest, quantizer)
+        ]
         if not overflowing:
             continue
         costs = {name: predictor.site_error(str(site), name) for name in observed.menu(site)}
         fit = [name for name in costs.keys() - {scheme for scheme, *_ in overflowing} if math.isfinite(costs[name])]
         mildest = min(sorted(fit), key=costs.__getitem__, default="")
-        for scheme, tensor, largest, quantizer in overflowing:
-            limit = quantizer.element.largest
+        for scheme, tensor, largest, element in overflowing:
             yield Finding(
                 "overflow",
                 str(site),
-                f"The {tensor} reaches {largest:.3g}, and {quantizer.element.name} ends at {limit:.6g}: {scheme} makes "
+                f"The {tensor} reaches {largest:.3g}, and {element.name} ends at {element.largest:.6g}: {scheme} makes "
                 "infinities here.",
-                {"scheme": scheme, "largest": largest, "limit": limit, "tensor": tensor},
+                {"scheme": scheme, "largest": largest, "limit": element.largest, "tensor": tensor},
                 f"Take {mildest} here, or leave it as it is." if mildest else "Leave it as it is.",
                 math.inf,
             )
-
-
-def _beyond(observed: Observed, site: Site) -> Iterator[tuple[str, str, float, Quantizer]]:
-    """Yield schemes with no code for a tensor's largest value: scheme, tensor, its largest magnitude, quantizer."""
-    weights = [float(w.abs().max()) for w in matrices(observed, site).values() if w.numel()]
-    # What passes a table are indices.
-    passed = None if site.type == "embedding" else observed.largest(site)
-    values = 0.0 if passed is None else float(passed.max())
-    for name in observed.menu(site):
-        scheme = SCHEMES[name]
-        pairs = (
-            ("input" if weights else "values", scheme.activation, values),
-            ("weight", scheme.weight, max(weights, default=0.0)),
-        )
-        for tensor, quantizer, largest in pairs:
-            if quantizer is not None and _is_beyond(largest, quantizer):
-                yield name, tensor, largest, quantizer
 
 
 def _is_beyond(largest: float, quantizer: Quantizer) -> bool:
@@ -88,15 +187,14 @@ def _is_beyond(largest: float, quantizer: Quantizer) -> bool:
     return largest >= element.largest + math.ldexp(1.0, element.max_exponent - element.precision)
 
 
+_OVERRUN = 2.0  # Ratio of the two largest batches' magnitudes from which a static scale depends on one of them
+
+
 def static_scales(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
     """Yield static scales that one batch alone determines: without it, its values would have been clipped."""
-    for site in observed.sites:
-        if site.type == "embedding":
-            continue
-        for (name, part), seen in observed.statistics.items():
-            if name != str(site):
-                continue
-            schemes = {name: SCHEMES[name] for name in observed.menu(site)}
+    for site in (site for site in observed.sites if site.type != "embedding"):
+        schemes = {name: SCHEMES[name] for name in observed.menu(site)}
+        for part, seen in ((part, seen) for (name, part), seen in observed.statistics.items() if name == str(site)):
             used = {name: each.queries if part == "queries" else each.activation for name, each in schemes.items()}
             static = [name for name, q in used.items() if q is not None and not q.dynamic and q.per != "element"]
             if not static or len(seen.sequence_maxima) < 3 or seen.experts:
@@ -105,43 +203,48 @@ def static_scales(predictor: Predictor, observed: Observed) -> Iterator[Finding]
             if math.isfinite(first) and first > _OVERRUN * second > 0:
                 yield Finding(
                     "static_scale",
-                    name,
+                    str(site),
                     f"One batch of {len(seen.sequence_maxima)} reaches {first / second:.1f} times the largest "
                     f"magnitude of all others{_of(part)}, so other data may exceed a static scale as far.",
                     {"largest": first, "others": second, "ratio": first / second, "schemes": static},
                     f"Calibrate on more text, or take dynamic scales instead of {' and '.join(static)}.",
-                    max(predictor.site_error(name, scheme) for scheme in static),
+                    max(predictor.site_error(str(site), scheme) for scheme in static),
                 )
+
+
+def _of(part: str) -> str:
+    return f" of the {part}" if part else ""
 
 
 def underflows(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
     """Yield schemes whose error comes mostly from values that are flushed to zero rather than rounded."""
-    for site in linears(observed):
-        rows, weights = rows_of(observed, site), matrices(observed, site)
+    for site in _linears(observed):
+        rows, weights = _rows_of(observed, site), _matrices(observed, site)
         if rows is None or not weights:
             continue
         expert, weight = next(iter(weights.items()))
         several, columns = groups.count(rows, weight), weight.shape[-1]
-        energies = {
-            "input": torch.unflatten(weight.square(), 0, (several, -1)).sum(1).flatten(),
-            "weight": groups.mean(rows.square().mean(0), columns),
-        }
-        known: dict[object, tuple[float, float, float]] = {}
-        worst: dict[str, tuple[float, float, float, str, Format]] = {}
-        for scheme in observed.menu(site):
-            for what, x in (("input", rows), ("weight", weight)):
-                stored_of = observed.qparams.input if what == "input" else observed.qparams.weight
-                stored = stored_of(owner(site), SCHEMES[scheme], weight, expert)
+        of_input = torch.unflatten(weight.square(), 0, (several, -1)).sum(1).flatten()
+        of_weight = groups.mean(rows.square().mean(0), columns)
+        for what, x, energy, stored_of in (
+            ("input", rows, of_input, observed.qparams.input),
+            ("weight", weight, of_weight, observed.qparams.weight),
+        ):
+            known: dict[Quantizer, tuple[float, float, float]] = {}
+            worst, scheme = (0.0, 0.5, 0.0), ""
+            for name in observed.menu(site):
+                stored = stored_of(_owner(site), SCHEMES[name], weight, expert)
                 if stored is None or stored.quantizer.element.kind != "float" or stored.quantizer.element.bits < 8:
                     continue
-                key = what, stored.quantizer
-                if key not in known:
-                    known[key] = _flushed(stored, x, energies[what])
-                if known[key][1] > 0.5 and (what not in worst or known[key][1] > worst[what][1]):
-                    worst[what] = *known[key], scheme, stored.quantizer.element
-        for what, (share, cost, span, scheme, element) in worst.items():
+                if stored.quantizer not in known:
+                    known[stored.quantizer] = _flushed(stored, x, energy)
+                if known[stored.quantizer][1] > worst[1]:
+                    worst, scheme, element = known[stored.quantizer], name, stored.quantizer.element
+            if not scheme:
+                continue
+            share, cost, span = worst
             held = math.log2(element.largest / element.smallest_subnormal)
-            remedy, numbers = remedied(
+            remedy, numbers = _remedied(
                 observed,
                 site,
                 scheme,
@@ -149,20 +252,13 @@ def underflows(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
                 "Take scales of groups",
                 "Move the spread of the channels into the neighbouring weight, or leave this site as it is.",
             )
+            told = {"scheme": scheme, "tensor": what, "share": share, "share_of_error": cost}
             yield Finding(
                 "underflow",
                 str(site),
                 f"{share:.1%} of the {what}'s values fall below the smallest {element.name} of {scheme} and become "
                 f"zero, which costs more than all its rounding: they span 2^{span:.0f}, the format 2^{held:.0f}.",
-                {
-                    "scheme": scheme,
-                    "tensor": what,
-                    "share": share,
-                    "share_of_error": cost,
-                    "range_bits": span,
-                    "span_bits": held,
-                    **numbers,
-                },
+                {**told, "range_bits": span, "span_bits": held, **numbers},
                 remedy,
                 predictor.site_error(str(site), scheme),
             )
@@ -182,10 +278,6 @@ def _flushed(stored: FakeQuantizer, x: Tensor, energy: Tensor) -> tuple[float, f
     ratio = (laid.amax(axes) / least).log2()
     span = float(ratio[ratio.isfinite()].max()) if bool(ratio.isfinite().any()) else 0.0
     return float(gone.double().mean()), float(error[gone].sum()) / total, span
-
-
-def _of(part: str) -> str:
-    return f" of the {part}" if part else ""
 
 
 _FAR = 20.0  # Multiples of the median from which a channel, row or token is an outlier
@@ -215,54 +307,54 @@ _REMEDIES = {
 does."""
 
 
-def outlier_channels(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
-    """Yield outlier channels of inputs, once for linears that share an input, and of the keys of a cache."""
+def outliers(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
+    """Yield outlier channels of inputs, once for linears that share an input, and of the keys of a cache; then outlier
+    rows (output channels) and columns (input channels) of weights, of experts the worst one's."""
     reported: set[tuple[str, int]] = set()
     for site in observed.sites:
         part = "keys" if site.type == "kv_cache" else ""
         seen = observed.statistics.get((str(site), part))
         if site.type not in ("linear", "kv_cache") or seen is None or seen.largest is None:
             continue
-        outliers = _far(seen.largest)
         source = observed.sources.get(observed.weight_site(site)) or site.unit
-        if outliers is None or (source, outliers[0][0]) in reported:
+        if (far := _far(seen.largest)) is None or (source, far[0][0]) in reported:
             continue
-        reported.add((source, outliers[0][0]))
-        channels, ratio = outliers
+        reported.add((source, far[0][0]))
         remedy, numbers = ("Leave this cache as it is, or give its keys scales per channel.", dict[str, Any]())
         if site.type == "linear":
-            remedy, numbers = remedied(observed, site, *_REMEDIES["input"])
-        yield Finding(
-            "outlier_channel",
-            str(site),
-            f"{_listed(channels, 'channel', seen.largest.numel())} in the {part or 'input'} {_reach(channels)} "
-            f"{ratio:.0f} times the median channel's largest magnitude.",
-            {"channels": channels, "ratio": ratio, **numbers},
-            remedy,
-            at_stake(predictor, site),
-        )
-
-
-def rows_and_columns(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
-    """Yield outlier rows (output channels) and columns (input channels) of weights; of experts, the worst one's."""
-    for site in linears(observed):
+            remedy, numbers = _remedied(observed, site, *_REMEDIES["input"])
+        yield _outlier(predictor, site, "channel", far, seen.largest.numel(), part or "input", remedy, numbers)
+    for site in _linears(observed):
         for what, axis in (("row", -1), ("column", 0)):
-            sizes = {expert: w.abs().amax(axis) for expert, w in matrices(observed, site).items()}
-            outliers = [(far, expert) for expert, size in sizes.items() if (far := _far(size)) is not None]
-            if not outliers:
+            sizes = {expert: w.abs().amax(axis) for expert, w in _matrices(observed, site).items()}
+            found = [(far, expert) for expert, size in sizes.items() if (far := _far(size)) is not None]
+            if not found:
                 continue
-            (indices, ratio), expert = max(outliers, key=lambda pair: pair[0][1])
-            remedy, numbers = remedied(observed, site, *_REMEDIES[what])
-            of = "" if expert is None else f" of expert {expert}"
-            yield Finding(
-                f"outlier_{what}",
-                str(site),
-                f"{_listed(indices, what, sizes[expert].numel())} in the weight{of} {_reach(indices)} {ratio:.0f} "
-                f"times the median {what}'s largest magnitude.",
-                {f"{what}s": indices, "ratio": ratio, **({} if expert is None else {"expert": expert}), **numbers},
-                remedy,
-                at_stake(predictor, site),
-            )
+            far, expert = max(found, key=lambda pair: pair[0][1])
+            remedy, numbers = _remedied(observed, site, *_REMEDIES[what])
+            numbers = numbers if expert is None else {"expert": expert, **numbers}
+            where = "weight" if expert is None else f"weight of expert {expert}"
+            yield _outlier(predictor, site, what, far, sizes[expert].numel(), where, remedy, numbers)
+
+
+def _outlier(
+    predictor: Predictor,
+    site: Site,
+    what: str,
+    far: tuple[list[int], float],
+    count: int,
+    where: str,
+    remedy: str,
+    numbers: dict[str, Any],
+) -> Finding:
+    indices, ratio = far
+    words = f"{what.capitalize()} {indices[0]} of {count} in the {where} reaches"
+    if len(indices) > 1:
+        shown = ", ".join(map(str, indices[:_NAMED])) + (", ..." if len(indices) > _NAMED else "")
+        words = f"{what.capitalize()}s {shown} ({len(indices)} of {count}) in the {where} reach up to"
+    words += f" {ratio:.0f} times the median {what}'s largest magnitude."
+    numbers = {f"{what}s": indices, "ratio": ratio, **numbers}
+    return Finding(f"outlier_{what}", str(site), words, numbers, remedy, _at_stake(predictor, site))
 
 
 def massive_tokens(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
@@ -289,7 +381,7 @@ def massive_tokens(predictor: Predictor, observed: Observed) -> Iterator[Finding
             f"{sequences} of {sum(p.shape[0] for p in seen.row_maxima)} sequences.",
             {"position": position, "ratio": ratio, "sequences": sequences},
             "Give activations scales per token, not one for the tensor, and leave the residual stream as it is.",
-            at_stake(predictor, site),
+            _at_stake(predictor, site),
         )
     if first is not None:
         first.numbers["layers"] = layers
@@ -308,15 +400,52 @@ def _far(sizes: Tensor) -> tuple[list[int], float] | None:
     return indices.tolist(), float(sizes.max()) / median
 
 
-def _listed(indices: list[int], what: str, count: int) -> str:
-    if len(indices) == 1:
-        return f"{what.capitalize()} {indices[0]} of {count}"
-    shown = ", ".join(map(str, indices[:_NAMED])) + (", ..." if len(indices) > _NAMED else "")
-    return f"{what.capitalize()}s {shown} ({len(indices)} of {count})"
+_TIED_CHOICES = 0.02  # Share of tokens that rounding the router's own product to bfloat16 may reroute
+_UNSEEN = 0.05  # Share of an even load below which an expert counts as unseen
+_LEAST_TOKENS = 8  # Tokens below which an expert counts as unseen too, if an even load is more than twice that
 
 
-def _reach(indices: list[int]) -> str:
-    return "reaches" if len(indices) == 1 else "reach up to"
+def near_ties(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
+    """Yield routers whose choice is so close that rounding their own input and weight to bfloat16 changes it."""
+    for router in routers_of(observed):
+        rows, weights = _rows_of(observed, router.site), _matrices(observed, router.site)
+        if rows is None or not weights:
+            continue
+        weight = weights[None]
+        shares = {}
+        for scheme in dict.fromkeys(("bf16", *observed.menu(router.site))):
+            noise = _product_of(observed, router.site, scheme, rows, weight) - rows @ weight.mT
+            # A margin is the difference of two logits; what is common to all of them changes nothing.
+            deviation = math.sqrt(2) * float((noise - noise.mean(-1, keepdim=True)).square().mean().sqrt())
+            shares[scheme] = flip_share(router.margins, deviation)
+        if shares["bf16"] > _TIED_CHOICES:
+            yield Finding(
+                "router_ties",
+                str(router.site),
+                f"The choice of {router.top} experts is close to a tie for many tokens: rounding the router's input "
+                f"and weight to bfloat16 sends {shares['bf16']:.1%} of them elsewhere.",
+                {"flips": shares, "median_margin": float(router.margins.median()), "top": router.top},
+                "Leave the router as it is and measure what you choose: no prediction sees a flip.",
+                _at_stake(predictor, router.site),
+            )
+
+
+def unseen_experts(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
+    """Yield experts with almost no tokens: their scales are guesses, and their errors are missing from all sums."""
+    for experts in experts_of(observed):
+        even = sum(experts.loads) / max(len(experts.loads), 1)
+        limit = max(_UNSEEN * even, _LEAST_TOKENS if even > 2 * _LEAST_TOKENS else 0)
+        for expert, load in enumerate(experts.loads):
+            if load < limit or not load:
+                yield Finding(
+                    "unseen_expert",
+                    experts.name,
+                    f"Expert {expert} got {load} of {sum(experts.loads)} calibration tokens, where an even load is "
+                    f"{even:.0f}: its scales and errors are not known.",
+                    {"expert": expert, "tokens": load, "even": even},
+                    "Calibrate on text that reaches it, or keep the experts of this layer as they are.",
+                    max(_at_stake(predictor, site) for site in experts.sites),
+                )
 
 
 _FAMILIES = (
@@ -332,10 +461,6 @@ _FAMILIES = (
 _REPAIRED = 4.0  # Ratio of squared errors from which another granularity is a repair
 _LIFTED = 2.0  # Ratio of a scheme's squared error to that of a random change from which its scales are the cause
 _DEAD = 1e-9  # Share of the median site's error below which a site has no effect
-
-
-Control = Callable[[Mapping[str, tuple[str, ...]]], QuadraticForm]
-"""From names of schemes, by the sites that hold weights, to the form for random changes as large as theirs."""
 
 
 def random_control(
@@ -361,19 +486,11 @@ def random_control(
     return QuadraticForm(products)
 
 
-def scaling(predictor: Predictor, control: Control) -> Iterator[Finding]:
-    """Yield sites where other scales of equally many bits are a repair; and for the costliest other site of each
-    family, whether better scales could help, or only more bits."""
-    repaired = list(_granularities(predictor))
-    yield from repaired
-    yield from _bits_or_scales(predictor, control, {(finding.site, finding.numbers["scheme"]) for finding in repaired})
-
-
-def _granularities(predictor: Predictor) -> Iterator[Finding]:
-    observed = predictor.observed
+def granularities(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
+    """Yield sites where other scales of equally many bits are a repair."""
     for base, others in _FAMILIES:
         squares = {
-            site: _squares_of(predictor.form, site, base) for site in linears(observed) if base in observed.menu(site)
+            site: _squares_of(predictor.form, site, base) for site in _linears(observed) if base in observed.menu(site)
         }
         finite = [square for square in squares.values() if math.isfinite(square)]
         mean = sum(finite) / max(len(finite), 1)
@@ -395,17 +512,21 @@ def _granularities(predictor: Predictor) -> Iterator[Finding]:
             )
 
 
-def _bits_or_scales(predictor: Predictor, control: Control, repaired: set[tuple[str, str]]) -> Iterator[Finding]:
+def _bits_or_scales(
+    predictor: Predictor, control: Callable[..., QuadraticForm], repaired: set[tuple[str, str]]
+) -> Iterator[Finding]:
+    """Yield for the costliest site of each family, where not ``repaired``, whether better scales could help, or only
+    more bits."""
     observed = predictor.observed
     menus: dict[Site, tuple[str, ...]] = {}
     for base, _ in _FAMILIES:
-        costs = {site: predictor.site_error(site, base) for site in linears(observed) if base in observed.menu(site)}
+        costs = {site: predictor.site_error(site, base) for site in _linears(observed) if base in observed.menu(site)}
         costs = {site: cost for site, cost in costs.items() if math.isfinite(cost) and cost > 0}
         if costs and ((worst := max(costs, key=costs.__getitem__)), base) not in repaired:
             menus[worst] = (*menus.get(worst, ()), base)
     if not menus:
         return
-    forms = control({owner(site): bases for site, bases in menus.items()})
+    forms = control({_owner(site): bases for site, bases in menus.items()})
     for site, bases in menus.items():
         ratios = {
             base: _squares_of(predictor.form, site, base) / random
@@ -417,29 +538,20 @@ def _bits_or_scales(predictor: Predictor, control: Control, repaired: set[tuple[
             if not said:
                 continue
             base = max(said, key=lambda name: predictor.site_error(site, name))
-            yield Finding(
-                kind,
-                str(site),
-                f"{base} costs most here, {ratios[base]:.2g} times the squared error of a random change as large: "
-                + _meaning(ratios[base]),
-                {"scheme": base, "ratio": ratios[base]},
-                f"For {base} here, try groups, smoothing or a searched clip."
-                if kind == "scales"
-                else f"Where others have {base}, give this one more bits.",
-                predictor.site_error(site, base),
-            )
+            if kind == "scales":
+                meaning = "it sits where it hurts, and better scales can help."
+                remedy = f"For {base} here, try groups, smoothing or a searched clip."
+            else:
+                hidden = not ratios[base] > 1 / _LIFTED
+                meaning = f"{'it falls where the output sees little of it, and ' * hidden}scales can gain little."
+                remedy = f"Where others have {base}, give this one more bits."
+            words = f"{base} costs most here, {ratios[base]:.2g} times the squared error of a random change as large: "
+            numbers, cost = {"scheme": base, "ratio": ratios[base]}, predictor.site_error(site, base)
+            yield Finding(kind, str(site), words + meaning, numbers, remedy, cost)
 
 
 def _squares_of(form: QuadraticForm, site: Site, scheme: str) -> float:
-    return form.of([(owner(site), part) for part in perturbations_of(SCHEMES[scheme])])
-
-
-def _meaning(ratio: float) -> str:
-    if ratio > _LIFTED:
-        return "it sits where it hurts, and better scales can help."
-    if ratio > 1 / _LIFTED:
-        return "scales can gain little."
-    return "it falls where the output sees little of it, and scales can gain little."
+    return form.of([(_owner(site), part) for part in perturbations_of(SCHEMES[scheme])])
 
 
 def dead(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
@@ -447,32 +559,23 @@ def dead(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
 
     A pooler is one where hidden states are compared: its output is used elsewhere.
     """
-    sites = [site for site in linears(observed) if observed.menu(site)]
-    costs = {
-        str(site): np.array([_squares_of(predictor.form, site, name) for name in observed.menu(site)]) for site in sites
-    }
-    schemes = {str(site): observed.menu(site) for site in sites}
-    medians = {
-        name: float(np.median([costs[site][menu.index(name)] for site, menu in schemes.items() if name in menu]))
-        for name in {name for menu in schemes.values() for name in menu}
-    }
+    sites = [site for site in _linears(observed) if observed.menu(site)]
+    costs = {site: {name: _squares_of(predictor.form, site, name) for name in observed.menu(site)} for site in sites}
+    names = {name for menu in costs.values() for name in menu}
+    medians = {name: float(np.median([menu[name] for menu in costs.values() if name in menu])) for name in names}
     for site in sites:
-        zero = all(float(weight.abs().max()) == 0 for weight in matrices(observed, site).values())
-        limits = np.array([_DEAD * medians[name] for name in observed.menu(site)])
-        if not zero and not (costs[str(site)] <= limits).all():
+        zero = all(float(weight.abs().max()) == 0 for weight in _matrices(observed, site).values())
+        if not zero and not all(cost <= _DEAD * medians[name] for name, cost in costs[site].items()):
             continue
-        yield Finding(
-            "dead",
-            str(site),
-            "Its weight is all zero."
-            if zero
-            else f"No scheme here changes the output that is compared (metric {predictor.metric.name}): what this "
+        words, remedy = (
+            f"No scheme here changes the output that is compared (metric {predictor.metric.name}): what this "
             "linear gives doesn't reach it.",
-            {"parameters": site.parameters, "zero": zero},
-            "Leave the layer out, or take the fewest bits; and ask whether this checkpoint is complete."
-            if zero
-            else "Any scheme will do for this output; where another one is used, audit with a loss of that one.",
+            "Any scheme will do for this output; where another one is used, audit with a loss of that one.",
         )
+        if zero:
+            words = "Its weight is all zero."
+            remedy = "Leave the layer out, or take the fewest bits; and ask whether this checkpoint is complete."
+        yield Finding("dead", str(site), words, {"parameters": site.parameters, "zero": zero}, remedy)
 
 
 def no_gradient(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
@@ -497,16 +600,15 @@ def no_gradient(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
 
 def tied(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
     """Yield weights that two sites share."""
-    for site in observed.sites:
-        if site.tied:
-            yield Finding(
-                "tied",
-                str(site),
-                f"It holds the weight of {site.tied}: one scheme serves both, and its bytes count once.",
-                {"owner": site.tied, "parameters": site.parameters},
-                f"Choose for {site.tied}; exports that can't share a quantised weight store it twice.",
-                at_stake(predictor, site.tied),
-            )
+    for site in (site for site in observed.sites if site.tied):
+        yield Finding(
+            "tied",
+            str(site),
+            f"It holds the weight of {site.tied}: one scheme serves both, and its bytes count once.",
+            {"owner": site.tied, "parameters": site.parameters},
+            f"Choose for {site.tied}; exports that can't share a quantised weight store it twice.",
+            _at_stake(predictor, site.tied),
+        )
 
 
 _DETECTORS = (
@@ -517,16 +619,20 @@ _DETECTORS = (
     unseen_experts,
     static_scales,
     underflows,
-    outlier_channels,
-    rows_and_columns,
+    outliers,
     massive_tokens,
     dead,
     tied,
+    granularities,
 )
 
 
-def findings(predictor: Predictor, control: Control) -> list[Finding]:
-    """Return all findings: what breaks the model, what a prediction can't show, what costs most, and notes. ``control``
-    is called at most once, for sites whose scales may be the cause."""
+def findings(
+    model: torch.nn.Module, batches: Sequence[Any], predictor: Predictor, chain: Chain | None = None
+) -> list[Finding]:
+    """Return all findings: what breaks the model, what a prediction can't show, what costs most, and notes. A
+    `random_control` runs at most once, for sites whose scales may be the cause."""
     results = [finding for detector in _DETECTORS for finding in detector(predictor, predictor.observed)]
-    return ordered([*results, *scaling(predictor, control)])
+    repaired = {(each.site, each.numbers["scheme"]) for each in results if each.kind == "granularity"}
+    control = partial(random_control, model, batches, predictor, chain=chain)
+    return ordered([*results, *_bits_or_scales(predictor, control, repaired)])

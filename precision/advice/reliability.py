@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 
 from assay.precision.advice.routers import Routing, experts_of
-from assay.precision.observation.observing import Observed
 from assay.precision.prediction.predictor import Predictor
 from assay.runtime.errors import listed
 
@@ -29,19 +28,19 @@ def reasons(
     if broken:
         where = listed(broken)
         return [f"{assignment[broken[0]]} makes infinities or NaN at {where}: no error can be predicted."]
-    return [
-        *_few(observed),
-        *_outside(predictor, assignment, measured),
-        *_flips(predictor, assignment, routing),
-        *_unseen(observed, assignment),
-    ]
-
-
-def _few(observed: Observed) -> list[str]:
-    count = observed.sequences
-    if count >= _FEW:
-        return []
-    return [f"{count} sequence{'s' * (count > 1)} can't show which errors go together: give {_FEW} or more."]
+    sentences, count = [], observed.sequences
+    if count < _FEW:
+        few = f"{count} sequence{'s' * (count > 1)}"
+        sentences.append(f"{few} can't show which errors go together: give {_FEW} or more.")
+    sentences += [*_outside(predictor, assignment, measured), *_flips(predictor, assignment, routing)]
+    for experts in experts_of(observed):
+        without = [str(expert) for expert, load in enumerate(experts.loads) if not load]
+        if without and any(str(site) in assignment for site in experts.sites):
+            names = listed(without, most=8)
+            sentences.append(
+                f"No calibration token reached expert {names} of {experts.name}: its error is not in any sum."
+            )
+    return sentences
 
 
 def _outside(predictor: Predictor, assignment: Mapping[str, str], measured: Sequence[float]) -> list[str]:
@@ -81,15 +80,3 @@ def _flips(predictor: Predictor, assignment: Mapping[str, str], routing: Routing
         f"routers' margins move by {routing.noise(keys):.2g}; what each costs differs widely, and they may make "
         f"{100 * made:.0f} % of the error{', so its interval is a guess' if guessed else ''}."
     ]
-
-
-def _unseen(observed: Observed, assignment: Mapping[str, str]) -> list[str]:
-    sentences = []
-    for experts in experts_of(observed):
-        without = [str(expert) for expert, load in enumerate(experts.loads) if not load]
-        if without and any(str(site) in assignment for site in experts.sites):
-            names = listed(without, most=8)
-            sentences.append(
-                f"No calibration token reached expert {names} of {experts.name}: its error is not in any sum."
-            )
-    return sentences

@@ -1,8 +1,6 @@
-"""Mixtures of experts: routers near ties, experts without calibration tokens, and how far assignments move the
-margins."""
+"""Mixtures of experts: their routers, their tokens, and how far assignments move the routers' margins."""
 
-import math
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +8,6 @@ import torch
 from torch import Tensor
 
 from assay.configs import architectures
-from assay.precision.advice.finding import Finding, at_stake, matrices, product_of, rows_of
 from assay.precision.observation.observing import Observed
 from assay.precision.observation.operations import traced
 from assay.precision.observation.running import call, evaluating
@@ -18,14 +15,9 @@ from assay.precision.observation.sites import Site
 from assay.precision.observation.tracer import Product
 from assay.precision.prediction.backward import products_of
 from assay.precision.prediction.perturbations import Key
-from assay.precision.prediction.predictor import Predictor
 from assay.precision.prediction.quadratic_form import QuadraticForm
 from assay.precision.prediction.row_sampling import RowSampler
 from assay.precision.prediction.sensitivity import Sensitivity
-
-_FLIPS = 0.02  # Share of tokens that rounding the router's own product to bfloat16 may reroute
-_FEW = 0.05  # Share of an even load below which an expert counts as unseen
-_LEAST = 8  # Tokens below which an expert counts as unseen too, if an even load is more than twice that
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,27 +45,23 @@ def experts_of(observed: Observed) -> list[Experts]:
     """Return layers of experts: parameters [E, N, K], or numbered modules below one called ``experts``."""
     stacked: dict[str, list[Site]] = {}
     for site in observed.sites:
-        name = architectures.experts_of(site)
-        if name and site.type == "linear":
+        if (name := architectures.experts_of(site)) and site.type == "linear":
             stacked.setdefault(name, []).append(site)
-    return [Experts(name, tuple(sites), _loads(observed, name, sites)) for name, sites in stacked.items()]
-
-
-def _loads(observed: Observed, name: str, sites: list[Site]) -> tuple[int, ...]:
-    seen = observed.statistics[str(sites[0]), ""]
-    if seen.experts:
-        return tuple(seen.experts.get(expert, 0) for expert in range(sites[0].shape[0]))
-    numbers = {
-        int(module[len(name) + 1 :])
-        for module in observed.modules
-        if module.startswith(f"{name}.") and module[len(name) + 1 :].isdigit()
-    }
-    counts = dict.fromkeys(sorted(numbers), 0)
-    for site in sites:
-        number = str(site)[len(name) + 1 :].partition(".")[0]
-        if number.isdigit():
-            counts[int(number)] = max(counts[int(number)], observed.statistics[str(site), ""].count)
-    return tuple(counts.values())
+    results = []
+    for name, sites in stacked.items():
+        seen = [observed.statistics[str(site), ""] for site in sites]
+        if seen[0].experts:
+            loads = [seen[0].experts.get(expert, 0) for expert in range(sites[0].shape[0])]
+        else:
+            below = [module[len(name) + 1 :] for module in observed.modules if module.startswith(f"{name}.")]
+            counts = dict.fromkeys(sorted(int(number) for number in below if number.isdigit()), 0)
+            for site, each in zip(sites, seen, strict=True):
+                number = str(site)[len(name) + 1 :].partition(".")[0]
+                if number.isdigit():
+                    counts[int(number)] = max(counts[int(number)], each.count)
+            loads = list(counts.values())
+        results.append(Experts(name, tuple(sites), tuple(loads)))
+    return results
 
 
 def routers_of(observed: Observed) -> list[Router]:
@@ -100,49 +88,6 @@ def flip_share(margins: Tensor, noise: float) -> float:
     if noise <= 0:
         return 0.0
     return float(torch.special.ndtr(-margins.double() / noise).mean())
-
-
-def near_ties(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
-    """Yield routers whose choice is so close that rounding their own input and weight to bfloat16 changes it."""
-    for router in routers_of(observed):
-        rows, weights = rows_of(observed, router.site), matrices(observed, router.site)
-        if rows is None or not weights:
-            continue
-        weight = weights[None]
-        shares = {}
-        for scheme in dict.fromkeys(("bf16", *observed.menu(router.site))):
-            noise = product_of(observed, router.site, scheme, rows, weight) - rows @ weight.mT
-            # A margin is the difference of two logits; what is common to all of them changes nothing.
-            deviation = math.sqrt(2) * float((noise - noise.mean(-1, keepdim=True)).square().mean().sqrt())
-            shares[scheme] = flip_share(router.margins, deviation)
-        if shares["bf16"] > _FLIPS:
-            yield Finding(
-                "router_ties",
-                str(router.site),
-                f"The choice of {router.top} experts is close to a tie for many tokens: rounding the router's input "
-                f"and weight to bfloat16 sends {shares['bf16']:.1%} of them elsewhere.",
-                {"flips": shares, "median_margin": float(router.margins.median()), "top": router.top},
-                "Leave the router as it is and measure what you choose: no prediction sees a flip.",
-                at_stake(predictor, router.site),
-            )
-
-
-def unseen_experts(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
-    """Yield experts with almost no tokens: their scales are guesses, and their errors are missing from all sums."""
-    for experts in experts_of(observed):
-        even = sum(experts.loads) / max(len(experts.loads), 1)
-        limit = max(_FEW * even, _LEAST if even > 2 * _LEAST else 0)
-        for expert, load in enumerate(experts.loads):
-            if load < limit or not load:
-                yield Finding(
-                    "unseen_expert",
-                    experts.name,
-                    f"Expert {expert} got {load} of {sum(experts.loads)} calibration tokens, where an even load is "
-                    f"{even:.0f}: its scales and errors are not known.",
-                    {"expert": expert, "tokens": load, "even": even},
-                    "Calibrate on text that reaches it, or keep the experts of this layer as they are.",
-                    max(at_stake(predictor, site) for site in experts.sites),
-                )
 
 
 class _Routed(Sensitivity):
@@ -212,10 +157,9 @@ def routing_of(model: torch.nn.Module, batches: Sequence[Any], observed: Observe
             cotangents.append(cotangent.scatter_(-1, order[..., -1:], -sign))
         torch.autograd.grad([logits for _, logits in visitor.logits], visitor.anchor, cotangents, allow_unused=True)
 
-    products = products_of(batches, visitor_of, form)
-
-    def over_these(router: Router) -> Router:
+    products, over_these = products_of(batches, visitor_of, form), []
+    for router in routers:
         every = [each for (name, _), some in margins.items() if name == str(router.site) for each in some]
-        return replace(router, tokens=sum(map(len, every)), margins=torch.cat([router.margins[:0], *every]))
-
-    return Routing(QuadraticForm(products), tuple(map(over_these, routers)))
+        whole = torch.cat([router.margins[:0], *every])
+        over_these.append(replace(router, tokens=len(whole), margins=whole))
+    return Routing(QuadraticForm(products), tuple(over_these))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from assay.formats.errors import UnknownOption
 from assay.precision.errors import BadAssignment, BadModel, NoData
-from assay.precision.metrics import Metric, padding_of
+from assay.precision.metrics import Metric, at_valid, padding_of
 from assay.precision.observation.operations import traced
 from assay.precision.observation.qparams import QParams, menu_of
 from assay.precision.observation.running import batch_size, call, evaluating, mapping
@@ -77,21 +77,18 @@ def unaudited(
     that functions of torch received."""
     streamed = streamed_parameters(model)
     names: dict[object, list[str]] = {}
-    sizes: dict[str, Tensor] = {}
+    parameters: dict[str, Tensor] = {}
     for name, values in model.named_parameters(remove_duplicate=False):
         names.setdefault(streamed.get(name) or id(values), []).append(name)
-        sizes[name] = values
+        parameters[name] = values
     held = {str(site).removesuffix(HEAD) for site in sites.values() if site.shape}
-    shut = [
-        UnauditedParameter(
-            several[0], sizes[several[0]].numel(), _why(model, several[0], ran, id(sizes[several[0]]) in given)
-        )
-        for several in names.values()
-        if sizes[several[0]].dim() > 1
-        and not several[0].endswith("bias")
-        and not any(name.removesuffix(".weight") in held for name in several)
-    ]
-    whole = sum(sizes[several[0]].numel() for several in names.values())
+    shut, whole = [], 0
+    for several in names.values():
+        values, first = parameters[several[0]], several[0]
+        whole += values.numel()
+        audited = any(name.removesuffix(".weight") in held for name in several)
+        if values.dim() > 1 and not first.endswith("bias") and not audited:
+            shut.append(UnauditedParameter(first, values.numel(), _why(model, first, ran, id(values) in given)))
     return Unaudited(tuple(sorted(shut, key=lambda each: (-each.parameters, each.name))), whole)
 
 
@@ -244,7 +241,7 @@ def observe(
         if not index:
             _check(model, batch, metric, reference)
         shares.append(metric.weights(reference, mapping(batch)).numpy(force=True))
-        if not bool(metric.compared(reference, mapping(batch)).isfinite().all()):
+        if not bool(at_valid(reference, mapping(batch)).isfinite().all()):
             raise BadModel(f"expected finite outputs, got NaN or infinities for batch {index}: check model and inputs")
         references.add(reference)
         done(index + 1)
@@ -264,7 +261,11 @@ def observe(
             site.tied = table if table + HEAD in (site, site.tied) else site.tied
         sites[table].tied = ""
     tied = {name: site.tied for name, site in sites.items() if site.tied}
-    menus = _menus(sites, formats, served)
+    heads = heads_among(sites.values())
+    menus = {
+        name: tuple(scheme for scheme in menu_of(site, formats) if served.allows(site, scheme, name in heads))
+        for name, site in sites.items()
+    }
     for name, owner in tied.items():  # a table that a linear shares takes what the linear may take
         linear = [each for each in (name, owner) if sites[each].type == "linear"]
         shared = menus[linear[0] if linear else name]
@@ -275,6 +276,11 @@ def observe(
         )
         observer.statistics.setdefault((owner, ""), observer.statistics.get((name, ""), Statistics()))
     menus = {name: menu for name, menu in menus.items() if menu}
+    # Weight scales are cached, without a bound for weights in memory, none for weights in files, a quarter of the
+    # weights' bytes for weights held in 16 bits.
+    streamed = streamed_parameters(model)
+    keep = sum(model.get_parameter(name).numel() for name in streamed) * 2 // 4 if streamed else None
+    keep = 0 if any(source.file for source in streamed.values()) else keep
     if not menus:
         raise UnknownOption(f"expected formats for sites of this model, got {', '.join(formats) or 'none'}")
     return Observed(
@@ -287,13 +293,7 @@ def observe(
         sources=_sources(sites, tied),
         statistics=observer.statistics,
         weights=observer.weights,
-        qparams=QParams(
-            observer.statistics,
-            observer.weights,
-            observer.sharing_factors(),
-            observer.fused(),
-            keep=_scales_kept(model),
-        ),
+        qparams=QParams(observer.statistics, observer.weights, observer.sharing_factors(), observer.fused(), keep=keep),
         references=references,
         sequence_weights=np.concatenate(shares),
         sequences=sum(map(batch_size, batches)),
@@ -314,25 +314,6 @@ def _sources(sites: Mapping[str, Site], tied: Mapping[str, str]) -> dict[str, st
         if before == owner:
             del sources[owner]
     return sources
-
-
-def _scales_kept(model: torch.nn.Module) -> int | None:
-    """Return the bytes of weight scales to cache: all (None) for weights in memory, none for weights in files, a
-    quarter of the weights' bytes for weights held in 16 bits."""
-    streamed = streamed_parameters(model)
-    if not streamed:
-        return None
-    if any(source.file for source in streamed.values()):
-        return 0
-    return sum(model.get_parameter(name).numel() for name in streamed) * 2 // 4
-
-
-def _menus(sites: Mapping[str, Site], formats: Sequence[str], served: EngineRules) -> dict[str, tuple[str, ...]]:
-    heads = heads_among(sites.values())
-    return {
-        name: tuple(scheme for scheme in menu_of(site, formats) if served.allows(site, scheme, name in heads))
-        for name, site in sites.items()
-    }
 
 
 def _called(model: torch.nn.Module, batch: Any) -> Any:
@@ -361,7 +342,7 @@ def _check(model: torch.nn.Module, batch: Any, metric: Metric, reference: Tensor
     """Raise BadModel where the model alone gives other outputs than the traced one."""
     with torch.no_grad(), evaluating(model, traced=False):
         plain = metric.output(call(model, batch), mapping(batch))
-    plain, traced_output = (metric.compared(each, mapping(batch)).double() for each in (plain, reference))
+    plain, traced_output = (at_valid(each, mapping(batch)).double() for each in (plain, reference))
     off = float((traced_output - plain).norm() / plain.norm().clamp(min=1e-300))
     if off > _SAME:
         raise BadModel(

@@ -8,8 +8,8 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import chain
 from typing import Any
 from unittest.mock import patch
@@ -57,27 +57,26 @@ def _attention(
     one piece: the scales of scores and probabilities are within rows. The probabilities are then those of the last
     chunk; ``whole``: of all queries, at once.
     """
-    values = tracer.visitor.values
     if tracer.caches(lambda: is_causal or not _sees_ahead(q, k, attn_mask)):
-        k, v = values(tracer.site("kv_cache"), k, "keys"), values(tracer.site("kv_cache"), v, "values")
-        q = values(tracer.site("kv_cache"), q, "queries")
-    q, k, v = values(tracer.site("q"), q), values(tracer.site("k"), k), values(tracer.site("v"), v)
+        k, v = tracer.stage("kv_cache", k, "keys"), tracer.stage("kv_cache", v, "values")
+        q = tracer.stage("kv_cache", q, "queries")
+    q, k, v = tracer.stage("q", q), tracer.stage("k", k), tracer.stage("v", v)
     if q.dim() > 2 and k.shape[-3] != q.shape[-3]:
         repeats = q.shape[-3] // k.shape[-3]
         k, v = k.repeat_interleave(repeats, -3), v.repeat_interleave(repeats, -3)
     q = q * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
-    rows = max(q.shape[-2], 1)
-    step = rows if whole or torch.is_grad_enabled() else max(_SCORES * rows // max(_scores(q, k), 1), 1)
+    rows, count = max(q.shape[-2], 1), q.numel() // max(q.shape[-1], 1) * k.shape[-2]
+    step = rows if whole or torch.is_grad_enabled() else max(_SCORES * rows // max(count, 1), 1)
     outputs, probabilities = [], q.new_empty(0)
     for start in range(0, rows, step):
         some = slice(start, min(start + step, rows))
-        scores = values(tracer.site("scores"), q[..., some, :] @ k.mT)
+        scores = tracer.stage("scores", q[..., some, :] @ k.mT)
         mask = attn_mask if attn_mask is None or attn_mask.shape[-2] == 1 else attn_mask[..., some, :]
         if is_causal:
             mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril(start)
-        probabilities = values(tracer.site("probabilities"), _MaskedSoftmax.apply(scores, mask))  # type: ignore[no-untyped-call]
+        probabilities = tracer.stage("probabilities", _MaskedSoftmax.apply(scores, mask))  # type: ignore[no-untyped-call]
         outputs.append(probabilities @ v)
-    return values(tracer.site("output"), outputs[0] if len(outputs) == 1 else torch.cat(outputs, -2)), probabilities
+    return tracer.stage("output", outputs[0] if len(outputs) == 1 else torch.cat(outputs, -2)), probabilities
 
 
 def _sees_ahead(q: Tensor, k: Tensor, mask: Tensor | None) -> bool:
@@ -93,10 +92,6 @@ def _sees_ahead(q: Tensor, k: Tensor, mask: Tensor | None) -> bool:
     return bool(visible.diagonal(1, -2, -1).sum() > 0.5 * visible[..., 1:].any(-2).sum())
 
 
-def _scores(q: Tensor, k: Tensor) -> int:
-    return q.numel() // max(q.shape[-1], 1) * k.shape[-2]
-
-
 def multihead(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     """Handle `multi_head_attention_forward` of one sequence with itself: query [L, B, E] or [L, E]."""
     given = _SIGNATURE.bind(*args, **kwargs)
@@ -109,37 +104,24 @@ def multihead(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     if not alone or inner is None or outer is None or shut:
         return func(*args, **kwargs)
     x = query.transpose(0, 1)
-    projected = tracer.product(
-        p["in_proj_weight"], x, inner, lambda a, w: torch.nn.functional.linear(a, w, p["in_proj_bias"])
-    )
+    projected = tracer.product(p["in_proj_weight"], x, inner, lambda a, w: _linear(a, w, p["in_proj_bias"]))
     q, k, v = (torch.unflatten(part, -1, (heads, -1)).transpose(1, 2) for part in projected.chunk(3, -1))
-    mask = _mask(p["attn_mask"], p["key_padding_mask"], heads, x)
+    # Both masks as one additive mask, [B or 1, H or 1, L, L]: -inf where a boolean one is True.
+    given_mask, padding, mask = p["attn_mask"], p["key_padding_mask"], None
+    if given_mask is not None and given_mask.dim() == 3:
+        given_mask = torch.unflatten(given_mask, 0, (-1, heads))
+    for each in (given_mask, None if padding is None else padding[:, None, None, :]):
+        if each is not None:
+            if each.dtype == torch.bool:
+                each = torch.zeros_like(each, dtype=x.dtype).masked_fill_(each, float("-inf"))
+            mask = each if mask is None else mask + each
     out, probabilities = _attention(tracer, q, k, v, mask, whole=p["need_weights"])
-    out = tracer.product(
-        p["out_proj_weight"],
-        out.transpose(1, 2).flatten(-2),
-        outer,
-        lambda a, w: torch.nn.functional.linear(a, w, p["out_proj_bias"]),
-    ).transpose(0, 1)
+    x = out.transpose(1, 2).flatten(-2)
+    out = tracer.product(p["out_proj_weight"], x, outer, lambda a, w: _linear(a, w, p["out_proj_bias"]))
+    out = out.transpose(0, 1)
     if not p["need_weights"]:
         return out, None
     return out, probabilities.mean(1) if p["average_attn_weights"] else probabilities
-
-
-def _mask(mask: Tensor | None, padding: Tensor | None, heads: int, x: Tensor) -> Tensor | None:
-    """Return both masks as one additive mask, [B or 1, H or 1, L, L]: -inf where a boolean one is True."""
-    total = None
-    for each, shape in ((mask, (-1, heads)), (padding, None)):
-        if each is None:
-            continue
-        if each.dtype == torch.bool:
-            each = torch.zeros_like(each, dtype=x.dtype).masked_fill_(each, float("-inf"))
-        if shape is None:
-            each = each[:, None, None, :]
-        elif each.dim() == 3:
-            each = torch.unflatten(each, 0, shape)
-        total = each if total is None else total + each
-    return total
 
 
 class _MaskedSoftmax(torch.autograd.Function):
@@ -239,61 +221,42 @@ def einsum(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
         parameter = tracer.named(weight)
         if parameter is None:
             continue
-        letters = None if tracer.named(x) is not None else _Letters.of(of_x, of_weight, plain[3])
-        out = None if letters is None else _by_letters(tracer, letters, x, weight, parameter)
+        both = tracer.named(x) is not None
+        out = None if both else _by_letters(tracer, x, of_x, weight, of_weight, plain[3], parameter)
         return func(*args, **kwargs) if out is None else out
     return func(*args, **kwargs)
 
 
-@dataclass(frozen=True, slots=True)
-class _Letters:
-    """Subscripts of a product: rows of x, summed ones, outputs of the weight, and those that count matrices."""
-
-    x: str
-    weight: str
-    out: str
-    rows: str
-    summed: str
-    outputs: str
-    matrices: str
-
-    @classmethod
-    def of(cls, x: str, weight: str, out: str) -> "_Letters | None":
-        """Return None where a subscript occurs twice in one operand or in one operand alone, or nothing is summed."""
-        if any(len(set(each)) < len(each) for each in (x, weight, out)):
-            return None
-        rows = "".join(letter for letter in x if letter in out and letter not in weight)
-        summed = "".join(letter for letter in x if letter in weight and letter not in out)
-        outputs = "".join(letter for letter in weight if letter in out and letter not in x)
-        matrices = "".join(letter for letter in weight if letter in out and letter in x)
-        whole = len(x) == len(rows + summed + matrices) and len(weight) == len(outputs + summed + matrices)
-        return cls(x, weight, out, rows, summed, outputs, matrices) if whole and summed else None
-
-
-def _by_letters(tracer: Tracer, letters: _Letters, x: Tensor, weight: Tensor, parameter: Found) -> Tensor | None:
-    """Return the product; None for matrices that aren't along the first dimension of a parameter, which hold no
-    experts."""
-    if letters.matrices and (letters.matrices != letters.weight[0] or not tracer.holds_matrices(weight)):
+def _by_letters(
+    tracer: Tracer, x: Tensor, of_x: str, weight: Tensor, of_weight: str, of_out: str, parameter: Found
+) -> Tensor | None:
+    """Return the product by its subscripts; None where a subscript occurs twice in one operand or in one operand alone,
+    nothing is summed, or matrices aren't along the first dimension of a parameter, which holds no experts then."""
+    if any(len(set(each)) < len(each) for each in (of_x, of_weight, of_out)):
         return None
-    at = {letter: x.shape[axis] for axis, letter in enumerate(letters.x)}
-    at |= {letter: weight.shape[axis] for axis, letter in enumerate(letters.weight)}
-    held = letters.matrices
-    rows = _ordered(x, letters.x, held + letters.rows + letters.summed).flatten(len(held + letters.rows))
-    kernel = _ordered(weight, letters.weight, held + letters.outputs + letters.summed)
-    kernel = kernel.flatten(len(held + letters.outputs))
-    sizes = [at[letter] for letter in letters.outputs]
+    rows = "".join(letter for letter in of_x if letter in of_out and letter not in of_weight)
+    summed = "".join(letter for letter in of_x if letter in of_weight and letter not in of_out)
+    outputs = "".join(letter for letter in of_weight if letter in of_out and letter not in of_x)
+    held = "".join(letter for letter in of_weight if letter in of_out and letter in of_x)  # which count matrices
+    if not summed or len(of_x) > len(rows + summed + held) or len(of_weight) > len(outputs + summed + held):
+        return None
+    if held and (held != of_weight[0] or not tracer.holds_matrices(weight)):
+        return None
+
+    def ordered(values: Tensor, before: str, after: str) -> Tensor:
+        return values.permute(*(before.index(letter) for letter in after))
+
+    inputs = ordered(x, of_x, held + rows + summed).flatten(len(held + rows))
+    kernel = ordered(weight, of_weight, held + outputs + summed).flatten(len(held + outputs))
+    sizes = [weight.shape[of_weight.index(letter)] for letter in outputs]
     kernel = kernel.flatten(len(held), -2) if sizes else kernel.unsqueeze(-2)
     if held:
-        pieces = (tracer.product(kernel[e], rows[e], (parameter[0], e), _linear) for e in range(at[held]))
+        pieces = (tracer.product(kernel[e], inputs[e], (parameter[0], e), _linear) for e in range(len(weight)))
         out = torch.stack(list(pieces))
     else:
-        out = tracer.product(kernel, rows, parameter, _linear)
+        out = tracer.product(kernel, inputs, parameter, _linear)
     out = torch.unflatten(out, -1, sizes) if sizes else out[..., 0]
-    return _ordered(out, held + letters.rows + letters.outputs, letters.out)
-
-
-def _ordered(x: Tensor, before: str, after: str) -> Tensor:
-    return x.permute(*(before.index(letter) for letter in after))
+    return ordered(out, held + rows + outputs, of_out)
 
 
 def _matrix_product(tracer: Tracer, weight: Tensor, x: Tensor, parameter: Found) -> Tensor | None:
@@ -321,14 +284,22 @@ def convolution(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Tensor:
         return func(*args, **kwargs)
     sides = weight.dim() - 2
     strides, dilations = (_each(given.get(name, 1), sides) for name in ("stride", "dilation"))
-    whole = x if x.dim() == weight.dim() else x[None]
-    padded = torch.nn.functional.pad(whole, _padding(given.get("padding", 0), weight.shape[2:], dilations))
-    windows = _windows(padded, weight.shape[2:], strides, dilations)
-    size = windows.shape[1:-1]
+    whole, kernel, padding = x if x.dim() == weight.dim() else x[None], weight.shape[2:], given.get("padding", 0)
+    if padding == "same":
+        reaches = [dilation * (length - 1) for length, dilation in zip(kernel, dilations, strict=True)]
+        pairs = [(each // 2, each - each // 2) for each in reaches]
+    else:
+        pairs = [(each, each) for each in _each(0 if padding == "valid" else padding, sides)]
+    windows = torch.nn.functional.pad(whole, list(chain.from_iterable(reversed(pairs))))
+    for side in range(sides):
+        reach = dilations[side] * (kernel[side] - 1) + 1
+        windows = windows.unfold(2 + side, reach, strides[side])[..., :: dilations[side]]
+    # Every window is a row: [B, ..., C * kernel].
+    windows = windows.permute(0, *range(2, 2 + sides), 1, *range(2 + sides, 2 + 2 * sides)).flatten(1 + sides)
     out = tracer.product(
         weight.flatten(1), windows.flatten(1, -2), parameter, lambda a, w: groups.linear(a, w, bias), role="convolution"
     )
-    out = torch.unflatten(out.mT, -1, size)
+    out = torch.unflatten(out.mT, -1, windows.shape[1:-1])
     return out if whole is x else out[0]
 
 
@@ -362,27 +333,6 @@ def _each(value: Any, sides: int) -> tuple[int, ...]:
     return given * sides if len(given) == 1 else given
 
 
-def _padding(value: Any, kernel: Sequence[int], dilations: Sequence[int]) -> list[int]:
-    """Return zeros before and after each side, the last side first, as `torch.nn.functional.pad` takes them."""
-    if value == "valid":
-        value = 0
-    if value == "same":
-        whole = [dilation * (length - 1) for length, dilation in zip(kernel, dilations, strict=True)]
-        pairs = [(each // 2, each - each // 2) for each in whole]
-    else:
-        pairs = [(each, each) for each in _each(value, len(kernel))]
-    return list(chain.from_iterable(reversed(pairs)))
-
-
-def _windows(x: Tensor, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Tensor:
-    """Return every window of x [B, C, ...] as a row: [B, ..., C * kernel]."""
-    sides = len(kernel)
-    for side in range(sides):
-        reach = dilations[side] * (kernel[side] - 1) + 1
-        x = x.unfold(2 + side, reach, strides[side])[..., :: dilations[side]]
-    return x.permute(0, *range(2, 2 + sides), 1, *range(2 + sides, 2 + 2 * sides)).flatten(1 + sides)
-
-
 State = tuple[Tensor, ...]
 """h [B, H], and of an LSTM c [B, H]."""
 Cell = Callable[[Tensor, Tensor, State], State]
@@ -403,12 +353,12 @@ def gru(x: Tensor, h: Tensor, state: State) -> State:
     return (n + (xz + hz).sigmoid() * (state[0] - n),)
 
 
-def rnn_tanh(x: Tensor, h: Tensor, state: State) -> State:
-    return ((x + h).tanh(),)
-
-
-def rnn_relu(x: Tensor, h: Tensor, state: State) -> State:
-    return ((x + h).relu(),)
+_CELLS: dict[str, Cell] = {
+    "lstm": lstm,
+    "gru": gru,
+    "rnn_tanh": lambda x, h, state: ((x + h).tanh(),),
+    "rnn_relu": lambda x, h, state: ((x + h).relu(),),
+}
 
 
 def layer_handler(cell: Cell) -> Handler:
@@ -435,11 +385,21 @@ def layer_handler(cell: Cell) -> Handler:
             outputs = []
             for back in range(directions):
                 index = layer * directions + back
-                weights = _split(flat[index * each : (index + 1) * each], biased)
-                first = tuple(values[index] for values in before)
-                output, last = _run_direction(tracer, cell, x, first, weights, backwards=bool(back))
-                outputs.append(output)
-                after.append(last)
+                w_ih, w_hh, *rest = flat[index * each : (index + 1) * each]
+                b_ih, b_hh, *rest = rest if biased else (None, None, *rest)
+                w_hr = rest[0] if rest else None
+                step_state: State = tuple(values[index] for values in before)
+                times = _step_product(tracer, w_ih, x, b_ih).unbind(1)
+                of_state, of_projection = Steps(len(times)), Steps(len(times))
+                steps = []
+                for inputs in reversed(times) if back else times:
+                    h, *c = cell(inputs, _step_product(tracer, w_hh, step_state[0], b_hh, of_state), step_state)
+                    if w_hr is not None:
+                        h = _step_product(tracer, w_hr, h, None, of_projection)
+                    step_state = h, *c
+                    steps.append(h)
+                outputs.append(torch.stack(steps[::-1] if back else steps, 1))
+                after.append(step_state)
             x = torch.cat(outputs, -1)
         finals = (torch.stack(values) for values in zip(*after, strict=True))
         return x if batch_first else x.transpose(0, 1), *finals
@@ -464,37 +424,10 @@ def cell_handler(cell: Cell) -> Handler:
     return run
 
 
-def _split(flat: Sequence[Tensor], biased: bool) -> list[Tensor | None]:
-    """Return w_ih, w_hh, b_ih, b_hh, w_hr; None for missing ones."""
-    rest = flat[4:] if biased else flat[2:]
-    return [*flat[:2], *(flat[2:4] if biased else (None, None)), *(rest or (None,))]
-
-
-def _run_direction(
-    tracer: Tracer, cell: Cell, x: Tensor, state: State, weights: Sequence[Tensor | None], *, backwards: bool
-) -> tuple[Tensor, State]:
-    """Run one layer in one direction over x [B, T, I]; return its outputs [B, T, H] and its last state."""
-    w_ih, w_hh, b_ih, b_hh, w_hr = weights
-    times = _step_product(tracer, w_ih, x, b_ih).unbind(1)
-    of_state, of_projection = Steps(len(times)), Steps(len(times))
-    outputs = []
-    for each in reversed(times) if backwards else times:
-        h, *c = cell(each, _step_product(tracer, w_hh, state[0], b_hh, of_state), state)
-        if w_hr is not None:
-            h = _step_product(tracer, w_hr, h, None, of_projection)
-        state = h, *c
-        outputs.append(h)
-    return torch.stack(outputs[::-1] if backwards else outputs, 1), state
-
-
-def _step_product(
-    tracer: Tracer, weight: Tensor | None, x: Tensor, bias: Tensor | None, steps: Steps | None = None
-) -> Tensor:
+def _step_product(tracer: Tracer, weight: Tensor, x: Tensor, bias: Tensor | None, steps: Steps | None = None) -> Tensor:
     parameter = tracer.named(weight)
-    assert weight is not None
     assert parameter is not None
-    linear = torch.nn.functional.linear
-    return tracer.product(weight, x, parameter, lambda a, w: linear(a, w, bias), role="recurrence", steps=steps)
+    return tracer.product(weight, x, parameter, lambda a, w: _linear(a, w, bias), role="recurrence", steps=steps)
 
 
 _RELEASE_BYTES = 1 << 25  # Bytes by which a model of streamed weights may grow in memory before freed ones are returned
@@ -504,70 +437,60 @@ _RELEASE_BYTES = 1 << 25  # Bytes by which a model of streamed weights may grow 
 def traced(model: torch.nn.Module, visitor: Visitor) -> Iterator[Tracer]:
     """Send calls below ``model`` through the visitor within this context; hooks are removed afterwards."""
     tracer = Tracer(model, visitor, _HANDLERS)
-    handles = []
-    for name, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):  # which nothing can be seen in
-            continue
-        handles.append(module.register_forward_pre_hook(_enter(tracer, name, module), with_kwargs=True))
-        handles.append(module.register_forward_hook(_leave(tracer, name, module), always_call=True))
-    try:
+    with ExitStack() as after:
+        for name, module in model.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):  # which nothing can be seen in
+                continue
+            enter, leave = partial(_enter, tracer, name), partial(_leave, tracer, name)
+            after.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
+            after.callback(module.register_forward_hook(leave, always_call=True).remove)
+        after.callback(setattr, visitor, "tracer", None)
         visitor.tracer = tracer
-        with tracer, _without_checkpoints():
-            yield tracer
-    finally:
-        visitor.tracer = None
-        for handle in handles:
-            handle.remove()
+        # Checkpoints call their functions: recomputation in a backward pass would see no sites.
+        called = {"CheckpointFunction": _Called, "_checkpoint_without_reentrant_generator": _around}
+        after.enter_context(tracer)
+        after.enter_context(patch.multiple(checkpoint, **called))
+        yield tracer
 
 
-@contextmanager
-def _without_checkpoints() -> Iterator[None]:
-    """Make torch.utils.checkpoint call its function directly: recomputation in a backward pass would see no sites."""
-
-    class Called:
-        @staticmethod
-        def apply(run: Callable[..., Any], _keeps_rng: bool, *args: Any) -> Any:
-            return run(*args)
-
-    def around(*_args: Any, **_kwargs: Any) -> Iterator[None]:
-        yield
-
-    with patch.multiple(checkpoint, CheckpointFunction=Called, _checkpoint_without_reentrant_generator=around):
-        yield
+class _Called:
+    @staticmethod
+    def apply(run: Callable[..., Any], _keeps_rng: bool, *args: Any) -> Any:
+        return run(*args)
 
 
-def _enter(tracer: Tracer, name: str, module: torch.nn.Module) -> Callable[..., Any]:
-    norm = is_norm(module)
+def _around(*_args: Any, **_kwargs: Any) -> Iterator[None]:
+    yield
 
-    def enter(_module: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        tracer.path.append(name)
-        tracer.ran.add(name)
-        if norm and args and isinstance(args[0], Tensor) and opens(args[0]) and args[0].is_floating_point():
-            return (tracer.beside(f"{name}:input", args[0]), *args[1:]), kwargs
+
+def _beside(tracer: Tracer, name: str, x: Any) -> Tensor | None:
+    """Return the visitor's values of a site that a hook sees, None for what has no sites; the visitor's computations
+    are no part of the model."""
+    if not isinstance(x, Tensor) or not opens(x) or not x.is_floating_point():
         return None
+    with torch._C.DisableTorchFunction():
+        return tracer.values(name, x)
 
-    return enter
+
+def _enter(tracer: Tracer, name: str, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+    tracer.path.append(name)
+    tracer.ran.add(name)
+    first = _beside(tracer, f"{name}:input", args[0]) if args and is_norm(module) else None
+    return None if first is None else ((first, *args[1:]), kwargs)
 
 
-def _leave(tracer: Tracer, name: str, module: torch.nn.Module) -> Callable[..., Any]:
+def _leave(tracer: Tracer, name: str, module: torch.nn.Module, _args: object, output: Any) -> Any:
+    tracer.path.pop()
     layer = is_layer(name, module)
-    suffix = "output" if is_norm(module) else "residual" if layer else None
-
-    def leave(_module: object, _args: object, output: Any) -> Any:
-        tracer.path.pop()
-        if layer and tracer.streams:
-            trim_heap(_RELEASE_BYTES)
-        while tracer.gathered and tracer.gathered[-1][2] > len(tracer.path):
-            tracer.gathered.pop()
-        if suffix is None or output is None:
-            return None
-        first = output[0] if isinstance(output, tuple) else output
-        if not isinstance(first, Tensor) or not opens(first) or not first.is_floating_point():
-            return None
-        first = tracer.beside(f"{name}:{suffix}", first)
-        return (first, *output[1:]) if isinstance(output, tuple) else first
-
-    return leave
+    if layer and tracer.streams:
+        trim_heap(_RELEASE_BYTES)
+    while tracer.gathered and tracer.gathered[-1][2] > len(tracer.path):
+        tracer.gathered.pop()
+    if not layer and not is_norm(module):
+        return None
+    first = output[0] if isinstance(output, tuple) and output else output
+    first = _beside(tracer, f"{name}:{'output' if is_norm(module) else 'residual'}", first)
+    return (first, *output[1:]) if isinstance(output, tuple) and first is not None else first
 
 
 def is_norm(module: torch.nn.Module) -> bool:
@@ -590,11 +513,8 @@ def _linear_handler(x_at: int, *, transposed: bool, names: tuple[str, ...] = ())
         parameter = tracer.named(weight)
         if weight is None or parameter is None or weight.dim() != 2:
             return func(*args, **kwargs)
-        before, x, after = (
-            arguments[:x_at],
-            arguments[x_at],
-            arguments[x_at + 2 :],
-        )  # without the weight, which may be streamed
+        # Without the weight, which may be streamed.
+        before, x, after = arguments[:x_at], arguments[x_at], arguments[x_at + 2 :]
         if not transposed:
             return tracer.product(weight, x, parameter, lambda a, w: func(*before, a, w, *after))
         return tracer.product(weight.mT, x, parameter, lambda a, w: func(*before, a, w.mT, *after))
@@ -614,11 +534,8 @@ def _embedding(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)
 
     before, after = args[:first], args[first + 1 :]
-
-    def look_up(w: Tensor) -> Tensor:
-        return func(*before, w, *after, **kwargs)
-
-    return tracer.visitor.embedding(parameter[0], ids, weight, look_up)
+    tracer.reaches(parameter[0])
+    return tracer.visitor.embedding(parameter[0], ids, weight, lambda w: func(*before, w, *after, **kwargs))
 
 
 def _gather(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
@@ -636,9 +553,9 @@ def _softmax(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)
     # Behind a mask that was applied before stand infinities, or the format's least number: no values of the site.
     visible = args[0] > torch.finfo(args[0].dtype).min / 2
-    scores = tracer.visitor.values(tracer.site("scores"), args[0].masked_fill(~visible, 0.0))
+    scores = tracer.stage("scores", args[0].masked_fill(~visible, 0.0))
     scores = torch.where(visible, scores, args[0])
-    return tracer.visitor.values(tracer.site("probabilities"), func(scores, *args[1:], **kwargs))
+    return tracer.stage("probabilities", func(scores, *args[1:], **kwargs))
 
 
 def _gradient(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
@@ -670,15 +587,10 @@ _CALLS: dict[Handler, tuple[Any, ...]] = {
     scaled_dot_product: (_functional.scaled_dot_product_attention, _aten.scaled_dot_product_attention.default),
     multihead: (_functional.multi_head_attention_forward,),
     _softmax: (_functional.softmax, torch.softmax, _Tensor.softmax),
-    layer_handler(lstm): (torch.lstm, _aten.lstm.input),
-    layer_handler(gru): (torch.gru, _aten.gru.input),
-    layer_handler(rnn_tanh): (torch.rnn_tanh, _aten.rnn_tanh.input),
-    layer_handler(rnn_relu): (torch.rnn_relu, _aten.rnn_relu.input),
-    cell_handler(lstm): (torch.lstm_cell, _aten.lstm_cell.default),
-    cell_handler(gru): (torch.gru_cell, _aten.gru_cell.default),
-    cell_handler(rnn_tanh): (torch.rnn_tanh_cell, _aten.rnn_tanh_cell.default),
-    cell_handler(rnn_relu): (torch.rnn_relu_cell, _aten.rnn_relu_cell.default),
     _gradient: (torch.autograd.grad, torch.autograd.backward, _Tensor.backward),
     _gather: (_Tensor.__getitem__, torch.index_select, _Tensor.index_select),
 }
+for _name, _cell in _CELLS.items():
+    _CALLS[layer_handler(_cell)] = getattr(torch, _name), getattr(_aten, _name).input
+    _CALLS[cell_handler(_cell)] = getattr(torch, f"{_name}_cell"), getattr(_aten, f"{_name}_cell").default
 _HANDLERS = {call: handler for handler, calls in _CALLS.items() for call in calls}

@@ -1,7 +1,7 @@
 """The schemes that a site may have, and the quantisation parameters of each there."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from assay.precision.schemes import SCHEMES, FakeQuantizer, Moments, Quantizer, 
 from assay.precision.schemes.fitting import awq_factors, fit_blocks, fit_values, fit_weight, smooth_factors, smoothed
 from assay.precision.schemes.quantizer import Extremes
 
+_T = TypeVar("_T")
 _EXPERTS = 8  # Experts of a layer that determine its column factors
 
 
@@ -22,17 +23,17 @@ def menu_of(site: Site, formats: Collection[str]) -> tuple[str, ...]:
     A convolution's input has no scales within the tensor, since windows overlap, and no column factors, since a column
     is one position of the kernel.
     """
-    return tuple(name for name in formats if site.type in SCHEMES[name].site_types and _fits(SCHEMES[name], site))
-
-
-def _fits(scheme: Scheme, site: Site) -> bool:
-    columns = site.shape[-1] if site.shape else 0
-    used = [quantizer for quantizer in (scheme.weight, scheme.activation, scheme.queries) if quantizer is not None]
-    if site.role == "convolution":
-        within = scheme.activation is not None and scheme.activation.per not in ("element", "tensor")
-        if within or scheme.transform != "none" or any(quantizer.rule == "awq" for quantizer in used):
-            return False
-    return not any(quantizer.per == "group" and columns and columns % quantizer.size for quantizer in used)
+    columns, menu = site.shape[-1] if site.shape else 0, []
+    for name in formats:
+        scheme = SCHEMES[name]
+        used = [quantizer for quantizer in (scheme.weight, scheme.activation, scheme.queries) if quantizer is not None]
+        fits = not any(quantizer.per == "group" and columns and columns % quantizer.size for quantizer in used)
+        if site.role == "convolution":
+            within = scheme.activation is not None and scheme.activation.per not in ("element", "tensor")
+            fits &= not (within or scheme.transform != "none" or any(quantizer.rule == "awq" for quantizer in used))
+        if fits and site.type in scheme.site_types:
+            menu.append(name)
+    return tuple(menu)
 
 
 class QParams:
@@ -76,9 +77,9 @@ class QParams:
         fitted = self._fit(name, scheme, weight, weight, expert)
         if _is_searched(quantizer) and not self._full:
             self._full = self._kept + fitted.bytes > self._keep
-        if _is_searched(quantizer) and not self._full:
-            self._kept += fitted.bytes
-            self._fitted[key] = fitted
+            if not self._full:
+                self._kept += fitted.bytes
+                self._fitted[key] = fitted
         return fitted
 
     def by_rows(
@@ -128,8 +129,7 @@ class QParams:
 
     def norms(self, name: str, weight: Tensor, expert: int | None) -> Tensor:
         """Return the norms of the rows of the weight [N, K] of a site, [N]."""
-        norms: Tensor = self._cached(("norms", name, expert), lambda: torch.linalg.vector_norm(weight, dim=1))
-        return norms
+        return self._cached(("norms", name, expert), lambda: torch.linalg.vector_norm(weight, dim=1))
 
     def _key(self, name: str, scheme: Scheme, expert: int | None) -> tuple[object, ...]:
         return "weight", name, expert, scheme.weight, scheme.transform == "hadamard"
@@ -148,7 +148,11 @@ class QParams:
         assert quantizer is not None
         if quantizer.blocks:
             return fit_blocks(quantizer, piece, _folded(self.importance(name), piece))
-        factors = self._awq_factors(name, quantizer, weight)
+        factors = None
+        if quantizer.rule == "awq" and self._moments(name) is not None:
+            group = self._together.get(name, (name,))
+            key = "awq factors", group, quantizer
+            factors = self._cached(key, lambda: awq_factors(quantizer, *self._joint(name, weight)))
         largest = None if rotated else self._largest(name, quantizer)
         if largest is None and piece is not weight and _is_whole(quantizer):
             largest = self._cached(("largest", name, expert), lambda: _magnitude(weight))
@@ -177,8 +181,7 @@ class QParams:
     def importance(self, name: str) -> Tensor | None:
         """Return the importance of the columns [K] of a weight, with which ggml weights its errors; None without
         observed inputs."""
-        seen = self.squares(name)
-        return None if seen is None else seen[0] / seen[1]
+        return None if (seen := self.squares(name)) is None else seen[0] / seen[1]
 
     def squares(self, name: str) -> tuple[Tensor, int] | None:
         """Return sums of squares of the input's columns [K] of a weight, and the number of rows; None without observed
@@ -189,19 +192,12 @@ class QParams:
     def _smoothed(
         self, name: str, scheme: Scheme, weight: Tensor, expert: int | None
     ) -> tuple[FakeQuantizer, FakeQuantizer]:
-        key = ("smooth factors", self._group(name), scheme.name)
-        factors = self._cached(key, lambda: self._smooth_factors(name, scheme, weight))
-        return self._cached(("smooth", name, expert, scheme.name), lambda: smoothed(scheme, weight, factors))
+        def factors() -> Tensor:
+            weights, seen = self._joint(name, weight)
+            return smooth_factors(scheme, torch.cat(weights), seen)
 
-    def _awq_factors(self, name: str, quantizer: Quantizer, weight: Tensor) -> Tensor | None:
-        if quantizer.rule != "awq" or self._moments(name) is None:
-            return None
-        key = ("awq factors", self._group(name), quantizer)
-        return self._cached(key, lambda: awq_factors(quantizer, *self._joint(name, weight)))
-
-    def _smooth_factors(self, name: str, scheme: Scheme, weight: Tensor) -> Tensor:
-        weights, seen = self._joint(name, weight)
-        return smooth_factors(scheme, torch.cat(weights), seen)
+        shared = self._cached(("smooth factors", self._together.get(name, (name,)), scheme.name), factors)
+        return self._cached(("smooth", name, expert, scheme.name), lambda: smoothed(scheme, weight, shared))
 
     def _largest(self, name: str, quantizer: Quantizer) -> Tensor | None:
         """Return the largest magnitude of all weights of a fused product, [1, 1]; None where they share no scale."""
@@ -213,23 +209,25 @@ class QParams:
 
     def _joint(self, name: str, weight: Tensor) -> tuple[list[Tensor], Moments]:
         """Return the weights of a product, [N, K] each, and the moments of its input; of many experts, a few."""
-        group = self._group(name)
+        group = self._together.get(name, (name,))
         default: Mapping[int | None, Tensor] = {None: weight}
-        weights = [self._weights.get(each, default) for each in group]
-        moments = [seen for each in group if (seen := self._moments(each)) is not None]
-        return [held[expert] for held in weights for expert in _some(held)], Moments.joint(moments)
-
-    def _group(self, name: str) -> tuple[str, ...]:
-        return self._together.get(name, (name,))
+        weights, moments = [], []
+        for each in group:
+            held = self._weights.get(each, default)
+            experts = sorted(held, key=lambda expert: -1 if expert is None else expert)
+            weights += [held[expert] for expert in experts[:: -(-len(experts) // _EXPERTS)]]
+            moments += [] if (seen := self._moments(each)) is None else [seen]
+        return weights, Moments.joint(moments)
 
     def _moments(self, name: str, part: str = "") -> Moments | None:
         seen = self._seen.get((name, part))
         return seen.moments() if seen is not None and seen.rows else None
 
-    def _cached(self, key: tuple[object, ...], make: Callable[[], Any]) -> Any:
+    def _cached(self, key: tuple[object, ...], make: Callable[[], _T]) -> _T:
         if key not in self._fitted:
             self._fitted[key] = make()
-        return self._fitted[key]
+        fitted: _T = self._fitted[key]
+        return fitted
 
 
 def _folded(importance: Tensor | None, weight: Tensor) -> Tensor | None:
@@ -249,8 +247,3 @@ def _is_searched(quantizer: Quantizer) -> bool:
 def _is_whole(quantizer: Quantizer) -> bool:
     """Return whether there is a scale of the whole tensor."""
     return quantizer.per == "tensor" or quantizer.scale_format == "float8_e4m3fn"
-
-
-def _some(held: Mapping[int | None, Tensor]) -> list[int | None]:
-    experts = sorted(held, key=lambda expert: -1 if expert is None else expert)
-    return experts[:: -(-len(experts) // _EXPERTS)]

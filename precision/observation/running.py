@@ -42,14 +42,10 @@ def in_float32(model: torch.nn.Module | torch.export.ExportedProgram) -> torch.n
         elif parameter.is_floating_point() and not bool(parameter.isfinite().all()):
             count = int((~parameter.isfinite()).sum())
             raise BadModel(f"expected finite weights, got {count} NaN or infinities in {name}: load the model anew")
-    if not streamed and any(p.is_floating_point() and p.dtype != torch.float32 for p in model.parameters()):
-        return _copied(model).float()
-    return model
-
-
-def _copied(model: torch.nn.Module) -> torch.nn.Module:
+    if streamed or all(p.dtype == torch.float32 for p in model.parameters() if p.is_floating_point()):
+        return model
     try:
-        return copy.deepcopy(model)
+        return copy.deepcopy(model).float()
     except (RuntimeError, TypeError) as error:
         line = str(error).partition(". ")[0]
         raise BadModel(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, MutableMapping
+from collections.abc import Callable, Collection, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,10 +22,6 @@ from assay.precision.schemes import Moments
 from assay.precision.schemes.scheme import SiteType
 
 
-def _all(site: Any, scheme: str, head: bool) -> bool:
-    return True
-
-
 @dataclass(frozen=True, slots=True)
 class EngineRules:
     """How an engine groups a model's sites; by default as most engines do, with any scheme at any site."""
@@ -36,7 +32,7 @@ class EngineRules:
     """The KV caches of all layers share one scheme."""
     tied: bool = True
     """A table that is also the head's weight may be quantised."""
-    allows: Callable[[Any, str, bool], bool] = _all
+    allows: Callable[[Any, str, bool], bool] = lambda site, scheme, head: True
     """Whether a `Site` may have a scheme made for its type; the last argument: the site gives the logits."""
 
 
@@ -48,8 +44,6 @@ _ROWS = 64  # Rows of a linear's input to keep as a sample, eight of each of the
 _ROUTED = 256  # Rows of a batch whose router logits are kept
 
 _LEAST = 1e-12  # Lower bound of a column's importance, as a share of the largest
-
-_ATTENTION = ("q", "k", "v", "scores", "probabilities")  # Roles of the sites within attention
 
 _LAYER = re.compile(r"(?:^|\.)(\d+)(?:[.:]|$)")
 
@@ -71,12 +65,8 @@ class Site(str):
         source: str = "",
     ) -> Site:
         site = super().__new__(cls, name)
-        site.type = site_type
-        site.role = role
-        site.shape = shape
-        site.unit = unit or name
-        site.tied = tied
-        site.source = source
+        site.type, site.role, site.shape = site_type, role, shape
+        site.unit, site.tied, site.source = unit or name, tied, source
         return site
 
     def __getnewargs__(self) -> tuple[str, SiteType, str]:  # type: ignore[override] # for copies and pickles
@@ -99,7 +89,7 @@ class Site(str):
     @property
     def in_attention(self) -> bool:
         """Whether it is a stage of attention or a KV cache: not the linears around it."""
-        return self.type == "kv_cache" or self.role in _ATTENTION
+        return self.type == "kv_cache" or self.role in ("q", "k", "v", "scores", "probabilities")
 
     @property
     def parameters(self) -> int:
@@ -272,20 +262,18 @@ class Observer(Visitor):
             seen.row_maxima.append(torch.linalg.vector_norm(x.detach(), torch.inf, dim=-1))
         return x
 
-    def fused(self) -> list[list[str]]:
-        """Return groups of linears that serving engines run as one product of one input, whose tensor has one scale."""
-        return self._groups(lambda first: first)
-
-    def sharing_factors(self) -> list[list[str]]:
-        """Return groups of linears that share column factors, absorbed by the operation before them: products of one
-        input, and modules of experts that share one norm's output."""
-        return self._groups(architectures.any_expert)
-
-    def _groups(self, of: Callable[[str], str]) -> list[list[str]]:
+    def fused(self, of: Callable[[str], str] = str) -> list[list[str]]:
+        """Return groups of linears that serving engines run as one product of one input, whose tensor has one scale.
+        ``of``: from the first linear with that input to what such linears have in common."""
         groups: dict[object, list[str]] = {}
         for name, first in self._inputs.items():
             groups.setdefault((self.sites[name].unit, self.sites[name].shape[-1], of(first)), []).append(name)
         return list(groups.values())
+
+    def sharing_factors(self) -> list[list[str]]:
+        """Return groups of linears that share column factors, absorbed by the operation before them: products of one
+        input, and modules of experts that share one norm's output."""
+        return self.fused(architectures.any_expert)
 
     def _trace(self, name: str, x: Tensor) -> None:
         """Drop the source of a site whose input comes from several sites."""
@@ -304,7 +292,12 @@ class Observer(Visitor):
 
     def _note(self, name: str, site_type: SiteType, weight: Tensor, expert: int | None, x: Tensor | None) -> None:
         shape = tuple(weight.shape) if expert is None else (self._experts[name], *weight.shape)
-        role: str = "experts" if expert is not None else "router" if _is_router(name, self._modules) else site_type
+        # A router gives the logits that choose experts: by its kind or name, or as a ``gate`` next to experts, unlike
+        # the gate of a gated unit.
+        parent, _, last = name.rpartition(".")
+        routes = "router" in last or "Router" in type(self._modules.get(name)).__name__
+        routes = routes or (last == "gate" and hasattr(self._modules.get(parent), "experts"))
+        role: str = "experts" if expert is not None else "router" if routes else site_type
         if self.tracer is not None and site_type == "linear" and role == site_type:
             role = self.tracer.role or role
         streamed = self.tracer.streamed(weight) if self.tracer is not None else None
@@ -316,15 +309,6 @@ class Observer(Visitor):
             self.sites[f"{name}:accumulator"] = Site(f"{name}:accumulator", "accumulator", "accumulator")
             if architectures.is_split(name):
                 self.sites[f"{name}:all_reduce"] = Site(f"{name}:all_reduce", "all_reduce", "all_reduce")
-
-
-def _is_router(name: str, modules: Mapping[str, torch.nn.Module]) -> bool:
-    """Return whether a linear gives the logits that choose experts: by its kind or name, or as a ``gate`` next to
-    experts, unlike the gate of a gated unit."""
-    parent, _, last = name.rpartition(".")
-    if "router" in last or "Router" in type(modules.get(name)).__name__:
-        return True
-    return last == "gate" and hasattr(modules.get(parent), "experts")
 
 
 class _TensorNames:

@@ -74,21 +74,22 @@ class Weights(UserDict[int | None, Any]):
         return held() if isinstance(held, Streamed) else held
 
 
-def _stored_in(held: Any) -> Any:
-    return getattr(held, "state_dict", held)
+def _offloads(module: torch.nn.Module) -> list[Any]:
+    """Return accelerate's hooks that drop the module's weights after each run."""
+    hook: Any = getattr(module, "_hf_hook", None)
+    return [each for each in getattr(hook, "hooks", (hook,)) if getattr(each, "offload", False)]
 
 
 def source_of(module: torch.nn.Module, name: str) -> Source | None:
     """Return where a module's own parameter is read from when the module runs; None for one that stays in memory."""
-    hook: Any = getattr(module, "_hf_hook", None)
-    for each in getattr(hook, "hooks", (hook,)):
+    for each in _offloads(module):
         held = getattr(each, "weights_map", None)
-        if held is None or not getattr(each, "offload", False) or name not in module._parameters:
+        if held is None or name not in module._parameters:
             continue
         loader, key = getattr(held, "dataset", held), f"{getattr(held, 'prefix', '')}{name}"
-        tensors = _stored_in(loader)
+        tensors = getattr(loader, "state_dict", loader)
         if key in tensors and isinstance(tensors, dict):
-            return Source("", str(tensors[key].data_ptr()), _stored_in(held), name)
+            return Source("", str(tensors[key].data_ptr()), getattr(held, "state_dict", held), name)
         entry = loader.index[key]
         file = entry.get("safetensors_file", loader.save_folder)
         return Source(str(file), entry.get("weight_name", key), held, name)
@@ -98,9 +99,8 @@ def source_of(module: torch.nn.Module, name: str) -> Source | None:
 def device_of(model: torch.nn.Module) -> torch.device:
     """Return the device of a model's inputs: that of its first weight, for a streamed one that its module runs on."""
     for module in model.modules():
-        hook: Any = getattr(module, "_hf_hook", None)
-        for each in getattr(hook, "hooks", (hook,)):
-            if getattr(each, "offload", False) and each.execution_device is not None:
+        for each in _offloads(module):
+            if each.execution_device is not None:
                 return torch.device(each.execution_device)
         for parameter in module.parameters(recurse=False):
             if not parameter.is_meta:

@@ -74,6 +74,8 @@ class Tracer(TorchFunctionMode):
         super().__init__()
         self._handlers = handlers
         self.visitor = visitor
+        self.reaches: Callable[[str], None] = lambda name: None
+        """Called with the name of every site before the visitor is."""
         self.path: list[str] = []
         self.ran: set[str] = set()  # Names of the modules that have run
         self._caches: dict[str, bool] = {}
@@ -83,7 +85,11 @@ class Tracer(TorchFunctionMode):
         get their tokens."""
         self.role = ""  # Role of the current product, where it is no linear layer's
         self.steps: Steps | None = None  # Steps of the current product, where it is one step's
-        self._parameters = _by_storage(model)
+        self._parameters: dict[int, list[tuple[str, Tensor]]] = {}  # By the address of their storage
+        for name, tensor in tensors_of(model):
+            if tensor.dim() > 1 and tensor.is_floating_point() and not tensor.is_meta and opens(tensor):
+                held = self._parameters.setdefault(tensor.untyped_storage().data_ptr(), [])
+                held.append((name.removesuffix(".weight"), tensor))
         self._modules = dict(model.named_modules())
         self.streams = bool(streamed_parameters(model))  # Whether weights are loaded and dropped with their modules
 
@@ -150,15 +156,14 @@ class Tracer(TorchFunctionMode):
             self._caches[here] = architectures.is_cross(here) or decides()
         return self._caches[here]
 
-    def site(self, suffix: str) -> str:
-        """Return the name of a site of the running module."""
-        return f"{self.path[-1] if self.path else ''}:{suffix}"
+    def values(self, name: str, x: Tensor, part: str = "") -> Tensor:
+        """Return the visitor's values of a site without a weight."""
+        self.reaches(name)
+        return self.visitor.values(name, x, part)
 
-    def beside(self, name: str, x: Tensor) -> Tensor:
-        """Return the visitor's values of a site that a hook sees; the visitor's computations are no part of the
-        model."""
-        with torch._C.DisableTorchFunction():
-            return self.visitor.values(name, x)
+    def stage(self, suffix: str, x: Tensor, part: str = "") -> Tensor:
+        """Return the visitor's values of a site of the running module."""
+        return self.values(f"{self.path[-1] if self.path else ''}:{suffix}", x, part)
 
     def product(
         self, weight: Tensor, x: Tensor, parameter: Found, product: Product, role: str = "", steps: Steps | None = None
@@ -169,8 +174,9 @@ class Tracer(TorchFunctionMode):
         if isinstance(self._modules.get(name), torch.nn.Embedding) and weight.shape == table.shape:
             name += HEAD if weight.stride() == table.stride() else ""
         self.role, self.steps = role, steps
+        self.reaches(name)
         output = self.visitor.linear(name, x, weight, expert, product)
-        return self.visitor.values(f"{name}:logits", output) if architectures.gives_logits(name) else output
+        return self.values(f"{name}:logits", output) if architectures.gives_logits(name) else output
 
 
 def opens(*args: Any) -> bool:
@@ -190,11 +196,3 @@ def _part(weight: Tensor, parameter: Tensor) -> int | None:
 def tensors_of(model: torch.nn.Module) -> list[tuple[str, Tensor]]:
     """Return parameters and buffers (exported programs may hold weights in these) by name."""
     return [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
-
-
-def _by_storage(model: torch.nn.Module) -> dict[int, list[tuple[str, Tensor]]]:
-    weights: dict[int, list[tuple[str, Tensor]]] = {}
-    for name, tensor in tensors_of(model):
-        if tensor.dim() > 1 and tensor.is_floating_point() and not tensor.is_meta and opens(tensor):
-            weights.setdefault(tensor.untyped_storage().data_ptr(), []).append((name.removesuffix(".weight"), tensor))
-    return weights

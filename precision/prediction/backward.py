@@ -54,10 +54,8 @@ class Cotangents:
         cotangents: Sequence[Sequence[Tensor | None]],
         inputs: Sequence[Tensor] = (),
     ) -> list[Sequence[Tensor | None]]:
-        """Form the products of every cotangent, by the visitor, and return the cotangents of the inputs.
-
-        ``given``: the cotangents of the outputs, None where they are zero.
-        """
+        """Form the products of every cotangent of the outputs, None where they are zero, by the visitor, and return the
+        cotangents of the inputs."""
         gradients: list[Sequence[Tensor | None]] = [[None] * len(inputs)] * len(cotangents)
         for index in reversed(range(len(cotangents))):  # the first one last: it lets go of the values
             visitor.begin(index, self.menus[index])
@@ -72,26 +70,23 @@ class Cotangents:
         return gradients
 
 
-def backward_through_model(model: torch.nn.Module, batch: Any, visitor: Sensitivity, cotangents: Cotangents) -> None:
-    """Form all products of a batch from one graph."""
-    with traced(model, visitor):
-        outputs = call(model, batch)
-    output = cotangents.metric.output(outputs, mapping(batch))
-    cotangents.backpropagate(visitor, [output], [[each] for each in cotangents.drawn(output, batch)])
-
-
 def backward_through_blocks(chain: Chain, batch: int, visitor: Sensitivity, cotangents: Cotangents) -> None:
     """Form all products of a batch from one graph of each block, the last block's first."""
+
+    def leaves(block: int) -> list[Tensor]:
+        values = chain.state(batch, block)
+        return [value.detach().requires_grad_(value.is_floating_point()) for value in values]
+
     trim_heap()  # what comes after the blocks may take more than any block does
     visitor.shares = chain.bytes_of_block()
     last = len(chain.blocks)
-    state = [_leaf(value) for value in chain.state(batch, last)]
+    state = leaves(last)
     output = chain.output(batch, tuple(state), cotangents.metric, visitor)
     drawn = cotangents.drawn(output, chain.batches[batch])
     given = cotangents.backpropagate(visitor, [output], [[each] for each in drawn], state)
     for block in reversed(range(last)):
         visitor.forget()
-        state = [_leaf(value) for value in chain.state(batch, block)]
+        state = leaves(block)
         with traced(chain.model, visitor):
             outputs = chain.through(batch, block, tuple(state))
         given = cotangents.backpropagate(visitor, outputs, given, state)
@@ -100,10 +95,6 @@ def backward_through_blocks(chain: Chain, batch: int, visitor: Sensitivity, cota
     if first is None:
         raise BadModel("expected the same values before the blocks at every call, got other ones: take out randomness")
     cotangents.backpropagate(visitor, first, given)
-
-
-def _leaf(value: Tensor) -> Tensor:
-    return value.detach().requires_grad_(value.is_floating_point())
 
 
 _IN_PLACE = re.compile("in-?place")  # in autograd's errors
@@ -147,11 +138,15 @@ def differentiate(
         return visitor
 
     def form(visitor: Sensitivity, index: int) -> None:
+        batch = batches[index]
         with evaluating(model):
-            if chain is None:
-                backward_through_model(model, batches[index], visitor, cotangents)
-            else:
+            if chain is not None:
                 backward_through_blocks(chain, index, visitor, cotangents)
+                return
+            with traced(model, visitor):
+                outputs = call(model, batch)
+            output = metric.output(outputs, mapping(batch))
+            cotangents.backpropagate(visitor, [output], [[each] for each in cotangents.drawn(output, batch)])
 
     return products_of(batches, visitor_of, form, done)
 
@@ -180,18 +175,18 @@ def products_of(
         return [visitor.terms_by_cotangent[index] for index in sorted(visitor.terms_by_cotangent)]
 
     for index in range(len(batches)):
-        try:
-            terms.append(passed(index))
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:  # where the model wrote over what the backward pass needs, copies are kept of it
-            if copies or not _IN_PLACE.search(str(error)):
-                raise _undifferentiable(error) from None
-            copies = True
+        while len(terms) == index:
             try:
                 terms.append(passed(index))
-            except RuntimeError as second:
-                raise _undifferentiable(second) from None
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                if copies or not _IN_PLACE.search(str(error)):
+                    reason = str(error).partition("\n")[0]
+                    raise BadModel(
+                        f"expected a model that gradients lead back through, got one that torch refuses: {reason}"
+                    ) from None
+                copies = True  # of what the backward pass needs, which the model wrote over
         done(index + 1)
     first = _gathered([each[0] for each in terms], sizes)
     further = [_gathered(each, sizes, first.keys) for each in list(zip(*terms, strict=True))[1:]]
@@ -200,11 +195,6 @@ def products_of(
     again = (np.stack([each.sums for each in further], 1), np.stack([each.squares for each in further], 1))
     variance = sum((each.variance for each in further), first.variance)
     return replace(first, again=again, variance=variance / cotangents_of(again[1]) ** 2)
-
-
-def _undifferentiable(error: RuntimeError) -> BadModel:
-    reason = str(error).partition("\n")[0]
-    return BadModel(f"expected a model that gradients lead back through, got one that torch refuses: {reason}")
 
 
 def _gathered(batches: Sequence[Mapping[Key, Term]], sizes: Sequence[int], keys: tuple[Key, ...] = ()) -> Products:

@@ -8,7 +8,7 @@ one piece. A model that fails this has no chain.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -46,16 +46,16 @@ class Flat:
         leaves, spec = tree_flatten(tree)
         return cls(tuple(leaves), spec)
 
-    def filled(self, positions: Sequence[int], values: Sequence[Any]) -> Any:
-        """Return the tree with other values at some positions."""
-        return tree_unflatten(self.without(positions, values).leaves, self.spec)
-
     def without(self, positions: Sequence[int], values: Sequence[Any] | None = None) -> Flat:
         """Return the same with None, or ``values``, at some positions."""
         leaves = list(self.leaves)
         for position, value in zip(positions, values or [None] * len(positions), strict=True):
             leaves[position] = value
         return Flat(tuple(leaves), self.spec)
+
+    def filled(self, positions: Sequence[int], values: Sequence[Any]) -> Any:
+        """Return the tree with other values at some positions."""
+        return tree_unflatten(self.without(positions, values).leaves, self.spec)
 
     @property
     def tensors(self) -> list[int]:
@@ -108,11 +108,17 @@ class Chain:
         """Return the first block's input where a visitor changes something before it; None where that changes other
         arguments too."""
         known = self.calls[batch][0]
-        with traced(self.model, visitor):
-            reached = _arguments(self.blocks[0], lambda: call(self.model, self.batches[batch]))
-        if reached is None:  # what comes before has skipped it
-            return None
-        given = Flat.of(reached)
+
+        def reached(_module: object, args: Any, kwargs: Any) -> None:
+            raise _ReachedError((args, kwargs))
+
+        # The last hook, so that those of `traced` that close sites find them open.
+        with traced(self.model, visitor), self.blocks[0].register_forward_pre_hook(reached, with_kwargs=True):
+            try:
+                call(self.model, self.batches[batch])
+                return None  # what comes before the block has skipped it
+            except _ReachedError as error:
+                given = Flat.of(error.args[0])
         same = (torch.equal(given.leaves[position], known.leaves[position]) for position in known.tensors)
         if given.spec != known.spec or not all(same):
             return None
@@ -190,24 +196,7 @@ def _disturbed(x: Any) -> Any:
 
 
 class _ReachedError(Exception):
-    def __init__(self, given: Any) -> None:
-        super().__init__("reached")
-        self.given = given
-
-
-def _arguments(block: torch.nn.Module, run: Callable[[], object]) -> Any:
-    """Return the (args, kwargs) of a module's first call; nothing after it runs. Within `traced`, so that the hook is
-    the last, and those that close sites find them open."""
-
-    def reached(_module: object, args: Any, kwargs: Any) -> None:
-        raise _ReachedError((args, kwargs))
-
-    with block.register_forward_pre_hook(reached, with_kwargs=True):
-        try:
-            run()
-        except _ReachedError as reached_error:
-            return reached_error.given
-    return None
+    """The first block is called, with the (args, kwargs) that the error holds."""
 
 
 class Recording:
@@ -232,11 +221,12 @@ class Recording:
             with traced(self._model, visitor) as tracer:
                 yield tracer
             return
-        recorder = _Recorder(chain, batch, visitor)
+        recorder = _Recorder(chain, batch)
         with ExitStack() as after:
             for block in chain.blocks:
                 after.callback(block.register_forward_pre_hook(recorder.enter, with_kwargs=True).remove)
-            tracer = after.enter_context(traced(self._model, recorder))
+            tracer = after.enter_context(traced(self._model, visitor))
+            tracer.reaches = recorder.note
             for block in chain.blocks:
                 after.callback(block.register_forward_hook(recorder.leave).remove)
             yield tracer
@@ -265,11 +255,10 @@ def chain_of(model: torch.nn.Module, batches: Sequence[Any], metric: Metric) -> 
     return recording.chain(metric)
 
 
-class _Recorder(Visitor):
-    """Wraps a visitor that changes nothing, with hooks around blocks that record their inputs and outputs."""
+class _Recorder:
+    """Notes the sites and the inputs and outputs of blocks in one forward pass, which a visitor leaves unchanged."""
 
-    def __init__(self, chain: Chain, batch: int, visitor: Visitor) -> None:
-        self._visitor = visitor
+    def __init__(self, chain: Chain, batch: int) -> None:
         self._chain = chain
         self._batch = batch
         self._inside = False
@@ -279,27 +268,7 @@ class _Recorder(Visitor):
         self._given: Flat | None = None
         self._whole = True
 
-    @property
-    def tracer(self) -> Tracer | None:
-        return self._visitor.tracer
-
-    @tracer.setter
-    def tracer(self, tracer: Tracer | None) -> None:
-        self._visitor.tracer = tracer
-
-    def linear(self, name: str, x: Tensor, weight: Tensor, expert: int | None, product: Product) -> Tensor:
-        self._note_site(name)
-        return self._visitor.linear(name, x, weight, expert, product)
-
-    def embedding(self, name: str, ids: Tensor, weight: Tensor, look_up: LookUp) -> Tensor:
-        self._note_site(name)
-        return self._visitor.embedding(name, ids, weight, look_up)
-
-    def values(self, name: str, x: Tensor, part: str = "") -> Tensor:
-        self._note_site(name)
-        return self._visitor.values(name, x, part)
-
-    def _note_site(self, name: str) -> None:
+    def note(self, name: str) -> None:
         if self._entered and not self._inside:
             self._between.add(name)
         else:
@@ -356,5 +325,4 @@ def _largest_stack(model: torch.nn.Module) -> list[torch.nn.Module]:
     for name, module in model.named_modules():
         if is_layer(name, module) and not is_norm(module):
             stacks.setdefault(name.rpartition(".")[0], []).append(module)
-    sizes = {name: sum(p.numel() for block in stack for p in block.parameters()) for name, stack in stacks.items()}
-    return stacks[max(sizes, key=lambda name: sizes[name])] if sizes else []
+    return max(stacks.values(), key=lambda stack: sum(p.numel() for b in stack for p in b.parameters()), default=[])

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from assay.precision.cache import Cache
 from assay.precision.errors import BadModel, NoData
-from assay.precision.metrics import Metric
+from assay.precision.metrics import Metric, at_valid
 from assay.precision.observation.observing import Observed
 from assay.precision.observation.operations import traced
 from assay.precision.observation.running import call, evaluating, mapping
@@ -51,7 +51,7 @@ def evaluation_data(model: torch.nn.Module, batches: Sequence[Any], metric: Metr
     for index, batch in enumerate(batches):
         with torch.no_grad(), evaluating(model), traced(model, Observer(model)):
             reference = metric.output(call(model, batch), mapping(batch))
-        if not bool(metric.compared(reference, mapping(batch)).isfinite().all()):
+        if not bool(at_valid(reference, mapping(batch)).isfinite().all()):
             raise BadModel(f"expected finite outputs, got NaN or infinities for batch {index} of {name}: check inputs")
         weights.append(metric.weights(reference, mapping(batch)).numpy(force=True))
         references.add(reference)
@@ -88,8 +88,7 @@ class Evaluator:
 
     def error(self, assignment: Mapping[str, str]) -> MeasuredError:
         """The metric with an assignment simulated; not finite where the model breaks."""
-        (distances,) = self._by_sequence([assignment])
-        return MeasuredError.of(distances, self.data.weights, self.metric.power)
+        return MeasuredError.of(self._by_sequence([assignment])[0], self.data.weights, self.metric.power)
 
     def measure_all(self, assignments: Sequence[Mapping[str, str]], done: Callable[[], None] = lambda: None) -> None:
         """Measure assignments in one pass, for later calls of `error`; ``done`` is called once for each."""
@@ -100,8 +99,7 @@ class Evaluator:
         outputs without."""
         if type(self.metric).agreeing is Metric.agreeing:
             return None
-        (same,) = self._by_sequence([assignment], agreeing=True)
-        return float(same.sum() / self.data.weights.sum())
+        return float(self._by_sequence([assignment], agreeing=True)[0].sum() / self.data.weights.sum())
 
     def error_of(self, other: torch.nn.Module) -> MeasuredError:
         """Return the metric of another model of the same inputs, such as a loaded export."""
@@ -194,26 +192,20 @@ def error_by_position(
     """
     if not batches:
         raise NoData("expected long sequences for errors over positions, got none: give a longer text")
-    distances: list[np.ndarray] = []
-    weights: list[np.ndarray] = []
+    values = []
     for batch in batches:
         reference = simulated(model, batch, metric, observed, {})
         output = simulated(model, batch, metric, observed, assignment)
-        values = metric.by_position(reference, output, mapping(batch))
+        values.append([each.numpy(force=True) for each in metric.by_position(reference, output, mapping(batch))])
         del reference, output
-        for kept, each in zip((distances, weights), values, strict=True):
-            kept.append(each.numpy(force=True))
-    lengths = sorted({each.shape[1] for each in distances})
+    lengths = sorted({distances.shape[1] for distances, _ in values})
     if len(lengths) != 1:
         raise NoData(f"expected sequences of one length for errors over positions, got lengths {lengths}")
     ends = steps(lengths[0])
     of = np.searchsorted(ends, np.arange(1, ends[-1] + 1))
-    summed = [
-        np.stack([np.concatenate(kept)[:, of == step].sum(1) for step in range(len(ends))])
-        for kept in (distances, weights)
-    ]
-    errors = (MeasuredError.of(some, by, metric.power) for some, by in zip(*summed, strict=True))
-    return Curve(ends, tuple(errors))
+    distances, weights = (np.concatenate(each) for each in zip(*values, strict=True))
+    in_steps = ((distances[:, of == step].sum(1), weights[:, of == step].sum(1)) for step in range(len(ends)))
+    return Curve(ends, tuple(MeasuredError.of(*each, metric.power) for each in in_steps))
 
 
 def steps(length: int) -> tuple[int, ...]:

@@ -33,16 +33,8 @@ class Term:
 def perturbations_of(scheme: Scheme) -> tuple[Perturbation, ...]:
     """Return the parts of a scheme's change. Schemes that store a weight in the same way share that part."""
     transform = scheme.name if scheme.transform == "smooth" else scheme.transform
-    perturbations: list[Perturbation] = []
-    if scheme.weight is not None:
-        perturbations.append(("weight", scheme.weight, transform))
-    if scheme.activation is not None:
-        perturbations.append(("values", scheme.activation, transform))
-    if scheme.queries is not None:
-        perturbations.append(("queries", scheme.queries, transform))
-    if scheme.split is not None:
-        perturbations.append(("sum", scheme.split, transform))
-    return tuple(perturbations)
+    parts = {"weight": scheme.weight, "values": scheme.activation, "queries": scheme.queries, "sum": scheme.split}
+    return tuple((kind, stored, transform) for kind, stored in parts.items() if stored is not None)
 
 
 def value_perturbation(scheme: Scheme, part: str) -> Perturbation | None:

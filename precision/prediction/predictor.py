@@ -82,9 +82,9 @@ class Predictor:
         raw = self.calibration_point(assignment, 0.0)
         ends = (0.0, 0.0)
         if self.others is not None and 0 < raw.predicted < math.inf:
-            keys, power = self.keys(assignment), self.metric.power
-            saturation_cache = saturation(self.observed, self.others, self.form.shares(keys))
-            ends = self.others.ends(self.form.profile(keys), power, saturation_cache)
+            keys = self.keys(assignment)
+            clipped = saturation(self.observed, self.others, self.form.shares(keys))
+            ends = self.others.ends(self.form.profile(keys), self.metric.power, clipped)
         return Prediction(*self.calibration.interval(raw, ends), self.calibration.level_of(raw))
 
     def calibration_point(self, assignment: Mapping[str, str], measured: float) -> Measured:
@@ -100,11 +100,12 @@ class Predictor:
         keys = self.keys(assignment)
         squares = self.form.of(keys)
         error = math.inf if math.isinf(squares) else float(self.metric.error(squares, self.observed.weight))
-        return error, self.form.effective(keys, self._spread)
 
-    def _spread(self, key: Key) -> float:
-        site = self.observed.by_name.get(key[0])
-        return _WITHIN if site is not None and site.in_attention else 1.0
+        def spread(key: Key) -> float:
+            site = self.observed.by_name.get(key[0])
+            return _WITHIN if site is not None and site.in_attention else 1.0
+
+        return error, self.form.effective(keys, spread)
 
     def site_error(self, site: str, scheme: str) -> float:
         """Return the error of one site alone, before calibration."""
@@ -155,20 +156,20 @@ def sites_without_gradient(predictor: Predictor, measure: Measure) -> tuple[Site
     nothing.
     """
     menus = predictor.observed.menus
+
+    def bits(scheme: str) -> float:
+        quantised = SCHEMES[scheme]
+        stored = (quantised.weight, quantised.activation, quantised.queries)
+        return sum(each.bits((1, 128)) for each in stored if each is not None)
+
     silent = {
-        site: max(menus[site], key=lambda scheme: (len(predictor.keys({str(site): scheme})), -_bits(scheme)))
+        site: max(menus[site], key=lambda scheme: (len(predictor.keys({str(site): scheme})), -bits(scheme)))
         for site in predictor.observed.sites
         if not site.tied and not any(predictor.squares({str(site): scheme}) for scheme in menus[site])
     }
     if not silent or measure({str(site): scheme for site, scheme in silent.items()}) == 0:
         return ()
     return tuple(site for site, scheme in silent.items() if measure({str(site): scheme}) != 0)
-
-
-def _bits(scheme: str) -> float:
-    quantised = SCHEMES[scheme]
-    stored = (quantised.weight, quantised.activation, quantised.queries)
-    return sum(each.bits((1, 128)) for each in stored if each is not None)
 
 
 def draw_assignments(

@@ -126,13 +126,17 @@ class QuadraticForm:
 
     def of(self, keys: Sequence[Key]) -> float:
         """Return the form for these keys; infinite where one makes infinities or NaN."""
-        rows = [self._row[key] for key in keys if key in self._row]
+        rows, diagonal = self._parts(keys)
         if not rows:
             return 0.0
-        diagonal = self.diagonal[rows]
         if not np.isfinite(diagonal).all():
             return math.inf
-        return float(max(diagonal.sum() + self._cross(rows, np.sqrt(diagonal)), 0.0))
+        directions, roots = self._directions[rows], np.sqrt(diagonal)
+        correlations = directions @ directions.T
+        np.fill_diagonal(correlations, 0.0)
+        least = min(_CORRELATES / math.sqrt(max(directions.shape[1], 1)), 0.999)
+        correlations[np.abs(correlations) < least] = 0.0
+        return float(max(diagonal.sum() + float(roots @ correlations @ roots), 0.0))
 
     def corrected(self, keys: Sequence[Key], squares: float) -> QuadraticForm:
         """Return the form that gives the measured squares of these keys together; infinite for what is not finite.
@@ -187,14 +191,6 @@ class QuadraticForm:
     def _parts(self, keys: Sequence[Key]) -> tuple[list[int], np.ndarray]:
         rows = [self._row[key] for key in keys if key in self._row]
         return rows, self.diagonal[rows]
-
-    def _cross(self, rows: Sequence[int], roots: np.ndarray) -> float:
-        directions = self._directions[rows]
-        correlations = directions @ directions.T
-        np.fill_diagonal(correlations, 0.0)
-        least = min(_CORRELATES / math.sqrt(max(directions.shape[1], 1)), 0.999)
-        correlations[np.abs(correlations) < least] = 0.0
-        return float(roots @ correlations @ roots)
 
 
 def _units(sums: np.ndarray, squares: np.ndarray) -> np.ndarray:

@@ -82,9 +82,11 @@ class RowSampler:
         count_parts = max(t for t in range(1, min(_TURNS * self.cotangents, blocks) + 1) if count % t == 0)
         size = -(-blocks // count_parts) * BLOCK
         first = (index + cotangent) % count_parts * size
-        mine = some_rows(weight[first : first + size], most)
+        end = min(first + size, weight.shape[0])
+        step = max(most // max(weight.shape[-1], 1) // BLOCK, 1) * BLOCK
+        starts = range(first, end, step)
         return float(count_parts), (
-            RowSample(slice(first + start, first + stop), count_parts**0.5) for start, stop in mine
+            RowSample(slice(start, min(start + step, end)), count_parts**0.5) for start in starts
         )
 
     def sample(self, sizes: Tensor, name: str) -> tuple[float, RowSample]:
@@ -117,12 +119,6 @@ def _chances(sizes: Tensor, count: int) -> Tensor:
         others = torch.where(certain, 0.0, sizes)
         chances = torch.where(certain, 1.0, others * ((count - int(certain.sum())) / others.sum()))
     return chances.clamp(max=1.0)
-
-
-def some_rows(weight: Tensor, most: int) -> Iterator[tuple[int, int]]:
-    """Return ranges of rows of a weight [N, K], whole blocks of at most ``most`` elements, or of one block."""
-    count = max(most // max(weight.shape[-1], 1) // BLOCK, 1) * BLOCK
-    return ((start, min(start + count, weight.shape[0])) for start in range(0, weight.shape[0], count))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ rows are stored.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,20 +54,6 @@ class PassThrough(torch.autograd.Function):
 _AT_ONCE = 1 << 22  # Elements of weight gradients, and of their changes, held at once; at least the rows of one block
 _CACHED = 1 << 18  # Elements of a weight evaluated together, so that their intermediate values fit a core's cache
 
-Formed = tuple[int, Perturbation, Term]
-"""The index of a cotangent, and the term of a perturbation under it."""
-
-
-@dataclass(frozen=True, slots=True)
-class BackwardProduct:
-    """A product of a weight [N, K] in the backward pass: x [..., G * K], cotangents g [..., G * N] of the result, the
-    sequence of each row, and the index of the cotangent."""
-
-    x: Tensor
-    g: Tensor
-    rows: Rows
-    cotangent: int
-
 
 @dataclass(slots=True)
 class SharedRows:
@@ -74,125 +61,6 @@ class SharedRows:
 
     drawn: tuple[float, RowSample] | None = None
     given: dict[int, Tensor] = field(default_factory=dict)
-
-
-class WeightProducts:
-    """<g_b' x_b, change of the weight> for every sequence b of a batch.
-
-    ``batch``: its sequences; ``sampler``: chooses rows; ``further``: the weights that further cotangents evaluate too,
-    None: all. Cotangents come from the last to the first.
-    """
-
-    def __init__(
-        self, qparams: QParams, batch: int, sampler: RowSampler, change: Change, further: Container[str] | None
-    ) -> None:
-        self._qparams = qparams
-        self._batch = batch
-        self._turns = sampler
-        self._change = change
-        self._further = further
-        self._runs: Counter[tuple[str, int | None]] = Counter()
-
-    def formed(
-        self,
-        name: str,
-        menu: Mapping[Perturbation, Scheme],
-        weight: Tensor,
-        expert: int | None,
-        product: BackwardProduct,
-        sample: SharedRows,
-    ) -> Iterator[Formed]:
-        """Yield the products of a site's weight under this cotangent; with a ``sample``, of this product alone, under
-        all cotangents at the last one."""
-        if not menu:
-            return
-        sampler = self._turns if self._further is None or name in self._further else self._turns.alone()
-        if groups.count(product.x, weight) > 1 or not sampler.drawn(len(weight)):
-            yield from self._block_products(name, menu, weight, expert, product, sampler)
-            return
-        if sample.drawn is None:
-            sample.drawn = self._draw_rows(name, weight, expert, product, sampler)
-        sample.given[product.cotangent] = product.g[..., sample.drawn[1].rows]
-        if product.cotangent == 0:
-            yield from self._sampled_products(name, menu, weight, expert, product, sample)
-
-    def _block_products(
-        self,
-        name: str,
-        menu: Mapping[Perturbation, Scheme],
-        weight: Tensor,
-        expert: int | None,
-        product: BackwardProduct,
-        sampler: RowSampler,
-    ) -> Iterator[Formed]:
-        several = groups.count(product.x, weight)
-        sampling, parts = sampler.parts(weight, product.cotangent, min(_AT_ONCE // self._batch, _CACHED))
-        fitted = self._qparams.by_rows(name, list(menu.values()), weight, expert)
-        for rows in parts:
-            assert isinstance(rows.rows, slice)
-            x, g, held, here = groups.slice_rows(product.x, product.g, several, rows.rows.start, rows.rows.stop)
-            gradients = product.rows.outer(g, x, held, self._batch)[:, here].permute(1, 2, 0)
-            parts_of, products = self._products(weight[rows.rows], gradients, menu, fitted(rows.rows))
-            products *= rows.root_weights
-            sums, squares = products.sum(0).cpu(), products.square_().sum(0).cpu()
-            for part, each, square in zip(parts_of, sums, squares, strict=True):
-                yield product.cotangent, part, Term(each, square, sampling)
-
-    def _draw_rows(
-        self, name: str, weight: Tensor, expert: int | None, product: BackwardProduct, sampler: RowSampler
-    ) -> tuple[float, RowSample]:
-        lengths = product.x.flatten(0, -2).square().sum(1)
-        sizes = (lengths @ product.g.flatten(0, -2).square()) * self._qparams.norms(name, weight, expert).square()
-        self._runs[name, expert] += 1  # what runs several times draws anew each time
-        return sampler.sample(sizes, f"{name} {expert} {self._runs[name, expert]}")
-
-    def _sampled_products(
-        self,
-        name: str,
-        menu: Mapping[Perturbation, Scheme],
-        weight: Tensor,
-        expert: int | None,
-        product: BackwardProduct,
-        sample: SharedRows,
-    ) -> Iterator[Formed]:
-        assert sample.drawn is not None
-        sampling, drawn = sample.drawn
-        assert isinstance(drawn.rows, Tensor)
-        fitted = self._qparams.by_rows(name, list(menu.values()), weight, expert, few=True)
-        step = max(min(_AT_ONCE // (self._batch * len(sample.given)), _CACHED) // weight.shape[-1], 1)
-        parts: list[Perturbation] = []
-        pieces = []
-        for some in torch.split(torch.arange(len(drawn.rows)), step):
-            index = drawn.rows[some]
-            gradients = torch.cat(
-                [product.rows.outer(g[..., some], product.x, 1, self._batch) for g in sample.given.values()]
-            )
-            parts, products = self._products(weight[index], gradients.permute(1, 2, 0), menu, fitted(index))
-            pieces.append(products)
-        products = torch.cat(pieces).mul_(drawn.root_weights)
-        sums, squares = products.sum(0).cpu(), products.square_()
-        variance, squares = drawn.variance(squares).tolist(), squares.sum(0).cpu()
-        for slot, cotangent in enumerate(sample.given):
-            columns = slice(slot * self._batch, (slot + 1) * self._batch)
-            for number, part in enumerate(parts):
-                shared = 0.0 if cotangent else variance[number]  # of all cotangents together
-                yield cotangent, part, Term(sums[number, columns], squares[number, columns], sampling, shared)
-
-    def _products(
-        self, piece: Tensor, gradients: Tensor, menu: Mapping[Perturbation, Scheme], fitted: list[FakeQuantizer | None]
-    ) -> tuple[list[Perturbation], Tensor]:
-        """Return the perturbations of rows [n, K] of a weight, and their products [n, S, B] with the gradients [n, K,
-        B]."""
-        forms = [(part, stored) for part, stored in zip(menu, fitted, strict=True) if stored is not None]
-        step = max(_AT_ONCE // max(piece.numel(), 1), 1)
-        products = [piece.new_empty(len(piece), 0, gradients.shape[-1])]
-        for first in range(0, len(forms), step):
-            some = forms[first : first + step]
-            changes = piece.new_empty(len(piece), len(some), piece.shape[-1])
-            for index, (_, stored) in enumerate(some):
-                changes[:, index] = self._change(stored, piece)
-            products.append(changes @ gradients)
-        return [part for part, _ in forms], torch.cat(products, 1)
 
 
 _Terms = dict[tuple[str, Perturbation], Term]
@@ -249,7 +117,9 @@ class Sensitivity(Visitor):
         self._batch = batch
         self._joined: dict[Steps, tuple[SharedRows, _Given]] = {}
         self._change = change or change_of
-        self._of_weights = WeightProducts(qparams, batch, sampler, self._change, further)
+        self._sampler = sampler
+        self._further = further
+        self._runs: Counter[tuple[str, int | None]] = Counter()
         self._draw = torch.Generator().manual_seed(sampler.seed + sampler.batch)
         self._changes: dict[object, _Values] = {}
         self._weights: dict[Streamed, Tensor] = {}
@@ -283,23 +153,17 @@ class Sensitivity(Visitor):
 
         def form(weight: Tensor, rows: Rows, x: Tensor, g: Tensor, gx: Tensor) -> None:
             schemes = self._schemes(owner)
-            weights = {perturbations_of(s)[0]: s for s in schemes if s.weight}
-            of_weight = self._of_weights.formed(
-                owner, weights, weight, expert, BackwardProduct(x, g, rows, self._cotangent), sample
-            )
-            for cotangent, part, term in of_weight:
-                self._add(owner, part, term, self.terms_by_cotangent[cotangent])
+            if weights := {perturbations_of(s)[0]: s for s in schemes if s.weight}:
+                self._on_weight(owner, weights, weight, expert, x, g, rows, sample)
             if menu := {perturbations_of(s)[-1]: s for s in schemes if s.activation}:
-                self._on_values(owner, lambda: stored(menu, weight), x, gx, rows, inputs)
+                fit = partial(self._qparams.input, owner, weight=weight, expert=expert)
+                self._on_values(owner, menu, fit, x, gx, rows, inputs)
             for suffix in SPLITS:
                 for scheme in self._schemes(name + suffix):
                     split = [scheme.split] if scheme.split else []
                     change = split_product(x, weight, split, product) - product(x, weight)
                     self._add(name + suffix, perturbations_of(scheme)[0], self._term(g * change, rows))
             trim_heap(_RELEASE_BYTES)
-
-        def stored(menu: Mapping[Perturbation, Scheme], weight: Tensor) -> dict[Perturbation, FakeQuantizer | None]:
-            return {part: self._qparams.input(owner, scheme, weight, expert) for part, scheme in menu.items()}
 
         return self._passed(x, lambda x: product(x, weight.detach()), back)
 
@@ -324,11 +188,8 @@ class Sensitivity(Visitor):
 
         def back(x: Tensor, g: Tensor) -> Tensor:
             if menu := self._passing(name, part):
-                self._on_values(name, lambda: stored(menu), x, g, rows, given)
+                self._on_values(name, menu, partial(self._qparams.values, name, part=part), x, g, rows, given)
             return g
-
-        def stored(menu: Mapping[Perturbation, Scheme]) -> dict[Perturbation, FakeQuantizer | None]:
-            return {perturbation: self._qparams.values(name, scheme, part) for perturbation, scheme in menu.items()}
 
         return self._passed(x, lambda x: x.view_as(x), back)
 
@@ -369,6 +230,81 @@ class Sensitivity(Visitor):
         shared = x.dim() > 2 and x.shape[0] == 1 < self._batch
         return Rows() if shared or not count or count % self._batch else Rows(each=count // self._batch)
 
+    def _on_weight(
+        self,
+        name: str,
+        menu: Mapping[Perturbation, Scheme],
+        weight: Tensor,
+        expert: int | None,
+        x: Tensor,
+        g: Tensor,
+        rows: Rows,
+        sample: SharedRows,
+    ) -> None:
+        """Form <g_b' x_b, change of the weight [N, K]> for every sequence b, x [..., G * K], cotangents g [..., G * N].
+
+        Cotangents come from the last to the first; a sampled weight's products are formed under all of them at the
+        first.
+        """
+        sampler = self._sampler if self._further is None or name in self._further else self._sampler.alone()
+        several, schemes = groups.count(x, weight), list(menu.values())
+        if several > 1 or not sampler.drawn(len(weight)):
+            sampling, parts = sampler.parts(weight, self._cotangent, min(_AT_ONCE // self._batch, _CACHED))
+            fitted = self._qparams.by_rows(name, schemes, weight, expert)
+            for part in parts:
+                assert isinstance(part.rows, slice)
+                some_x, some_g, held, here = groups.slice_rows(x, g, several, part.rows.start, part.rows.stop)
+                gradients = rows.outer(some_g, some_x, held, self._batch)[:, here].permute(1, 2, 0)
+                names, products = self._products(weight[part.rows], gradients, menu, fitted(part.rows))
+                products *= part.root_weights
+                sums, squares = products.sum(0).cpu(), products.square_().sum(0).cpu()
+                for each, total, square in zip(names, sums, squares, strict=True):
+                    self._add(name, each, Term(total, square, sampling))
+            return
+        if sample.drawn is None:
+            lengths = x.flatten(0, -2).square().sum(1)
+            sizes = (lengths @ g.flatten(0, -2).square()) * self._qparams.norms(name, weight, expert).square()
+            self._runs[name, expert] += 1  # what runs several times draws anew each time
+            sample.drawn = sampler.sample(sizes, f"{name} {expert} {self._runs[name, expert]}")
+        sampling, drawn = sample.drawn
+        assert isinstance(drawn.rows, Tensor)
+        sample.given[self._cotangent] = g[..., drawn.rows]
+        if self._cotangent:
+            return
+        fitted = self._qparams.by_rows(name, schemes, weight, expert, few=True)
+        step = max(min(_AT_ONCE // (self._batch * len(sample.given)), _CACHED) // weight.shape[-1], 1)
+        pieces = []
+        for some in torch.split(torch.arange(len(drawn.rows)), step):
+            index = drawn.rows[some]
+            gradients = torch.cat([rows.outer(each[..., some], x, 1, self._batch) for each in sample.given.values()])
+            names, products = self._products(weight[index], gradients.permute(1, 2, 0), menu, fitted(index))
+            pieces.append(products)
+        products = torch.cat(pieces).mul_(drawn.root_weights)
+        sums, squares = products.sum(0).cpu(), products.square_()
+        variance, squares = drawn.variance(squares).tolist(), squares.sum(0).cpu()
+        for slot, cotangent in enumerate(sample.given):
+            columns = slice(slot * self._batch, (slot + 1) * self._batch)
+            for number, each in enumerate(names):
+                shared = 0.0 if cotangent else variance[number]  # of all cotangents together
+                term = Term(sums[number, columns], squares[number, columns], sampling, shared)
+                self._add(name, each, term, self.terms_by_cotangent[cotangent])
+
+    def _products(
+        self, piece: Tensor, gradients: Tensor, menu: Mapping[Perturbation, Scheme], fitted: list[FakeQuantizer | None]
+    ) -> tuple[list[Perturbation], Tensor]:
+        """Return the perturbations of rows [n, K] of a weight, and their products [n, S, B] with the gradients [n, K,
+        B]."""
+        forms = [(part, stored) for part, stored in zip(menu, fitted, strict=True) if stored is not None]
+        step = max(_AT_ONCE // max(piece.numel(), 1), 1)
+        products = [piece.new_empty(len(piece), 0, gradients.shape[-1])]
+        for first in range(0, len(forms), step):
+            some = forms[first : first + step]
+            changes = piece.new_empty(len(piece), len(some), piece.shape[-1])
+            for index, (_, stored) in enumerate(some):
+                changes[:, index] = self._change(stored, piece)
+            products.append(changes @ gradients)
+        return [part for part, _ in forms], torch.cat(products, 1)
+
     def _on_embedding(self, name: str, weight: Tensor, ids: Tensor, g: Tensor) -> None:
         """Form products of a table [V, D]: cotangents g [..., D] of the selected rows ids [B, ...] or [T].
 
@@ -392,7 +328,8 @@ class Sensitivity(Visitor):
     def _on_values(
         self,
         name: str,
-        menu: Callable[[], Mapping[Perturbation, FakeQuantizer | None]],
+        menu: Mapping[Perturbation, Scheme],
+        fit: Callable[[Scheme], FakeQuantizer | None],
         x: Tensor,
         g: Tensor,
         rows: Rows,
@@ -416,7 +353,8 @@ class Sensitivity(Visitor):
             return
         some, cotangents = subsample.of(x), torch.stack(list(given.cotangents.values()))
         products, terms_of = torch.empty_like(cotangents), {}
-        for part, stored in menu().items():
+        for part, scheme in menu.items():
+            stored = fit(scheme)
             if stored is None:
                 continue
             form = _identity(stored)
@@ -427,7 +365,8 @@ class Sensitivity(Visitor):
             few, step = rows.subsampled(subsample.index), subsample.step
             every = torch.stack(list(terms_of.values()), 1)
             for cotangent, each_terms in zip(given.cotangents, every, strict=True):
-                sums, squares = self._sums(each_terms, few, subsample.root_weights)
+                weighted = each_terms if subsample.root_weights is None else each_terms * subsample.root_weights
+                sums, squares = (few.sums(each, self._batch).cpu() for each in (weighted, weighted.square()))
                 for part, each, square in zip(terms_of, sums, squares, strict=True):
                     self._add(name, part, Term(each, square, step), self.terms_by_cotangent[cotangent])
         given.of, given.cotangents = None, {}
@@ -447,14 +386,8 @@ class Sensitivity(Visitor):
         return Subsample(step, index, torch.where(large[index], 1.0, step**0.5))
 
     def _term(self, terms: Tensor, rows: Rows) -> Term:
-        sums, squares = self._sums(terms.flatten(0, -2).sum(-1)[None], rows)
-        return Term(sums[0], squares[0], 1)
-
-    def _sums(self, terms: Tensor, rows: Rows, root_weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the sums of terms [S, n], and of their squares, over the rows of every sequence, [S, B]."""
-        if root_weights is not None:
-            terms = terms * root_weights
-        return rows.sums(terms, self._batch).cpu(), rows.sums(terms.square(), self._batch).cpu()
+        flat = terms.flatten(0, -2).sum(-1)[None]
+        return Term(rows.sums(flat, self._batch).cpu()[0], rows.sums(flat.square(), self._batch).cpu()[0], 1)
 
     def _add(self, name: str, part: Perturbation, term: Term, terms: _Terms | None = None) -> None:
         terms = self.terms if terms is None else terms

@@ -8,7 +8,7 @@ as one. Assignments without a change so far don't run; they start where they fir
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,9 +49,7 @@ class Simulator(Visitor):
     @classmethod
     def of(cls, observed: Observed, assignment: Mapping[str, str]) -> Simulator:
         """Return a simulator of a checked assignment of scheme names."""
-        simulator = cls({}, observed.qparams, observed.tied)
-        simulator.take(assignment)
-        return simulator
+        return cls({name: SCHEMES[scheme] for name, scheme in assignment.items()}, observed.qparams, observed.tied)
 
     def take(self, assignment: Mapping[str, str]) -> None:
         """Simulate another assignment, of scheme names, from now on."""
@@ -65,11 +63,10 @@ class Simulator(Visitor):
         owner = self._tied.get(name, name)
         scheme = self._assignment.get(owner)
         stored = self._weight(name, weight, expert)
-        if scheme is not None:
-            of_input = self._qparams.input(owner, scheme, weight, expert)
-            x = x if of_input is None else of_input(x)
-        summed = [self._assignment[name + suffix].split for suffix in SPLITS if name + suffix in self._assignment]
-        splits = [split for split in summed if split is not None]
+        if scheme is not None and (of_input := self._qparams.input(owner, scheme, weight, expert)) is not None:
+            x = of_input(x)
+        names = (name + suffix for suffix in SPLITS)
+        splits = [split for each in names if each in self._assignment and (split := self._assignment[each].split)]
         return split_product(x, stored, splits, product) if splits else product(x, stored)
 
     def embedding(self, name: str, ids: Tensor, weight: Tensor, look_up: LookUp) -> Tensor:
@@ -77,17 +74,15 @@ class Simulator(Visitor):
 
     def values(self, name: str, x: Tensor, part: str = "") -> Tensor:
         scheme = self._assignment.get(name)
-        if scheme is None:
-            return x
-        stored = self._qparams.values(name, scheme, part)
+        stored = None if scheme is None else self._qparams.values(name, scheme, part)
         return x if stored is None else stored(x)
 
     def _weight(self, name: str, weight: Tensor, expert: int | None) -> Tensor:
         owner = self._tied.get(name, name)
         scheme = self._assignment.get(owner)
-        how = None if scheme is None else next((each for each in perturbations_of(scheme) if each[0] == "weight"), None)
-        if scheme is None or how is None:
+        if scheme is None or scheme.weight is None:
             return weight
+        how = perturbations_of(scheme)[0]
         if (owner, expert, how) in self._weights:
             return self._weights[owner, expert, how]
         of_weight = self._qparams.weight(owner, scheme, weight, expert)
@@ -164,9 +159,17 @@ def run_batched(
     """
     alone = list(range(len(assignments)))
     if chain is not None:
-        plans = {number: _plan(chain, observed, each) for number, each in enumerate(assignments)}
         alone = []
-        for group in _groups(chain, plans):
+        plans = [_plan(chain, observed, each) for each in assignments]
+        # As many run together as fit in memory, those that begin at the same block first.
+        begins = [next((at for at, part in enumerate(plan) if part), chain.after) for plan in plans]
+        order = sorted(range(len(plans)), key=begins.__getitem__)
+        # Each has values before and after a block; all share its rounded weights.
+        of_block, free = chain.bytes_of_block(), chain.free_bytes()
+        needed = 2 * chain.bytes_of_state() + (of_block if of_block <= free else 0)
+        size = max(free // needed, 1)
+        for start in range(0, len(order), size):
+            group = {number: plans[number] for number in order[start : start + size]}
             alone += _run_group(chain, metric, observed, group, record, done)
     for number in alone:
         simulator = Simulator.of(observed, assignments[number])
@@ -180,7 +183,7 @@ def forward_passes(chain: Chain | None, observed: Observed, assignments: Sequenc
     their number."""
     if chain is None:
         return float(len(assignments))
-    plans = {number: _plan(chain, observed, each) for number, each in enumerate(assignments)}
+    plans = dict(enumerate(_plan(chain, observed, each) for each in assignments))
     count, of = 0, _merged(plans, dict.fromkeys(plans, 0), 0)[1]
     for position in range(1, chain.after):
         steps, of = _merged(plans, of, position)
@@ -210,24 +213,6 @@ def _merged(plans: Mapping[int, Plan], of: Mapping[int, int], position: int) -> 
     return steps, made
 
 
-def _groups(chain: Chain, plans: Mapping[int, Plan]) -> Iterator[dict[int, Plan]]:
-    """Yield as many assignments as fit in memory, those that begin at the same block together."""
-    first = {number: next((at for at, part in enumerate(plan) if part), chain.after) for number, plan in plans.items()}
-    order, size = sorted(plans, key=lambda number: first[number]), max(chain.free_bytes() // _needed(chain), 1)
-    for start in range(0, len(order), size):
-        yield {number: plans[number] for number in order[start : start + size]}
-
-
-def _needed(chain: Chain) -> int:
-    """Return the bytes of one assignment's values before and after a block, and of a block's rounded weights."""
-    return 2 * chain.bytes_of_state() + (chain.bytes_of_block() if _keeps(chain) else 0)
-
-
-def _keeps(chain: Chain) -> bool:
-    """Return whether a block's rounded weights stay in memory until all assignments have passed it."""
-    return chain.bytes_of_block() <= chain.free_bytes()
-
-
 def _run_group(
     chain: Chain,
     metric: Metric,
@@ -239,7 +224,7 @@ def _run_group(
     """Run a group; return the assignments that have to run alone."""
     model, batches = chain.model, range(len(chain.batches))
     simulator = Simulator.of(observed, {})
-    simulator.keeps_streamed = _keeps(chain)
+    simulator.keeps_streamed = chain.bytes_of_block() <= chain.free_bytes()
     states: dict[int, list[State]] = {}
 
     def values(made: int, batch: int, block: int) -> State:

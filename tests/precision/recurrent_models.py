@@ -1,14 +1,17 @@
 """Small language models of recurrent layers, and a few steps of training for small models of any kind."""
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
+
+from assay.precision.auditing import Audit
+from assay.precision.schemes import SCHEMES, FakeQuantizer
 
 
 class Recurrent(torch.nn.Module):
-    """An embedding, a recurrent layer of ``kind``, a head."""
-
     def __init__(self, kind: Callable[..., torch.nn.Module], **options: Any) -> None:
         super().__init__()
         self.embedding = torch.nn.Embedding(64, 32)
@@ -30,7 +33,6 @@ def sentences(count: int, seed: int, length: int = 13) -> torch.Tensor:
 
 
 def next_symbol(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    """The loss of a language model."""
     return torch.nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
 
 
@@ -48,3 +50,21 @@ def trained(
         loss(model, batches[step % len(batches)]).backward()
         steps.step()
     return model.eval()
+
+
+def assert_stored_weights_give_torchs_error(found: Audit, *names: str) -> FakeQuantizer:
+    """Under w8a16 the error is that of a copy of the model with these parameters stored and read back; the last one's
+    quantizer is returned."""
+    other = copy.deepcopy(found.model).eval()
+    for name in names:
+        weight = found.model.get_parameter(name).detach()
+        stored = found.fits.weight(name.removesuffix(".weight"), SCHEMES["w8a16"], weight.flatten(1))
+        assert stored is not None
+        other.get_parameter(name).data = stored(weight.flatten(1)).reshape(weight.shape)
+    with torch.no_grad():
+        one, two = (torch.cat([m(x).log_softmax(-1) for x in found.batches]) for m in (other, found.model))
+    one, two = (each.reshape(-1, each.shape[-1]) for each in (one, two))
+    expected = torch.nn.functional.kl_div(one, two, log_target=True, reduction="batchmean")
+    measured = found.trial({name.removesuffix(".weight"): "w8a16" for name in names})
+    assert float(measured) == pytest.approx(float(expected), rel=0.02)
+    return stored

@@ -8,8 +8,9 @@ import torch
 import transformers
 from torch import Tensor
 
-from assay.precision import Audit, audit
+from assay.precision import audit
 from assay.precision.choice.roofline import Shape
+from tests.precision.recurrent_models import Recurrent
 
 FORMATS = ("bf16", "fp8", "w8a16", "w4a16-g32", "kv-fp8", "a-fp8")
 SIZES: dict[str, Any] = {
@@ -39,8 +40,6 @@ class Block(torch.nn.Module):
 
 
 class ResNet(torch.nn.Module):
-    """A stem, two blocks and a classifier."""
-
     def __init__(self) -> None:
         super().__init__()
         self.stem = torch.nn.Conv2d(3, 16, 3, 1, 1)
@@ -67,19 +66,6 @@ class UNet(torch.nn.Module):
         before = torch.nn.functional.silu(self.first(x))
         below = torch.nn.functional.silu(self.norm(self.down(before)))
         return self.last(torch.cat([before, self.up(below + self.middle(below))], 1))
-
-
-class Recurrent(torch.nn.Module):
-    """Embedding, LSTM, head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = torch.nn.Embedding(256, 32)
-        self.lstm = torch.nn.LSTM(32, 64, batch_first=True)
-        self.head = torch.nn.Linear(64, 256)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.lstm(self.embedding(ids))[0])
 
 
 def tokens(length: int = 12) -> Tensor:
@@ -152,7 +138,7 @@ CASES: dict[str, tuple[Callable[[], torch.nn.Module], Any, str]] = {
     ),
     "ResNet": (ResNet, (pixels(3, 16, 16),), "kl"),
     "U-Net": (UNet, (pixels(4, 16, 16),), "relative"),
-    "LSTM": (Recurrent, (tokens(),), "kl"),
+    "LSTM": (lambda: Recurrent(torch.nn.LSTM), (tokens() % 64,), "kl"),
 }
 SHUT = {"Mamba": "MambaMixer", "ViT": "ViTEmbeddings"}
 """Whose matrices are not all sites, and a word of why."""
@@ -160,36 +146,27 @@ CACHES = {"GPT-2": 2, "Gemma 3": 2, "Qwen3 MoE": 2, "Mixtral": 2, "DeepSeek V3":
 """How many KV caches there are: T5's decoder keeps its own and those of the encoder."""
 
 
-@pytest.fixture(scope="module", params=CASES)
-def case(request: pytest.FixtureRequest) -> tuple[str, Audit]:
+@pytest.mark.parametrize("name", CASES)
+def test_every_matrix_is_a_site_or_is_told_and_predicted_as_measured(name: str) -> None:
     torch.manual_seed(0)
-    build, batch, metric = CASES[request.param]
-    return request.param, audit(build().eval(), [batch], metric, FORMATS)
-
-
-def test_every_matrix_is_a_site_or_is_told(case: tuple[str, Audit]) -> None:
-    name, found = case
+    build, batch, metric = CASES[name]
+    found = audit(build().eval(), [batch], metric, FORMATS)
     told = found.observed.unaudited
     assert (SHUT[name] in str(told)) if name in SHUT else str(told) == ""
     held = sum(site.parameters for site in found.all_sites if not site.tied)
-    named = dict(found.model.named_parameters())
-    matrices = sum(values.numel() for name, values in named.items() if values.dim() > 1 and not name.endswith("_bias"))
+    matrices = sum(
+        values.numel()
+        for each, values in found.model.named_parameters()
+        if values.dim() > 1 and not each.endswith("_bias")
+    )
     assert held + told.parameters == matrices
     assert found.sites_without_gradient == ()
-
-
-def test_only_what_decodes_has_caches(case: tuple[str, Audit]) -> None:
-    name, found = case
     caches = [site for site in found.all_sites if site.type == "kv_cache"]
     assert len(caches) == CACHES.get(name, 0)
     if name in ("BERT", "ViT"):
         assert not Shape.of(found.model).decodes
         assert found.cost({}).kv_bytes == 0
         assert found.cost({}).decode != found.cost({}).decode
-
-
-def test_what_is_predicted_is_measured(case: tuple[str, Audit]) -> None:
-    _, found = case
     weights = [site for site in found.sites if site.type in ("linear", "embedding") and not site.tied]
     assignment = {str(site): "w8a16" for site in weights}
     assert 1 / 3 < found.predictor.uncalibrated(assignment)[0] / found.trial(assignment) < 3

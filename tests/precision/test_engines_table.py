@@ -20,8 +20,6 @@ READERS = [name for name, engine in engines().items() if "compressed-tensors" in
 
 @pytest.mark.parametrize("name", READERS)
 def test_the_stored_format_of_a_row_is_what_is_written(name: str) -> None:
-    """Of engines that read compressed-tensors each scheme of a linear is stored as its row says; caches that have no
-    word there are options of a command."""
     for scheme, kernel in engines()[name].kernels.items():
         reader = "vllm" if kernel.stored.startswith("--") else "compressed-tensors"
         assert TARGETS[reader].lacks(SCHEMES[scheme]) == ""
@@ -114,8 +112,6 @@ def test_the_caches_of_an_engine_with_one_scheme_for_all_are_chosen_together() -
 
 
 def test_exports_bound_what_is_chosen() -> None:
-    """Every export holds what is offered; an export that the engine doesn't read, and exports that have nothing in
-    common, are refused; only where all are for linears by themselves are these chosen apart."""
     assert set(offered(None, "h200", ["vllm"])) == {"fp8", "fp8-block", "kv-fp8", "kv-int8"}
     assert offered(["fp8", "w8a16", "kv-fp8"], "h200", ["torchao"], checkpoint=True) == ("fp8", "w8a16")
     assert offered(None, None, ["gguf"]) == engines()["llama.cpp"].schemes

@@ -1,6 +1,5 @@
 """Grouped and depthwise convolutions: sites with the operation's own outputs, predicted as they are measured."""
 
-import copy
 import random
 from functools import cache
 from typing import Any
@@ -11,14 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from assay.precision import Audit, advise, audit, reliability
+from assay.precision import Audit, audit, reliability
 from assay.precision.observation import groups
 from assay.precision.prediction.simulation import split_product
-from assay.precision.schemes import SCHEMES, Split
-from tests.precision.recurrent_models import trained
-from tests.precision.test_operations import drawn, seen
-from tests.precision.test_sensitivity import Opened
-from tests.precision.traps import planted
+from assay.precision.schemes import Split
+from tests.precision.opened import drawn, observed
+from tests.precision.recurrent_models import assert_stored_weights_give_torchs_error, trained
+from tests.precision.traps import new_findings, planted
 
 FORMATS = ("bf16", "w8a16", "fp8-tensor", "w8a8-static", "w4a16-g32", "w3a16-g32")
 
@@ -75,8 +73,8 @@ class Grouped(torch.nn.Module):
 MODELS = {"depthwise": (Separable, "blocks.1.0"), "grouped": (Grouped, "b.3")}
 
 
-def pictures(seed: int) -> Tensor:
-    return drawn(64, 3, 10, 10, seed=seed)
+def pictures(seed: int, count: int = 48) -> Tensor:
+    return drawn(count, 3, 10, 10, seed=seed)
 
 
 def loss(model: torch.nn.Module, x: Tensor) -> Tensor:
@@ -116,7 +114,7 @@ def test_a_convolution_in_groups_is_a_product_in_groups(
     kind = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)[sides - 1]
     model = kind(several * inputs, several * outputs, kernel, stride, 1, groups=several, bias=bias)
     x = drawn(*([2] if batched else []), several * inputs, *range(4, 4 + sides))
-    site = seen(model, x)[0].sites["weight"]
+    site = observed(model, x).sites["weight"]
     assert (site.type, site.role, site.shape) == ("linear", "convolution", (several * outputs, inputs * kernel**sides))
 
 
@@ -124,7 +122,7 @@ def test_a_convolution_in_groups_is_a_product_in_groups(
 def test_an_exported_convolution_has_the_site_of_the_module(padding: Any) -> None:
     model = torch.nn.Sequential(torch.nn.Conv2d(4, 8, 3, padding=padding, groups=2)).eval()
     program: Any = torch.export.export(model, (drawn(2, 4, 5, 5),)).module(check_guards=False)
-    assert seen(program, drawn(2, 4, 5, 5))[0].sites["0"].shape == (8, 18)
+    assert observed(program, drawn(2, 4, 5, 5)).sites["0"].shape == (8, 18)
 
 
 @pytest.mark.parametrize("several", [1, 3])
@@ -135,40 +133,15 @@ def test_an_exported_convolution_has_the_site_of_the_module(padding: Any) -> Non
 def test_a_transposed_convolution_in_groups_is_one_too(several: int, options: dict[str, Any], sides: int) -> None:
     kind = (torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d)[sides - 1]
     model = kind(6, 9, 3, groups=several, **options)
-    site = seen(model, drawn(2, 6, *range(4, 4 + sides)))[0].sites["weight"]
+    site = observed(model, drawn(2, 6, *range(4, 4 + sides))).sites["weight"]
     assert site.shape == (9 * 3**sides, 6 // several)
 
 
 def test_outputs_with_stored_weights_are_torchs_own(case: tuple[Audit, str]) -> None:
     found, site = case
-    scheme, weight = SCHEMES["w8a16"], found.model.get_submodule(site).weight
-    stored = found.fits.weight(site, scheme, weight.flatten(1))
-    assert stored is not None
+    stored = assert_stored_weights_give_torchs_error(found, f"{site}.weight")
     assert stored.scales is not None
-    assert stored.scales.scale.shape == (weight.shape[0], 1)  # one a channel of the output
-    other = copy.deepcopy(found.model).eval()
-    changed: Any = other.get_submodule(site)
-    changed.weight.data = stored(weight.detach().flatten(1)).reshape(weight.shape)
-    kl = torch.nn.functional.kl_div
-    with torch.no_grad():
-        pairs = [(other(batch).log_softmax(-1), found.model(batch).log_softmax(-1)) for batch in found.batches]
-        expected = kl(*map(torch.cat, zip(*pairs, strict=True)), log_target=True, reduction="batchmean")
-    assert float(found.trial({site: "w8a16"})) == pytest.approx(float(expected), rel=0.02)
-
-
-@pytest.mark.parametrize("scheme", ["bf16", "w8a16"])
-@pytest.mark.parametrize("model", MODELS)
-def test_products_in_groups_are_the_models_own_derivative(model: str, scheme: str) -> None:
-    torch.manual_seed(0)
-    build, site = MODELS[model]
-    opened = Opened(build().eval(), drawn(3, 3, 8, 8), 3, FORMATS)
-    cotangent = drawn(*opened.reference.shape, seed=3)
-    change = (opened.simulated({site: scheme}) - opened.reference).double()
-    expected = (cotangent.double() * change).flatten(1).sum(1)
-    found = opened.products(cotangent, site, scheme).double()
-    size = (cotangent.double() * change).flatten(1).abs().sum(1)
-    assert bool(((found - expected).abs() <= 0.02 * expected.abs() + 0.01 * size).all()), (found, expected, size)
-    assert float(expected.abs().max()) > 0
+    assert stored.scales.scale.shape == (len(found.model.get_parameter(f"{site}.weight")), 1)  # one an output channel
 
 
 def test_rows_of_a_weight_have_the_gradient_that_all_have() -> None:
@@ -192,13 +165,12 @@ def test_a_sum_in_parts_is_one_of_each_group() -> None:
 
 
 def test_what_is_measured_lies_within_what_is_predicted() -> None:
-    """Of 30 assignments of each model, and of one place, at least nine in ten of those that an interval of 95 % is
-    promised for, and of neither model fewer than eight in ten."""
     inside = []
     for found, site in map(audited, MODELS):
         draw = random.Random(1)
         drawn_ones = [found.random_assignment(draw, (1.0, 0.3, 0.1)[turn % 3]) for turn in range(30)]
-        told = [(found.predict(each), found.measure(each)) for each in [{site: "w8a16"}, *drawn_ones]]
+        every = [{site: "w8a16"}, *drawn_ones]
+        told = list(zip(map(found.predict, every), found.measure_together(every), strict=True))
         told = [(predicted, measured) for predicted, measured in told if predicted.error and predicted.level]
         inside.append([predicted.low <= measured <= predicted.high for predicted, measured in told])
         assert sum(inside[-1]) >= 0.8 * len(inside[-1]) > 19, told
@@ -206,8 +178,6 @@ def test_what_is_measured_lies_within_what_is_predicted() -> None:
 
 
 def test_a_model_with_large_errors_says_where_its_predictions_end() -> None:
-    """Three bits at every layer of the grouped network change its outputs so much that less than two thirds of the
-    predicted error is measured: that is told, and of bfloat16 nothing is."""
     found, _ = audited("grouped")
     coarse, mild = (
         {str(site): scheme for site in found.sites if scheme in found.menu(site)} for scheme in ("w3a16-g32", "bf16")
@@ -249,9 +219,8 @@ def test_an_outlier_channel_before_a_depthwise_convolution_is_found() -> None:
     batches = [pictures(9)]
     changed = planted(model, trap)
     torch.testing.assert_close(changed(batches[0]), model(batches[0]), rtol=1e-4, atol=1e-4)
-    clean, found = (audit(each, batches, "kl", FORMATS) for each in (model, changed))
-    before = {(finding.kind, finding.site) for finding in advise(clean)}
-    new = [each for each in advise(found) if each.kind == "outlier_channel" and (each.kind, each.site) not in before]
+    clean, found, new = new_findings(model, changed, batches, "kl", FORMATS)
+    new = [each for each in new if each.kind == "outlier_channel"]
     assert [each.site for each in new] == ["blocks.1.0"]
     assert {place // 9 for place in new[0].numbers["channels"]} == {5}
     assert found.contribution("blocks.1.0", "w8a8-static") > 10 * clean.contribution("blocks.1.0", "w8a8-static")

@@ -1,7 +1,7 @@
-"""Models that an audit can't see all of: what it makes of them, and the line in which it refuses the rest."""
+"""Odd models: what an audit makes of them, and the line in which it refuses the rest."""
 
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,32 +14,16 @@ from torch.utils.checkpoint import checkpoint
 from assay.precision import audit
 from assay.precision.auditing import Audit
 from assay.precision.cache import fingerprint
-from assay.precision.errors import BadModel, NoData
+from assay.precision.errors import BadModel, NoData, WrongShape
 from assay.precision.observation.observing import _sources
 from assay.precision.observation.running import batch_size, call, normalised
 from assay.precision.observation.sites import Site, Statistics
-from tests.precision.small_models import FORMATS
+from tests.precision.small_models import FORMATS, Between, Made
 
 _IDS = [torch.randint(0, 64, (4, 8), generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
 
 
-class _Odd(nn.Module):
-    """Two linears with something between them."""
-
-    def __init__(self, between: Callable[[Any, Tensor], Tensor], **parts: nn.Module) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 8)
-        self.between = between
-        for name, part in parts.items():
-            self.add_module(name, part)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.between(self, self.first(x)))
-
-
 class _Tokens(nn.Module):
-    """A table of embeddings and a head."""
-
     def __init__(self, *, tied: bool = False) -> None:
         super().__init__()
         self.table, self.head = nn.Embedding(64, 32), nn.Linear(32, 64)
@@ -69,8 +53,8 @@ def _linears(found: Audit) -> set[str]:
     return names
 
 
-def _parameter(between: Callable[[Any, Tensor], Tensor], *shape: int) -> _Odd:
-    model = _Odd(between)
+def _parameter(between: Callable[[Any, Tensor], Tensor], *shape: int) -> Between:
+    model = Between(between)
     model.weight = nn.Parameter(torch.randn(shape) / 4)
     return model
 
@@ -80,12 +64,12 @@ def _nested(model: Any, x: Tensor, **layout: Any) -> Tensor:
     return torch.nested.to_padded_tensor(model.inner(model.norm(nested)), 0.0)
 
 
-_PARTLY: dict[str, Callable[[], _Odd]] = {
-    "by heads": lambda: _Odd(
+_PARTLY: dict[str, Callable[[], Between]] = {
+    "by heads": lambda: Between(
         lambda m, x: torch.einsum("bthd,hdc->bthc", x.unflatten(-1, (4, 4)), m.inner.weight.view(4, 4, 4)).flatten(2),
         inner=nn.Linear(4, 16),
     ),
-    "by heads in bmm": lambda: _Odd(
+    "by heads in bmm": lambda: Between(
         lambda m, x: (
             (x.unflatten(-1, (4, 4)).transpose(1, 2) @ m.inner.weight.view(4, 4, 4)).transpose(1, 2).flatten(2)
         ),
@@ -94,14 +78,14 @@ _PARTLY: dict[str, Callable[[], _Odd]] = {
     "ensemble": lambda: _parameter(
         lambda m, x: torch.vmap(lambda w: functional.linear(x, w))(m.weight).mean(0), 3, 16, 16
     ),
-    "mapped": lambda: _Odd(lambda m, x: torch.vmap(m.inner)(x), inner=nn.Linear(16, 16)),
-    "derived": lambda: _Odd(lambda m, x: torch.func.jvp(m.inner, (x,), (x,))[1], inner=nn.Linear(16, 16)),
-    "nested": lambda: _Odd(_nested, inner=nn.Linear(16, 16), norm=nn.LayerNorm(16)),
-    "jagged": lambda: _Odd(
+    "mapped": lambda: Between(lambda m, x: torch.vmap(m.inner)(x), inner=nn.Linear(16, 16)),
+    "derived": lambda: Between(lambda m, x: torch.func.jvp(m.inner, (x,), (x,))[1], inner=nn.Linear(16, 16)),
+    "nested": lambda: Between(_nested, inner=nn.Linear(16, 16), norm=nn.LayerNorm(16)),
+    "jagged": lambda: Between(
         lambda m, x: _nested(m, x, layout=torch.jagged), inner=nn.Linear(16, 16), norm=nn.LayerNorm(16)
     ),
-    "scripted": lambda: _Odd(lambda m, x: m.inner(x), inner=torch.jit.script(nn.Sequential(nn.Linear(16, 16)))),
-    "recorded": lambda: _Odd(
+    "scripted": lambda: Between(lambda m, x: m.inner(x), inner=torch.jit.script(nn.Sequential(nn.Linear(16, 16)))),
+    "recorded": lambda: Between(
         lambda m, x: m.inner(x), inner=torch.jit.trace(nn.Linear(16, 16), torch.ones(2, 16), check_trace=False)
     ),
 }
@@ -150,7 +134,6 @@ def test_a_head_right_behind_its_table_is_audited() -> None:
 
 
 def test_sources_never_lead_back() -> None:
-    """Where the values of a table come to its own head by way of other sites, the others keep their sources."""
     sites = [
         Site("table", "embedding", "embedding"),
         Site("0:residual", "activation", "residual", source="table"),
@@ -166,15 +149,11 @@ def test_a_model_whose_name_ends_as_a_norm_takes_tokens() -> None:
     assert _linears(found) == {"table", "head"}
 
 
-class _Masked(nn.Module):
+class _Masked(Between):
     """Takes a mask, and leaves it to whoever compares."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 8)
-
     def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
-        return self.last(self.first(x).relu())
+        return super().forward(x)
 
 
 def _batch(mask: Tensor) -> dict[str, Tensor]:
@@ -183,13 +162,13 @@ def _batch(mask: Tensor) -> dict[str, Tensor]:
 
 def test_a_batch_of_padding_alone_adds_nothing() -> None:
     tokens, padding = _batch(torch.ones(6, 5)), _batch(torch.zeros(6, 5))
-    found, expected = _audited(_Masked(), [tokens, padding]), _audited(_Masked(), [tokens])
+    found, expected = (_audited(_Masked(lambda m, x: x.relu()), some) for some in ([tokens, padding], [tokens]))
     assert _linears(found) == {"first", "last"}
     for key, seen in expected.observed.statistics.items():
         assert found.observed.statistics[key].valid_rows == seen.valid_rows
         assert torch.equal(found.observed.statistics[key].largest, seen.largest)
     with pytest.raises(NoData, match=r"none but padding .* above 0 at tokens"):
-        _audited(_Masked(), [_batch(torch.zeros(6, 5))])
+        _audited(_Masked(lambda m, x: x.relu()), [_batch(torch.zeros(6, 5))])
 
 
 def test_statistics_of_no_rows_are_empty() -> None:
@@ -202,7 +181,7 @@ def test_statistics_of_no_rows_are_empty() -> None:
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_layers_are_audited_as_plain_ones(reentrant: bool) -> None:
     inner = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
-    model = _Odd(lambda m, x: checkpoint(m.inner, x, use_reentrant=reentrant), inner=inner)
+    model = Between(lambda m, x: checkpoint(m.inner, x, use_reentrant=reentrant), inner=inner)
     found = _audited(model)
     assert _linears(found) == {"first", "inner.0", "inner.2", "last"}
     model.between = lambda m, x: m.inner(x)
@@ -222,15 +201,15 @@ class _Inputs:
     rest: list[Tensor]
 
 
-class _Given(nn.Module):
+class _Given(Between):
     """Takes what holds two tensors."""
 
     def __init__(self, of: Callable[[Any], list[Tensor]]) -> None:
-        super().__init__()
-        self.first, self.last, self.of = nn.Linear(16, 16), nn.Linear(16, 8), of
+        super().__init__(lambda m, x: x.relu())
+        self.of = of
 
     def forward(self, given: Any) -> Tensor:
-        return self.last(self.first(torch.cat(self.of(given), 1)).relu())
+        return super().forward(torch.cat(self.of(given), 1))
 
 
 def _held() -> list[tuple[Callable[[Any], list[Tensor]], Any]]:
@@ -264,8 +243,6 @@ def test_what_is_kept_is_kept_by_every_value_of_a_batch() -> None:
 
 
 class _Energy(nn.Module):
-    """Gives forces."""
-
     def __init__(self, *, backward: bool) -> None:
         super().__init__()
         self.first, self.last, self.backward = nn.Linear(16, 16), nn.Linear(16, 1), backward
@@ -282,15 +259,15 @@ class _Energy(nn.Module):
 
 
 def _weight_normed() -> nn.Module:
-    return _Odd(lambda m, x: m.inner(x), inner=nn.utils.weight_norm(nn.Linear(16, 16))).bfloat16()
+    return Between(lambda m, x: m.inner(x), inner=nn.utils.weight_norm(nn.Linear(16, 16))).bfloat16()
 
 
 _REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "lazy": (lambda: _Odd(lambda m, x: m.inner(x), inner=nn.LazyLinear(16)), "inner.weight .*run the model once"),
+    "lazy": (lambda: Between(lambda m, x: m.inner(x), inner=nn.LazyLinear(16)), "inner.weight .*run the model once"),
     "scripted": (lambda: torch.jit.script(nn.Linear(16, 8)), "TorchScript"),
     "recorded": (lambda: torch.jit.trace(nn.Linear(16, 8), torch.ones(2, 16)), "TorchScript"),
     "weight norm": (_weight_normed, r"copied .*parametrizations\.weight_norm"),
-    "cast": (lambda: _Odd(lambda m, x: x.to(torch.bfloat16)).bfloat16(), "float32.*BFloat16.*cast to that of"),
+    "cast": (lambda: Between(lambda m, x: x.to(torch.bfloat16)).bfloat16(), "float32.*BFloat16.*cast to that of"),
     "forces": (lambda: _Energy(backward=False), "gradients in it, as forces"),
     "backward": (lambda: _Energy(backward=True), "gradients in it, as forces"),
 }
@@ -308,10 +285,149 @@ def test_what_cannot_be_audited_is_refused_in_a_line(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_what_the_refusals_advise_is_audited() -> None:
-    normed = _Odd(lambda m, x: m.inner(x), inner=nn.utils.parametrizations.weight_norm(nn.Linear(16, 16))).bfloat16()
-    lazy = _Odd(lambda m, x: m.inner(x), inner=nn.LazyLinear(16))
+    normed = Between(lambda m, x: m.inner(x), inner=nn.utils.parametrizations.weight_norm(nn.Linear(16, 16))).bfloat16()
+    lazy = Between(lambda m, x: m.inner(x), inner=nn.LazyLinear(16))
     lazy(torch.ones(2, 16))
-    cast = _Odd(lambda m, x: x.to(m.last.weight.dtype)).bfloat16()
+    cast = Between(lambda m, x: x.to(m.last.weight.dtype)).bfloat16()
     assert _linears(_audited(normed)) >= {"first", "last"}
     assert _linears(_audited(lazy)) == {"first", "inner", "last"}
     assert _linears(_audited(cast)) == {"first", "last"}
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Shared:
+    """What blocks leave for those after them, elsewhere than in what they return."""
+
+    values: Tensor
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, shared: Shared, first: bool) -> None:
+        super().__init__()
+        self.shared, self.first = shared, first
+        self.v, self.o = torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.first:
+            self.shared.values = self.v(x)
+        return x + self.o(torch.tanh(x * self.shared.values))
+
+
+class Sharing(torch.nn.Module):
+    """Four layers, of which the first makes what all multiply with, as where layers share keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shared = Shared()
+        self.layers = torch.nn.ModuleList(Layer(shared, number == 0) for number in range(4))
+        self.head = torch.nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def test_blocks_that_share_a_state_are_measured_as_the_model_is() -> None:
+    torch.manual_seed(0)
+    model = Sharing().eval()
+    found = audit(model, [normal(4, 8, 32, seed=seed) for seed in range(2)], "relative", FORMATS)
+    assert found.choice_evaluator.chain is None
+    one, other = {"layers.3.o": "bf16"}, {"layers.0.v": "w4a16-g32"}
+    found.choice_evaluator.measure_all([one, other])
+    alone = audit(model, [normal(4, 8, 32, seed=seed) for seed in range(2)], "relative", FORMATS)
+    assert float(found.trial(one)) == pytest.approx(float(alone.trial(one)), rel=1e-6)
+
+
+def test_a_parameter_of_all_layers_is_told_as_unaudited() -> None:
+
+    def stacked(m: Any, x: Tensor) -> Tensor:
+        for layer in m.w:
+            x = x + torch.einsum("btd,dhk->bthk", x, layer).flatten(-2).tanh()
+        return m.head(x)
+
+    model = Made(stacked, w=torch.nn.Parameter(0.2 * normal(3, 32, 4, 8)), head=torch.nn.Linear(32, 16))
+    found = audit(model, [normal(4, 8, 32)], "relative", FORMATS)
+    assert [str(site) for site in found.sites] == ["head"]
+    assert "w (3,072" in str(found.observed.unaudited)
+
+
+@pytest.mark.parametrize("columns", [32, 16])
+def test_a_weight_that_is_multiplied_from_both_sides_is_refused(columns: int) -> None:
+    linear, w = torch.nn.functional.linear, torch.nn.Parameter(normal(columns, 32))
+    model = Made(lambda m, x: linear(linear(x, m.w).tanh(), m.w.t()), w=w)
+    with pytest.raises(BadModel, match="expected products with w from one side, got some with its transpose too"):
+        audit(model, [normal(4, 8, 32)], "relative", FORMATS)
+
+
+@pytest.mark.parametrize("shape", [(8,), (8, 1), (8, 5, 6, 7)])
+def test_outputs_that_are_no_distributions_have_no_divergence(shape: tuple[int, ...]) -> None:
+    proj = torch.nn.Linear(32, torch.Size(shape[1:]).numel())
+    model = Made(lambda m, x: m.proj(x).reshape(shape), proj=proj)
+    with pytest.raises(WrongShape, match=r"expected logits .* take metric='relative' or a loss of your own"):
+        audit(model, [normal(8, 32)], "kl", FORMATS)
+    assert audit(model, [normal(8, 32)], "relative", FORMATS).trial({"proj": "w4a16-g32"}) > 0
+
+
+class Mixed(torch.nn.Module):
+    """A table in float32, a linear in bfloat16, a buffer that is a weight, a complex parameter that is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.inner = torch.nn.Embedding(64, 32), torch.nn.Linear(32, 32).bfloat16()
+        self.register_buffer("features", normal(48, 32))
+        self.shift = torch.nn.Parameter(normal(1, 32))
+        self.turn = torch.nn.Parameter(torch.ones(3, dtype=torch.complex64))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.table(ids) + self.shift * self.turn.real.mean()
+        return torch.nn.functional.linear(x + self.inner(x.to(self.inner.weight.dtype)).float(), self.features)
+
+
+def test_bytes_are_those_of_each_tensor() -> None:
+    model = Mixed().eval()
+    tensors = [*model.parameters(), *model.buffers()]
+    found = audit(model, [torch.arange(32).view(4, 8)], "relative", FORMATS)
+    assert found.cost({}).bytes == sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    assert found.cost({"table": "bf16"}).bytes == found.cost({}).bytes - 2 * 64 * 32
+    assert found.cost({"inner": "bf16"}).bytes == found.cost({}).bytes
+
+
+def test_a_batch_of_more_than_the_model_takes_is_refused() -> None:
+    x, labels = normal(8, 32), torch.arange(8)
+    with pytest.raises(BadModel, match=r"got more \(.*'labels'\): what a loss of your own needs from a batch, forward"):
+        audit(torch.nn.Linear(32, 16), [{"input": x, "labels": labels}], lambda out, batch: out.sum(1), FORMATS)
+
+
+def test_products_within_autocast_are_audited() -> None:
+
+    def within(m: Any, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = m.inner(x)
+        return m.head(y.float())
+
+    torch.manual_seed(0)
+    model = Made(within, inner=torch.nn.Linear(32, 32), head=torch.nn.Linear(32, 16))
+    found = audit(model, [normal(16, 8, 32)], "relative", FORMATS)
+    assert 0.5 < found.contribution("inner", "w4a16-g32") / found.trial({"inner": "w4a16-g32"}) < 2
+
+
+def test_a_gradient_that_is_nan_at_padding_closes_no_site() -> None:
+
+    def normed(m: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        x = m.table(input_ids)
+        return m.head(x / torch.sqrt(x.pow(2).sum(-1, keepdim=True)).clamp(min=1e-6))
+
+    torch.manual_seed(0)
+    model = Made(normed, table=torch.nn.Embedding(64, 32, padding_idx=0), head=torch.nn.Linear(32, 64))
+    mask = torch.ones(8, 8, dtype=torch.long)
+    mask[:4, 5:] = 0
+    batches: list[Mapping[str, Any]] = [
+        {"input_ids": (torch.arange(64).view(8, 8) * step % 63 + 1) * mask, "attention_mask": mask} for step in (1, 5)
+    ]
+    found = audit(model.eval(), batches, "kl", FORMATS)
+    for scheme in ("w8a16", "w4a16-g32"):
+        assert 0.5 < found.contribution("table", scheme) / found.trial({"table": scheme}) < 2

@@ -24,7 +24,6 @@ def independent(sites: int, count: int, sizes: np.ndarray) -> Products:
 
 @pytest.mark.parametrize("count", [8, 32, 128])
 def test_independent_errors_add_up(count: int) -> None:
-    """With independent terms the form is the sum of squares, far nearer than N samples of the sums alone would be."""
     sizes = np.geomspace(0.1, 10, 40)
     form = QuadraticForm(independent(40, count, sizes))
     exact = count * float((sizes**2).sum())
@@ -32,7 +31,6 @@ def test_independent_errors_add_up(count: int) -> None:
 
 
 def test_a_bias_is_believed() -> None:
-    """Terms that all have one sign sum to far more than their squares; the products say so, and are believed."""
     plain = independent(30, 64, np.ones(30))
     sums, squares = plain.sums.copy(), plain.squares.copy()
     sums[3] = 20.0  # four hundred terms of 1/20 of the squares each, all of one sign
@@ -64,7 +62,6 @@ def test_a_bias_of_thinned_terms_is_one_of_all() -> None:
 
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
 def test_what_overflows_is_infinite(bad: float) -> None:
-    """A scheme that makes infinities or NaN has an infinite error, and spoils no other."""
     plain = independent(5, 16, np.ones(5))
     sums, squares = plain.sums.copy(), plain.squares.copy()
     sums[2, 3], squares[2, 3] = bad, abs(bad)
@@ -88,11 +85,10 @@ def drawn(count: int, noise: float, seed: int) -> list[Measured]:
 
 @pytest.mark.parametrize("noise", [0.02, 0.1, 0.4])
 def test_the_interval_covers(noise: float) -> None:
-    """Fitted to 20 pairs, 60 times, the intervals hold 95 % of others on average, and their middle is right."""
     inside, off = [], []
-    for seed in range(60):
+    for seed in range(30):
         calibration = Calibration.fit(drawn(20, noise, seed))
-        for pair in drawn(100, noise, seed + 1000):
+        for pair in drawn(60, noise, seed + 1000):
             error, low, high = calibration.interval(pair)
             inside.append(low <= pair.measured <= high)
             off.append(math.log(error / pair.measured))
@@ -158,8 +154,6 @@ def several(cotangents: int, shape: float, seed: int) -> tuple[Products, np.ndar
 
 
 def test_further_cotangents_halve_what_one_leaves_open() -> None:
-    """Of four cotangents the form scatters half as much about its expected value as of one, and says how much, and no
-    less."""
     scatter, said = {}, {}
     for cotangents in (1, 4):
         given, exact = several(cotangents, 0.5, 1)
@@ -174,8 +168,6 @@ def test_further_cotangents_halve_what_one_leaves_open() -> None:
 
 @pytest.mark.parametrize("shape", [1000.0, 0.5])
 def test_a_profile_is_what_the_schemes_of_a_site_have_in_common(shape: float) -> None:
-    """Where sequences add alike, a site's profile is nearly flat; where not, it spreads as they do: the cotangents'
-    scatter, which one row has by itself, is not in it."""
     _, exact = several(4, shape, 2)
     draw = np.random.default_rng(5)
     squares = exact[:1, None] * draw.chisquare(2, (20, 4, 48)) / 2

@@ -1,9 +1,8 @@
 """Recurrent layers: sites with torch's own outputs, predicted as they are measured, traps found in their inputs."""
 
-import copy
 import itertools
 import random
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,38 +10,27 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from assay.precision import Audit, advise, audit
+from assay.precision import Audit, audit
 from assay.precision.export import quantization_config
-from assay.precision.observation.operations import traced
 from assay.precision.observation.sites import Observer
-from assay.precision.schemes import SCHEMES
-from tests.precision.recurrent_models import Recurrent, next_symbol, sentences, trained
-from tests.precision.test_operations import drawn
-from tests.precision.test_sensitivity import Opened
-from tests.precision.traps import planted
+from tests.precision import opened
+from tests.precision.opened import drawn
+from tests.precision.recurrent_models import (
+    Recurrent,
+    assert_stored_weights_give_torchs_error,
+    next_symbol,
+    sentences,
+    trained,
+)
+from tests.precision.small_models import Made
+from tests.precision.traps import new_findings, planted
 
 FORMATS = ("bf16", "w8a16", "fp8", "w8a8", "w8a8-smooth", "w4a16-g32", "w-nvfp4", "nvfp4", "mxfp8")
 LAYERS = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU, "rnn": torch.nn.RNN}
 CELLS = (torch.nn.LSTMCell, torch.nn.GRUCell, torch.nn.RNNCell)
 
 
-def tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    else:
-        for each in value:
-            yield from tensors(each)
-
-
-def observed(model: torch.nn.Module, *given: Any) -> Observer:
-    """The sites of a module, which gives opened what it gives by itself."""
-    observer = Observer(model)
-    with torch.no_grad():
-        expected = list(tensors(model(*given)))
-        with traced(model, observer):
-            found = list(tensors(model(*given)))
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-    return observer
+observed = partial(opened.observed, rtol=1e-5, atol=1e-6)
 
 
 def weights_of(observer: Observer) -> list[str]:
@@ -108,34 +96,19 @@ def test_weights_within_one_storage_are_told_apart() -> None:
 
 def test_a_packed_sequence_runs_as_it_is_and_is_told() -> None:
 
-    class Packed(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rnn, self.head = torch.nn.LSTM(8, 16, batch_first=True), torch.nn.Linear(16, 4)
+    def packed(m: Any, x: Tensor) -> Tensor:
+        lengths = [5 - index % 3 for index in range(len(x))]
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return m.head(pad_packed_sequence(m.rnn(packed)[0], batch_first=True)[0])
 
-        def forward(self, x: Tensor) -> Tensor:
-            lengths = [5 - index % 3 for index in range(len(x))]
-            packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-            return self.head(pad_packed_sequence(self.rnn(packed)[0], batch_first=True)[0])
-
-    told = str(audit(Packed(), [drawn(6, 5, 8)], "relative", ["bf16"]).observed.unaudited)
+    model = Made(packed, rnn=torch.nn.LSTM(8, 16, batch_first=True), head=torch.nn.Linear(16, 4))
+    told = str(audit(model, [drawn(6, 5, 8)], "relative", ["bf16"]).observed.unaudited)
     assert "rnn.weight_hh_l0" in told
     assert "packed sequences of LSTM" in told
 
 
 def test_outputs_with_stored_weights_are_torchs_own(case: Audit) -> None:
-    names = [str(site) for site in case.sites if site.role == "recurrence"]
-    other: Any = copy.deepcopy(case.model).eval()
-    for name in names:
-        stored = case.fits.weight(name, SCHEMES["w8a16"], case.model.get_parameter(name))
-        assert stored is not None
-        with torch.no_grad():
-            other.get_parameter(name).copy_(stored(other.get_parameter(name)))
-    with torch.no_grad():
-        pairs = [(other(ids).log_softmax(-1), case.model(ids).log_softmax(-1)) for ids in case.batches]
-    one, two = (torch.cat(each).flatten(0, 1) for each in zip(*pairs, strict=True))
-    expected = torch.nn.functional.kl_div(one, two, log_target=True, reduction="batchmean")
-    assert float(case.trial(dict.fromkeys(names, "w8a16"))) == pytest.approx(float(expected), rel=0.02)
+    assert_stored_weights_give_torchs_error(case, *(str(site) for site in case.sites if site.role == "recurrence"))
 
 
 def test_inputs_and_state_are_stored_at_every_step() -> None:
@@ -154,24 +127,6 @@ def test_inputs_and_state_are_stored_at_every_step() -> None:
     expected = model(x)[0].detach()
     change = float((torch.stack(outputs, 1) - expected).norm() / expected.norm())
     assert float(found.trial({"weight_ih_l0": "bf16", "weight_hh_l0": "bf16"})) == pytest.approx(change, rel=0.02)
-
-
-@pytest.mark.parametrize(
-    ("site", "scheme"),
-    [("weight_ih_l0", "bf16"), *((f"weight_{name}", "w8a16") for name in ("ih_l0", "hh_l0", "hh_l0_reverse", "hr_l0"))],
-)
-def test_products_through_time_are_the_models_own_derivative(site: str, scheme: str) -> None:
-    """For a small change of a weight or of what comes in, v . (outputs under the scheme - outputs) is the product of
-    every sequence, all steps summed."""
-    torch.manual_seed(0)
-    opened = Opened(torch.nn.LSTM(8, 12, batch_first=True, bidirectional=True, proj_size=8), drawn(3, 6, 8), 3)
-    cotangent = drawn(*opened.reference.shape, seed=3)
-    change = (opened.simulated({site: scheme}) - opened.reference).double()
-    expected = (cotangent.double() * change).flatten(1).sum(1)
-    found = opened.products(cotangent, site, scheme).double()
-    size = (cotangent.double() * change).flatten(1).abs().sum(1)
-    assert bool(((found - expected).abs() <= 0.02 * expected.abs() + 0.01 * size).all()), (found, expected, size)
-    assert float(expected.abs().max()) > 0
 
 
 def test_what_is_measured_lies_within_what_is_predicted(case: Audit) -> None:
@@ -207,9 +162,8 @@ def test_an_outlier_channel_before_a_recurrence_is_found(kind: str) -> None:
     batches = [sentences(16, seed)[:, :-1] for seed in (10, 11)]
     changed = planted(model, trap)
     torch.testing.assert_close(changed(batches[0]), model(batches[0]), rtol=1e-4, atol=1e-4)
-    clean, found = (audit(each, batches, "kl", FORMATS) for each in (model, changed))
-    before = {(finding.kind, finding.site) for finding in advise(clean)}
-    new = [each for each in advise(found) if each.kind == "outlier_channel" and (each.kind, each.site) not in before]
+    clean, found, new = new_findings(model, changed, batches, "kl", FORMATS)
+    new = [each for each in new if each.kind == "outlier_channel"]
     assert [each.site for each in new] == ["rnn.weight_ih_l0"]
     assert new[0].numbers["channels"] == [5]
     assert "w8a8-smooth" in new[0].remedy

@@ -1,16 +1,23 @@
-"""Tensors that several sites share: roundings that repeat, factors and scales that products have together."""
+"""Tensors that several sites share: roundings that repeat, factors and scales, tables that are heads."""
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from assay.precision import audit
 from assay.precision.auditing import Audit
+from assay.precision.export.plan import plan_of
 from assay.precision.prediction.perturbations import is_repeated
 from assay.precision.schemes import SCHEMES
+from tests.precision.small_models import FORMATS, Made
 from tests.precision.tiny_models import MODELS
+
+WHOLE = "bf16 tf32 fp8 a-fp8 a-int8 w8a8 fp8-tensor w4a16-g32-awq w8a8-smooth w-nvfp4"
 
 
 def llama(**options: object) -> Audit:
@@ -21,20 +28,7 @@ def llama(**options: object) -> Audit:
 
 @pytest.fixture(scope="module")
 def audited() -> Audit:
-    return llama(
-        formats=[
-            "bf16",
-            "tf32",
-            "fp8",
-            "a-fp8",
-            "a-int8",
-            "w8a8",
-            "fp8-tensor",
-            "w4a16-g32-awq",
-            "w8a8-smooth",
-            "w-nvfp4",
-        ]
-    )
+    return llama(formats=WHOLE.split())
 
 
 def test_a_site_knows_whose_values_it_is_given(audited: Audit) -> None:
@@ -52,7 +46,7 @@ def test_a_site_knows_whose_values_it_is_given(audited: Audit) -> None:
     # The last is a quarter too low, since the second scale is smaller by half a step; twice if both counted.
     [
         pair.split()
-        for pair in ["bf16 bf16", "bf16 tf32", "tf32 bf16", "a-fp8 fp8", "bf16 fp8", "a-fp8 bf16", "a-int8 w8a8"]
+        for pair in ("bf16 bf16", "bf16 tf32", "tf32 bf16", "a-fp8 fp8", "bf16 fp8", "a-fp8 bf16", "a-int8 w8a8")
     ],
 )
 def test_what_is_rounded_twice_is_counted_as_often_as_it_changes(audited: Audit, first: str, then: str) -> None:
@@ -66,18 +60,14 @@ def test_what_is_rounded_twice_is_counted_as_often_as_it_changes(audited: Audit,
 
 def test_a_tensor_written_to_has_no_source() -> None:
 
-    class InPlace(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm, self.one, self.two = torch.nn.LayerNorm(32), torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)
+    def in_place(m: Any, x: Tensor) -> Tensor:
+        x = m.norm(x)
+        y = m.one(x)
+        x += 1
+        return y + m.two(x)
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.norm(x)
-            y = self.one(x)
-            x += 1
-            return y + self.two(x)
-
-    found = audit(InPlace(), [torch.randn(4, 5, 32)], "relative", ["bf16"])
+    parts = {"norm": torch.nn.LayerNorm(32), "one": torch.nn.Linear(32, 32), "two": torch.nn.Linear(32, 32)}
+    found = audit(Made(in_place, **parts), [torch.randn(4, 5, 32)], "relative", ["bf16"])
     source = {str(site): site.source for site in found.sites}
     assert (source["one"], source["two"]) == ("norm:output", "")
 
@@ -120,19 +110,13 @@ def test_a_tensors_scale_is_one_for_a_fused_product(audited: Audit) -> None:
 
 def test_cross_attention_shares_factors_where_it_shares_inputs() -> None:
 
-    class Cross(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.q_proj, self.k_proj, self.v_proj = (torch.nn.Linear(32, 32) for _ in range(3))
-
-        def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-            return torch.nn.functional.scaled_dot_product_attention(
-                self.q_proj(x), self.k_proj(memory), self.v_proj(memory)
-            )
+    def cross(m: Any, x: Tensor, memory: Tensor) -> Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(m.q_proj(x), m.k_proj(memory), m.v_proj(memory))
 
     torch.manual_seed(0)
     spread = torch.logspace(-2, 2, 32)
-    found = audit(Cross(), [(torch.randn(4, 6, 32), torch.randn(4, 6, 32) * spread)], "relative", ["w4a16-g32-awq"])
+    model = Made(cross, **{f"{name}_proj": torch.nn.Linear(32, 32) for name in "qkv"})
+    found = audit(model, [(torch.randn(4, 6, 32), torch.randn(4, 6, 32) * spread)], "relative", ["w4a16-g32-awq"])
     of = {
         name: found.fits.weight(name, SCHEMES["w4a16-g32-awq"], found.observed.weights[name][None]).columns  # type: ignore[union-attr]
         for name in ("q_proj", "k_proj", "v_proj")
@@ -212,6 +196,7 @@ def test_random_assignments_with_repeated_roundings_are_predicted() -> None:
     audited = llama(formats=["bf16", "tf32", "fp16"])
     draw = random.Random(0)
     some = [audited.random_assignment(draw) for _ in range(12)]
+    audited.measure_together(some)
     ratios = sorted(audited.predictor.uncalibrated(one)[0] / audited.measure(one) for one in some)
     assert 0.7 < ratios[6] < 1.4
 
@@ -226,3 +211,64 @@ def test_rows_of_a_table_that_are_stored_once_more_are_counted_once() -> None:
         assert is_repeated("1", {name: SCHEMES[scheme] for name, scheme in both.items()}, found.observed.sources)
         assert 2 / 3 < found.predictor.uncalibrated(both)[0] / found.trial(both) < 3 / 2
     assert not is_repeated("1", {"0": SCHEMES["tf32"], "1": SCHEMES["bf16"]}, found.observed.sources)
+
+
+_IDS = [torch.randint(0, 64, (4, 8), generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
+
+
+def _head(product: Callable[[Any, Tensor], Tensor], *, module: bool = False) -> Made:
+    """A head that is the table, by a module or by a function."""
+    parts = {"table": nn.Embedding(64, 32), "inner": nn.Linear(32, 32), "norm": nn.LayerNorm(32)}
+    model: Any = Made(lambda m, ids: product(m, m.norm(m.inner(m.table(ids)))), **parts)
+    if module:
+        model.head = nn.Linear(32, 64, bias=False)
+        model.head.weight = model.table.weight
+    return model
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        lambda m, x: functional.linear(x, m.table.weight),
+        lambda m, x: x @ m.table.weight.T,
+        lambda m, x: torch.einsum("btd,vd->btv", x, m.table.weight),
+    ],
+)
+def test_a_head_that_is_tied_by_a_function_is_one_that_is_tied_by_a_module(product: Any) -> None:
+    torch.manual_seed(0)
+    model, other = _head(product), _head(lambda m, x: m.head(x), module=True)
+    other.load_state_dict({**model.state_dict(), "head.weight": model.table.weight})
+    found, expected = (audit(each.eval(), _IDS, "kl", [*FORMATS, "w8a8"], target="h200") for each in (model, other))
+    called = {str(site): site for site in found.all_sites}
+    assert (called["table:head"].type, called["table:head"].tied) == ("linear", "table")
+    assert [name.replace("table:head", "head") for name in called] == list(map(str, expected.all_sites))
+    assert found.menu("table") == expected.menu("table")
+    assert found.cost({"table": "w8a8"}) == expected.cost({"table": "w8a8"})
+    assert found.measure({"table": "w8a8"}) == pytest.approx(expected.measure({"table": "w8a8"}), rel=1e-4)
+    assert found.predict({"table": "w8a8"}).error == pytest.approx(expected.predict({"table": "w8a8"}).error, rel=1e-3)
+
+
+def _audited(*, looks_up: bool) -> Audit:
+    """Of a codebook, which multiplies with a table before it looks rows up, if it does."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        near = m.first(x) @ m.table.weight.T
+        return m.last(m.back(near) + (m.table(near.argmax(-1)) if looks_up else 0.0))
+
+    torch.manual_seed(0)
+    parts = {"first": nn.Linear(16, 8), "table": nn.Embedding(32, 8), "last": nn.Linear(8, 8), "back": nn.Linear(32, 8)}
+    return audit(Made(run, **parts).eval(), [torch.randn(6, 5, 16)], "relative", FORMATS)
+
+
+def test_a_table_has_its_weight_whatever_comes_first() -> None:
+    """A product with a table before it is looked up follows the table's scheme, one without a look-up is by itself;
+    exports, which name modules, leave both out."""
+    found = _audited(looks_up=True)
+    sites = {str(site): site for site in found.all_sites}
+    assert (sites["table"].tied, sites["table:head"].tied) == ("", "table")
+    assert set(plan_of({"first": "w8a16"}, sites).left) == {"table", "back", "last"}
+    found = _audited(looks_up=False)
+    assert not found.observed.unaudited.shut
+    sites = {str(site): site for site in found.all_sites}
+    plan = plan_of({"table:head": "w8a16", "last": "w8a16"}, sites)
+    assert (set(plan.linears), set(plan.left)) == ({"last"}, {"first", "back"})

@@ -72,7 +72,6 @@ RUNS: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize("device", RUNS)
 def test_which_schemes_run_where(device: str) -> None:
-    """A scheme is native where its arithmetic is, weight-only everywhere; what falls back says so."""
     native, others = (names.split() for names in RUNS[device])
     for name in (*native, *others):
         how = running(device_named(device), SCHEMES[name])

@@ -13,7 +13,6 @@ from assay.precision.prediction.row_sampling import RowSample, RowSampler
 
 
 def rows_of(looked: RowSample) -> tuple[Tensor, Tensor]:
-    """The rows, and how many each of them stands for."""
     assert isinstance(looked.rows, Tensor)
     assert isinstance(looked.root_weights, Tensor)
     return looked.rows, looked.root_weights.flatten().double().square()

@@ -1,6 +1,6 @@
 """Products of one backward pass: against the model's own derivative, and whose sequence they are of."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,56 +11,16 @@ from torch import Tensor
 
 from assay.precision.auditing import audit
 from assay.precision.metrics import metric_named
-from assay.precision.observation.operations import traced
-from assay.precision.observation.qparams import QParams, menu_of
-from assay.precision.observation.running import call, evaluating
-from assay.precision.observation.sites import Observer, Site
-from assay.precision.prediction.perturbations import Perturbation, perturbations_of
+from assay.precision.observation.qparams import QParams
+from assay.precision.prediction.perturbations import perturbations_of
 from assay.precision.prediction.row_sampling import RowSampler
-from assay.precision.prediction.sensitivity import Sensitivity, Term
-from assay.precision.prediction.simulation import Simulator
+from assay.precision.prediction.sensitivity import Sensitivity
 from assay.precision.schemes import SCHEMES
+from tests.precision.opened import Opened, drawn
+from tests.precision.small_models import Made
+from tests.precision.test_grouped import MODELS as GROUPED
+from tests.precision.test_operations import Picture
 from tests.precision.tiny_models import MODELS
-
-FORMATS = ("bf16", "w8a8", "w8a16", "w4a16-g32", "kv-fp8", "a-fp8", "w4a16-g32-awq")
-
-
-class Opened:
-    """A model, one batch, its sites and menus, and the products of given cotangents."""
-
-    def __init__(self, model: torch.nn.Module, batch: Any, size: int, formats: tuple[str, ...] = FORMATS) -> None:
-        self.model, self.batch, self.size = model.eval(), batch, size
-        observer = Observer(model)
-        self.reference = self.run(observer)
-        self.sites = observer.sites
-        self.tied = {str(site): site.tied for site in self.sites.values() if site.tied}
-        self.menus = {str(site): menu_of(site, formats) for site in self.sites.values()}
-        self.fits = QParams(observer.statistics, observer.weights, observer.sharing_factors(), observer.fused())
-
-    def run(self, visitor: Any) -> Tensor:
-        with torch.no_grad(), evaluating(self.model), traced(self.model, visitor):
-            outputs = call(self.model, self.batch)
-        return outputs if isinstance(outputs, Tensor) else outputs[0]
-
-    def simulated(self, assignment: Mapping[str, str]) -> Tensor:
-        schemes = {name: SCHEMES[scheme] for name, scheme in assignment.items()}
-        return self.run(Simulator(schemes, self.fits, self.tied))
-
-    def terms(self, cotangent: Tensor) -> dict[tuple[str, Perturbation], Term]:
-        visitor = Sensitivity(self.menus, self.fits, self.tied, self.size)
-        with evaluating(self.model):
-            with traced(self.model, visitor) as tracer:
-                visitor.tracer = tracer
-                outputs = call(self.model, self.batch)
-            output = outputs if isinstance(outputs, Tensor) else outputs[0]
-            torch.autograd.grad(output, visitor.anchor, cotangent, allow_unused=True)
-        return visitor.terms
-
-    def products(self, cotangent: Tensor, site: str, scheme: str) -> Tensor:
-        terms = self.terms(cotangent)
-        return torch.stack(
-            [terms[site, part].sums for part in perturbations_of(SCHEMES[scheme]) if (site, part) in terms]
-        ).sum(0)
 
 
 def ids(sequences: int, length: int = 12) -> dict[str, Tensor]:
@@ -97,8 +57,22 @@ CASES: dict[str, tuple[Callable[[], torch.nn.Module], Any, tuple[tuple[str, str]
     ),
     "multi-head": (
         encoder,
-        torch.randn(3, 8, 32, generator=torch.Generator().manual_seed(2)),
+        drawn(3, 8, 32, seed=2),
         (("layers.0.self_attn.in_proj_weight", "bf16"), ("layers.0.self_attn:v", "bf16")),
+    ),
+    "convolutions": (
+        Picture,
+        drawn(3, 3, 8, 8),
+        (("down", "bf16"), ("down", "w8a16"), ("up", "bf16"), ("up", "w8a16")),
+    ),
+    **{name: (build, drawn(3, 3, 8, 8), ((site, "bf16"), (site, "w8a16"))) for name, (build, site) in GROUPED.items()},
+    "through time": (
+        lambda: torch.nn.LSTM(8, 12, batch_first=True, bidirectional=True, proj_size=8),
+        drawn(3, 6, 8),
+        (
+            ("weight_ih_l0", "bf16"),
+            *((f"weight_{name}", "w8a16") for name in ("ih_l0", "hh_l0", "hh_l0_reverse", "hr_l0")),
+        ),
     ),
 }
 
@@ -107,12 +81,12 @@ CASES: dict[str, tuple[Callable[[], torch.nn.Module], Any, tuple[tuple[str, str]
 def test_products_are_the_models_own_derivative(case: str, site: str, scheme: str) -> None:
     torch.manual_seed(0)
     build, batch, _ = CASES[case]
-    opened_model = Opened(build(), batch, 3)
-    cotangent = torch.randn(opened_model.reference.shape, generator=torch.Generator().manual_seed(3))
-    change = (opened_model.simulated({site: scheme}) - opened_model.reference).double()
-    expected = (cotangent.double() * change).flatten(1).sum(1)
-    found = opened_model.products(cotangent, site, scheme).double()
-    size = (cotangent.double() * change).flatten(1).abs().sum(1)
+    opened = Opened(build(), batch, 3)
+    cotangent = drawn(*opened.reference.shape, seed=3)
+    change = cotangent.double() * (opened.simulated({site: scheme}) - opened.reference).double()
+    expected, size = change.flatten(1).sum(1), change.flatten(1).abs().sum(1)
+    terms, parts = opened.terms(cotangent), perturbations_of(SCHEMES[scheme])
+    found = torch.stack([terms[site, part].sums for part in parts if (site, part) in terms]).sum(0).double()
     assert bool(((found - expected).abs() <= 0.02 * expected.abs() + 0.01 * size).all()), (found, expected, size)
     assert float(expected.abs().max()) > 0
 
@@ -123,7 +97,7 @@ def test_routed_tokens_are_given_to_their_sequences() -> None:
     model.config._experts_implementation = "eager"
     batch = ids(4)
     together = Opened(model, batch, 4)
-    cotangent = torch.randn(together.reference.shape, generator=torch.Generator().manual_seed(3))
+    cotangent = drawn(*together.reference.shape, seed=3)
     terms = together.terms(cotangent)
     for sequence in range(4):
         alone = Opened(model, {"input_ids": batch["input_ids"][sequence : sequence + 1]}, 1)
@@ -136,41 +110,33 @@ def test_routed_tokens_are_given_to_their_sequences() -> None:
 
 def test_calls_by_keyword_are_seen_too() -> None:
 
-    class Named(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.proj = torch.nn.Embedding(16, 8), torch.nn.Linear(8, 8)
-
-        def forward(self, ids: Tensor) -> Tensor:
-            x = torch.nn.functional.embedding(input=ids, weight=self.table.weight)
-            x = torch.nn.functional.linear(input=x, weight=self.proj.weight, bias=self.proj.bias)[:, None]
-            return torch.nn.functional.scaled_dot_product_attention(query=x, key=x, value=x)[:, 0]
+    def named(m: Any, ids: Tensor) -> Tensor:
+        x = torch.nn.functional.embedding(input=ids, weight=m.table.weight)
+        x = torch.nn.functional.linear(input=x, weight=m.proj.weight, bias=m.proj.bias)[:, None]
+        return torch.nn.functional.scaled_dot_product_attention(query=x, key=x, value=x)[:, 0]
 
     torch.manual_seed(0)
-    model, batch = Named(), torch.randint(0, 16, (2, 5))
+    model = Made(named, table=torch.nn.Embedding(16, 8), proj=torch.nn.Linear(8, 8))
+    batch = torch.randint(0, 16, (2, 5))
     found = Opened(model, batch, 2)
     assert {"table", "proj", ":scores"} <= set(found.sites)
     torch.testing.assert_close(found.reference, model(batch).detach())
 
 
-class Eager(torch.nn.Module):
+def eager() -> Made:
     """Attention by hand: rows of one weight for q, k and v, and a softmax of scores that are masked already."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.out = torch.nn.Linear(8, 8)
-        self.weight = torch.nn.Parameter(torch.randn(24, 8) / 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (torch.nn.functional.linear(x, part) for part in self.weight.split(8))
+    def attention(m: Any, x: Tensor) -> Tensor:
+        q, k, v = (torch.nn.functional.linear(x, part) for part in m.weight.split(8))
         hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
-        return self.out(torch.softmax((q @ k.mT).masked_fill(hidden, -torch.inf), -1) @ v)
+        return m.out(torch.softmax((q @ k.mT).masked_fill(hidden, -torch.inf), -1) @ v)
+
+    torch.manual_seed(0)
+    return Made(attention, out=torch.nn.Linear(8, 8), weight=torch.nn.Parameter(torch.randn(24, 8) / 3))
 
 
 def test_a_mask_before_a_softmax_makes_no_infinity() -> None:
-    torch.manual_seed(0)
-    model = torch.nn.ModuleDict({"attention": Eager()})
-    model.forward = lambda x: model["attention"](x)  # type: ignore[method-assign]
+    model = Made(lambda m, x: m.attention(x), attention=eager())
     found = audit(model, [torch.randn(4, 6, 8)], "relative", ["bf16", "a-fp8"])
     for scheme in ("bf16", "a-fp8"):
         predicted, measured = (f({"attention:scores": scheme}) for f in (found.predictor.squares, found.measure))
@@ -179,16 +145,15 @@ def test_a_mask_before_a_softmax_makes_no_infinity() -> None:
 
 
 def test_rows_of_a_weight_are_not_taken_for_the_whole() -> None:
-    torch.manual_seed(0)
-    found = audit(Eager(), [torch.randn(4, 6, 8)], "relative", ["bf16"])
+    found = audit(eager(), [torch.randn(4, 6, 8)], "relative", ["bf16"])
     assert {str(site) for site in found.sites if site.type == "linear"} == {"out"}
 
 
 def test_subsampled_values_keep_the_size_of_the_error() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 8))
-    x = torch.randn(16, 256, 256, generator=torch.Generator().manual_seed(0))
+    x = drawn(16, 256, 256, seed=0)
     found = Opened(model, x, 16, ("w8a8",))
-    cotangent = torch.randn(found.reference.shape, generator=torch.Generator().manual_seed(1))
+    cotangent = drawn(*found.reference.shape)
     term = found.terms(cotangent)["0", perturbations_of(SCHEMES["w8a8"])[1]]
     assert term.sampling > 1
     stored = found.fits.values("0", SCHEMES["w8a8"])
@@ -198,10 +163,9 @@ def test_subsampled_values_keep_the_size_of_the_error() -> None:
     assert float(term.squares.sum()) == pytest.approx(exact, rel=0.3)  # of 256 rows: 9 % standard error
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_large_first_tokens_are_never_left_out(seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(16, 256, 256, generator=generator)
+    x = drawn(16, 256, 256, seed=seed)
     x[:, 0] *= 300
     visitor = Sensitivity({}, QParams({}), {}, 16, RowSampler(seed=seed))
     subsample = visitor._subsample(x)
@@ -216,9 +180,9 @@ def test_large_first_tokens_are_never_left_out(seed: int) -> None:
 
 def test_errors_that_go_together_in_a_row_are_added_first() -> None:
     linear = torch.nn.Linear(64, 8, bias=False)
-    x = torch.randn(4, 5, 64, generator=torch.Generator().manual_seed(0))
+    x = drawn(4, 5, 64, seed=0)
     found = Opened(torch.nn.Sequential(linear), x, 4, ("w4a16-g32",))
-    cotangent = torch.randn(found.reference.shape, generator=torch.Generator().manual_seed(1))
+    cotangent = drawn(*found.reference.shape)
     stored = found.fits.weight("0", SCHEMES["w4a16-g32"], linear.weight)
     assert stored is not None
     change = (stored(linear.weight) - linear.weight).detach()
@@ -279,5 +243,5 @@ def test_sites_have_names_roles_and_units() -> None:
     assert {found[f"model.layers.0.mlp.experts.{name}_proj"].role for name in ("gate_up", "down")} == {"experts"}
     assert found["model.layers.0.mlp.experts.down_proj"].shape == (4, 32, 48)
     assert found[f"{attention}:kv_cache"].type == "kv_cache"
-    tied: dict[str, Site] = {str(s): s for s in audit(MODELS["gpt2"](), [ids(2)], formats=["bf16"]).sites}
+    tied = {str(s): s for s in audit(MODELS["gpt2"](), [ids(2)], formats=["bf16"]).sites}
     assert tied["lm_head"].tied == "transformer.wte"

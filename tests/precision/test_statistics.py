@@ -12,6 +12,7 @@ from torch import Tensor
 
 from assay.precision import audit
 from assay.precision.observation.sites import Site, Statistics, heads_among
+from tests.precision.small_models import Made
 
 
 def test_moments_are_of_all_positions_alike() -> None:
@@ -47,7 +48,6 @@ def test_padding_is_no_part_of_what_is_fitted() -> None:
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda site: pickle.loads(pickle.dumps(site))])
 def test_a_site_survives_copies(copied: Callable[[Site], Site]) -> None:
-    """As the string that it is, with all that is known of it."""
     site = Site("model.layers.0.q_proj", "linear", "linear", (8, 4), "model.layers.0.qkv", "", "model.embed")
     assert copied(site) == site
     assert vars(copied(site)) == vars(site)
@@ -62,15 +62,9 @@ def test_the_head_is_told_from_linears_of_the_same_shape() -> None:
 
 def test_a_loss_of_sequences_that_share_rows_is_predicted() -> None:
 
-    class Shared(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.tokens, self.positions = torch.nn.Embedding(50, 32), torch.nn.Embedding(16, 32)
-            self.shared, self.head = torch.nn.Linear(32, 32), torch.nn.Linear(32, 50)
-
-        def forward(self, ids: Tensor) -> Tensor:
-            x = 0.3 * self.tokens(ids) + self.shared(self.positions(torch.arange(ids.shape[1])))
-            return self.head(torch.tanh(x))
+    def shared(m: Any, ids: Tensor) -> Tensor:
+        x = 0.3 * m.tokens(ids) + m.shared(m.positions(torch.arange(ids.shape[1])))
+        return m.head(torch.tanh(x))
 
     def loss(logits: Tensor, batch: Any) -> Tensor:
         losses = torch.nn.functional.cross_entropy(logits[:, :-1].mT, batch["ids"][:, 1:], reduction="none")
@@ -78,6 +72,8 @@ def test_a_loss_of_sequences_that_share_rows_is_predicted() -> None:
 
     torch.manual_seed(0)
     ids = (torch.arange(16) * 3 % 7).repeat(16, 1)
-    found = audit(Shared().eval(), [{"ids": ids}, {"ids": ids}], loss, ["fp8", "w4a16-g32"])
+    tables = {"tokens": torch.nn.Embedding(50, 32), "positions": torch.nn.Embedding(16, 32)}
+    model = Made(shared, **tables, shared=torch.nn.Linear(32, 32), head=torch.nn.Linear(32, 50))
+    found = audit(model.eval(), [{"ids": ids}, {"ids": ids}], loss, ["fp8", "w4a16-g32"])
     for scheme in ("fp8", "w4a16-g32"):
         assert 0.2 < found.contribution("shared", scheme) / found.trial({"shared": scheme}) < 6

@@ -27,8 +27,7 @@ def test_rows_of_engines_name_schemes(engine: object) -> None:
 
 
 def test_every_type_of_ggml_is_llama_cpp_s() -> None:
-    own = {name for name, scheme in SCHEMES.items() if LLAMA.takes(scheme)}
-    assert own == {name for name, scheme in SCHEMES.items() if scheme.weight is not None and scheme.weight.blocks}
+    assert set(LLAMA.kernels) == {name for name, scheme in SCHEMES.items() if scheme.weight and scheme.weight.blocks}
 
 
 def test_a_target_is_an_engine_a_device_or_both() -> None:
@@ -56,7 +55,6 @@ def test_an_unknown_target_is_told_with_what_is_near(name: str, words: str) -> N
 
 
 def test_formats_of_a_target() -> None:
-    """An engine has formats of its own to look at; what is asked for by name stays where it takes it, in that order."""
     assert formats_of(None, "llama.cpp") == LLAMA.schemes
     assert formats_of(None, None) == DEFAULTS
     assert formats_of(["iq2_xs", "q4_k-q8_k", "q4_k"], "llama.cpp") == ("iq2_xs", "q4_k-q8_k", "q4_k")

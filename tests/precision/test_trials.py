@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable
+from itertools import count as counting
+from typing import Any
 
 import pytest
 import torch
@@ -11,25 +13,16 @@ from torch import Tensor
 from assay.precision import advise, audit
 from assay.precision.auditing import Audit
 from assay.precision.errors import BadAssignment, BadModel
-from tests.precision.small_models import made
-
-
-class Steep(torch.nn.Module):
-    """Two linears; of the sequences one has activations so large that its distributions flip under small changes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two = torch.nn.Linear(32, 32), torch.nn.Linear(32, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.two(self.one(x).tanh() * x.abs().amax((1, 2), keepdim=True))
+from tests.precision.small_models import Between, Made, made
 
 
 def steep() -> Audit:
+    """Of two linears; one sequence has activations so large that its distributions flip under small changes."""
     torch.manual_seed(0)
-    x = torch.randn(16, 8, 32)
+    x, one, two = torch.randn(16, 8, 32), torch.nn.Linear(32, 32), torch.nn.Linear(32, 16)
     x[3] *= 200
-    return audit(Steep(), [x], "kl", ["w8a8", "w8a16", "w4a16-g32"])
+    model = Made(lambda m, x: m.two(m.one(x).tanh() * x.abs().amax((1, 2), keepdim=True)), one=one, two=two)
+    return audit(model, [x], "kl", ["w8a8", "w8a16", "w4a16-g32"])
 
 
 def test_what_few_sequences_decide_is_in_the_interval() -> None:
@@ -61,8 +54,6 @@ def test_a_correction_is_given_to_the_part_that_was_measured() -> None:
 
 
 def test_what_breaks_when_it_is_measured_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scheme under which outputs are not finite, though its prediction is, leaves no finite interval and is not
-    taken."""
     found = steep()
     before = found.trial
     monkeypatch.setattr(found, "trial", lambda chosen: math.nan if chosen.get("one") == "w4a16-g32" else before(chosen))
@@ -72,8 +63,6 @@ def test_what_breaks_when_it_is_measured_is_not_chosen(monkeypatch: pytest.Monke
 
 
 def test_what_is_measured_is_as_many_as_were_asked_for() -> None:
-    """`calibrate` measures so many assignments and no others; more of them begin with those of fewer but for the front,
-    which is among them."""
     found, whole = steep(), steep()
     found.calibrate(6)
     assert len(found.measured) == 6
@@ -86,18 +75,15 @@ def test_what_is_measured_is_as_many_as_were_asked_for() -> None:
     assert any(assignment in front for assignment, _ in whole.measured)
 
 
-class InPlace(torch.nn.Module):
+def in_place(*, first: bool) -> Made:
     """A residual stream that is added to in place, with norms before or after."""
 
-    def __init__(self, *, first: bool) -> None:
-        super().__init__()
-        self.norm, self.fc, self.head = torch.nn.LayerNorm(16), torch.nn.Linear(16, 16), torch.nn.Linear(16, 8)
-        self.first = first
+    def run(m: Any, x: Tensor) -> Tensor:
+        x = x.clone() if first else m.norm(x)
+        x += m.fc(m.norm(x) if first else x)
+        return m.head(x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.clone() if self.first else self.norm(x)
-        x += self.fc(self.norm(x) if self.first else x)
-        return self.head(x)
+    return Made(run, norm=torch.nn.LayerNorm(16), fc=torch.nn.Linear(16, 16), head=torch.nn.Linear(16, 8))
 
 
 def test_what_is_predicted_to_break_the_model_is_not_measured_to_calibrate() -> None:
@@ -110,25 +96,23 @@ def test_what_is_predicted_to_break_the_model_is_not_measured_to_calibrate() -> 
     assert all(math.isfinite(pair.predicted) for _, pair in found.measured)
 
 
-def test_an_activation_in_place_is_audited() -> None:
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(inplace=True), torch.nn.Linear(16, 8)),
+        lambda: in_place(first=True),
+        lambda: in_place(first=False),
+    ],
+)
+def test_a_model_that_writes_over_its_values_is_audited(build: Callable[[], torch.nn.Module]) -> None:
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(inplace=True), torch.nn.Linear(16, 8))
-    found = audit(model, [torch.randn(16, 5, 16)], "relative", ["fp8"])
-    for site in map(str, found.sites):
-        assert found.contribution(site, "fp8") == pytest.approx(found.measure({site: "fp8"}), rel=0.4), site
-
-
-@pytest.mark.parametrize("first", [True, False])
-def test_a_model_that_writes_over_its_values_is_audited(first: bool) -> None:
-    torch.manual_seed(0)
-    found = audit(InPlace(first=first), [torch.randn(16, 6, 16) for _ in range(2)], "relative", ["fp8", "a-fp8"])
+    found = audit(build(), [torch.randn(16, 6, 16) for _ in range(2)], "relative", ["fp8", "a-fp8"])
     for site in map(str, found.sites):
         (scheme,) = found.menu(site)
         assert found.contribution(site, scheme) == pytest.approx(found.measure({site: scheme}), rel=0.4), site
 
 
 def test_divergences_are_never_negative() -> None:
-    """Also where rounding is all that differs."""
     found = steep()
     logits = torch.randn(4, 3, 16)
     for place in range(50):
@@ -136,34 +120,35 @@ def test_divergences_are_never_negative() -> None:
         assert found.metric.compare(logits, other, {}).min() >= 0
 
 
-class Rounded(torch.nn.Module):
-    """A linear behind which values are rounded, and one after that."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before, self.after = torch.nn.Linear(16, 16), torch.nn.Linear(16, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.after((self.before(x) * 8).round() / 8)
+def rounded() -> Between:
+    return Between(lambda m, x: (x * 8).round() / 8)
 
 
 def test_what_no_gradient_leads_back_to_is_no_site() -> None:
     torch.manual_seed(0)
-    found = audit(Rounded(), [torch.randn(16, 4, 16)], "relative", ["w8a16", "w4a8-g128", "fp8"])
-    assert [str(site) for site in found.sites] == ["after"]
-    assert [str(site) for site in found.sites_without_gradient] == ["before"]
+    found = audit(rounded(), [torch.randn(16, 4, 16)], "relative", ["w8a16", "w4a8-g128", "fp8"])
+    assert [str(site) for site in found.sites] == ["last"]
+    assert [str(site) for site in found.sites_without_gradient] == ["first"]
     with pytest.raises(BadAssignment, match="no gradient leads back"):
-        found.predict({"before": "fp8"})
-    assert set(found.recommend(max_bytes=0.9 * found.cost({}).bytes)) == {"after"}
+        found.predict({"first": "fp8"})
+    assert set(found.recommend(max_bytes=0.9 * found.cost({}).bytes)) == {"last"}
     (told,) = [finding for finding in advise(found) if finding.kind == "no_gradient"]
-    assert told.numbers["sites"] == ["before"]
+    assert told.numbers["sites"] == ["first"]
+    assert "comes back to it is zero" in told.words
+    detached = Between(lambda m, x: x.detach().requires_grad_())
+    (told,) = [
+        finding
+        for finding in advise(audit(detached, [torch.randn(16, 4, 16)], "relative", ["w8a16", "fp8"]))
+        if finding.kind == "no_gradient"
+    ]
+    assert "no gradient comes" in told.words
 
 
 @pytest.mark.parametrize("formats", [None, ["nvfp4", "fp32"], ["fp32", "nvfp4"]])
 def test_a_cut_site_is_found_by_a_scheme_that_changes_it(formats: list[str] | None) -> None:
     torch.manual_seed(0)
-    found = audit(Rounded(), [torch.randn(16, 4, 16)], "relative", formats)
-    assert [str(site) for site in found.sites_without_gradient if site.type == "linear"] == ["before"]
+    found = audit(rounded(), [torch.randn(16, 4, 16)], "relative", formats)
+    assert [str(site) for site in found.sites_without_gradient if site.type == "linear"] == ["first"]
 
 
 class SkippedOnce(torch.nn.Module):
@@ -192,35 +177,14 @@ def test_a_model_that_skips_its_first_block_in_some_formats_is_run_as_a_whole() 
         assert float(found.measure({"embed": scheme})) >= 0
 
 
-class Stateful(torch.nn.Module):
-    """Its outputs depend on how often it ran."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc, self.calls = torch.nn.Linear(8, 8), 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return self.fc(x) * self.calls
-
-
-class Writes(torch.nn.Module):
-    """It scales what it is given in place."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = torch.nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(x.mul_(0.5))
-
-
 def test_a_model_that_is_no_function_of_its_input_is_refused() -> None:
+    calls = counting(1)
     with pytest.raises(BadModel, match="same outputs at every call"):
-        audit(Stateful(), [torch.randn(4, 3, 8)], "relative", ["fp8"])
+        audit(Between(lambda m, x: x * next(calls)), [torch.randn(4, 3, 16)], "relative", ["fp8"])
     x = torch.randn(4, 3, 8)
     before = x.clone()
-    assert audit(Writes(), [x], "relative", ["fp8"]).measure({}) == 0
+    writes = torch.nn.Sequential(torch.nn.CELU(inplace=True), torch.nn.Linear(8, 8))
+    assert audit(writes, [x], "relative", ["fp8"]).measure({}) == 0
     assert torch.equal(x, before)
 
 
@@ -231,23 +195,6 @@ def test_outputs_without_gradient_are_refused() -> None:
         audit(model, [torch.randn(4, 3, 8)], "relative", ["fp8"])
 
 
-class Ending(torch.nn.Module):
-    """A linear, and what is made of its output."""
-
-    def __init__(self, end: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.fc, self.end = torch.nn.Linear(8, 8), end
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.end(self.fc(x))
-
-
-def gated(x: Tensor) -> Tensor:
-    """Halves that are multiplied in place, which torch can't differentiate."""
-    a, b = x.chunk(2, -1)
-    return a.mul_(b)
-
-
 @pytest.mark.parametrize(
     ("end", "words"),
     [
@@ -255,12 +202,15 @@ def gated(x: Tensor) -> Tensor:
         (lambda x: x > 0, "floating point"),
         (lambda x: x.to(torch.complex64), "floating point"),
         (torch.sum, "floating point"),
-        (gated, "gradients lead back"),
+        (lambda x: x.chunk(2, -1)[0].mul_(x.chunk(2, -1)[1]), "gradients lead back"),
     ],
 )
 def test_outputs_that_no_error_is_taken_of_are_refused(end: Callable[..., Tensor], words: str) -> None:
+    ending = torch.nn.Linear(8, 8)
+    plain = ending.forward
+    ending.forward = lambda x: end(plain(x))  # type: ignore[method-assign]
     with pytest.raises(BadModel, match=words) as found:
-        audit(Ending(end), [torch.randn(4, 3, 8)], "relative", ["fp8"])
+        audit(ending, [torch.randn(4, 3, 8)], "relative", ["fp8"])
     assert "\n" not in str(found.value)
 
 
@@ -285,22 +235,3 @@ def test_eager_attention_stays_what_it_is(kind: str) -> None:
     (reference,) = found.observed.references or ()
     torch.testing.assert_close(reference, own.detach(), rtol=1e-4, atol=1e-5)
     assert any(site.endswith(":scores") for site in found.sites)
-
-
-class Detached(torch.nn.Module):
-    """A linear whose output is taken out of the graph, and one after that."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before, self.after = torch.nn.Linear(16, 16), torch.nn.Linear(16, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.after(self.before(x).detach() + 0 * x.requires_grad_())
-
-
-@pytest.mark.parametrize(("kind", "reason"), [(Rounded, "comes back to it is zero"), (Detached, "no gradient comes")])
-def test_a_cut_site_names_its_own_reason(kind: type[torch.nn.Module], reason: str) -> None:
-    torch.manual_seed(0)
-    found = audit(kind(), [torch.randn(16, 4, 16)], "relative", ["w8a16", "fp8"])
-    (told,) = [finding for finding in advise(found) if finding.kind == "no_gradient"]
-    assert reason in told.words

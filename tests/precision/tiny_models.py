@@ -35,7 +35,6 @@ TEXT = "".join(f"{number} squared is {number * number}.\n" for number in range(2
 
 
 def edit_json(file: Path, **changes: Any) -> None:
-    """Change entries of a JSON object; None takes one out."""
     content = json.loads(file.read_text()) | changes
     file.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
 
@@ -48,7 +47,6 @@ def edit_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], objec
 
 
 def refusal(target: Any, error: type[AssayError], **options: Any) -> str:
-    """The one line with which ``target`` is refused."""
     with pytest.raises(error) as caught:
         load(target, **options)
     assert "\n" not in str(caught.value)
@@ -56,7 +54,6 @@ def refusal(target: Any, error: type[AssayError], **options: Any) -> str:
 
 
 def text_refusal(loaded: Loaded, text: str | Path, **options: Any) -> str:
-    """The one line with which a text is refused."""
     with pytest.raises(BadText) as caught:
         loaded.batches(text, **options)
     assert "\n" not in str(caught.value)

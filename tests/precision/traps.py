@@ -1,19 +1,42 @@
 """Models with one planted trap each. Factors are powers of two, so that what keeps a function keeps it to the bit."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from assay.precision import Audit, advise, audit
+from assay.precision.advice import Finding
+from assay.precision.loading import load
 
 HELD_OUT = Path(__file__).parents[2] / "configs/models/held-out.txt"
 SINK = 7
 """A byte that the text does not have, for the start of a sequence."""
 
 
+LINEARS = ("bf16", "fp16", "fp8", "fp8-tensor", "w8a8", "mxfp4")
+
+
+@cache
+def clean(name: str) -> Audit:
+    """The audit of a bundled model as it is, over a few short sequences."""
+    loaded = load(name)
+    return audit(loaded.model, loaded.batches(HELD_OUT, sequence=48, sequences=8, batch=8), formats=LINEARS)
+
+
+def new_findings(
+    model: torch.nn.Module, changed: torch.nn.Module, batches: Sequence[Any], metric: str, formats: Sequence[str]
+) -> tuple[Audit, Audit, list[Finding]]:
+    """The audits of a model and of a changed one, and what is found in the latter alone."""
+    one, other = (audit(each, batches, metric, formats) for each in (model, changed))
+    before = {(finding.kind, finding.site) for finding in advise(one)}
+    return one, other, [finding for finding in advise(other) if (finding.kind, finding.site) not in before]
+
+
 def planted(model: torch.nn.Module, trap: Callable[..., object], **options: Any) -> torch.nn.Module:
-    """A copy of the model with the trap in it."""
     changed = copy.deepcopy(model)
     with torch.no_grad():
         trap(changed, **options)
@@ -72,7 +95,6 @@ def own_table(model: Any) -> None:
 
 
 def tied_table(model: Any) -> None:
-    """The table of embeddings is the head's weight."""
     model.model.embed_tokens.weight = model.lm_head.weight
 
 

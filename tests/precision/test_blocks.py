@@ -1,7 +1,8 @@
-"""Many assignments in one pass over the blocks: the same errors as one by one, for fewer runs."""
+"""Blocks one by one: many assignments in one pass, and cotangents led back, with the results of the whole model."""
 
 import random
 import tempfile
+import weakref
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,13 @@ from torch import Tensor
 
 from assay.precision import audit
 from assay.precision.auditing import Audit
+from assay.precision.errors import BadModel
 from assay.precision.metrics import metric_named
 from assay.precision.observation.qparams import QParams
 from assay.precision.observation.running import mapping
+from assay.precision.prediction.backward import AGAIN, differentiate
 from assay.precision.prediction.chain import chain_of
+from assay.precision.prediction.quadratic_form import Products
 from assay.precision.prediction.simulation import Simulator, simulated
 from assay.runtime.tensors import TensorCache
 from tests.precision.small_models import FORMATS, Layer, Model, made
@@ -34,7 +38,7 @@ def alone(found: Audit, assignment: dict[str, str]) -> np.ndarray:
 def llama(**more: Any) -> Any:
     torch.manual_seed(0)
     return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(**SIZES, num_hidden_layers=3, num_key_value_heads=1, **more)
+        transformers.LlamaConfig(**SIZES, num_hidden_layers=2, num_key_value_heads=1, **more)
     )
 
 
@@ -50,17 +54,22 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("kind", MODELS)
-def test_side_by_side_is_bit_for_bit_one_by_one(kind: str) -> None:
+def audited(kind: str) -> Audit:
+    """An audit of two batches, the first with padding."""
     torch.manual_seed(0)
     rows = torch.randint(0, 256, (6, 12))
     mask = torch.ones_like(rows)
     mask[1, 7:] = 0
     batches = [{"input_ids": rows[:4], "attention_mask": mask[:4]}, {"input_ids": rows[4:]}]
-    found = audit(MODELS[kind](), batches, formats=["bf16", "fp8", "w4a16-g32", "kv-fp8", "a-fp8"])
+    return audit(MODELS[kind](), batches, formats=["bf16", "fp8", "w4a16-g32", "fp8-block", "kv-fp8", "a-fp8"])
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_side_by_side_is_bit_for_bit_one_by_one(kind: str) -> None:
+    found = audited(kind)
     draw = random.Random(0)
     some: list[dict[str, str]] = [found.random_assignment(draw, share) for share in (1.0, 0.3, 0.05, 0.0)]
-    some += [{}, *({str(site): found.menu(site)[-1]} for site in found.sites)]
+    some += [{}, *({str(site): found.menu(site)[-1]} for site in found.sites[::3])]
     found.choice_evaluator.measure_all(some)
     assert found.choice_evaluator.chain is not None
     assert found.choice_evaluator.passes < 4 + (len(some) - 4) * 0.75
@@ -69,8 +78,6 @@ def test_side_by_side_is_bit_for_bit_one_by_one(kind: str) -> None:
 
 
 class Counted(Layer):
-    """Counts how often it runs."""
-
     runs = 0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -95,16 +102,6 @@ def test_what_lies_before_the_first_change_is_not_run() -> None:
         np.testing.assert_array_equal(found.trial(assignment).distances, alone(found, assignment))
 
 
-class Aside(Model):
-    """What goes from layer to layer is not all: a later layer is scaled by what an earlier one gave."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        first = self.layers[0](x)
-        second = self.layers[1](first)
-        self.layers[2].scale = first.abs().mean()
-        return self.head(self.layers[2](second))
-
-
 class Scaled(Layer):
     """Multiplies by an attribute that others set."""
 
@@ -112,6 +109,20 @@ class Scaled(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) * self.scale
+
+
+class Aside(Model):
+    """What goes from layer to layer is not all: a later layer is scaled by what an earlier one gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers[2] = Scaled()
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.layers[0](x)
+        second = self.layers[1](first)
+        self.layers[2].scale = first.abs().mean()
+        return self.head(self.layers[2](second))
 
 
 class Between(Model):
@@ -124,21 +135,13 @@ class Between(Model):
 
 
 class Backwards(Model):
-    """Layers run in another order than they stand in."""
-
     def forward(self, x: Tensor) -> Tensor:
         for layer in reversed(self.layers):
             x = layer(x)
         return self.head(x)
 
 
-def aside() -> Model:
-    model = Aside()
-    model.layers[2] = Scaled()
-    return model
-
-
-@pytest.mark.parametrize("kind", [aside, Between, Backwards])
+@pytest.mark.parametrize("kind", [Aside, Between, Backwards])
 def test_a_model_that_is_no_chain_is_run_as_a_whole(kind: Any) -> None:
     torch.manual_seed(0)
     batches = made()[1]
@@ -194,3 +197,54 @@ def test_reference_outputs_are_computed_once(monkeypatch: pytest.MonkeyPatch) ->
         calls.append(model.calls - before)
     assert errors[0] == errors[1]
     assert calls[0] == calls[1]
+
+
+def products(found: Audit, *, blocks: bool, **more: Any) -> Products:
+    chain = found.choice_evaluator.chain if blocks else None
+    assert (chain is not None) is blocks
+    given = found.model, found.batches, found.metric, found.observed
+    return differentiate(*given, again=AGAIN, chain=chain, **more)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_block_by_block_gives_the_products_of_the_whole_graph(kind: str) -> None:
+    found = audited(kind)
+    whole, by_blocks = products(found, blocks=False), products(found, blocks=True)
+    assert set(whole.keys) == set(by_blocks.keys)
+    order = [by_blocks.keys.index(key) for key in whole.keys]
+    assert whole.again is not None
+    assert by_blocks.again is not None
+    pairs = [(whole.sums, by_blocks.sums), (whole.squares, by_blocks.squares)]
+    for one, other in (*pairs, *zip(whole.again, by_blocks.again, strict=True)):
+        np.testing.assert_allclose(other[order], one, rtol=1e-4, atol=1e-6 * np.abs(one).max())
+
+
+def test_autograd_holds_the_values_of_one_block() -> None:
+    found, most = audited("llama"), {}
+    for blocks in (False, True):
+        held: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+        sizes = []
+
+        def keep(tensor: Tensor, held: Any = held, sizes: Any = sizes) -> Tensor:
+            kept = tensor.detach()
+            held[id(kept)] = kept
+            sizes.append(sum(each.numel() for each in held.values()))
+            return kept
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            products(found, blocks=blocks)
+        most[blocks] = max(sizes)
+    assert 0 < most[True] < 2 / 3 * most[False]
+
+
+def test_a_model_that_changes_between_calls_is_refused() -> None:
+    found = audited("llama")
+    calls = found.choice_evaluator.chain.calls  # type: ignore[union-attr]
+    changed = [
+        each.clone() + 1 if isinstance(each, Tensor) and each.is_floating_point() else each
+        for each in calls[0][0].leaves
+    ]
+    assert any(one is not other for one, other in zip(changed, calls[0][0].leaves, strict=True))
+    calls[0][0] = type(calls[0][0])(tuple(changed), calls[0][0].spec)
+    with pytest.raises(BadModel, match="take out randomness"):
+        products(found, blocks=True)
