@@ -1,4 +1,5 @@
-"""Measurements: ``./dev bench [golden | examine | zoo | order | lengths | explanations] ...``, three by default.
+"""Measurements: ``./dev bench [golden | examine | zoo | order | lengths | explanations | launches] ...``,
+the first three by default.
 
 docs/evidence.toml lists most of them as claims. `order` rewrites configs/case_order.toml.
 """
@@ -99,8 +100,15 @@ def explanations() -> None:
     measure(console)
 
 
+def launches() -> None:
+    """Measure the host's time of calls of bundled kernels, ordinary and replayed."""
+    from benchmarks.gpu.launches import measured
+
+    console.print(measured())
+
+
 TASKS = {"golden": golden, "examine": examination, "zoo": zoo}
-BY_NAME_ONLY = {"order": order, "lengths": lengths, "explanations": explanations}
+BY_NAME_ONLY = {"order": order, "lengths": lengths, "explanations": explanations, "launches": launches}
 
 
 def main() -> int:

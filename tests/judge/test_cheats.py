@@ -1,19 +1,40 @@
-"""What a solution asks of the system is laid to it, whichever way it asks; what libraries do for themselves is not."""
+"""Solutions that cheat are seen and named, whichever way they do it; what looks alike and is allowed passes."""
 
 from pathlib import Path
 
 import pytest
 
-from assay.judge.procedure import judge
+from assay.judge.tampering import CHEATS as NAMES
 from assay.judge.verdict import SolutionVerdict
 
-from .judged.kernels import LINEAR, linear
+from .conftest import Judged
+from .judged.cheats import CHEATS, TIMED, WARNED
+from .judged.kernels import linear
 
 
-def judged(folder: Path, text: str) -> SolutionVerdict:
-    (folder / "problem.py").write_text(LINEAR)
-    (folder / "solution.py").write_text(text)
-    return judge(folder / "problem.py", folder / "solution.py", effort="quick", timed=False)
+def names(verdict: SolutionVerdict) -> list[str]:
+    return [cheat.name for cheat in verdict.cheats]
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_a_cheat_is_named(name: str, judged: Judged) -> None:
+    problem, cheat, _ = CHEATS[name]
+    verdict = judged(cheat, problem, timed=name in TIMED)
+    assert verdict.outcome == ("WARN" if name in WARNED else "FAIL"), str(verdict)
+    assert name in names(verdict), str(verdict)
+    assert verdict.aspects["conduct"].status == ("suspect" if name in WARNED else "broken")
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_an_honest_twin_passes(name: str, judged: Judged) -> None:
+    problem, _, honest = CHEATS[name]
+    verdict = judged(honest, problem, timed=name in TIMED)
+    assert verdict.outcome == "PASS", str(verdict)
+    assert verdict.cheats == ()
+
+
+def test_every_name_has_a_cheat_and_a_twin() -> None:
+    assert set(CHEATS) == set(NAMES)
 
 
 def calling(line: str, before: str = "") -> str:
@@ -37,8 +58,7 @@ def calling(line: str, before: str = "") -> str:
     ],
     ids=["exec", "named", "numpy", "flood", "symlink", "link", "proc", "maps", "thread", "glob", "load"],
 )
-def test_a_file_that_is_read_by_whichever_way_is_seen(tmp_path: Path, read: str) -> None:
-    """Also where it lies in the folder for temporary files, behind a link, or after many harmless ones."""
+def test_a_file_that_is_read_by_whichever_way_is_seen(tmp_path: Path, judged: Judged, read: str) -> None:
     made = """
     import glob, os
     from threading import Thread
@@ -50,12 +70,8 @@ def test_a_file_that_is_read_by_whichever_way_is_seen(tmp_path: Path, read: str)
 
     torch.save(Reads(), __file__.replace('solution.py', 'made.pt'))
     """
-    names = {"PATH": str(tmp_path / "problem.py"), "PARENT": str(tmp_path)}
-    text = calling(read, made)
-    for name, path in names.items():
-        text = text.replace(name, path)
-    verdict = judged(tmp_path, text)
-    assert [cheat.name for cheat in verdict.cheats] == ["reads-files"], str(verdict)
+    text = calling(read, made).replace("PATH", str(tmp_path / "problem.py")).replace("PARENT", str(tmp_path))
+    assert names(judged(text)) == ["reads-files"]
 
 
 @pytest.mark.parametrize(
@@ -68,17 +84,13 @@ def test_a_file_that_is_read_by_whichever_way_is_seen(tmp_path: Path, read: str)
     ],
     ids=["exec", "frozen", "inspect", "traceback"],
 )
-def test_a_look_at_the_stack_by_whichever_way_is_seen(tmp_path: Path, look: str) -> None:
-    """By a text that is made as it runs, whatever name that has, or by an error's frames."""
-    verdict = judged(tmp_path, calling(look))
-    assert [cheat.name for cheat in verdict.cheats] == ["stack-inspection"], str(verdict)
+def test_a_look_at_the_stack_by_whichever_way_is_seen(judged: Judged, look: str) -> None:
+    assert names(judged(calling(look))) == ["stack-inspection"]
 
 
-def test_what_judges_may_not_be_imported(tmp_path: Path) -> None:
-    """By a name that is put together, so that no text shows it."""
+def test_what_judges_may_not_be_imported(judged: Judged) -> None:
     before = "import importlib\ntry:\n    importlib.import_module('as' + 'say')\nexcept ImportError:\n    pass"
-    verdict = judged(tmp_path, calling("pass", before))
-    assert "reference-imported" in [cheat.name for cheat in verdict.cheats], str(verdict)
+    assert "reference-imported" in names(judged(calling("pass", before)))
 
 
 @pytest.mark.parametrize(
@@ -96,18 +108,13 @@ def test_what_judges_may_not_be_imported(tmp_path: Path) -> None:
     ],
     ids=["temporary", "own", "logging", "machine", "imports", "made", "unused", "compiled", "local"],
 )
-def test_what_libraries_do_for_themselves_is_no_cheat(tmp_path: Path, line: str) -> None:
-    """Files of its own, what tells of the machine, imports, and names that are only mentioned."""
-    before = "import collections, dataclasses, inspect, json, logging, os, tempfile, warnings"
-    verdict = judged(tmp_path, calling(line, before))
+def test_what_libraries_do_for_themselves_is_no_cheat(judged: Judged, line: str) -> None:
+    verdict = judged(calling(line, "import collections, dataclasses, inspect, json, logging, os, tempfile, warnings"))
     assert verdict.outcome == "PASS", str(verdict)
 
 
-def test_settings_of_the_compiler_are_no_patches(tmp_path: Path) -> None:
-    """What a library offers to be set may be set; its functions may not be replaced."""
-    verdict = judged(
-        tmp_path, calling("pass", "import torch._inductor.config\ntorch._inductor.config.max_autotune = True")
-    )
-    assert verdict.outcome == "PASS", str(verdict)
-    verdict = judged(tmp_path, calling("pass", "import torch.nn.functional as F\nF.softmax = lambda *a, **k: a[0]"))
-    assert "patched-library" in [cheat.name for cheat in verdict.cheats], str(verdict)
+def test_settings_of_the_compiler_are_no_patches(judged: Judged) -> None:
+    set_ = judged(calling("pass", "import torch._inductor.config\ntorch._inductor.config.max_autotune = True"))
+    assert set_.outcome == "PASS", str(set_)
+    replaced = judged(calling("pass", "import torch.nn.functional as F\nF.softmax = lambda *a, **k: a[0]"))
+    assert "patched-library" in names(replaced), str(replaced)
