@@ -1,4 +1,5 @@
-"""Measurements: ``./dev bench [golden | examine | zoo | order | lengths | explanations] ...``, three by default.
+"""Measurements: ``./dev bench [golden | examine | zoo | order | lengths | explanations | launches] ...``,
+the first three by default.
 
 docs/evidence.toml lists most of them as claims. `order` rewrites configs/case_order.toml.
 """
@@ -51,7 +52,7 @@ def examination() -> None:
 
 def zoo() -> None:
     """Check that the correct kernels of the tests pass and the faulty ones fail, with thorough effort."""
-    from tests.verify.zoo import FAULTY, HONEST
+    from tests.zoo import FAULTY, HONEST
 
     torch.set_num_threads(1)
     for entries, wanted in ((HONEST, True), (FAULTY, False)):
@@ -72,7 +73,7 @@ def lengths() -> None:
     from assay.verify.examination.plan import make_plan
     from assay.verify.examination.run import Run
     from assay.verify.settings import Settings
-    from tests.verify.zoo import HONEST
+    from tests.zoo import HONEST
 
     torch.set_num_threads(1)
     flagged, examinations = [], 0
@@ -99,8 +100,15 @@ def explanations() -> None:
     measure(console)
 
 
+def launches() -> None:
+    """Measure the host's time of calls of bundled kernels, ordinary and replayed."""
+    from benchmarks.gpu.launches import measured
+
+    console.print(measured())
+
+
 TASKS = {"golden": golden, "examine": examination, "zoo": zoo}
-BY_NAME_ONLY = {"order": order, "lengths": lengths, "explanations": explanations}
+BY_NAME_ONLY = {"order": order, "lengths": lengths, "explanations": explanations, "launches": launches}
 
 
 def main() -> int:

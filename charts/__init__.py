@@ -1,8 +1,5 @@
 """Charts as SVG and HTML text, as wide as the page that contains them and drawn without a script.
 
-In: series of numbers, each with a tooltip. Out: markup, and the style and the script that a page takes once. Called by
-the pages of precision and verify.
-
 chart (axes, series, guides and labels, and their layout) · markup (charts, heat maps and templates as HTML)
 """
 

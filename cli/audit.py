@@ -107,7 +107,7 @@ def audit(
     """Predict and measure what each format costs at each part of a model, and choose.
 
     Without a budget the weights may have half of their bytes. Exits with 1 where the budgets can't be met; then the
-    closest assignment and the budgets that bind are told.
+    closest assignment and the budgets that bind are printed.
     """
     size, memory = bytes_of("--max-bytes", max_bytes), bytes_of("--max-memory", max_memory)
     wanted, bound = exports_of(export or [])
@@ -140,10 +140,10 @@ def audit(
     batches, held_out = loaded.parts(text, check, sequence=length, sequences=sequences, batch=batch, lines=lines)
     deadline = Deadline(math.inf if budget is None else budget)
     pace, effort = pace_of(loaded.model, batches, held_out, menu), QUICK if quick else USUAL
-    foretold = pace.whole(effort) if budget is None else budget
-    if foretold >= _LONG and not compare:
+    estimated = pace.whole(effort) if budget is None else budget
+    if estimated >= _LONG and not compare:
         shorter = "" if quick or budget is not None else f"; --quick, about {span(pace.whole(QUICK))}"
-        note(f"takes about {span(foretold)}{shorter}")
+        note(f"takes about {span(estimated)}{shorter}")
     alone = apart(target or None, bound)
     depends_on = len(batches), metric, names_examined, target, alone, seed, exact
     digest = fingerprint(loaded.model, [*batches, *(held_out or ())], *depends_on)

@@ -71,8 +71,8 @@ def bench(
 ) -> int:
     """Time kernels by turns with what else does the same, judging the calls that are timed.
 
-    Each call has other numbers than the one before, and some are judged; of a kernel that is wrong in one no time is
-    told. Exits with 1 where a kernel was wrong, or became slower than --compare says.
+    Each call has other numbers than the one before, and some are judged; a kernel that is wrong in one has no time in
+    the table. Exits with 1 where a kernel was wrong, or became slower than --compare says.
     """
     from assay.bench.timing import page
     from assay.bench.timing.contest import Record, TimingOptions, history, machine, versions
@@ -95,16 +95,16 @@ def bench(
         if given := [name for name, value in (*without, ("--contract", contract), ("--graphs", graph)) if value]:
             raise BenchError(f"{given[0]}: a problem states its own sizes and reference; leave it out")
         request = {"device": device, "seconds": seconds, "compiled": compiles}
-        asked_about = targets
+        kernels_timed = targets
         timed = of_solutions(targets[0], targets[1:], request, count, trace)
     elif trace is not None:
         raise BenchError("--trace: expected a FlashInfer Trace definition and its solutions, got kernels")
     else:
         sizes = settings.request(at, layout)
         kernels = settings.adapted_entries(_chosen(targets, spec, device), dtype, option, None, contract)
-        asked_about = [kernel.target for kernel in kernels]
+        kernels_timed = [kernel.target for kernel in kernels]
         timed = of_kernels(kernels, sizes, options, count, against=against, compiles=compiles)
-    files = [contents(target) for target in asked_about if Path(target).exists()]
+    files = [contents(target) for target in kernels_timed if Path(target).exists()]
     record = Record(
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         commit=_commit(),
@@ -115,7 +115,7 @@ def bench(
         command=" ".join(["assay", *sys.argv[1:]]),
         versions=versions(),
         lines=tuple(timed.lines),
-        key=result_key(files, _ANSWERED_BY, targets=asked_about)[:16],
+        key=result_key(files, _ANSWERED_BY, targets=kernels_timed)[:16],
     )
     changes = compared(past[-1], record, past, resolution=resolution) if past else []
     if save is not None:

@@ -81,7 +81,14 @@ def inspect(
     said = dict.fromkeys(one.problem for one, mistaken in zip(every, wrong, strict=True) if mistaken)
     every = [one for one, mistaken in zip(every, wrong, strict=True) if not mistaken]
     if as_json and every:
-        print(json.dumps(_as_dict(every, device), indent=1))
+        content = {
+            **{name: installed_version(package) for name, package in (("assay", "kernel-assay"), ("triton", "triton"))},
+            "arch": device.name,
+            "device": device.device.name,
+            "limits": {"shared": device.shared, "registers": device.device.regs_per_multiprocessor},
+            "kernels": [one.as_dict(device) for one in every],
+        }
+        print(json.dumps(content, indent=1))
     elif every:
         _print(every, device, each=each or len(every) == 1)
     if out is not None and every:
@@ -138,25 +145,22 @@ def _jobs(
 ) -> list[Job]:
     """Return a job for each kernel and dtype; wrong options are reported before any compiler starts."""
     from assay.bench.inspection.calls import check_request
+    from assay.bench.inspection.inspecting import Job
 
     request = settings.request(at, layout)
     if inputs:
         if op or len(targets) != 1 or ":" not in targets[0]:
             raise SettingError(f"--inputs {inputs}: expected one package.module:function beside it, and no --spec")
-        from assay.bench.inspection.inspecting import Job
-
         return [Job(targets[0], targets[0], arch, request=request, inputs=inputs)]
-    wanted = []
+    jobs = []
     entries = _entries(targets, op)
     for entry in entries:
         chosen = settings.adapted(entry.settings, option)
-        kinds = settings.dtypes(dtype or ()) or (len(entries) > 1 and entry.survey_dtypes) or entry.dtypes
-        for kind in kinds:
-            wanted.append((entry, settings.usual_dtype(chosen, kind)))
-            check_request(wanted[-1][1], request)
-    from assay.bench.inspection.inspecting import Job
-
-    return [Job(entry.name, entry.target, arch, own, request) for entry, own in wanted]
+        for kind in settings.dtypes(dtype or ()) or (len(entries) > 1 and entry.survey_dtypes) or entry.dtypes:
+            own = settings.usual_dtype(chosen, kind)
+            check_request(own, request)
+            jobs.append(Job(entry.name, entry.target, arch, own, request))
+    return jobs
 
 
 def _entries(targets: Sequence[str], op: str) -> list[Entry]:
@@ -190,13 +194,6 @@ def _names(entry: Entry) -> set[str]:
     top = module.partition(".")[0]
     names = (entry.package, entry.group, module, "" if top == "assay" else top)  # of which many are adapters
     return {name.lower().replace("_", "-") for name in names if name}
-
-
-def _as_dict(every: Sequence[Inspected], device: Arch) -> dict[str, Any]:
-    made = {"assay": installed_version("kernel-assay"), "triton": installed_version("triton")}
-    limits = {"shared": device.shared, "registers": device.device.regs_per_multiprocessor}
-    return {**made, "arch": device.name, "device": device.device.name, "limits": limits,
-            "kernels": [one.as_dict(device) for one in every]}  # fmt: skip
 
 
 def _print(every: Sequence[Inspected], device: Arch, *, each: bool) -> None:

@@ -50,7 +50,7 @@ def judge(
         Path | None,
         Option("--list", metavar="FILE.jsonl", help='Lines {"problem": PATH, "solution": PATH}, each judged.'),
     ] = None,
-    jobs: Annotated[int, Option(min=0, help="Of a list, so many at a time; 0: one for each core.")] = 0,
+    jobs: Annotated[int, Option(min=0, help="Of a list: solutions judged at a time; 0: one for each core.")] = 0,
     engine: Annotated[str, Option(help="Of a list, where it is judged: local, or ray.")] = "local",
     part: Annotated[str, Option(help="Of a list, 3/10: only the third of ten parts of it.")] = "",
     out: Annotated[
@@ -64,8 +64,7 @@ def judge(
 ) -> int:
     """Judge a solution of a kernel benchmark's problem: its numbers by the derived tolerance, its sizes, its conduct.
 
-    The solution runs in a process of its own. What is found out about cheats stands in the verdict by name
-    (docs/judge.md).
+    The solution runs in a process of its own. The verdict names the recognised cheats (docs/judge.md).
     """
     if contract and (len(contract) > 1 or "=" in contract[0]):
         raise SettingError(f"--contract {contract[0]!r}; judge takes a contract's name, e.g. transformers")

@@ -33,15 +33,15 @@ Sizes = Annotated[Texts, Option("--at", help=_SIZES)]
 ContractFields = Annotated[Texts, Option(help="A contract's name, or field=value; may be repeated.")]
 OutDtype = Annotated[str, Option(help="Dtype of the result, where it isn't the inputs'.")]
 Layouts = Annotated[Texts, Option(help="Memory layouts that the kernel takes, where not all.")]
-TensorLayouts = Annotated[Texts, Option("--layout", help="b=transposed: how a tensor lies in memory; may be repeated.")]
+TensorLayouts = Annotated[Texts, Option("--layout", help="b=transposed: a tensor's layout in memory; may be repeated.")]
 Framework = Annotated[str, Option(help="torch (the default), numpy, jax or cupy: what the kernel is called with.")]
-_EFFORT = "How much each examination tries, usual where nothing is said."
+_EFFORT = "How much each examination tries; usual by default."
 Effort = Annotated[str, Option(metavar="quick|usual|thorough", help=_EFFORT)]
 _EXAMPLES = "Fuzzed cases of each examination, beside the fixed ones; 12, 60 or 200 by the effort."
 Examples = Annotated[int | None, Option(min=0, help=_EXAMPLES)]
 Seed = Annotated[int, Option(help="Seed of every examination.")]
 Device = Annotated[str, Option(help="Where the kernel runs.")]
-Timeout = Annotated[float, Option(min=0.01, help="Seconds for one call; 10 more where no alarm is heard.")]
+Timeout = Annotated[float, Option(min=0.01, help="Seconds for one call; 10 more if it ignores the alarm.")]
 _ISOLATE = "Each kernel in a process of its own: what it dies of is a finding."
 Isolate = Annotated[bool, Option("--isolate", help=_ISOLATE)]
 Memory = Annotated[float, Option(min=0.01, help="GiB that an isolated kernel may hold.")]
@@ -57,7 +57,7 @@ _REFUSES = "A message by which the kernel documents to refuse, e.g. 'too wide wh
 Refuses = Annotated[Texts, Option(metavar="PATTERN", help=_REFUSES)]
 AsJson = Annotated[bool, Option("--json", help="Print the result as JSON instead.")]
 Page = Annotated[Path | None, Option(metavar="FILE.md", dir_okay=False, help="Write a page in Markdown, too.")]
-Anew = Annotated[bool, Option("--anew", help="Make again what is stored there of the same question.")]
+Anew = Annotated[bool, Option("--anew", help="Compute again, also where a stored result answers the question.")]
 Budget = Annotated[float | None, Option(min=0, help="Seconds of the whole run: begin nothing more after it.")]
 EngineName = Annotated[str, Option(help="local, or ray: at RAY_ADDRESS, or started here.")]
 Part = Annotated[str, Option(help="3/10: only the third of ten parts; the same --out or --store joins them.")]

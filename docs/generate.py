@@ -35,7 +35,19 @@ WIDTH = 116
 
 def signatures() -> str:
     """Return the signatures of the public functions, with every keyword and its default."""
-    return "\n".join(["```python", *map(_signature, (examine, judge, evaluate, audit)), "```"])
+    lines = []
+    for function in (examine, judge, evaluate, audit):
+        signature = inspect.signature(function)
+        kinds = [each.kind for each in signature.parameters.values()]
+        parts = [str(each.replace(annotation=each.empty)) for each in signature.parameters.values()]
+        if inspect.Parameter.KEYWORD_ONLY in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
+            parts.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
+        result = str(signature.return_annotation).replace("Golden | tuple[Golden, ...]", "Golden")
+        name = function.__name__
+        if isinstance(function, type):  # a record that is called by a name in small letters
+            name, result = name.lower(), name
+        lines.append(_wrapped(f"{name}({', '.join(parts)}) -> {result}", " " * 4))
+    return "\n".join(["```python", *lines, "```"])
 
 
 def verdict() -> str:
@@ -106,7 +118,9 @@ def ops() -> str:
     for name in specs():
         op = spec(name)
         tensors, returns = (_tensors(part) for part in (op.signature().tensors, op.signature().returns))
-        options = "; ".join(f"{key}={_shown(option)}" for key, option in op.options.items())
+        usual = {key: (option.default, *(option.usual or ())) for key, option in op.options.items()}
+        shown = {key: dict.fromkeys(repr(value).replace("'", '"') for value in values) for key, values in usual.items()}
+        options = "; ".join(f"{key}={','.join(values)}" for key, values in shown.items())
         stages = ", ".join(key + (f" ({format})" if format else "") for key, format in op.stages.items())
         if rows and rows[-1][1:] == (tensors, options, returns, stages):
             rows[-1] = (f"{rows[-1][0]}, `{name}`", *rows[-1][1:])
@@ -186,18 +200,6 @@ def written(page: str) -> str:
     )
 
 
-def _signature(function: Callable[..., Any]) -> str:
-    parts = [str(p.replace(annotation=p.empty)) for p in inspect.signature(function).parameters.values()]
-    keywords = [p.kind for p in inspect.signature(function).parameters.values()]
-    if inspect.Parameter.KEYWORD_ONLY in keywords and inspect.Parameter.VAR_POSITIONAL not in keywords:
-        parts.insert(keywords.index(inspect.Parameter.KEYWORD_ONLY), "*")
-    result = str(inspect.signature(function).return_annotation).replace("Golden | tuple[Golden, ...]", "Golden")
-    name = function.__name__
-    if isinstance(function, type):  # a record that is called by a name in small letters
-        name, result = name.lower(), name
-    return _wrapped(f"{name}({', '.join(parts)}) -> {result}", " " * 4)
-
-
 def _names(kind: type, more: Iterable[str]) -> str:
     return _listed([*(field.name for field in fields(kind)), *more])
 
@@ -208,11 +210,6 @@ def _listed(names: Iterable[str]) -> str:
 
 def _code(value: Any) -> str:
     return f"`{value!r}`".replace("'", '"')
-
-
-def _shown(option: Any) -> str:
-    values = option.usual or (option.default,)
-    return ",".join(dict.fromkeys(repr(value).replace("'", '"') for value in (option.default, *values)))
 
 
 def _tensors(tensors: Iterable[TensorSpec]) -> str:

@@ -54,14 +54,15 @@ def print_table(log: AuditLog, terminal: Any) -> None:
     if sites:
         width = max(80, terminal._tw.fullwidth) if terminal.isatty else _PIPED
         table = Table(box=None, pad_edge=False, show_edge=False, header_style="bold")
-        longest = max(len(_line(site)) for site in sites[:_SHOWN])
+        lines = [f"{site.file}:{site.line}" for site in sites[:_SHOWN]]
+        longest = max(map(len, lines))
         table.add_column("line", overflow="fold", min_width=min(width // 3, longest))
         table.add_column("grade", no_wrap=True)
         table.add_column("runs", justify="right")
         table.add_column("gain", justify="right", no_wrap=True)
         table.add_column("never noticed", min_width=24)
-        for site in sites[:_SHOWN]:
-            table.add_row(_line(site), site.grade, str(site.runs), gain(site), remarks(site))
+        for line, site in zip(lines, sites, strict=False):
+            table.add_row(line, site.grade, str(site.runs), gain(site), remarks(site))
         text = io.StringIO()
         Console(file=text, width=width, highlight=False).print(table)
         for line in text.getvalue().splitlines():
@@ -70,10 +71,6 @@ def print_table(log: AuditLog, terminal: Any) -> None:
             terminal.line(f"... and {len(sites) - _SHOWN} more")
     for line in totals(log):
         terminal.line(line)
-
-
-def _line(site: Site) -> str:
-    return f"{site.file}:{site.line}"
 
 
 def totals(log: AuditLog) -> list[str]:
@@ -97,14 +94,11 @@ def gain(site: Site) -> str:
     """Return the smallest common relative error that replays notice, from the best replay to the worst, as text."""
     if not site.gains:
         return ""
-    best, worst = (_short(value) for value in site.gains)
-    return best if best == worst or site.gains[1] < 1.5 * site.gains[0] else f"{best} to {worst}"
-
-
-def _short(value: float) -> str:
-    return (
-        "none" if math.isinf(value) else "1e-8" if value < 1e-8 else f"{value:.1e}" if value < 0.01 else f"{value:.2g}"
+    best, worst = (
+        "none" if math.isinf(value) else "1e-8" if value < 1e-8 else f"{value:{'.1e' if value < 0.01 else '.2g'}}"
+        for value in site.gains
     )
+    return best if best == worst or site.gains[1] < 1.5 * site.gains[0] else f"{best} to {worst}"
 
 
 def remarks(site: Site) -> str:
@@ -287,7 +281,9 @@ class Audit:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Record while a test and its fixtures run; replay afterwards, when its reports are made."""
-        self._test = _base(item), getattr(_function(item), "__code__", None)
+        callspec = getattr(item, "callspec", None)
+        base = item.nodeid.removesuffix(f"[{callspec.id}]") if callspec is not None else item.nodeid
+        self._test = base, getattr(_function(item), "__code__", None)
         self._compared, self._room = 0, _ROOM
         try:
             return (yield)
@@ -449,12 +445,6 @@ def _function(item: pytest.Item) -> Any:
     function = inspect.unwrap(getattr(item, "obj", None) or (lambda: None))
     hypothesis = getattr(function, "hypothesis", None)
     return getattr(hypothesis, "inner_test", function)
-
-
-def _base(item: pytest.Item) -> str:
-    """Return a test's id without its parameters."""
-    callspec = getattr(item, "callspec", None)
-    return item.nodeid.removesuffix(f"[{callspec.id}]") if callspec is not None else item.nodeid
 
 
 def _asserts(item: pytest.Item) -> bool:

@@ -189,5 +189,5 @@ def formats_of(formats: Collection[str] | None, target: str | None) -> tuple[str
             raise UnknownOption(f"format {scheme.name}: {reason}; leave it out, or choose another target")
     schemes = [scheme for scheme in schemes if not engine_device.lacks(scheme)]
     if any(scheme.weight is not None and scheme.weight.blocks for scheme in schemes):
-        ggml.installed()
+        ggml.library()
     return tuple(scheme.name for scheme in schemes)

@@ -148,23 +148,23 @@ class Assay:
         from assay.verify import examine  # torch is imported here, by a test that needs it
         from assay.verify.reference import spec_name_by_example, spec_name_of
 
-        asked = self._marked | settings | self._given
-        if "inputs" in asked:
-            kernel, question, usual = spec_name_by_example(kernel, op, asked.pop("inputs"))
-            asked.setdefault("dtype", usual)
+        chosen = self._marked | settings | self._given
+        if "inputs" in chosen:
+            kernel, question, usual = spec_name_by_example(kernel, op, chosen.pop("inputs"))
+            chosen.setdefault("dtype", usual)
         else:
-            question = spec_name_of(op, asked.pop("tensors", None))
-        asked |= self._at(question)
+            question = spec_name_of(op, chosen.pop("tensors", None))
+        chosen |= self._at(question)
         refused = ""
         try:
-            verdict = examine(kernel, question, **asked)
+            verdict = examine(kernel, question, **chosen)
         except StoreError as error:  # not the test's fault
             refused = str(error)
         if refused:  # outside the handler, so that the report has no traceback
             pytest.fail(refused, pytrace=False)
         verdict = replace(verdict, about={"test": self._node.nodeid, **verdict.about})
         power = self._node.config.getoption("assay_power") and verdict.passed
-        self._record(verdict, _measured(question, asked) if power else None)
+        self._record(verdict, _measured(question, chosen) if power else None)
         return verdict
 
     def _at(self, op: str) -> dict[str, Any]:
@@ -237,15 +237,15 @@ def assay(request: pytest.FixtureRequest) -> Assay:
     return Assay(request.node, marked, given)
 
 
-def _measured(op: str, asked: dict[str, Any]) -> PowerReport | None:
+def _measured(op: str, chosen: dict[str, Any]) -> PowerReport | None:
     """Measure which known faults an examination with these settings catches, in a few fuzzed cases; None: unknown."""
     from assay.verify.errors import SettingError
     from assay.verify.power import measured
     from assay.verify.settings import Settings, names
 
-    settings = Settings(op, **{name: value for name, value in asked.items() if name in names() and value is not None})
+    settings = Settings(op, **{name: value for name, value in chosen.items() if name in names() and value is not None})
     try:
-        return measured(replace(settings, examples=min(_POWER_EXAMPLES, asked.get("examples", _POWER_EXAMPLES))))
+        return measured(replace(settings, examples=min(_POWER_EXAMPLES, chosen.get("examples", _POWER_EXAMPLES))))
     except SettingError as error:  # the kernel under test has passed; only the measure fails
         warnings.warn(str(error), pytest.PytestWarning, stacklevel=2)
         return None

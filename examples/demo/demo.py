@@ -77,7 +77,9 @@ def show_kernels(rows: Sequence[Any], allclose: Any, out: Path, to: Console) -> 
         cases = f"{row.verdict.cases} cases" if row.verdict else ""
         label = row.entry.group if row.entry.group != group else ""
         group = row.entry.group
-        table.add_row(label, row.entry.name, Text(row.outcome, _COLOURS.get(row.outcome, "dim")), cases, _findings(row))
+        broken = ", ".join(row.verdict.broken) if row.verdict else ""
+        findings = f"{broken}: {row.words}" if broken else "" if row.verdict else str(row.reason)
+        table.add_row(label, row.entry.name, Text(row.outcome, _COLOURS.get(row.outcome, "dim")), cases, findings)
     to.print(table)
     made = datetime.now().astimezone().isoformat(" ", timespec="minutes")
     page = write_text_atomically(out / "index.html", survey_page(rows, {"what": "./dev demo", "made": made}))
@@ -113,7 +115,9 @@ def show_goldens(steps: Sequence[Any], to: Console) -> list[str]:
     _headline("A store of goldens: built, one bit changed, found out, mended", "docs/golden-jobs.md", to)
     for step in steps:
         to.print(Text.assemble(("$ ", "dim"), step.command), soft_wrap=True)
-        to.print(Text(f"  {_short(step.said)}", "red" if step.status else "green"), soft_wrap=True)
+        said = re.sub(r"\b([0-9a-f]{12})[0-9a-f]{52}\b", r"\1...", step.said)  # names of records
+        said = textwrap.shorten(said, _SAID, placeholder=" ...")
+        to.print(Text(f"  {said}", "red" if step.status else "green"), soft_wrap=True)
     wanted = [0, 0, 1, 0, 0]
     return [] if [step.status for step in steps] == wanted else ["the store of goldens was not mended as it must be"]
 
@@ -134,18 +138,6 @@ def show_audit(content: Mapping[str, Any], out: Path, to: Console) -> list[str]:
     _line("chosen", f"{kept} (predicted {chosen['prediction']['error']:.2g}), in {formats}", to)
     to.print(Text(f"a page with pictures: {out / 'report.html'}"), soft_wrap=True)
     return [] if chosen["met"] else ["the audit found no assignment within its budget"]
-
-
-def _findings(row: Any) -> str:
-    """Return the broken properties, and the most severe finding in a few words."""
-    if row.verdict is None:
-        return str(row.reason)
-    return ": ".join([", ".join(row.verdict.broken), row.words] if row.verdict.broken else [])
-
-
-def _short(said: str) -> str:
-    """Return a command's output with record names shortened."""
-    return textwrap.shorten(re.sub(r"\b([0-9a-f]{12})[0-9a-f]{52}\b", r"\1...", said), _SAID, placeholder=" ...")
 
 
 def _lost(answer: Any) -> list[str]:

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import torch
-
 from assay.golden.arithmetic.base import Arithmetic, Idx, N
 from assay.golden.errors import ShapeError
 from assay.golden.options import Option, choice, count, flag, number
@@ -208,9 +206,6 @@ def attention_backward(
     return dq, functools.reduce(operator.add, dks), functools.reduce(operator.add, dvs)
 
 
-VARLEN_SIZES = {"B": (1, 2, 3, 5, 8, 9, 17), "Hkv": (1, 2, 3), "D": (8, 16, 32, 40, 64, 80, 128, 256)}
-
-
 def tile_of_tokens(
     first: int, count: int, sizes: Mapping[str, int], options: Mapping[str, Any], tensors: Mapping[str, Any]
 ) -> Tile | None:
@@ -230,20 +225,25 @@ def tile_of_tokens(
     return Tile({"Tq": (begin + start, some), "Tk": (before, seen), "B": (b, 1)}, tile.options, offsets)
 
 
+_VARLEN: dict[str, Any] = {
+    "options": {"causal": choice("none", "bottom_right"), "scale": number(None, usual=(None, 0.3))},
+    "may_be_zero": ("Tq", "Tk"),
+    "sizes": {"B": (1, 2, 3, 5, 8, 9, 17), "Hkv": (1, 2, 3), "D": (8, 16, 32, 40, 64, 80, 128, 256)},
+    "groups": {"H": "Hkv"},
+    "tiling": {"Tq": tile_of_tokens},
+    "grid": ("B",),
+    "reduction": Reduction("Tk/B"),
+}
+
+
 @define(
     "attention_varlen",
     "q[Tq,H,D], k[Tk,Hkv,D], v[Tk,Hkv,D], cu_seqlens_q:int32[B+1]=offsets(Tq), cu_seqlens_k:int32[B+1]=offsets(Tk) "
     "-> out[Tq,H,D]",
-    options={"causal": choice("none", "bottom_right"), "scale": number(None, usual=(None, 0.3))},
     stages={"query": None, "scores": None, "probabilities": "input"},
-    may_be_zero=("Tq", "Tk"),
     work="8*H*Tq*Tk*D",
     sequential_steps="H*(ceil(Tq/32)+B)",
-    sizes=VARLEN_SIZES,
-    groups={"H": "Hkv"},
-    tiling={"Tq": tile_of_tokens},
-    grid=("B",),
-    reduction=Reduction("Tk/B"),
+    **_VARLEN,
     faults=("inputs_in_tf32",),
 )
 def attention_varlen(
@@ -282,17 +282,11 @@ def heads_first(xp: Arithmetic[N], x: N) -> N:
     "attention_varlen_backward",
     "q[Tq,H,D], k[Tk,Hkv,D], v[Tk,Hkv,D], cu_seqlens_q:int32[B+1]=offsets(Tq), cu_seqlens_k:int32[B+1]=offsets(Tk), "
     "dout[Tq,H,D] -> dq[Tq,H,D], dk[Tk,Hkv,D], dv[Tk,Hkv,D]",
-    options={"causal": choice("none", "bottom_right"), "scale": number(None, usual=(None, 0.3))},
     stages={"query": None, "scores": None, "probabilities": "input", "score_gradient": "input", "output": None},
-    may_be_zero=("Tq", "Tk"),
     work="128*H*Tq*Tk*D",
     sequential_steps="H*(ceil(Tq/32)+ceil(Tk/32)+2*B)",
-    sizes=VARLEN_SIZES,
-    groups={"H": "Hkv"},
-    tiling={"Tq": tile_of_tokens},
-    grid=("B",),
+    **_VARLEN,
     gradient_of="attention_varlen",
-    reduction=Reduction("Tk/B"),
 )
 def attention_varlen_backward(
     xp: Arithmetic[N, Idx],
@@ -360,17 +354,12 @@ def _elsewhere(xp: Arithmetic[N, Idx], inside: slice, x: N) -> Any:
     return bad.any(0)
 
 
-def _block_signature(options: Mapping[str, Any]) -> str:
-    size = options["block"]
-    return (
-        "q[B,H,Sq,D], k[B,Hkv,Sk,D], v[B,Hkv,Sk,Dv], "
-        f"block_mask:uint8[H,ceil(Sq/{size}),ceil(Sk/{size})]=code(2) -> out[B,H,Sq,Dv]"
-    )
-
-
 @define(
     "block_attention",
-    _block_signature,
+    lambda options: (
+        "q[B,H,Sq,D], k[B,Hkv,Sk,D], v[B,Hkv,Sk,Dv], "
+        f"block_mask:uint8[H,ceil(Sq/{options['block']}),ceil(Sk/{options['block']})]=code(2) -> out[B,H,Sq,Dv]"
+    ),
     options={
         "block": count(16, usual=(16, 64)),
         "causal": choice("none", "bottom_right"),
@@ -423,46 +412,41 @@ def block_attention(
 _MOST = sys.float_info.max
 
 
-def _unused(o_a: torch.Tensor, lse_a: torch.Tensor, o_b: torch.Tensor, lse_b: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The outputs of empty states."""
-    pairs = {"o_a": (o_a, lse_a), "o_b": (o_b, lse_b)}
-    return {name: (lse == -math.inf)[..., None].expand(out.shape) for name, (out, lse) in pairs.items()}
-
-
 @define(
     "merge_states",
     "o_a[T,H,D], lse_a:float32[T,H]=lse, o_b[T,H,D], lse_b:float32[T,H]=lse -> o[T,H,D], lse:float32[T,H]",
     rows="T",
     sizes={"H": (1, 2, 3, 5, 33), "D": (1, 3, 8, 16, 33, 64, 128)},
     independent=("H",),
-    unused=_unused,
+    unused=lambda *states: {  # outputs of empty states
+        name: (lse == -math.inf)[..., None].expand(o.shape)
+        for name, o, lse in zip(("o_a", "o_b"), states[::2], states[1::2], strict=True)
+    },
 )
 def merge_states(xp: Arithmetic[N, Idx], o_a: N, lse_a: N, o_b: N, lse_b: N) -> tuple[N, N]:
     """(e^lse_a o_a + e^lse_b o_b) / (e^lse_a + e^lse_b) and log(e^lse_a + e^lse_b).
 
     That is attention to two values; an empty state, whose lse is -inf, is not visible, and two of them see nothing.
     """
-    tokens, heads, width = o_a.shape
-    scores = xp.stack([lse_a, lse_b], -1).reshape(tokens, heads, 1, 2)
+    return _merged(xp, xp.stack([o_a, o_b], 2), xp.stack([lse_a, lse_b], -1))
+
+
+def _merged(xp: Arithmetic[N, Idx], values: N, lse: N) -> tuple[N, N]:
+    """Merge states of outputs ``values`` [T,H,S,D] and log-sum-exps [T,H,S]."""
+    tokens, heads, states, width = values.shape
+    scores = lse.reshape(tokens, heads, 1, states)
     empty = xp.above(-scores, _MOST)  # NaN is not
-    out, lse = xp.merge(scores, ~empty, xp.stack([o_a, o_b], 2))
-    numbers = xp.above(-scores, -math.inf)
-    unknown = ~(numbers[..., :1] & numbers[..., 1:])  # of a log-sum-exp that is NaN or inf nothing is said
-    out, lse = xp.unspecified(unknown, out), xp.unspecified(unknown, lse)
+    out, total = xp.merge(scores, ~empty, values)
+    unknown = ~xp.above(-scores, -math.inf).all(-1)[..., None]  # of a log-sum-exp that is NaN or inf nothing is said
+    out, total = xp.unspecified(unknown, out), xp.unspecified(unknown, total)
 
     def infinite() -> Idx:
         """Where a - s (a - b) takes an infinite output of a visible state from itself."""
-        pairs = (o_a, empty[..., :1]), (o_b, empty[..., 1:])
-        seen = [(xp.above(o, _MOST) | xp.above(-o, _MOST)) & ~none.reshape(tokens, heads, 1) for o, none in pairs]
-        return (seen[0] | seen[1])[:, :, None]
+        infinity = (xp.above(values, _MOST) | xp.above(-values, _MOST)) & ~empty.reshape(tokens, heads, states, 1)
+        return infinity.any(2)[:, :, None]
 
     out = xp.unspecified(infinite, out)
-    return out.reshape(tokens, heads, width), lse.reshape(tokens, heads)
-
-
-def _many_unused(o: torch.Tensor, lse: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The outputs of empty states."""
-    return {"o": (lse == -math.inf)[..., None].expand(o.shape)}
+    return out.reshape(tokens, heads, width), total.reshape(tokens, heads)
 
 
 def _pairwise(xp: Any, o: Any, lse: Any) -> Any:
@@ -479,7 +463,7 @@ def _pairwise(xp: Any, o: Any, lse: Any) -> Any:
     rows="T",
     sizes={"S": (2, 3, 5, 1, 8), "H": (1, 2, 3, 5), "D": (1, 3, 8, 16, 33, 64, 128)},
     independent=("H",),
-    unused=_many_unused,
+    unused=lambda o, lse: {"o": (lse == -math.inf)[..., None].expand(o.shape)},
     reduction=Reduction("S"),
     faults=(
         Fault("cascade_forgets_earlier", "the running log-sum-exp is that of the last state, not of all so far",
@@ -501,17 +485,7 @@ def merge_cascade(xp: Arithmetic[N, Idx], o: N, lse: N) -> tuple[N, N]:
 
     As `merge_states`; FlashInfer's layout (Ye et al., 2024).
     """
-    tokens, states, heads, width = o.shape
-    scores = xp.stack([lse[:, state] for state in range(states)], -1).reshape(tokens, heads, 1, states)
-    values = xp.stack([o[:, state] for state in range(states)], 2)
-    empty = xp.above(-scores, _MOST)
-    out, total = xp.merge(scores, ~empty, values)
-    unknown = ~xp.above(-scores, -math.inf).all(-1)[..., None]
-    out, total = xp.unspecified(unknown, out), xp.unspecified(unknown, total)
-
-    def infinite() -> Idx:
-        infinity = (xp.above(values, _MOST) | xp.above(-values, _MOST)) & ~empty.reshape(tokens, heads, states, 1)
-        return infinity.any(2)[:, :, None]
-
-    out = xp.unspecified(infinite, out)
-    return out.reshape(tokens, heads, width), total.reshape(tokens, heads)
+    states = range(o.shape[1])
+    return _merged(
+        xp, xp.stack([o[:, state] for state in states], 2), xp.stack([lse[:, state] for state in states], -1)
+    )

@@ -27,18 +27,24 @@ def _convolved(xp: Arithmetic[N], x: N, weight: N, bias: N) -> N:
     return xp.sum(xp.stack([*terms, constant], -1))[..., 0]
 
 
+_CONVOLUTION: dict[str, Any] = {
+    "options": {"activation": choice("none", "silu")},
+    "stages": {"convolved": None},
+    "independent": ("D",),
+    "sizes": {"W": (4, 2, 3, 7)},
+    "sequential_steps": "ceil(B*D/16)*ceil(L/64)",
+    "grid": ("B", "D"),
+    "exempt": ("tail_of_sum_dropped",),
+}
+
+
 @define(
     "causal_conv1d",
     "x[B,D,L], weight[D,W], bias[D] -> y[B,D,L]",
-    options={"activation": choice("none", "silu")},
-    stages={"convolved": None},
     rows="B",
-    independent=("D",),
-    sizes={"W": (4, 2, 3, 7)},
     work="B*D*L*W",
-    sequential_steps="ceil(B*D/16)*ceil(L/64)",
     reduction=Reduction("W"),
-    grid=("B", "D"),
+    **_CONVOLUTION,
     faults=(
         Fault("taps_flipped", "the taps are read from the last to the first, as a convolution has them",
               altered("causal_conv1d", weight=lambda xp, weight: (
@@ -53,7 +59,6 @@ def _convolved(xp: Arithmetic[N], x: N, weight: N, bias: N) -> N:
         Fault("first_tap_dropped", "the tap of the earliest position is missing",
               altered("causal_conv1d", weight=lambda weight: weight[:, 1:]), "tail"),
     ),
-    exempt=("tail_of_sum_dropped",),
 )  # fmt: skip
 def causal_conv1d(xp: Arithmetic[N], x: N, weight: N, bias: N, *, activation: str) -> N:
     """y[b,d,l] = bias[d] + sum_w weight[d,w] x[b,d,l-W+1+w], x zero before its beginning; silu of it if asked for.
@@ -80,15 +85,10 @@ def _before_activation(xp: Arithmetic[N], x: N, weight: N, bias: N, dy: N, activ
 @define(
     "causal_conv1d_backward",
     "x[B,D,L], weight[D,W], bias[D], dy[B,D,L] -> dx[B,D,L], dweight[D,W], dbias[D]",
-    options={"activation": choice("none", "silu")},
-    stages={"convolved": None},
-    independent=("D",),
     may_be_zero=(),
-    sizes={"W": (4, 2, 3, 7)},
     work="3*B*D*L*W",
-    sequential_steps="ceil(B*D/16)*ceil(L/64)",
     reduction=Reduction("L"),
-    grid=("B", "D"),
+    **_CONVOLUTION,
     gradient_of="causal_conv1d",
     faults=(
         Fault("convolution_gradient_of_last_batch", "the gradients of weight and bias are the last batch's alone",
@@ -103,7 +103,6 @@ def _before_activation(xp: Arithmetic[N], x: N, weight: N, bias: N, dy: N, activ
         Fault("convolution_gradient_bias_mean", "dbias is a mean over the positions, not their sum",
               altered("causal_conv1d_backward", dbias=lambda x, dbias: dbias / max(x.shape[2], 1))),
     ),
-    exempt=("tail_of_sum_dropped",),
 )  # fmt: skip
 def causal_conv1d_backward(xp: Arithmetic[N], x: N, weight: N, bias: N, dy: N, *, activation: str) -> tuple[N, N, N]:
     """With g the gradient before the activation: dx[b,d,l] = sum_w weight[d,w] g[b,d,l+W-1-w], zero behind the end;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -108,17 +107,12 @@ def attention_decode(
     return xp.spilled(unread, out.reshape(batch, heads, width))
 
 
-def _signature(options: Mapping[str, Any]) -> str:
-    lse = ", lse:float32[B,H]" if options["return_lse"] else ""
-    return (
-        "q[B,H,D], q_rope[B,H,Dr], cache[P,page,D], rope_cache[P,page,Dr], block_table:int32[B,max_pages]=index(P), "
-        f"seq_lens:int32[B]=length(max_pages*page) -> out[B,H,D]{lse}"
-    )
-
-
 @define(
     "mla_decode",
-    _signature,
+    lambda options: (
+        "q[B,H,D], q_rope[B,H,Dr], cache[P,page,D], rope_cache[P,page,Dr], block_table:int32[B,max_pages]=index(P), "
+        f"seq_lens:int32[B]=length(max_pages*page) -> out[B,H,D]{', lse:float32[B,H]' if options['return_lse'] else ''}"
+    ),
     options={"scale": number(None, usual=(None, 0.3)), "return_lse": flag()},
     stages={"probabilities": "input", "query": None, "scores": None},
     rows="B",

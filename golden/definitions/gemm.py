@@ -5,8 +5,7 @@ A quantised operand is the exact number that its code and scale represent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
@@ -89,14 +88,9 @@ _FP8_SCALES = {
 }
 
 
-def _fp8_signature(options: Mapping[str, Any]) -> str:
-    scales = _FP8_SCALES[options["granularity"]]
-    return f"a:fp8[M,K], b:fp8[K,N], {scales} -> c:bfloat16[M,N]"
-
-
 @define(
     "gemm_fp8",
-    _fp8_signature,
+    lambda options: f"a:fp8[M,K], b:fp8[K,N], {_FP8_SCALES[options['granularity']]} -> c:bfloat16[M,N]",
     options={"granularity": choice("tensor", "row", "block")},
     rows="M",
     columns="N",
@@ -137,13 +131,9 @@ INT4 = {
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # nibble i of a word holds column AWQ_ORDER[i]
 
 
-def _int4_signature(options: Mapping[str, Any]) -> str:
-    return f"x[M,K], {INT4[options['packing']]} -> y[M,N]"
-
-
 @define(
     "gemm_int4",
-    _int4_signature,
+    lambda options: f"x[M,K], {INT4[options['packing']]} -> y[M,N]",
     options={"packing": choice("plain", "awq", "gptq")},
     stages={"weights": "input"},
     rows="M",

@@ -13,6 +13,7 @@ from assay.golden.errors import ShapeError
 from assay.golden.options import choice, count, flag
 from assay.golden.registry import Fault, Reduction, altered, define
 
+SIZES = {"k": (1, 2, 3, 6, 8), "E": (1, 2, 3, 4, 8, 17, 64)}
 ROUTING = {"top_k": count(2, usual=(2, 1)), "renormalize": flag(True), "scoring": choice("softmax", "sigmoid")}
 
 
@@ -62,7 +63,7 @@ def moe_route(
     work="T*k*D*F+E*D*F",
     sequential_steps="E+ceil(T*k/16)",
     gathered=("E",),
-    sizes={"k": (1, 2, 3, 6, 8), "E": (1, 2, 3, 4, 8, 17, 64)},
+    sizes=SIZES,
     reduction=Reduction("D+F"),
     faults=("inputs_in_tf32",),
 )
@@ -163,7 +164,7 @@ def _without_last_token(again: Any, x: Any, weights: Any, ids: Any, dy: Any) -> 
     may_be_zero=("T",),
     work="3*(T*k*D*F+E*D*F)",
     sequential_steps="E+ceil(T*k/16)",
-    sizes={"k": (1, 2, 3, 6, 8), "E": (1, 2, 3, 4, 8, 17, 64)},
+    sizes=SIZES,
     gradient_of="moe",
     reduction=Reduction("D+F"),
     faults=(

@@ -15,6 +15,7 @@ from assay.golden.definitions.activations import swiglu_backward
 from assay.golden.definitions.gemm import nibbles, repeat
 from assay.golden.definitions.moe import (
     FLAT_SLOPE,
+    SIZES,
     SWAPPED,
     Expert,
     PairGradients,
@@ -59,7 +60,7 @@ def _of_first(value: Any) -> Any:
     work="T*k*D*F+E*D*F",
     sequential_steps="E+ceil(T*k/16)",
     gathered=("E",),
-    sizes={"k": (1, 2, 3, 6, 8), "E": (1, 2, 3, 4, 8, 17, 64)},
+    sizes=SIZES,
     reduction=Reduction("D+F"),
     faults=(
         Fault("expert_scales_of_gate", "the scales of gate replace those of up as well",
@@ -102,7 +103,7 @@ def moe_fp8(
     rows="T",
     work="2*(T*k*D*F+E*D*F)",
     gathered=("E",),
-    sizes={"k": (1, 2, 3, 6, 8), "E": (1, 2, 3, 4, 8, 17, 64)},
+    sizes=SIZES,
     gradient_of="moe_fp8",
     reduction=Reduction("D+F"),
     faults=(
@@ -199,7 +200,7 @@ def _gradients(
     work="T*k*D*F+E*D*F",
     sequential_steps="E+ceil(T*k/16)",
     gathered=("E",),
-    sizes={"k": (1, 2, 3, 6, 8), "E": (1, 2, 3, 4, 8, 17, 64), "g": (8, 32, 128)},
+    sizes={**SIZES, "g": (8, 32, 128)},
     multiples={"D": "g", "F": "g"},
     reduction=Reduction("D+F"),
     faults=(

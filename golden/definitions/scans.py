@@ -125,20 +125,26 @@ def _scanned(xp: Arithmetic[N], decay: N, term: N, c: N, u: N, skip: N) -> N:
     return xp.sum(state * c[:, None], axis=2)[:, :, 0] + u * skip[:, None]
 
 
+_SCAN: dict[str, Any] = {
+    "options": {"softplus": flag()},
+    "may_be_zero": (),
+    "sizes": SCAN_SIZES,
+    "sequential_steps": "B*ceil(D/16)*L",
+    "inputs": INPUTS,
+    "grid": ("B", "D"),
+    "exempt": ("tail_of_sum_dropped",),
+}
+
+
 @define(
     "selective_scan",
     "u[B,D,L], delta[B,D,L], a:float32[D,S], b[B,S,L], c[B,S,L], skip:float32[D] -> y[B,D,L]",
-    options={"softplus": flag()},
     rows="B",
     independent=("D",),
-    may_be_zero=(),
-    sizes=SCAN_SIZES,
     long_sizes={"L": (2049, 257)},
     work="8*B*D*S*L",
-    sequential_steps="B*ceil(D/16)*L",
-    inputs=INPUTS,
     reduction=Reduction("S"),
-    grid=("B", "D"),
+    **_SCAN,
     faults=(
         Fault("scan_chunks_apart", "every 16 positions the state begins at zero: it is not carried over",
               _chunks_apart("selective_scan", 2), "tail", needs="more than 16 positions"),
@@ -151,7 +157,6 @@ def _scanned(xp: Arithmetic[N], decay: N, term: N, c: N, u: N, skip: N) -> N:
         Fault("scan_b_and_c_swapped", "b and c are swapped", altered("selective_scan", b=lambda c: c, c=lambda b: b),
               "layout"),
     ),
-    exempt=("tail_of_sum_dropped",),
 )  # fmt: skip
 def selective_scan(xp: Arithmetic[N], u: N, delta: N, a: N, b: N, c: N, skip: N, *, softplus: bool) -> N:
     """y_t = sum_s c_st h_st + skip u_t with h_st = exp(delta_t a_s) h_s(t-1) + delta_t b_st u_t, channel by channel.
@@ -264,16 +269,11 @@ def _of_last_batch(again: Any, u: Any, delta: Any, b: Any, c: Any, dy: Any) -> A
     "selective_scan_backward",
     "u[B,D,L], delta[B,D,L], a:float32[D,S], b[B,S,L], c[B,S,L], skip:float32[D], dy[B,D,L] "
     "-> du[B,D,L], ddelta[B,D,L], da:float32[D,S], db[B,S,L], dc[B,S,L], dskip:float32[D]",
-    options={"softplus": flag()},
     reduced=("B", "D"),
-    may_be_zero=(),
-    sizes=SCAN_SIZES,
     long_sizes={"L": (257,)},
     work="40*B*D*S*L",
-    sequential_steps="B*ceil(D/16)*L",
-    inputs=INPUTS,
     reduction=Reduction("L"),
-    grid=("B", "D"),
+    **_SCAN,
     gradient_of="selective_scan",
     faults=(
         Fault("scan_gradient_chunks_apart", "every 16 positions the gradient of the state begins at zero",
@@ -293,7 +293,6 @@ def _of_last_batch(again: Any, u: Any, delta: Any, b: Any, c: Any, dy: Any) -> A
         Fault("scan_gradient_skip_dropped", "du lacks the gradient of the skip connection",
               altered("selective_scan_backward", skip=lambda skip: skip * 0.0)),
     ),
-    exempt=("tail_of_sum_dropped",),
 )  # fmt: skip
 def selective_scan_backward(
     xp: Arithmetic[N], u: N, delta: N, a: N, b: N, c: N, skip: N, dy: N, *, softplus: bool

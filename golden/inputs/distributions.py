@@ -89,29 +89,6 @@ def _patterns(draws: Draws) -> Array:
     return finite[integers(draws.bits(), len(finite))]
 
 
-def _subnormal(draws: Draws) -> Array:
-    """Multiples of the smallest subnormal, up to a few times the smallest normal."""
-    spacing, normals = draws.format.smallest_subnormal, draws.format.smallest_normal
-    return draws.sign() * np.floor(draws.uniform() * (4 * normals / spacing)) * spacing
-
-
-def _cancelling(draws: Draws) -> Array:
-    """Neighbours of opposite sign and nearly equal size, so that sums lose most of their digits."""
-    return (1.0 - 2.0 * (draws.position() % 2)) * (1.0 + draws.uniform() * 2.0**-6)
-
-
-def _blocks(draws: Draws) -> Array:
-    """Blocks of 32 whose magnitudes differ by powers of two."""
-    exponent = np.asarray([0, 4, -6, 8])[(draws.position() // 32 % 4).astype(np.int64)]
-    return draws.normal() * power_of_two(exponent)
-
-
-def _one_hot(draws: Draws) -> Array:
-    """One element of each row is one, in the column of the row's number modulo 61."""
-    row = draws.position(-2) if len(draws.shape) > 1 else np.zeros(draws.shape)
-    return (draws.position() == row % 61).astype(np.float64)
-
-
 def _end_scales(draws: Draws) -> Array:
     """Scales near the ends of e8m0, whose products with codes bfloat16 still holds, and of other formats near one."""
     ends = (-6, -5, 4, 0) if draws.format.has_zero else (-112, -111, 112, 0)
@@ -122,12 +99,6 @@ def _least_scales(draws: Draws) -> Array:
     """The least scales that a format of 8 bits holds, of wider ones 2^-24, beside large ones and one."""
     ends = {"float8_e8m0fnu": (-127, 112, 0), "float8_e4m3fn": (-9, 8, 0)}.get(draws.format.name, (-24, 8, 0))
     return power_of_two(np.asarray(ends)[integers(draws.bits(), len(ends))])
-
-
-def _signed_scales(draws: Draws) -> Array:
-    """Scales of either sign; e8m0 has none."""
-    sign = draws.sign() if draws.format.signed else 1.0
-    return sign * 2.0**-4 * (0.5 + draws.uniform())
 
 
 def _cycled_scales(draws: Draws) -> Array:
@@ -168,7 +139,8 @@ REAL: dict[str, Callable[[Draws], Array]] = {
     "lognormal": lambda d: d.sign() * power_of_two(np.rint(2.5 * normal(d.bits("exponent")))) * (1 + d.uniform()),
     "outliers": lambda d: d.normal() * d.column_choice(*[1.0] * 15, 64.0),  # outlier channels
     "loud_rows": lambda d: d.normal() * d.row_choice(*[1.0] * 7, 512.0),  # outlier tokens
-    "cancelling": _cancelling,
+    # Neighbours of opposite sign and nearly equal size, so that sums lose most of their digits.
+    "cancelling": lambda d: (1.0 - 2.0 * (d.position() % 2)) * (1.0 + d.uniform() * 2.0**-6),
     "constant_rows": lambda d: normal(d.bits("value", ignore=[-1])) * d.row_choice(1.0, 30.0, 1000.0),
     "ascending": lambda d: d.position() * 0.125 + 0.25 * d.uniform(),  # the largest number of a row comes last
     "descending": lambda d: 16.0 - d.position() * 0.25 + 0.25 * d.uniform(),  # and first
@@ -177,13 +149,17 @@ REAL: dict[str, Callable[[Draws], Array]] = {
     "wide": lambda d: d.normal() * 6.0,  # logits of a standard deviation of 6
     "peaked": lambda d: d.normal() + 24.0 * (integers(d.bits("peak"), 11) == 0),  # few logits far above the others
     "ties": lambda d: integers(d.bits(), 3) - 1.0,
-    "blocks": _blocks,
+    # Blocks of 32 whose magnitudes differ by powers of two.
+    "blocks": lambda d: d.normal() * power_of_two(np.asarray([0, 4, -6, 8])[(d.position() // 32 % 4).astype(np.int64)]),
     "extremes": lambda d: d.row_choice(1.0, -1.0) * (d.format.largest if d.format.bits <= 8 else 3.0),
     "patterns": _patterns,
     # Every sum and product of these is exact in float32: no tolerance at all.
     "integers": lambda d: integers(d.bits(), 9) - 4.0,
     "powers": lambda d: d.sign() * power_of_two(integers(d.bits(), 5) - 2),
-    "one_hot": _one_hot,
+    # One element of each row is one, in the column of the row's number modulo 61.
+    "one_hot": lambda d: (d.position() == (d.position(-2) if len(d.shape) > 1 else np.zeros(d.shape)) % 61).astype(
+        np.float64
+    ),
     # Blocks of 64 of either sign in turn: partial sums grow and vanish again.
     "seesaw": lambda d: (1.0 - 2.0 * (d.position() // 64 % 2)) * (64.0 + integers(d.bits(), 4)),
     # The range of the format, and what lies beyond.
@@ -194,7 +170,12 @@ REAL: dict[str, Callable[[Draws], Array]] = {
     "loud": lambda d: d.normal() * d.row_choice(2.0**14, 2.0**17, 2.0**20),  # magnitudes at float16's end, 65504
     "near_overflow": lambda d: d.sign() * (0.5 + 0.5 * d.uniform()) * d.format.largest,
     "lowest": lambda d: -(0.5 + 0.5 * d.uniform()) * d.format.largest,
-    "subnormal": _subnormal,
+    # Multiples of the smallest subnormal, up to a few times the smallest normal.
+    "subnormal": lambda d: (
+        d.sign()
+        * np.floor(d.uniform() * (4 * d.format.smallest_normal / d.format.smallest_subnormal))
+        * d.format.smallest_subnormal
+    ),
     "zeros": lambda d: np.zeros(d.shape),
     "ones": lambda d: np.ones(d.shape),
 }
@@ -229,7 +210,8 @@ ROLES: dict[str, dict[str, Callable[[Draws], Array]]] = {
         "far": _far_scales,
         "ends": _end_scales,
         "least": _least_scales,
-        "signed": _signed_scales,
+        # Scales of either sign; e8m0 has none.
+        "signed": lambda d: (d.sign() if d.format.signed else 1.0) * 2.0**-4 * (0.5 + d.uniform()),
         "cycled": _cycled_scales,
         "vast": _vast,
     },

@@ -61,6 +61,10 @@ class Recipe:
         """The tensors that are handed over by position, in the order of the signature."""
         return tuple(self._drawn(keyword=False).values())
 
+    def named(self) -> dict[str, torch.Tensor]:
+        """All tensors by name."""
+        return self._drawn(keyword=False) | self._drawn(keyword=True)
+
     def keywords(self) -> dict[str, torch.Tensor]:
         """The tensors that are handed over by keyword (``slopes``, ``sinks``)."""
         return self._drawn(keyword=True)

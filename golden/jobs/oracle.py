@@ -42,7 +42,7 @@ class Derived:
 def derive(record: Record, digits: int = DIGITS) -> Derived:
     """Derive ``record`` again, or the part of it that its key chooses."""
     recipe, op = record.recipe, record.recipe.definition
-    signature, values = recipe.signature, inputs_of(recipe)
+    signature, values = recipe.signature, recipe.named()
     part, options = part_of(recipe, values, random.Random(record.key))
     tensors, sizes = part.inputs(op, signature, values)
     if _steps(op, signature, {**recipe.sizes, **sizes}) > _MAX_STEPS:
@@ -61,12 +61,6 @@ def derive(record: Record, digits: int = DIGITS) -> Derived:
         if not fault:
             break
     return Derived(elements, fault)
-
-
-def inputs_of(recipe: Recipe) -> dict[str, Any]:
-    """Return the tensors of a recipe by name."""
-    names = [tensor.name for tensor in recipe.signature.tensors if not tensor.keyword]
-    return dict(zip(names, recipe.tensors(), strict=True)) | recipe.keywords()
 
 
 def part_of(recipe: Recipe, values: Mapping[str, Any], rng: random.Random) -> tuple[Cut, Mapping[str, Any]]:

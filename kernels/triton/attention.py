@@ -49,6 +49,7 @@ from assay.kernels.triton.attention_blocks import (
 from assay.kernels.triton.layouts import can_use_tma, make_descriptor, set_block_shapes
 from assay.kernels.triton.online_softmax import finite_shift, online_softmax
 from assay.kernels.triton.operators import custom_op, differentiate
+from assay.kernels.triton.replay import replayed
 from assay.kernels.triton.tiles import size_bucket
 
 MAX_HEAD_DIM = 256
@@ -80,8 +81,8 @@ def _attend(state, inputs, first, last, options, BLOCK_N: tl.constexpr, MASKED, 
         if MASKED:
             qk = tl.where(band_mask(offs_n, lo, hi), qk, -float("inf"))
 
-        unit = scale if softcap is None and slope is None else None
-        m_i, l_i, p, alpha = online_softmax(m_i, l_i, qk, unit)
+        softmax_scale = scale if softcap is None and slope is None else None
+        m_i, l_i, p, alpha = online_softmax(m_i, l_i, qk, softmax_scale)
         acc = acc * alpha[:, None]
         v = load_tile(v_source, k_start + start_n, offs_n < Sk, mask_dv, MASKED, EVEN_DV)
         if SANITIZE_V:
@@ -307,7 +308,7 @@ def launch_attention(
     min_offset, max_offset, softcap = options.min_offset, options.max_offset, options.softcap
     if min_offset is not None and max_offset is not None:
         attended = min(attended, max_offset - min_offset + 1)
-    unit = 1.0 if options.slopes is not None else LOG2_E.value  # with ALiBi log2(e) is applied after the bias
+    log2e_factor = 1.0 if options.slopes is not None else LOG2_E.value  # with ALiBi log2(e) is applied after the bias
     # The running maximum is of unscaled scores and needs a positive scale: q takes the sign, or zero.
     q_sign = None if options.scale >= _MIN_SCALE else -1.0 if options.scale <= -_MIN_SCALE else 0.0
     scale = options.scale if q_sign is None else -options.scale if q_sign else 1.0
@@ -326,8 +327,8 @@ def launch_attention(
         *(q.stride(), k.stride(), v.stride()),
         *(0 if vector is None else vector.stride(0) for vector in vectors),
         *(queries, keys, sequences, group_size, kv_heads, size_bucket(mean_queries), size_bucket(attended)),
-        *(min_offset, max_offset, q_sign, scale * unit),
-        *((None, None) if softcap is None else (2.0 * LOG2_E.value * scale / softcap, softcap * unit)),
+        *(min_offset, max_offset, q_sign, scale * log2e_factor),
+        *((None, None) if softcap is None else (2.0 * LOG2_E.value * scale / softcap, softcap * log2e_factor)),
         *(has_mask, head_dim, value_dim),
         *(max(16, triton.next_power_of_2(size)) for size in (head_dim, value_dim)),
     )
@@ -366,6 +367,7 @@ def _gradients(saved: SimpleNamespace, dout: Tensor, dlse: Tensor) -> tuple[Tens
 differentiate("assay::attention", _gradients, saves="q k v slopes sinks result last_result")
 
 
+@replayed
 def attention(
     q: Tensor,
     k: Tensor,
@@ -398,6 +400,7 @@ def attention(
     return (out, lse) if return_lse else out
 
 
+@replayed
 def attention_backward(
     q: Tensor,
     k: Tensor,

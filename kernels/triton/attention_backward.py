@@ -473,8 +473,8 @@ def launch_attention_backward(
     attended, attending = mean_keys, mean_queries
     if min_offset is not None and max_offset is not None:
         attended, attending = (min(size, max_offset - min_offset + 1) for size in (mean_keys, mean_queries))
-    unit = LOG2_E.value
-    scales = scale * unit, *((None, None) if softcap is None else (2.0 * unit * scale / softcap, softcap * unit))
+    log2e = LOG2_E.value
+    scales = scale * log2e, *((None, None) if softcap is None else (2.0 * log2e * scale / softcap, softcap * log2e))
     blocks = [max(16, triton.next_power_of_2(size)) for size in (head_dim, value_dim)]
     vectors = options.slopes, *(cu_seqlens or (None, None))
     vector_strides = [0 if vector is None else vector.stride(0) for vector in vectors]

@@ -24,6 +24,7 @@ from torch import Tensor
 from assay.kernels.triton.arguments import check_decode, check_numbers, check_sm_scale
 from assay.kernels.triton.online_softmax import finite_shift, online_softmax
 from assay.kernels.triton.operators import custom_op
+from assay.kernels.triton.replay import replayed
 
 LOG2_E = math.log2(math.e)  # folded into the scale of scores, so that exp is a single exp2
 LN_2 = tl.constexpr(math.log(2.0))
@@ -283,6 +284,7 @@ def _attention_decode(
     return out
 
 
+@replayed
 def attention_decode(
     q: Tensor,
     k_cache: Tensor,

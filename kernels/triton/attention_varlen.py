@@ -12,6 +12,7 @@ from assay.kernels.triton.attention import MAX_HEAD_DIM, launch_attention
 from assay.kernels.triton.attention_backward import launch_attention_backward
 from assay.kernels.triton.attention_blocks import AttentionOptions
 from assay.kernels.triton.operators import custom_op, differentiate
+from assay.kernels.triton.replay import replayed
 
 
 def _options(scale: float, causal: bool) -> AttentionOptions:
@@ -81,6 +82,7 @@ def _gradients(saved: SimpleNamespace, dout: Tensor, dlse: Tensor) -> tuple[Tens
 differentiate("assay::attention_varlen", _gradients, saves="q k v cu_seqlens_q cu_seqlens_k result last_result")
 
 
+@replayed
 def attention_varlen(
     q: Tensor,
     k: Tensor,
@@ -110,6 +112,7 @@ def attention_varlen(
     return out
 
 
+@replayed
 def attention_varlen_backward(
     q: Tensor,
     k: Tensor,

@@ -18,6 +18,7 @@ from torch import Tensor
 from assay.kernels.triton.arguments import FLOATING, check, check_choice
 from assay.kernels.triton.operators import custom_op, differentiate
 from assay.kernels.triton.reduction import sum_partials
+from assay.kernels.triton.replay import replayed
 from assay.kernels.triton.swiglu import silu, silu_and_derivative
 
 _TILE = 2048  # BLOCK_R * BLOCK_L
@@ -207,6 +208,7 @@ differentiate(
 )
 
 
+@replayed
 def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor, *, activation: str = "none") -> Tensor:
     """Return y[B,D,L]: bias[d] + sum_w weight[d,w] x[b,d,l-W+1+w] of x[B,D,L], weight[D,W] and bias[D].
 
@@ -218,6 +220,7 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor, *, activation: str = 
     return _causal_conv1d(x, weight, bias, activation == "silu")
 
 
+@replayed
 def causal_conv1d_backward(
     x: Tensor, weight: Tensor, bias: Tensor, dy: Tensor, *, activation: str = "none"
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -25,6 +25,7 @@ from assay.kernels.triton.arguments import (
 )
 from assay.kernels.triton.online_softmax import finite_shift
 from assay.kernels.triton.operators import custom_op, differentiate
+from assay.kernels.triton.replay import replayed
 from assay.kernels.triton.rows import CONFIGS, HEURISTICS, grid
 
 INT64 = (torch.int64,)
@@ -327,6 +328,7 @@ differentiate(
 )
 
 
+@replayed
 def cross_entropy(
     logits: Tensor,
     target: Tensor,
@@ -351,6 +353,7 @@ def cross_entropy(
     return loss
 
 
+@replayed
 def cross_entropy_backward(
     logits: Tensor,
     target: Tensor,

@@ -19,6 +19,7 @@ from assay.kernels.triton.arguments import FLOATING, check
 from assay.kernels.triton.layouts import can_use_tma, make_descriptor
 from assay.kernels.triton.operators import custom_op, differentiate
 from assay.kernels.triton.reduction import sum_partials
+from assay.kernels.triton.replay import replayed
 from assay.kernels.triton.tiles import (
     RESTORE_C,
     pid_to_mn,
@@ -235,6 +236,7 @@ differentiate(
 )
 
 
+@replayed
 def gemm(a: Tensor, b: Tensor) -> Tensor:
     """Return a b in the dtype of a[M,K] and b[K,N], rounded once from a float32 accumulator.
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from assay.kernels.triton.arguments import FLOATING, check, check_shape
 from assay.kernels.triton.operators import custom_op
+from assay.kernels.triton.replay import replayed
 from assay.kernels.triton.tiles import (
     pid_to_mn,
     prune_configs_by_dtype,
@@ -129,6 +130,7 @@ def _gemm_2to4(values: Tensor, index: Tensor, b: Tensor) -> Tensor:
     return c
 
 
+@replayed
 def gemm_2to4(values: Tensor, index: Tensor, b: Tensor) -> Tensor:
     """Return c[M,N], the sums over j of values[m,j] b[4 (j // 2) + index[m,j], n], of values[M,K/2] and b[K,N].
 

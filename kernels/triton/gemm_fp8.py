@@ -14,6 +14,7 @@ from torch import Tensor
 from assay.kernels.triton.arguments import FLOAT32, FP8, check, check_choice, check_shape
 from assay.kernels.triton.layouts import k_major
 from assay.kernels.triton.operators import custom_op
+from assay.kernels.triton.replay import replayed
 from assay.kernels.triton.tiles import pid_to_mn, prune_configs, size_bucket, tile_configs, tile_grid, tile_offsets
 
 _GRANULARITIES = ("tensor", "row", "block")
@@ -106,6 +107,7 @@ def _gemm_fp8(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, granularit
     return c
 
 
+@replayed
 def gemm_fp8(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, granularity: str = "tensor") -> Tensor:
     """Return (a scale_a) (b scale_b) as bfloat16 [M,N], of a[M,K] and b[K,N], each float8_e4m3fn or float8_e5m2.
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from assay.kernels.triton.arguments import check_int4
 from assay.kernels.triton.operators import custom_op
+from assay.kernels.triton.replay import replayed
 from assay.kernels.triton.tiles import (
     k_per_scale,
     pid_to_mn,
@@ -144,6 +145,7 @@ def _gemm_int4(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, packin
     return y
 
 
+@replayed
 def gemm_int4(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, *, packing: str = "plain") -> Tensor:
     """Return x ((q - zero) scale) [M,N] of x[M,K], 4-bit codes q[K,N], and a scale and zero-point for g codes along K.
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from assay.kernels.triton.arguments import FLOAT32, check
 from assay.kernels.triton.layouts import k_major
 from assay.kernels.triton.operators import custom_op
+from assay.kernels.triton.replay import replayed
 from assay.kernels.triton.tiles import pid_to_mn, prune_configs, size_bucket, tile_configs, tile_grid, tile_offsets
 
 _CONFIGS = tile_configs(
@@ -120,6 +121,7 @@ def _gemm_int8(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor
     return c
 
 
+@replayed
 def gemm_int8(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor:
     """Return (a b) scale_a scale_b as bfloat16 [M,N], of int8 a[M,K] and b[K,N], float32 scale_a[M,1] and scale_b[1,N].
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from assay.kernels.triton.arguments import FLOAT32, check, check_shape
 from assay.kernels.triton.layouts import can_use_tma, k_major, make_descriptor
 from assay.kernels.triton.operators import custom_op
+from assay.kernels.triton.replay import replayed
 from assay.kernels.triton.tiles import pid_to_mn, prune_configs, size_bucket, tile_configs, tile_grid, tile_offsets
 
 _E4M3, _E8M0, _UINT8 = (torch.float8_e4m3fn,), (torch.float8_e8m0fnu,), (torch.uint8,)
@@ -181,6 +182,7 @@ def _gemm_mxfp8(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tenso
     return _launch(_gemm_mxfp8_kernel, a, b, scales, (None, None), format="e4m3", scale_group=_MXFP8_GROUP)
 
 
+@replayed
 def gemm_mxfp8(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor:
     """Return (a scale_a) (b scale_b) as bfloat16 [M,N], of float8_e4m3fn a[M,K] and b[K,N].
 
@@ -201,6 +203,7 @@ def _gemm_nvfp4(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, global_a
     return _launch(_gemm_nvfp4_kernel, a, b.t(), scales, global_scales, format="e2m1", scale_group=_NVFP4_GROUP // 2)
 
 
+@replayed
 def gemm_nvfp4(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, global_a: Tensor, global_b: Tensor) -> Tensor:
     """Return (a scale_a global_a) (b scale_b global_b)^T as bfloat16 [M,N], of two e2m1 codes in each byte of a and b.
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from assay.kernels.triton.arguments import FLOATING, check, check_numbers
 from assay.kernels.triton.norm_backward import norm_backward
 from assay.kernels.triton.operators import custom_op, differentiate
+from assay.kernels.triton.replay import replayed
 from assay.kernels.triton.rows import CONFIGS, HEURISTICS, grid
 
 
@@ -106,6 +107,7 @@ differentiate(
 )
 
 
+@replayed
 def layernorm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float = 1e-5) -> Tensor:
     """Return (x - mean) / sqrt(variance + eps) * weight + bias of each row of x[R,N]; weight[N], bias[N].
 
@@ -118,6 +120,7 @@ def layernorm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float = 1e-5) -> 
     return _layernorm(x, weight, bias, eps)
 
 
+@replayed
 def layernorm_backward(
     x: Tensor, weight: Tensor, dy: Tensor, *, eps: float = 1e-5, bias_dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -27,6 +27,7 @@ from assay.kernels.triton.cross_entropy import (
 )
 from assay.kernels.triton.gemm import matmul, matmul_into
 from assay.kernels.triton.operators import custom_op, differentiate
+from assay.kernels.triton.replay import replayed
 
 _MIN_CHUNK = 16  # tokens
 
@@ -107,6 +108,7 @@ differentiate(
 )
 
 
+@replayed
 def linear_cross_entropy(
     x: Tensor,
     weight: Tensor,
@@ -129,6 +131,7 @@ def linear_cross_entropy(
     return _linear_cross_entropy(x, weight, target, *options)
 
 
+@replayed
 def linear_cross_entropy_backward(
     x: Tensor,
     weight: Tensor,

@@ -13,6 +13,7 @@ from torch import Tensor
 from assay.kernels.triton.arguments import FLOAT32, FLOATING, check
 from assay.kernels.triton.online_softmax import finite_shift
 from assay.kernels.triton.operators import custom_op
+from assay.kernels.triton.replay import replayed
 from assay.kernels.triton.rows import CONFIGS, HEURISTICS, grid
 
 
@@ -80,6 +81,7 @@ def _merge_states(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tup
     return o, lse
 
 
+@replayed
 def merge_states(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
     """Return o = (e^lse_a o_a + e^lse_b o_b) / (e^lse_a + e^lse_b) [T,H,D] in o_a's dtype, and its log-sum-exp [T,H].
 

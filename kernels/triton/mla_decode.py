@@ -27,6 +27,7 @@ from assay.kernels.triton.attention_decode import (
     split_range,
 )
 from assay.kernels.triton.operators import custom_op
+from assay.kernels.triton.replay import replayed
 
 _MAX_D, _MAX_DR = 512, 64  # DeepSeek's columns of latents and of rope keys; more do not fit shared memory
 _CTAS_PER_SM = 1
@@ -169,6 +170,7 @@ def _mla_decode(
     return out, lse
 
 
+@replayed
 def mla_decode(
     q: Tensor,
     q_rope: Tensor,

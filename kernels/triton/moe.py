@@ -35,6 +35,7 @@ from assay.kernels.triton.moe_gemm import (
 )
 from assay.kernels.triton.moe_sort import sort_by_expert
 from assay.kernels.triton.operators import custom_op, differentiate
+from assay.kernels.triton.replay import replayed
 from assay.kernels.triton.swiglu import silu
 from assay.kernels.triton.tiles import size_bucket
 
@@ -197,6 +198,7 @@ differentiate(
 differentiate("assay::moe_fp8", _differentiate_fp8, saves="x w_gate_up w_down scale_gate_up scale_down weights ids")
 
 
+@replayed
 def moe(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
     """Return y[T,D]: for each token the sum over its k experts of weight * down(silu(gate x) * (up x)).
 
@@ -209,6 +211,7 @@ def moe(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tens
     return _moe(x, w_gate_up, w_down, weights, ids)
 
 
+@replayed
 def moe_fp8(
     x: Tensor,
     w_gate_up: Tensor,
@@ -232,6 +235,7 @@ def moe_fp8(
     return _moe_fp8(x, w_gate_up, w_down, scale_gate_up, scale_down, weights, ids, scale_block)
 
 
+@replayed
 def moe_int4(
     x: Tensor,
     w_gate_up: Tensor,

@@ -37,6 +37,7 @@ from assay.kernels.triton.moe_gemm import (
 )
 from assay.kernels.triton.moe_sort import RoutingData, sort_by_expert
 from assay.kernels.triton.operators import custom_op
+from assay.kernels.triton.replay import replayed
 from assay.kernels.triton.swiglu import silu_and_derivative
 from assay.kernels.triton.tiles import macs_per_thread, matches_dtype, size_bucket, tile_configs, tile_id_to_mn
 
@@ -314,6 +315,7 @@ def moe_fp8_backward_op(
     return gemm_and_combine(dgate_up, w_gate_up, routing, ids, None, scales_t, scale_block), dweights
 
 
+@replayed
 def moe_backward(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tensor, dy: Tensor) -> Gradients:
     """Return dx[T,D], dw_gate_up[E,2F,D], dw_down[E,D,F] and dweights[T,k] of `moe`, from the gradient dy[T,D].
 
@@ -326,6 +328,7 @@ def moe_backward(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, 
     return moe_backward_op(x, w_gate_up, w_down, weights, ids, dy, True, True)
 
 
+@replayed
 def moe_fp8_backward(
     x: Tensor,
     w_gate_up: Tensor,

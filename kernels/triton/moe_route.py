@@ -17,6 +17,7 @@ from torch import Tensor
 
 from assay.kernels.triton.arguments import FLOAT32, FLOATING, check, check_choice, check_shape
 from assay.kernels.triton.operators import custom_op, differentiate
+from assay.kernels.triton.replay import replayed
 
 _SCORINGS = ("softmax", "sigmoid")
 _CHOSEN = tl.constexpr(-(2**63))  # below the key of -inf
@@ -206,6 +207,7 @@ differentiate(
 )
 
 
+@replayed
 def moe_route(
     logits: Tensor, *, top_k: int = 2, renormalize: bool = True, scoring: str = "softmax"
 ) -> tuple[Tensor, Tensor]:
@@ -222,6 +224,7 @@ def moe_route(
     return results
 
 
+@replayed
 def moe_route_backward(
     logits: Tensor, dweights: Tensor, *, top_k: int = 2, renormalize: bool = True, scoring: str = "softmax"
 ) -> Tensor:

@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from assay.kernels.triton.replay import is_recording
+
 _GRADIENTS: dict[str, Gradients] = {}
 """By the name of the operator."""
 
@@ -64,7 +66,12 @@ def custom_op(name: str, fake: Callable[..., Any]) -> Callable[[Callable[..., An
             return _GRADIENTS[name].compute(ctx, names, upstream)
 
         torch.library.register_autograd(name, backward, setup_context=save)
-        return operator
+
+        @wraps(function)
+        def dispatch(*args: Any) -> Any:
+            return call(*args) if is_recording() else operator(*args)  # a recorder doesn't see what an operator runs
+
+        return dispatch
 
     return register
 

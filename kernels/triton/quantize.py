@@ -15,6 +15,7 @@ from triton.language.extra import libdevice
 
 from assay.kernels.triton.arguments import FLOATING, check, check_choice
 from assay.kernels.triton.operators import custom_op
+from assay.kernels.triton.replay import replayed
 from assay.kernels.triton.rows import CONFIGS, HEURISTICS, grid
 
 _GROUP_SIZE = 128
@@ -201,6 +202,7 @@ def _quantize_int4(x: Tensor, group: int, symmetric: bool) -> tuple[Tensor, Tens
     return codes, scale, zero
 
 
+@replayed
 def quantize_fp8(x: Tensor, *, granularity: str = "row") -> tuple[Tensor, Tensor]:
     """Return codes float8_e4m3fn [R,N] of x[R,N] (float32, bfloat16 or float16) and float32 scales, amax / 448.
 
@@ -213,6 +215,7 @@ def quantize_fp8(x: Tensor, *, granularity: str = "row") -> tuple[Tensor, Tensor
     return _quantize_fp8(x, granularity)
 
 
+@replayed
 def quantize_int8(x: Tensor, *, granularity: str = "row") -> tuple[Tensor, Tensor]:
     """Return codes int8 [R,N], -127 to 127, of x[R,N] (float32, bfloat16 or float16) and float32 scales, amax / 127.
 
@@ -223,6 +226,7 @@ def quantize_int8(x: Tensor, *, granularity: str = "row") -> tuple[Tensor, Tenso
     return _quantize_int8(x, granularity)
 
 
+@replayed
 def quantize_int4(x: Tensor, *, group: int = 128, symmetric: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """Return codes uint8 [R,N], 0 to 15, of x[R,N], scales float32 and zero-points uint8, both [R,ceil(N/group)].
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from assay.kernels.triton.arguments import FLOATING, check, check_numbers
 from assay.kernels.triton.norm_backward import norm_backward
 from assay.kernels.triton.operators import custom_op, differentiate
+from assay.kernels.triton.replay import replayed
 from assay.kernels.triton.rows import CONFIGS, HEURISTICS, grid
 
 
@@ -123,6 +124,7 @@ differentiate(
 differentiate("assay::add_rmsnorm", _add_rmsnorm_backward, saves="residual weight last_result")
 
 
+@replayed
 def rmsnorm(x: Tensor, weight: Tensor, *, eps: float = 1e-6, offset: float = 0.0) -> Tensor:
     """Return x / sqrt(mean(x^2) + eps) * (weight + offset) of each row of x[R,N], computed in float32; weight[N].
 
@@ -135,6 +137,7 @@ def rmsnorm(x: Tensor, weight: Tensor, *, eps: float = 1e-6, offset: float = 0.0
     return _rmsnorm(x, weight, eps, offset)
 
 
+@replayed
 def add_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
     """Return the RMS norm of x + residual (both [R,N]) times weight[N], and x + residual itself; computed in float32.
 
@@ -147,6 +150,7 @@ def add_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float = 1e-
     return _add_rmsnorm(x, residual, weight, eps)
 
 
+@replayed
 def rmsnorm_backward(
     x: Tensor, weight: Tensor, dy: Tensor, *, eps: float = 1e-6, offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from assay.kernels.triton.arguments import FLOATING, check
 from assay.kernels.triton.operators import custom_op, differentiate
+from assay.kernels.triton.replay import replayed
 
 _TILE = 2048  # pairs of a program
 
@@ -86,6 +87,7 @@ differentiate(
 )
 
 
+@replayed
 def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
     """Return y[B,S,H,D]: the pairs (i, i + D/2) of x[B,S,H,D], or (2i, 2i + 1), rotated by cos, sin[S,D/2].
 
@@ -96,6 +98,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> T
     return _rope(x, cos, sin, interleaved)
 
 
+@replayed
 def rope_backward(cos: Tensor, sin: Tensor, dy: Tensor, *, interleaved: bool = False) -> Tensor:
     """Return dx[B,S,H,D] of `rope`, in dy's dtype, from cos, sin[S,D/2] and the gradient dy[B,S,H,D] of its result.
 

@@ -35,6 +35,7 @@ from torch import Tensor
 from assay.kernels.triton.arguments import FLOAT32, FLOATING, check
 from assay.kernels.triton.operators import custom_op, differentiate
 from assay.kernels.triton.reduction import sum_partials
+from assay.kernels.triton.replay import replayed
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 _BLOCK_D = 16
@@ -317,6 +318,7 @@ differentiate(
 )
 
 
+@replayed
 def selective_scan(
     u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, skip: Tensor, *, softplus: bool = False
 ) -> Tensor:
@@ -331,6 +333,7 @@ def selective_scan(
     return _selective_scan(u, delta, a, b, c, skip, softplus)
 
 
+@replayed
 def selective_scan_backward(
     u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, skip: Tensor, dy: Tensor, *, softplus: bool = False
 ) -> Gradients:

@@ -13,6 +13,7 @@ from torch import Tensor
 from assay.kernels.triton.arguments import FLOATING, check
 from assay.kernels.triton.online_softmax import finite_shift
 from assay.kernels.triton.operators import custom_op, differentiate
+from assay.kernels.triton.replay import replayed
 from assay.kernels.triton.rows import CONFIGS, HEURISTICS, grid
 
 
@@ -147,6 +148,7 @@ differentiate("assay::softmax", lambda saved, dy: _softmax_backward(saved.result
 differentiate("assay::log_softmax", lambda saved, dy: _log_softmax_backward(saved.result, dy), saves="result")
 
 
+@replayed
 def softmax(x: Tensor) -> Tensor:
     """Return exp(x) / sum(exp(x)) of each row of x[R,N] (float32, bfloat16 or float16), computed in float32.
 
@@ -156,12 +158,14 @@ def softmax(x: Tensor) -> Tensor:
     return _softmax(x)
 
 
+@replayed
 def log_softmax(x: Tensor) -> Tensor:
     """Return x - log(sum(exp(x))) of each row of x[R,N], computed in float32; dtypes and errors as in `softmax`."""
     check(x=(x, FLOATING, "R N"))
     return _log_softmax(x)
 
 
+@replayed
 def softmax_backward(y: Tensor, dy: Tensor) -> Tensor:
     """Return dx[R,N] from the result y[R,N] of a softmax and its gradient dy[R,N], computed in float32.
 
@@ -172,6 +176,7 @@ def softmax_backward(y: Tensor, dy: Tensor) -> Tensor:
     return _softmax_backward(y, dy)
 
 
+@replayed
 def log_softmax_backward(y: Tensor, dy: Tensor) -> Tensor:
     """Return dx[R,N] from the result y[R,N] of a log-softmax and its gradient dy[R,N]; otherwise as
     `softmax_backward`."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from assay.kernels.triton.arguments import FLOATING, check, check_positive
 from assay.kernels.triton.operators import custom_op, differentiate
+from assay.kernels.triton.replay import replayed
 
 _NAN = tl.constexpr(tl.PropagateNan.ALL)
 _MAX_BLOCK_N = 1024  # wider rows are divided into several tiles
@@ -160,6 +161,7 @@ differentiate(
 )
 
 
+@replayed
 def swiglu(gate: Tensor, up: Tensor, *, limit: float | None = None) -> Tensor:
     """Return gate / (1 + exp(-gate)) * up of gate[R,N] and up[R,N], computed in float32.
 
@@ -172,6 +174,7 @@ def swiglu(gate: Tensor, up: Tensor, *, limit: float | None = None) -> Tensor:
     return _swiglu(gate, up, limit)
 
 
+@replayed
 def swiglu_backward(gate: Tensor, up: Tensor, dy: Tensor, *, limit: float | None = None) -> tuple[Tensor, Tensor]:
     """Return dgate[R,N] and dup[R,N] of `swiglu`, from its gate[R,N] and up[R,N] and the gradient dy[R,N].
 

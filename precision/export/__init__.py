@@ -1,11 +1,7 @@
 """Export of an assignment to serving stacks: configuration files, and a checkpoint that equals the simulation.
 
-In: a model, an assignment of site names to scheme names, and the fitted quantisation parameters. Out: files, and notes
-on what they can't express. Called by `assay audit --export` and by users.
-
-exporting (writes all files into one folder) · configurations (one file for each stack) · checkpoint (quantised weights)
-· plan (interface of the stacks, matching of names) · lint · manifest (the record of the written files) · verifying
-(reads exports again) · reloading (loads exports again and measures them).
+exporting (writes all files into one folder) · plan (interface of the stacks) · configurations (one file a stack) ·
+checkpoint · lint · manifest (the record) · verifying (reads exports again) · reloading (loads and measures them)
 """
 
 from assay.precision.export.checkpoint import (

@@ -10,7 +10,6 @@ import ctypes
 import json
 import tempfile
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ from assay.precision.export.configurations.mlx import layers_in
 from assay.precision.export.manifest import RECORD, Part, Reloaded
 from assay.precision.loading.quiet import quiet
 from assay.precision.observation.streaming import device_of, streamed_parameters
-from assay.precision.schemes.ggml import block_types
+from assay.precision.schemes.ggml import block_types, library
 from assay.runtime.errors import AssayError, first_line
 from assay.runtime.modules import optional
 from assay.runtime.results import installed_version
@@ -110,13 +109,8 @@ class LlamaCpp(torch.nn.Module):
             _function("llama_free", None, _ADDRESS)(context)
 
 
-@cache
-def _library() -> Any:
-    return ctypes.CDLL(optional("xllamacpp.xllamacpp", purpose="llama.cpp", extra="gguf").__file__)
-
-
 def _function(name: str, result: Any, *arguments: Any) -> Any:
-    results = getattr(_library(), name)
+    results = getattr(library("llama.cpp"), name)
     results.restype, results.argtypes = result, list(arguments)
     return results
 

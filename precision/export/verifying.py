@@ -1,7 +1,6 @@
 """Reading an export with its readers' own code: the scheme that each layer gets there against the intended one.
 
-`verify_export` reads each file of a folder (compressed-tensors, torchao, GGUF, MLX), then compares bytes. It also reads
-the files that llama-quantize and mlx_lm have written into the same folder.
+It also reads the files that llama-quantize and mlx_lm have written into the same folder, and compares bytes.
 """
 
 from __future__ import annotations

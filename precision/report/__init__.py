@@ -1,10 +1,7 @@
 """The results of an audit as JSON, in a terminal and on a page.
 
-In: an audit, its recommendation, findings and exports. Out: the record of audit.json as plain data, and renderings of
-it that need nothing else. Called by `assay audit`.
-
-record (audit.json and its schema) · content (fills the record from an audit) · comparison (of two assignments) ·
-summary (for a terminal) · page (report.html) · words (names and numbers for readers).
+record (audit.json and its schema) · content (fills it from an audit) · comparison (of two assignments) · summary (for a
+terminal; names and numbers) · page (report.html)
 """
 
 from assay.precision.report.content import content_of

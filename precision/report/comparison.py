@@ -9,8 +9,7 @@ import msgspec
 from assay.precision.auditing import Audit
 from assay.precision.choice.recommendation import Assignment
 from assay.precision.report.content import assigned
-from assay.precision.report.summary import interval, measured_words
-from assay.precision.report.words import counted, plain
+from assay.precision.report.summary import counted, interval, measured_words, plain
 from assay.precision.sampling import Difference, difference
 from assay.precision.units import format_bytes, format_error, format_seconds
 

@@ -19,7 +19,7 @@ from assay.precision.observation.sites import Site, layer_and_kind
 from assay.precision.prediction.measuring import Curve
 from assay.precision.prediction.quadratic_form import Prediction
 from assay.precision.report import record
-from assay.precision.report.words import Group, grouped, plain
+from assay.precision.report.summary import Group, grouped, plain
 from assay.precision.sampling import MeasuredError
 from assay.precision.schemes import SCHEMES
 from assay.precision.units import format_bytes, format_error

@@ -13,15 +13,17 @@ from assay.charts import SCRIPT, STYLE, Axis, Chart, Guide, HeatMap, Series, dra
 from assay.precision.report.summary import (
     advice_lines,
     budget_lines,
+    counted,
     export_lines,
     fixed_lines,
+    grouped,
+    growth_words,
     headline,
     interval,
     interval_ends,
     measured_words,
     next_steps,
 )
-from assay.precision.report.words import counted, grouped, growth_words
 from assay.precision.units import format_bytes, format_error, format_seconds
 
 _LINES = 14
@@ -140,12 +142,13 @@ def _measured(content: Mapping[str, Any]) -> Chart:
 
     results, kinds = [], (("measured to calibrate", "dot", "front"), ("front and recommended", "diamond", "chosen"))
     for points, (what, mark, tone) in zip(usable, kinds, strict=True):
-        inside, outside = [], []
-        for point in points:
-            low, high = (_number(point["prediction"][end]) for end in ("low", "high"))
-            (inside if low <= _number(point["measured"]) <= high else outside).append(point)
+        inside = [
+            point
+            for point in points
+            if _number(point["prediction"]["low"]) <= _number(point["measured"]) <= _number(point["prediction"]["high"])
+        ]
         results.append(series(f"{what}, inside its interval", inside, mark, tone))
-        if outside:
+        if outside := [point for point in points if point not in inside]:
             results.append(series(f"{what}, outside of it", outside, mark, "bad"))
     return Chart(
         f"Predicted against measured error of {len(usable[0])} assignments that calibrate and {len(usable[1])} others.",

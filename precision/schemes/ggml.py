@@ -78,7 +78,7 @@ def pack(x: Tensor, kind: BlockType, importance: Tensor | None = None) -> Tensor
         raise BadModel(f"expected weights up to {_LARGEST:g} for {kind.name}, got {largest:g}: take another scheme")
     packed = torch.empty(*x.shape[:-1], kind.row_bytes(columns), dtype=torch.uint8)
     weights = None if importance is None else _laid(importance.expand(columns))
-    quantize = _library().ggml_quantize_chunk
+    quantize = library().ggml_quantize_chunk
     source, target = _address(values), _address(packed)
 
     def some(start: int, stop: int) -> None:
@@ -116,26 +116,22 @@ def rounded(x: Tensor, kind: BlockType) -> Tensor:
 
 
 @cache
-def _library() -> Any:
-    library = ctypes.CDLL(optional("xllamacpp.xllamacpp", purpose="a scheme of ggml", extra="gguf").__file__)
-    library.ggml_quantize_chunk.restype = ctypes.c_size_t
+def library(purpose: str = "a scheme of ggml") -> Any:
+    """Return the code of ggml and llama.cpp. Raises NotInstalled."""
+    code = ctypes.CDLL(optional("xllamacpp.xllamacpp", purpose=purpose, extra="gguf").__file__)
+    code.ggml_quantize_chunk.restype = ctypes.c_size_t
     address, whole = ctypes.c_void_p, ctypes.c_int64
-    library.ggml_quantize_chunk.argtypes = [ctypes.c_int, address, address, whole, whole, whole, address]
-    return library
+    code.ggml_quantize_chunk.argtypes = [ctypes.c_int, address, address, whole, whole, whole, address]
+    return code
 
 
 @cache
 def _function(what: str, kind: BlockType) -> Callable[..., None]:
     """Return the library's function for a type, with the arguments source, target, number of elements."""
     name = kind.ggml_name.replace("_k", "_K")
-    function: Any = getattr(_library(), f"{what}_{name}")
+    function: Any = getattr(library(), f"{what}_{name}")
     function.restype, function.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
     return function
-
-
-def installed() -> None:
-    """Raise NotInstalled where ggml's code is missing."""
-    _library()
 
 
 def _laid(x: Tensor) -> Tensor:

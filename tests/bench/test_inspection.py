@@ -43,7 +43,6 @@ def look(
 
 
 def kinds(call: Call, arch: str = "sm_90a") -> list[str]:
-    """The kinds of what is wrong."""
     return [finding.kind for finding in call.findings(arch_named(arch))]
 
 
@@ -118,7 +117,6 @@ def test_amounts_of_a_product_are_exact() -> None:
     """A product without idle tiles multiplies exactly what the op needs; each operand is read once by each tile."""
     call = look("exact_gemm", "gemm", "float32", SQUARE)
     found = call.launches[0].amounts
-    assert found is not None
     assert found.products == call.own_products == 2 * 128 * 256 * 256
     assert found.loaded == 4 * (128 * 256 * (256 // 64) + 256 * 256 * (128 // 64))
     assert found.stored == 4 * 128 * 256
@@ -127,7 +125,6 @@ def test_amounts_of_a_product_are_exact() -> None:
 
 
 def test_a_loop_that_hangs_on_the_program_is_counted_for_each() -> None:
-    """The n-th of p programs adds n + 1 blocks: p (p + 1) / 2 in all, in each configuration of the tuner."""
     call = look("triangle", inputs="vector")
     assert [facts.config for facts in call.launches] == [{"BLOCK": 256}, {"BLOCK": 512}]
     for facts in call.launches:
@@ -137,9 +134,7 @@ def test_a_loop_that_hangs_on_the_program_is_counted_for_each() -> None:
 
 
 def test_a_loop_that_hangs_on_memory_is_told_as_such() -> None:
-    """How often a loop runs that a tensor tells is unknown: its round is counted once, as incomplete."""
     found = look("as_said", inputs="vector").launches[0].amounts
-    assert found is not None
     assert not found.complete
     assert found.loaded == 4 + 4 * 128
 
@@ -161,12 +156,10 @@ def test_what_does_not_compile_is_told_by_the_compiler() -> None:
 
 
 def test_arguments_may_come_with_keywords() -> None:
-    """What gives a call's arguments may give keywords beside them."""
     assert look("exact_gemm", inputs="matrices").launches[0].kernel == "_product"
 
 
 def test_a_function_that_launches_nothing_says_so() -> None:
-    """What launches no Triton kernel is named as such, and is no finding."""
     one = Inspected("untouched", "", (look("untouched", inputs="vector"),))
     assert one.problems == ["launches no Triton kernel"]
 
@@ -184,7 +177,6 @@ def test_a_number_that_no_kernel_has_counted_is_one() -> None:
     ("arch", "unit"), [("sm_80", "mma bf16"), ("sm_90a", "wgmma bf16"), ("sm_100a", "tcgen05 16-bit")]
 )
 def test_each_architecture_has_its_own_tensor_cores(arch: str, unit: str) -> None:
-    """One kernel is compiled for the tensor cores of each generation."""
     assert list(look("exact_gemm", "gemm", "bfloat16", SQUARE, arch=arch).launches[0].products) == [unit]
 
 
@@ -207,7 +199,6 @@ def test_occupancy_is_that_of_the_calculator(threads: int, registers: int, share
 
 
 def test_shares_together_are_the_whole() -> None:
-    """What two processes compile of a call, each its share, is together what one compiles."""
     job = Job("triangle", f"{HERE}:triangle", "sm_90a", inputs=f"{HERE}:vector")
     (whole,) = inspected(job)
     (together,) = merged([list(inspected(replace(job, share=share, shares=2))) for share in range(2)])
@@ -215,7 +206,6 @@ def test_shares_together_are_the_whole() -> None:
 
 
 def test_pruned_configurations_are_compiled_where_asked() -> None:
-    """What a tuner's own pruning leaves out at these sizes is compiled on demand, and marked."""
     job = Job("few", f"{HERE}:few", "sm_90a", inputs=f"{HERE}:vector")
     (usual,) = inspected(job)
     (every,) = inspected(replace(job, pruned=True))
@@ -224,9 +214,8 @@ def test_pruned_configurations_are_compiled_where_asked() -> None:
 
 
 def facts(**changes: object) -> Facts:
-    """A launch as it might be."""
     own = Facts("k", "k.py", 1, (1, 1, 1), {}, 4, 3, tuned=True, pruned=False, shared=1024)
-    return replace(own, **changes)  # type: ignore[arg-type]
+    return replace(own, **changes)
 
 
 def test_configurations_that_a_tuner_leaves_out_count_for_nothing() -> None:
@@ -235,7 +224,6 @@ def test_configurations_that_a_tuner_leaves_out_count_for_nothing() -> None:
 
 
 def test_findings_of_many_configurations_stand_once() -> None:
-    """Spills of several configurations are one line, with the worst and how many."""
     (found,) = findings([facts(spilled=8, stack=8), facts(spilled=80, stack=80), facts()], HOPPER)
     assert str(found) == "k: at worst spills 80 bytes of a thread's registers (2 of 3 configurations)"
 
@@ -247,7 +235,6 @@ def test_local_memory_and_idle_tensor_cores_are_told() -> None:
 
 
 def test_the_page_has_a_row_for_each_kernel_and_all_findings() -> None:
-    """The page in Markdown lists what is wrong, and a table of as many columns as its head."""
     call = look("tf32_gemm", "gemm", "float32", SQUARE)
     one = Inspected("tf32_gemm", "float32", (call,))
     page = markdown([one], HOPPER, "Triton", "assay inspect")

@@ -74,28 +74,15 @@ def test_absent_packages_are_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> 
         assert "\n" not in words
 
 
-@pytest.mark.usefixtures("in_process")
-def test_a_survey_lists_what_is_not_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("own.toml").write_text(ABSENT, encoding="utf-8")
-    assert main(("survey", "--table", "own.toml")) == 0
-    out, err = capfd.readouterr()
-    assert "1 NOT HERE" in out
-    assert "Traceback" not in out + err
-    (row,) = json.loads(Path("report/survey.json").read_text(encoding="utf-8"))["rows"]
-    assert row["reason"] == "there is no no_such_module in this build; pip install no-such-distribution"
-    assert (row["package"], row["version"]) == ("no-such-distribution", "")
-
-
 def test_a_table_that_comes_along_goes_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert entries("survey") == entries()
     with pytest.raises(TableError, match=r"another: can't be read .*; or one that comes along: survey, others"):
         entries("another")
     Path("others").write_text(ABSENT, encoding="utf-8")
-    assert [entry.name for entry in entries("others")] == ["somebody's softmax"]
+    (entry,) = entries("others")
+    assert (entry.name, entry.package, entry.version) == ("somebody's softmax", "no-such-distribution", "")
+    assert entry.absence("cpu") == "there is no no_such_module in this build; pip install no-such-distribution"
 
 
 def test_what_is_said_of_a_package_holds_for_its_kernels() -> None:

@@ -199,6 +199,45 @@ def test_verify_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert "called with none and (16, 0)" in verdicts[0]["failure"]["message"]
 
 
+LATE = "tests.verify.large_kernels:last_rows_scaled"
+LATE_SOFTMAX = (LATE, *SOFTMAX[2:], "--shape", "N=130")
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_kernel_that_fails_at_its_size_exits_with_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(("verify", *LATE_SOFTMAX, "--at", "R=9001,N=130", "--json")) == 1
+    (verdict,) = json.loads(capsys.readouterr().out)
+    assert "wrong from R=8999 on" in verdict["failure"]["message"]
+    assert main(("repro", verdict["repro"])) == 1
+    assert "wrong from R=8999 on" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_table_has_sizes_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "mine.toml"
+    table.write_text(
+        f'[[kernel]]\nname = "late"\ntarget = "{LATE}"\nspec = "softmax"\ndtypes = ["float32"]\n'
+        "shapes = { N = [130] }\nexamples = 0\nat = [{ R = 9001 }]\n",
+        encoding="utf-8",
+    )
+    assert main(("verify", str(table))) == 1
+    assert "wrong from R=8999 on" in capsys.readouterr().out
+    assert main(("verify", str(table), "--at", "R=100")) == 0
+
+
+def test_power_prints_rates_and_survivors(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "power.json"
+    small = ("--shape", "R=1,2,17", "--shape", "N=1,5,33", "--examples", "0")
+    line = ("power", "--spec", "exp", "--dtype", "bfloat16", *small, "--against", "allclose(1e-2,1e-2)")
+    assert main((*line, "--family", "store", "--family", "tail", "--out", str(path))) == 0
+    out = capsys.readouterr().out
+    assert "fault family" in out
+    assert "allclose(1e-2,1e-2)" in out
+    content = json.loads(path.read_text())
+    assert content["spec"] == "exp"
+    assert all(name in out for name in content["survivors"])
+
+
 @pytest.mark.parametrize(
     ("text", "values"),
     [

@@ -13,7 +13,6 @@ from assay.golden.evaluation.call import run
 from assay.golden.evaluation.cutting import Axis, Cut, axes_of, cut
 from assay.golden.evaluation.golden import Golden, golden_of
 from assay.golden.inputs.recipe import Recipe, recipe
-from assay.golden.jobs.oracle import inputs_of
 from assay.golden.registry import Spec, Tile, spec
 
 
@@ -63,7 +62,7 @@ def random_cut(call: Recipe, values: dict[str, torch.Tensor], chance: random.Ran
 
 def compared(call: Recipe) -> tuple[int, int]:
     """Of eight cuts: how many elements were compared, and how many are not those of the whole."""
-    chance, values, wrong, count = random.Random(0), inputs_of(call), 0, 0
+    chance, values, wrong, count = random.Random(0), call.named(), 0, 0
     wholes = goldens(call, values)
     for _ in range(8):
         made, options = random_cut(call, values, chance)

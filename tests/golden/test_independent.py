@@ -55,7 +55,7 @@ HARSH = tuple(kind for kind in REAL if kind not in ("normal", "ties", "cancellin
 
 @pytest.mark.parametrize("op", [op for op in specs() if not op.startswith("quantize_")])
 def test_a_golden_is_what_the_reference_gives(op: str) -> None:
-    """Every op, under all of its options; test_codes.py judges the codes of quantisers."""
+    """Every op, under all of its options; tests/verify/test_judge.py judges the codes of quantisers."""
 
     @settings(deadline=None, max_examples=60 if "attention" in op else 15)
     @given(cases(op, without=HARSH))

@@ -1,4 +1,4 @@
-"""Wrong calls of `evaluate`: each is answered by one clear line that names what is wrong with what."""
+"""Wrong calls of `evaluate`, and wrong definitions: one clear line names what is wrong with what."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from assay.golden import evaluate, spec, specs
+from assay.golden import DefinitionError, define, evaluate, spec, specs
 from assay.golden.errors import InputError, OptionError, ShapeError, UnknownSpec
 from assay.precision import AssayError
 
@@ -231,3 +231,32 @@ def test_a_scale_that_holds_no_numbers_is_refused(value: torch.Tensor, message: 
     a, b = torch.ones(1, 32).to(torch.float8_e4m3fn), torch.ones(32, 1).to(torch.float8_e4m3fn)
     with pytest.raises(InputError, match=message):
         evaluate("gemm_mxfp8", a, b, value, torch.ones(1, 1))
+
+
+MISTAKES: dict[str, tuple[str, Callable[[Any, Any], Any], str]] = {
+    "kept_axis": ("x[R,N] -> y[R]", lambda xp, x: xp.sum(x), r"y\[R\] came with the shape \[3, 1\]; xp.sum, xp.mean"),
+    "added_axis": (
+        "x[R,N] -> y[R,N]",
+        lambda xp, x: x / xp.sum(x * x)[:, None],
+        r"y\[R,N\] came with the shape \[3, 3, 4\]; xp.sum, xp.mean",
+    ),
+    "lost_axis": ("x[R,N] -> y[R]", lambda xp, x: xp.mean(x)[:, 0, 0], "IndexError: too many indices.*keep their axis"),
+    "lost_result": ("x[R,N] -> y[R], z[R]", lambda xp, x: xp.sum(x)[..., 0], "gives 1 results; expected 2"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_with_axes_is_named(name: str) -> None:
+    """Which result has which shape, and that sums keep their axis."""
+    signature, definition, message = MISTAKES[name]
+    define(f"{name}_of_test", signature, rows="R", public=False)(definition)
+    with pytest.raises(DefinitionError, match=message):
+        evaluate(f"{name}_of_test", torch.randn(3, 4))
+
+
+def test_a_sum_whose_axis_is_dropped_is_right() -> None:
+    """The remedy of the message works."""
+    define("row_sum_of_test", "x[R,N] -> y[R]", rows="R", public=False)(lambda xp, x: xp.sum(x)[..., 0])
+    golden = evaluate("row_sum_of_test", torch.ones(3, 4))
+    assert not isinstance(golden, tuple)
+    assert golden.value.tolist() == [4.0, 4.0, 4.0]

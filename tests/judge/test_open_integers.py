@@ -1,19 +1,16 @@
 """Integers that a reference leaves open are no fault of a solution; all others are compared exactly."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from assay.judge.procedure import judge
 from assay.judge.reference_model import left_open
 
+from .conftest import Judged
 from .judged.kernels import RELU, solution
 
 TIES = RELU.replace("return torch.relu(x)", "values, places = torch.topk((x * 4).round(), 3)\n        return places")
 ROUNDED = RELU.replace(
-    "return torch.relu(x)",
-    "return torch.stack([x.sum(1), x.flip(1).sum(1), 2 * x[:, ::2].sum(1)], 1).argmax(1)",
+    "return torch.relu(x)", "return torch.stack([x.sum(1), x.flip(1).sum(1), 2 * x[:, ::2].sum(1)], 1).argmax(1)"
 )
 FIRST = RELU.replace("return torch.relu(x)", "return (x * 4).round().argmax(1)")
 
@@ -36,12 +33,10 @@ FIRST = RELU.replace("return torch.relu(x)", "return (x * 4).round().argmax(1)")
     ids=["stable sort", "other rows", "no index", "other order", "the least", "first", "last"],
 )
 def test_integers_are_compared_where_the_reference_decides_them(
-    tmp_path: Path, problem: str, body: str, outcome: str
+    judged: Judged, problem: str, body: str, outcome: str
 ) -> None:
     """Any of several equal numbers, and either of two that rounding tells apart; of argmax's equals the first."""
-    (tmp_path / "problem.py").write_text(problem)
-    (tmp_path / "solution.py").write_text(solution(problem, body))
-    verdict = judge(tmp_path / "problem.py", tmp_path / "solution.py", effort="quick", timed=False)
+    verdict = judged(solution(problem, body), problem)
     assert verdict.outcome == outcome, str(verdict)
     if body.startswith("w = "):
         assert any("leaves open" in reason for reason in verdict.left_out)
@@ -58,7 +53,6 @@ def test_equal_numbers_are_open_and_neighbours_are_not(dtype: torch.dtype) -> No
 
 
 def test_what_is_exact_is_not_open() -> None:
-    """Sums of whole numbers, comparisons with zero, and roundings of what is given are decided."""
     x = torch.arange(-8.0, 8.0).reshape(4, 4)
 
     def results() -> list[torch.Tensor]:

@@ -14,32 +14,23 @@ import torch
 
 from assay.cli.main import main
 from assay.judge import batch
-from assay.judge.procedure import judge
 from assay.judge.solution import weights
 from assay.judge.solution.inputs import kind_of, redrawn
 from assay.runtime import results
 from assay.runtime.process import Lost
 from assay.verify import Contract
 
+from .conftest import Judged
 from .judged.kernels import AFFINE, LINEAR, RELU, linear, solution
 
 GOOD = linear("SOFTMAX\nreturn result")
 WRONG = linear("SOFTMAX\nreturn result * 1.001")
 
 
-def _files(folder: Path, solution: str, problem: str = LINEAR) -> tuple[Path, Path]:
-    (folder / "problem.py").write_text(problem)
-    (folder / "solution.py").write_text(solution)
-    return folder / "problem.py", folder / "solution.py"
-
-
-def test_a_right_solution_passes_with_its_speed(tmp_path: Path) -> None:
-    """Sizes are told, the given ones among them; it is timed beside the reference in the same record."""
-    verdict = judge(*_files(tmp_path, GOOD), effort="quick")
+def test_a_right_solution_passes_with_its_speed(judged: Judged) -> None:
+    verdict = judged(GOOD, timed=True)
     assert verdict.outcome == "PASS", str(verdict)
     assert "given: batch=96, features=64" in verdict.sizes
-    assert verdict.speed is not None
-    assert verdict.speed.reference is not None
     assert verdict.speed.factor == verdict.speed.reference.median / verdict.speed.solution.median
     assert verdict.phases["timed"] > 0
     content = json.loads(verdict.to_line())
@@ -47,28 +38,24 @@ def test_a_right_solution_passes_with_its_speed(tmp_path: Path) -> None:
     assert content["outcome"] == "PASS"
 
 
-def test_a_wrong_solution_fails_with_a_line_that_repeats_it(tmp_path: Path) -> None:
-    """The line makes the same call again; it fails with the same ratio."""
-    verdict = judge(*_files(tmp_path, WRONG), effort="quick", timed=False)
+def test_a_wrong_solution_fails_with_a_line_that_repeats_it(judged: Judged) -> None:
+    verdict = judged(WRONG)
     assert verdict.outcome == "FAIL"
     assert verdict.aspects["numbers"].status == "broken"
     line = verdict.aspects["numbers"].repro.partition("--trial ")[2].strip("'")
-    again = judge(tmp_path / "problem.py", tmp_path / "solution.py", trial=line)
-    assert again.failure is not None
-    assert verdict.failure is not None
+    again = judged(WRONG, trial=line)
     assert again.failure.ratio == verdict.failure.ratio
     assert again.cases == 1
 
 
-def test_a_contract_is_what_solutions_are_held_to(tmp_path: Path) -> None:
+def test_a_contract_is_what_solutions_are_held_to(judged: Judged) -> None:
     """What bfloat16 products give is wrong by default, and right where the contract says so."""
     body = (
         "y = (x.bfloat16() @ self.linear.weight.t().bfloat16()).float() + self.linear.bias\nreturn torch.softmax(y, 1)"
     )
-    files = _files(tmp_path, linear(body))
-    assert judge(*files, effort="quick", timed=False).outcome == "FAIL"
+    assert judged(linear(body)).outcome == "FAIL"
     wide = Contract(accumulate="bfloat16", compute="bfloat16")
-    assert "numbers" not in judge(*files, effort="quick", timed=False, contract=wide).broken
+    assert "numbers" not in judged(linear(body), contract=wide).broken
 
 
 @pytest.mark.parametrize(
@@ -80,44 +67,38 @@ def test_a_contract_is_what_solutions_are_held_to(tmp_path: Path) -> None:
         (linear("SOFTMAX\nreturn result.t().contiguous()"), "shape"),
     ],
 )
-def test_what_a_solution_dies_of_is_told(solution: str, kind: str, tmp_path: Path) -> None:
-    """An error, its own end, a file that is no Python, a result of another shape."""
-    verdict = judge(*_files(tmp_path, solution), effort="quick", timed=False)
-    assert verdict.failure is not None, str(verdict)
+def test_what_a_solution_dies_of_is_told(judged: Judged, solution: str, kind: str) -> None:
+    verdict = judged(solution)
     assert verdict.outcome == "FAIL"
     assert verdict.failure.kind in (kind, "conduct")
 
 
-def test_a_solution_that_hangs_is_ended(tmp_path: Path) -> None:
-    """After the time that a question may take."""
-    verdict = judge(*_files(tmp_path, linear("while True: pass")), effort="quick", timed=False, timeout=1.0)
-    assert verdict.failure is not None
-    assert verdict.failure.kind == "timeout"
+def test_a_solution_that_hangs_is_ended(judged: Judged) -> None:
+    failure = judged(linear("while True: pass"), timeout=1.0).failure
+    assert failure.kind == "timeout"
 
 
-def test_a_solution_for_the_given_sizes_alone_is_judged_at_these(tmp_path: Path) -> None:
+def test_a_solution_for_the_given_sizes_alone_is_judged_at_these(judged: Judged) -> None:
     """It says so at others; the verdict tells, and doesn't hold it against it."""
     body = "if tuple(x.shape) != (96, 64):\n    raise ValueError('made for 96 x 64')\nSOFTMAX\nreturn result"
-    text = linear(body)
-    verdict = judge(*_files(tmp_path, text), effort="quick", timed=False)
+    verdict = judged(linear(body))
     assert verdict.outcome == "PASS", str(verdict)
     assert "it takes no other sizes (ValueError: made for 96 x 64" in verdict.note
     assert verdict.aspects["range"].status == "not tried"
 
 
-def test_the_solutions_own_constants_follow(tmp_path: Path) -> None:
-    """A solution that has the problem's sizes as constants of its own is judged at others too."""
-    text = linear("assert x.shape == (batch, features)\nSOFTMAX\nreturn result", "batch = 96\nfeatures = 64")
-    verdict = judge(*_files(tmp_path, text), effort="quick", timed=False)
+@pytest.mark.parametrize(
+    "solution",
+    [
+        linear("assert x.shape == (batch, features)\nSOFTMAX\nreturn result", "batch = 96\nfeatures = 64"),
+        GOOD.replace("self.linear", "self.layer"),
+    ],
+    ids=["constants of its own", "other names of weights"],
+)
+def test_constants_and_weights_follow(judged: Judged, solution: str) -> None:
+    verdict = judged(solution)
     assert verdict.outcome == "PASS", str(verdict)
     assert verdict.aspects["numbers"].status == "kept"
-
-
-def test_weights_are_shared_by_order_where_names_differ(tmp_path: Path) -> None:
-    """Parameters of the same shapes in the same order are taken for each other."""
-    text = GOOD.replace("self.linear.weight", "self.layer.weight").replace("self.linear.bias", "self.layer.bias")
-    verdict = judge(*_files(tmp_path, text.replace("self.linear =", "self.layer =")), effort="quick", timed=False)
-    assert verdict.outcome == "PASS", str(verdict)
 
 
 PLAIN = """
@@ -149,16 +130,15 @@ class ModelNew(nn.Module):
     ],
     ids=["dropped", "in a dict", "honest", "together"],
 )
-def test_weights_that_are_no_parameters_are_redrawn(tmp_path: Path, makes: str, result: str, outcome: str) -> None:
+def test_weights_that_are_no_parameters_are_redrawn(judged: Judged, makes: str, result: str, outcome: str) -> None:
     """Plain tensors get other numbers too; a bias of zeros that is left out is seen, one made part of another isn't."""
     text = PLAIN.replace("MAKES", makes).replace("RESULT", result)
-    verdict = judge(*_files(tmp_path, text, AFFINE), effort="quick", timed=False)
+    verdict = judged(text, AFFINE)
     assert verdict.outcome == outcome, str(verdict)
     assert ("weights-kept" in [cheat.name for cheat in verdict.cheats]) == (outcome == "FAIL")
 
 
 def test_constant_weights_are_redrawn() -> None:
-    """Zeros and ones become other numbers; what varies already, and counts, stay."""
     state = {"a": torch.zeros(8), "b": torch.ones(8), "c": torch.arange(8.0), "n": torch.tensor(3)}
     found = weights.redrawn(state, 1)
     assert len(found["a"].unique()) == 8
@@ -183,9 +163,8 @@ def test_constant_weights_are_redrawn() -> None:
     ids=["normal", "triangular", "symmetric", "labels", "shares", "shares-down", "shares-bf16", "constant", "integers"],
 )
 def test_inputs_stay_what_a_problem_promises(make: object, kind: str) -> None:
-    """Structure that is seen in two draws isn't broken by other numbers."""
     torch.manual_seed(1)
-    first, second = make(), make()  # type: ignore[operator]
+    first, second = make(), make()
     found = kind_of(first, second)
     assert found.name == kind
     for scheme in ("scaled", "mixed", "normal"):
@@ -213,9 +192,8 @@ def _list(folder: Path, count: int) -> Path:
 
 
 def test_parts_of_a_list_make_the_whole(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Each part judges what is its own, into one file, and the whole list then finds all of it there."""
     list_, out = _list(tmp_path, 1), tmp_path / "out.jsonl"
-    command = ("judge", "--list", str(list_), "--jobs", "1", "--no-timing", "--out", str(out))
+    command = ("judge", "--list", str(list_), "--jobs", "1", "--no-timing", "--effort", "quick", "--out", str(out))
     assert main((*command, "--part", "1/2")) == 0
     assert main((*command, "--part", "2/2")) == 1
     assert sorted(json.loads(line)["id"] for line in out.read_text().splitlines()) == [0, 1]
@@ -226,7 +204,6 @@ def test_parts_of_a_list_make_the_whole(tmp_path: Path, capfd: pytest.CaptureFix
 
 
 def test_an_item_whose_process_is_lost_is_judged_again(tmp_path: Path) -> None:
-    """Lost once, an item has its verdict; lost twice, its line says so, and the next run judges it."""
     (item,) = batch.items(_list(tmp_path, 0), {})
     out = tmp_path / "out.jsonl"
 
@@ -241,9 +218,9 @@ def test_an_item_whose_process_is_lost_is_judged_again(tmp_path: Path) -> None:
                 self.left -= 1
                 yield place, Lost("crash", "killed") if self.left >= 0 else {"outcome": "PASS"}
 
-    ((_, line),) = batch.run([item], Losing(1))  # type: ignore[arg-type]
+    ((_, line),) = batch.run([item], Losing(1))
     assert line["outcome"] == "PASS"
-    ((_, line),) = batch.run([item], Losing(2))  # type: ignore[arg-type]
+    ((_, line),) = batch.run([item], Losing(2))
     assert "was lost: killed" in line["error"]
     batch.add(out, line)
     assert batch.stored(out) == set()
@@ -253,9 +230,10 @@ def test_an_item_whose_process_is_lost_is_judged_again(tmp_path: Path) -> None:
 
 def test_a_list_that_was_killed_goes_on(tmp_path: Path) -> None:
     """Each verdict is in the file once, whatever was on its way when the run ended; half a line is cut off."""
-    list_, out = _list(tmp_path, 3), tmp_path / "out.jsonl"
+    list_, out = _list(tmp_path, 2), tmp_path / "out.jsonl"
     command = [sys.executable, "-m", "assay.cli.main", "judge", "--list", str(list_), "--jobs", "1", "--out", str(out)]
-    first = subprocess.Popen([*command, "--no-timing"], start_new_session=True, stderr=subprocess.DEVNULL)
+    command += ["--no-timing", "--effort", "quick"]
+    first = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while not (out.exists() and out.read_bytes().count(b"\n") >= 1) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -263,18 +241,14 @@ def test_a_list_that_was_killed_goes_on(tmp_path: Path) -> None:
     first.wait()
     with out.open("ab") as file:
         file.write(b'{"key":"half')
-    assert main((*command[3:], "--no-timing")) == 1
+    assert main(command[3:]) == 1
     lines = [json.loads(line) for line in out.read_text().splitlines()]
-    assert sorted(line["id"] for line in lines) == [0, 1, 2, 3]
-    outcomes = {line["id"]: line["outcome"] for line in lines}
-    assert outcomes == {0: "PASS", 1: "FAIL", 2: "PASS", 3: "ERROR"}
-    assert "expected a solution there" in next(line["error"] for line in lines if line["id"] == 3)
+    assert sorted((line["id"], line["outcome"]) for line in lines) == [(0, "PASS"), (1, "FAIL"), (2, "ERROR")]
+    assert "expected a solution there" in next(line["error"] for line in lines if line["id"] == 2)
 
 
 def test_a_verdict_of_another_version_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The key of a line depends on the sources of the judge and on the version of torch."""
-    problem, solution = map(str, _files(tmp_path, GOOD))
-    item = batch.Item(problem, solution)
+    (item,) = batch.items(_list(tmp_path, 0), {})
     keys = {item.key}
     digest, versions = results.own_sources("assay.judge.batch")
     assert "torch" in versions
@@ -286,7 +260,8 @@ def test_a_verdict_of_another_version_is_made_again(tmp_path: Path, monkeypatch:
 
 def test_the_command_prints_a_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As text, its status 1 where the solution fails; 2 and one line where it can't be judged."""
-    problem, solution = map(str, _files(tmp_path, WRONG))
+    _list(tmp_path, 2)
+    problem, solution = str(tmp_path / "problem.py"), str(tmp_path / "s1.py")
     assert main(["judge", problem, solution, "--effort", "quick", "--no-timing"]) == 1
     assert "numbers     broken" in capsys.readouterr().out
     assert main(["judge", problem]) == 2
@@ -308,14 +283,12 @@ def relu(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
 """
 
 
-def test_a_triton_solution_is_interpreted_where_there_is_no_gpu(tmp_path: Path) -> None:
-    """Right as it is; a tail that is never written is told as that."""
+def test_a_triton_solution_is_interpreted_where_there_is_no_gpu(judged: Judged) -> None:
     call = "relu[(triton.cdiv(n, 256),)](x, y, n, BLOCK=256)"
     body = f"x, n = x.cuda(), x.numel()\ny = torch.empty_like(x)\n{call}\nreturn y"
-    right = judge(*_files(tmp_path, solution(RELU, body, RELU_IN_TRITON), RELU), effort="quick", timed=False)
+    right = judged(solution(RELU, body, RELU_IN_TRITON), RELU)
     assert right.outcome == "PASS", str(right)
     text = solution(RELU, body.replace("y, n, BLOCK", "y, n - n % 128, BLOCK"), RELU_IN_TRITON)
-    wrong = judge(*_files(tmp_path, text, RELU), effort="quick", timed=False)
+    wrong = judged(text, RELU)
     assert wrong.outcome == "FAIL"
-    assert wrong.aspects["memory"].failure is not None
     assert wrong.aspects["memory"].failure.kind == "unwritten_output"

@@ -1,21 +1,20 @@
 """Times of solutions: by a clock that none reaches, of calls that none can foresee or tell from others."""
 
 import time
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 
 from assay.judge import timing
-from assay.judge.procedure import judge
 from assay.judge.solution import host
 from assay.judge.solution.inputs import Kind, may_roll, rolled
 from assay.judge.solution.solution_process import SolutionProcess
 from assay.judge.speed import Series, Stopwatch, compared
 from assay.judge.verdict import SolutionVerdict
 
-from .judged.kernels import LINEAR, RELU, linear, solution
+from .conftest import Judged
+from .judged.kernels import RELU, linear, solution
 
 CLOCK = """
 import sys, time
@@ -40,23 +39,15 @@ def later(out, result):
 """
 
 
-def judged(folder: Path, text: str, problem: str = LINEAR) -> SolutionVerdict:
-    (folder / "problem.py").write_text(problem)
-    (folder / "solution.py").write_text(text)
-    return judge(folder / "problem.py", folder / "solution.py", effort="quick")
-
-
 def names(verdict: SolutionVerdict) -> set[str]:
     return {cheat.name for cheat in verdict.cheats}
 
 
 @pytest.mark.parametrize("before", [CLOCK, HOST], ids=["clock", "host"])
-def test_a_replaced_clock_is_named_however_short_the_calls(tmp_path: Path, before: str) -> None:
-    """Whether the clock or what reads it is another: it is named, and no factor of speed comes of it."""
-    verdict = judged(tmp_path, linear("SOFTMAX\nreturn result", before))
+def test_a_replaced_clock_is_named_however_short_the_calls(judged: Judged, before: str) -> None:
+    verdict = judged(linear("SOFTMAX\nreturn result", before), timed=True)
     assert verdict.outcome == "FAIL"
     assert "patched-timer" in names(verdict), str(verdict)
-    assert verdict.speed is not None
     assert verdict.speed.factor is not None
     assert verdict.speed.factor < 20
 
@@ -72,24 +63,21 @@ def _watch(told: float, passed: float, busy: float = 0.0) -> Stopwatch:
     ("told", "passed", "factor"), [(1e-4, 4e-3, 38.0), (1e-10, 1e-3, 1e4), (9e-4, 1.2e-3, 1.0), (1e-3, 1.3e-3, 1.0)]
 )
 def test_what_a_clock_leaves_out_beside_the_references_counts(told: float, passed: float, factor: float) -> None:
-    """A clock that leaves out most of what passes is corrected and named; one that leaves out the usual is not."""
     own = _watch(told, passed)
     compared(own, _watch(1e-3, 1.2e-3), on_cpu=True)
     assert bool(own.cheats) == (factor > 1)
     assert own.seconds[0] >= 0.9 * factor * told
 
 
-def test_what_a_busy_machine_delays_once_is_timed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time that a clock seems to leave out in one measurement, and not in the next, is no cheat."""
+def test_what_a_busy_machine_delays_once_is_timed_again(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
     found = iter([1e-3, 0.0])
     monkeypatch.setattr(timing, "hidden", lambda own, reference: next(found))
-    verdict = judged(tmp_path, linear("SOFTMAX\nreturn result"))
+    verdict = judged(linear("SOFTMAX\nreturn result"), timed=True)
     assert verdict.outcome == "PASS", str(verdict)
     assert next(found, None) is None
 
 
 def test_threads_count_where_the_reference_has_one() -> None:
-    """Four threads' time is the processor's; one thread's is what passes."""
     own = _watch(1e-3, 1.2e-3, busy=4.8e-3)
     (note,) = compared(own, _watch(1e-3, 1.2e-3), on_cpu=True)
     assert "4 threads" in note
@@ -99,7 +87,7 @@ def test_threads_count_where_the_reference_has_one() -> None:
     assert own.seconds[0] == 1e-3
 
 
-def test_remembered_inputs_are_no_help(tmp_path: Path) -> None:
+def test_remembered_inputs_are_no_help(judged: Judged) -> None:
     """A solution that keeps all inputs, and those of the seeds that can be guessed, has each call's work to do."""
     body = """
     for old, kept in known:
@@ -110,14 +98,12 @@ def test_remembered_inputs_are_no_help(tmp_path: Path) -> None:
     known.append((x.clone(), result))
     return result.clone()
     """
-    verdict = judged(tmp_path, linear(body, "import time\nknown = []"))
-    assert verdict.speed is not None
+    verdict = judged(linear(body, "import time\nknown = []"), timed=True)
     assert verdict.speed.solution.median > 5, str(verdict)
 
 
 @pytest.mark.parametrize("when", ["not gc.isenabled()", "self.calls > 10"], ids=["collector", "count"])
-def test_what_is_filled_in_later_by_timed_calls_alone_is_seen(tmp_path: Path, when: str) -> None:
-    """However a solution tells calls that are timed: the results are taken when the call comes back."""
+def test_what_is_filled_in_later_by_timed_calls_alone_is_seen(judged: Judged, when: str) -> None:
     body = f"""
     self.calls = getattr(self, 'calls', 0) + 1
     SOFTMAX
@@ -127,13 +113,12 @@ def test_what_is_filled_in_later_by_timed_calls_alone_is_seen(tmp_path: Path, wh
     Thread(target=later, args=(out, result)).start()
     return out
     """
-    verdict = judged(tmp_path, linear(body, "import gc, time\nfrom threading import Thread\n" + LATER))
+    verdict = judged(linear(body, "import gc, time\nfrom threading import Thread\n" + LATER), timed=True)
     assert verdict.outcome == "FAIL"
     assert names(verdict) & {"late-results", "only-untimed"}, str(verdict)
 
 
 def test_rolled_inputs_are_the_same_on_both_sides() -> None:
-    """Free tensors are rolled in the order of their memory; others, and what is no tensor, stay."""
     arguments = (torch.arange(6.0).reshape(2, 3), 3, torch.arange(4), torch.arange(6.0).reshape(2, 3).T)
     kinds = [Kind("free", True), Kind("fixed", False), Kind("fixed", False), Kind("free", True)]
     places = may_roll(arguments, kinds)
@@ -157,9 +142,8 @@ NESTED = RELU.replace("return torch.relu(x)", "y = torch.relu(x)\n        return
         ("y, (y + 1, None)", "FAIL"),
     ],
 )
-def test_results_may_stand_in_tuples_of_tuples(tmp_path: Path, result: str, outcome: str) -> None:
-    """None is no result; lists and tuples are alike, and stand as the reference's do."""
-    verdict = judged(tmp_path, solution(NESTED, f"y = x.clamp(min=0)\nreturn {result}"), NESTED)
+def test_results_may_stand_in_tuples_of_tuples(judged: Judged, result: str, outcome: str) -> None:
+    verdict = judged(solution(NESTED, f"y = x.clamp(min=0)\nreturn {result}"), NESTED, timed=True)
     assert verdict.outcome == outcome, str(verdict)
     assert names(verdict) == set()
 
@@ -168,7 +152,7 @@ def test_results_may_stand_in_tuples_of_tuples(tmp_path: Path, result: str, outc
     "answer",
     ["{}", "{'seconds': 3, 'seen': {'dict': {}}}", "{'seconds': ['x'], 'seen': 1}", "[1]", "'no'", "{'outputs': [1]}"],
 )
-def test_answers_of_no_form_are_a_verdict(tmp_path: Path, answer: str) -> None:
+def test_answers_of_no_form_are_a_verdict(judged: Judged, answer: str) -> None:
     """A solution that takes over its process and answers with anything: it fails in one line, and nothing is raised."""
     before = f"""
     import sys
@@ -176,14 +160,12 @@ def test_answers_of_no_form_are_a_verdict(tmp_path: Path, answer: str) -> None:
     main.Answer.packed = lambda self, value: (lambda head: len(head).to_bytes(8, 'little') + head)(
         main.json.dumps({answer}).encode())
     """
-    verdict = judged(tmp_path, linear("SOFTMAX\nreturn result", before))
+    verdict = judged(linear("SOFTMAX\nreturn result", before), timed=True)
     assert verdict.outcome == "FAIL"
-    assert verdict.failure is not None
     assert "\n" not in verdict.failure.message
 
 
 def test_processor_time_of_a_process_can_be_read() -> None:
-    """It grows with what the process does, and is none of this one's."""
     from assay.judge.problems.problem import Answer, Entry
 
     with SolutionProcess(Answer("none", {}, "none.py", Entry("none"))) as process:
@@ -191,8 +173,6 @@ def test_processor_time_of_a_process_can_be_read() -> None:
 
 
 def test_memory_that_is_handed_in_is_made_before_the_clock_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A function that writes into its last arguments is timed without their allocation."""
-
     def slow(*shape: Any, **how: Any) -> torch.Tensor:
         time.sleep(0.05)
         return torch.empty(*shape, **how)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from assay.precision.loading import bundled
+from assay.precision.loading import Loaded, bundled, load
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +26,12 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return home / kind
 
     return store
+
+
+@pytest.fixture(scope="session")
+def stdlib_llama() -> Loaded:
+    """The bundled Llama, which no test may change."""
+    return load("stdlib-llama")
 
 
 @pytest.fixture

@@ -26,8 +26,7 @@ from assay.precision.observation.sites import layer_and_kind
 from assay.precision.prediction.calibration import Calibration, Measured
 from assay.precision.report import content_of, page, record, summary
 from assay.precision.report.comparison import compared, in_lines
-from assay.precision.report.summary import next_steps
-from assay.precision.report.words import grouped, layers_of, plain
+from assay.precision.report.summary import grouped, layers_of, next_steps, plain
 from assay.precision.units import format_bytes
 from tests.precision.reported import asked, small_audit, small_content
 from tests.precision.small_models import FORMATS, made

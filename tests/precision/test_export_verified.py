@@ -5,6 +5,7 @@ What llama-quantize and mlx_lm are given, and what they make of it, is read agai
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,11 +105,23 @@ FOR_LLAMA = {DOWN: "q4_k", UP: "q8_0", QUERY: "q4_k", "lm_head": "q5_0", "model.
 FOR_MLX = {DOWN: "w4a16-g64-asym", UP: "w-mxfp4", QUERY: "w-nvfp4", "lm_head": "w4a16-g32-asym"}
 
 
-def written(out: Path, format: str, assignment: dict[str, str]) -> Path:
-    """An export for one stack."""
-    made = subject()
-    made.export(assignment, out, [format])
-    return out
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """An export for each of two stacks."""
+    home, assignments = tmp_path_factory.mktemp("exported"), {"gguf": FOR_LLAMA, "mlx": FOR_MLX}
+    for format, assignment in assignments.items():
+        subject().export(assignment, home / format, [format])
+    return {format: home / format for format in assignments}
+
+
+@pytest.fixture
+def for_llama_cpp(exported: dict[str, Path], tmp_path: Path) -> Path:
+    return shutil.copytree(exported["gguf"], tmp_path / "out")
+
+
+@pytest.fixture
+def for_mlx(exported: dict[str, Path], tmp_path: Path) -> Path:
+    return shutil.copytree(exported["mlx"], tmp_path / "out")
 
 
 def verdicts(folder: Path) -> dict[str, tuple[str, ...]]:
@@ -141,13 +154,12 @@ def converted(out: Path, layers: dict[str, dict[str, Any]]) -> Path:
     return folder
 
 
-def test_every_tensor_of_a_gguf_export_gets_its_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_tensor_of_a_gguf_export_gets_its_type(for_llama_cpp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Types, importance matrix and the file that llama-quantize makes are read as meant; rows that aren't whole blocks
     may have the type that it takes instead."""
-    out = written(tmp_path / "out", "gguf", FOR_LLAMA)
-    quantised(out)
-    assert verdicts(out) == {"gguf-types.txt": (), "gguf-imatrix.gguf": (), "model.gguf": ()}
-    assert main(("audit", "--verify-export", str(out))) == 0
+    quantised(for_llama_cpp)
+    assert verdicts(for_llama_cpp) == {"gguf-types.txt": (), "gguf-imatrix.gguf": (), "model.gguf": ()}
+    assert main(("audit", "--verify-export", str(for_llama_cpp))) == 0
     said = capsys.readouterr().out
     assert "gguf-types.txt: 16 layers get what they were to get (llama-quantize's rules, types of gguf " in said
     assert "model.gguf: 16 layers get what they were to get (gguf " in said
@@ -170,41 +182,40 @@ def test_every_tensor_of_a_gguf_export_gets_its_type(tmp_path: Path, capsys: pyt
         (lambda text: text + "\n", "its bytes aren't those that were written: export anew"),
     ],
 )
-def test_an_edited_file_of_types_is_told(edit: Callable[[str], str], words: str, tmp_path: Path) -> None:
-    out = written(tmp_path / "out", "gguf", FOR_LLAMA)
-    path = out / "gguf-types.txt"
+def test_an_edited_file_of_types_is_told(edit: Callable[[str], str], words: str, for_llama_cpp: Path) -> None:
+    path = for_llama_cpp / "gguf-types.txt"
     path.write_text(edit(path.read_text()))
-    assert re.search(words, "\n".join(verdicts(out)["gguf-types.txt"]))
+    assert re.search(words, "\n".join(verdicts(for_llama_cpp)["gguf-types.txt"]))
 
 
-def test_a_gguf_file_with_other_types_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = written(tmp_path / "out", "gguf", FOR_LLAMA)
-    quantised(out, **{UP: "q5_0", "model.layers.1.self_attn.v_proj": "q8_0"})
-    assert main(("audit", "--verify-export", str(out))) == 1
+def test_a_gguf_file_with_other_types_is_told(for_llama_cpp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quantised(for_llama_cpp, **{UP: "q5_0", "model.layers.1.self_attn.v_proj": "q8_0"})
+    assert main(("audit", "--verify-export", str(for_llama_cpp))) == 1
     said = capsys.readouterr().out
     assert "model.gguf: 2 lines differ, of 16 layers" in said
     assert f"{UP} (blk.1.ffn_up.weight): expected q8_0, gets q5_0" in said
     assert "model.layers.1.self_attn.v_proj (blk.1.attn_v.weight): expected none, gets q8_0" in said
 
 
-def test_damaged_files_for_llama_cpp_are_told(tmp_path: Path) -> None:
-    out = written(tmp_path / "out", "gguf", FOR_LLAMA)
-    quantised(out)
+def test_damaged_files_for_llama_cpp_are_told(for_llama_cpp: Path) -> None:
+    quantised(for_llama_cpp)
     for name in ("gguf-imatrix.gguf", "model.gguf"):
-        (out / name).write_bytes((out / name).read_bytes()[:4000])
-    (out / "gguf.txt").write_text((out / "gguf.txt").read_text().replace("--imatrix", "--pure --imatrix"))
-    found = verdicts(out)
+        (for_llama_cpp / name).write_bytes((for_llama_cpp / name).read_bytes()[:4000])
+    (for_llama_cpp / "gguf.txt").write_text(
+        (for_llama_cpp / "gguf.txt").read_text().replace("--imatrix", "--pure --imatrix")
+    )
+    found = verdicts(for_llama_cpp)
     assert found["gguf-types.txt"] == ()
     assert all(found[name] for name in ("gguf-imatrix.gguf", "model.gguf"))
     assert found["gguf.txt"] == ("its bytes aren't those that were written: export anew",)
-    (out / "gguf.txt").unlink()
-    assert verdicts(out)["gguf.txt"] == ("it is missing: export anew",)
-    writer = gguf.GGUFWriter(out / "gguf-imatrix.gguf", "llama")
+    (for_llama_cpp / "gguf.txt").unlink()
+    assert verdicts(for_llama_cpp)["gguf.txt"] == ("it is missing: export anew",)
+    writer = gguf.GGUFWriter(for_llama_cpp / "gguf-imatrix.gguf", "llama")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    lines = verdicts(out)["gguf-imatrix.gguf"]
+    lines = verdicts(for_llama_cpp)["gguf-imatrix.gguf"]
     assert f"{DOWN}: expected sums of squares of its inputs for blk.0.ffn_down.weight, finite, with a count" in lines
     assert len(lines) == len(FOR_LLAMA) - 2  # the table has no inputs, and QUERY no whole blocks
 
@@ -215,11 +226,10 @@ def test_experts_and_routers_of_a_mixture_are_verified(tmp_path: Path) -> None:
     assert verdicts(tmp_path / "out") == {"gguf-types.txt": (), "gguf-imatrix.gguf": ()}
 
 
-def test_every_layer_of_an_mlx_export_gets_its_parameters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = written(tmp_path / "out", "mlx", FOR_MLX)
-    converted(out, layers_in((out / "mlx_convert.py").read_text()))
-    assert verdicts(out) == {"mlx_convert.py": (), "mlx_model": ()}
-    assert main(("audit", "--verify-export", str(out))) == 0
+def test_every_layer_of_an_mlx_export_gets_its_parameters(for_mlx: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    converted(for_mlx, layers_in((for_mlx / "mlx_convert.py").read_text()))
+    assert verdicts(for_mlx) == {"mlx_convert.py": (), "mlx_model": ()}
+    assert main(("audit", "--verify-export", str(for_mlx))) == 0
     assert "mlx_model: 16 layers get what they were to get (mlx " in capsys.readouterr().out
 
 
@@ -234,31 +244,29 @@ def test_every_layer_of_an_mlx_export_gets_its_parameters(tmp_path: Path, capsys
         ("mlx_model", "elsewhere", "its bytes aren't those that were written: export anew"),
     ],
 )
-def test_an_edited_program_for_mlx_is_told(old: str, new: str, words: str, tmp_path: Path) -> None:
-    out = written(tmp_path / "out", "mlx", FOR_MLX)
-    path = out / "mlx_convert.py"
+def test_an_edited_program_for_mlx_is_told(old: str, new: str, words: str, for_mlx: Path) -> None:
+    path = for_mlx / "mlx_convert.py"
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new))
-    assert re.search(words, "\n".join(verdicts(out)["mlx_convert.py"]))
+    assert re.search(words, "\n".join(verdicts(for_mlx)["mlx_convert.py"]))
 
 
-def test_a_folder_of_mlx_that_is_another_is_told(tmp_path: Path) -> None:
-    out = written(tmp_path / "out", "mlx", FOR_MLX)
-    layers = layers_in((out / "mlx_convert.py").read_text())
+def test_a_folder_of_mlx_that_is_another_is_told(for_mlx: Path) -> None:
+    layers = layers_in((for_mlx / "mlx_convert.py").read_text())
     value = "model.layers.1.self_attn.v_proj"
-    folder = converted(out, {**layers, value: layers[DOWN], UP: layers[DOWN]})
-    lines = verdicts(out)["mlx_model"]
+    folder = converted(for_mlx, {**layers, value: layers[DOWN], UP: layers[DOWN]})
+    lines = verdicts(for_mlx)["mlx_model"]
     assert len(lines) == 2
     assert any(line.startswith(f"{value}: expected none, gets {{'group_size': 64") for line in lines)
     assert any(line.startswith(f"{UP}: expected w-mxfp4, gets ") for line in lines)
-    folder = converted(out, layers)
+    folder = converted(for_mlx, layers)
     config = json.loads((folder / "config.json").read_text())
     config["quantization"][DOWN]["bits"] = 8
     (folder / "config.json").write_text(json.dumps(config))
-    lines = verdicts(out)["mlx_model"]
+    lines = verdicts(for_mlx)["mlx_model"]
     assert any(line.startswith(f"{DOWN}: MLX can't read its tensors (") for line in lines)
     (folder / "config.json").unlink()
-    assert verdicts(out)["mlx_model"][0].startswith("FileNotFoundError")
+    assert verdicts(for_mlx)["mlx_model"][0].startswith("FileNotFoundError")
 
 
 def test_tensors_of_a_checkpoint_that_were_changed_are_told(tmp_path: Path) -> None:

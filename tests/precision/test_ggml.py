@@ -168,9 +168,9 @@ def test_what_has_no_place_is_refused_before_ggml_sees_it() -> None:
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "xllamacpp.xllamacpp", None)
-    code._library.cache_clear()
+    code.library.cache_clear()
     with pytest.raises(NotInstalled, match=r"a scheme of ggml needs xllamacpp.*kernel-assay\[gguf\]"):
-        code.installed()
+        code.library()
     monkeypatch.undo()
-    code._library.cache_clear()
-    code.installed()
+    code.library.cache_clear()
+    code.library()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from assay.precision import Assignment, Audit, MeasuredError, audit, baselines
 from assay.precision.errors import BadAssignment
-from assay.precision.loading import load
+from assay.precision.loading import Loaded, load
 from assay.precision.prediction.calibration import Calibration, Measured
 from assay.precision.prediction.measuring import Evaluator, evaluation_data
 from tests.precision.small_models import FORMATS, made
@@ -112,27 +112,22 @@ def test_what_nobody_measured_has_nothing_beside_it(found: Audit) -> None:
 
 
 @pytest.mark.parametrize(("sequences", "held"), [(64, 16), (24, 8), (8, 4), (3, 1), (1, 0)])
-def test_a_share_of_the_text_is_held_out(sequences: int, held: int) -> None:
-    loaded = load("stdlib-llama")
+def test_a_share_of_the_text_is_held_out(stdlib_llama: Loaded, sequences: int, held: int) -> None:
+    loaded = stdlib_llama
     text = (Path(__file__).parents[2] / "configs" / "models" / "held-out.txt").read_text()[:20_000]
     batches, check = loaded.parts(text, sequence=32, sequences=sequences)
     parts = [[tuple(row) for batch in part or () for row in batch["input_ids"].tolist()] for part in (batches, check)]
     assert [len(part) for part in parts] == [sequences - held, held]
     assert not set(parts[0]) & set(parts[1])
-    whole = [
-        tuple(row)
-        for batch in loaded.batches(text, sequence=32, sequences=sequences)
-        for row in batch["input_ids"].tolist()
-    ]
-    assert sorted(parts[0] + parts[1]) == sorted(whole)
+    whole = torch.cat([each["input_ids"] for each in loaded.batches(text, sequence=32, sequences=sequences)]).tolist()
+    assert sorted(parts[0] + parts[1]) == sorted(map(tuple, whole))
     again = loaded.parts(text, sequence=32, sequences=sequences)[0]
     assert all(torch.equal(one["input_ids"], other["input_ids"]) for one, other in zip(batches, again, strict=True))
 
 
-def test_another_text_may_judge() -> None:
+def test_another_text_may_judge(stdlib_llama: Loaded) -> None:
     """With a text of its own nothing of the first is held out, and a third as many sequences are judged on."""
-    loaded = load("stdlib-llama")
-    batches, check = loaded.parts("a few words " * 200, "other words " * 200, sequence=16, sequences=12)
+    batches, check = stdlib_llama.parts("a few words " * 200, "other words " * 200, sequence=16, sequences=12)
     assert sum(len(batch["input_ids"]) for batch in batches) == 12
     assert sum(len(batch["input_ids"]) for batch in check or ()) == 4
 

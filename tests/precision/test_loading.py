@@ -22,7 +22,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from assay.precision.errors import BadModel, UnknownModel, UntrustedModel
-from assay.precision.loading import batches_of, bundled, load
+from assay.precision.loading import Loaded, batches_of, bundled, load
 from assay.runtime.errors import AssayError, NotInstalled
 from tests.precision.tiny_models import SIZES, TEXT, edit_json, edit_weights, refusal, text_refusal
 
@@ -300,9 +300,8 @@ def test_damaged_shards_are_named(stored: Callable[[str], Path], tmp_path: Path)
     assert f"lacks {first.name}" in refusal(tmp_path, BadModel)
 
 
-def test_a_text_is_cut_into_equal_disjoint_sequences_over_its_whole_length() -> None:
-    tokenizer = load("stdlib-llama").tokenizer
-    batches = batches_of(TEXT, tokenizer, sequence=32, sequences=11, batch=4)
+def test_a_text_is_cut_into_equal_disjoint_sequences_over_its_whole_length(stdlib_llama: Loaded) -> None:
+    batches = batches_of(TEXT, stdlib_llama.tokenizer, sequence=32, sequences=11, batch=4)
     assert [tuple(batch["input_ids"].shape) for batch in batches] == [(4, 32), (4, 32), (3, 32)]
     rows = torch.cat([batch["input_ids"] for batch in batches]).tolist()
     assert all(bool(batch["attention_mask"].all()) for batch in batches)
@@ -321,15 +320,14 @@ def test_a_bundled_tokenizer_gives_each_byte_its_value() -> None:
     assert tokenizer.decode(batch["input_ids"][0]) == text
 
 
-def test_a_short_text_is_used_as_it_is() -> None:
-    loaded = load("stdlib-llama")
-    assert [batch["input_ids"].tolist() for batch in loaded.batches("ab")] == [[[97, 98]]]
-    assert [batch["input_ids"].shape for batch in loaded.batches(TEXT[:300])] == [(1, 256)]
-    assert "gives 1 token;" in text_refusal(loaded, "a")
+def test_a_short_text_is_used_as_it_is(stdlib_llama: Loaded) -> None:
+    assert [batch["input_ids"].tolist() for batch in stdlib_llama.batches("ab")] == [[[97, 98]]]
+    assert [batch["input_ids"].shape for batch in stdlib_llama.batches(TEXT[:300])] == [(1, 256)]
+    assert "gives 1 token;" in text_refusal(stdlib_llama, "a")
 
 
-def test_lines_are_padded_and_masked() -> None:
-    (batch,) = batches_of("one\n\nthree\n", load("stdlib-llama").tokenizer, sequence=4, lines=True)
+def test_lines_are_padded_and_masked(stdlib_llama: Loaded) -> None:
+    (batch,) = batches_of("one\n\nthree\n", stdlib_llama.tokenizer, sequence=4, lines=True)
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
     assert bytes(batch["input_ids"][1].tolist()) == b"thre"
 
@@ -345,8 +343,8 @@ def test_special_tokens_stand_around_every_sequence(stored: Callable[[str], Path
     assert [bytes(row) for row in batch["input_ids"].tolist()] == [b"!abc?", b"!fgh?"]
 
 
-def test_a_text_that_gives_nothing_is_refused(tmp_path: Path) -> None:
-    loaded = load("stdlib-llama")
+def test_a_text_that_gives_nothing_is_refused(stdlib_llama: Loaded, tmp_path: Path) -> None:
+    loaded = stdlib_llama
     empty, binary = tmp_path / "empty.txt", tmp_path / "binary.txt"
     empty.write_text(" \n")
     binary.write_bytes(b"abc\xff")

@@ -22,8 +22,7 @@ def run(folder: Path, tests: str, *options: str) -> tuple[list[str], str]:
 def audited(folder: Path, tests: str, *options: str) -> dict[str, Any]:
     """The JSON of an audit."""
     run(folder, tests, "--assay-audit-report=report", *options)
-    data: dict[str, Any] = json.loads((folder / "report" / "audit.json").read_text())
-    return data
+    return json.loads((folder / "report" / "audit.json").read_text())
 
 
 def by_test(data: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from textwrap import dedent
 from typing import Any
 
@@ -26,6 +27,7 @@ def doubled(x):
 @pytest.fixture(scope="session")
 def everything_imported() -> None:
     """What a run inside of this process imports is forgotten after it; torch can't be imported twice."""
+    importlib.import_module("torch._dynamo")  # which registers libraries of torch's, and can only once
     with faithful():
         examine(lambda x: torch.softmax(x, -1), "softmax", dtype="float32", effort="quick", examples=1).to_json()
 

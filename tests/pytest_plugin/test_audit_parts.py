@@ -42,7 +42,6 @@ def test_corruptions_keep_the_shape_and_the_original(right: Any) -> None:
 @settings(deadline=None)
 @given(NUMBERS)
 def test_a_comparison_of_bits_lets_no_counted_corruption_through(right: Any) -> None:
-    """What counts as a corruption changes some value; what changes none doesn't count."""
     for name, wrong in corruptions(right):
         if counts(name, wrong, right):
             assert not np.array_equal(wrong, right, equal_nan=True)
@@ -50,7 +49,6 @@ def test_a_comparison_of_bits_lets_no_counted_corruption_through(right: Any) -> 
 
 
 def test_alike_rows_and_noise_say_nothing() -> None:
-    """Two rows that are alike may be swapped, and the loss of a column of noise is no loss."""
     right = np.ones((4, 5))
     right[:, -1] = 1e-17
     found = {name: counts(name, wrong, right) for name, wrong in corruptions(right)}
@@ -72,22 +70,18 @@ def test_the_gain_found_is_the_tolerance(rtol: float, dtype: Any) -> None:
     """By bisection, to 10 % and the spacing of the format."""
     x = np.linspace(1, 2, 50, dtype=dtype)
     found = replay(call(np.testing.assert_allclose, x, x, rtol=rtol))
-    assert found is not None
     assert found.gain is not None
     assert rtol * 0.9 - 2e-7 <= found.gain <= rtol * 1.12 + 4e-7
 
 
 def test_a_check_that_can_not_fail_has_no_gain() -> None:
-    """All is let through, a NaN too."""
     found = replay(call(lambda a, b: None, np.arange(1.0, 9.0), np.arange(1.0, 9.0)))
-    assert found is not None
     assert found.gain == math.inf
     assert all(found.passed.values())
     assert "one NaN" in found.passed
 
 
 def test_what_does_not_pass_again_is_not_judged() -> None:
-    """A comparison that depends on more than its arguments gives nothing."""
     answers = iter([AssertionError, AssertionError])
 
     def moody(a: Any, b: Any) -> None:
@@ -144,12 +138,10 @@ def test_values_go_out_and_come_back(value: Any) -> None:
     ids=repr,
 )
 def test_what_is_no_array_of_numbers_has_no_leaf(value: Any) -> None:
-    """Text, booleans, masked arrays and tensors without data are left alone."""
     assert largest_leaf(value) is None
 
 
 def test_large_arrays_are_thinned_alike() -> None:
-    """Every n-th entry of the longest axis of both; arrays of different shapes and small ones stay."""
     x = np.arange(3 << 20).reshape(3, -1)
     a, b, thin = thinned(x, x + 1)
     assert thin
@@ -160,7 +152,6 @@ def test_large_arrays_are_thinned_alike() -> None:
 
 
 def test_one_memory_is_told_from_equal_values() -> None:
-    """An array and a view of all of it are the same, a copy and a part aren't."""
     for x in (np.ones(4), torch.ones(4)):
         assert same_memory(x, x[:])
         assert not same_memory(x, kept(x))
@@ -181,7 +172,6 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.mark.parametrize("early", [True, False])
 def test_functions_are_wrapped_under_every_name_and_put_back(module: str, early: bool) -> None:
-    """Whether imported before or after, by name too; afterwards every name has the original again."""
     other = type(sys)("other")
     sys.modules["other"] = other
     names = [Comparison(module, name, "bool") for name in ("same", "Case.same", "absent")]
@@ -204,7 +194,6 @@ def test_functions_are_wrapped_under_every_name_and_put_back(module: str, early:
 
 
 def test_ledgers_merge_to_what_one_process_would_have_found() -> None:
-    """Counts add up, gains widen; the way through JSON loses nothing."""
     location = Location("test_x.py", 3, "assert_close(a, b)")
     halves = [AuditLog(), AuditLog()]
     for log, gain, seen in zip(halves, (0.5, math.inf), (False, True), strict=True):

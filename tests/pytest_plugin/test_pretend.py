@@ -77,7 +77,7 @@ QUICK: dict[str, Any] = {
 def test_a_kernel_of_cuda_is_examined(isolate: bool) -> None:
     """It is given tensors of the device, and judged outside of the pretended world; the verdict tells of it."""
     with faithful(pretend="cuda"):
-        import gpu_kernels  # type: ignore[import-not-found]
+        import gpu_kernels
 
         verdict = examine(gpu_kernels.softmax, "softmax", device="cuda", isolate=isolate, **QUICK)
         assert (pretended(), torch.cuda.is_available()) == ("h200", True)
@@ -114,13 +114,11 @@ def test_the_command_line_pretends(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def asserts_it(x: torch.Tensor) -> torch.Tensor:
-    """Wants a tensor of a GPU."""
     assert x.is_cuda
     return torch.softmax(x, -1)
 
 
 def allocates_there(x: torch.Tensor) -> torch.Tensor:
-    """Wants memory of a GPU."""
     return torch.softmax(x.to(torch.device("cuda")), -1)
 
 
@@ -135,8 +133,6 @@ def test_a_missing_gpu_is_no_fault_of_the_kernel(kernel: Any) -> None:
 
 
 def test_another_crash_is_still_one() -> None:
-    """What has nothing to do with a GPU stays a failure."""
-
     def crashes(x: torch.Tensor) -> torch.Tensor:
         raise ValueError("no")
 
@@ -144,7 +140,6 @@ def test_another_crash_is_still_one() -> None:
 
 
 def test_the_setting_is_checked_once() -> None:
-    """An unknown device is refused, and a device of CUDA is the CPU where it is pretended."""
     assert Settings("softmax", dtype="float32", device="cuda:0", pretend="cuda").device == "cpu"
     assert Settings("softmax", dtype="float32", device="cuda:0").device == "cuda:0"
     with pytest.raises(SettingError, match="unknown device to pretend 'h2000'"):
@@ -176,6 +171,3 @@ def test_a_whole_run_pretends(run: Any, pytester: pytest.Pytester) -> None:
     run(TESTS, "--assay-pretend", "cuda").assert_outcomes(passed=2)
     assert pretended() == ""
     assert not torch.zeros(1).is_cuda
-    result = run(TESTS, "--assay-pretend", "rocm")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--assay-pretend: unknown device to pretend 'rocm'*"])

@@ -22,25 +22,19 @@ def resident(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return now
 
 
-def has(resident: list[int], size: int, grown: int) -> int:
-    """What is left of so much."""
-    resident[0] = size
-    memory.trim_heap(grown)
-    return resident[0]
-
-
-def test_freed_memory_goes_back_where_a_process_has_grown_to_the_most_it_ever_had(resident: list[int]) -> None:
-    assert has(resident, 40, grown=20) == 10
-    assert has(resident, 60, grown=20) == 10
-    assert has(resident, 60, grown=20) == 10
-
-
-def test_freed_memory_stays_where_a_peak_is_as_it_is_or_little_was_taken(resident: list[int]) -> None:
-    assert has(resident, 60, grown=20) == 10
-    assert has(resident, 59, grown=20) == 59
-    assert has(resident, 70, grown=70) == 70
-
-
-def test_freed_memory_goes_back_whenever_that_is_asked_for(resident: list[int]) -> None:
-    assert has(resident, 60, grown=0) == 10
-    assert has(resident, 12, grown=0) == 10
+@pytest.mark.parametrize(
+    ("steps", "why"),
+    [
+        (((40, 20, 10), (60, 20, 10), (60, 20, 10)), "returned if the process has grown, to the most it ever had"),
+        (((60, 20, 10), (59, 20, 59), (70, 70, 70)), "kept below the former peak, and after little growth"),
+        (((60, 0, 10), (12, 0, 10)), "always returned without a limit of growth"),
+    ],
+)
+def test_freed_memory_is_returned_after_growth(
+    resident: list[int], steps: tuple[tuple[int, int, int], ...], why: str
+) -> None:
+    """Each step has a resident size, the growth that is allowed, and the size afterwards."""
+    for size, grown, left in steps:
+        resident[0] = size
+        memory.trim_heap(grown)
+        assert resident[0] == left, why

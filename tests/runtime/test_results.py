@@ -46,7 +46,7 @@ DEPENDS = {
     "precision/schemes/fitting.py": {"audit"},
     "configs/engines.toml": {"audit"},
     "kernels/triton/softmax.py": set(),  # unless a kernel of it is asked about
-    "precision/report/words.py": set(),
+    "precision/report/summary.py": set(),
     "golden/jobs/build.py": set(),
     "cli/main.py": set(),
     "pytest_plugin/plugin.py": set(),

@@ -11,10 +11,8 @@ from torch import Tensor
 from assay.formats.accumulator import Accumulator, accumulator_named
 from assay.formats.rounding import round_to
 
-from .test_batch import no_shrinking
+from .examined import fails, passes
 from .test_contract import VECTOR, short, verdict_of
-
-__all__ = ["no_shrinking"]  # a fixture of each test here
 
 
 def truncated(x: Tensor, largest: Tensor, bits: int) -> Tensor:
@@ -92,16 +90,16 @@ def test_a_kernel_on_the_unit_keeps_its_contract(name: str, dtype: str, longest:
     """Examined under the unit's name it passes, on a unit with three bits less it fails."""
     settings = {"dtype": dtype, "out_dtype": "float32", "shapes": short(dtype, longest)["shapes"]}
     model, named = accumulator_named(name), {"accumulate": name}
-    assert verdict_of("gemm", partial(gemm_on, model), settings, named).outcome == "PASS"
-    assert verdict_of("gemm", partial(gemm_on, worse_than(model)), settings, named).outcome == "FAIL"
+    passes(verdict_of("gemm", partial(gemm_on, model), settings, named))
+    fails(verdict_of("gemm", partial(gemm_on, worse_than(model)), settings, named))
 
 
 def test_fp8_on_hopper_is_not_float32() -> None:
     """Fourteen bits don't pass for a float32 accumulator."""
     settings = {"dtype": "float8_e4m3fn", "out_dtype": "float32", "shapes": VECTOR}
     kernel = partial(gemm_on, accumulator_named("hopper-fp8"))
-    assert verdict_of("gemm", kernel, settings, {}).outcome == "FAIL"
-    assert verdict_of("gemm", partial(gemm_on, accumulator_named("hopper-16bit")), settings, {}).outcome == "PASS"
+    fails(verdict_of("gemm", kernel, settings, {}))
+    passes(verdict_of("gemm", partial(gemm_on, accumulator_named("hopper-16bit")), settings, {}))
 
 
 def of_ranks(parts: list[torch.Tensor], wire: torch.dtype) -> float:

@@ -1,13 +1,17 @@
 """No false alarm: what honest kernels do that looks like a fault passes, and the fault that it looks like fails."""
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from assay.verify import examine
+from assay.verify import Contract, examine
 from assay.verify.errors import SettingError
+
+from .examined import failure_of, passes, quick
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -17,20 +21,16 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_an_infinite_weight_may_meet_what_is_zero_in_exact_arithmetic_alone(dtype: str) -> None:
     """A float32 mean may be off by a rounding: then the centred value isn't zero, and its product isn't NaN."""
-    verdict = examine(layer_norm, "layernorm", dtype=dtype, strict=True, effort="quick", examples=0)
-    assert verdict.outcome == "PASS", str(verdict)
+    passes(quick(layer_norm, "layernorm", dtype, strict=True))
 
 
 def test_a_number_at_an_infinite_weight_fails() -> None:
-    """NaN or an infinity is admitted where a centred value may vanish, and no number."""
-
     def masked(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         centred = x.float() - x.float().mean(-1, keepdim=True)
         y = centred * torch.rsqrt((centred * centred).mean(-1, keepdim=True) + 1e-5)
         return torch.where(y.abs() < 1e-6, bias.float(), y * weight.float() + bias.float()).to(x.dtype)
 
-    failure = examine(masked, "layernorm", dtype="bfloat16", effort="quick", examples=0, shrinking=False).failure
-    assert failure is not None
+    failure = failure_of(quick(masked, "layernorm", "bfloat16"))
     assert failure.kind == "nonfinite"
     assert failure.golden != failure.golden
     assert torch.tensor(failure.got).isfinite()
@@ -62,8 +62,7 @@ def test_groups_are_chosen_that_divide_the_sizes_asked_for() -> None:
         "examples": 10,
         "shrinking": False,
     }
-    verdict = examine(watched, "gemm_int4", **asked)
-    assert verdict.passed, str(verdict)
+    assert examine(watched, "gemm_int4", **asked).passed
     assert {size for size, _ in seen} == {64, 128, 192}
     assert {32, 64} <= {group for _, group in seen}
     assert examine(wrong_at_192, "gemm_int4", **asked).outcome == "FAIL"
@@ -73,7 +72,6 @@ def test_groups_are_chosen_that_divide_the_sizes_asked_for() -> None:
 
 @pytest.mark.parametrize("isolate", [False, True])
 def test_a_default_dtype_that_is_set_once_stays_for_the_kernel_and_is_told(isolate: bool) -> None:
-    """Later calls find it as the first left it; everybody else finds their own."""
     calls = 0
 
     def softmax(x: Tensor) -> Tensor:
@@ -83,7 +81,7 @@ def test_a_default_dtype_that_is_set_once_stays_for_the_kernel_and_is_told(isola
         calls += 1
         return torch.empty(x.shape).copy_(torch.softmax(x.float(), -1))
 
-    verdict = examine(softmax, "softmax", dtype="bfloat16", effort="quick", examples=0, isolate=isolate)
+    verdict = quick(softmax, dtype="bfloat16", isolate=isolate)
     assert verdict.passed, str(verdict)
     assert verdict.left_changed == ("torch's default dtype at torch.bfloat16 (it was torch.float32)",)
     assert torch.get_default_dtype() == torch.float32
@@ -95,6 +93,76 @@ def test_a_default_dtype_that_is_never_set_is_not_the_results() -> None:
     def softmax(x: Tensor) -> Tensor:
         return torch.empty(x.shape).copy_(torch.softmax(x.float(), -1))
 
-    failure = examine(softmax, "softmax", dtype="bfloat16", effort="quick", examples=0).failure
-    assert failure is not None
+    failure = failure_of(quick(softmax, dtype="bfloat16"))
     assert failure.kind == "dtype"
+
+
+def test_a_kernel_may_use_autograd_inside() -> None:
+    """Gradients by torch's autograd, results that still hang on their graph: judged by their numbers."""
+
+    def swiglu_backward(gate: Tensor, up: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
+        leaves = gate.detach().float().requires_grad_(), up.detach().float().requires_grad_()
+        y = torch.nn.functional.silu(leaves[0]) * leaves[1]
+        return tuple(g.to(gate.dtype) for g in torch.autograd.grad(y, leaves, dy.float(), create_graph=True))
+
+    contract = Contract(nonfinite="unspecified")  # autograd's formula has no limit at infinity
+    assert quick(swiglu_backward, "swiglu_backward", "bfloat16", contract=contract, examples=10).passed
+
+
+def test_the_sign_of_a_zero_counts_where_it_decides() -> None:
+    def unsigned_at_zero(x: Tensor) -> Tensor:
+        return torch.reciprocal(x.float() + 0.0).to(x.dtype)
+
+    assert quick(lambda x: torch.reciprocal(x), "reciprocal", examples=10).passed
+    verdict = quick(unsigned_at_zero, "reciprocal", examples=10)
+    assert verdict.failure.kind == "nonfinite"
+    assert verdict.failure.got == float("inf")
+    assert verdict.failure.golden == float("-inf")
+
+
+Tensor = torch.Tensor
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32",
+    "options": {"top_k": [None, 3], "top_p": [0.4]},
+    "shapes": {"R": [1, 3], "V": [1, 2, 17]},
+    "layouts": ["contiguous"],
+    "examples": 5,
+    "effort": "quick",
+    "every_aspect": False,
+}
+
+
+def from_least(x: Tensor, *, top_k: int | None, top_p: float) -> Tensor:
+    """Sorted upwards; every token equal to the k-th stays."""
+    if top_k is not None:
+        x = x.masked_fill(x < x.topk(min(top_k, x.shape[1])).values[:, -1:], -math.inf)
+    ranked, order = x.sort(descending=False)
+    dropped = ranked.softmax(1).cumsum(1) <= 1 - top_p
+    dropped[:, -1:] = False
+    return x.masked_fill(torch.zeros_like(dropped).scatter(1, order, dropped), -math.inf)
+
+
+def from_most(x: Tensor, *, top_k: int | None, top_p: float, itself: bool = False) -> Tensor:
+    """Sorted downwards; of equal tokens the first ones stay. ``itself``: a share counts to what comes before it."""
+    ranked, order = x.sort(descending=True, stable=True)
+    place = torch.arange(x.shape[1])
+    if top_k is not None:
+        ranked = ranked.masked_fill(place >= top_k, -math.inf)
+    share = ranked.softmax(1)
+    before = share.cumsum(1) - (0.0 if itself else share)
+    kept = ranked.masked_fill((before >= top_p) & (place > 0), -math.inf)
+    return torch.empty_like(x).scatter(1, order, kept)
+
+
+@pytest.mark.parametrize("kernel", [from_least, from_most])
+def test_honest_filters_pass(kernel: Callable[..., Tensor]) -> None:
+    assert examine(kernel, "top_filter", **SETTINGS).passed
+
+
+def test_a_filter_that_drops_the_crossing_token_fails() -> None:
+    def kernel(x: Tensor, *, top_k: int | None, top_p: float) -> Tensor:
+        return from_most(x, top_k=top_k, top_p=top_p, itself=True)
+
+    verdict = examine(kernel, "top_filter", **SETTINGS)
+    assert verdict.outcome == "FAIL"
+    assert "the token with which the shares reach p is missing" in str(verdict)

@@ -23,6 +23,7 @@ from assay.verify.examination.repro import run_line
 from assay.verify.settings import Settings
 
 from . import large_kernels
+from .examined import fails, failure_of
 from .large_kernels import EXPERTS, FAULTY, HEADS, HONEST, ROWS, always_off, attention, softmax, tail_unwritten
 from .usual import only
 
@@ -36,7 +37,6 @@ def plan_and_case(kernel: Any, op: str, at: dict[str, int], **settings: Any) -> 
 
 
 def judged_at(monkeypatch: pytest.MonkeyPatch, kernel: Any, op: str, at: Any, **settings: Any) -> Verdict:
-    """The verdict of an examination that has no other cases."""
     monkeypatch.setattr(run, "PHASES", [phase for phase in run.PHASES if phase[0] == "at"])
     return examine(kernel, op, **{**_EXAMINE, "at": at, **settings})
 
@@ -68,7 +68,6 @@ def test_a_million_elements_cost_a_second_beside_the_kernel(
 
 @pytest.mark.parametrize(("kernel", "op", "at", "settings"), USUAL, ids=lambda value: getattr(value, "__name__", None))
 def test_honest_kernels_pass_at_odd_sizes(kernel: Any, op: str, at: dict[str, int], settings: dict[str, Any]) -> None:
-    """Torch's kernels pass at sizes that no tile divides."""
     odd = {symbol: size + 1 if symbol in ("R", "N", "M", "Sq", "Sk", "T") else size for symbol, size in at.items()}
     plan, case = plan_and_case(kernel, op, odd, seed=1, **settings)
     assert plan.harness.try_case(case).failure is None
@@ -96,12 +95,10 @@ def test_what_fails_only_at_size_is_found_and_named(
     verdict = judged_at(monkeypatch, kernel, op, at, **options)
     assert verdict.outcome == "FAIL"
     assert list(verdict.broken) == [aspect]
-    failure = verdict.failure
-    assert failure is not None
+    failure = failure_of(verdict)
     assert words in failure.message
     assert words in verdict.at[0]
     again = run_line(verdict.repro).failure
-    assert again is not None
     assert (again.kind, again.index) == (failure.kind, failure.index)
 
 
@@ -121,7 +118,6 @@ def test_what_fails_at_any_size_is_shrunk(monkeypatch: pytest.MonkeyPatch) -> No
     """A fault that the large case shows first, and small ones too, is put down to numbers and shrunk to one element."""
     verdict = judged_at(monkeypatch, always_off, "softmax", ROWS)
     assert list(verdict.broken) == ["numbers"]
-    assert verdict.failure is not None
     assert verdict.failure.case.sizes == {"R": 1, "N": 1}
     assert verdict.failure.case.protocol == "once"
 
@@ -139,8 +135,7 @@ def test_what_cannot_be_judged_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     verdict = judged_at(monkeypatch, loss, "cross_entropy", large)
     why = "it can't be evaluated in parts, and is too large as a whole"
     assert verdict.at == (f"T=4096, V=16384: loss not judged: {why}; all of it watched",)
-    small = judged_at(monkeypatch, mean_of_nothing, "cross_entropy", {"T": 300, "V": 1000})
-    assert small.outcome == "FAIL"
+    fails(judged_at(monkeypatch, mean_of_nothing, "cross_entropy", {"T": 300, "V": 1000}))
 
 
 def test_options_and_several_shapes_are_all_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +164,6 @@ def test_options_and_several_shapes_are_all_tried(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_impossible_sizes_are_one_clear_line(op: str, at: Any, words: str) -> None:
-    """An unknown or missing symbol, and sizes that the op forbids, are told before anything runs."""
     with pytest.raises(SettingError) as caught:
         examine(softmax, op, dtype="float32", at=at)
     assert words in str(caught.value)
@@ -177,7 +171,6 @@ def test_impossible_sizes_are_one_clear_line(op: str, at: Any, words: str) -> No
 
 
 def test_the_sizes_are_part_of_the_question() -> None:
-    """They go through a table and back, and into the key of a kept verdict."""
     settings = Settings("softmax", dtype="float32", at=[ROWS])
     assert settings.as_table()["at"] == [ROWS]
     assert Settings.from_table(settings.as_table()) == settings
@@ -185,7 +178,6 @@ def test_the_sizes_are_part_of_the_question() -> None:
 
 
 def test_an_isolated_kernel_is_run_there_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a process of its own it passes, and an unwritten tail is found."""
     assert judged_at(monkeypatch, softmax, "softmax", ROWS, isolate=True).passed
     assert list(judged_at(monkeypatch, tail_unwritten, "softmax", ROWS, isolate=True).broken) == ["memory"]
 

@@ -1,4 +1,4 @@
-"""Bad questions give one clear error; bad kernels give a finding, never a traceback."""
+"""Bad questions give one clear error; bad kernels give a finding, and refusals that are documented are listed."""
 
 import time
 from dataclasses import replace
@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from assay.kernels.libraries.pytorch import softmax
 from assay.runtime.errors import AssayError
-from assay.verify import Contract, check, examine
+from assay.verify import Contract, Verdict, check, examine
 from assay.verify.cases.case import Case
 from assay.verify.errors import ContractError, SettingError, VerificationError
 from assay.verify.examination.repro import run_line
 from assay.verify.harness.target import load_target
+from assay.verify.settings import Settings
 
-
-def softmax(x: torch.Tensor) -> torch.Tensor:
-    return torch.softmax(x, -1)
-
+from .examined import fails, failure_of, first, quick
 
 QUESTIONS: list[tuple[dict[str, Any], str]] = [
     ({"op": "sofmax"}, "did you mean 'softmax'"),
@@ -41,7 +41,6 @@ QUESTIONS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("question", "words"), QUESTIONS, ids=[str(question)[:40] for question, _ in QUESTIONS])
 def test_a_question_that_cannot_be_asked_is_one_clear_line(question: dict[str, Any], words: str) -> None:
-    """An unknown name or impossible setting raises an AssayError of one line that says how to mend it."""
     settings = {"op": "softmax", "dtype": "float32", **question}
     with pytest.raises(AssayError) as caught:
         examine(softmax, settings.pop("op"), **settings)
@@ -63,21 +62,16 @@ def test_a_question_that_cannot_be_asked_is_one_clear_line(question: dict[str, A
     ],
 )
 def test_a_contract_that_cannot_be_is_one_clear_line(fields: dict[str, Any], words: str) -> None:
-    """A contract checks its own fields when it is made."""
     with pytest.raises(AssayError, match="contract: ") as caught:
         Contract(**fields)
     assert words in str(caught.value)
 
 
 def test_a_kernel_that_cannot_be_called_is_refused() -> None:
-    """What isn't callable is no kernel."""
+    """And so is an accumulator model that doesn't take the inputs' format: it says nothing about them."""
     with pytest.raises(AssayError, match="expected a callable, got str"):
-        examine("softmax", "softmax", dtype="float32")  # type: ignore[arg-type]
-
-
-def test_a_contract_for_other_inputs_refuses() -> None:
-    """An accumulator model that doesn't take the inputs' format says nothing about them."""
-    verdict = examine(softmax, "softmax", dtype="float32", contract=Contract(accumulate="hopper-fp8"))
+        examine("softmax", "softmax", dtype="float32")
+    verdict = quick(softmax, contract=Contract(accumulate="hopper-fp8"))
     assert verdict.outcome == "REFUSED"
     assert "float8_e4m3fn" in verdict.note
 
@@ -118,10 +112,7 @@ CONDUCT = [
     ("kernel", "kind", "words"), CONDUCT, ids=[f"{kind}-{words[:20]}" for _, kind, words in CONDUCT]
 )
 def test_misconduct_is_a_finding(kernel: Any, kind: str, words: str) -> None:
-    """A kernel that raises, hangs, leaves or returns the wrong thing fails with the kind and the reason."""
-    verdict = examine(kernel, "softmax", dtype="float32", timeout=0.3, effort="quick", examples=0, shrinking=False)
-    assert verdict.outcome == "FAIL"
-    assert verdict.failure is not None
+    verdict = fails(quick(kernel, timeout=0.3))
     assert verdict.failure.kind == kind
     assert words in verdict.failure.message
 
@@ -136,40 +127,25 @@ def test_check_raises_the_report() -> None:
 
 
 def test_no_case_is_never_a_pass() -> None:
-    """Where everything is left unjudged the outcome is VACUOUS."""
-    verdict = examine(
-        softmax, "softmax", dtype="bfloat16", contract=Contract(accumulate="float8_e5m2"), effort="quick", examples=3
-    )
+    verdict = quick(softmax, dtype="bfloat16", contract=Contract(accumulate="float8_e5m2"), examples=3)
     assert verdict.outcome == "VACUOUS"
 
 
 def test_almost_only_zeros_is_mistrusted() -> None:
-    """A pass that compared nearly nothing but zeros is not called one."""
-    verdict = examine(
+    verdict = quick(
         lambda q, k, v, causal: torch.zeros_like(q),
         "attention",
-        dtype="float32",
         options={"causal": ["bottom_right"]},
         shapes={"B": [1], "Sq": [64], "Sk": [1], "D": [8], "Dv": [8], "Hkv": [1], "H": [1]},
-        effort="quick",
-        examples=0,
     )
     assert verdict.outcome in ("MISTRUSTED", "FAIL")
 
 
 @pytest.mark.parametrize(
     "line",
-    [
-        "",
-        "assay repro",
-        "{}",
-        '{"spec":"softmax"}',
-        "assay repro 'not json'",
-        '{"target":"","out":[],"case":{}}',
-    ],
+    ["", "assay repro", "{}", '{"spec":"softmax"}', "assay repro 'not json'", '{"target":"","out":[],"case":{}}'],
 )
 def test_a_repro_line_that_does_not_parse_is_one_clear_line(line: str) -> None:
-    """A mangled repro line is named as such."""
     with pytest.raises(AssayError, match="repro line: ") as caught:
         run_line(line)
     assert "\n" not in str(caught.value)
@@ -177,15 +153,12 @@ def test_a_repro_line_that_does_not_parse_is_one_clear_line(line: str) -> None:
 
 @pytest.mark.parametrize("target", ["softmax", "no.such.module:f", "torch:no_such_function", "torch:float32"])
 def test_a_target_that_cannot_be_loaded_is_one_clear_line(target: str) -> None:
-    """A kernel is named package.module:function; anything else says what is wrong with it."""
     with pytest.raises(AssayError, match="target "):
         load_target(target)
 
 
 def test_a_case_survives_its_line() -> None:
-    """Writing a case as a line and reading it back gives the same case."""
-    verdict = examine(crash, "softmax", dtype="float32", effort="quick", examples=3)
-    assert verdict.failure is not None
+    verdict = quick(crash, examples=3)
     assert Case.from_dict(verdict.failure.case.as_dict()) == verdict.failure.case
 
 
@@ -197,3 +170,92 @@ def test_a_mistaken_name_is_told_the_right_one() -> None:
         replace(Contract(), subnormal="flush")
     with pytest.raises(SettingError, match="examine: unknown setting 'exampels'; did you mean 'examples'"):
         examine(torch.softmax, "softmax", exampels=3)
+
+
+WIDE = {"too wide": "N * itemsize > 256"}
+
+
+def narrow(x: Tensor) -> Tensor:
+    if x.shape[1] * x.element_size() > 256:
+        raise RuntimeError(f"rows of {x.shape[1]} are too wide")
+    return torch.softmax(x.float(), -1).to(x.dtype)
+
+
+def nowhere(x: Tensor) -> Tensor:
+    raise NotImplementedError("too wide")
+
+
+def by_accident(x: Tensor) -> Tensor:
+    """A crash that has the words of a refusal, where none is documented."""
+    if x.shape[0] > 1:
+        raise ValueError("too wide")
+    return narrow(x)
+
+
+def verdict_of(kernel: Any, **settings: Any) -> Verdict:
+    return quick(kernel, **{"examples": 4, "shapes": {"N": range(1, 260)}, **settings})
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_a_documented_refusal_is_listed(isolate: bool) -> None:
+    verdict = verdict_of(narrow, refuses=WIDE, isolate=isolate)
+    assert verdict.outcome == "PASS", str(verdict)
+    assert list(verdict.refused) == ["RuntimeError 'too wide' where N * itemsize > 256"]
+    assert sum(verdict.refused.values()) > 1
+    assert "refused" in str(verdict)
+    assert Verdict.from_dict(verdict.as_dict()).refused == verdict.refused
+    if not isolate:
+        assert verdict_of(narrow).outcome == "FAIL"
+
+
+def test_only_what_is_documented_is_a_refusal() -> None:
+    for kernel, refuses in ((by_accident, WIDE), (narrow, {"too narrow": ""}), (narrow, {"too wide": "N > 200"})):
+        verdict = verdict_of(kernel, refuses=refuses)
+        assert verdict.failure.kind == "crash"
+
+
+def test_who_refuses_everything_does_not_pass() -> None:
+    assert verdict_of(nowhere, refuses=["too wide"]).outcome == "VACUOUS"
+    mostly = verdict_of(narrow, refuses="too wide", shapes={"N": range(60, 260)})
+    assert mostly.outcome == "MISTRUSTED"
+    assert "cases were refused" in mostly.note
+
+
+@pytest.mark.parametrize(
+    ("refuses", "words"),
+    [
+        ({"too wide": "M > 3"}, "unknown dimension 'M'"),
+        ({"too wide": "N >"}, "expected a condition on sizes"),
+        ({"too wide": "N.real > 3"}, "expected comparisons of sizes"),
+        ({"too (wide": ""}, "expected a regular expression"),
+    ],
+)
+def test_a_refusal_that_cannot_be_is_one_clear_line(refuses: dict[str, str], words: str) -> None:
+    with pytest.raises(SettingError, match=words):
+        Settings("softmax", dtype="float32", refuses=refuses)
+
+
+def test_refusals_are_settings() -> None:
+    settings = Settings("softmax", dtype="float32", refuses=["too wide"])
+    assert settings.refuses == {"too wide": ""}
+    assert Settings.from_table(settings.as_table()) == settings
+
+
+def rms(x: Tensor, w: Tensor) -> Tensor:
+    """An adapter that lacks a listed keyword."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * w
+
+
+def test_a_wrong_signature_is_told_with_the_call() -> None:
+    with pytest.raises(SettingError, match=r"called as f\(x, weight, eps=1e-06\), but it takes \(x: .*'eps'"):
+        examine(rms, "rmsnorm", dtype="float32", options={"eps": [1e-6]})
+    with pytest.raises(SettingError, match=r"called as f\(x\), but it takes \(x: .*missing a required argument: 'w'"):
+        examine(rms, "softmax", dtype="float32")
+
+
+def test_a_type_error_inside_names_the_call_too() -> None:
+    """An adapter that takes anything hands on what the kernel doesn't take."""
+    failure = failure_of(
+        first(lambda *tensors, **options: rms(*tensors, **options), "rmsnorm", options={"eps": [1e-6]})
+    )
+    assert "the kernel is called as f(x, weight, eps=1e-06)" in failure.message

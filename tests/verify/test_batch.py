@@ -7,20 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.verify import Contract, examine
+from assay.verify import Contract
+from tests.zoo.attention import attention_rows
+from tests.zoo.numerics import load
+from tests.zoo.products import moe_by_expert
+from tests.zoo.softmax import softmax_shifted
 
-from .zoo.honest_attention import attention_rows
-from .zoo.honest_moe import moe_by_expert
-from .zoo.honest_softmax import softmax_shifted
-from .zoo.numerics import load
+from .examined import failure_of, passes, quick
 
 PROMISED = Contract(batch_invariant=True)
-
-
-@pytest.fixture(autouse=True)
-def no_shrinking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Verdicts matter here, not how small a failure gets."""
-    monkeypatch.setattr("assay.verify.examination.diagnosis.shrink", lambda failure, *_, **__: failure)
 
 
 def in_blocks(values: Tensor, block: int) -> Tensor:
@@ -84,31 +79,24 @@ VARIANT: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
     "split-k": (
         "gemm",
         lambda a, b: gemm_in_blocks(a, b, lambda rows: 1 if rows > 4 else 4),
-        {"dtype": "float32", "shapes": {"K": range(8, 65), "N": [1, 8]}},
+        {"shapes": {"K": range(8, 65), "N": [1, 8]}},
     ),
     "neighbours": ("rmsnorm", rmsnorm_of_neighbours, {"dtype": "float32", "shapes": {"N": range(2, 80)}}),
 }
 
 
-ROWS = [pytest.param(*row, id=name) for name, row in VARIANT.items()]
-
-
-@pytest.mark.parametrize(("op", "kernel", "settings"), ROWS)
+@pytest.mark.parametrize(("op", "kernel", "settings"), VARIANT.values(), ids=VARIANT)
 def test_a_row_that_depends_on_its_batch_is_found(
     op: str, kernel: Callable[..., Any], settings: dict[str, Any]
 ) -> None:
-    """Reduction orders picked by the number of rows or the row's place, and scales of the whole batch, are variant."""
-    verdict = examine(kernel, op, contract=PROMISED, effort="quick", examples=0, shrinking=False, **settings)
-    assert verdict.failure is not None, str(verdict)
-    assert verdict.failure.kind == "batch_variant", str(verdict)
-    assert "alone gives other bits" in verdict.failure.message
+    """Reduction orders picked by the number of rows or the row's place, and scales of the whole batch, are variant.
 
-
-@pytest.mark.parametrize(("op", "kernel", "settings"), VARIANT.values(), ids=VARIANT)
-def test_without_the_promise_it_is_no_fault(op: str, kernel: Callable[..., Any], settings: dict[str, Any]) -> None:
-    """The same kernels keep the default contract: every order is as good as another."""
-    verdict = examine(kernel, op, effort="quick", examples=0, **settings)
-    assert verdict.outcome == "PASS", str(verdict)
+    Without the promise it is no fault: every order is as good as another.
+    """
+    failure = failure_of(quick(kernel, op, contract=PROMISED, **settings))
+    assert failure.kind == "batch_variant"
+    assert "alone gives other bits" in failure.message
+    passes(quick(kernel, op, **settings))
 
 
 INVARIANT: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
@@ -124,9 +112,7 @@ INVARIANT: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("op", "kernel", "settings"), INVARIANT.values(), ids=INVARIANT)
 def test_an_invariant_kernel_keeps_its_promise(op: str, kernel: Callable[..., Any], settings: dict[str, Any]) -> None:
-    """An order that the row alone decides gives the same bits in any batch."""
-    verdict = examine(kernel, op, contract=PROMISED, effort="quick", examples=5, **settings)
-    assert verdict.outcome == "PASS", str(verdict)
+    passes(quick(kernel, op, contract=PROMISED, examples=5, **settings))
 
 
 def test_the_batch_of_attention_and_of_experts_is_a_batch_too() -> None:
@@ -141,11 +127,7 @@ def test_the_batch_of_attention_and_of_experts_is_a_batch_too() -> None:
         return torch.nextafter(out, torch.zeros_like(out)) if len(x) > 1 else out
 
     small = {"B": [1, 3], "Hkv": [1], "H": [2], "Sq": [5], "Sk": [7], "D": [8], "Dv": [8]}
-    settings: dict[str, Any] = {"dtype": "float32", "contract": PROMISED, "effort": "quick", "examples": 0}
-    settings["shrinking"] = False
-    for verdict in (
-        examine(attention_by_batch, "attention", shapes=small, **settings),
-        examine(experts_by_batch, "moe", shapes={"T": [1, 7], "E": [2], "D": [4], "F": [4]}, **settings),
-    ):
-        assert verdict.failure is not None, str(verdict)
-        assert verdict.failure.kind in ("batch_variant", "contract"), str(verdict)
+    few = {"T": [1, 7], "E": [2], "D": [4], "F": [4]}
+    for kernel, op, shapes in ((attention_by_batch, "attention", small), (experts_by_batch, "moe", few)):
+        failure = failure_of(quick(kernel, op, contract=PROMISED, shapes=shapes))
+        assert failure.kind in ("batch_variant", "contract")

@@ -5,6 +5,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,19 +13,15 @@ import torch
 from torch import Tensor
 
 from assay.kernels.libraries.pytorch import softmax
-from assay.verify import Contract, examine
+from assay.verify import Contract
 from assay.verify.cases.case import Case
 from assay.verify.harness.call import Call
 from assay.verify.harness.runner import KernelHarness
+from tests.zoo.conduct import Remembered, shape_and_dtype
 
-from .zoo.faulty_conduct import Remembered, shape_and_dtype
+from .examined import fails, failure_of, first, passes, quick
 
-FEW: dict[str, Any] = {
-    "dtype": "float32",
-    "effort": "quick",
-    "examples": 0,
-    "shapes": {"R": [3], "N": range(1, 10)},
-}
+SHAPES = {"R": [3], "N": range(1, 10)}
 WRONG = ("contract", "exact", "nonfinite", "unwritten_output")
 
 
@@ -59,8 +56,8 @@ def reads_goldens(x: Tensor) -> Tensor:
 
 def patches_judge(x: Tensor) -> Tensor:
     """From now on every number is finite, and every comparison true."""
-    torch.isfinite = lambda value: torch.ones(value.shape, dtype=torch.bool)  # type: ignore[assignment]
-    torch.Tensor.__le__ = lambda self, other: torch.ones(self.shape, dtype=torch.bool)  # type: ignore[method-assign, assignment]
+    torch.isfinite = lambda value: torch.ones(value.shape, dtype=torch.bool)
+    torch.Tensor.__le__ = lambda self, other: torch.ones(self.shape, dtype=torch.bool)
     return torch.zeros_like(x)
 
 
@@ -70,58 +67,61 @@ def patches_judge(x: Tensor) -> Tensor:
     ids=["stale_memory", "kept_by_shape", "skips_when_timed", "reads_goldens"],
 )
 def test_answers_that_are_not_computed_are_caught(kernel: Callable[[Tensor], Tensor]) -> None:
-    """Stale memory, answers kept by shape, work left out when timed, goldens looked for in memory."""
-    verdict = examine(
-        kernel, "softmax", dtype="float32", effort="quick", examples=20, every_aspect=False, shrinking=False
-    )
-    assert verdict.failure is not None, str(verdict)
-    assert verdict.failure.kind in (*WRONG, "nondeterministic", "shape")
+    assert failure_of(first(kernel, examples=20)).kind in (*WRONG, "nondeterministic", "shape")
 
 
 def test_only_many_equal_calls_show_work_skipped_in_a_timed_loop() -> None:
-    """Two calls with the same tensor are answered alike; then the data change in the same memory."""
     case = Case("softmax", {"R": 3, "N": 5}, {"x": "float32"})
     for protocol, found in (("repeat", False), ("after_refill", False), ("after_many", True)):
         harness = KernelHarness(Call(SkipsWhenTimed(), {}), Contract())
         assert (harness.try_case(replace(case, protocol=protocol)).failure is not None) == found, protocol
 
 
+@pytest.fixture
+def importable(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Kernels of a module that another process can import."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    return importlib.import_module("cheating_kernels")
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param("lazy_when_alone", marks=pytest.mark.evidence), "lazy_without_pytest", "lazy_without_guards"]
 )
-def test_a_kernel_that_knows_the_harness_is_caught_outside(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_knows_the_harness_is_caught_outside(name: str, importable: ModuleType) -> None:
     """Isolated, it is also called where nothing tells: no caller, no module, no guarded memory."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    kernel = getattr(importlib.import_module("cheating_kernels"), name)
-    verdict = examine(kernel, "softmax", isolate=True, every_aspect=False, shrinking=False, **FEW)
-    assert verdict.failure is not None, str(verdict)
-    assert verdict.failure.case.protocol == "outside"
+    verdict = first(getattr(importable, name), isolate=True, shapes=SHAPES)
+    assert failure_of(verdict).case.protocol == "outside"
 
 
-def test_an_honest_kernel_passes_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It gives the same there."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    kernel = importlib.import_module("cheating_kernels").softmax
-    verdict = examine(kernel, "softmax", isolate=True, **FEW)
-    assert verdict.passed, str(verdict)
-    assert verdict.phases["outside"] == 1
+def test_an_honest_kernel_passes_outside(importable: ModuleType) -> None:
+    assert passes(quick(importable.softmax, isolate=True, shapes=SHAPES)).phases["outside"] == 1
 
 
-def test_patched_torch_is_a_finding_and_mended() -> None:
-    """What was replaced is named, and put back before anything is judged."""
-    isfinite = torch.isfinite
-    verdict = examine(patches_judge, "softmax", dtype="float32", effort="quick", examples=0, shrinking=False)
-    assert verdict.failure is not None
-    assert verdict.failure.kind == "input_mutated"
-    assert "torch.isfinite" in verdict.failure.message
-    assert torch.isfinite is isfinite
+def deletes(x: Tensor) -> Tensor:
+    """One function of torch less."""
+    del torch.isfinite
+    return softmax(x)
+
+
+def swaps(x: Tensor) -> Tensor:
+    """One function of torch for another of torch's own."""
+    torch.allclose = torch.functional.norm
+    return softmax(x)
+
+
+@pytest.mark.parametrize(("kernel", "name"), [(patches_judge, "isfinite"), (deletes, "isfinite"), (swaps, "allclose")])
+def test_patched_torch_is_a_finding_and_mended(kernel: Callable[[Tensor], Tensor], name: str) -> None:
+    """Replaced, deleted or exchanged, a function is named, and put back before anything is judged."""
+    before = getattr(torch, name)
+    failure = failure_of(quick(kernel))
+    assert failure.kind == "input_mutated"
+    assert f"torch.{name}" in failure.message
+    assert getattr(torch, name) is before
 
 
 def test_torch_may_replace_its_own() -> None:
     """Loading torch's compiler inside a call, which wraps some functions of torch, is no tampering."""
-    compiled = torch.compile(softmax, backend="eager")
-    verdict = examine(compiled, "softmax", layouts=["contiguous"], **FEW)
-    assert verdict.passed, str(verdict)
+    assert quick(torch.compile(softmax, backend="eager"), layouts=["contiguous"], shapes=SHAPES).passed
 
 
 class Liar(Tensor):
@@ -134,29 +134,4 @@ class Liar(Tensor):
 
 
 def test_a_tensor_with_a_will_of_its_own_is_judged_by_its_numbers() -> None:
-    """A subclass that answers every question with other numbers than it holds."""
-    few: dict[str, Any] = {"effort": "quick", "examples": 0, "every_aspect": False, "shrinking": False}
-    verdict = examine(lambda x: (softmax(x) * 1.5).as_subclass(Liar), "softmax", dtype="float32", **few)
-    assert verdict.outcome == "FAIL", str(verdict)
-
-
-def deletes(x: Tensor) -> Tensor:
-    """One function of torch less."""
-    del torch.isfinite
-    return softmax(x)
-
-
-def swaps(x: Tensor) -> Tensor:
-    """One function of torch for another of torch's own."""
-    torch.allclose = torch.functional.norm  # type: ignore[assignment]
-    return softmax(x)
-
-
-@pytest.mark.parametrize(("kernel", "name"), [(deletes, "isfinite"), (swaps, "allclose")])
-def test_deleted_and_exchanged_functions_are_found_too(kernel: Callable[[Tensor], Tensor], name: str) -> None:
-    """Whatever stands there afterwards, the function is put back."""
-    before = getattr(torch, name)
-    verdict = examine(kernel, "softmax", dtype="float32", effort="quick", examples=0, shrinking=False)
-    assert verdict.failure is not None
-    assert f"torch.{name}" in verdict.failure.message
-    assert getattr(torch, name) is before
+    fails(first(lambda x: (softmax(x) * 1.5).as_subclass(Liar)))

@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from assay.verify import examine
-from tests.verify.zoo import FAULTY, HONEST, Entry, Faulty
+from tests.zoo import FAULTY, HONEST, Entry, Faulty
+
+from .examined import failure_of, passes, quick
 
 pytestmark = pytest.mark.slow
 
@@ -29,22 +31,18 @@ def entries(table: Sequence[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("entry", entries(HONEST))
 def test_an_honest_kernel_is_accepted(entry: Entry) -> None:
-    """A kernel that keeps its contract passes."""
-    verdict = examine(entry.kernel, entry.spec, examples=10, **entry.examine)
-    assert verdict.outcome == "PASS", str(verdict)
+    passes(examine(entry.kernel, entry.spec, examples=10, **entry.examine))
 
 
 @pytest.mark.parametrize("entry", entries(FAULTY))
 def test_a_faulty_kernel_is_rejected(entry: Faulty) -> None:
-    """The same kernel with one fault fails, for a reason that the fault explains."""
     verdict = examine(entry.kernel, entry.spec, strict=True, every_aspect=False, **entry.examine)
     assert verdict.outcome == "FAIL", str(verdict)
-    assert verdict.failure is not None
-    assert verdict.failure.kind in entry.kinds, str(verdict)
+    assert failure_of(verdict).kind in entry.kinds
 
 
 def test_torch_softmax_is_accepted() -> None:
     """200 examples of torch's softmax pass; how long that takes is for `./dev bench examine` to tell."""
-    verdict = examine(lambda x: torch.softmax(x, -1), "softmax", dtype="bfloat16", effort="quick", examples=200)
+    verdict = quick(lambda x: torch.softmax(x, -1), dtype="bfloat16", examples=200)
     assert verdict.passed
     assert verdict.phases["fuzz"] == 200

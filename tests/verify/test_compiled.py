@@ -7,15 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.verify import examine
 from assay.verify.harness.compiled import compiled
 
-SETTINGS: dict[str, Any] = {
-    "dtype": "bfloat16",
-    "shapes": {"R": [1, 5], "N": [1, 7, 33]},
-    "effort": "quick",
-    "examples": 0,
-}
+from .examined import fails, passes, quick
+
+SETTINGS: dict[str, Any] = {"dtype": "bfloat16", "shapes": {"R": [1, 5], "N": [1, 7, 33]}}
 
 
 @pytest.fixture(autouse=True)
@@ -49,14 +45,11 @@ class Backend:
 
 
 def test_a_compiled_function_passes() -> None:
-    """Captured as one graph, by way of AOT autograd."""
-    verdict = examine(compiled(softmax, backend="aot_eager", fullgraph=True), "softmax", **SETTINGS)
-    assert verdict.passed, str(verdict)
+    assert quick(compiled(softmax, backend="aot_eager", fullgraph=True), **SETTINGS).passed
 
 
 @pytest.mark.parametrize("compiler", [torch.compile, compiled])
 def test_every_call_runs_what_was_compiled(compiler: Any) -> None:
-    """torch.compile by itself would run most calls in eager mode, once it has met eight variants."""
     backend, eager = Backend(), 0
 
     def counted(x: Tensor) -> Tensor:
@@ -65,8 +58,7 @@ def test_every_call_runs_what_was_compiled(compiler: Any) -> None:
         return softmax(x)
 
     kernel = compiler(counted, backend=backend, dynamic=False)
-    verdict = examine(kernel, "softmax", **SETTINGS)
-    assert verdict.passed, str(verdict)
+    verdict = passes(quick(kernel, **SETTINGS))
     assert eager == 0
     assert backend.graphs > 8
     assert backend.calls > verdict.cases
@@ -74,22 +66,17 @@ def test_every_call_runs_what_was_compiled(compiler: Any) -> None:
 
 @pytest.mark.parametrize("compiler", [torch.compile, compiled])
 def test_a_fault_in_a_late_variant_is_found(compiler: Any) -> None:
-    """The ninth graph is wrong, which torch.compile by itself never runs."""
-    kernel = compiler(softmax, dynamic=False, backend=Backend(wrong_from=9))
-    assert examine(kernel, "softmax", **SETTINGS).outcome == "FAIL"
+    fails(quick(compiler(softmax, dynamic=False, backend=Backend(wrong_from=9)), **SETTINGS))
 
 
 def test_the_limit_is_the_callers_again() -> None:
-    """What the caller has set stands after an examination."""
     config = torch._dynamo.config
     before = config.recompile_limit, config.fail_on_recompile_limit_hit
-    assert examine(torch.compile(softmax, backend="eager"), "softmax", **SETTINGS).passed
+    assert quick(torch.compile(softmax, backend="eager"), **SETTINGS).passed
     assert (config.recompile_limit, config.fail_on_recompile_limit_hit) == before
 
 
 @pytest.mark.evidence
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_inductors_code_passes(dtype: str) -> None:
-    """Compiled by the C++ compiler of this machine, with sizes that it knows and with symbolic ones."""
-    verdict = examine(compiled(softmax), "softmax", **{**SETTINGS, "dtype": dtype, "timeout": 300.0})
-    assert verdict.passed, str(verdict)
+    assert quick(compiled(softmax), **{**SETTINGS, "dtype": dtype, "timeout": 300.0}).passed

@@ -1,4 +1,4 @@
-"""Each field of a contract changes a verdict: a kernel that keeps only the weaker promise fails under the stronger."""
+"""Each field of a contract changes a verdict: who keeps only the weaker promise fails under the stronger; names."""
 
 import math
 from collections.abc import Callable
@@ -9,23 +9,28 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay.cli.settings import contract_fields
+from assay.golden.lowering.spec import STAGES
+from assay.golden.registry import spec, specs
+from assay.kernels.libraries.pytorch import softmax
 from assay.kernels.libraries.pytorch_eager import rms_norm_cast_before_weight
-from assay.verify import Contract, Verdict, examine
+from assay.verify import Contract, Verdict
 from assay.verify.cases.case import Case
 from assay.verify.contract import contract_from_table
 from assay.verify.errors import ContractError
 from assay.verify.harness.call import Call
 from assay.verify.harness.runner import KernelHarness
+from assay.verify.named_contracts import bases, contract_named, fields_of_base
+from assay.verify.settings import Settings
+from tests.zoo import rounding
+from tests.zoo.attention import attention_rows
+from tests.zoo.conduct import gemm_random_order
+from tests.zoo.functions import silu, silu_values
+from tests.zoo.numerics import load, nan_to_zero, store_flushed, store_saturated, store_truncated
+from tests.zoo.products import gemm, moe_by_expert, moe_by_expert_rounded
+from tests.zoo.softmax import softmax_online, softmax_shifted, softmax_unshifted
 
-from .zoo import rounded_on_the_way as rounding
-from .zoo.faulty_conduct import gemm_random_order
-from .zoo.faulty_rows import softmax_unshifted
-from .zoo.honest_attention import attention_rows
-from .zoo.honest_elementwise import silu, silu_values
-from .zoo.honest_gemm import gemm
-from .zoo.honest_moe import moe_by_expert, moe_by_expert_rounded
-from .zoo.honest_softmax import softmax_shifted
-from .zoo.numerics import load, nan_to_zero, store_flushed, store_saturated, store_truncated
+from .examined import fails, failure_of, first, passes, quick
 
 Kernel = Callable[..., Any]
 BFLOAT16, FLOAT16 = torch.bfloat16, torch.float16
@@ -43,11 +48,6 @@ def gemm_overflowing_to_nan(a: Tensor, b: Tensor) -> Tensor:
     """There is no infinity, only NaN."""
     stored = gemm(a, b)
     return torch.where(stored.isinf(), math.nan, stored)
-
-
-def gemm_off(a: Tensor, b: Tensor) -> Tensor:
-    """In random order, and 2 % too large."""
-    return gemm_random_order(a, b) * 1.02
 
 
 def rope_in_bfloat16(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -96,11 +96,6 @@ def attention_with_empty_rows(value: float, q: Tensor, k: Tensor, v: Tensor, *, 
     out = attention_rows(q, k, v, causal=causal)
     out[:, :, : max(q.shape[2] - k.shape[2], 0)] = value
     return out
-
-
-def attention_half(q: Tensor, k: Tensor, v: Tensor, *, causal: str) -> Tensor:
-    """Half of what is right."""
-    return attention_with_empty_rows(7.0, q, k, v, causal=causal) * 0.5
 
 
 def merge_multiplying(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
@@ -188,32 +183,21 @@ USUAL = (
     "nonfinite", "masked_rows-any", "deterministic",
 )  # fmt: skip
 """What a usual run takes: each field, and each way that it is honoured."""
-ROWS = [
-    pytest.param(*row, id=name, marks=() if name in USUAL else pytest.mark.evidence) for name, row in FIELDS.items()
-]
 
 
 def verdict_of(op: str, kernel: Kernel, settings: dict[str, Any], contract: dict[str, Any]) -> Verdict:
-    """The verdict after a few examples, without an explanation."""
-    few = {"effort": "quick", "examples": 4, "every_aspect": False, "shrinking": False}
-    return examine(kernel, op, contract=Contract(**contract), **{**few, **settings})
+    return first(kernel, op, contract=Contract(**contract), **{"examples": 4, **settings})
 
 
-@pytest.mark.parametrize(("op", "kernel", "settings", "broken", "kept"), ROWS)
+@pytest.mark.parametrize(
+    ("op", "kernel", "settings", "broken", "kept"),
+    [pytest.param(*row, id=name, marks=() if name in USUAL else pytest.mark.evidence) for name, row in FIELDS.items()],
+)
 def test_a_field_decides(
     op: str, kernel: Kernel, settings: dict[str, Any], broken: dict[str, Any], kept: dict[str, Any]
 ) -> None:
-    """The kernel fails under the contract that it breaks and passes under the one that it keeps."""
-    failed = verdict_of(op, kernel, settings, broken)
-    assert failed.outcome == "FAIL", str(failed)
-    passed = verdict_of(op, kernel, settings, kept)
-    assert passed.outcome == "PASS", str(passed)
-    assert passed.worst <= 1 < failed.worst or failed.failure.kind == "nondeterministic"  # type: ignore[union-attr]
-
-
-def halved(y: Tensor, dtype: torch.dtype) -> Tensor:
-    """Half of what is right, saturated."""
-    return store_saturated(y / 2, dtype)
+    failed, passed = fails(verdict_of(op, kernel, settings, broken)), passes(verdict_of(op, kernel, settings, kept))
+    assert passed.worst <= 1 < failed.worst or failure_of(failed).kind == "nondeterministic"
 
 
 def sum_flushing(x: Tensor) -> Tensor:
@@ -226,7 +210,6 @@ def sum_flushing(x: Tensor) -> Tensor:
 
 
 def test_partial_sums_may_be_flushed() -> None:
-    """-2 + 2.5 least normal numbers are subnormal: where they are flushed the sum, of 2 more, lacks them."""
     edits = tuple(("shards", (row, 0), number * 2.0**-126) for row, number in enumerate((-2.0, 2.5, 2.0)))
     case = Case("all_reduce", {"R": 3, "N": 1}, {"shards": "float32"}, {}, {"shards": "zeros"}, edits=edits)
     call = Call(sum_flushing, {})
@@ -234,20 +217,27 @@ def test_partial_sums_may_be_flushed() -> None:
     assert KernelHarness(call, Contract(subnormals="keep")).try_case(case).failure is not None
 
 
-def silu_flushing_normals(x: Tensor) -> Tensor:
-    """Numbers are zero that are small and yet no subnormals."""
-    return torch.where(silu(x).abs() < 2.0**-90, 0.0, silu(x))
-
-
 @pytest.mark.parametrize(
     ("op", "kernel", "settings", "contract", "kinds"),
     [
         ("softmax", softmax_unshifted, F32, {"nonfinite": "unspecified"}, "nonfinite"),
         ("softmax", BY_CHANCE, BF16, {"rounding": "stochastic"}, "nondeterministic"),
-        ("gemm", gemm_off, F32, {"deterministic": False}, "contract exact"),
-        ("gemm", partial(gemm, store=halved), F16, {"overflow": "saturate"}, "contract exact"),
-        ("silu", silu_flushing_normals, F32, {"subnormals": "flush"}, "contract exact"),
-        ("attention", attention_half, MASKED, {"masked_rows": "any"}, "contract exact"),
+        ("gemm", lambda a, b: gemm_random_order(a, b) * 1.02, F32, {"deterministic": False}, "contract exact"),
+        (
+            "gemm",
+            partial(gemm, store=lambda y, dtype: store_saturated(y / 2, dtype)),
+            F16,
+            {"overflow": "saturate"},
+            "contract exact",
+        ),
+        (
+            "silu",
+            lambda x: torch.where(silu(x).abs() < 2.0**-90, 0.0, silu(x)),
+            F32,
+            {"subnormals": "flush"},
+            "contract exact",
+        ),
+        ("attention", lambda *t, **o: EMPTY(7.0, *t, **o) * 0.5, MASKED, {"masked_rows": "any"}, "contract exact"),
         ("gemm", INBF, short("bfloat16", 8), {"accumulate": "tf32"}, "contract exact"),
         ("gemm", partial(rounding.gemm_tf32, bits=14), F32, {"accumulate": "tf32-dot"}, "contract exact"),
     ],
@@ -256,20 +246,12 @@ def silu_flushing_normals(x: Tensor) -> Tensor:
 def test_a_weaker_contract_still_rejects(
     op: str, kernel: Kernel, settings: dict[str, Any], contract: dict[str, Any], kinds: str
 ) -> None:
-    """What a field gives up is that and no more: NaN out of numbers, other bits, wrong numbers still fail."""
-    verdict = verdict_of(op, kernel, settings, contract)
-    assert verdict.failure is not None
-    assert verdict.failure.kind in kinds.split(), str(verdict)
+    assert failure_of(verdict_of(op, kernel, settings, contract)).kind in kinds.split()
 
 
 def in_float32(kernel: Kernel, *inputs: Tensor) -> Tensor:
     """The kernel by way of float32."""
-    y: Tensor = kernel(*(x.float() for x in inputs)).double()
-    return y
-
-
-def softmax_torch(x: Tensor) -> Tensor:
-    return torch.softmax(x, -1)
+    return kernel(*(x.float() for x in inputs)).double()
 
 
 def gemm_backwards(a: Tensor, b: Tensor) -> Tensor:
@@ -283,15 +265,14 @@ def gemm_scaled(a: Tensor, b: Tensor) -> Tensor:
     return (a * scale) @ (b * scale) / scale / scale
 
 
-DOUBLE = Contract(accumulate="float64", compute="float64")
 VECTOR = {"M": [1], "N": range(1, 27), "K": range(1, 27)}  # small enough for Arb where float64 doesn't resolve
 
 
 @pytest.mark.parametrize(
     ("op", "kernel", "shapes", "outcome"),
     [
-        ("softmax", softmax_torch, {"R": range(1, 65), "N": range(1, 130)}, "PASS"),
-        ("softmax", partial(in_float32, softmax_torch), {}, "FAIL"),
+        ("softmax", softmax, {"R": range(1, 65), "N": range(1, 130)}, "PASS"),
+        ("softmax", partial(in_float32, softmax), {}, "FAIL"),
         ("gemm", torch.matmul, {"M": range(1, 21), "N": range(1, 26), "K": range(1, 33)}, "PASS"),
         ("gemm", partial(in_float32, torch.matmul), {}, "FAIL"),
         ("gemm", gemm_backwards, VECTOR, "PASS"),
@@ -301,8 +282,8 @@ VECTOR = {"M": [1], "N": range(1, 27), "K": range(1, 27)}  # small enough for Ar
 )
 def test_float64_kernels_are_judged_in_float64(op: str, kernel: Kernel, shapes: dict[str, Any], outcome: str) -> None:
     """Under a float64 contract torch's own kernels pass, and the same through float32 fail by far."""
-    few = {"effort": "quick", "examples": 4, "every_aspect": False, "shrinking": False}
-    verdict = examine(kernel, op, dtype="float64", contract=DOUBLE, shapes=shapes, **few)
+    contract = Contract(accumulate="float64", compute="float64")
+    verdict = first(kernel, op, "float64", contract=contract, shapes=shapes, examples=4)
     assert verdict.outcome == outcome, str(verdict)
     assert outcome == "PASS" or verdict.worst > 1e3
 
@@ -315,3 +296,98 @@ def test_contracts_are_read_from_tables() -> None:
     assert str(made) == "accumulate='float16', ulps={'exp': 8}"
     with pytest.raises(ContractError, match="did you mean 'accumulate'"):
         contract_from_table({"acumulate": "float16"})
+
+
+def decay_off(old: Tensor, new: Tensor) -> Tensor:
+    """A rescaling whose exponential is two ulps too large, as it may be."""
+    decay = torch.exp(old - new)
+    return torch.where(decay > 0, torch.nextafter(torch.nextafter(decay, torch.tensor(math.inf)), decay + 1), decay)
+
+
+@pytest.mark.parametrize(("block", "every", "outcome"), [(1, 16, "FAIL"), (1, 1, "WARN"), (16, 16, "PASS")])
+def test_rescalings_count_once_a_block(block: int, every: int, outcome: str) -> None:
+    """An online softmax whose rescalings are as far off as allowed keeps the contract that states its blocks.
+
+    At every key, and always to one side, that is suspect, as rounding does no such thing.
+    """
+    kernel = partial(softmax_online, block=block, rescale=decay_off)
+    shapes = {"R": range(1, 20), "N": range(1, 200 * block)}
+    contract = Contract(rescale_every=every)
+    assert first(kernel, contract=contract, shapes=shapes, examples=4).outcome == outcome
+
+
+def test_a_number_of_keys_is_a_whole_one() -> None:
+    """A contract's table states how many keys come before a rescaling; zero, halves and words are refused."""
+    assert contract_from_table({"rescale_every": 64}) == Contract(rescale_every=64)
+    for value in (0, -1, 0.5, True, "16"):
+        with pytest.raises(ContractError, match="expected a whole number of at least 1"):
+            contract_from_table({"rescale_every": value})
+
+
+NAMES = ("flash-attention-2", "torch", "transformers", "triton-default", "xla-cpu")
+
+
+KEPT: dict[str, tuple[str, Callable[..., Any], dict[str, Any], str]] = {
+    "transformers, norm": ("rmsnorm", rms_norm_cast_before_weight, BF16, "transformers"),
+    "transformers, attention": (
+        "attention", rounding.attention_rounding_scores, {**BF16, "shapes": SMALL}, "transformers",
+    ),
+    "torch": ("swiglu", rounding.swiglu_rounding, BF16, "torch"),
+    "triton-default": ("gemm", rounding.gemm_tf32, F32, "triton-default"),
+    "xla-cpu": ("silu", partial(silu, store=store_flushed), F32, "xla-cpu"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "kernel", "settings", "name"), KEPT.values(), ids=KEPT)
+def test_a_kernel_keeps_the_contract_of_its_kind(
+    op: str, kernel: Callable[..., Any], settings: dict[str, Any], name: str
+) -> None:
+    """Under the name it passes, and under another that doesn't allow what it does it doesn't pass cleanly."""
+    found = passes(first(kernel, op, contract=name, examples=2, effort="usual", **settings))
+    assert found.contract.startswith(name)
+    assert first(kernel, op, examples=2, effort="usual", **settings).outcome in ("FAIL", "WARN")
+
+
+def test_there_are_these() -> None:
+    assert bases() == NAMES
+    for name in NAMES:
+        for op in specs():
+            made = Contract(base=name).of(spec(op))
+            assert made == made.of(spec(op))
+            assert set(made.stages or {}) <= set(spec(op).stages)
+
+
+def test_tables_name_stages_and_ops_that_there_are() -> None:
+    """No field of a named contract is dead: each stage is one of some op, and each table is an op's."""
+    known = {stage for op in specs() for stage in spec(op).stages} | STAGES.keys()
+    for name in NAMES:
+        assert set(fields_of_base(name, "").get("stages", {})) <= known
+    assert fields_of_base("torch", "silu")["nonfinite"] == "unspecified"
+
+
+def test_a_base_is_composed_with_fields() -> None:
+    """Fields given stand on top; stages and ulps are added to those of the base, and the rest of an op's stay."""
+    made = Contract(base="transformers", ulps={"exp": 4}, stages={"scores": None}).of(spec("attention"))
+    assert made.stages == {"query": None, "scores": None, "probabilities": "input"}
+    assert (made.ulps["exp"], made.ulps["div"], made.masked_rows) == (4, 2, "any")
+    assert Contract(base="transformers").of(spec("attention_decode")).masked_rows == "zero"
+    assert Contract(base="transformers").of(spec("softmax")).stages is None
+
+
+def test_a_name_travels() -> None:
+    settings = Settings("rmsnorm", dtype="bfloat16", contract="transformers")
+    assert settings.contract.stages == {"normalized": "input"}
+    assert Settings.from_table(settings.as_table()) == settings
+    assert str(settings.contract) == "transformers, stages={'normalized': 'input'}, subnormals='flush'"
+    fields = contract_fields(["transformers", "ulps.exp=4"])
+    assert contract_from_table(fields) == Contract(base="transformers", ulps={"exp": 4})
+    assert contract_from_table("xla-cpu") == Contract(base="xla-cpu")
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ContractError, match="did you mean 'transformers'"):
+        Contract(base="transformer")
+    with pytest.raises(ContractError, match="did you mean 'transformers'"):
+        contract_named("transfomers")
+    with pytest.raises(ContractError, match=r"did you mean 'triton\.softmax'"):
+        quick(silu, "silu", contract="triton.sofmax")

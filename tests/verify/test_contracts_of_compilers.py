@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from assay.interpreter import faithful
-from assay.verify import examine
 
+from .examined import fails, first, passes
 from .libraries import DTYPES, ROWS, judged
 
 triton = pytest.importorskip("triton")
@@ -21,9 +21,9 @@ PRODUCTS: dict[str, Any] = {"shapes": {"M": [16, 32], "N": [16], "K": [16, 48]}}
 def dot_kernel(a_ptr, b_ptr, c_ptr, N, K, HALF: tl.constexpr):
     m, n, k = tl.program_id(0) * 16 + tl.arange(0, 16), tl.program_id(1) * 16 + tl.arange(0, 16), tl.arange(0, 16)
     acc = tl.zeros((16, 16), tl.float32)
-    for first in range(0, K, 16):
-        a = tl.load(a_ptr + m[:, None] * K + first + k[None, :])
-        b = tl.load(b_ptr + (first + k)[:, None] * N + n[None, :])
+    for start in range(0, K, 16):
+        a = tl.load(a_ptr + m[:, None] * K + start + k[None, :])
+        b = tl.load(b_ptr + (start + k)[:, None] * N + n[None, :])
         if HALF:
             a = a.to(tl.bfloat16).to(a.dtype)
         acc += tl.dot(a, b)
@@ -31,7 +31,7 @@ def dot_kernel(a_ptr, b_ptr, c_ptr, N, K, HALF: tl.constexpr):
 
 
 def product(a: Tensor, b: Tensor, half: bool = False) -> Tensor:
-    """Dots where the kernel says nothing of their precision."""
+    """Dots where the kernel says nothing of their precision; ``half``: a is rounded to bfloat16 before."""
     a, b = a.contiguous(), b.contiguous()
     c = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype)
     if c.numel():
@@ -39,41 +39,29 @@ def product(a: Tensor, b: Tensor, half: bool = False) -> Tensor:
     return c
 
 
-def product_of_halves(a: Tensor, b: Tensor) -> Tensor:
-    """The first operand is rounded to bfloat16 before."""
-    return product(a, b, half=True)
-
-
 def test_dots_of_triton_keep_its_default() -> None:
     """In each dtype; of float32 not the contract without a name, and with one more rounding not this."""
     with faithful():
         for dtype in DTYPES:
-            verdict = judged(product, "gemm", "triton-default", dtype, PRODUCTS)
-            assert verdict.outcome == "PASS", str(verdict)
+            passes(judged(product, "gemm", "triton-default", dtype, PRODUCTS))
         for dtype in ("float16", "float32"):
-            assert judged(product_of_halves, "gemm", "triton-default", dtype, PRODUCTS).outcome == "FAIL"
-        asked: dict[str, Any] = {"dtype": "float32", "effort": "quick", "examples": 0, "shrinking": False, **PRODUCTS}
-        assert examine(product, "gemm", every_aspect=False, **asked).outcome == "FAIL"
-
-
-def jax_softmax(more: bool) -> Callable[..., Any]:
-    """A softmax of JAX in float32, whose exponentials may be rounded on the way."""
-    jax = pytest.importorskip("jax")
-
-    @jax.jit
-    def softmax(x: Any) -> Any:
-        wide = x.astype("float32")
-        weights = jax.numpy.exp(wide - wide.max(-1, keepdims=True))
-        weights = weights.astype("bfloat16").astype("float32") if more else weights
-        return (weights / weights.sum(-1, keepdims=True)).astype(x.dtype)
-
-    return softmax  # type: ignore[no-any-return]
+            fails(judged(lambda a, b: product(a, b, half=True), "gemm", "triton-default", dtype, PRODUCTS))
+        fails(first(product, "gemm", **PRODUCTS))
 
 
 def test_programs_of_jax_keep_what_xla_does() -> None:
-    """In each dtype; with one more rounding not."""
+    """A softmax in float32, in each dtype; with its exponentials rounded on the way not."""
+    jax = pytest.importorskip("jax")
+
+    def softmax(more: bool) -> Callable[..., Any]:
+        def kernel(x: Any) -> Any:
+            wide = x.astype("float32")
+            weights = jax.numpy.exp(wide - wide.max(-1, keepdims=True))
+            weights = weights.astype("bfloat16").astype("float32") if more else weights
+            return (weights / weights.sum(-1, keepdims=True)).astype(x.dtype)
+
+        return jax.jit(kernel)
+
     for dtype in DTYPES:
-        asked = {**ROWS, "framework": "jax"}
-        verdict = judged(jax_softmax(False), "softmax", "xla-cpu", dtype, asked)
-        assert verdict.outcome == "PASS", str(verdict)
-        assert judged(jax_softmax(True), "softmax", "xla-cpu", dtype, asked).outcome == "FAIL"
+        passes(judged(softmax(False), "softmax", "xla-cpu", dtype, {**ROWS, "framework": "jax"}))
+        fails(judged(softmax(True), "softmax", "xla-cpu", dtype, {**ROWS, "framework": "jax"}))

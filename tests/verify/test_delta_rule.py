@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.verify import examine
 from tests.golden.float32 import Functions
 from tests.golden.honest_delta import chunked, recurrent
+
+from .examined import fails, first, passes, quick
 
 FLOATS = Functions(0)
 OPTIONS = {"normalized": [False, True], "scale": [None, 0.3]}
@@ -56,8 +57,7 @@ def each_second(names: Iterable[str], dtypes: Sequence[str]) -> list[Any]:
 @pytest.mark.parametrize(("name", "dtype"), each_second(HONEST, DTYPES))
 def test_an_honest_kernel_passes(name: str, dtype: str) -> None:
     """Recurrent and chunked ones alike, with what products take rounded to the tensors' format."""
-    verdict = examine(HONEST[name], "gated_delta_rule", dtype=dtype, options=OPTIONS, effort="quick", examples=4)
-    assert verdict.outcome == "PASS", str(verdict)
+    passes(quick(HONEST[name], "gated_delta_rule", dtype, options=OPTIONS, examples=4))
 
 
 def step_by_step(
@@ -100,24 +100,16 @@ FAULTY: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def test_a_kernel_without_a_fault_passes() -> None:
-    """What the faulty ones are copies of."""
-    verdict = examine(step_by_step, "gated_delta_rule", dtype="bfloat16", effort="quick", examples=4)
-    assert verdict.outcome == "PASS", str(verdict)
+    passes(quick(step_by_step, "gated_delta_rule", "bfloat16", examples=2))
 
 
 @pytest.mark.parametrize(("name", "dtype"), each_second(FAULTY, DTYPES[:2]))
 def test_a_faulty_kernel_fails_and_its_fault_is_named(name: str, dtype: str) -> None:
-    """Whatever part of the rule is wrong is told apart from the others."""
     parts, fault = FAULTY[name]
-    verdict = examine(
-        partial(step_by_step, **parts), "gated_delta_rule", dtype=dtype, effort="quick", every_aspect=False
-    )
-    assert verdict.outcome == "FAIL", str(verdict)
+    verdict = fails(first(partial(step_by_step, **parts), "gated_delta_rule", dtype, shrinking=True))
     assert [found.name for found in verdict.explanations][:1] == [fault], str(verdict)
 
 
 def test_a_state_kept_in_bfloat16_fails_in_float32() -> None:
     """A contract of float32 inside does not hold a narrower state."""
-    kept = partial(step_by_step, state_dtype=torch.bfloat16)
-    first = {"every_aspect": False, "shrinking": False}
-    assert examine(kept, "gated_delta_rule", dtype="float32", effort="quick", **first).outcome == "FAIL"
+    fails(first(partial(step_by_step, state_dtype=torch.bfloat16), "gated_delta_rule"))

@@ -18,6 +18,8 @@ from assay.verify.harness.call import Call
 from assay.verify.harness.runner import KernelHarness
 from tests.verify import rank_functions as functions
 
+from .examined import failure_of
+
 FEW: dict[str, Any] = {"effort": "quick", "examples": 0, "layouts": ["contiguous"], "shrinking": False}
 SHARDS: dict[str, Any] = {"shapes": {"R": [5], "N": [3]}, **FEW}
 LINEAR: dict[str, Any] = {"shapes": {"M": [5], "N": [3], "K": [1, 33]}, **FEW}
@@ -38,17 +40,19 @@ def failing(function: Any, op: str, group: Group, dtype: str) -> list[int]:
 
 
 def test_honest_functions_pass_on_every_rank(group: Group) -> None:
-    """A sum over ranks and a row-parallel linear, that add in float32 and round once."""
+    """A sum over ranks and a row-parallel linear, that add in float32 and round once, by processes started once."""
+    started = group.run(functions.rank_and_pid, [(), ()])
+    assert [rank for rank, _ in started] == [0, 1]
     verdict = examine_ranks(row_parallel_linear, "linear", group, dtype="bfloat16", **LINEAR)
     assert verdict.outcome == "PASS", str(verdict)
     assert len(verdict.ranks) == 2
     for function in (all_reduce, functions.in_place):
         for dtype in ("float32", "bfloat16"):
             assert failing(function, "all_reduce", group, dtype) == []
+    assert group.run(functions.rank_and_pid, [(), ()]) == started
 
 
 def test_a_result_that_is_right_on_rank_0_alone_fails(group: Group) -> None:
-    """The verdict names the rank."""
     verdict = examine_ranks(functions.only_rank_0, "all_reduce", group, dtype="float32", **SHARDS)
     assert verdict.failed == (1,)
     assert verdict.outcome == "FAIL"
@@ -69,13 +73,6 @@ def test_a_faulty_sum_fails_on_every_rank(group: Group, function: Any, op: str) 
     assert failing(function, op, group, "bfloat16") == [0, 1]
 
 
-def test_processes_are_started_once(group: Group) -> None:
-    """Every call goes to the same ones, in the order of the ranks."""
-    first = group.run(functions.rank_and_pid, [(), ()])
-    assert [rank for rank, _ in first] == [0, 1]
-    assert group.run(functions.rank_and_pid, [(), ()]) == first
-
-
 @pytest.mark.parametrize(
     ("function", "words"),
     [
@@ -92,34 +89,32 @@ def test_a_rank_that_fails_is_named_and_the_group_starts_anew(group: Group, func
 
 
 def test_a_rank_that_never_joins_is_a_time_out(group: Group) -> None:
-    """The examination's time limit ends the call, and the group can be used again."""
     kernel = of_rank(functions.never_joins_on_rank_1, "all_reduce", group, 0)
     group.run(functions.rank_and_pid, [(), ()])
     verdict = examine(kernel, "all_reduce", dtype="float32", timeout=1.0, **SHARDS)
-    assert verdict.failure is not None
-    assert verdict.failure.kind == "timeout"
+    assert failure_of(verdict).kind == "timeout"
     assert [rank for rank, _ in group.run(functions.rank_and_pid, [(), ()])] == [0, 1]
-
-
-def test_a_call_by_itself_has_a_time_limit_too() -> None:
-    """Not all ranks answer: those that didn't are named, and the group can be used again."""
-    with Group(2, timeout=1.0) as impatient:
-        impatient.start()
-        with pytest.raises(RankError, match=r"rank 0, 1: no answer within 1 s"):
-            impatient.run(functions.never_joins_on_rank_1, [(torch.ones(1, 3),), (torch.ones(1, 3),)])
-        impatient.timeout = 60.0
-        assert [rank for rank, _ in impatient.run(functions.rank_and_pid, [(), ()])] == [0, 1]
 
 
 def test_questions_that_cannot_be_asked(group: Group) -> None:
     """An op that isn't dealt out, a function that other processes can't import, a world of none: one clear line."""
-    with pytest.raises(SettingError, match="expected one of 'all_reduce', 'linear'"):
-        examine_ranks(all_reduce, "softmax", group, dtype="float32")
-    with pytest.raises(SettingError, match="at a module's top"):
-        examine_ranks(lambda shards: shards, "all_reduce", group, dtype="float32")
-    with pytest.raises(SettingError, match="one for each of the 2 ranks, got 1"):
-        group.run(functions.rank_and_pid, [()])
-    with pytest.raises(SettingError, match="world=0"):
-        Group(0)
-    with pytest.raises(SettingError, match=r"timeout=0\.0; expected seconds"):
-        Group(timeout=0.0)
+    for words, ask in (
+        (
+            "expected one of 'all_reduce', 'linear'",
+            lambda: examine_ranks(all_reduce, "softmax", group, dtype="float32"),
+        ),
+        ("at a module's top", lambda: examine_ranks(lambda shards: shards, "all_reduce", group, dtype="float32")),
+        ("one for each of the 2 ranks, got 1", lambda: group.run(functions.rank_and_pid, [()])),
+        ("world=0", lambda: Group(0)),
+        (r"timeout=0\.0; expected seconds", lambda: Group(timeout=0.0)),
+    ):
+        with pytest.raises(SettingError, match=words):
+            ask()
+
+
+def test_a_call_by_itself_has_a_time_limit_too(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not all ranks answer: those that didn't are named."""
+    group.run(functions.rank_and_pid, [(), ()])
+    monkeypatch.setattr(group, "timeout", 1.0)
+    with pytest.raises(RankError, match=r"rank 0, 1: no answer within 1 s"):
+        group.run(functions.never_joins_on_rank_1, [(torch.ones(1, 3),), (torch.ones(1, 3),)])

@@ -17,10 +17,12 @@ from assay.verify.explanation.fault_models.fault_model import FaultModel
 from assay.verify.explanation.fault_models.fault_tolerance import limits_of, observation_of
 from assay.verify.harness.call import Call
 from assay.verify.harness.runner import KernelHarness
+from tests.zoo.attention import attention_flash
 
+from .examined import quick
 from .explained import are_alike, first_named, model, told_of
 from .fault_cases import pairs, sampler_of, settings_for
-from .zoo.honest_attention import attention_flash
+from .usual import only
 
 Tensor = torch.Tensor
 SAMPLE = (
@@ -35,7 +37,6 @@ SAMPLE = (
 
 
 def examined(op: str, fault: FaultModel, **more: Any) -> Verdict:
-    """The verdict on the fault model's kernel."""
     settings = settings_for(op, fault)
     assert settings is not None
     return examine(kernel_of(fault, op), op, effort="quick", every_aspect=False, **settings, **more)
@@ -43,7 +44,6 @@ def examined(op: str, fault: FaultModel, **more: Any) -> Verdict:
 
 @pytest.mark.parametrize(("op", "name"), SAMPLE)
 def test_the_true_fault_is_named_first(op: str, name: str) -> None:
-    """A sample of fault models, each run as a kernel, shrunk and explained."""
     assert first_named(examined(op, model(op, name))) == name
 
 
@@ -59,7 +59,6 @@ def test_faults_that_give_the_same_are_told_from_others() -> None:
 
 
 def test_what_is_told_of_a_fault_is_right_wrong_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The measurement itself: another name is wrong, no name is none, and a kernel that passes is neither."""
     fault = model("softmax", "softmax_base_2")
     assert told_of("softmax", fault).outcome == "right"
     others = tuple(each for each in fault_models_of("softmax") if each.name != "softmax_base_2")
@@ -73,14 +72,12 @@ def test_what_is_told_of_a_fault_is_right_wrong_or_none(monkeypatch: pytest.Monk
 
 
 def failing(kernel: Any, op: str, **settings: Any) -> Verdict:
-    """The verdict on a kernel that must fail, which ends with its first failure."""
     verdict = examine(kernel, op, effort="quick", examples=10, every_aspect=False, **settings)
     assert verdict.outcome == "FAIL", str(verdict)
     return verdict
 
 
 def test_a_kernel_of_someone_else_is_explained() -> None:
-    """Kernels that no fault model was made of, used in a wrong way."""
     small = {"B": [1], "Hkv": [1], "H": [1], "Sq": range(1, 9), "Sk": range(1, 40), "D": [16], "Dv": [16]}
     settings = {"dtype": "float32", "options": {"causal": ["bottom_right"]}, "shapes": small}
     verdict = failing(lambda q, k, v, causal: attention_flash(q, k, v, causal="top_left"), "attention", **settings)
@@ -135,21 +132,16 @@ def noisy(y: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("wrong", "dtype"),
-    [
-        (lambda y: y * 1.01, "float32"),
-        (one_off, "float32"),
-        (noisy, "bfloat16"),
-        pytest.param(lambda y: y * 1.01, "bfloat16", marks=pytest.mark.evidence),
-        pytest.param(one_off, "bfloat16", marks=pytest.mark.evidence),
-        pytest.param(noisy, "float32", marks=pytest.mark.evidence),
-    ],
+    only(
+        lambda row: (row[0] is noisy) == (row[1] == "bfloat16"),
+        [(wrong, dtype) for wrong in (lambda y: y * 1.01, one_off, noisy) for dtype in ("float32", "bfloat16")],
+    ),
 )
 def test_small_errors_are_not_taken_for_narrow_sums(wrong: Any, dtype: str) -> None:
     """Sums in bfloat16 allow them all, but spread them otherwise over the output: none is named."""
-    verdict = examine(
-        lambda x: wrong(torch.softmax(x.float(), -1)).to(x.dtype), "softmax", dtype=dtype, effort="quick", examples=2
-    )
-    assert [explanation.name for explanation in verdict.explanations] == []
+    kernel = lambda x: wrong(torch.softmax(x.float(), -1)).to(x.dtype)  # noqa: E731
+    verdict = quick(kernel, dtype=dtype, examples=2, shrinking=True)
+    assert verdict.explanations == ()
     assert dtype == "bfloat16" or verdict.outcome == "FAIL"
 
 
@@ -170,28 +162,21 @@ def quantised(returned: int, used: int) -> Any:
     return kernel
 
 
-@pytest.mark.parametrize(
-    ("returned", "used", "name"),
-    [
-        pytest.param(1, 1, "zero_point_too_large", marks=pytest.mark.evidence),
-        pytest.param(-1, -1, "zero_point_too_small", marks=pytest.mark.evidence),
-        (-1, 0, "zero_point_stored_less_one"),
-        pytest.param(0, 1, "zero_point_larger_in_codes", marks=pytest.mark.evidence),
-        pytest.param(0, -1, "zero_point_smaller_in_codes", marks=pytest.mark.evidence),
-    ],
-)
+ZERO_POINTS = [
+    (1, 1, "zero_point_too_large"), (-1, -1, "zero_point_too_small"), (-1, 0, "zero_point_stored_less_one"),
+    (0, 1, "zero_point_larger_in_codes"), (0, -1, "zero_point_smaller_in_codes"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("returned", "used", "name"), only(lambda row: row[1] == 0, ZERO_POINTS))
 def test_zero_points_off_by_one_are_named(returned: int, used: int, name: str) -> None:
-    """In a quantiser of someone else."""
     assert failing(quantised(returned, used), "quantize_int4", dtype="bfloat16").explanations[0].name == name
 
 
 @pytest.mark.parametrize(
-    ("off", "name"),
-    [(1, "zero_point_one_more"), pytest.param(-1, "zero_point_one_less", marks=pytest.mark.evidence)],
+    ("off", "name"), only(lambda row: row[0] == 1, [(1, "zero_point_one_more"), (-1, "zero_point_one_less")])
 )
 def test_zero_points_off_by_one_are_named_in_products(off: int, name: str) -> None:
-    """In a product of someone else, whose weights are rounded to the input dtype."""
-
     def kernel(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
         codes = torch.stack([qweight & 15, qweight >> 4], 1).reshape(-1, qweight.shape[1])
         each = codes.shape[0] // scales.shape[0]
@@ -206,25 +191,14 @@ def louder(y: Tensor) -> Tensor:
     return y * (1 + 0.25 * (torch.arange(y.shape[-1]) > 3))
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda y: y * 0.75,
-        louder,
-        *(pytest.param(w, marks=pytest.mark.evidence) for w in (lambda y: y + 0.01, torch.square)),
-    ],
-)
+@pytest.mark.parametrize("wrong", [lambda y: y * 0.75, louder, pytest.param(torch.square, marks=pytest.mark.evidence)])
 def test_a_fault_that_is_none_of_the_known_is_not_explained(wrong: Any) -> None:
-    """No explanation is better than a wrong one."""
     verdict = failing(lambda x: wrong(torch.softmax(x.float(), -1)).to(x.dtype), "softmax", dtype="float32")
     assert verdict.explanations == ()
 
 
 def test_an_honest_kernel_gets_no_explanation() -> None:
-    """Nothing is explained where nothing failed, nor where a failure is no matter of known faults."""
-    honest = examine(
-        lambda x: torch.softmax(x.float(), -1).to(x.dtype), "softmax", dtype="bfloat16", effort="quick", examples=5
-    )
+    honest = quick(lambda x: torch.softmax(x.float(), -1).to(x.dtype), dtype="bfloat16", examples=5)
     assert honest.passed
     assert honest.explanations == ()
     assert failing(lambda x: x[:, :1], "softmax", dtype="bfloat16").explanations == ()
@@ -289,7 +263,6 @@ def test_no_fault_model_raises(op: str) -> None:
     raised, observations = {}, {}
     for fault in (fault for other, fault in pairs(side_effects=False) if other == op):
         settings = settings_for(op, fault)
-        assert settings is not None
         sampler, listed = sampler_of(op, settings), {name: [] for name in settings["options"]}
         right, faulty = (KernelHarness(Call(kernel_of(present, op), listed), Contract()) for present in (None, fault))
         for place, options in enumerate(sampler.option_sets()):

@@ -14,6 +14,7 @@ from assay.verify.fingerprint import fingerprint
 
 from . import insides as made
 from . import leaning
+from .usual import only
 
 UNSEEN = "not observable"
 DESCRIBED = {"significant bits", "error growth"}  # figures, not traits of the inside
@@ -35,120 +36,95 @@ PLAIN = {
 }
 """Of a float32 product of one float32 accumulator."""
 
-NARROW = PLAIN | {
-    "operands": "all 8 bits of bfloat16",
-    "store rounding": "to nearest, ties to even",
-    "blocks": "none within 256 terms",
+ORDER, STORE, ACCUMULATOR, ROUNDING = "order of summation", "store rounding", "accumulator", "accumulator rounding"
+NEAREST = {STORE: "to nearest, ties to even"}
+USUAL = {
+    "float32": PLAIN,
+    "bfloat16": PLAIN | NEAREST | {"operands": "all 8 bits of bfloat16", "blocks": "none within 256 terms"},
+    "float16": PLAIN | NEAREST | {"operands": "all 11 bits of float16"},
 }
-HALF = PLAIN | {"operands": "all 11 bits of float16", "store rounding": "to nearest, ties to even"}
-
 UNSTEADY = {"repeated calls": "other bits in another call"}
-UNSTEADY |= dict.fromkeys(("promotion", "order of summation", "blocks", "batch"), UNSEEN)
-
+UNSTEADY |= dict.fromkeys(("promotion", ORDER, "blocks", "batch"), UNSEEN)
 HALVES = {"blocks": "2 parts, whatever the length"}
-CUT = NARROW | {"accumulator": "14 bits", "accumulator rounding": "toward zero"}
+NO_BLOCKS = {"blocks": "no equal ones from the first term on"}
+CUT = {ACCUMULATOR: "14 bits", ROUNDING: "toward zero"}
+FLUSHED = {"subnormal results": "flushed to zero"}
 
-KINDS: dict[str, tuple[Any, str, dict[str, str]]] = {
-    "sequential": (made.gemm(), "float32", PLAIN),
-    "last term first": (
-        made.gemm(partial(made.sequential, step=-1)),
-        "float32",
-        PLAIN | {"order of summation": "sequential, last term first", "blocks": "no equal ones from the first term on"},
-    ),
-    "pairwise": (made.gemm(made.pairwise), "float32", PLAIN | HALVES | {"order of summation": "pairwise"}),
-    "blocks of 32": (
-        made.gemm(made.blocked),
-        "bfloat16",
-        NARROW | {"order of summation": "in blocks of 32, sequential", "blocks": "of 32 terms"},
-    ),
-    "blocks of 128": (made.gemm(partial(made.blocked, block=128)), "float32", PLAIN | {"blocks": "of 128 terms"}),
-    "split in 4": (
-        made.gemm(made.split),
-        "float32",
-        PLAIN | {"order of summation": "split into 4 parts, each sequential", "blocks": "4 parts, whatever the length"},
-    ),
-    "split in any order": (made.split_in_any_order(), "float32", PLAIN | UNSTEADY),
-    "8 lanes": (
-        made.gemm(made.lanes),
-        "float32",
-        PLAIN
-        | {
-            "order of summation": "8 accumulators side by side, each sequential over every 8th term",
-            "blocks": "no equal ones from the first term on",
-        },
-    ),
-    "float16 accumulator": (
-        made.gemm(add=made.in_float16),
-        "float16",
-        HALF | {"accumulator": "11 bits (float16)", "store rounding": UNSEEN},
-    ),
-    "14 bits, truncating": (made.gemm(add=made.cut_to(14)), "bfloat16", CUT),
-    "14 bits, promoted": (
-        made.gemm(made.promoted, add=made.cut_to(14)),
-        "bfloat16",
-        CUT | {"promotion": "every 128 terms, to 24 bits", "blocks": "none within 128 terms"},
-    ),
-    "matrix unit": (
-        made.gemm(made.aligned),
-        "bfloat16",
-        NARROW
-        | {
-            "accumulator": "14 bits",
-            "accumulator rounding": "toward zero, each term when it is aligned",
-            "order of summation": "in steps of 16, each 16 terms at once",
-            "blocks": "of 16 terms",
-        },
-    ),
-    "tf32": (made.gemm(operand=made.to_tf32), "float32", PLAIN | {"operands": "truncated to 11 bits (tf32)"}),
-    "truncating store": (
-        made.gemm(store=made.storing("toward_zero")),
-        "bfloat16",
-        NARROW | {"store rounding": "toward zero"},
-    ),
-    "store away from zero on ties": (
-        made.gemm(store=made.storing("nearest_away")),
-        "bfloat16",
-        NARROW | {"store rounding": "to nearest, ties away from zero"},
-    ),
-    "stochastic store": (
-        made.gemm(store=made.storing("stochastic")),
-        "bfloat16",
-        NARROW | UNSTEADY | {"store rounding": "stochastic"},
-    ),
-    "flush": (
-        made.gemm(store=made.flushing, operand=made.flushed),
-        "bfloat16",
-        NARROW | {"subnormal operands": "flushed to zero", "subnormal results": "flushed to zero"},
-    ),
-    "flushing store": (made.gemm(store=made.flushing), "bfloat16", NARROW | {"subnormal results": "flushed to zero"}),
-    "fmax": (made.gemm(store=made.drops_nan), "float16", HALF | {"NaN": "dropped", "overflow": UNSEEN}),
-    "saturating store": (
-        made.gemm(store=made.storing(overflow="saturate")),
-        "float16",
-        HALF | {"overflow": "saturates"},
-    ),
-    "batch": (
-        made.batch_dependent,
-        "float32",
-        PLAIN
-        | HALVES
-        | {"order of summation": "split into 2 parts, each sequential"}
-        | {"batch": "a row's bits depend on the other rows (M)"},
-    ),
+# Per dtype and name: a kernel, and the traits in which it differs from a usual one.
+KINDS: dict[str, dict[str, tuple[Any, dict[str, str]]]] = {
+    "float32": {
+        "sequential": (made.gemm(), {}),
+        "last term first": (
+            made.gemm(partial(made.sequential, step=-1)),
+            {ORDER: "sequential, last term first", **NO_BLOCKS},
+        ),
+        "pairwise": (made.gemm(made.pairwise), {ORDER: "pairwise", **HALVES}),
+        "blocks of 128": (made.gemm(partial(made.blocked, block=128)), {"blocks": "of 128 terms"}),
+        "split in 4": (
+            made.gemm(made.split),
+            {ORDER: "split into 4 parts, each sequential", "blocks": "4 parts, whatever the length"},
+        ),
+        "split in any order": (made.split_in_any_order(), UNSTEADY),
+        "8 lanes": (
+            made.gemm(made.lanes),
+            {ORDER: "8 accumulators side by side, each sequential over every 8th term", **NO_BLOCKS},
+        ),
+        "tf32": (made.gemm(operand=made.to_tf32), {"operands": "truncated to 11 bits (tf32)"}),
+        "batch": (
+            made.batch_dependent,
+            {
+                ORDER: "split into 2 parts, each sequential",
+                **HALVES,
+                "batch": "a row's bits depend on the other rows (M)",
+            },
+        ),
+    },
+    "bfloat16": {
+        "blocks of 32": (made.gemm(made.blocked), {ORDER: "in blocks of 32, sequential", "blocks": "of 32 terms"}),
+        "14 bits, truncating": (made.gemm(add=made.cut_to(14)), CUT),
+        "14 bits, promoted": (
+            made.gemm(made.promoted, add=made.cut_to(14)),
+            {**CUT, "promotion": "every 128 terms, to 24 bits", "blocks": "none within 128 terms"},
+        ),
+        "matrix unit": (
+            made.gemm(made.aligned),
+            {
+                ACCUMULATOR: "14 bits",
+                ROUNDING: "toward zero, each term when it is aligned",
+                ORDER: "in steps of 16, each 16 terms at once",
+                "blocks": "of 16 terms",
+            },
+        ),
+        "truncating store": (made.gemm(store=made.storing("toward_zero")), {STORE: "toward zero"}),
+        "store away on ties": (
+            made.gemm(store=made.storing("nearest_away")),
+            {STORE: "to nearest, ties away from zero"},
+        ),
+        "stochastic store": (made.gemm(store=made.storing("stochastic")), {**UNSTEADY, STORE: "stochastic"}),
+        "flush": (
+            made.gemm(store=made.flushing, operand=made.flushed),
+            {"subnormal operands": "flushed to zero", **FLUSHED},
+        ),
+        "flushing store": (made.gemm(store=made.flushing), FLUSHED),
+    },
+    "float16": {
+        "float16 accumulator": (made.gemm(add=made.in_float16), {ACCUMULATOR: "11 bits (float16)", STORE: UNSEEN}),
+        "fmax": (made.gemm(store=made.drops_nan), {"NaN": "dropped", "overflow": UNSEEN}),
+        "saturating store": (made.gemm(store=made.storing(overflow="saturate")), {"overflow": "saturates"}),
+    },
 }
-
-
-SLOWER = {"last term first", "split in 4", "8 lanes", "14 bits, truncating", "flushing store", "batch", "blocks of 128"}
+SLOWER = ("last term first", "split in 4", "8 lanes", "14 bits, truncating", "flushing store", "batch", "blocks of 128")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.evidence] if name in SLOWER else []) for name in KINDS]
+    ("dtype", "name"),
+    only(lambda row: row[1] not in SLOWER, [(dtype, name) for dtype in KINDS for name in KINDS[dtype]]),
 )
-def test_insides_are_read_right(name: str) -> None:
-    """Every trait of a product is the one that it was made with, or said not to be observable."""
-    kernel, dtype, expected = KINDS[name]
+def test_insides_are_read_right(dtype: str, name: str) -> None:
+    kernel, expected = KINDS[dtype][name]
     card = fingerprint(kernel, "gemm", dtype=dtype)
-    assert {trait.name: trait.value for trait in card.traits if trait.name not in DESCRIBED} == expected
+    seen = {trait.name: trait.value for trait in card.traits if trait.name not in DESCRIBED}
+    assert seen == USUAL[dtype] | expected
 
 
 @pytest.mark.parametrize(
@@ -161,7 +137,6 @@ def test_insides_are_read_right(name: str) -> None:
     ids=["rounded", "truncated", "kept"],
 )
 def test_attention_shows_how_probabilities_are_rounded(stage: leaning.Stage, expected: str) -> None:
-    """Two parts that cancel show the rounding of probabilities: to nearest, truncated, or none."""
     card = fingerprint(leaning.attention(stage), "attention", dtype="bfloat16")
     assert card["probabilities"] == expected
     assert card["accumulator"] == "24 bits (float32)"
@@ -187,7 +162,6 @@ def softmax_in(dtype: torch.dtype) -> Any:
     [("float32", "24 bits (float32)"), ("float16", "11 bits (float16)"), ("bfloat16", "8 bits (bfloat16)")],
 )
 def test_sums_of_exponentials_show_their_accumulator(dtype: str, expected: str) -> None:
-    """The sum inside log-sum-exp is as wide as it was made."""
     card = fingerprint(softmax_in(getattr(torch, dtype)), "logsumexp", dtype="float32")
     assert card["accumulator"] == expected
     assert card["accumulator rounding"] == "to nearest"
@@ -210,7 +184,6 @@ def test_torch_has_the_traits_that_it_documents(kernel: Any, op: str, dtype: str
 
 
 def test_a_card_is_text_json_and_a_page(tmp_path: Any) -> None:
-    """A card gives its traits as text, JSON and one HTML page with the plot."""
     card = fingerprint(torch.mm, "gemm", dtype="float32")
     assert "accumulator           24 bits (float32)" in str(card)
     content = json.loads(card.to_json(tmp_path / "card.json"))
@@ -225,8 +198,6 @@ def test_a_card_is_text_json_and_a_page(tmp_path: Any) -> None:
 
 
 def test_a_kernel_that_fails_has_no_traits_of_numbers() -> None:
-    """What a kernel raises becomes the reason why nothing is observable."""
-
     def kernel(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("no such device")
 
@@ -236,7 +207,6 @@ def test_a_kernel_that_fails_has_no_traits_of_numbers() -> None:
 
 
 def zeros(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Nothing is computed."""
     return torch.zeros(a.shape[0], b.shape[1], dtype=a.dtype)
 
 
@@ -253,7 +223,6 @@ def inside_of(kernel: Any, op: str, dtype: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_no_more_bits_are_claimed_than_were_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a unit is lost all by itself the card says what came out before, and nothing where none does."""
     assert inside_of(zeros, "gemm", "float32", monkeypatch)["accumulator"] == UNSEEN
     card = inside_of(flushing, "gemm", "float16", monkeypatch)
     assert card["accumulator"] == "at least 28 bits"  # 2^13 down to 2^-14
@@ -272,20 +241,17 @@ def test_no_more_bits_are_claimed_than_were_seen(monkeypatch: pytest.MonkeyPatch
     ids=["zeros", "NaN", "1000", "infinity", "-1000"],
 )
 def test_results_that_are_no_sum_show_no_accumulator(op: str, kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Results behind which no finite sum of exponentials can stand end no fingerprint, and give no width."""
     card = inside_of(kernel, op, "float32", monkeypatch)
     assert card["accumulator"] == card["accumulator rounding"] == UNSEEN
 
 
 def test_no_growth_is_read_along_a_dimension_that_is_no_sum() -> None:
-    """The number of experts is none that a routing weight's error grows with."""
     card = fingerprint(kernel_of(None, "moe_route"), "moe_route", dtype="float32", options={"top_k": 2})
     assert card["error growth"] == UNSEEN
     assert card.growth is None
 
 
 def test_mistakes_are_said_in_one_line() -> None:
-    """A list of options and an unknown trait are refused with what to do."""
     with pytest.raises(SettingError, match="expected one value"):
         fingerprint(torch.mm, "attention", dtype="float32", options={"causal": ["none", "top_left"]})
     with pytest.raises(SettingError, match="no trait 'colour'; the card has repeated calls"):

@@ -14,25 +14,23 @@ import pytest
 import torch
 
 from assay.golden.errors import AssayError
-from assay.verify import Contract, examine
+from assay.verify import Contract
 from assay.verify.cases.case import Case, build
 from assay.verify.errors import SettingError
 from assay.verify.harness import frameworks
 from assay.verify.harness.call import Call, Finding
 from assay.verify.harness.frameworks import check_framework, framework_named, from_numpy, to_numpy
 
+from .examined import fails, failure_of, first, passes, quick
+
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
 
 FLUSH = Contract(subnormals="flush")  # XLA's CPU backend flushes them
-SETTINGS: dict[str, Any] = {
-    "framework": "jax",
-    "shapes": {"R": [5], "N": [7]},
-    "effort": "quick",
-    "examples": 0,
-    "shrinking": False,
-    "contract": FLUSH,
-}
+SHAPES = {"R": [5], "N": [7]}
+JAX: dict[str, Any] = {"framework": "jax", "shapes": SHAPES, "contract": FLUSH}
+CUPY: dict[str, Any] = {"framework": "cupy", "shapes": SHAPES}
+Array = np.ndarray[Any, np.dtype[Any]]
 NARROW = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
 DTYPES = ("float32", "float16", "int8", "uint8", "int32", *NARROW)
 
@@ -79,7 +77,6 @@ def as_stored(dtype: str, *shape: int) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["numpy", "jax"])
 def test_bits_cross_there_and_back(name: str, dtype: str) -> None:
-    """Whatever the dtype, of dense, transposed, gapped, expanded and empty tensors."""
     framework, whole = framework_named(name), as_stored(dtype, 6, 8)
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[whole.dtype.itemsize]
     for view in (whole, whole.T, whole[:, ::2], whole[:1].expand(3, 8), whole[:0], whole[0, 0]):
@@ -94,7 +91,6 @@ def test_bits_cross_there_and_back(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
 @pytest.mark.parametrize("layout", ["contiguous", "transposed"])
 def test_jax_shares_the_memory_of_dense_inputs(dtype: str, layout: str) -> None:
-    """So that what a kernel writes into them is seen."""
     case = Case("softmax", {"R": 5, "N": 7}, {"x": dtype}, layouts={"x": layout})
     (tensor,) = build(case).positional
     assert framework_named("jax").give(tensor).unsafe_buffer_pointer() == tensor.data_ptr()
@@ -103,26 +99,53 @@ def test_jax_shares_the_memory_of_dense_inputs(dtype: str, layout: str) -> None:
 def test_layouts_that_arrays_cannot_have_are_not_drawn() -> None:
     """A jax array has no gaps: no verdict says that it saw a strided one; where only those are asked for, an error."""
     lines: list[str] = []
-    settings = {**SETTINGS, "effort": "quick", "examples": 10}
-    examine(softmax, "softmax", dtype="float32", watch=lambda line, seconds: lines.append(line), **settings)
+    quick(softmax, examples=10, watch=lambda line, seconds: lines.append(line), **JAX)
     assert any("transposed" in line for line in lines)
     assert not any("strided" in line or "expanded" in line for line in lines)
     with pytest.raises(SettingError, match=r"arrays of jax can be 'contiguous' or 'transposed'"):
-        examine(softmax, "softmax", dtype="float32", layouts=["strided", "expanded"], **SETTINGS)
+        quick(softmax, layouts=["strided", "expanded"], **JAX)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_honest_jax_kernel_passes(dtype: str) -> None:
-    """It gets, and returns, jax arrays."""
-    verdict = examine(softmax, "softmax", dtype=dtype, **SETTINGS)
-    assert verdict.outcome == "PASS", str(verdict)
+def numpy_softmax(x: Array) -> Array:
+    """The textbook form, in float32."""
+    values = x.astype(np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        weights = np.exp(values - values.max(axis=1, keepdims=True))
+        return (weights / weights.sum(axis=1, keepdims=True)).astype(x.dtype)
+
+
+def numpy_softmax_in_input_dtype(x: Array) -> Array:
+    with np.errstate(invalid="ignore", over="ignore"):
+        weights = np.exp(x - x.max(axis=1, keepdims=True))
+        return weights / weights.sum(axis=1, keepdims=True)
+
+
+def numpy_softmax_in_place(x: Array) -> Array:
+    x -= x.max(axis=1, keepdims=True)
+    return numpy_softmax(x)
+
+
+def numpy_softmax_strides_ignored(x: Array) -> Array:
+    """The array's memory is taken for rows without gaps."""
+    behind = np.lib.stride_tricks.as_strided(x, (x.shape[0] * x.shape[1],), (x.itemsize,))
+    return numpy_softmax(behind.reshape(x.shape).copy())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_an_honest_kernel_passes(dtype: str) -> None:
+    """It gets, and returns, arrays of its framework; in bfloat16 those of NumPy are of ml_dtypes."""
+    passes(quick(softmax, dtype=dtype, **JAX))
+    passes(quick(numpy_softmax, dtype=dtype, framework="numpy", examples=5))
+
+
+WRONG = {"contract", "exact"}
 
 
 @pytest.mark.parametrize(
     ("kernel", "dtype", "kinds"),
     [
-        (softmax_in_input_dtype, "bfloat16", {"contract", "exact"}),
-        (softmax_of_columns, "float32", {"contract", "exact"}),
+        (softmax_in_input_dtype, "bfloat16", WRONG),
+        (softmax_of_columns, "float32", WRONG),
         (softmax_that_writes_into_x, "float32", {"input_mutated"}),
         (softmax_that_writes_beyond_x, "float32", {"out_of_bounds_write"}),
         (lambda x: softmax(x)[:-1], "float32", {"shape"}),
@@ -134,10 +157,59 @@ def test_an_honest_jax_kernel_passes(dtype: str) -> None:
     ids=["bfloat16", "columns", "in-place", "beyond", "shape", "dtype", "int4", "numpy", "crash"],
 )
 def test_a_faulty_jax_kernel_fails(kernel: Any, dtype: str, kinds: set[str]) -> None:
-    """Wrong numbers, changed inputs, writes beyond them, and results of the wrong form."""
-    verdict = examine(kernel, "softmax", dtype=dtype, **SETTINGS)
-    assert verdict.failure is not None, str(verdict)
-    assert verdict.failure.kind in kinds, str(verdict)
+    assert failure_of(quick(kernel, dtype=dtype, **JAX)).kind in kinds
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "kinds"),
+    [
+        (numpy_softmax_in_input_dtype, "bfloat16", WRONG),
+        (numpy_softmax_in_input_dtype, "float16", WRONG),
+        (lambda x: numpy_softmax(np.ascontiguousarray(x.T)).T, "float32", {*WRONG, "crash"}),
+        (numpy_softmax_in_place, "float32", {"input_mutated"}),
+        (numpy_softmax_strides_ignored, "float32", {"layout", "nonfinite"}),
+        (lambda x: numpy_softmax(x)[:-1], "float32", {"shape"}),
+        (lambda x: numpy_softmax(x).astype(np.float64), "float32", {"dtype"}),
+        (lambda x: numpy_softmax(x).astype(np.float32), "bfloat16", {"dtype"}),
+        (lambda x: numpy_softmax(x).tolist(), "float32", {"dtype", "shape"}),
+        (lambda x: x @ x, "float32", {*WRONG, "crash"}),
+    ],
+    ids=["bfloat16", "float16", "columns", "in-place", "strides", "shape", "float64", "float32", "list", "crash"],
+)
+def test_a_faulty_numpy_kernel_fails(kernel: Any, dtype: str, kinds: set[str]) -> None:
+    assert failure_of(first(kernel, dtype=dtype, framework="numpy", examples=5)).kind in kinds
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float16", "float32", "float64"])
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "sliced", "strided", "expanded"])
+def test_numpy_sees_the_tensors_own_memory(dtype: str, layout: str) -> None:
+    case = Case("silu", {"R": 5, "N": 7}, {"x": dtype}, values={"x": "patterns"}, layouts={"x": layout})
+    inputs, seen = build(case), []
+
+    def keep(x: Array) -> Array:
+        seen.append(x)
+        return x.copy()
+
+    outputs = Call(keep, {}, framework="numpy")(replace(case, out_dtype=dtype), inputs)
+    assert not isinstance(outputs, Finding)
+    tensor = inputs.positional[0]
+    assert str(seen[0].dtype) == dtype
+    assert seen[0].ctypes.data == tensor.data_ptr()
+    assert [stride // seen[0].itemsize for stride in seen[0].strides] == list(tensor.stride())
+    assert outputs[0].dtype == tensor.dtype
+    assert torch.equal(outputs[0].double(), tensor.double())
+
+
+def test_options_and_several_results_cross_over_too() -> None:
+    def add_rmsnorm(x: Array, residual: Array, weight: Array, eps: float) -> tuple[Array, Array]:
+        with np.errstate(invalid="ignore", over="ignore"):
+            total = x.astype(np.float32) + residual.astype(np.float32)
+            scale = 1 / np.sqrt((total * total).mean(axis=1, keepdims=True) + np.float32(eps))
+            return (total * scale * weight.astype(np.float32)).astype(x.dtype), total.astype(x.dtype)
+
+    settings: dict[str, Any] = {"dtype": "bfloat16", "framework": "numpy", "options": {"eps": [1e-6, 1e-3]}}
+    passes(quick(add_rmsnorm, "add_rmsnorm", examples=2, **settings))
+    fails(first(lambda *inputs, eps: add_rmsnorm(*inputs, eps=1e-6), "add_rmsnorm", **settings))
 
 
 def test_labels_of_64_bits_cross_where_jax_has_32() -> None:
@@ -148,7 +220,7 @@ def test_labels_of_64_bits_cross_where_jax_has_32() -> None:
         give(torch.tensor([2**40]))
     for settings in ({"dtype": "float64"}, {"dtype": "float32", "out_dtype": "float64"}):
         with pytest.raises(SettingError, match="JAX_ENABLE_X64=1") as caught:
-            examine(softmax, "softmax", **settings, **SETTINGS)
+            quick(softmax, **settings, **JAX)
         assert "\n" not in str(caught.value)
 
 
@@ -156,21 +228,12 @@ def test_64_bits_are_kept_where_jax_has_them() -> None:
     """With x64 enabled, integers and doubles cross whole, and a float64 kernel is examined as such."""
     with jax.enable_x64(True):
         assert framework_named("jax").give(torch.tensor([2**40])).dtype == jnp.int64
-        double = {**SETTINGS, "contract": Contract(compute="float64", accumulate="float64")}
-        honest = examine(lambda x: jax.nn.softmax(x, axis=-1), "softmax", dtype="float64", **double)
-        assert honest.passed, str(honest)
-        narrow = examine(
-            lambda x: jax.nn.softmax(x.astype(jnp.float32), axis=-1).astype(x.dtype),
-            "softmax",
-            dtype="float64",
-            **double,
-        )
-        assert narrow.outcome == "FAIL"
+        double = {**JAX, "contract": Contract(compute="float64", accumulate="float64")}
+        assert quick(lambda x: jax.nn.softmax(x, axis=-1), dtype="float64", **double).passed
+        fails(quick(softmax, dtype="float64", **double))
 
 
 def test_packed_codes_reach_jax_as_bytes() -> None:
-    """gemm_int4: uint8 codes, two a byte; a kernel that swaps the nibbles is found."""
-
     def dequantized(x: Any, qweight: Any, scales: Any, zeros: Any, *, swapped: bool = False) -> Any:
         low, high = qweight & 15, qweight >> 4
         pair = (high, low) if swapped else (low, high)
@@ -181,29 +244,25 @@ def test_packed_codes_reach_jax_as_bytes() -> None:
         product = jnp.dot(x.astype(jnp.float32), weights, precision="highest")
         return product.astype(x.dtype)
 
-    settings = {**SETTINGS, "shapes": {"M": [3], "N": [5], "K": [64], "g": [32]}, "dtype": "bfloat16"}
-    assert examine(jax.jit(dequantized), "gemm_int4", **settings).passed
-    assert examine(lambda *t: dequantized(*t, swapped=True), "gemm_int4", **settings).outcome == "FAIL"
+    settings = {**JAX, "shapes": {"M": [3], "N": [5], "K": [64], "g": [32]}, "dtype": "bfloat16"}
+    assert quick(jax.jit(dequantized), "gemm_int4", **settings).passed
+    fails(quick(lambda *t: dequantized(*t, swapped=True), "gemm_int4", **settings))
 
 
 def test_results_that_torch_has_no_dtype_for_are_findings() -> None:
-    """Neither text, objects nor byte-swapped numbers take the examination down."""
     for result in (np.array(["a"]), np.array([object()]), np.zeros((5, 7), ">f4"), np.zeros((5, 7), ml_dtypes.int4)):
-        settings = {**SETTINGS, "framework": "numpy"}
-        verdict = examine(lambda x, result=result: result, "softmax", dtype="float32", **settings)
-        assert verdict.failure is not None
-        assert verdict.failure.kind == "dtype"
+        verdict = quick(lambda x, result=result: result, framework="numpy", shapes=SHAPES)
+        assert failure_of(verdict).kind == "dtype"
 
 
 def test_a_framework_that_is_not_here_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It names what to install, and where arrays of it can lie."""
     monkeypatch.setattr(frameworks, "_is_installed", lambda module: False)
     for name, words in (("jax", r"pip install 'kernel-assay\[pallas\]'"), ("cupy", "pip install cupy-cuda12x")):
         with pytest.raises(AssayError, match=words) as caught:
-            examine(softmax, "softmax", dtype="float32", framework=name)
+            quick(softmax, framework=name)
         assert "\n" not in str(caught.value)
     with pytest.raises(SettingError, match="bfloat16, for which ml_dtypes is needed"):
-        examine(softmax, "softmax", dtype="bfloat16", framework="numpy")
+        quick(softmax, dtype="bfloat16", framework="numpy")
     monkeypatch.setattr(frameworks, "_is_installed", lambda module: True)
     with pytest.raises(SettingError, match="takes device='cuda', got 'cpu'"):
         check_framework("cupy", "cpu")
@@ -254,30 +313,20 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def cupy_softmax(x: Any) -> Any:
-    values = x.array.astype(np.float32)
-    with np.errstate(all="ignore"):
-        weights = np.exp(values - values.max(axis=1, keepdims=True))
-        return CupyArray((weights / weights.sum(axis=1, keepdims=True)).astype(x.dtype))
+    return CupyArray(numpy_softmax(x.array))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_cupy_arrays_cross_by_dlpack(cupy: list[str], dtype: str) -> None:
-    """Through a stand-in: an honest kernel passes, is waited for, and a mutated input is seen."""
-    settings = {**SETTINGS, "framework": "cupy", "contract": None}
-    verdict = examine(cupy_softmax, "softmax", dtype=dtype, **settings)
-    assert verdict.passed, str(verdict)
-    assert cupy
-
     def in_place(x: Any) -> Any:
         x.array[...] = 1
         return cupy_softmax(x)
 
-    verdict = examine(in_place, "softmax", dtype=dtype, **settings)
-    assert verdict.failure is not None
-    assert verdict.failure.kind == "input_mutated"
-    verdict = examine(lambda x: x.array, "softmax", dtype=dtype, **settings)
-    assert verdict.failure is not None
-    assert "expected a cupy array, got ndarray" in verdict.failure.message
+    assert quick(cupy_softmax, dtype=dtype, **CUPY).passed
+    assert cupy
+    assert failure_of(quick(in_place, dtype=dtype, **CUPY)).kind == "input_mutated"
+    message = failure_of(quick(lambda x: x.array, dtype=dtype, **CUPY)).message
+    assert "expected a cupy array, got ndarray" in message
 
 
 def test_cupys_codes_of_8_bits_are_bytes(cupy: list[str]) -> None:
@@ -290,14 +339,12 @@ def test_cupys_codes_of_8_bits_are_bytes(cupy: list[str]) -> None:
 
 
 def test_an_old_cupy_says_that_it_has_no_bfloat16(cupy: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line that says which version has."""
-
     def view(self: CupyArray, dtype: Any) -> CupyArray:
         raise TypeError("Unsupported type")
 
     monkeypatch.setattr(CupyArray, "view", view)
     with pytest.raises(SettingError, match="has no bfloat16; it came with 14"):
-        examine(cupy_softmax, "softmax", dtype="bfloat16", **{**SETTINGS, "framework": "cupy", "contract": None})
+        quick(cupy_softmax, dtype="bfloat16", **CUPY)
 
 
 def test_numpy_takes_its_own_scalars_and_gives_copies() -> None:

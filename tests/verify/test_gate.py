@@ -11,18 +11,15 @@ from torch import Tensor
 from assay.formats.format import format_named
 from assay.formats.rounding import round_to
 from assay.golden.evaluation.golden import Golden
-from assay.verify import Contract, examine
+from assay.kernels.libraries.pytorch import softmax
+from assay.verify import Contract
 from assay.verify.comparison.judge import Tolerance, judge, tolerance
 from assay.verify.examination.lengths import least_errors
-from assay.verify.examination.procedure import (
-    corruptions,
-    outcomes,
-    passes_gate,
-    undetected_corruption,
-)
+from assay.verify.examination.procedure import corruptions, outcomes, passes_gate, undetected_corruption
+from tests.zoo.norms import layernorm_backward_torch
+from tests.zoo.rounding import attention_backward_tf32
 
-from .zoo.honest_backward import layernorm_backward_torch
-from .zoo.rounded_on_the_way import attention_backward_tf32
+from .examined import fails, first, passes, quick
 
 OUTPUTS = ("float32", "bfloat16", "float16", "float8_e4m3fn")
 GENERATOR = torch.Generator().manual_seed(0)
@@ -63,7 +60,6 @@ def test_rows_that_are_nearly_equal_are_not_swapped() -> None:
 
 
 def test_a_corruption_changes_what_it_says_and_no_more() -> None:
-    """One row, one tile, two rows, one element: the rest of the output is right."""
     allowed = limits(ORDINARY, 0.0)
     good = right(ORDINARY, "bfloat16")
     seen = dict(corruptions(good, allowed, format_named("bfloat16")))
@@ -98,7 +94,6 @@ def test_a_loosened_tolerance_is_reported(radius: Tensor | float, words: str) ->
 
 
 def test_a_loose_row_alone_is_reported() -> None:
-    """A tolerance that is tight everywhere but in the loudest row lets that row be zero."""
     radius = 1e-3 * ORDINARY.abs()
     loud = int(ORDINARY.abs().sum(-1).argmax())
     radius[loud] = 2 * ORDINARY[loud].abs()
@@ -119,12 +114,7 @@ def test_a_loose_row_alone_is_reported() -> None:
 )
 @pytest.mark.parametrize("out", OUTPUTS)
 def test_a_corruption_that_changes_nothing_is_no_loophole(golden: Tensor, out: str) -> None:
-    """Outputs of zeros, equal rows, scalars, NaN or nothing at all raise no false alarm."""
     assert passes_gate(limits(golden, 0.0, out), format_named(out)) is None
-
-
-def softmax(x: Tensor) -> Tensor:
-    return torch.softmax(x, -1)
 
 
 @pytest.mark.parametrize(
@@ -136,30 +126,14 @@ def softmax(x: Tensor) -> Tensor:
     ],
 )
 def test_a_vacuous_contract_is_reported_through_examine(ulps: float, words: str) -> None:
-    """A contract loose enough for anything gives VACUOUS and says what would have gone through, never PASS."""
-    verdict = examine(
-        softmax,
-        "softmax",
-        dtype="bfloat16",
-        contract=Contract(ulps={"exp": ulps}, rescale_every=1),
-        effort="quick",
-        examples=0,
-    )
+    verdict = quick(softmax, dtype="bfloat16", contract=Contract(ulps={"exp": ulps}, rescale_every=1))
     assert (verdict.outcome, verdict.failure, verdict.passed) == ("VACUOUS", None, False)
     assert words in verdict.note
 
 
-def test_an_ordinary_contract_is_not_vacuous() -> None:
-    """The same kernel under the default contract passes."""
-    assert examine(softmax, "softmax", dtype="bfloat16", effort="quick", examples=0).outcome == "PASS"
-
-
 def test_a_fault_beyond_even_a_vacuous_contract_still_fails() -> None:
     """A violation is proved whatever the gate says."""
-    loose = Contract(ulps={"exp": 2.0**16})
-    few: dict[str, Any] = {"effort": "quick", "examples": 0, "shrinking": False}
-    verdict = examine(lambda x: x * math.nan, "softmax", dtype="bfloat16", contract=loose, **few)
-    assert verdict.outcome == "FAIL"
+    fails(quick(lambda x: x * math.nan, dtype="bfloat16", contract=Contract(ulps={"exp": 2.0**16})))
 
 
 def minimum_detectable_error(allowed: Tolerance) -> float:
@@ -169,7 +143,7 @@ def minimum_detectable_error(allowed: Tolerance) -> float:
 
 def broken_by(golden: Tensor, allowed: Tolerance, gain: float, out: str, mode: str) -> bool:
     """Whether the golden times 1 + gain, stored, is rejected."""
-    wrong = round_to(golden * (1 + gain), out, mode)  # type: ignore[arg-type]
+    wrong = round_to(golden * (1 + gain), out, mode)
     return bool(judge(wrong, allowed).broken.any())
 
 
@@ -187,7 +161,6 @@ def test_the_smallest_gain_is_the_threshold(out: str, radius: float, sign: Tenso
 
 
 def test_the_smallest_gain_is_that_of_all_elements() -> None:
-    """A negative element whose tolerance is tighter than all others' decides."""
     golden = torch.tensor([[1.0, 2.0, -3.0]], dtype=torch.float64)
     allowed = limits(golden, torch.tensor([[0.1, 0.1, 0.0]], dtype=torch.float64), "float32")
     assert minimum_detectable_error(allowed) < 1e-6
@@ -195,9 +168,10 @@ def test_the_smallest_gain_is_that_of_all_elements() -> None:
 
 def test_what_is_detectable_is_in_the_verdict() -> None:
     """About as much as the contract's radius: 2^-20 for float32, and 2^-8 where exp alone may lose that."""
-    tight = examine(softmax, "softmax", dtype="float32", effort="quick", examples=0).detectable[0]
-    contract = Contract(ulps={"exp": 2.0**15})
-    loose = examine(softmax, "softmax", dtype="float32", contract=contract, effort="quick", examples=0).detectable[0]
+    tight, loose = (
+        quick(softmax, contract=contract).detectable[0] for contract in (Contract(), Contract(ulps={"exp": 2.0**15}))
+    )
+    passes(quick(softmax, dtype="bfloat16"))
     assert tight.length == loose.length == 8
     assert 2.0**-22 < tight.suspect <= tight.broken < 2.0**-18
     assert 2.0**-9 < loose.suspect <= loose.broken < 2.0**-5
@@ -205,7 +179,6 @@ def test_what_is_detectable_is_in_the_verdict() -> None:
 
 @pytest.mark.parametrize("golden", [torch.zeros(2, 3), torch.full((2, 3), math.nan), torch.zeros(0, 3)])
 def test_where_no_gain_shows_it_is_infinite(golden: Tensor) -> None:
-    """Zeros times anything are zeros: no relative error would be seen."""
     assert minimum_detectable_error(limits(golden.double(), 0.0)) == math.inf
 
 
@@ -225,12 +198,11 @@ def test_a_golden_without_numbers_is_passed_over() -> None:
 
 def test_a_size_where_results_cancel_is_no_loophole() -> None:
     """A gradient that vanishes where a row has one or two columns doesn't make its check vacuous."""
-    verdict = examine(layernorm_backward_torch, "layernorm_backward", dtype="float32", effort="quick", examples=5)
+    verdict = quick(layernorm_backward_torch, "layernorm_backward", examples=5)
     assert verdict.outcome != "VACUOUS", str(verdict)
 
 
 def test_what_one_case_rejects_is_no_loophole() -> None:
-    """A corruption counts as let through where some case lets it pass and none rejects it."""
     blunt = outcomes(limits(ORDINARY, 0.06 * ORDINARY.abs()), format_named("bfloat16"))
     sharp = outcomes(limits(ORDINARY, 1e-3 * ORDINARY.abs()), format_named("bfloat16"))
     assert undetected_corruption([blunt]) == undetected_corruption([blunt, blunt]) == "everything times 1.05"
@@ -240,8 +212,6 @@ def test_what_one_case_rejects_is_no_loophole() -> None:
 def test_a_gradient_of_attention_in_tf32_can_be_judged() -> None:
     """A unit that cuts operands to TF32 passes at few columns; one that cuts three bits more is noticed."""
     sizes = {"B": [2], "Hkv": [1, 2], "H": [2], "Sq": [1, 5, 20], "Sk": [1, 5, 20], "D": [16], "Dv": [16]}
-    settings: dict[str, Any] = {"dtype": "float32", "effort": "quick", "examples": 2, "shapes": sizes}
-    settings |= {"contract": "triton-default", "shrinking": False, "every_aspect": False}
-    verdict = examine(attention_backward_tf32, "attention_backward", **settings)
-    assert verdict.outcome == "PASS", str(verdict)
-    assert examine(partial(attention_backward_tf32, bits=16), "attention_backward", **settings).outcome == "FAIL"
+    settings: dict[str, Any] = {"shapes": sizes, "contract": "triton-default", "examples": 2}
+    passes(first(attention_backward_tf32, "attention_backward", **settings))
+    fails(first(partial(attention_backward_tf32, bits=16), "attention_backward", **settings))

@@ -1,7 +1,7 @@
 """Inputs: the same on every platform, the same while shapes shrink, and shaped as their names say."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +34,6 @@ def drawn(kind: str, dtype: str, rows: int = 64, columns: int = 96, seed: int = 
 
 
 def numbers(kind: str, dtype: str = "float32", rows: int = 64, columns: int = 96) -> Tensor:
-    """The same as float64."""
     return drawn(kind, dtype, rows, columns).double()
 
 
@@ -45,27 +44,20 @@ def test_random_bits_are_frozen() -> None:
     assert bits(7, "scale", ()).astype(">u8").tobytes().hex() == "9eebbb3bb9d68caf"
 
 
-def test_bits_depend_on_seed_name_and_every_coordinate() -> None:
-    """Another seed, tensor, row or column brings other bits; 16,384 elements are all different."""
-    here = bits(0, "x", (128, 128))
-    assert len(np.unique(here)) == here.size
-    assert not np.array_equal(here, bits(1, "x", (128, 128)))
-    assert not np.array_equal(here, bits(0, "y", (128, 128)))
-    assert not np.array_equal(here, here.T)
+def test_bits_are_even_and_depend_on_seed_name_and_every_coordinate() -> None:
+    """Each of the 64 bits is set in half of 40,000 elements, within five standard deviations.
 
-
-def test_bits_are_even() -> None:
-    """Each of the 64 bits is set in half of 40,000 elements, within five standard deviations."""
-    draw = bits(5, "x", (200, 200))
-    shares = [float(np.mean((draw >> np.uint64(place)) & np.uint64(1))) for place in range(64)]
+    Along an ignored axis all are equal, and along the other they are not.
+    """
+    here = bits(0, "x", (200, 200))
+    shares = [float(np.mean((here >> np.uint64(place)) & np.uint64(1))) for place in range(64)]
     assert all(abs(share - 0.5) < 5 * 0.5 / 200 for share in shares)
-
-
-def test_tied_elements_share_their_bits() -> None:
-    """Along an ignored axis all bits are equal, and along the other they are not."""
-    draw = bits(0, "x", (4, 5), ignore=[1])
-    assert (draw == draw[:, :1]).all()
-    assert len(np.unique(draw)) == 4
+    assert len(np.unique(here)) == here.size
+    for other in (bits(1, "x", (200, 200)), bits(0, "y", (200, 200)), here.T):
+        assert not np.array_equal(here, other)
+    tied = bits(0, "x", (4, 5), ignore=[1])
+    assert (tied == tied[:, :1]).all()
+    assert len(np.unique(tied)) == 4
 
 
 def test_numbers_made_of_bits_keep_their_ranges() -> None:
@@ -101,16 +93,6 @@ def tensors_of(op: str, sizes: dict[str, int], options: dict[str, Any], name: st
     return contents(case, next(tensor for tensor in case.signature.tensors if tensor.name == name))
 
 
-def kinds_of(op: str, sizes: dict[str, int], options: dict[str, Any], name: str) -> tuple[str, ...]:
-    """The distributions that a tensor may take."""
-    return names_of(next(t for t in spec(op).signature(options).tensors if t.name == name))
-
-
-def named(case: Sequence[Any]) -> str:
-    """A name for a tensor's case."""
-    return "-".join([case[0], *case[2].get("packing", "").split(), case[3]])
-
-
 LIMITS: dict[str, Callable[[Tensor], Tensor]] = {
     "scale_a": lambda x: (x != 0) & x.isfinite(),
     "weights": lambda x: (x >= 0) & x.isfinite(),
@@ -122,17 +104,18 @@ LIMITS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("case", ROLE_CASES, ids=named)
-def test_a_role_keeps_its_range(case: tuple[str, dict[str, int], dict[str, Any], str]) -> None:
+@pytest.mark.parametrize(
+    ("op", "sizes", "options", "name"), ROLE_CASES, ids=[f"{case[0]}-{case[3]}" for case in ROLE_CASES]
+)
+def test_a_role_keeps_its_range(op: str, sizes: dict[str, int], options: dict[str, Any], name: str) -> None:
     """Scales are zero where they cycle alone, weights and slopes not negative, angles within one, codes in range."""
-    for kind in kinds_of(*case):
-        found = tensors_of(*case, kind)
-        assert bool(LIMITS[case[3]](found[found != 0] if kind == "cycled" else found).all()), kind
+    for kind in names_of(next(t for t in spec(op).signature(options).tensors if t.name == name)):
+        found = tensors_of(op, sizes, options, name, kind)
+        assert bool(LIMITS[name](found[found != 0] if kind == "cycled" else found).all()), kind
 
 
 @pytest.mark.parametrize(("packing", "codes"), [("plain", 256), ("awq", 2**32)])
 def test_packed_words_take_every_pattern(packing: str, codes: int) -> None:
-    """Uniform words reach the lowest and the highest thousandth of all bit patterns, the sign bit included."""
     words = tensors_of("gemm_int4", {"M": 1, "K": 2048, "N": 64, "g": 32}, {"packing": packing}, "qweight", "uniform")
     unsigned = words.to(torch.int64) % codes
     assert int(unsigned.min()) <= codes // 1000
@@ -140,7 +123,6 @@ def test_packed_words_take_every_pattern(packing: str, codes: int) -> None:
 
 
 def test_integer_distributions_are_what_they_say() -> None:
-    """First is all zeros, last the largest index, skewed mostly one value, uniform all of them."""
     sizes = {"T": 400, "D": 1, "F": 1, "E": 5, "k": 2}
     ids = {kind: tensors_of("moe", sizes, {}, "ids", kind) for kind in INTEGERS}
     assert {kind: ids[kind].unique().tolist() for kind in ("first", "last")} == {"first": [0], "last": [4]}
@@ -151,7 +133,6 @@ def test_integer_distributions_are_what_they_say() -> None:
 @pytest.mark.parametrize("kind", REAL)
 @pytest.mark.parametrize("dtype", NARROWING)
 def test_an_element_keeps_its_value_while_shapes_shrink(kind: str, dtype: str) -> None:
-    """Cutting rows or columns at the end or, with an origin, at the front leaves the rest bit for bit."""
     whole = drawn(kind, dtype, 20, 70).view(torch.uint8)
     width = torch_dtype(dtype).itemsize
     end = drawn(kind, dtype, 9, 41)
@@ -179,7 +160,6 @@ def test_every_tensor_of_every_op_can_be_drawn(op: str) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_a_distribution_varies(dtype: str) -> None:
-    """No distribution but the zeros is one number everywhere."""
     assert [kind for kind in GENERAL if len(numbers(kind, dtype).unique()) == 1] == (
         ["above", "below", "remote"] if dtype == "float8_e4m3fn" else []  # beyond its range
     )
@@ -199,22 +179,20 @@ def test_exact_distributions_are_whole_numbers_or_powers_of_two(dtype: str) -> N
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_near_overflow_is_near_the_largest_value(dtype: str) -> None:
-    """All magnitudes lie in the top binade or at its lower end, of both signs, and some in the last tenth."""
+def test_extremes_lie_at_both_ends_of_the_range(dtype: str) -> None:
+    """Near overflow all magnitudes lie in the top binade or at its lower end, of both signs, some in the last tenth.
+
+    Of subnormals at least a tenth lie strictly between zero and the smallest normal value, none above four of these.
+    """
     values, largest = numbers("near_overflow", dtype), format_named(dtype).largest
     assert bool((values.abs() >= 0.4999 * largest).all())
     assert float(values.max()) > 0.9 * largest
     assert float(values.min()) < -0.9 * largest
     assert float((values.abs() == largest).double().mean()) < 0.2
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_subnormal_draws_subnormals(dtype: str) -> None:
-    """At least a tenth lie strictly between zero and the smallest normal value, none is above four of these."""
-    values, format = numbers("subnormal", dtype).abs(), format_named(dtype)
-    assert float(((values > 0) & (values < format.smallest_normal)).double().mean()) > 0.1
-    assert float(values.max()) <= 4 * format.smallest_normal
-    assert bool((values >= format.smallest_normal).any())
+    small, least = numbers("subnormal", dtype).abs(), format_named(dtype).smallest_normal
+    assert float(((small > 0) & (small < least)).double().mean()) > 0.1
+    assert float(small.max()) <= 4 * least
+    assert bool((small >= least).any())
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "bfloat16", "float16"])
@@ -237,7 +215,6 @@ def test_patterns_of_int8_cover_every_code() -> None:
 
 @pytest.mark.parametrize("dtype", WIDE)
 def test_distributions_have_the_shapes_of_their_names(dtype: str) -> None:
-    """Each reveals a family of faults only if it has the property that its name promises."""
     draw = {kind: numbers(kind, dtype) for kind in REAL}
     assert bool((draw["positive"] > 0).all())
     mean = draw["large_mean"].mean(-1).abs()
@@ -305,7 +282,6 @@ def test_stored_keeps_special_values(dtype: str) -> None:
 
 
 def test_edits_set_single_elements() -> None:
-    """An edit changes the element that it names, and one outside of a shrunken shape changes nothing."""
     plain = drawn("normal", "bfloat16", 4, 5)
     edited = drawn("normal", "bfloat16", 4, 5, edits=(("x", (1, 2), math.inf), ("x", (9, 9), 1.0), ("y", (0, 0), 7.0)))
     assert edited[1, 2] == math.inf

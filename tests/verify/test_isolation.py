@@ -21,9 +21,11 @@ from assay.verify.cases.case import Case
 from assay.verify.contract import Contract
 from assay.verify.errors import SettingError
 from assay.verify.findings import Failure
-from assay.verify.harness.call import GRACE, Call
+from assay.verify.harness.call import Call
 from assay.verify.harness.isolation import Isolation
 from assay.verify.harness.runner import KernelHarness
+
+from .examined import fails, failure_of, first, quick
 
 CASE = Case("softmax", {"R": 3, "N": 40}, {"x": "float32"})
 
@@ -53,7 +55,6 @@ _hoard: list[Tensor] = []
 
 
 def leaks(x: Tensor) -> Tensor:
-    """Keeps 32 MiB at each call."""
     _hoard.append(torch.ones(2**23))
     return softmax(x)
 
@@ -65,24 +66,26 @@ def counts(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("kernel", "kind", "words", "sizes"),
+    ("kernel", "words", "sizes"),
     [
-        (segmentation_fault, "crash", "SIGSEGV", {"N": 21}),
-        (leaves, "crash", "ended itself with status 0", {"R": 3, "N": 1}),
-        (leaks, "crash", "no more than 0.25 GiB", {}),
+        (segmentation_fault, "SIGSEGV", {"N": 21}),
+        (leaves, "ended itself with status 0", {"R": 3, "N": 1}),
+        (leaks, "no more than 0.25 GiB", {}),
     ],
 )
-def test_a_lost_process_is_a_finding(
-    kernel: Callable[[Tensor], Tensor], kind: str, words: str, sizes: dict[str, int]
-) -> None:
-    """The examination goes on: the case is shrunk to the least that still takes the process down."""
-    first: dict[str, Any] = {"every_aspect": False, "shrinking": bool(sizes)}
-    verdict = examine(kernel, "softmax", dtype="float32", effort="quick", isolate=True, memory=0.25, **first)
-    assert verdict.failure is not None, str(verdict)
-    assert (verdict.failure.kind, verdict.outcome) == (kind, "FAIL")
-    assert words in verdict.failure.message
-    assert {symbol: verdict.failure.case.sizes[symbol] for symbol in sizes} == sizes
+def test_a_lost_process_is_a_finding(kernel: Callable[[Tensor], Tensor], words: str, sizes: dict[str, int]) -> None:
+    failure = failure_of(fails(first(kernel, examples=None, isolate=True, memory=0.25, shrinking=bool(sizes))))
+    assert failure.kind == "crash"
+    assert words in failure.message
+    assert {symbol: failure.case.sizes[symbol] for symbol in sizes} == sizes
     assert _hoard == []
+
+
+def answer_of(kernel: Callable[[Tensor], Tensor], case: Case = CASE, **settings: Any) -> Any:
+    """What a kernel in a process of its own makes of one case."""
+    memory = {"memory": settings.pop("memory")} if "memory" in settings else {}
+    with Isolation(KernelHarness(Call(kernel, {}, **settings), Contract()), **memory) as isolation:
+        return isolation.observe(case)
 
 
 def expects_far_rows(x: Tensor) -> Tensor:
@@ -92,58 +95,50 @@ def expects_far_rows(x: Tensor) -> Tensor:
 
 def test_address_space_without_memory_is_not_counted() -> None:
     """A tensor whose rows lie 2^30 elements apart is within the limit, since it takes no more than its rows."""
-    with Isolation(KernelHarness(Call(expects_far_rows, {}), Contract()), memory=2**28) as isolation:
-        answer = isolation.observe(replace(CASE, layouts={"x": "far"}))
+    answer = answer_of(expects_far_rows, replace(CASE, layouts={"x": "far"}), memory=2**28)
     assert not isinstance(answer, Failure), answer.message
 
 
-def test_a_call_that_never_comes_back_is_a_time_out() -> None:
-    """Even where the interpreter's own alarm can't reach it."""
-    harness = KernelHarness(Call(cannot_be_interrupted, {}, timeout=0.2), Contract())
-    with Isolation(harness) as isolation:
-        answer = isolation.observe(CASE)
-    assert isinstance(answer, Failure)
-    assert answer.kind == "timeout"
-
-
 def hangs_when_timed(x: Tensor) -> Tensor:
-    """Comes back nine times."""
     _hoard.append(x)
     return softmax(x) if len(_hoard) < 10 else cannot_be_interrupted(x)
 
 
-def test_the_limit_is_that_of_one_call() -> None:
-    """In a case of many calls too, one that doesn't come back is waited for no longer than a call may take."""
+@pytest.mark.parametrize(
+    ("kernel", "protocol"), [(cannot_be_interrupted, "once"), (hangs_when_timed, "after_many")], ids=["once", "timed"]
+)
+def test_a_call_that_never_comes_back_is_a_time_out(
+    kernel: Callable[[Tensor], Tensor], protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even where the interpreter's own alarm can't reach it, and no later than a call may take in a case of many."""
+    monkeypatch.setattr("assay.verify.harness.isolation.GRACE", 1.0)
+    monkeypatch.setattr("assay.verify.harness.call.GRACE", 1.0)
     begun = time.monotonic()
-    with Isolation(KernelHarness(Call(hangs_when_timed, {}, timeout=1.0), Contract())) as isolation:
-        answer = isolation.observe(replace(CASE, protocol="after_many"))
+    answer = answer_of(kernel, replace(CASE, protocol=protocol), timeout=0.5)
     assert isinstance(answer, Failure)
     assert answer.kind == "timeout"
-    assert time.monotonic() - begun < 1.0 + GRACE + 10.0
+    assert time.monotonic() - begun < 0.5 + 1.0 + 10.0
 
 
 def test_an_honest_kernel_passes_and_is_not_called_here() -> None:
-    """The same cases, the same verdict; the kernel's process is another."""
     seen: list[int] = []
 
     def kernel(x: Tensor) -> Tensor:
         seen.append(os.getpid())
         return softmax(x)
 
-    verdict = examine(kernel, "softmax", dtype="bfloat16", effort="quick", examples=5, isolate=True)
+    verdict = quick(kernel, dtype="bfloat16", examples=5, isolate=True)
     assert verdict.passed, str(verdict)
     assert not seen
     assert verdict.cases == examine(softmax, "softmax", dtype="bfloat16", effort="quick", examples=5).cases
 
 
 def test_a_fork_of_a_process_with_threads_answers() -> None:
-    """The kernel's environment holds the number of threads, and a copied pool of threads would hang in the fork."""
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         torch.ones(1 << 20).exp()  # starts the pool
-        with Isolation(KernelHarness(Call(softmax, {}), Contract())) as isolation:
-            answer = isolation.observe(replace(CASE, sizes={"R": 70, "N": 4096}))
+        answer = answer_of(softmax, replace(CASE, sizes={"R": 70, "N": 4096}))
     finally:
         torch.set_num_threads(threads)
     assert not isinstance(answer, Failure), answer.message
@@ -166,7 +161,6 @@ def test_a_worker_is_kept_and_ended() -> None:
 
 
 def test_where_a_fork_is_no_help_the_kernel_needs_a_name() -> None:
-    """One line says what is expected."""
     with (
         Isolation(KernelHarness(Call(lambda x: x, {}), Contract(), "cuda")) as isolation,
         pytest.raises(SettingError, match="the kernel runs in a new process, which must import it"),
@@ -213,7 +207,6 @@ def closes_and_sleeps(x: Tensor) -> Tensor:
 
 
 def starts_another(x: Tensor) -> Tensor:
-    """Leaves a process behind."""
     if os.fork() == 0:
         time.sleep(3600)
     os._exit(3)
@@ -221,26 +214,19 @@ def starts_another(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("kernel", [closes_and_sleeps, starts_another])
 def test_nothing_of_a_lost_worker_is_left(kernel: Callable[[Tensor], Tensor]) -> None:
-    """A worker that hangs without a pipe, and one whose child holds the pipe, are found in time."""
-    with Isolation(KernelHarness(Call(kernel, {}, timeout=1.0), Contract())) as isolation:
-        started_at = time.monotonic()
-        answer = isolation.observe(CASE)
-        assert isinstance(answer, Failure)
-        assert answer.kind in ("crash", "timeout")
-        assert time.monotonic() - started_at < 30
+    started_at = time.monotonic()
+    answer = answer_of(kernel, timeout=1.0)
+    assert isinstance(answer, Failure)
+    assert answer.kind in ("crash", "timeout")
+    assert time.monotonic() - started_at < 30
 
 
 def test_a_fault_of_the_harness_is_not_the_kernels() -> None:
-    """What goes wrong in the worker besides the kernel is raised here."""
-    with (
-        Isolation(KernelHarness(Call(softmax, {}), Contract())) as isolation,
-        pytest.raises(RuntimeError, match="the worker failed before or after"),
-    ):
-        isolation.observe(Case("no such op", {}, {}))
+    with pytest.raises(RuntimeError, match="the worker failed before or after"):
+        answer_of(softmax, Case("no such op", {}, {}))
 
 
 def test_its_warnings_are_told_here_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all calls in the worker, as the kernel's own line."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     warns = importlib.import_module("cheating_kernels").warns
     with pytest.warns(UserWarning, match="a kernel's own warning") as told:

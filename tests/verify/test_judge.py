@@ -1,4 +1,4 @@
-"""Judging: what the contract allows is kept, the neighbour beyond it is broken, and the ratio says which."""
+"""Judging: what the contract allows is kept, codes too, the neighbour beyond it is broken, and the ratio says which."""
 
 import math
 from typing import Any
@@ -7,13 +7,16 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from assay.formats.codes import all_values
 from assay.formats.format import format_named
 from assay.formats.rounding import next_down, next_up, round_to, ulp_towards
 from assay.golden.evaluation.golden import Golden
 from assay.verify import Contract
+from assay.verify.cases.case import Case
 from assay.verify.comparison.judge import Judgement, Tolerance, judge, tolerance
+from assay.verify.comparison.oracle import Oracle
 
 INF, NAN = math.inf, math.nan
 FORMATS = ("float32", "bfloat16", "float16", "float8_e4m3fn")
@@ -69,7 +72,7 @@ def test_what_lies_within_the_radius_before_the_store_is_kept(
     value, radius, out = problem
     allowed = limits(value, radius, out, rounding=rounding)
     for mode in STORES[rounding]:
-        y = float(round_to(tensor(value + t * radius), out, mode))  # type: ignore[arg-type]
+        y = float(round_to(tensor(value + t * radius), out, mode))
         assert kept(y, allowed), (y, mode)
         assert not bool(judged(y, allowed).unresolved[0])
 
@@ -77,7 +80,6 @@ def test_what_lies_within_the_radius_before_the_store_is_kept(
 @patient
 @given(problems(), st.sampled_from(ROUNDINGS))
 def test_the_neighbour_beyond_the_interval_is_broken(problem: tuple[float, float, str], rounding: str) -> None:
-    """One value of the format further than the furthest that is kept is broken, on both sides."""
     value, radius, out = problem
     allowed = limits(value, radius, out, rounding=rounding)
     assert kept(float(allowed.ends.high), allowed)
@@ -106,7 +108,6 @@ def test_the_interval_is_no_wider_than_the_contract(
 @patient
 @given(problems())
 def test_truncation_is_held_to_its_direction(problem: tuple[float, float, str]) -> None:
-    """Under toward_zero no output lies further from zero than the golden plus the radius."""
     value, radius, out = problem
     allowed = limits(value, radius, out, rounding="toward_zero")
     assert float(torch.maximum(allowed.ends.high, -allowed.ends.low)) <= abs(value) + radius
@@ -115,10 +116,9 @@ def test_truncation_is_held_to_its_direction(problem: tuple[float, float, str]) 
 @patient
 @given(problems(), st.integers(-3, 3))
 def test_stochastic_rounding_keeps_both_neighbours_and_no_third(problem: tuple[float, float, str], steps: int) -> None:
-    """With nothing lost before the store, exactly the two values of the format about the golden are kept."""
     value, _, out = problem
     allowed = limits(value, 0.0, out, rounding="stochastic")
-    below, above = (float(round_to(tensor(value), out, mode)) for mode in ("down", "up"))  # type: ignore[arg-type]
+    below, above = (float(round_to(tensor(value), out, mode)) for mode in ("down", "up"))
     assert kept(below, allowed)
     assert kept(above, allowed)
     other = tensor(above if steps > 0 else below)
@@ -134,7 +134,6 @@ def test_stochastic_rounding_keeps_both_neighbours_and_no_third(problem: tuple[f
 def test_a_golden_of_unknown_digits_never_breaks_an_honest_output(
     problem: tuple[float, float, str], share: float, steps: int
 ) -> None:
-    """With a golden known to r: kept for sure within B - r, broken beyond B + r, unresolved between."""
     value, radius, out = problem
     own = share * radius
     allowed = limits(value, radius, out, own=own)
@@ -154,7 +153,6 @@ def test_a_golden_of_unknown_digits_never_breaks_an_honest_output(
 def test_what_is_clear_without_the_ends_is_kept_by_them(
     problem: tuple[float, float, str], rounding: str, own: float, steps: int, flush: bool
 ) -> None:
-    """Whoever judges by the ends of the interval calls neither broken nor unresolved what is clear without them."""
     value, radius, out = problem
     y = float(round_to(tensor(value), out))
     for _ in range(abs(steps)):
@@ -186,7 +184,6 @@ CLASSES = [
 
 @pytest.mark.parametrize(("golden", "right", "wrong"), CLASSES, ids=[str(golden) for golden, _, _ in CLASSES])
 def test_special_values_are_judged_by_class(golden: float, right: list[float], wrong: list[float]) -> None:
-    """NaN for NaN, each infinity for itself, numbers for numbers; a wrong class is infinitely far off."""
     allowed = limits(golden, 0.0)
     for y in right:
         assert kept(y, allowed)
@@ -198,7 +195,6 @@ def test_special_values_are_judged_by_class(golden: float, right: list[float], w
 
 @pytest.mark.parametrize("golden", [NAN, INF, -INF])
 def test_unspecified_leaves_nonfinite_elements_alone(golden: float) -> None:
-    """Where the mathematics gives NaN or an infinity anything is kept, unjudged; NaN for a number is not."""
     allowed = limits(golden, 0.0, nonfinite="unspecified")
     assert all(kept(y, allowed) for y in (NAN, INF, -INF, 0.0, 7.0))
     assert not bool(allowed.judged[0])
@@ -230,7 +226,6 @@ OVERFLOWS = [
 def test_overflow_becomes_what_the_contract_says(
     out: str, overflow: str, right: list[float], wrong: list[float], sign: float
 ) -> None:
-    """A golden beyond the format is an infinity (in e4m3, which has none, NaN), the largest value, or NaN."""
     allowed = limits(sign * BEYOND, 1.0, out, overflow=overflow)
     assert all(kept(sign * y, allowed) for y in right)
     assert [y for y in wrong if kept(sign * y, allowed)] == []
@@ -252,7 +247,6 @@ def test_at_the_threshold_both_sides_are_kept(overflow: str, other: float) -> No
 
 @pytest.mark.parametrize("overflow", ["inf", "saturate", ("nan")])
 def test_an_exact_infinity_is_beyond_the_format_too(overflow: str) -> None:
-    """What an infinite golden becomes follows the same rule."""
     allowed = limits(INF, 0.0, "float16", overflow=overflow)
     right = {"inf": INF, "saturate": 65504.0, "nan": NAN}
     assert [name for name, y in right.items() if kept(y, allowed)] == [overflow]
@@ -273,7 +267,6 @@ def test_flushing_is_allowed_only_by_its_contract(sign: float) -> None:
 
 
 def test_ties_go_to_even() -> None:
-    """A golden halfway between two values has one nearest, the even one."""
     assert kept(1.0, limits(1 + 2.0**-8, 0.0))
     assert not kept(1 + 2.0**-7, limits(1 + 2.0**-8, 0.0))
     assert kept(1 + 2.0**-6, limits(1 + 3 * 2.0**-8, 0.0))
@@ -291,7 +284,6 @@ def test_the_store_of_every_fp8_value_is_exact() -> None:
 
 
 def test_the_worst_index_is_that_of_the_worst_broken_element() -> None:
-    """Of several broken elements the largest ratio is reported, the first of equals; kept ones never are."""
     golden = torch.ones(2, 3, dtype=torch.float64)
     zero = torch.zeros_like(golden)
     allowed = tolerance(Golden(golden, zero), Golden(golden, zero + 0.01), format_named("float32"), Contract())
@@ -307,8 +299,95 @@ def test_the_worst_index_is_that_of_the_worst_broken_element() -> None:
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (2, 2)])
 def test_any_shape_is_judged(shape: tuple[int, ...]) -> None:
-    """Scalars and empty outputs have a verdict too."""
     value = torch.ones(shape, dtype=torch.float64)
     allowed = tolerance(Golden(value, value * 0), Golden(value, value * 0), format_named("bfloat16"), Contract())
     assert judge(value.to(torch.bfloat16), allowed).worst == 0
     assert bool(judge(value.to(torch.bfloat16) * 2, allowed).broken.all())
+
+
+CODES = ("int8", "uint8", "float8_e4m3fn")
+
+
+def hull(low: float, high: float, count: int = 1) -> Golden:
+    """The golden of as many codes between two."""
+    return Golden(*(torch.full((count,), part, dtype=torch.float64) for part in ((low + high) / 2, (high - low) / 2)))
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "toward_zero", "stochastic"])
+@pytest.mark.parametrize("format", CODES)
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_just_the_codes_of_the_hull_are_kept(format: str, rounding: str, data: st.DataObject) -> None:
+    """Every code of the format: kept within the least and the largest, broken beside them, and never unresolved."""
+    codes = all_values(format)
+    codes = codes[codes.isfinite()].unique()
+    place, width = data.draw(st.integers(0, len(codes) - 1)), data.draw(st.integers(0, 3))
+    last = min(place + width, len(codes) - 1)
+    own = data.draw(st.integers(place, last))
+    contract = Contract(rounding=rounding, overflow="saturate")
+    allowed = hull(float(codes[place]), float(codes[last]), len(codes))
+    golden = hull(float(codes[own]), float(codes[own]), len(codes))
+    judgement = judge(codes, tolerance(golden, allowed, format_named(format), contract, rounded=True))
+    number = torch.arange(len(codes))
+    assert torch.equal(judgement.broken, (number < place) | (number > last))
+    assert torch.equal(judgement.ratio > 1, judgement.broken)
+    assert not bool(judgement.unresolved.any())
+
+
+def test_nan_is_no_code_of_a_number() -> None:
+    """An e4m3 kernel that gives NaN breaks its contract, and one that isn't judged does not."""
+    nan = torch.tensor([float("nan")])
+    for radius, broken in ((0.0, True), (float("inf"), False)):
+        allowed = Golden(torch.zeros(1, dtype=torch.float64), torch.full((1,), radius, dtype=torch.float64))
+        limits = tolerance(hull(0, 0), allowed, format_named("float8_e4m3fn"), Contract(), rounded=True)
+        assert bool(judge(nan, limits).broken) is broken
+
+
+def row_kept(x: Tensor, codes: list[float], scale: float, **options: Any) -> bool:
+    """Whether a kernel's int8 codes and scale of one row keep the default contract."""
+    sizes = {"R": 1, "N": x.shape[1]}
+    case = Case("quantize_int8", sizes, {"x": "float32"}, {"granularity": "row", **options})
+    outputs = torch.tensor([codes]).to(torch.int8), torch.tensor([[scale]])
+    return Oracle(Contract()).judge(case, {"x": x}, outputs).failure is None
+
+
+def test_a_tie_is_free_only_where_the_scale_is_rounded() -> None:
+    """2.5 and 3.5 steps: to even if the kernel's scale is one, to either side if its division was off by an ulp."""
+    x, ulp = torch.tensor([[127.0, 2.5, 3.5]]), 2.0**-23
+    assert row_kept(x, [127, 2, 4], 1.0)
+    assert not row_kept(x, [127, 3, 4], 1.0)
+    assert not row_kept(x, [127, 2, 3], 1.0)
+    assert row_kept(x, [127, 3, 4], 1.0 - ulp / 2)
+    assert row_kept(x, [127, 2, 3], 1.0 + ulp)
+    assert not row_kept(x, [127, 4, 4], 1.0 + ulp)
+    assert not row_kept(x, [127, 2, 4], 1.0 + 8 * ulp)
+
+
+def test_codes_of_int4_are_judged_by_the_kernels_own_zero_point() -> None:
+    x = torch.tensor([[1.0, -1.0, 0.2, -0.2]])
+    case = Case("quantize_int4", {"R": 1, "N": 4}, {"x": "float32"}, {"group": 128, "symmetric": False})
+    for codes, zero, right in (
+        ([15, 0, 9, 5], 7, True), ([15, 0, 10, 6], 8, True), ([15, 0, 10, 6], 7, False), ([15, 1, 11, 7], 9, False),
+    ):  # fmt: skip
+        outputs = (
+            torch.tensor([codes]).to(torch.uint8),
+            torch.tensor([[2 / 15]]),
+            torch.tensor([[zero]]).to(torch.uint8),
+        )
+        failure = Oracle(Contract()).judge(case, {"x": x}, outputs).failure
+        assert (failure is None) is right
+        if zero == 9:
+            assert failure.output == "zero"
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, -3e38, float("nan"), float("inf")])
+def test_a_group_of_zeros_has_any_finite_scale(scale: float) -> None:
+    x = torch.zeros(1, 3)
+    assert row_kept(x, [0, 0, 0], scale) is bool(torch.isfinite(torch.tensor(scale)))
+    assert not row_kept(x, [0, 1, 0], 1.0)
+
+
+def test_a_row_that_is_not_finite_may_hold_anything() -> None:
+    x = torch.tensor([[127.0, float("nan"), 3.5]])
+    assert row_kept(x, [5, -7, 99], float("nan"))
+    assert row_kept(torch.tensor([[float("inf"), 1.0, 3.5]]), [0, 0, 0], float("inf"))

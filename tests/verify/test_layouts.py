@@ -6,8 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay.interpreter import SanitizerError, sanitized
 from assay.verify.cases.case import Case, build, contents
 from assay.verify.cases.layouts import LAYOUTS, Guarded, place_in_memory, tied_axes
+from tests.interpreter import faulty_kernels as kernels
+from tests.zoo.conduct import softmax_offsets_of_32_bits, softmax_strides_ignored
+
+from .examined import quick
 
 DTYPES = (
     torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2,
@@ -42,7 +47,6 @@ def overwrite(placed: Guarded, place_in_buffer: int) -> str | None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout_keeps_the_values(layout: str, dtype: torch.dtype) -> None:
-    """Every layout holds the same values in the same shape and dtype, scalars and empty tensors included."""
     for shape in SHAPES:
         values = tied(numbered(shape, dtype), layout)
         placed = place_in_memory(values, layout, "cpu")
@@ -52,25 +56,23 @@ def test_a_layout_keeps_the_values(layout: str, dtype: torch.dtype) -> None:
         assert placed.damage() is None
 
 
-@pytest.mark.parametrize(
-    ("layout", "strides", "offset"),
-    [
-        ("contiguous", (12, 4, 1), 0),
-        ("transposed", (12, 1, 3), 0),
-        ("sliced", (21, 7, 1), 0),
-        ("offset", (12, 4, 1), 1),
-        ("strided", (24, 8, 2), 0),
-        ("expanded", (0, 4, 1), 0),
-    ],
-)
-def test_a_layout_has_the_strides_that_it_promises(layout: str, strides: tuple[int, ...], offset: int) -> None:
+STRIDES = {
+    "contiguous": ((12, 4, 1), 0),
+    "transposed": ((12, 1, 3), 0),
+    "sliced": ((21, 7, 1), 0),
+    "offset": ((12, 4, 1), 1),
+    "strided": ((24, 8, 2), 0),
+    "expanded": ((0, 4, 1), 0),
+}
+
+
+@pytest.mark.parametrize("layout", STRIDES)
+def test_a_layout_has_the_strides_that_it_promises(layout: str) -> None:
     """Of a [2,3,4]: axes swapped, rows padded, an odd first element, every second element, one row for all."""
-    tensor = place_in_memory(tied(numbered((2, 3, 4)), layout), layout, "cpu").tensor
-    assert tensor.stride() == strides
-    assert (
-        tensor.storage_offset() - place_in_memory(numbered((2, 3, 4)), "contiguous", "cpu").tensor.storage_offset()
-        == offset
+    tensor, plain = (
+        place_in_memory(tied(numbered((2, 3, 4)), name), name, "cpu").tensor for name in (layout, "contiguous")
     )
+    assert (tensor.stride(), tensor.storage_offset() - plain.storage_offset()) == STRIDES[layout]
     assert tensor.is_contiguous() == (layout in ("contiguous", "offset"))
 
 
@@ -112,49 +114,32 @@ def test_an_expanded_tensor_has_one_row_for_all() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", NEAR)
-def test_a_write_beside_the_elements_is_found(layout: str, dtype: torch.dtype) -> None:
-    """One changed element just before the first, just after the last, and at both ends of the buffer."""
+def test_a_write_beside_the_elements_and_a_changed_one_are_found(layout: str, dtype: torch.dtype) -> None:
+    """Just before the first, just after the last, and at both ends of the buffer; the first and the last themselves."""
     for shape in ((3, 5), (7,), (), (0, 4)):
         values = tied(numbered(shape, dtype), layout)
-        first = place_in_memory(values, layout, "cpu").tensor.storage_offset()
-        span = (
-            sum((n - 1) * s for n, s in zip(shape, place_in_memory(values, layout, "cpu").tensor.stride(), strict=True))
-            + 1
-        )
-        for where in (0, first - 1, first + (span if values.numel() else 0), -1):
+        tensor = place_in_memory(values, layout, "cpu").tensor
+        first, steps = tensor.storage_offset(), zip(shape, tensor.stride(), strict=True)
+        last = first + sum((n - 1) * s for n, s in steps) if values.numel() else first - 1
+        beside, elements = (0, first - 1, last + 1, -1), (first, last) if values.numel() else ()
+        for where in (*beside, *elements):
             placed = place_in_memory(values, layout, "cpu")
-            assert overwrite(placed, where % placed.buffer.numel()) == "out_of_bounds_write", (shape, where)
+            kind = "input_mutated" if where in elements else "out_of_bounds_write"
+            assert overwrite(placed, where % placed.buffer.numel()) == kind, (shape, where)
 
 
 @pytest.mark.parametrize(("layout", "gap"), [("sliced", 5), ("sliced", 7), ("strided", 1), ("strided", 9)])
 def test_a_write_into_a_gap_is_found(layout: str, gap: int) -> None:
-    """Padding behind a row and the elements between strided ones belong to nobody."""
     placed = place_in_memory(numbered((3, 5)), layout, "cpu")
     assert overwrite(placed, placed.tensor.storage_offset() + gap) == "out_of_bounds_write"
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("layout", NEAR)
-def test_a_changed_element_is_found(layout: str, dtype: torch.dtype) -> None:
-    """One element with another value, the first or the last, is a mutation and no stray write."""
-    for index in ((0, 0), (2, 4)):
-        placed = place_in_memory(tied(numbered((3, 5), dtype), layout), layout, "cpu")
-        where = placed.tensor.storage_offset() + sum(i * s for i, s in zip(index, placed.tensor.stride(), strict=True))
-        assert overwrite(placed, where) == "input_mutated"
-
-
-def test_a_stray_write_outweighs_a_mutation() -> None:
-    """Where both happened, the worse is named."""
+def test_a_stray_write_outweighs_a_mutation_and_bytes_are_compared() -> None:
     placed = place_in_memory(numbered((3, 5)), "contiguous", "cpu")
-    placed.tensor[0, 0] = 9
-    assert overwrite(placed, 0) == "out_of_bounds_write"
-
-
-def test_the_same_value_written_again_is_no_damage() -> None:
-    """Bytes are compared, not accesses: an honest kernel may be anything that leaves them as they were."""
-    placed = place_in_memory(numbered((3, 5)), "sliced", "cpu")
     placed.tensor.copy_(placed.tensor.clone())
     assert placed.damage() is None
+    placed.tensor[0, 0] = 9
+    assert overwrite(placed, 0) == "out_of_bounds_write"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -185,10 +170,44 @@ def test_refilling_keeps_the_memory(layout: str) -> None:
 )
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_case_names_the_input_that_was_damaged(op: str, sizes: Any, dtypes: dict[str, str], layout: str) -> None:
-    """Each of a case's inputs is guarded, scalars too, and the first damaged one is named."""
     case = Case(op, sizes, dtypes, layouts=dict.fromkeys(dtypes, layout))
     assert build(case).damage() is None
     for name in dtypes:
         inputs = build(case)
         overwrite(inputs.guarded[name], 1)
         assert inputs.damage() == (name, "out_of_bounds_write")
+
+
+WORDS = "an offset that wraps around in 32 bits"
+
+
+def message(kernel: Any) -> str:
+    """What is said of the layouts that a softmax fails in."""
+    shapes = {"R": [3, 4], "N": [8]}
+    verdict = quick(kernel, shapes=shapes, layouts=("sliced", "far"), shrinking=True)
+    failure = verdict.aspects["layouts"].failure
+    return failure.message
+
+
+def test_a_wrapped_offset_is_called_so() -> None:
+    assert WORDS in message(softmax_offsets_of_32_bits)
+    assert WORDS not in message(softmax_strides_ignored)
+
+
+def test_the_sanitizer_says_which_element_was_meant() -> None:
+    """Of a Triton kernel whose row offsets are of 32 bits; with 64 it loads what it should."""
+    pytest.importorskip("triton")
+    x, y = place_in_memory(torch.arange(24.0).reshape(3, 8), "far", "cpu").tensor, torch.empty(3, 8)
+
+    def run(wide: bool, x: Tensor = x) -> None:
+        with sanitized([x, y]):
+            kernels.rows_apart[(3,)](x, y, x.stride(0), N=8, WIDE=wide)
+
+    run(wide=True)
+    assert torch.equal(y, x)
+    meant = 2 * x.stride(0)
+    with pytest.raises(SanitizerError, match=f"element {meant} was meant, whose offset has wrapped around in 32 bits"):
+        run(wide=False)
+    with pytest.raises(SanitizerError) as near:
+        run(wide=False, x=torch.zeros(2, 8))
+    assert "wrapped" not in str(near.value)

@@ -1,7 +1,8 @@
 """Nothing is silently left out: overflow inside, poisoned memory, threads, unjudged outputs, the order of choices."""
 
-import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from assay.verify.cases.case import Case, all_contents
 from assay.verify.comparison.oracle import BEYOND, OPEN, Oracle
 from assay.verify.comparison.result import Result
 from assay.verify.examination.run import Tally
-from assay.verify.verdict import Verdict
+
+from .examined import fails, failure_of, quick
 
 HUGE = Case(
     "rmsnorm",
@@ -38,21 +40,19 @@ def exact() -> Tensor:
     return (x / x.square().mean(-1, keepdim=True).sqrt() * weight).float()
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), 0.0])
-def test_what_overflows_inside_may_be_nan_or_infinite_or_follow_from_it(number: float) -> None:
-    """The sum of squares is infinite in float32, whose reciprocal root is zero; and who avoids it is right too."""
+def test_what_overflows_inside_may_be_nan_or_infinite_or_follow_from_it() -> None:
+    """The sum of squares is infinite in float32, whose reciprocal root is zero; and who avoids it is right too.
+
+    No other number is: neither one beside the right one nor one that no infinity leads to.
+    """
     assert ratios(exact()) == (32, 0)
-    assert ratios(torch.full((4, 8), number)) == (32, 0)
-
-
-@pytest.mark.parametrize("factor", [1.01, -1.0, 0.5])
-def test_what_overflows_inside_may_be_no_other_number(factor: float) -> None:
-    """Neither the right number nor one that an infinity leads to."""
-    assert ratios(factor * exact()) == (32, 32)
+    for number in (float("nan"), float("inf"), -float("inf"), 0.0):
+        assert ratios(torch.full((4, 8), number)) == (32, 0)
+    for factor in (1.01, -1.0, 0.5):
+        assert ratios(factor * exact()) == (32, 32)
 
 
 def test_a_sum_of_squares_may_overflow_whose_mean_does_not() -> None:
-    """Then the deviations are times zero, and the bias alone is left; no other number is right."""
     values = {"x": torch.tensor([[-2.3779e19, -1e-4, 1.11e11]]), "weight": torch.ones(3), "bias": torch.full((3,), 0.5)}
     case = Case("layernorm", {"R": 1, "N": 3}, dict.fromkeys(values, "float32"), {"eps": 1e-5}, seed=0)
     x = values["x"].double()
@@ -75,13 +75,11 @@ def reads_what_it_never_wrote(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("isolate", [False, True])
 def test_a_crash_that_only_poisoned_memory_provokes_is_one_of_memory(isolate: bool) -> None:
-    """And the message says so."""
     verdict = examine(
         reads_what_it_never_wrote, "softmax", dtype="bfloat16", effort="quick", isolate=isolate, every_aspect=False
     )
     assert verdict.outcome == "FAIL"
     failure = verdict.aspects["memory"].failure
-    assert failure is not None
     assert failure.kind == "crash"
     assert failure.message.startswith(
         "only where fresh memory holds NaN (or 0 and 1, of integers): RuntimeError: a row"
@@ -89,59 +87,45 @@ def test_a_crash_that_only_poisoned_memory_provokes_is_one_of_memory(isolate: bo
 
 
 def test_a_dispatchers_own_refusal_of_poisoned_memory_is_none() -> None:
-    """The case is tried with ordinary memory."""
-
     def refuses(x: Tensor) -> Tensor:
         if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:
             raise NotImplementedError("this compiler takes no tensors under a __torch_dispatch__ mode")
         return softmax(x)
 
-    verdict = examine(refuses, "softmax", dtype="bfloat16", effort="quick", examples=0)
-    assert verdict.passed, str(verdict)
+    assert quick(refuses, dtype="bfloat16").passed
 
 
 def test_a_crash_in_ordinary_memory_too_is_not_one_of_memory() -> None:
-    """It is met in other cases first, and said as it is."""
-
     def crashes(x: Tensor) -> Tensor:
         if x.shape[0] > 3:
             raise RuntimeError("too many rows")
         return softmax(x)
 
-    verdict = examine(crashes, "softmax", dtype="bfloat16", effort="quick", examples=0, shrinking=False)
-    assert verdict.outcome == "FAIL"
+    verdict = fails(quick(crashes, dtype="bfloat16"))
     assert verdict.aspects["memory"].failure is None
 
 
 @pytest.mark.parametrize(("isolate", "unlimited"), [(False, True), (True, False)])
 def test_a_verdict_says_where_no_time_limit_could_act(isolate: bool, unlimited: bool) -> None:
-    """In a thread, unless the kernel has a process of its own; in the main thread nothing is said."""
-    found: list[Verdict] = []
-    few: dict[str, Any] = {"dtype": "bfloat16", "effort": "quick", "examples": 0, "layouts": ["contiguous"]}
-    few["shapes"] = {"R": [3], "N": [5, 16]}
-
-    def asked() -> None:
-        found.append(examine(softmax, "softmax", isolate=isolate, **few))
-
-    thread = threading.Thread(target=asked)
-    thread.start()
-    thread.join()
-    asked()
+    asked = partial(quick, softmax, dtype="bfloat16", isolate=isolate, layouts=["contiguous"], shapes={"N": [5, 16]})
+    with ThreadPoolExecutor(1) as pool:
+        found = [pool.submit(asked).result(), asked()]
     assert [verdict.unlimited for verdict in found] == [unlimited, False]
     assert ["no limit" in str(verdict) for verdict in found] == [unlimited, False]
     assert all(verdict.passed for verdict in found)
 
 
 def test_an_output_that_is_mostly_unjudged_is_mistrusted() -> None:
-    """With the reasons counted; exactly half of it is enough to be trusted."""
+    """With the reasons counted; exactly half of it is enough, and one large case of zeros is one among the others."""
     half = Tally(judged_of=Counter(y=6, lse=9), left_out=Counter({("y", OPEN): 6}))
     assert half.mostly_left_out == ""
     more = half + Tally(left_out=Counter({("y", BEYOND): 1}))
     assert more.mostly_left_out == f"7 of 13 elements of y were not judged: 6 {OPEN}, 1 {BEYOND}"
+    zeros, others = Result(HUGE, judged=8193, nonzero=0), Result(HUGE, judged=4, nonzero=3)
+    assert (Tally.of("fuzz", zeros, ()) + Tally.of("fuzz", others, ())).nonzero == 0.75
 
 
 def test_a_contract_that_judges_little_is_mistrusted() -> None:
-    """A kernel may not pass by what a contract leaves open."""
     asked: dict[str, Any] = {"dtype": "bfloat16", "effort": "quick", "examples": 0, "shapes": {"N": [4096]}}
     assert examine(softmax, "softmax", **asked).passed
     verdict = examine(softmax, "softmax", contract=Contract(accumulate="bfloat16", compute="bfloat16"), **asked)
@@ -150,20 +134,12 @@ def test_a_contract_that_judges_little_is_mistrusted() -> None:
 
 
 def test_a_kernel_of_which_zeros_are_expected_is_mistrusted() -> None:
-    """The loss of one class is zero, and a kernel may not pass by that."""
-
     def cross_entropy(logits: Tensor, target: Tensor, **options: Any) -> Tensor:
         return torch.nn.functional.cross_entropy(logits, target, **options)
 
     verdict = examine(cross_entropy, "cross_entropy", dtype="float32", examples=0, shapes={"V": [1]})
     assert verdict.outcome == "MISTRUSTED"
     assert "other than zero" in str(verdict)
-
-
-def test_one_large_case_of_zeros_is_one_case() -> None:
-    """Its thousands of elements don't outweigh the other cases."""
-    zeros, others = Result(HUGE, judged=8193, nonzero=0), Result(HUGE, judged=4, nonzero=3)
-    assert (Tally.of("fuzz", zeros, ()) + Tally.of("fuzz", others, ())).nonzero == 0.75
 
 
 def route(logits: Tensor, *, top_k: int) -> tuple[Tensor, Tensor]:
@@ -179,17 +155,12 @@ def route_by_id(logits: Tensor, *, top_k: int) -> tuple[Tensor, Tensor]:
 
 
 def test_the_order_of_experts_is_judged() -> None:
-    """moe_route gives the largest first."""
-    asked: dict[str, Any] = {"dtype": "bfloat16", "options": {"top_k": [2, 4]}, "effort": "quick", "examples": 20}
-    verdict = examine(route, "moe_route", **asked)
-    assert verdict.passed, str(verdict)
-    failure = examine(route_by_id, "moe_route", shrinking=False, **asked).failure
-    assert failure is not None
-    assert failure.output == "ids"
+    asked: dict[str, Any] = {"options": {"top_k": [2, 4]}, "examples": 20}
+    assert quick(route, "moe_route", "bfloat16", **asked).passed
+    assert failure_of(quick(route_by_id, "moe_route", "bfloat16", **asked)).output == "ids"
 
 
 def test_experts_that_tie_have_no_order() -> None:
-    """Of equal logits any comes first, and a certainly larger one never comes later."""
     logits = torch.tensor([[1.0, 1.0, 0.0]])
     for ids, right in (([0, 1], [1, 1]), ([1, 0], [1, 1]), ([2, 0], [0, 1]), ([0, 2], [1, 0])):
         mask = admissible("moe_route", logits, chosen=torch.tensor([ids]), top_k=2)
@@ -197,11 +168,7 @@ def test_experts_that_tie_have_no_order() -> None:
 
 
 def test_what_is_allowed_is_told_where_the_right_number_lies() -> None:
-    """A large wrong number has wide gaps around it, which are no measure of how far it is off."""
     failure = Oracle(Contract()).judge(HUGE, all_contents(HUGE), (exact() * 1e6,)).failure
-    assert failure is not None
-    assert failure.got is not None
-    assert failure.golden is not None
-    assert failure.radius is not None
-    assert failure.radius < 1e-5 * abs(failure.golden)
-    assert failure.ratio == abs(failure.got - failure.golden) / failure.radius
+    got, golden, radius = (part or 0.0 for part in (failure.got, failure.golden, failure.radius))
+    assert 0 < radius < 1e-5 * abs(golden)
+    assert failure.ratio == abs(got - golden) / radius

@@ -18,6 +18,7 @@ from assay.verify.examination.plan import make_plan
 from assay.verify.examination.run import Run
 from assay.verify.settings import Settings
 
+from .examined import failure_of
 from .usual import by_turns, only
 
 Kernel = Callable[..., Tensor]
@@ -54,71 +55,58 @@ def exponentials(x: Tensor) -> tuple[Tensor, Tensor]:
     return largest, torch.exp(values - largest)
 
 
-def blocked(x: Tensor, block: int, total: Total) -> tuple[Tensor, Tensor]:
-    """Running maximum and sum of exponentials, rescaled at every block."""
+def softmax(x: Tensor, total: Total = pairwise) -> Tensor:
+    _, weights = exponentials(x)
+    return (weights / total(weights).unsqueeze(-1)).to(x.dtype)
+
+
+def softmax_online(x: Tensor, total: Total = pairwise, block: int = 16) -> Tensor:
+    """By a running maximum and sum of exponentials, rescaled at every block."""
     values = x.float()
     largest, sums = torch.full((*x.shape[:-1], 1), -math.inf), torch.zeros(*x.shape[:-1], 1)
     for part in values.split(block, -1):
         new = torch.maximum(largest, part.amax(-1, keepdim=True))
         sums = sums * torch.exp(largest - new) + total(torch.exp(part - new)).unsqueeze(-1)
         largest = new
-    return largest, sums
+    return (torch.exp(values - largest) / sums).to(x.dtype)
 
 
-def softmax(x: Tensor, total: Total = pairwise, off: Callable[[int], float] = lambda n: 0.0) -> Tensor:
-    _, weights = exponentials(x)
-    return (weights / total(weights).unsqueeze(-1) * (1 + off(x.shape[-1]))).to(x.dtype)
-
-
-def softmax_online(x: Tensor, total: Total = pairwise, block: int = 16) -> Tensor:
-    largest, sums = blocked(x, block, total)
-    return (torch.exp(x.float() - largest) / sums).to(x.dtype)
-
-
-def logsumexp(x: Tensor, total: Total = pairwise, off: Callable[[int], float] = lambda n: 0.0) -> Tensor:
+def logsumexp(x: Tensor, total: Total = pairwise) -> Tensor:
     largest, weights = exponentials(x)
-    return ((largest[..., 0] + torch.log(total(weights))) * (1 + off(x.shape[-1]))).to(x.dtype)
+    return (largest[..., 0] + torch.log(total(weights))).to(x.dtype)
 
 
-def cross_entropy(
-    logits: Tensor, target: Tensor, total: Total = pairwise, off: Callable[[int], float] = lambda n: 0.0
-) -> Tensor:
+def cross_entropy(logits: Tensor, target: Tensor, total: Total = pairwise) -> Tensor:
     largest, weights = exponentials(logits)
     picked = logits.float().gather(-1, target.clamp(min=0)[:, None])[:, 0]
     losses = torch.log(total(weights)) - (picked - largest[:, 0])
     kept = target != -100
-    return torch.where(kept, losses, 0.0).sum() / kept.sum() * (1 + off(logits.shape[-1]))
+    return torch.where(kept, losses, 0.0).sum() / kept.sum()
 
 
-def rmsnorm(x: Tensor, weight: Tensor, total: Total = pairwise, off: Callable[[int], float] = lambda n: 0.0) -> Tensor:
+def rmsnorm(x: Tensor, weight: Tensor, total: Total = pairwise) -> Tensor:
     values = x.float()
     mean = total(values * values).unsqueeze(-1) / x.shape[-1]
-    return (values * torch.rsqrt(mean + 1e-6) * weight.float() * (1 + off(x.shape[-1]))).to(x.dtype)
+    return (values * torch.rsqrt(mean + 1e-6) * weight.float()).to(x.dtype)
 
 
-def layernorm(
-    x: Tensor, weight: Tensor, bias: Tensor, total: Total = pairwise, off: Callable[[int], float] = lambda n: 0.0
-) -> Tensor:
+def layernorm(x: Tensor, weight: Tensor, bias: Tensor, total: Total = pairwise) -> Tensor:
     values = x.float()
     centred = values - total(values).unsqueeze(-1) / x.shape[-1]
     variance = total(centred * centred).unsqueeze(-1) / x.shape[-1]
-    scaled = centred * torch.rsqrt(variance + 1e-5) * (1 + off(x.shape[-1]))
-    return (scaled * weight.float() + bias.float()).to(x.dtype)
+    return (centred * torch.rsqrt(variance + 1e-5) * weight.float() + bias.float()).to(x.dtype)
 
 
-def gemm(a: Tensor, b: Tensor, total: Total = pairwise, off: Callable[[int], float] = lambda n: 0.0) -> Tensor:
-    products = a.float()[:, None, :] * b.float().T[None].contiguous()
-    return (total(products) * (1 + off(a.shape[1]))).to(a.dtype)
+def gemm(a: Tensor, b: Tensor, total: Total = pairwise) -> Tensor:
+    return total(a.float()[:, None, :] * b.float().T[None].contiguous()).to(a.dtype)
 
 
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, total: Total = pairwise, off: Callable[[int], float] = lambda n: 0.0
-) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, total: Total = pairwise) -> Tensor:
     shared = q.shape[1] // k.shape[1]
     k, v = (part.float().repeat_interleave(shared, 1) for part in (k, v))
     weights = exponentials(q.float() @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]))[1]
     out = total(weights[..., None, :] * v.transpose(-1, -2)[:, :, None].contiguous())
-    return (out / total(weights).unsqueeze(-1) * (1 + off(k.shape[2]))).to(q.dtype)
+    return (out / total(weights).unsqueeze(-1)).to(q.dtype)
 
 
 OPS: dict[str, Kernel] = {
@@ -146,30 +134,32 @@ def found(kernel: Kernel, op: str, dtype: str) -> set[str]:
     return {name for name, aspect in tally.aspects.items() if aspect.status in ("broken", "suspect")}
 
 
-def from_length(least: int, size: float, n: int) -> float:
-    """A relative error from a length on."""
-    return size if n >= least else 0.0
+def off_from(op: str, least: int, size: float) -> Kernel:
+    """The op's kernel, whose results have a relative error where a sum has so many terms."""
+
+    def kernel(*tensors: Tensor) -> Tensor:
+        terms = tensors[1].shape[2] if op == "attention" else tensors[0].shape[-1]
+        y = OPS[op](*tensors)
+        return (y.float() * (1 + size)).to(y.dtype) if terms >= least else y
+
+    return kernel
 
 
 @pytest.mark.parametrize(("op", "least"), by_turns(OPS, [512, 2048, 8192]))
 def test_a_fault_of_long_sums_alone_is_found(op: str, least: int) -> None:
-    """An output off by 1e-4 from some length on is a matter of shapes, and may be proved a bias."""
-    seen = found(partial(OPS[op], off=partial(from_length, least, 1e-4)), op, "float32")
-    assert seen - {"bias"} == {"shapes"}
+    assert found(off_from(op, least, 1e-4), op, "float32") - {"bias"} == {"shapes"}
 
 
 @pytest.mark.parametrize("size", [pytest.param(1e-3, marks=pytest.mark.evidence), 1e-2])
 def test_a_larger_fault_of_long_sums_is_found(size: float) -> None:
     """An attention off by more from 2,048 keys on."""
-    seen = found(partial(attention, off=partial(from_length, 2048, size)), "attention", "float32")
-    assert seen - {"bias"} == {"shapes"}
+    assert found(off_from("attention", 2048, size), "attention", "float32") - {"bias"} == {"shapes"}
 
 
 @pytest.mark.parametrize("op", only(lambda op: op in ("softmax", "gemm", "attention"), OPS))
 def test_a_fault_of_long_sums_is_found_behind_a_coarse_store(op: str) -> None:
     """An output off by 1e-2 from 8,192 terms on, in bfloat16 too."""
-    off = partial(from_length, 8192, 1e-2)
-    assert found(partial(OPS[op], off=off), op, "bfloat16") - {"bias"} == {"shapes"}
+    assert found(off_from(op, 8192, 1e-2), op, "bfloat16") - {"bias"} == {"shapes"}
 
 
 @pytest.mark.parametrize(("op", "dtype"), by_turns(OPS, ["float32", "bfloat16"]))
@@ -180,7 +170,6 @@ def test_honest_sums_one_after_the_other_are_not_suspect(op: str, dtype: str) ->
 
 @pytest.mark.parametrize("op", only(lambda op: op in ("softmax", "gemm", "attention"), OPS))
 def test_honest_sums_by_halves_are_not_suspect(op: str) -> None:
-    """Sums whose error hardly grows."""
     assert found(partial(OPS[op], total=pairwise), op, "float16") == set()
 
 
@@ -191,19 +180,14 @@ def test_honest_blocks_are_not_suspect(block: int, dtype: str) -> None:
 
 
 def test_a_sum_that_truncates_is_suspect() -> None:
-    """Every partial sum cut off errs to one side: within n u, and far beyond what sqrt(n) u makes likely."""
     assert found(partial(softmax, total=truncating), "softmax", "float32")
 
 
 def test_a_suspect_kernel_is_warned_of_in_words() -> None:
-    """The outcome is WARN; the finding says how many times as far off it is, and the line repeats it."""
-    verdict = examine(
-        partial(softmax, off=partial(from_length, 2048, 1e-4)), "softmax", dtype="float32", examples=0
-    )  # fmt: skip
+    verdict = examine(off_from("softmax", 2048, 1e-4), "softmax", dtype="float32", examples=0)
     assert verdict.outcome == "WARN"
     assert verdict.aspects["shapes"].status == "suspect"
-    failure = verdict.failure
-    assert failure is not None
+    failure = failure_of(verdict)
     assert failure.case.sizes["N"] == 2048
     assert "within what the contract's worst case allows, but up to" in failure.message
     assert '"N":2048' in verdict.repro
@@ -232,6 +216,5 @@ def test_every_length_tells_what_it_notices() -> None:
     ],
 )
 def test_lengths_are_those_that_shapes_admit(op: str, shapes: dict[str, Any], lengths: list[int]) -> None:
-    """Of sizes that are listed, or restricted by the op, the longest below each length."""
     sampler = Sampler(spec(op), "bfloat16", shapes=shapes)
     assert [length for length, _ in length_cases(sampler)] == lengths

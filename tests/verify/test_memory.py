@@ -15,11 +15,12 @@ from torch import Tensor
 from assay.verify import Verdict, examine
 from assay.verify.cases.case import Case, build
 from assay.verify.harness.call import Call, Finding, PoisonedMemory, poison_value
+from tests.zoo.conduct import silu_tail_unwritten
+from tests.zoo.functions import silu
+from tests.zoo.products import gemm
+from tests.zoo.softmax import softmax_shifted
 
-from .zoo.faulty_conduct import silu_tail_unwritten
-from .zoo.honest_elementwise import silu
-from .zoo.honest_gemm import gemm
-from .zoo.honest_softmax import softmax_shifted
+from .examined import failure_of, first, passes, quick
 
 X = torch.ones(3, 4)
 ALLOCATIONS: dict[str, Callable[[], Tensor]] = {
@@ -52,7 +53,7 @@ with memory:
 print(len(sys.modules) - before)
 with faithful(), memory:
     softmax(torch.ones(3, 4))
-first = {"effort": "quick", "every_aspect": False}
+first = {"effort": "quick", "every_aspect": False, "examples": 0}
 assert examine(lambda x: 2 * torch.softmax(x, -1), "softmax", dtype="float32", **first).outcome == "FAIL"
 assert not {"torch._dynamo", "sympy"} & sys.modules.keys()
 """
@@ -73,7 +74,6 @@ def test_fresh_tensors_are_poisoned(name: str, memory: str) -> None:
 
 
 def test_what_is_initialised_is_left_alone() -> None:
-    """Zeros are zeros, and outside of the mode nothing is poisoned."""
     with PoisonedMemory("nan"):
         made = [torch.zeros(3), torch.ones_like(X), torch.full((2,), 3.0), X + 1, X.clone(), torch.arange(4.0)]
     assert not any(bool(tensor.isnan().any()) for tensor in made)
@@ -133,8 +133,7 @@ HONEST: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_kernel_may_allocate_as_it_likes(name: str) -> None:
     """Memory that is written before it is read, padding that never is, and any strides of the output: no finding."""
-    verdict = examine(partial(written_whole, HONEST[name]), "silu", dtype="bfloat16", effort="quick", examples=5)
-    assert verdict.outcome == "PASS", str(verdict)
+    passes(quick(partial(written_whole, HONEST[name]), "silu", "bfloat16", examples=5))
 
 
 def accumulates_into_fresh_memory(a: Tensor, b: Tensor) -> Tensor:
@@ -168,8 +167,7 @@ UNWRITTEN: list[tuple[str, Callable[..., Tensor]]] = [
 @pytest.mark.parametrize(("op", "kernel"), UNWRITTEN, ids=[kernel.__name__ for _, kernel in UNWRITTEN])
 def test_what_was_never_written_is_named(op: str, kernel: Callable[..., Tensor]) -> None:
     """A result that changes with what fresh memory holds is an unwritten output, whether NaN or 2^100 shows it."""
-    verdict = examine(kernel, op, dtype="float32", effort="quick", examples=20, every_aspect=False)
-    assert verdict.failure is not None
+    verdict = first(kernel, op, examples=20, shrinking=True)
     if verdict.failure.kind != "nondeterministic":  # which it is too, where memory happens to change between two calls
         assert verdict.failure.kind == "unwritten_output", str(verdict)
         assert "what was in memory before the call" in verdict.failure.message
@@ -201,7 +199,6 @@ OPERATORS: dict[str, Callable[..., Tensor]] = {
 @pytest.mark.parametrize("name", OPERATORS)
 @pytest.mark.parametrize("gradients", [False, True])
 def test_what_an_operator_allocates_is_poisoned(name: str, gradients: bool) -> None:
-    """Inside a registered operator fresh memory is poisoned too, whether gradients are recorded or not."""
     for memory, expected in (("nan", math.nan), ("huge", 2.0**100)):
         with torch.set_grad_enabled(gradients), PoisonedMemory(memory):
             fresh = OPERATORS[name](X)
@@ -209,7 +206,6 @@ def test_what_an_operator_allocates_is_poisoned(name: str, gradients: bool) -> N
 
 
 def test_memory_that_holds_right_numbers_when_tried_again_is_named() -> None:
-    """A kernel that leaves memory as it was is named for it, though the same memory may hold what is right."""
     calls = count()
 
     def kernel(x: Tensor) -> Tensor:
@@ -218,17 +214,12 @@ def test_memory_that_holds_right_numbers_when_tried_again_is_named() -> None:
         left = torch.full_like(fresh, 1e15) if next(calls) == 1 else torch.nn.functional.silu(x)
         return torch.where(poisoned, fresh, left)
 
-    verdict = examine(kernel, "silu", dtype="float32", effort="quick", examples=0, every_aspect=False)
-    assert verdict.failure is not None
-    assert verdict.failure.kind == "unwritten_output", str(verdict)
+    assert failure_of(first(kernel, "silu", shrinking=True)).kind == "unwritten_output"
 
 
 def test_an_operator_that_fills_nothing_is_named() -> None:
-    """A custom operator whose body returns torch.empty is an unwritten output; one that fills it passes."""
-    verdict = examine(unfilled, "silu", dtype="float32", effort="quick", examples=0, every_aspect=False)
-    assert verdict.failure is not None
-    assert verdict.failure.kind == "unwritten_output", str(verdict)
-    assert examine(filled, "silu", dtype="bfloat16", effort="quick", examples=5).passed
+    assert failure_of(first(unfilled, "silu", shrinking=True)).kind == "unwritten_output"
+    assert quick(filled, "silu", "bfloat16", examples=5).passed
 
 
 def test_an_operator_that_is_not_there_is_left_to_torch() -> None:
@@ -241,11 +232,10 @@ def test_an_operator_that_is_not_there_is_left_to_torch() -> None:
 
 
 def test_a_wrong_number_is_not_blamed_on_memory() -> None:
-    """A plain fault keeps its kind, though fresh memory is poisoned around it."""
-    few: dict[str, Any] = {"effort": "quick", "examples": 0, "every_aspect": False}
-    verdict = examine(lambda x: written_whole(HONEST["empty"], x) * 2, "silu", dtype="float32", **few)
-    assert verdict.failure is not None
-    assert verdict.failure.kind in ("contract", "exact")
+    assert failure_of(first(lambda x: written_whole(HONEST["empty"], x) * 2, "silu", shrinking=True)).kind in (
+        "contract",
+        "exact",
+    )
 
 
 class Static:
@@ -262,21 +252,10 @@ class Static:
         return buffer.clone() if self.cloned else buffer
 
 
-@pytest.mark.parametrize("kernel", [softmax_shifted], ids=["softmax"])
-def test_a_result_in_a_static_buffer_is_found(kernel: Callable[..., Tensor]) -> None:
-    """The next call overwrites the result that the caller still holds."""
-    few: dict[str, Any] = {"effort": "quick", "examples": 0, "shrinking": False}
-    verdict = examine(Static(kernel, cloned=False), "softmax", dtype="float32", **few)
-    assert verdict.failure is not None
-    assert (verdict.failure.kind, "earlier call's result" in verdict.failure.message) == ("nondeterministic", True)
-
-
-def test_a_static_buffer_that_is_copied_out_of_is_fine() -> None:
-    """The same kernel returning a copy keeps its contract."""
-    assert (
-        examine(Static(softmax_shifted, cloned=True), "softmax", dtype="float32", effort="quick", examples=5).outcome
-        == "PASS"
-    )
+def test_a_result_in_a_static_buffer_is_found() -> None:
+    failure = failure_of(quick(Static(softmax_shifted, cloned=False)))
+    assert (failure.kind, "earlier call's result" in failure.message) == ("nondeterministic", True)
+    passes(quick(Static(softmax_shifted, cloned=True), examples=5))
 
 
 def beyond_own_output(x: Tensor, *, behind: int) -> Tensor:
@@ -291,16 +270,13 @@ def beyond_own_output(x: Tensor, *, behind: int) -> Tensor:
 
 @pytest.mark.parametrize("behind", [1, -1])
 def test_a_store_beyond_the_kernels_own_output_is_found(behind: int) -> None:
-    """Fresh tensors lie between red zones too, not only the inputs."""
     few: dict[str, Any] = {"effort": "quick", "examples": 0, "shrinking": False}
     verdict: Verdict = examine(partial(beyond_own_output, behind=behind), "silu", dtype="bfloat16", **few)
-    assert verdict.failure is not None
     assert verdict.failure.kind == "out_of_bounds_write", str(verdict)
     assert "a tensor that it had allocated" in verdict.failure.message
 
 
 def test_memory_is_poisoned_as_the_case_says() -> None:
-    """The kernel that asks whether its fresh memory is NaN is told so in a case of NaN and no other."""
     call = Call(lambda x: torch.full_like(x, float(torch.empty(64).isnan().all())), {})
     seen = {}
     for memory in ("nan", "huge"):

@@ -1,4 +1,6 @@
-"""An op of one's own, complete in one file outside of the package: everything that asks of built-in ops knows it."""
+"""An op of one's own, complete in one file, or a PyTorch function: everything that asks of built-in ops knows it."""
+
+from __future__ import annotations
 
 import os
 import shlex
@@ -8,13 +10,19 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
 from assay.cli.main import main
-from assay.golden import Golden, evaluate, spec
+from assay.golden import Golden, define, define_torch, evaluate, spec, specs
+from assay.golden.registry import _REGISTRY
+from assay.runtime.errors import AssayError
 from assay.verify import examine, examine_backward
+from assay.verify.examination.repro import run_line
+
+from .examined import fails, first, quick
 
 pytest_plugins = ["pytester"]
 
@@ -82,26 +90,25 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
         del sys.modules["own_gate_op"]
 
 
-def fresh(own: ModuleType, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A process that knows nothing yet, in the folder of the op."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+def fresh(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A process that knows nothing yet, in a folder."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=folder_of(own), env=environment, capture_output=True, text=True)
+    return subprocess.run(
+        command, cwd=folder, env=environment | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+    )
 
 
-def assay(own: ModuleType, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command, in the folder of the op."""
-    return fresh(own, "-m", "assay.cli.main", *arguments)
+def assay(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return fresh(folder, "-m", "assay.cli.main", *arguments)
 
 
 def folder_of(own: ModuleType) -> Path:
-    """Where the op's file lies."""
     assert own.__file__ is not None
     return Path(own.__file__).parent
 
 
 def test_it_is_evaluated_to_any_digits(own: ModuleType) -> None:
-    """By its name, and by the reference that other processes know it by."""
     for name in ("own_gate", "own_gate_op:own_gate"):
         golden = evaluate(name, torch.ones(2, 3), torch.zeros(2, 1), digits=25)
         assert isinstance(golden, Golden)
@@ -111,118 +118,94 @@ def test_it_is_evaluated_to_any_digits(own: ModuleType) -> None:
 
 def test_a_failure_is_explained_and_repeats_in_a_fresh_process(own: ModuleType) -> None:
     """By the fault of the op's own file; the repro line knows where the op is defined."""
-    verdict = examine(own.doubled, "own_gate", dtype="float32", effort="quick", examples=0, every_aspect=False)
-    assert (verdict.outcome, verdict.spec) == ("FAIL", "own_gate")
+    verdict = fails(first(own.doubled, "own_gate", shrinking=True))
+    assert verdict.spec == "own_gate"
     assert [found.name for found in verdict.explanations][:1] == ["twice"], verdict.not_asked
-    found = assay(own, *shlex.split(verdict.repro)[1:])
+    found = assay(folder_of(own), *shlex.split(verdict.repro)[1:])
     assert (found.returncode, found.stdout[:4]) == (1, "FAIL"), found.stderr
 
 
-IN_A_TEST = (
-    FILE
-    + """
+FEW = """few = {"shapes": {"R": [3], "N": [5]}, "effort": "quick", "examples": 0, "every_aspect": False}"""
+IN_A_TEST = f"""{FILE}
 def test_doubled(assay):
-    few = {"shapes": {"R": [3], "N": [5]}, "effort": "quick", "examples": 0, "every_aspect": False}
+    {FEW}
     assay.check(doubled, "own_gate", dtype="float32", **few)
 """
-)
-IN_A_SCRIPT = (
-    FILE
-    + """
+IN_A_SCRIPT = f"""{FILE}
 if __name__ == "__main__":
     from assay.verify import examine
-    few = {"shapes": {"R": [3], "N": [5]}, "effort": "quick", "examples": 0, "every_aspect": False}
+    {FEW}
     print(examine(doubled, "own_gate", dtype="float32", **few))
 """
-)
+PYTEST = ("-m", "pytest", "-p", "no:cacheprovider", "tests")
 
 
 @pytest.mark.parametrize(
     ("file", "text", "command", "more"),
     [
-        pytest.param(
-            "tests/test_gate.py",
-            IN_A_TEST,
-            ("-m", "pytest", "-p", "no:cacheprovider", "tests"),
-            (),
-            marks=pytest.mark.evidence,
-        ),
+        pytest.param("tests/test_gate.py", IN_A_TEST, PYTEST, (), marks=pytest.mark.evidence),
         ("gates.py", IN_A_SCRIPT, ("gates.py",), ("--target", "gates:doubled")),
     ],
 )
 def test_an_op_of_a_test_or_a_script_repeats(
-    tmp_path: Path, file: str, text: str, command: tuple[str, ...], more: tuple[str, ...]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    file: str,
+    text: str,
+    command: tuple[str, ...],
+    more: tuple[str, ...],
 ) -> None:
     """From the folder that the run began in; of a script, whose functions have no other name, with that of its file."""
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text(text, encoding="ascii")
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-        return subprocess.run(
-            [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
-
-    printed = next(line for line in run(*command).stdout.splitlines() if " repeat " in line)
-    again = ("-m", "assay.cli.main", *shlex.split(printed[printed.index("assay repro") :])[1:])
-    found = run(*again, *more)
+    printed = next(line for line in fresh(tmp_path, *command).stdout.splitlines() if " repeat " in line)
+    again = shlex.split(printed[printed.index("assay repro") :])
+    found = assay(tmp_path, *again[1:], *more)
     assert (found.returncode, found.stdout[:4]) == (1, "FAIL"), found.stderr
     if more:
-        assert run(*again).stderr == (
-            "assay: repro line: the kernel has no importable name; add --target package.module:function\n"
-        )
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(AssayError, match=r"no importable name; add --target package\.module:function"):
+            run_line(again[-1])
 
 
 def test_its_gradient_is_examined_with_it(own: ModuleType) -> None:
     """`gradient_of` in the same file is all that `examine_backward` needs; a gradient that is cut off fails."""
-    small = {
-        "dtype": "float32",
-        "options": {"bias": [1.0]},
-        "shapes": {"R": [3], "N": range(1, 10)},
-        "effort": "quick",
-        "examples": 3,
-    }
+    small: dict[str, Any] = {"dtype": "float32", "effort": "quick", "examples": 3, "options": {"bias": [1.0]}}
+    small["shapes"] = {"R": [3], "N": range(1, 10)}
     verdict = examine_backward(own.honest, "own_gate", **small)
     assert verdict.passed, str(verdict)
     wrong = examine_backward(lambda x, gate, bias: own.honest(x, gate.detach(), bias=bias), "own_gate", **small)
     assert wrong.failed == ("backward",), str(wrong)
 
 
-@pytest.mark.parametrize(
-    "question",
-    [
-        ("mine.toml",),
-        pytest.param(("elsewhere:honest", "--spec", "own_gate", "--ops", "own_gate_op"), marks=pytest.mark.evidence),
-    ],
-)
+ELSEWHERE = ("elsewhere:honest", "--spec", "own_gate", "--ops", "own_gate_op")
+
+
+@pytest.mark.parametrize("question", [("mine.toml",), pytest.param(ELSEWHERE, marks=pytest.mark.evidence)])
 def test_the_command_line_knows_it(own: ModuleType, question: tuple[str, ...]) -> None:
-    """By the module of the target that a table names, or by --ops."""
     kernels = "import torch\n" + FILE[FILE.index("def honest") :]
     (folder_of(own) / "elsewhere.py").write_text(kernels, encoding="ascii")
     (folder_of(own) / "mine.toml").write_text(TABLE, encoding="ascii")
-    found = assay(own, "verify", *question, *SMALL, "--effort", "quick", "--examples", "0")
+    found = assay(folder_of(own), "verify", *question, *SMALL, "--effort", "quick", "--examples", "0")
     assert (found.returncode, found.stdout[:4]) == (0, "PASS"), found.stderr
 
 
 def test_ops_that_are_not_there_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit status 2."""
     assert main(("verify", "own_gate_op:honest", "--spec", "own_gate", "--ops", "no_such_ops")) == 2
     assert "ops 'no_such_ops': no_such_ops can't be imported" in capsys.readouterr().err
 
 
-def test_its_faults_are_what_power_tries(own: ModuleType) -> None:
-    """In a fresh process, by the module of the target alone."""
-    question = ("power", "own_gate_op:honest", "--spec", "own_gate", *SMALL)
-    found = assay(own, *question, "--examples", "2", "--family", "formula")
-    assert "formula             2 / 2" in found.stdout, found.stderr
-    assert found.stdout.startswith("power of 2 examples: own_gate in float32")
+@pytest.mark.usefixtures("own")
+def test_its_faults_are_what_power_tries(capsys: pytest.CaptureFixture[str]) -> None:
+    question = ("power", "own_gate_op:honest", "--spec", "own_gate", *SMALL, "--examples", "2", "--family", "formula")
+    assert main(question) == 0
+    printed = capsys.readouterr().out
+    assert "formula             2 / 2" in printed
+    assert printed.startswith("power of 2 examples: own_gate in float32")
 
 
 def test_the_plugin_knows_it(own: ModuleType, pytester: pytest.Pytester) -> None:
-    """Its verdicts are listed under the op's own name."""
-    examine(
-        own.doubled, "own_gate", dtype="float32", effort="quick", examples=0
-    )  # imports what a run in this process would forget
+    quick(own.doubled, "own_gate")  # imports what a run in this process would forget
     pytester.makepyfile(test_kernels=TESTS)
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=1, failed=1)
@@ -236,7 +219,7 @@ def test_goldens_are_built_and_checked(own: ModuleType, tmp_path: Path, capfd: p
         campaign.write_text(CAMPAIGN.format(spec=name), encoding="ascii")
         assert main(("golden", "build", str(campaign), "--store", store, "--workers", "1", *ops)) == 0
         assert f"own: {made} records made" in capfd.readouterr().out
-    checked = assay(own, "golden", "check", store)
+    checked = assay(folder_of(own), "golden", "check", store)
     assert checked.stdout.startswith("4 records read, 4 derived again by mpmath"), checked.stdout + checked.stderr
 
 
@@ -247,6 +230,73 @@ def test_installed_distributions_bring_theirs(own: ModuleType) -> None:
         folder.mkdir()
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
         (folder / "entry_points.txt").write_text(f"[assay.ops]\nops = {module}\n")
-    found = fresh(own, "-c", "from assay.golden import spec; print(spec('own_gate').qualified_name)")
+    found = fresh(folder_of(own), "-c", "from assay.golden import spec; print(spec('own_gate').qualified_name)")
     assert found.stdout == "own_gate_op:own_gate\n", found.stderr
     assert "broken-ops: its ops (no_such_module, entry point of assay.ops) can't be loaded: Module" in found.stderr
+
+
+@pytest.fixture(autouse=True)
+def _ops_go_again() -> Iterator[None]:
+    specs()  # the built-in ones, which are read once
+    known = dict(_REGISTRY)
+    yield
+    _REGISTRY.clear()
+    _REGISTRY.update(known)
+
+
+def gated(x: Any, gate: Any, bias: float = 0.0) -> Any:
+    return x * torch.sigmoid(gate + bias)
+
+
+def gated_backward(x: Any, gate: Any, dy: Any, bias: float = 0.0) -> Any:
+    opened = torch.sigmoid(gate + bias)
+    return dy * opened, (dy * x).sum(-1, keepdim=True) * opened * (1.0 - opened)
+
+
+def defined() -> None:
+    define_torch("torch_gate", "x[R,N], gate[R,1] -> y[R,N]", rows="R", public=False)(gated)
+    define_torch(
+        "torch_gate_backward", "x[R,N], gate[R,1], dy[R,N] -> dx[R,N], dgate[R,1]", rows="R",
+        gradient_of="torch_gate", public=False,
+    )(gated_backward)  # fmt: skip
+
+
+def test_its_golden_is_that_of_the_same_definition() -> None:
+    defined()
+
+    @define("plain_gate", "x[R,N], gate[R,1] -> y[R,N]", rows="R", public=False)
+    def plain_gate(xp: Any, x: Any, gate: Any) -> Any:
+        return x * xp.sigmoid(gate + 0.0)
+
+    x, gate = torch.randn(5, 7), torch.randn(5, 1)
+    one, other = evaluate("torch_gate", x, gate), evaluate("plain_gate", x, gate)
+    assert isinstance(one, Golden)
+    assert isinstance(other, Golden)
+    assert torch.equal(one.value, other.value)
+    assert bool((one.radius <= 2 * other.radius).all())
+    assert spec("torch_gate").options["bias"].default == 0.0
+
+
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.evidence), "bfloat16"])
+def test_kernels_are_held_against_it(dtype: str) -> None:
+    defined()
+
+    def honest(x: Any, gate: Any, *, bias: float) -> Any:
+        return (x.float() * torch.sigmoid(gate.float() + bias)).to(x.dtype)
+
+    def doubled(x: Any, gate: Any, *, bias: float) -> Any:
+        return 2 * honest(x, gate, bias=bias)
+
+    asked: dict[str, Any] = {"dtype": dtype, "effort": "quick", "examples": 3, "options": {"bias": [0.0, 1.0]}}
+    assert examine(honest, "torch_gate", **asked).passed
+    assert examine(doubled, "torch_gate", **asked, shrinking=False, every_aspect=False).outcome == "FAIL"
+
+
+def test_its_gradient_is_another_such_function() -> None:
+    defined()
+    asked: dict[str, Any] = {"dtype": "float32", "effort": "quick", "examples": 3, "layouts": ["contiguous"]}
+    assert examine_backward(lambda x, gate: gated(x, gate), "torch_gate", **asked).passed
+    wrong = examine_backward(
+        lambda x, gate: gated(x, gate.detach() + gate * 0), "torch_gate", **asked, shrinking=False, every_aspect=False
+    )
+    assert wrong.failed == ("backward",)

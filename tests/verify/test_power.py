@@ -30,7 +30,6 @@ def report() -> PowerReport:
 
 
 def test_the_figures_add_up(report: PowerReport) -> None:
-    """By family, in all, and among the survivors: every fault model counts once."""
     assert sum(of for _, of in report.by_family.values()) == len(report.trials)
     assert sum(caught for caught, _ in report.by_family.values()) == report.caught
     assert report.caught + len(report.survivors) == len(report.trials)
@@ -48,7 +47,6 @@ def test_a_plain_check_catches_less(report: PowerReport) -> None:
 
 
 def test_the_report_holds_the_same_in_text_and_json(report: PowerReport, tmp_path: Path) -> None:
-    """Rates by family, survivors with what they need, and each trial."""
     content = json.loads(report.to_json(tmp_path / "power.json"))
     assert json.loads((tmp_path / "power.json").read_text()) == content
     assert content["caught"] == report.caught
@@ -60,12 +58,9 @@ def test_the_report_holds_the_same_in_text_and_json(report: PowerReport, tmp_pat
 
 
 def test_survivors_say_what_they_would_need() -> None:
-    """A campaign of contiguous inputs does not see that strides are ignored, and names the input that would."""
     families = ["layout", "unwritten"]
-    shapes = {"R": [4], "N": [8]}
-    found = power(
-        "silu", dtype="bfloat16", shapes=shapes, layouts=["contiguous"], effort="quick", examples=0, families=families
-    )
+    settings: dict[str, Any] = {"dtype": "bfloat16", "effort": "quick", "examples": 0, "families": families}
+    found = power("silu", shapes={"R": [4], "N": [8]}, layouts=["contiguous"], **settings)
     survivors = {trial.name: trial for trial in found.survivors}
     assert "strides_ignored" in survivors
     assert "last_columns_unwritten" in survivors

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from assay.golden.arithmetic import Arb, BallArithmetic, Multiprecision
 from assay.golden.evaluation import evaluate
-from assay.verify import Contract, examine
+from assay.verify import Contract
+from tests.zoo.numerics import load
+from tests.zoo.quantizers import flat, magnitude, split, to_fp8, to_int8
 
-from .zoo.honest_quantize import flat, magnitude, split, to_fp8, to_int8
-from .zoo.numerics import load
+from .examined import first
 
 Scale = Callable[[Tensor], Tensor]
 
@@ -102,27 +103,21 @@ def outcome_of(op: str, kernel: Callable[..., Any], options: dict[str, list[Any]
 
     def called(x: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
         given.pop("floor", None)
-        result: tuple[Tensor, Tensor] = kernel(x, **given)
-        return result
+        return kernel(x, **given)
 
-    verdict = examine(
-        called, op, dtype="bfloat16", options=options, examples=4,
-        shapes={"R": range(1, 20), "N": range(1, 300)}, every_aspect=False, shrinking=False, **settings,
-    )  # fmt: skip
-    return verdict.outcome
+    shapes = {"R": range(1, 20), "N": range(1, 300)}
+    return first(called, op, "bfloat16", options=options, effort="usual", examples=4, shapes=shapes, **settings).outcome
 
 
 @pytest.mark.parametrize(("op", "kernel", "broken", "kept"), ROWS.values(), ids=ROWS)
 def test_a_quantiser_keeps_what_its_options_say(
     op: str, kernel: Callable[..., Any], broken: dict[str, list[Any]], kept: dict[str, list[Any]]
 ) -> None:
-    """It passes with the options that say what it does, and fails with others."""
     assert outcome_of(op, kernel, kept) in ("PASS", "WARN")
     assert outcome_of(op, kernel, broken) == "FAIL"
 
 
 def test_ties_away_is_a_rounding_of_its_own() -> None:
-    """A kernel that rounds ties away fails by default, and one that rounds them to even fails where they go away."""
     contract = Contract(rounding="nearest_away")
     assert outcome_of("quantize_int8", partial(INT8, code=away), {}) == "FAIL"
     assert outcome_of("quantize_int8", partial(INT8, code=away), {}, contract=contract) == "PASS"
@@ -140,7 +135,6 @@ def test_arithmetics_agree(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("above", [True, False])
 def test_powers_of_two_are_exact(above: bool) -> None:
-    """At, just below and just above a power of two every arithmetic gives what fractions do."""
     values = torch.tensor([1.0, 1 - 2.0**-53, 1 + 2.0**-52, 0.0, 2.0**-120, 3.0], dtype=torch.float64)
     expected = [1.0, 1.0, 2.0, 0.0, 2.0**-120, 4.0] if above else [1.0, 0.5, 1.0, 0.0, 2.0**-120, 2.0]
     assert BallArithmetic().power_of_two(BallArithmetic().exact(values), above=above).mid.tolist() == expected

@@ -57,6 +57,6 @@ def test_a_reference_of_jax_judges_a_kernel_of_jax() -> None:
         return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-5) * weight
 
     asked: dict[str, Any] = {"dtype": "bfloat16", "framework": "jax", "effort": "quick", "shrinking": False}
-    asked["tensors"] = "x[T,D], weight[D] -> y[T,D]"
+    asked |= {"tensors": "x[T,D], weight[D] -> y[T,D]", "shapes": {"T": [3], "D": [5, 33]}, "examples": 2}
     assert examine(honest, rms_norm, **asked).passed
     assert examine(faulty, rms_norm, **asked).aspects["numbers"].status == "broken"

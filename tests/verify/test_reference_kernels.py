@@ -1,13 +1,16 @@
-"""Kernels against references as people write them: honest ones pass, faulty ones of each kind are found."""
+"""Kernels against references as people write them, masks and whole numbers among them: honest pass, faulty fail."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+import torch
 
-from assay.verify import Verdict, examine
+from assay.golden.errors import DefinitionError
+from assay.verify import Contract, Verdict, examine
 
+from .examined import fails, passes
 from .references import CASES, Case
 
 FAULTY = [(case, fault) for case in CASES for fault in case.faulty]
@@ -20,7 +23,7 @@ def asked(case: Case, kernel: Any, **more: Any) -> Verdict:
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_an_honest_kernel_is_not_failed(case: Case) -> None:
-    verdict = asked(case, case.honest[0])
+    verdict = asked(case, case.honest, examples=2)
     assert verdict.outcome in ("PASS", "WARN"), str(verdict)
     assert verdict.outcome == "PASS" or verdict.aspects["special"].status == "broken", str(verdict)
 
@@ -29,3 +32,78 @@ def test_an_honest_kernel_is_not_failed(case: Case) -> None:
 def test_a_faulty_kernel_is_found(case: Case, fault: str) -> None:
     verdict = asked(case, case.faulty[fault], every_aspect=False)
     assert verdict.outcome == ("WARN" if fault in case.warned else "FAIL"), str(verdict)
+
+
+ASKED: dict[str, Any] = {"dtype": "float32", "effort": "quick", "shrinking": False}
+
+
+def places(x: Any) -> Any:
+    return x.argmax(-1)
+
+
+def count(x: Any) -> Any:
+    return (x * 1.1 > 0.5).sum(-1)
+
+
+def above(x: Any, mask: Any) -> Any:
+    return (x > 0) & mask
+
+
+def two_largest(x: Any) -> Any:
+    return x.topk(2, -1)
+
+
+ROW, MASKED = "x[R,N] -> y:int64[R]", "x[R,N], mask:bool[R,N] -> y:bool[R,N]"
+PAIR = "x[R,N] -> y[R,2], i:int64[R,2]=index(N)"
+
+
+@pytest.mark.parametrize(
+    ("reference", "tensors", "honest", "faulty"),
+    [
+        (places, ROW, lambda x: x.shape[-1] - 1 - x.flip(-1).argmax(-1), lambda x: x.abs().argmax(-1)),
+        (count, ROW, lambda x: (x.double() * 1.1 > 0.5).sum(-1), lambda x: (x * 1.2 > 0.5).sum(-1)),
+        (above, MASKED, above, lambda x, mask: (x > 0) | mask),
+        (two_largest, PAIR, two_largest, lambda x: tuple(part.flip(-1) for part in x.topk(2, -1))),
+    ],
+)
+def test_masks_and_integers_are_judged(reference: Any, tensors: str, honest: Any, faulty: Any) -> None:
+    """Of equal numbers any place is right, and a count may be off where its comparison is within rounding."""
+    asked: dict[str, Any] = {"tensors": tensors, "shapes": {"N": [2, 5, 17, 128]}, **ASKED}
+    passes(examine(honest, reference, **asked))
+    fails(examine(faulty, reference, **asked))
+
+
+def test_integers_without_a_role_are_asked_for_one() -> None:
+    with pytest.raises(DefinitionError, match=r"ids are integers of which nothing is said; expected a role: ids:int64"):
+        examine(lambda x, ids: x[ids], lambda x, ids: x[ids], tensors="x[T], ids:int64[N] -> y[N]", **ASKED)
+
+
+def test_a_mask_may_be_an_example() -> None:
+
+    def filled(x: Any, mask: Any) -> Any:
+        return x.masked_fill(~mask, 0.0)
+
+    def inputs() -> list[torch.Tensor]:
+        return [torch.randn(8, 16), torch.rand(8, 16) > 0.5]
+
+    assert examine(lambda x, mask: torch.where(mask, x, 0.0), filled, inputs=inputs, **ASKED).passed
+    assert not examine(lambda x, mask: x, filled, inputs=inputs, **ASKED).passed
+
+
+def test_both_sides_of_a_step_are_right() -> None:
+
+    def stepped(x: Any) -> Any:
+        scale = x.abs().amax(-1, keepdim=True) / 127
+        return (x / scale).round() * scale
+
+    def multiplied(x: Any) -> Any:
+        largest = x.abs().amax(-1, keepdim=True)
+        return (x * (127 / largest)).round() * (largest / 127)
+
+    def one_off(x: Any) -> Any:
+        scale = x.abs().amax(-1, keepdim=True) / 127
+        return ((x / scale).round() + 1) * scale
+
+    asked = {**ASKED, "tensors": "x[T,D] -> y[T,D]", "contract": Contract(nonfinite="unspecified")}
+    assert examine(multiplied, stepped, **asked).aspects["numbers"].status == "kept"
+    assert examine(one_off, stepped, **asked).outcome == "FAIL"

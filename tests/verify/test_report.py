@@ -108,25 +108,19 @@ class Outline(HTMLParser):
 
 @pytest.fixture(params=["verdict", "survey"])
 def page(request: pytest.FixtureRequest) -> str:
-    """A page of either kind."""
     return verdict_page(FAILED, POWER) if request.param == "verdict" else survey_page(ROWS, {"torch": HOSTILE})
 
 
-def test_what_kernels_are_called_is_escaped(page: str) -> None:
-    """Names, messages and reasons are text, never markup, and are all there."""
+def test_what_kernels_are_called_is_escaped_and_nothing_is_loaded(page: str) -> None:
+    """Names, messages and reasons are text, and all there; no address, no source, no import."""
     outline = Outline(page)
     assert "<script>alert" not in page
     assert HOSTILE in outline.text
     assert sum(tag == "script" for tag, _ in outline.tags) == 1
-
-
-def test_a_page_needs_no_network(page: str) -> None:
-    """Nothing is loaded: no address, no source, no import."""
     assert not re.search(r"https?:|//[a-z]|@import|url\(|\ssrc=|<link", page)
 
 
 def test_both_colour_schemes_are_served(page: str) -> None:
-    """The page follows the reader's scheme, and every colour is a variable that both schemes set."""
     light, dark = re.findall(r":root \{(.*?)\}", page, re.DOTALL)
     names = set(re.findall(r"(--[\w-]+):", light))
     assert "prefers-color-scheme: dark" in page
@@ -143,8 +137,10 @@ def luminance(colour: str) -> float:
 
 
 def test_colours_have_contrast() -> None:
-    """Text on its paper reaches the contrast of 4.5 that WCAG asks for, in both schemes."""
+    """Text on its paper reaches the contrast of 4.5 that WCAG asks for, in both schemes.
 
+    From what is right to what is most wrong each colour of a map is darker than the one before, or each is lighter.
+    """
     for scheme in re.findall(r":root \{(.*?)\}", verdict_page(PASSED), re.DOTALL):
         colours = dict(re.findall(r"--([\w-]+): #([0-9a-f]+)", scheme))
         pairs = [(tone, f"{tone}-paper") for tone in ("good", "bad", "doubt", "quiet")]
@@ -152,18 +148,12 @@ def test_colours_have_contrast() -> None:
         for ink, paper in pairs:
             light, dark = sorted((luminance(colours[ink]), luminance(colours[paper])), reverse=True)
             assert (light + 0.05) / (dark + 0.05) >= 4.5, (ink, paper)
-
-
-def test_the_scale_of_a_map_needs_no_colour() -> None:
-    """From what is right to what is most wrong each colour is darker than the one before, or each is lighter."""
-    for scheme in re.findall(r":root \{(.*?)\}", verdict_page(PASSED), re.DOTALL):
-        scale = [luminance(colour) for colour in re.findall(r"--level-[0-5]: #([0-9a-f]+)", scheme)]
+        scale = [luminance(colours[f"level-{level}"]) for level in range(6)]
         assert len(set(scale)) == 6
         assert scale in (sorted(scale), sorted(scale, reverse=True))
 
 
 def test_a_verdict_page_tells_all() -> None:
-    """Outcome, contract, counts, the failing element, its case, the likely cause and the repro line."""
     text = " ".join(Outline(verdict_page(FAILED)).text.split())
     for part in (
         "FAIL",
@@ -191,7 +181,6 @@ def test_a_verdict_page_tells_all() -> None:
 
 
 def test_pictures_are_told_in_words_too() -> None:
-    """The map and the histogram are images with a text that says what they show."""
     images = [attributes for _, attributes in Outline(verdict_page(FAILED)).tags if attributes.get("role") == "img"]
     labels = [attributes["aria-label"] or "" for attributes in images]
     assert [label.split(".")[0] for label in labels] == ["Error map of y, 1 by 3 elements", "Histogram of errors"]
@@ -199,15 +188,18 @@ def test_pictures_are_told_in_words_too() -> None:
     assert "155 outside" in labels[1]
 
 
-def test_a_page_without_numbers_has_no_pictures() -> None:
-    """Nothing is drawn of what nothing was judged of, and no power told that wasn't measured."""
-    bare = replace(FAILED, aspects=broken_by(FAILURE), histogram=(), elements=0)
-    assert not [tag for tag, attributes in Outline(verdict_page(bare)).tags if attributes.get("role") == "img"]
-    assert "Known faults" not in verdict_page(bare)
+def test_what_was_not_judged_is_not_drawn() -> None:
+    """Neither pictures of no numbers nor power that wasn't measured; a lost process has a page without numbers."""
+    bare = verdict_page(replace(FAILED, aspects=broken_by(FAILURE), histogram=(), elements=0))
+    assert not [tag for tag, attributes in Outline(bare).tags if attributes.get("role") == "img"]
+    assert "Known faults" not in bare
+    crash = replace(FAILED, aspects=broken_by(Failure("crash", CASE, "SIGSEGV")), worst=float("inf"))
+    text = Outline(verdict_page(crash)).text
+    assert "SIGSEGV" in text
+    assert "came" not in text
 
 
 def test_power_is_told_where_it_was_measured() -> None:
-    """A table by family, and what was not caught with what it would need."""
     text = " ".join(Outline(verdict_page(PASSED, POWER)).text.split())
     assert "1 of 2, with 10 fuzzed cases each" in text
     assert "Not caught: flushed, subnormals are lost" in text
@@ -216,42 +208,20 @@ def test_power_is_told_where_it_was_measured() -> None:
 
 def test_a_survey_page_lists_every_row() -> None:
     """One body of the table per row, with its outcome, and details for the rows that have a verdict."""
-    outline = Outline(survey_page(ROWS, {"torch": "2"}))
-    bodies = [
-        attributes["data-outcome"] for tag, attributes in outline.tags if tag == "tbody" if "data-outcome" in attributes
-    ]
+    tags = Outline(survey_page(ROWS, {"torch": "2"})).tags
+    bodies = [attributes["data-outcome"] for _, attributes in tags if "data-outcome" in attributes]
     assert bodies == ["FAIL", "PASS", "NOT HERE"]
-    folds = [attributes["aria-controls"] for _, attributes in outline.tags if "aria-controls" in attributes]
-    assert folds == [attributes["id"] for tag, attributes in outline.tags if tag == "tr" and "id" in attributes]
+    folds = [attributes["aria-controls"] for _, attributes in tags if "aria-controls" in attributes]
+    assert folds == [attributes["id"] for tag, attributes in tags if tag == "tr" and "id" in attributes]
     assert len(folds) == 2
+    assert all(attributes.get("scope") in ("row", "col") for tag, attributes in tags if tag == "th")
 
 
-def test_table_cells_have_headers() -> None:
-    """Every header cell says what it is the header of."""
-    outline = Outline(survey_page(ROWS, {}))
-    assert all(attributes.get("scope") in ("row", "col") for tag, attributes in outline.tags if tag == "th")
-
-
-def test_a_lost_process_has_a_page() -> None:
-    """A failure without numbers is shown without them."""
-    crash = replace(FAILED, aspects=broken_by(Failure("crash", CASE, "SIGSEGV")), worst=float("inf"))
-    text = Outline(verdict_page(crash)).text
-    assert "SIGSEGV" in text
-    assert "came" not in text
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [(0.5, "0.500"), (1.0, "1.00"), (101.0, "101"), (float("inf"), "∞"), (0.0, "0.00"), (1e-38, "1.00e-38")],
-)
-def test_ratios_have_three_digits(value: float, shown: str) -> None:
-    """A ratio is shown in three digits, an infinite one as such."""
-    assert ratio(value) == shown
-
-
-def test_numbers_are_shown_in_full() -> None:
+def test_numbers_are_shown_in_full_and_ratios_in_three_digits() -> None:
     """Nine digits tell any two float32 apart."""
     assert (number(1 / 3), number(None), number(float("nan"))) == ("0.333333333", "", "nan")
+    shown = [ratio(value) for value in (0.5, 1.0, 101.0, float("inf"), 0.0, 1e-38)]
+    assert shown == ["0.500", "1.00", "101", "∞", "0.00", "1.00e-38"]
 
 
 def test_the_tally_begins_with_verdicts() -> None:

@@ -12,11 +12,14 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from assay.kernels.libraries.pytorch import softmax
 from assay.verify import examine
 from assay.verify.comparison.error_map import error_map, histogram, period_of, region_in_words, summed
 from assay.verify.findings import EDGES, MAP_SHAPE, STEPS, ErrorMap
 from assay.verify.report.html import LEVELS, bars, drawn, told
 from assay.verify.verdict import Verdict
+
+from .examined import fails, failure_of, quick
 
 RATIOS = st.one_of(st.floats(0, 1), st.floats(1 + 2.0**-40, 300), st.just(math.inf), st.just(math.nan))
 SHAPES = st.one_of(
@@ -24,11 +27,6 @@ SHAPES = st.one_of(
     st.tuples(st.integers(1, 100), st.integers(1, 140)),
     st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 9), st.integers(1, 70)),
 )
-
-
-def softmax(x: torch.Tensor) -> torch.Tensor:
-    """An honest kernel."""
-    return torch.softmax(x, -1)
 
 
 def wrong_from_column_5(x: torch.Tensor) -> torch.Tensor:
@@ -40,13 +38,11 @@ def wrong_from_column_5(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def failed() -> Verdict:
-    """The verdict of a faulty kernel."""
     return examine(wrong_from_column_5, "softmax", dtype="float32", effort="quick", examples=5)
 
 
 @given(st.lists(st.one_of(st.sampled_from([*EDGES, 1 + 2.0**-40, math.inf]), st.floats(0, 20)), max_size=60))
 def test_each_ratio_is_in_the_bin_that_holds_it(ratios: list[float]) -> None:
-    """Bins are closed above; the first is zero alone, and what is judged not counts nowhere."""
     bins = [
         math.ceil(STEPS * value) if value <= 1 else STEPS + sum(value > edge for edge in (1.0, 2.0, 10.0))
         for value in ratios
@@ -58,7 +54,7 @@ def test_each_ratio_is_in_the_bin_that_holds_it(ratios: list[float]) -> None:
 
 def test_an_examination_counts_every_judged_element(failed: Verdict) -> None:
     """A histogram adds up to the elements judged; beyond 1 there is something just where the contract is broken."""
-    passed = examine(softmax, "softmax", dtype="bfloat16", effort="quick", examples=3)
+    passed = quick(softmax, dtype="bfloat16", examples=3)
     one = STEPS
     for verdict in (passed, failed):
         assert sum(verdict.histogram) == verdict.elements > 0
@@ -69,7 +65,6 @@ def test_an_examination_counts_every_judged_element(failed: Verdict) -> None:
 @settings(max_examples=60, deadline=None)
 @given(SHAPES, st.lists(RATIOS, min_size=1, max_size=7), st.integers(0, 2**20))
 def test_a_cell_is_the_largest_ratio_of_its_block(shape: tuple[int, ...], values: list[float], seed: int) -> None:
-    """Up to three digits, on the right side of every limit, with None just where nothing is judged."""
     choice = torch.randint(len(values), shape, generator=torch.Generator().manual_seed(seed))
     ratio = torch.tensor(values, dtype=torch.float64)[choice]
     assume(bool((ratio > 1).any()))
@@ -132,13 +127,11 @@ def test_words_say_where(mask: torch.Tensor, words: str) -> None:
 
 
 def test_a_single_element_is_called_so() -> None:
-    """A result without dimensions has one element."""
     assert region_in_words(torch.tensor(True), []) == "the only element"
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=8), st.integers(1, 40))
 def test_a_period_is_the_smallest_step_that_repeats_all(part: list[bool], size: int) -> None:
-    """By its definition, for parts repeated and cut off anywhere."""
     hit = (part * size)[:size]
     assert period_of(hit) == next(step for step in range(1, size + 1) if hit[step:] == hit[: size - step])
 
@@ -173,14 +166,12 @@ def test_all_of_is_said_of_nothing_with_a_hole(data: st.DataObject) -> None:
 def test_the_map_is_of_the_first_failure_and_the_sample_of_the_smallest(failed: Verdict) -> None:
     """The map lies over the output as it was met; the numbers are those of the shrunk case, the wrong one included."""
     assert failed.failure is not None
-    assert failed.map is not None
     assert failed.sample is not None
     assert re.search("columns? 5 ", failed.map.words)
     assert math.prod(failed.map.shape) > failed.failure.elements
     assert failed.map.words in str(failed)
     (x,), output = failed.sample.inputs, failed.sample.output
     assert (x.name, x.shape, len(x.values)) == ("x", (1, 6), 6)
-    assert output is not None
     assert [output.index(place) for place, share in enumerate(output.ratio) if share and share > 1] == [(0, 5)]
     assert output.got[5] == failed.failure.got
     assert output.golden[5] == failed.failure.golden
@@ -194,25 +185,19 @@ def test_of_a_large_output_the_neighbours_of_the_worst_are_shown() -> None:
         y[:, 100:101] *= 2
         return y
 
-    verdict = examine(far, "softmax", dtype="float32", effort="quick", examples=0, shapes={"N": [300], "R": [2]})
-    assert verdict.sample is not None
+    verdict = quick(far, shapes={"N": [300], "R": [2]}, shrinking=True)
     assert verdict.sample.inputs == ()
     output = verdict.sample.output
-    assert output is not None
     assert len(output.got) == len(output.golden) == len(output.ratio) == 12
-    assert verdict.failure is not None
-    assert verdict.failure.index in [output.index(place) for place in range(12)]
+    assert failure_of(verdict).index in [output.index(place) for place in range(12)]
 
 
 def test_what_is_no_matter_of_numbers_has_no_map() -> None:
-    """A crash is shown with its input alone."""
-
     def crashes(x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("no")
 
-    verdict = examine(crashes, "softmax", dtype="float32", effort="quick", examples=0)
+    verdict = quick(crashes, shrinking=True)
     assert verdict.map is None
-    assert verdict.sample is not None
     assert verdict.sample.output is None
     assert verdict.sample.inputs
     assert verdict.histogram == ()
@@ -225,15 +210,12 @@ def test_wrong_choices_have_a_map() -> None:
         weights, ids = torch.softmax(logits.float(), -1).topk(2)
         return weights / weights.sum(-1, keepdim=True), (ids * 0).int()
 
-    verdict = examine(last, "moe_route", dtype="float32", shapes={"E": [4]}, effort="quick", examples=0)
-    assert verdict.outcome == "FAIL"
-    assert verdict.map is not None
+    verdict = fails(quick(last, "moe_route", shapes={"E": [4]}))
     assert verdict.map.output == "ids"
     assert {cell for row in verdict.map.cells for cell in row} <= {0.0, math.inf, None}
 
 
 def test_a_verdict_comes_back_from_its_json(failed: Verdict) -> None:
-    """What the JSON says is what it was, pictures included."""
     assert Verdict.from_dict(json.loads(failed.to_json())) == failed
     pictureless = replace(failed, outcome="PASS", aspects={})
     assert Verdict.from_dict(json.loads(pictureless.to_json())) == pictureless
@@ -249,7 +231,6 @@ def test_a_verdict_comes_back_from_its_json(failed: Verdict) -> None:
     )
 )
 def test_a_drawing_covers_each_cell_once_in_its_level(cells: list[tuple[float | None, ...]]) -> None:
-    """The paths of all levels are rectangles that add up to the map, each cell in the colour of its ratio."""
     drawing = drawn(ErrorMap("y", (len(cells), len(cells[0])), (1, 1), tuple(cells), ""))
     painted: dict[tuple[int, int], int] = {}
     for level, path in drawing.paths:
@@ -267,7 +248,6 @@ def test_a_drawing_covers_each_cell_once_in_its_level(cells: list[tuple[float | 
 
 
 def test_bars_keep_the_order_of_counts() -> None:
-    """The longest bar is full, an empty bin has none, and the sentence counts everything once."""
     counts = [7, *range(20), 0, 3, 900]
     shown = bars(counts)
     assert max(bar.height for bar in shown) == shown[-1].height == 100

@@ -18,32 +18,28 @@ from assay.verify.cases.sampler import Sampler, seeded
 from assay.verify.examination.shrink import shrink, without_index
 from assay.verify.findings import Failure, Findings, broken_by
 from assay.verify.report.text import text_report
+from tests.zoo import FAULTY
 
-from .zoo import FAULTY
+from .examined import failure_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ZOO = {entry.name: entry for entry in FAULTY}
 NAMED = (
-    (
-        "softmax_unshifted-float32",
-        "logsumexp_keeps_dimension-float32",
-        "cross_entropy_fixed_ignore_index-float32",
-        "layernorm_default_eps-float32",
-        "swiglu_rounds_activation-bfloat16",
-        "gemm_int8_short_accumulator",
-        "softmax_in_place-float32",
-        "gemm_drops_single_row-float32",
-    ),
-    (
-        "rope_angle_of_place-float16",
-        "gemm_splits_add_to_rounded_output-bfloat16",
-        "layernorm_default_eps-float32",
-        "moe_route_ids_sorted-bfloat16",
-        "silu_tail_unwritten-bfloat16",
-        "softmax_strides_ignored-bfloat16",
-        "gelu_behind_input-float32",
-        "attention_nan_swallowed-float32",
-    ),
+    "softmax_unshifted-float32",
+    "logsumexp_keeps_dimension-float32",
+    "cross_entropy_fixed_ignore_index-float32",
+    "layernorm_default_eps-float32",
+    "swiglu_rounds_activation-bfloat16",
+    "gemm_int8_short_accumulator",
+    "softmax_in_place-float32",
+    "gemm_drops_single_row-float32",
+    "rope_angle_of_place-float16",
+    "gemm_splits_add_to_rounded_output-bfloat16",
+    "moe_route_ids_sorted-bfloat16",
+    "silu_tail_unwritten-bfloat16",
+    "softmax_strides_ignored-bfloat16",
+    "gelu_behind_input-float32",
+    "attention_nan_swallowed-float32",
 )
 AGAIN = """
 import json, sys
@@ -53,23 +49,22 @@ print(json.dumps([failure and failure.kind for failure in failures]))
 """
 
 
-@pytest.mark.parametrize("names", NAMED, ids=["first", "second"])
-def test_a_fault_shrinks_and_repeats_in_a_fresh_process(names: tuple[str, ...]) -> None:
+def test_a_fault_shrinks_and_repeats_in_a_fresh_process() -> None:
     """No dimension is left above 16, and the repro line alone brings the same kind of failure elsewhere."""
     few = {"effort": "quick", "examples": 100, "every_aspect": False}
-    verdicts = [examine(ZOO[name].kernel, ZOO[name].spec, **{**few, **ZOO[name].examine}) for name in names]
+    verdicts = [examine(ZOO[name].kernel, ZOO[name].spec, **{**few, **ZOO[name].examine}) for name in NAMED]
     failures = [verdict.failure for verdict in verdicts]
     assert all(failures)
-    sizes = {name: dict(failure.case.sizes) for name, failure in zip(names, failures, strict=True) if failure}
+    sizes = {name: dict(failure.case.sizes) for name, failure in zip(NAMED, failures, strict=True) if failure}
     assert {name: large for name, large in sizes.items() if max(large.values()) > 16} == {}
     lines = "\n".join(verdict.repro for verdict in verdicts)
     done = subprocess.run(
         [sys.executable, "-P", "-c", AGAIN], input=lines, capture_output=True, text=True, check=True, cwd=ROOT
     )
-    seen = dict(zip(names, json.loads(done.stdout), strict=True))
-    expected = {name: failure.kind for name, failure in zip(names, failures, strict=True) if failure}
+    seen = dict(zip(NAMED, json.loads(done.stdout), strict=True))
+    expected = {name: failure.kind for name, failure in zip(NAMED, failures, strict=True) if failure}
     # A repro line makes one call, without the trials that tell an unwritten output and a layout from wrong numbers.
-    expected |= {name: seen[name] for name in names if expected[name] in ("unwritten_output", "layout") and seen[name]}
+    expected |= {name: seen[name] for name in NAMED if expected[name] in ("unwritten_output", "layout") and seen[name]}
     assert seen == expected
 
 
@@ -77,8 +72,7 @@ def test_a_fault_of_the_second_tile_shrinks_in_the_other_dimension() -> None:
     """A softmax that is wrong from 65 columns on needs one row to show it."""
     entry = ZOO["softmax_no_rescale-float32"]
     verdict = examine(entry.kernel, entry.spec, effort="quick", examples=20, **entry.examine)
-    assert verdict.failure is not None
-    assert verdict.failure.case.sizes["R"] <= 16
+    assert failure_of(verdict).case.sizes["R"] <= 16
 
 
 Failing = Callable[[Case], bool]
@@ -102,7 +96,6 @@ def shrunk(
 
 
 def test_sizes_shrink_to_the_smallest_that_fail() -> None:
-    """A fault that needs three rows and five columns is shown by three rows and five columns."""
     case, _ = shrunk("softmax", lambda case: case.sizes["R"] >= 3 and case.sizes["N"] >= 5, sizes={"R": 37, "N": 61})
     assert case.sizes == {"R": 3, "N": 5}
 
@@ -120,7 +113,6 @@ def test_a_fault_of_one_place_is_cut_out_from_both_sides() -> None:
 
 
 def test_everything_is_simplified_that_does_not_matter() -> None:
-    """Protocol, memory, options, layouts and distributions go to their plainest, elements to zero."""
     case, _ = shrunk(
         "swiglu",
         lambda case: True,
@@ -146,15 +138,12 @@ def test_everything_is_simplified_that_does_not_matter() -> None:
     ids=["protocol", "memory", "layout", "distribution"],
 )
 def test_what_matters_is_kept(changes: dict[str, Any], failing: Failing) -> None:
-    """What the failure depends on is left as it was, and the rest still shrinks."""
     case, _ = shrunk("softmax", failing, **changes)
     assert failing(case)
     assert case.sizes == {"R": 1, "N": 1}
 
 
 def test_elements_are_set_to_zero_but_for_those_that_matter() -> None:
-    """Of a tensor only the elements that the failure needs are told, one by one; the rest is zero."""
-
     def failing(case: Case) -> bool:
         row = all_contents(case)["x"][0]
         return len(row) >= 4 and bool(row[1] != 0) and bool(row[3] != 0) and len(row.unique()) > 1
@@ -167,14 +156,11 @@ def test_elements_are_set_to_zero_but_for_those_that_matter() -> None:
 
 
 def test_what_needs_every_element_is_ones() -> None:
-    """Ones are a distribution, where zeros don't fail."""
     case, _ = shrunk("softmax", lambda case: bool((all_contents(case)["x"] != 0).all()), sizes={"R": 2, "N": 40})
     assert (case.values, case.edits) == ({"x": "ones"}, ())
 
 
 def test_what_can_not_be_told_in_few_elements_stays_as_it_was_drawn() -> None:
-    """Twenty different numbers that all matter are no twenty edits."""
-
     def failing(case: Case) -> bool:
         return case.sizes["N"] >= 20 and len(all_contents(case)["x"][0].unique()) >= 20
 
@@ -184,8 +170,6 @@ def test_what_can_not_be_told_in_few_elements_stays_as_it_was_drawn() -> None:
 
 
 def test_a_number_keeps_the_bits_that_matter() -> None:
-    """What must be larger than two, and no power of two, is three halves of one."""
-
     def failing(case: Case) -> bool:
         largest = float(all_contents(case)["x"].max())
         return largest > 2 and math.frexp(largest)[0] != 0.5
@@ -197,8 +181,6 @@ def test_a_number_keeps_the_bits_that_matter() -> None:
 
 
 def test_no_row_is_left_that_plays_no_part() -> None:
-    """Two rows that matter, with others between them, end as two rows."""
-
     def failing(case: Case) -> bool:
         return int((all_contents(case)["x"] != 0).any(-1).sum()) >= 2
 
@@ -211,7 +193,6 @@ def test_no_row_is_left_that_plays_no_part() -> None:
     spread = replace(case, sizes={"R": 6, "N": 2}, edits=(("x", (1, 0), 1.0), ("x", (4, 0), 2.0)))
     assert without_index(spread, "R", 4) is None
     closer = without_index(spread, "R", 2)
-    assert closer is not None
     assert closer.sizes == {"R": 5, "N": 2}
     assert closer.edits == (("x", (1, 0), 1.0), ("x", (3, 0), 2.0))
 
@@ -233,14 +214,12 @@ def test_a_case_is_told_in_a_line_that_fits() -> None:
 
 
 def test_another_kind_of_failure_is_not_followed() -> None:
-    """A crash on the way is not the wrong number that was found."""
     case = Sampler(spec("softmax"), "float32").case(seeded(0), style="tile")
     found = Failure("contract", case, "as planted")
     assert shrink(found, lambda other: Failure("crash", other, ""), Sampler(spec("softmax"), "float32")) is found
 
 
 def test_what_fails_no_more_stays_as_it_was() -> None:
-    """A failure that none of the simpler cases shows is reported unchanged."""
     first: list[Case] = []
     case, tried = shrunk("softmax", lambda case: first.append(case) or case == first[0])
     assert case == first[0]
@@ -256,7 +235,6 @@ def test_what_fails_no_more_stays_as_it_was() -> None:
     ],
 )
 def test_every_case_on_the_way_is_one_that_the_op_has(op: str, options: Any, multiple: str, of: str) -> None:
-    """Groups and heads keep dividing what they divide, and every shape is a whole number."""
     case, tried = shrunk(op, lambda case: True, dtype="bfloat16", settings={"options": options})
     for other in (*tried, case):
         assert other.sizes[multiple] % other.sizes[of] == 0
@@ -265,7 +243,6 @@ def test_every_case_on_the_way_is_one_that_the_op_has(op: str, options: Any, mul
 
 
 def test_only_sizes_that_the_caller_gave_are_tried() -> None:
-    """Restricted shapes restrict shrinking too."""
     case, tried = shrunk(
         "softmax", lambda case: True, settings={"shapes": {"N": [24, 40, 64]}}, sizes={"R": 20, "N": 64}
     )
@@ -274,7 +251,6 @@ def test_only_sizes_that_the_caller_gave_are_tried() -> None:
 
 
 def test_shrinking_ends_in_time() -> None:
-    """The number of trials is limited, and so are the seconds."""
     _, tried = shrunk("softmax", lambda case: True, sizes={"R": 60, "N": 60}, limits={"trials": 3})
     assert len(tried) == 3
     _, tried = shrunk("softmax", lambda case: True, sizes={"R": 60, "N": 60}, limits={"seconds": 0.0})

@@ -9,7 +9,10 @@ import torch
 from assay.golden.errors import StoreError
 from assay.golden.inputs.recipe import recipe
 from assay.golden.store import Store, make_record
+from assay.kernels.libraries.pytorch import softmax
 from assay.verify import examine
+
+from .examined import failure_of, quick
 
 SIZES = {"R": 3, "N": 977}
 
@@ -25,35 +28,18 @@ def store(tmp_path: Path) -> Store:
     return made
 
 
-def softmax(x: torch.Tensor) -> torch.Tensor:
-    return torch.softmax(x, -1)
-
-
 def test_the_records_of_the_op_and_dtype_are_tried(store: Store) -> None:
-    """An honest kernel passes, those records that answer the question being among its cases."""
-    verdict = examine(softmax, "softmax", dtype="float32", effort="quick", examples=0, goldens=store.url)
-    assert verdict.passed
-    assert verdict.phases["stored"] == 2
-    assert (
-        examine(softmax, "softmax", dtype="float16", effort="quick", examples=0, goldens=store.url).phases["stored"]
-        == 0
-    )
-    assert (
-        examine(
-            softmax, "softmax", dtype="float32", shapes={"N": [64]}, effort="quick", examples=0, goldens=store.url
-        ).phases["stored"]
-        == 0
-    )
+    for count, settings in ((2, {}), (0, {"dtype": "float16"}), (0, {"shapes": {"N": [64]}})):
+        verdict = quick(softmax, **{"goldens": store.url, **settings})
+        assert verdict.passed
+        assert verdict.phases["stored"] == count
 
 
 def test_a_fault_that_only_a_stored_case_shows_is_found(store: Store) -> None:
     """A kernel that is wrong at 977 columns only, which nothing else draws, fails."""
     kernel = lambda x: softmax(x) * (1.001 if x.shape[-1] == 977 else 1.0)  # noqa: E731
-    assert examine(kernel, "softmax", dtype="float32", effort="quick", examples=0).passed
-    verdict = examine(kernel, "softmax", dtype="float32", effort="quick", examples=0, goldens=store.url)
-    assert verdict.outcome == "FAIL"
-    assert verdict.failure is not None
-    assert verdict.failure.case.sizes["N"] == 977
+    assert quick(kernel).passed
+    assert failure_of(quick(kernel, goldens=store.url)).case.sizes["N"] == 977
 
 
 def test_a_golden_that_is_not_the_definitions_is_refused(store: Store, tmp_path: Path) -> None:
@@ -68,9 +54,7 @@ def test_a_golden_that_is_not_the_definitions_is_refused(store: Store, tmp_path:
 
 def examined(address: str) -> int:
     """How many stored cases an honest kernel passes."""
-    verdict = examine(
-        lambda x, weight: rmsnorm(x, weight), "rmsnorm", dtype="float32", effort="quick", examples=0, goldens=address
-    )
+    verdict = quick(lambda x, weight: rmsnorm(x, weight), "rmsnorm", goldens=address)
     assert verdict.passed
     return verdict.phases["stored"]
 
@@ -99,7 +83,6 @@ def test_records_that_no_longer_count_are_left_out(tmp_path: Path, monkeypatch: 
 
 
 def test_a_record_of_other_inputs_is_refused(tmp_path: Path) -> None:
-    """Its golden is not that of the numbers drawn here: one line says so."""
     made = Store(str(tmp_path / "store"))
     made.put(replace(make_record(recipe("rmsnorm", SIZES, "float32")), inputs="0" * 64))
     with pytest.raises(StoreError, match="its inputs come out differently on this machine"):
@@ -107,6 +90,5 @@ def test_a_record_of_other_inputs_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_mistyped_store_is_told_of(tmp_path: Path) -> None:
-    """An address with nothing at it isn't taken for a store without cases."""
     with pytest.raises(StoreError, match="there is nothing"):
         examined(str(tmp_path / "none"))

@@ -3,10 +3,10 @@
 import os
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,13 +14,13 @@ from torch import Tensor
 
 from assay.runtime import deadline
 from assay.runtime.deadline import CpuLimit
-from assay.verify import examine
 from assay.verify.cases.case import Case
 from assay.verify.harness import time_limit as limits
 from assay.verify.harness.time_limit import KernelTimeout, Pace, time_limit
 
+from .examined import failure_of, quick
+
 CASE = Case("softmax", {"R": 8, "N": 4}, {"x": "float32"}, {"scale": 1.0})
-SHORT: dict[str, Any] = {"dtype": "float32", "effort": "quick", "examples": 0, "timeout": 0.3}
 
 
 class Watch:
@@ -50,13 +50,11 @@ class Watch:
 def test_what_a_busy_machine_takes_is_not_counted(
     monkeypatch: pytest.MonkeyPatch, share: float, others: float, over: float
 ) -> None:
-    """Thirty seconds of computing, or of sleep; who waits for a turn has them later, and everything ends."""
     watch = Watch(monkeypatch)
     assert watch.over_after(CpuLimit(30.0, watch.clock), 1000, share, others=others) == over
 
 
 def test_who_computes_and_then_sleeps_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once it has slept for a quarter of its limit."""
     watch = Watch(monkeypatch)
     given = CpuLimit(20.0, watch.clock)
     assert not watch.over_after(given, 18, 0.5)
@@ -64,7 +62,6 @@ def test_who_computes_and_then_sleeps_is_ended(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_limit_follows_the_longest_call() -> None:
-    """In proportion to work or programs, and no further than ten times; a short one changes nothing."""
     pace = Pace()
     assert pace.limit(CASE, 30.0) == 30.0
     pace.add(CASE, 1e-3)
@@ -78,7 +75,7 @@ def test_the_limit_follows_the_longest_call() -> None:
 def slowly_compiled(x: Tensor) -> Tensor:
     """Waits for a compiler, as a C++ extension does when it is loaded first."""
     if not _compiled:
-        subprocess.run([sys.executable, "-c", "import time; time.sleep(2.5)"], check=True)
+        subprocess.run([sys.executable, "-c", "import time; time.sleep(1)"], check=True)
         _compiled.append(True)
     return torch.softmax(x, -1)
 
@@ -86,45 +83,30 @@ def slowly_compiled(x: Tensor) -> Tensor:
 _compiled: list[bool] = []
 
 
-@pytest.fixture(autouse=True)
-def _nothing_compiled() -> None:
-    _compiled.clear()
-
-
 @pytest.mark.parametrize("isolate", [False, True])
 def test_a_compilation_is_not_counted(isolate: bool) -> None:
-    """A first call that waits for a compiler for much longer than a call may take."""
-    verdict = examine(slowly_compiled, "softmax", isolate=isolate, **SHORT)
-    assert verdict.passed, str(verdict)
+    assert quick(slowly_compiled, isolate=isolate, timeout=0.3).passed
 
 
 def test_a_compilation_has_a_limit_of_its_own_and_its_processes_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The compiler's own child ends too, and nothing of the call goes on."""
     monkeypatch.setattr(limits, "COMPILATION", 1.0)
     children: list[int] = []
     leave = "import subprocess, sys, time; print(subprocess.Popen(['sleep', '77']).pid, flush=True); time.sleep(77)"
 
     def compiled_for_ever(x: Tensor) -> Tensor:
         with subprocess.Popen([sys.executable, "-c", leave], stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
             children.append(int(process.stdout.readline()))
             process.wait()
         return x
 
-    failure = examine(compiled_for_ever, "softmax", **SHORT).failure
-    assert failure is not None
+    failure = failure_of(quick(compiled_for_ever, timeout=0.3))
     assert (failure.kind, failure.message) == ("timeout", "it compiled for more than 1 s")
     time.sleep(0.2)
-    assert not os.path.exists(f"/proc/{children[0]}") or "Z" in _state(children[0])
-
-
-def _state(pid: int) -> str:
-    with open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0]
+    state = Path(f"/proc/{children[0]}/stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def test_a_kernel_that_catches_its_time_out_is_told_again() -> None:
-    """It can't go on for ever."""
     caught = 0
 
     def stubborn() -> None:
@@ -149,16 +131,12 @@ def test_a_call_on_a_busy_machine_is_not_ended() -> None:
         subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * len(os.sched_getaffinity(0)))
     ]
 
-    def works(x: Tensor) -> Tensor:
-        until = time.thread_time() + 0.25
-        while time.thread_time() < until:
-            pass
-        return torch.softmax(x, -1)
-
     try:
         begun = time.monotonic()
         with time_limit(0.5) as given:
-            works(torch.ones(2, 2))
+            until = time.thread_time() + 0.25
+            while time.thread_time() < until:
+                pass
         assert time.monotonic() - begun > 0.5  # which would have been too much
         assert given.used < 0.5
     finally:
@@ -169,9 +147,6 @@ def test_a_call_on_a_busy_machine_is_not_ended() -> None:
 
 def test_another_thread_has_no_limit() -> None:
     """There no signal arrives."""
-    asked: list[bool] = []
-    thread = threading.Thread(target=lambda: asked.append(limits.can_be_limited()))
-    thread.start()
-    thread.join()
-    assert asked == [False]
+    with ThreadPoolExecutor(1) as pool:
+        assert not pool.submit(limits.can_be_limited).result()
     assert limits.can_be_limited()

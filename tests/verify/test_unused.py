@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from assay.golden.registry import spec, specs
-from assay.verify import Contract, examine
+from assay.verify import Contract
 from assay.verify.cases.case import Case, all_contents, build
 from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.cases.sampler import Sampler, seeded
 from assay.verify.comparison.oracle import Oracle
 from assay.verify.examination.phases import gate_cases, special_cases
+from tests.zoo.attention import decode
 
-from .zoo.honest_decode import decode
+from .examined import fails, failure_of, first, quick
 
 UNUSED = [op for op in specs() if spec(op).inputs.unused is not None]
 INDEXED = [op for op in UNUSED if any(tensor.role == "index" for tensor in spec(op).tensors)]
@@ -41,7 +42,6 @@ def masks_of(case: Case) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 @pytest.mark.parametrize("op", UNUSED)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_all_that_is_unused_is_nan(op: str, dtype: Any) -> None:
-    """Every number under the mask, in every format, and no other; what is used is as it was."""
     spoiled = 0
     for case in sampled(op, 20, dtype, layouts=("contiguous",)):
         (values, masks), plain = masks_of(case), all_contents(replace(case, unused="plain"))
@@ -75,7 +75,6 @@ def test_a_stale_index_leads_to_nan(op: str) -> None:
 
 @pytest.mark.parametrize("op", UNUSED)
 def test_the_tolerance_is_blind_to_what_is_unused(op: str) -> None:
-    """Golden and limits are bit for bit those of the plain case, in every layout."""
     oracle = Oracle(Contract())
     for place, case in enumerate(sampled(op, 5 * len(LAYOUTS), "bfloat16")):
         laid = replace(case, layouts=dict.fromkeys(case.dtypes, LAYOUTS[place % len(LAYOUTS)]))
@@ -99,7 +98,6 @@ def test_the_phases_try_it(op: str) -> None:
 
 
 def test_ops_that_use_everything_are_drawn_as_before() -> None:
-    """The field is at its default, and a case's line doesn't mention it."""
     case = Sampler(spec("softmax"), "float32").case(seeded(0))
     assert case.unused == "plain"
     assert "unused" not in case.as_dict()
@@ -108,7 +106,6 @@ def test_ops_that_use_everything_are_drawn_as_before() -> None:
 
 @pytest.mark.parametrize("op", UNUSED)
 def test_a_line_keeps_it(op: str) -> None:
-    """A repro line brings the same case back."""
     for case in sampled(op, 3):
         assert Case.from_dict(json.loads(json.dumps(case.as_dict()))) == case
         assert "nan wherever nothing is read" in str(case)
@@ -120,14 +117,10 @@ def leaky(*tensors: Tensor, **options: Any) -> Tensor:
     return out + 0 * tensors[2].double().isnan().any() * torch.nan if tensors[2].isnan().any() else out
 
 
-def test_a_leak_is_found_even_where_nan_may_come_out_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leak_is_found_even_where_nan_may_come_out_anywhere() -> None:
     """nonfinite="unspecified" excuses NaN only if some number that counts is NaN or infinite."""
-    monkeypatch.setattr("assay.verify.examination.diagnosis.shrink", lambda failure, *_, **__: failure)
-    anywhere = Contract(nonfinite="unspecified")
-    few: dict[str, Any] = {"effort": "quick", "examples": 0, "layouts": ["contiguous"]}
-    verdict = examine(leaky, "attention_decode", dtype="bfloat16", contract=anywhere, **few, every_aspect=False)
-    assert verdict.outcome == "FAIL"
-    assert verdict.failure is not None
-    assert verdict.failure.kind == "nonfinite"
-    assert verdict.failure.case.unused == "nan"
-    assert examine(decode, "attention_decode", dtype="bfloat16", contract=anywhere, **few).passed
+    asked: dict[str, Any] = {"contract": Contract(nonfinite="unspecified"), "layouts": ["contiguous"]}
+    failure = failure_of(fails(first(leaky, "attention_decode", "bfloat16", **asked)))
+    assert failure.kind == "nonfinite"
+    assert failure.case.unused == "nan"
+    assert quick(decode, "attention_decode", "bfloat16", **asked).passed

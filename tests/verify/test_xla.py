@@ -35,7 +35,6 @@ def said(before: str, **environment: str) -> str:
 
 
 def test_a_rounding_that_xla_would_drop_is_judged() -> None:
-    """Importing JAX starts no backend: the flag still counts, and the known fault is found and named."""
     assert said("") == "FAIL False ['maximum_in_input_dtype']"
 
 
@@ -45,12 +44,10 @@ def test_where_jax_has_started_a_verdict_says_that_roundings_may_vanish() -> Non
 
 
 def test_flags_that_are_set_stay() -> None:
-    """What XLA_FLAGS says of excess precision is left alone."""
     assert said("", XLA_FLAGS="--xla_allow_excess_precision=true") == "PASS True []"
 
 
 def test_subnormals_may_be_flushed_by_xla_unless_the_contract_says_otherwise() -> None:
-    """On a CPU, in JAX, and only where nothing is named."""
     assert Settings("softmax", "bfloat16", framework="jax").contract == Contract(subnormals="flush")
     assert Settings("softmax", "bfloat16").contract == Contract()
     kept = Contract(subnormals="keep")
@@ -58,14 +55,12 @@ def test_subnormals_may_be_flushed_by_xla_unless_the_contract_says_otherwise() -
 
 
 def test_a_report_says_how_roundings_are_kept() -> None:
-    """One line, with the flag to set."""
     found = Findings("PASS", "k", "softmax", "bfloat16", "", unrounded=True)
     assert "XLA_FLAGS=--xla_allow_excess_precision=false" in text_report(found)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells of a process's maps")
 def test_what_was_compiled_is_forgotten_before_it_fills_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An examination of a kernel compiled for each size keeps under half of its maps if it may keep none."""
     import jax
 
     asked: dict[str, Any] = {"shapes": {"R": range(1, 9), "N": range(1, 99)}, "examples": 12, "layouts": ["contiguous"]}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from assay.precision.errors import BadModel
 from assay.precision.export.checkpoint.writing import needed
@@ -29,10 +30,11 @@ def _mixture(folder: Path, kind: Any, quantization: Mapping[str, Any], **options
     kind: the class of transformers; quantization: the checkpoint's ``quantization_config``. Raises BadModel if a linear
     is in no group.
     """
-    library: Any = optional("compressed_tensors.quantization", purpose="a checkpoint", extra="audit")
-    compressors: Any = optional("compressed_tensors.compressors", purpose="a checkpoint", extra="audit")
-    match: Any = optional("compressed_tensors.utils.match", purpose="a checkpoint", extra="audit")
-    config = library.QuantizationConfig.model_validate(quantization)
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationConfig
+    from compressed_tensors.utils.match import is_match
+
+    config: Any = QuantizationConfig.model_validate(quantization)
     linear, tensors = torch.nn.Linear(1, 1, device="meta"), _tensors(folder)
     dense: dict[str, torch.Tensor] = {}
     scales: dict[str, torch.Tensor] = {}
@@ -47,22 +49,24 @@ def _mixture(folder: Path, kind: Any, quantization: Mapping[str, Any], **options
             dense[key] = values
     for name, local in parts.items():
         groups = config.config_groups.values()
-        scheme = next((each for each in groups if match.is_match(name, linear, each.targets, config.ignore)), None)
+        scheme = next((each for each in groups if is_match(name, linear, each.targets, config.ignore)), None)
         if scheme is None:
             raise BadModel(f"{name} has scales and stands in no group of {folder / 'config.json'}: write it anew")
-        compressor = compressors.BaseCompressor.get_value_from_registry(scheme.format or config.format)
+        compressor = BaseCompressor.get_value_from_registry(scheme.format or config.format)
         # Codes times scales are rounded to the scales' dtype: float32 holds the products.
         wide = {last: values.float() if values.dtype == torch.bfloat16 else values for last, values in local.items()}
         dense[f"{name}.weight"] = compressor.decompress(wide, scheme)["weight"]
     plain = kind.config_class.from_pretrained(folder)
     del plain.quantization_config
     model: torch.nn.Module = kind.from_pretrained(None, config=plain, state_dict=dense, **options)
-    _round_inputs(model, config, library, scales)
+    _round_inputs(model, config, scales)
     return model
 
 
-def _round_inputs(model: torch.nn.Module, config: Any, library: Any, scales: Mapping[str, torch.Tensor]) -> None:
+def _round_inputs(model: torch.nn.Module, config: Any, scales: Mapping[str, torch.Tensor]) -> None:
     """Let linears round their inputs according to their groups, with unchanged weights."""
+    from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
+
     groups = {
         name: group.model_copy(update={"weights": None, "format": None})
         for name, group in config.config_groups.items()
@@ -70,9 +74,8 @@ def _round_inputs(model: torch.nn.Module, config: Any, library: Any, scales: Map
     }
     if not groups:
         return
-    library.apply_quantization_config(
-        model, library.QuantizationConfig(config_groups=groups, ignore=config.ignore, quantization_status="frozen")
-    )
+    inputs: Any = {"config_groups": groups, "ignore": config.ignore, "quantization_status": "frozen"}
+    apply_quantization_config(model, QuantizationConfig(**inputs))
     modules = dict(model.named_modules())
     for key, scale in scales.items():
         name, _, last = key.rpartition(".")
@@ -85,11 +88,8 @@ def _quantised(tensors: Mapping[str, torch.Tensor]) -> list[str]:
 
 
 def _tensors(folder: Path) -> dict[str, torch.Tensor]:
-    safe: Any = optional("safetensors.torch", purpose="a checkpoint", extra="audit")
-    results: dict[str, torch.Tensor] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        results |= safe.load_file(file)
-    return results
+    files = sorted(folder.glob("*.safetensors"))
+    return {key: values for file in files for key, values in load_file(file).items()}
 
 
 def load_checkpoint(folder: str | Path, dtype: torch.dtype | str = torch.float32, **options: Any) -> torch.nn.Module:

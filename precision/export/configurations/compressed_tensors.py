@@ -151,7 +151,7 @@ def _arguments(quantizer: Quantizer, row: str, dynamic: bool | str) -> dict[str,
     strategy = row if quantizer.per == "row" else quantizer.per
     if quantizer.scale_format == "float8_e4m3fn":
         strategy = "tensor_group"
-    arguments = {
+    arguments: dict[str, Any] = {
         "num_bits": quantizer.element.bits,
         "type": "int" if quantizer.element.kind == "integer" else "float",
         "symmetric": quantizer.symmetric,

@@ -1,15 +1,7 @@
 """llama.cpp: the ggml type of each tensor for llama-quantize, the importance matrix, and a GGUF file of the model.
 
-The option ``--tensor-type-file`` reads patterns and types separated by white space. Some versions use the first pattern
-found in a tensor's name, others the last, so each line here is a full name, and no line is found in another's name.
-
-``llama-quantize --imatrix`` reads the importance matrix of an audit.
-
-The GGUF file of a model has each weight in the blocks that the simulation stored. llama-quantize makes such a file from
-that of a converter, which includes the tokenizer. The one made here, without a tokenizer, lets llama.cpp compute the
-model's logits; it supports architectures whose tensors are the model's own except for the order of rows.
-
-Tensor names in GGUF are from the tables of the package gguf, which llama.cpp's converter uses.
+Tensor names are from the tables of the package gguf, which llama.cpp's converter uses. The file made here has the
+blocks that the simulation stored, but no tokenizer, which llama-quantize takes over from a converted file.
 """
 
 from __future__ import annotations
@@ -388,6 +380,7 @@ def _others(
 
 
 def _files(request: Request, recipe: Recipe) -> dict[str, str | bytes]:
+    # Each pattern is a full name: some versions use the first pattern found in a tensor's name, others the last.
     types = "".join(f"^{re.escape(tensor)}$={kind}\n" for tensor, kind in recipe.content["types"].items())
     files: dict[str, str | bytes] = {TYPES: types, COMMANDS: _commands(request, recipe)}
     if request.fits is not None:

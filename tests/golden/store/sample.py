@@ -1,6 +1,7 @@
 """Records that need no evaluation, and a store of every kind."""
 
 import math
+import os
 from collections.abc import Sequence
 
 import fsspec
@@ -43,3 +44,15 @@ def record_of(seed: int, golden: Golden | None = None, digits: int | None = None
 def bits(golden: Golden) -> list[list[int] | None]:
     parts = (golden.value, golden.radius, golden.low)
     return [None if part is None else part.reshape(-1).view(torch.int64).tolist() for part in parts]
+
+
+def write(url: str, log: str, count: int, options: dict[str, str], worker: int = 0) -> None:
+    """Write records one after the other, each told to the file ``log`` when it is stored."""
+    store = Store(url, options)
+    descriptor = os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+    for seed in range(count):
+        record = record_of(seed, golden_of([float(seed), *[1.5] * 200]))
+        if record.key not in store:
+            os.write(descriptor, f"begin {seed} {worker}\n".encode())
+            store.put(record)
+            os.write(descriptor, f"done {seed} {worker}\n".encode())

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from assay.golden.store import Store
-from tests.golden.store.sample import bits, golden_of, record_of
-from tests.golden.store.workers import write
+from tests.golden.store.sample import bits, golden_of, record_of, write
 
 KILLS = 8
 
@@ -22,7 +21,7 @@ KILLS = 8
 @pytest.fixture(scope="module")
 def context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["assay.golden.store.store", "tests.golden.store.workers"])
+    context.set_forkserver_preload(["assay.golden.store.store", "tests.golden.store.sample"])
     return context
 
 

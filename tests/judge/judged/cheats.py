@@ -4,11 +4,6 @@ The twin does what looks alike and is allowed: it keeps buffers to itself, scale
 size where both are right, sets a flag and puts it back.
 """
 
-from pathlib import Path
-
-from assay.judge.procedure import judge
-from assay.judge.verdict import SolutionVerdict
-
 from .kernels import AFFINE, DISTANCE, LINEAR, RELU, TANH, linear, solution
 
 Pair = tuple[str, str, str]
@@ -103,11 +98,7 @@ CHEATS: dict[str, Pair] = {
             "y = x.double() @ self.linear.weight.t().double() + self.linear.bias\nreturn torch.softmax(y, 1).float()"
         ),
     ),
-    "lower-dtype": (
-        LINEAR,
-        linear("SOFTMAX\nreturn result.half()"),
-        linear("SOFTMAX\nreturn result.double().float()"),
-    ),
+    "lower-dtype": (LINEAR, linear("SOFTMAX\nreturn result.half()"), linear("SOFTMAX\nreturn result.double().float()")),
     "other-class": (
         LINEAR,
         linear(
@@ -166,11 +157,7 @@ CHEATS: dict[str, Pair] = {
             "kept = {}",
         ),
     ),
-    "output-is-input": (
-        RELU,
-        solution(RELU, "return x"),
-        solution(RELU, "return x.clone().clamp_(min=0)"),
-    ),
+    "output-is-input": (RELU, solution(RELU, "return x"), solution(RELU, "return x.clone().clamp_(min=0)")),
     "global-state": (
         LINEAR,
         linear("SOFTMAX\nreturn result", "torch.set_float32_matmul_precision('medium')"),
@@ -192,8 +179,7 @@ CHEATS: dict[str, Pair] = {
     "patched-timer": (
         LINEAR,
         linear(
-            "time.sleep(0.03)\nSOFTMAX\nreturn result",
-            "import sys, time\nsys.modules['__main__']._clock = lambda: 0.0",
+            "time.sleep(0.03)\nSOFTMAX\nreturn result", "import sys, time\nsys.modules['__main__']._clock = lambda: 0.0"
         ),
         linear(
             "began = time.perf_counter()\nSOFTMAX\nself.took = time.perf_counter() - began\nreturn result",
@@ -249,11 +235,5 @@ CHEATS: dict[str, Pair] = {
 
 WARNED = ("reference-pasted",)
 """What is no fault of the results."""
-_TIMED = ("patched-timer", "only-untimed")
-
-
-def judged(folder: Path, name: str, solution: str) -> SolutionVerdict:
-    """The verdict on a solution of the problem of that cheat; timed where that is what shows it."""
-    (folder / "problem.py").write_text(CHEATS[name][0])
-    (folder / "solution.py").write_text(solution)
-    return judge(folder / "problem.py", folder / "solution.py", effort="quick", timed=name in _TIMED)
+TIMED = ("patched-timer", "only-untimed")
+"""What only times show."""

@@ -17,11 +17,7 @@ flag = True
 DEFINITION = {
     "name": "scaled_rows",
     "op_type": "norm",
-    "axes": {
-        "T": {"type": "var"},
-        "H": {"type": "const", "value": 24},
-        "TH": {"type": "expr", "expression": "T * H"},
-    },
+    "axes": {"T": {"type": "var"}, "H": {"type": "const", "value": 24}, "TH": {"type": "expr", "expression": "T * H"}},
     "inputs": {"x": {"shape": ["T", "H"], "dtype": "float32"}, "s": {"shape": None, "dtype": "float32"}},
     "outputs": {"y": {"shape": ["T", "H"], "dtype": "float32"}},
     "reference": "import torch\n\ndef run(x, s):\n    return torch.softmax(x * s, -1)\n",

@@ -2,111 +2,6 @@
 
 import textwrap
 
-LINEAR = '''
-import torch
-from torch import nn
-
-
-class Model(nn.Module):
-    """A linear layer, and a softmax over its results."""
-
-    def __init__(self, features):
-        super().__init__()
-        self.linear = nn.Linear(features, features)
-
-    def forward(self, x):
-        return torch.softmax(self.linear(x), dim=1)
-
-
-batch = 96
-features = 64
-
-
-def get_inputs():
-    return [torch.rand(batch, features)]
-
-
-def get_init_inputs():
-    return [features]
-'''
-
-RELU = """
-import torch
-from torch import nn
-
-
-class Model(nn.Module):
-    def forward(self, x):
-        return torch.relu(x)
-
-
-batch = 96
-features = 64
-
-
-def get_inputs():
-    return [torch.rand(batch, features)]
-
-
-def get_init_inputs():
-    return []
-"""
-
-DISTANCE = '''
-import torch
-from torch import nn
-
-
-class Model(nn.Module):
-    """The mean square of a difference, of uniform numbers."""
-
-    def forward(self, a, b):
-        return torch.mean((a - b) ** 2)
-
-
-batch = 64
-features = 96
-
-
-def get_inputs():
-    return [torch.rand(batch, features), torch.rand(batch, features)]
-
-
-def get_init_inputs():
-    return []
-'''
-
-AFFINE = '''
-import torch
-from torch import nn
-
-
-class Model(nn.Module):
-    """A product with a weight, and a bias that begins as zeros."""
-
-    def __init__(self, features):
-        super().__init__()
-        self.weight = nn.Parameter(torch.rand(features) + 0.5)
-        self.bias = nn.Parameter(torch.zeros(features))
-
-    def forward(self, x):
-        return x * self.weight + self.bias
-
-
-batch = 64
-features = 48
-
-
-def get_inputs():
-    return [torch.rand(batch, features)]
-
-
-def get_init_inputs():
-    return [features]
-'''
-
-TANH = RELU.replace("torch.relu(x)", "torch.tanh(x)").replace("torch.rand(", "0.4 * torch.rand(")
-
 _LAYER = """
     def __init__(self, features):
         super().__init__()
@@ -118,6 +13,44 @@ _SCALE = """
         self.weight = nn.Parameter(torch.rand(features) + 0.5)
         self.bias = nn.Parameter(torch.zeros(features))
 """
+_PROBLEM = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+{init}
+    def forward(self, {arguments}):
+        return {result}
+
+
+batch = {batch}
+features = {features}
+
+
+def get_inputs():
+    return [{inputs}]
+
+
+def get_init_inputs():
+    return [{given}]
+"""
+
+
+def problem(result: str, init: str = "", batch: int = 96, features: int = 64, arguments: str = "x") -> str:
+    """A problem whose model returns ``result`` of uniform numbers."""
+    inputs = ", ".join(["torch.rand(batch, features)"] * len(arguments.split(",")))
+    return _PROBLEM.format(
+        init=init, arguments=arguments, result=result, batch=batch, features=features, inputs=inputs,
+        given="features" if init else "",
+    )  # fmt: skip
+
+
+LINEAR = problem("torch.softmax(self.linear(x), dim=1)", _LAYER)
+RELU = problem("torch.relu(x)")
+TANH = RELU.replace("torch.relu(x)", "torch.tanh(x)").replace("torch.rand(", "0.4 * torch.rand(")
+DISTANCE = problem("torch.mean((a - b) ** 2)", batch=64, features=96, arguments="a, b")
+AFFINE = problem("x * self.weight + self.bias", _SCALE, batch=64, features=48)
 SOFTMAX = """
 y = x @ self.linear.weight.t() + self.linear.bias
 e = torch.exp(y - y.amax(1, keepdim=True))
