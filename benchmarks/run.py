@@ -52,7 +52,7 @@ def examination() -> None:
 
 def zoo() -> None:
     """Check that the correct kernels of the tests pass and the faulty ones fail, with thorough effort."""
-    from tests.verify.zoo import FAULTY, HONEST
+    from tests.zoo import FAULTY, HONEST
 
     torch.set_num_threads(1)
     for entries, wanted in ((HONEST, True), (FAULTY, False)):
@@ -73,7 +73,7 @@ def lengths() -> None:
     from assay.verify.examination.plan import make_plan
     from assay.verify.examination.run import Run
     from assay.verify.settings import Settings
-    from tests.verify.zoo import HONEST
+    from tests.zoo import HONEST
 
     torch.set_num_threads(1)
     flagged, examinations = [], 0

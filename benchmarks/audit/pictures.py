@@ -51,10 +51,10 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     for name, (build, _) in MODELS.items():
-        model = trained(build, [pictures(seed, 64) for seed in range(4)], loss)
+        model = trained(build, [pictures(seed) for seed in range(4)], loss)
         pairs: Pairs = {}
         for number in range(given.draws):
-            choice, check = ([pictures(5 + 4 * number + part, 64) for part in parts] for parts in ((0, 1), (2, 3)))
+            choice, check = ([pictures(5 + 4 * number + part) for part in parts] for parts in ((0, 1), (2, 3)))
             result = audit(model, choice, "kl", FORMATS, check=check, seed=number)
             result.calibrate(24)
             for kind, some in assignments(result, random.Random(number), given.each).items():

@@ -37,7 +37,7 @@ class Kind:
 
 def measure(console: Console) -> None:
     """Try every fixed case on every faulty kernel, and write the greedy order into the table."""
-    from tests.verify.zoo import FAULTY
+    from tests.zoo import FAULTY
 
     torch.set_num_threads(1)
     kinds: dict[str, Kind] = defaultdict(Kind)

@@ -23,9 +23,8 @@ SEED = 0
 
 def samples() -> Iterator[tuple[str, str, Any]]:
     """Yield (kind, name, function that measures) of fault models and of other kernels by turns, in random order."""
-    from tests.verify.explained import told_of, told_of_other
+    from tests.verify.explained import OTHERS, told_of, told_of_other
     from tests.verify.fault_cases import pairs
-    from tests.verify.others import OTHERS
 
     draw = random.Random(SEED)
     models, others = list(pairs()), list(OTHERS)

@@ -89,20 +89,6 @@ class OrderBalls(ElementaryBalls):
         )
         return Order(less, more, known & (x.mid == y.mid), known & (x.mid.isnan() | y.mid.isnan()))
 
-    def larger(self, x: Ball, y: Ball) -> Ball:
-        """Return max(x, y), with the error of the larger, and of the other only if that may exceed it."""
-        mid = torch.maximum(x.mid, y.mid)
-        if x.rad is None and y.rad is None:
-            return Ball(mid, None, self.model)
-        up = torch.maximum(x.mid + x.radius, y.mid + y.radius) - mid
-        down = mid - torch.maximum(x.mid - x.radius, y.mid - y.radius)
-        own = torch.where(x.mid >= y.mid, x.radius, y.radius)
-        clear = torch.where(x.mid >= y.mid, y.mid + y.radius, x.mid + x.radius) < mid - own
-        rad = torch.where(clear, own, torch.maximum(torch.maximum(up, down), own) * RADIUS_ROUNDING)
-        rad = torch.where((x.radius.isinf() | y.radius.isinf()) & ~mid.isinf(), math.inf, rad)
-        # A certain infinity is the larger whatever the other is; NaN stays.
-        return Ball(mid, torch.where(mid.isfinite() | rad.isinf(), rad, 0.0), self.model)
-
     def power(self, x: Ball, y: Ball | float) -> Ball:
         """Return x^y, as products or as exp2(y log2 x); its spread is |x^y| expm1(|y| r_log + r_y |log x|).
 

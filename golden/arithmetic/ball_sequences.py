@@ -199,8 +199,8 @@ class SequenceBalls(ElementaryBalls):
         right = (self.u + lost) * given + b.abs() * v.radius + beta.radius[..., None] * size_v
         across, across_read = _carried(inverse, lower), _carried(read_inverse, lower)
         formats = {model.compute, model.accumulate.format, *model.stages.values()}
-        tiny = 8 * max(model.underflow(format) for format in formats)  # of one operation in any of the formats
-        tiny = tiny * (length + width) * _largest(size_q + size_k, d) * _largest(given + reached, reaching, u_)
+        least = 8 * max(model.underflow(format) for format in formats)  # error of one operation in any of the formats
+        tiny = least * (length + width) * _largest(size_q + size_k, d) * _largest(given + reached, reaching, u_)
 
         rho, per_rho = right + error @ u_.abs() + state * reached + tiny, error + state * most
         delta, per_delta = block @ (given + reached) + tiny, block @ most

@@ -460,10 +460,11 @@ class Arithmetic(Generic[N, Idx], ABC):
 
     def chosen(self, mask: Tensor, x: N, y: N) -> N:
         """Return x where a torch mask holds, else y."""
-        return self.where(self.integers(mask).astype(bool) if self.native is not torch else mask, x, y)
+        native: Any = mask if self.native is torch else self.integers(mask)
+        return self.where(native if self.native is torch else native.astype(bool), x, y)
 
     def larger_of(self, x: N, y: N) -> N:
-        """Return the larger of two numbers, with that one's error only; NaN where either is."""
+        """Return the larger of two numbers; NaN where either is."""
         return self.maximum(x, y)
 
     def smaller_of(self, x: N, y: N) -> N:

@@ -12,7 +12,9 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -85,31 +87,22 @@ class Definition:
     def _evaluate(
         self, xp: Any, numbers: Sequence[Any], dtypes: Sequence[torch.dtype], options: Mapping[str, Any]
     ) -> Any:
-        first, *others = (self._results(form, xp, numbers, dtypes, options) for form in self.forms)
-        for form, other in zip(self.forms[1:], others, strict=True):
-            self._check_equal(xp, first, other, form)
-        if not others:
-            return first
+        operand_dtype = _operand_dtype(dtypes)
+        forms: list[tuple[Any, ...]] = []  # of each its results: the hull over all admissible answers to open decisions
+        for form in self.forms:
+            run = partial(_run, form, numbers=numbers, dtypes=dtypes, options=options)
+            runs = run_branches(run, xp, operand_dtype, self.lowering)
+            forms.append(runs[0] if len(runs) == 1 else tuple(_hull(xp, parts) for parts in zip(*runs, strict=True)))
+        for form, other in zip(self.forms[1:], forms[1:], strict=True):
+            self._check_equal(xp, forms[0], other, form)
+        if len(forms) == 1:
+            return forms[0]
         return tuple(
             results[0]
             if _is_plain(results[0])
             else xp.any_formula(*(lambda result=result: result for result in results))
-            for results in zip(first, *others, strict=True)
+            for results in zip(*forms, strict=True)
         )
-
-    def _results(
-        self,
-        form: Reference,
-        xp: Any,
-        numbers: Sequence[Any],
-        dtypes: Sequence[torch.dtype],
-        options: Mapping[str, Any],
-    ) -> tuple[Any, ...]:
-        """Return the results of one form, the hull over all admissible answers to open decisions."""
-        runs = run_branches(
-            lambda ctx: _run(form, ctx, numbers, dtypes, options), xp, _operand_dtype(dtypes), self.lowering
-        )
-        return runs[0] if len(runs) == 1 else tuple(_hull(xp, parts) for parts in zip(*runs, strict=True))
 
     def _check_equal(self, xp: Arithmetic, first: Sequence[Any], other: Sequence[Any], form: Reference) -> None:
         """Raise `DefinitionError` if a form is certainly another function than the first."""
@@ -278,16 +271,9 @@ def _imported(address: str) -> Reference:
     module, _, path = address.partition(":")
     import_users_module(module, f"reference {address!r}", DefinitionError)
     try:
-        return _attribute(module, path)
+        return attrgetter(path)(import_module(module))
     except AttributeError:
         raise DefinitionError(f"reference {address!r}: {module} has no {path}") from None
-
-
-def _attribute(module: str, path: str) -> Any:
-    result: Any = import_module(module)
-    for name in path.split("."):
-        result = getattr(result, name)
-    return result
 
 
 def _address(form: Reference) -> str:
@@ -296,7 +282,7 @@ def _address(form: Reference) -> str:
     if not module or not path or module == "__main__" or "<" in path:
         return ""
     try:
-        return f"{module}:{path}" if _attribute(module, path) is form else ""
+        return f"{module}:{path}" if attrgetter(path)(import_module(module)) is form else ""
     except (ImportError, AttributeError):
         return ""
 

@@ -89,12 +89,10 @@ def round_to_odd(numbers: Array) -> Array:
     Truncates, and sets the last bit where the truncation was inexact (Boldo & Melquiond, Emulation of FMA and correctly
     rounded sums, IEEE Transactions on Computers 57(4), 2008, theorem 3).
     """
-    nearest = numbers.astype(np.float32)
-    widened = nearest.astype(np.float64)
-    bits = nearest.view(np.uint32)
-    truncated = bits - (np.abs(widened) > np.abs(numbers))
-    inexact = (widened != numbers) & ~np.isnan(numbers)
-    return np.where(inexact, truncated | np.uint32(1), bits).astype(np.uint32).view(np.float32)
+    truncated = to_float(numbers, np.float32, toward_zero=True)
+    inexact = (truncated != numbers) & ~np.isnan(numbers)
+    bits = truncated.view(np.uint32)
+    return np.where(inexact, bits | np.uint32(1), bits).astype(np.uint32).view(np.float32)
 
 
 def to_float(numbers: Array, target: Any, *, toward_zero: bool = False) -> Array:

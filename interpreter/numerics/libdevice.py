@@ -143,10 +143,6 @@ def _exponent(x: Array) -> Array:
     return np.asarray(np.frexp(x)[1] - 1.0)
 
 
-def _logb(x: Array) -> Array:
-    return np.where(np.isfinite(x), np.where(x == 0, -np.inf, _exponent(x)), np.abs(x))
-
-
 def _ilogb(x: Array) -> Array:
     """For zero and NaN the least int32, for infinities the largest."""
     limits = np.iinfo(np.int32)
@@ -265,7 +261,7 @@ _REAL: dict[str, Callable[..., Any]] = {name: getattr(np, name) for name in _IN_
     "fdim": lambda x, y: np.where(x <= y, 0.0, x - y),
     "ldexp": _ldexp,
     "scalbn": _ldexp,
-    "logb": _logb,
+    "logb": lambda x: np.where(np.isfinite(x), np.where(x == 0, -np.inf, _exponent(x)), np.abs(x)),
     "ilogb": _ilogb,
     "remainder": _each(math.remainder),
     "pow": np.power,

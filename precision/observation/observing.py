@@ -77,7 +77,7 @@ def unaudited(
     that functions of torch received."""
     streamed = streamed_parameters(model)
     names: dict[object, list[str]] = {}
-    parameters: dict[str, Tensor] = {}
+    parameters: dict[str, torch.nn.Parameter] = {}
     for name, values in model.named_parameters(remove_duplicate=False):
         names.setdefault(streamed.get(name) or id(values), []).append(name)
         parameters[name] = values

@@ -447,7 +447,10 @@ def traced(model: torch.nn.Module, visitor: Visitor) -> Iterator[Tracer]:
         after.callback(setattr, visitor, "tracer", None)
         visitor.tracer = tracer
         # Checkpoints call their functions: recomputation in a backward pass would see no sites.
-        called = {"CheckpointFunction": _Called, "_checkpoint_without_reentrant_generator": _around}
+        called: dict[str, Any] = {
+            "CheckpointFunction": _Called,
+            "_checkpoint_without_reentrant_generator": _around,
+        }
         after.enter_context(tracer)
         after.enter_context(patch.multiple(checkpoint, **called))
         yield tracer

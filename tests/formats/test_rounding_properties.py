@@ -47,7 +47,6 @@ def numbers(draw: st.DrawFn, format: Format, *, within: bool = False) -> torch.T
 @patient
 @given(st.data(), formats, st.sampled_from(SETTLED))
 def test_rounding_keeps_order(data: st.DataObject, format: Format, mode: Mode) -> None:
-    """x <= y implies round(x) <= round(y) in every mode without chance."""
     x = data.draw(numbers(format, within=not format.has_zero)).sort().values
     assert bool((round_to(x, format, mode, "saturate").diff() >= 0).all())
 
@@ -55,7 +54,6 @@ def test_rounding_keeps_order(data: st.DataObject, format: Format, mode: Mode) -
 @patient
 @given(st.data(), formats, st.sampled_from(MODES))
 def test_rounding_twice_is_rounding_once(data: st.DataObject, format: Format, mode: Mode) -> None:
-    """A value of the format stays as it is in every mode."""
     once = round_to(data.draw(numbers(format, within=not format.has_zero)), format, mode, "saturate")
     for again in MODES:
         assert torch.equal(round_to(once, format, again), once)
@@ -89,7 +87,6 @@ def test_nearest_errs_by_half_an_ulp_at_most(data: st.DataObject, format: Format
 
 
 def test_the_half_ulp_bound_rejects_truncation() -> None:
-    """The same bound is broken by a rounding that truncates."""
     x = float64(1 + 0.9 * 2.0**-7)
     assert bool((round_to(x, "bf16", "toward_zero") - x).abs() > ulp(x, "bf16") / 2)
 
@@ -99,13 +96,8 @@ def test_the_half_ulp_bound_rejects_truncation() -> None:
 def test_sign_is_symmetric(data: st.DataObject, format: Format) -> None:
     """round(-x) = -round(x), zeros included, in modes that ignore the sign; "up" and "down" mirror each other."""
     x = data.draw(numbers(format))
-    mirrors: dict[Mode, Mode] = {
-        "nearest": "nearest",
-        "nearest_away": "nearest_away",
-        "toward_zero": "toward_zero",
-        "up": "down",
-    }
-    for mode, mirror in mirrors.items():
+    for mode in ("nearest", "nearest_away", "toward_zero", "up"):
+        mirror: Mode = "down" if mode == "up" else mode
         left, right = round_to(-x, format, mode), -round_to(x, format, mirror)
         both_nan = left.isnan() & right.isnan()
         assert bool((both_nan | (left == right) & (left.signbit() == right.signbit())).all())
@@ -165,7 +157,6 @@ def test_stochastic_overflow_is_in_proportion() -> None:
 
 
 def test_stochastic_rounding_obeys_its_generator() -> None:
-    """The same seed gives the same values, another seed others; the global generator is left alone."""
     x = torch.linspace(0, 1, 1000, dtype=torch.float64)
     state = torch.random.get_rng_state()
     draw = [round_to(x, "e4m3", "stochastic", generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
@@ -176,7 +167,6 @@ def test_stochastic_rounding_obeys_its_generator() -> None:
 
 @pytest.mark.parametrize("name", LISTED)
 def test_neighbours_are_those_of_the_list_of_values(name: str) -> None:
-    """From each value, and from between two, next_up and next_down lead to the adjacent values of the whole list."""
     values = all_values(name)
     values = float64(*sorted(set(values[values.isfinite()].tolist())))
     between = (values[:-1] + values[1:]) / 2
@@ -257,16 +247,14 @@ def test_e8m0_rounds_to_powers_of_two() -> None:
     torch.testing.assert_close(round_to(x, "e8m0"), expected, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (5, 7)])
 @pytest.mark.parametrize("mode", MODES)
-def test_shapes_are_kept(shape: tuple[int, ...], mode: Mode) -> None:
-    """Scalars, empty and ordinary tensors keep their shape."""
-    assert round_to(torch.ones(shape, dtype=torch.float64), "bf16", mode).shape == shape
+def test_shapes_are_kept(mode: Mode) -> None:
+    for shape in ((), (0,), (3, 0), (5, 7)):
+        assert round_to(torch.ones(shape, dtype=torch.float64), "bf16", mode).shape == shape
 
 
 @pytest.mark.parametrize("mode", SETTLED)
 def test_strides_do_not_matter_and_inputs_stay(mode: Mode) -> None:
-    """Transposed, strided and expanded views round as their contiguous copies, and no input is written to."""
     base = torch.randn(20, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     before = base.clone()
     for view in (base.t(), base[::3, 1::2], base[:, :1].expand(20, 9), base.flip(0)):
@@ -276,7 +264,6 @@ def test_strides_do_not_matter_and_inputs_stay(mode: Mode) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e5m2])
 def test_narrower_inputs_are_promoted_exactly(dtype: torch.dtype) -> None:
-    """Input of another floating dtype rounds as its float64 copy, and to its own format not at all."""
     x = torch.linspace(-3, 3, 101).to(dtype)
     assert round_to(x, "e4m3").dtype == torch.float64
     assert torch.equal(round_to(x, "e4m3"), round_to(x.to(torch.float64), "e4m3"))
@@ -284,7 +271,6 @@ def test_narrower_inputs_are_promoted_exactly(dtype: torch.dtype) -> None:
 
 
 def test_the_result_carries_no_gradient() -> None:
-    """A tensor that requires a gradient can be rounded; the result does not require one."""
     assert not round_to(torch.ones(3, requires_grad=True), "bf16").requires_grad
 
 
@@ -292,12 +278,7 @@ def test_the_result_carries_no_gradient() -> None:
     ("arguments", "error", "builtin", "message"),
     [
         ((torch.ones(2), "bf61"), UnknownFormat, ValueError, "did you mean 'bf16'"),
-        (
-            (torch.ones(2), "bf16", "nearset"),
-            UnknownOption,
-            ValueError,
-            "expected a rounding mode of nearest, .*'nearset'",
-        ),
+        ((torch.ones(2), "bf16", "nearset"), UnknownOption, ValueError, "a rounding mode of nearest, .*'nearset'"),
         ((torch.ones(2), "bf16", "up", "clip"), UnknownOption, ValueError, "expected overflow of inf, .*'clip'"),
         ((torch.ones(2), "int8", "up", "nan"), NotRepresentable, ValueError, "overflow='saturate' for int8"),
         ((float64(1, NAN), "int8"), NotRepresentable, ValueError, "got NaN, which int8 has not"),
@@ -308,7 +289,6 @@ def test_the_result_carries_no_gradient() -> None:
 def test_misuse_is_explained(
     arguments: tuple[Any, ...], error: type[AssayError], builtin: type[Exception], message: str
 ) -> None:
-    """Each misuse raises its own AssayError, which is also the natural builtin, and says what came."""
     with pytest.raises(error, match=message) as caught:
         round_to(*arguments)
     assert isinstance(caught.value, AssayError)

@@ -1,7 +1,9 @@
 """Instructions of inline assembly against the PTX ISA, in rational and integer arithmetic."""
 
 import math
+import operator
 import random
+from collections.abc import Callable
 from fractions import Fraction
 from itertools import pairwise
 
@@ -42,51 +44,35 @@ def patterns(format: Float, count: int, seed: int) -> list[int]:
     return [*(draw.choice(ends) for _ in range(count // 2)), *near, *chosen]
 
 
-def exact(name: str, *given: Fraction) -> Fraction:
-    operations = {
-        "add": lambda x, y: x + y,
-        "sub": lambda x, y: x - y,
-        "mul": lambda x, y: x * y,
-        "div": lambda x, y: x / y,
-        "fma": lambda x, y, z: x * y + z,
-    }
-    return operations[name](*given)
+EXACT: dict[str, Callable[..., Fraction]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "fma": lambda x, y, z: x * y + z,
+}
 
 
-@pytest.mark.parametrize("mode", ["rn", "rz", "rm", "rp"])
-@pytest.mark.parametrize("kind", ["f32", "f64", "f16", "bf16"])
-@pytest.mark.parametrize("name", ["add", "sub", "mul", "fma", "div"])
+WIDE = [(name, kind, mode) for name in EXACT for kind in ("f32", "f64") for mode in ("rn", "rz", "rm", "rp")]
+HALVES = [(name, kind, "rn") for name in EXACT if name != "div" for kind in ("f16", "bf16")]
+PACKED = [("fma", "f16x2", "rn"), ("fma", "bf16x2", "rn")]
+
+
+@pytest.mark.parametrize(("name", "kind", "mode"), [*WIDE, *HALVES, *PACKED])
 def test_arithmetic_is_rounded_once_as_its_mode_says(name, kind, mode):
-    if kind in ("f16", "bf16") and (mode != "rn" or name == "div"):
-        return  # which PTX lacks
-    format = FLOATS[kind]
-    count = 3 if name == "fma" else 2
-    columns = [patterns(format, 40, place) for place in range(count)]
+    format, pack = FLOATS[kind.removesuffix("x2")], 2 if kind.endswith("x2") else 1
+    columns = [patterns(format, 40, index) for index in range(3 if name == "fma" else 2)]
     columns[-1] = columns[-1][::-1]
-    places = ", ".join(f"${place + 1}" for place in range(count))
-    got = asm(f"{name}.{mode}.{kind} $0, {places};", *((format.bits, column) for column in columns), out=format.bits)
+    operands = ", ".join(f"${index + 1}" for index in range(len(columns)))
+    arguments = [(format.bits, column) for column in columns]
+    got = asm(f"{name}.{mode}.{kind} $0, {operands};", *arguments, out=format.bits, pack=pack)
     checked = 0
     for pattern, *given in zip(got, *columns, strict=True):
         values = [format.value(each) for each in given]
-        if not all(isinstance(value, Fraction) for value in values):
-            continue
-        right = exact(name, *values)
-        if right:
+        if all(isinstance(value, Fraction) for value in values) and (right := EXACT[name](*values)):
             checked += 1
             assert format.value(pattern) == format.rounded(right, mode), (name, given)
     assert checked > 20
-
-
-@pytest.mark.parametrize("kind", ["f16x2", "bf16x2"])
-def test_packed_halves_are_two_results(kind):
-    format = FLOATS[kind.removesuffix("x2")]
-    columns = [patterns(format, 40, place) for place in range(3)]
-    columns[2] = columns[2][::-1]
-    got = asm(f"fma.rn.{kind} $0, $1, $2, $3;", *((16, column) for column in columns), out=16, pack=2)
-    for pattern, *given in zip(got, *columns, strict=True):
-        values = [format.value(each) for each in given]
-        if all(isinstance(value, Fraction) for value in values) and (right := exact("fma", *values)):
-            assert format.value(pattern) == format.rounded(right, "rn")
 
 
 @pytest.mark.parametrize(
@@ -258,10 +244,8 @@ def test_tanh_loses_what_it_may():
     assert 2.0**-12 < error.max() <= 2.0**-11
     half = np.array([0.3, -1.7], np.float16)
     bits = asm("tanh.approx.f16 $0, $1;", (16, half.view(np.uint16).tolist()), out=16)
-    assert (
-        np.array(bits, np.uint16).view(np.float16).tolist()
-        == np.tanh(half.astype(np.float64)).astype(np.float16).tolist()
-    )
+    right = np.tanh(half.astype(np.float64)).astype(np.float16)
+    assert np.array(bits, np.uint16).view(np.float16).tolist() == right.tolist()
 
 
 REFUSED = {
@@ -372,7 +356,5 @@ def fast_tanh(x):
 
 
 def test_an_examination_sees_what_the_hardware_loses():
-    assert (
-        examine(fast_tanh, "tanh", dtype="float32", examples=0, shrinking=False, shapes={"R": [3], "N": [70]}).outcome
-        == "FAIL"
-    )
+    shapes = {"R": [3], "N": [70]}
+    assert examine(fast_tanh, "tanh", dtype="float32", examples=0, shrinking=False, shapes=shapes).outcome == "FAIL"

@@ -73,8 +73,8 @@ class Grouped(torch.nn.Module):
 MODELS = {"depthwise": (Separable, "blocks.1.0"), "grouped": (Grouped, "b.3")}
 
 
-def pictures(seed: int, count: int = 48) -> Tensor:
-    return drawn(count, 3, 10, 10, seed=seed)
+def pictures(seed: int) -> Tensor:
+    return drawn(64, 3, 10, 10, seed=seed)
 
 
 def loss(model: torch.nn.Module, x: Tensor) -> Tensor:

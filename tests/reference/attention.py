@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .gradients import gradients
+from .gradients import by_autograd
 
 Outputs = tuple[Tensor, ...]
 
@@ -83,26 +83,7 @@ def attention_varlen(
     return (out,)
 
 
-def attention_backward(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, **options: Any) -> Outputs:
-    """By autograd."""
-    return gradients(lambda *leaves: attention(*leaves, **options)[0], [q, k, v], dout)
-
-
-def attention_varlen_backward(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, dout: Tensor, **options: Any
-) -> Outputs:
-    """By autograd, each sequence as if it were alone."""
-    found = [torch.zeros(x.shape, dtype=torch.float64) for x in (q, k, v)]
-    for b in range(len(cu_seqlens_q) - 1):
-        rows, keys = (slice(int(cu[b]), int(cu[b + 1])) for cu in (cu_seqlens_q, cu_seqlens_k))
-        alone = (x.transpose(0, 1)[None] for x in (q[rows], k[keys], v[keys], dout[rows]))
-        for x, own, part in zip(found, attention_backward(*alone, **options), (rows, keys, keys), strict=True):
-            x[part] = own[0].transpose(0, 1)
-    return tuple(found)
-
-
 def merge_states(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> Outputs:
-    """Head by head."""
     out, lse = torch.zeros(o_a.shape, dtype=torch.float64), torch.full(lse_a.shape, -math.inf, dtype=torch.float64)
     for t in range(o_a.shape[0]):
         for h in range(o_a.shape[1]):
@@ -144,7 +125,6 @@ def mla_decode(
 
 
 def merge_cascade(o: Tensor, lse: Tensor) -> Outputs:
-    """Pair by pair."""
     merged = o[:, 0].double(), lse[:, 0].double()
     merged = torch.where((merged[1] == -math.inf)[..., None], 0.0, merged[0]), merged[1]
     for state in range(1, o.shape[1]):
@@ -180,7 +160,6 @@ def block_attention(
 def selective_scan(
     u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, skip: Tensor, softplus: bool = False
 ) -> Outputs:
-    """Step by step."""
     u, delta, a, b, c = (x.double() for x in (u, delta, a, b, c))
     delta = torch.nn.functional.softplus(delta, threshold=1000.0) if softplus else delta
     state, parts = torch.zeros(*u.shape[:2], a.shape[1], dtype=torch.float64), []
@@ -194,7 +173,6 @@ def selective_scan(
 def linear_attention(
     q: Tensor, k: Tensor, v: Tensor, *gate: Tensor, scale: float | None = None, gated: bool = False
 ) -> Outputs:
-    """Step by step."""
     q, k, v = (x.double() for x in (q, k, v))
     factor = max(q.shape[3], 1) ** -0.5 if scale is None else scale
     state = torch.zeros(q.shape[0], q.shape[2], q.shape[3], v.shape[3], dtype=torch.float64)
@@ -232,6 +210,6 @@ def gated_delta_rule(
     return (out,)
 
 
-def selective_scan_backward(*tensors: Tensor, softplus: bool = False) -> Outputs:
-    """By autograd."""
-    return gradients(lambda *leaves: selective_scan(*leaves, softplus=softplus)[0], list(tensors[:-1]), tensors[-1])
+attention_backward = by_autograd(attention, 3)
+attention_varlen_backward = by_autograd(attention_varlen, 3)
+selective_scan_backward = by_autograd(selective_scan, 6)

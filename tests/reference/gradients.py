@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .rows import rope
+from . import rows
 
 Outputs = tuple[Tensor, ...]
 
@@ -22,22 +22,23 @@ def gradients(forward: Callable[..., Tensor], leaves: list[Tensor], upstream: Te
         return torch.autograd.grad(out, inputs, torch.ones_like(out) if upstream is None else upstream.double())
 
 
+def by_autograd(forward: Callable[..., Outputs], taken: int, bare: int = 0) -> Callable[..., Outputs]:
+    """The gradient with regard to the first ``taken`` tensors of an op, and to zeros for ``bare`` ones like the last.
+
+    The gradient op takes the former, the other tensors of the op, and the upstream gradient.
+    """
+
+    def formula(*tensors: Tensor, **options: Any) -> Outputs:
+        leaves, fixed = [*tensors[:taken], *[tensors[taken - 1] * 0] * bare], tensors[taken:-1]
+        return gradients(lambda *moved: forward(*moved, *fixed, **options)[0], leaves, tensors[-1])
+
+    return formula
+
+
 def softmax_backward(y: Tensor, dy: Tensor) -> Outputs:
     """The Jacobian diag(y) - y y^T, row by row."""
     rows = [(torch.diag(p) - torch.outer(p, p)) @ g for p, g in zip(y.double(), dy.double(), strict=True)]
     return (torch.stack(rows) if rows else torch.zeros(y.shape, dtype=torch.float64),)
-
-
-def layernorm_backward(x: Tensor, weight: Tensor, dy: Tensor, eps: float = 1e-5) -> Outputs:
-    """By autograd."""
-    return gradients(
-        lambda x, w, b: torch.nn.functional.layer_norm(x, x.shape[1:], w, b, eps), [x, weight, weight * 0], dy
-    )
-
-
-def rmsnorm_backward(x: Tensor, weight: Tensor, dy: Tensor, eps: float = 1e-6) -> Outputs:
-    """By autograd."""
-    return gradients(lambda x, w: x / ((x * x).sum(1, keepdim=True) / x.shape[1] + eps).sqrt() * w, [x, weight], dy)
 
 
 def swiglu_backward(gate: Tensor, up: Tensor, dy: Tensor) -> Outputs:
@@ -77,66 +78,8 @@ def cross_entropy_backward(logits: Tensor, target: Tensor, **options: Any) -> Ou
     return (found.masked_fill(ignored[:, None], 0.0),)
 
 
-def embedding_backward(table: Tensor, ids: Tensor, dy: Tensor) -> Outputs:
-    """By autograd."""
-    return gradients(lambda table: torch.nn.functional.embedding(ids, table), [table], dy)
-
-
 def rope_backward(cos: Tensor, sin: Tensor, dy: Tensor, interleaved: bool = False) -> Outputs:
-    """By autograd."""
-    return gradients(lambda x: rope(x, cos, sin, interleaved=interleaved)[0], [torch.zeros_like(dy)], dy)
-
-
-def geglu_backward(gate: Tensor, up: Tensor, dy: Tensor, approximate: str = "none") -> Outputs:
-    """By autograd."""
-    return gradients(lambda g, u: torch.nn.functional.gelu(g, approximate=approximate) * u, [gate, up], dy)
-
-
-def logsigmoid_backward(x: Tensor, dy: Tensor) -> Outputs:
-    """By autograd."""
-    return gradients(torch.nn.functional.logsigmoid, [x], dy)
-
-
-def gated_rmsnorm_backward(
-    x: Tensor, weight: Tensor, gate: Tensor, dy: Tensor, eps: float = 1e-6, activation: str = "silu",
-    gate_first: bool = False,
-) -> Outputs:  # fmt: skip
-    """By autograd."""
-
-    def forward(x: Tensor, w: Tensor, g: Tensor) -> Tensor:
-        opened = torch.nn.functional.silu(g) if activation == "silu" else torch.sigmoid(g)
-        inner = x * opened if gate_first else x
-        y = inner / (inner.square().mean(-1, keepdim=True) + eps).sqrt() * w
-        return y if gate_first else y * opened
-
-    return gradients(forward, [x, weight, gate], dy)
-
-
-def dynamic_tanh_backward(x: Tensor, alpha: Tensor, weight: Tensor, dy: Tensor) -> Outputs:
-    """By autograd."""
-    return gradients(lambda x, a, w, b: torch.tanh(a * x) * w + b, [x, alpha, weight, weight * 0], dy)
-
-
-def group_norm_backward(x: Tensor, weight: Tensor, dy: Tensor, groups: int = 2, eps: float = 1e-5) -> Outputs:
-    """By autograd, of each group's own mean and variance."""
-
-    def forward(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-        split = x.reshape(x.shape[0], groups, -1)
-        centred = split - split.mean(-1, keepdim=True)
-        normal = centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt()
-        return normal.reshape(x.shape) * w[:, None] + b[:, None]
-
-    return gradients(forward, [x, weight, weight * 0], dy)
-
-
-def l2norm_backward(x: Tensor, dy: Tensor, eps: float = 1e-6, clamp: str = "sum") -> Outputs:
-    """By autograd."""
-
-    def forward(x: Tensor) -> Tensor:
-        square = x.square().sum(-1, keepdim=True)
-        return x / (square + eps).sqrt() if clamp == "sum" else torch.nn.functional.normalize(x, dim=-1, eps=eps)
-
-    return gradients(forward, [x], dy)
+    return gradients(lambda x: rows.rope(x, cos, sin, interleaved=interleaved)[0], [torch.zeros_like(dy)], dy)
 
 
 def cumsum_backward(dy: Tensor, reverse: bool = False, exclusive: bool = False) -> Outputs:
@@ -146,51 +89,33 @@ def cumsum_backward(dy: Tensor, reverse: bool = False, exclusive: bool = False) 
     return (dy.double() @ (sums.T if reverse else sums),)
 
 
-def kl_div_backward(
-    logits: Tensor, target_logits: Tensor, dloss: Tensor, temperature: float = 1.0, reduction: str = "batchmean"
-) -> Outputs:
-    """By autograd of torch's own divergence."""
-    target = torch.log_softmax(target_logits.double() / temperature, -1)
-
-    def forward(x: Tensor) -> Tensor:
-        each = torch.nn.functional.kl_div(
-            torch.log_softmax(x / temperature, -1), target, log_target=True, reduction="none"
-        )
-        return _reduced(each.sum(-1), reduction)
-
-    return gradients(forward, [logits], dloss)
-
-
-def _reduced(each: Tensor, reduction: str) -> Tensor:
-    return each if reduction == "none" else each.sum() / (max(len(each), 1) if reduction == "batchmean" else 1)
-
-
 def jsd_backward(
     logits: Tensor, target_logits: Tensor, dloss: Tensor, beta: float = 0.5, reduction: str = "batchmean"
 ) -> Outputs:
-    """By autograd."""
     log_p = torch.log_softmax(target_logits.double(), -1)
 
     def forward(x: Tensor) -> Tensor:
         log_q = torch.log_softmax(x, -1)
         mixed = torch.logaddexp(log_p + math.log(beta), log_q + math.log(1 - beta))
         parts = beta * log_p.exp() * (log_p - mixed) + (1 - beta) * log_q.exp() * (log_q - mixed)
-        return _reduced(parts.sum(-1), reduction)
+        return rows.reduced(parts.sum(-1), reduction)[0]
 
     return gradients(forward, [logits], dloss)
-
-
-def causal_conv1d_backward(x: Tensor, weight: Tensor, bias: Tensor, dy: Tensor, activation: str = "none") -> Outputs:
-    """By autograd of torch's convolution."""
-
-    def forward(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-        padded = torch.nn.functional.pad(x, (w.shape[1] - 1, 0))
-        y = torch.nn.functional.conv1d(padded, w[:, None], b, groups=w.shape[0])
-        return torch.nn.functional.silu(y) if activation == "silu" else y
-
-    return gradients(forward, [x, weight, bias], dy)
 
 
 def linear_cross_entropy_backward(x: Tensor, weight: Tensor, target: Tensor, **options: Any) -> Outputs:
     """By autograd of the product, and of the loss above."""
     return gradients(lambda x, w: cross_entropy(x @ w.T, target, **options)[0], [x, weight])
+
+
+layernorm_backward = by_autograd(rows.layernorm, 2, bare=1)
+rmsnorm_backward = by_autograd(rows.rmsnorm, 2)
+gated_rmsnorm_backward = by_autograd(rows.gated_rmsnorm, 3)
+group_norm_backward = by_autograd(rows.group_norm, 2, bare=1)
+l2norm_backward = by_autograd(rows.l2norm, 1)
+dynamic_tanh_backward = by_autograd(rows.dynamic_tanh, 3, bare=1)
+geglu_backward = by_autograd(rows.geglu, 2)
+logsigmoid_backward = by_autograd(rows.logsigmoid, 1)
+embedding_backward = by_autograd(rows.embedding, 1)
+kl_div_backward = by_autograd(rows.kl_div, 1)
+causal_conv1d_backward = by_autograd(rows.causal_conv1d, 3)

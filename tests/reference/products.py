@@ -1,12 +1,11 @@
 """Matrix products, plain, quantised, microscaled and sparse, the mixture of experts, and sums over ranks."""
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from .gradients import gradients
+from .gradients import by_autograd, gradients
 
 Outputs = tuple[Tensor, ...]
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -14,12 +13,10 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Outputs:
-    """As torch has it."""
     return (torch.nn.functional.linear(x.double(), weight.double(), bias.double()),)
 
 
 def gemm(a: Tensor, b: Tensor) -> Outputs:
-    """As torch has it."""
     return (a.double() @ b.double(),)
 
 
@@ -36,7 +33,6 @@ def gemm_fp8(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, granularity
 
 
 def gemm_int8(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Outputs:
-    """Dequantised."""
     return ((a.double() * scale_a.double()) @ (b.double() * scale_b.double()),)
 
 
@@ -59,12 +55,10 @@ def dequantized(qweight: Tensor, scales: Tensor, zeros: Tensor, packing: str) ->
 
 
 def gemm_int4(x: Tensor, *weights: Tensor, packing: str = "plain") -> Outputs:
-    """Dequantised."""
     return (x.double() @ dequantized(*weights, packing),)
 
 
 def gemm_mxfp8(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Outputs:
-    """Block by block."""
     total = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64)
     for g in range(a.shape[1] // 32):
         k = slice(32 * g, 32 * g + 32)
@@ -91,7 +85,6 @@ def gemm_nvfp4(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, global_a:
 
 
 def gemm_2to4(values: Tensor, index: Tensor, b: Tensor) -> Outputs:
-    """Value by value."""
     total = torch.zeros(values.shape[0], b.shape[1], dtype=torch.float64)
     for j in range(values.shape[1]):
         total += values[:, j, None].double() * b[4 * (j // 2) + index[:, j].long()].double()
@@ -99,7 +92,6 @@ def gemm_2to4(values: Tensor, index: Tensor, b: Tensor) -> Outputs:
 
 
 def all_reduce(shards: Tensor) -> Outputs:
-    """As torch adds."""
     return (shards.double().sum(dim=0),)
 
 
@@ -110,11 +102,6 @@ def moe_route(logits: Tensor, top_k: int = 2, renormalize: bool = True, scoring:
     ids = values.argsort(dim=1, descending=True, stable=True)[:, :top_k]  # scores may round to the same
     weights = scores.gather(1, ids)
     return weights / weights.sum(1, keepdim=True) if renormalize else weights, ids.to(torch.int32)
-
-
-def moe_route_backward(logits: Tensor, dweights: Tensor, **options: Any) -> Outputs:
-    """By autograd."""
-    return gradients(lambda x: moe_route(x, **options)[0], [logits], dweights)
 
 
 def moe(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tensor) -> Outputs:
@@ -145,7 +132,6 @@ def fp8_experts(
 
 
 def moe_fp8(x: Tensor, *tensors: Tensor, granularity: str = "channel") -> Outputs:
-    """Dequantised."""
     return moe(x, *fp8_experts(*tensors[:4], granularity), *tensors[4:])
 
 
@@ -180,7 +166,6 @@ def moe_backward(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, 
 
 
 def dequantize_fp8(codes: Tensor, scale: Tensor) -> Outputs:
-    """Block by block."""
     w = codes.double()
     for m in range(0, codes.shape[0], 128):
         for n in range(0, codes.shape[1], 128):
@@ -189,18 +174,11 @@ def dequantize_fp8(codes: Tensor, scale: Tensor) -> Outputs:
 
 
 def dequantize_int4(*weights: Tensor, packing: str = "plain") -> Outputs:
-    """As a product takes them."""
     return (dequantized(*weights, packing),)
 
 
 def dequantize_mxfp4(codes: Tensor, scale: Tensor) -> Outputs:
-    """As a product takes them."""
     return (numbers(codes) * scale.double().repeat_interleave(32, dim=1),)
 
 
-def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor, activation: str = "none") -> Outputs:
-    """As torch has it, of a padded sequence."""
-    width = weight.shape[1]
-    padded = torch.nn.functional.pad(x.double(), (width - 1, 0))
-    y = torch.nn.functional.conv1d(padded, weight.double()[:, None], bias.double(), groups=x.shape[1])
-    return (torch.nn.functional.silu(y) if activation == "silu" else y,)
+moe_route_backward = by_autograd(moe_route, 1)

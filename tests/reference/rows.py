@@ -18,22 +18,18 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def softmax(x: Tensor) -> Outputs:
-    """As torch has it."""
     return (torch.softmax(x.double(), 1),)
 
 
 def log_softmax(x: Tensor) -> Outputs:
-    """As torch has it."""
     return (torch.log_softmax(x.double(), 1),)
 
 
 def logsumexp(x: Tensor) -> Outputs:
-    """As torch has it."""
     return (torch.logsumexp(x.double(), 1),)
 
 
 def layernorm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Outputs:
-    """As torch has it."""
     return (torch.nn.functional.layer_norm(x.double(), x.shape[1:], weight.double(), bias.double(), eps),)
 
 
@@ -95,13 +91,11 @@ def quantize(x: Tensor, granularity: str, largest: int) -> Outputs:
 
 
 def quantize_fp8(x: Tensor, granularity: str = "row") -> Outputs:
-    """As torch casts."""
     quotient, scale = quantize(x, granularity, 448)
     return quotient.float().to(torch.float8_e4m3fn).double(), scale
 
 
 def quantize_int8(x: Tensor, granularity: str = "row") -> Outputs:
-    """Rounded to nearest even."""
     quotient, scale = quantize(x, granularity, 127)
     return quotient.round(), scale
 
@@ -130,22 +124,17 @@ def add_layernorm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps
 
 
 def group_norm(x: Tensor, weight: Tensor, bias: Tensor, groups: int = 2, eps: float = 1e-5) -> Outputs:
-    """Group by group."""
-    y = x.double()
-    share = x.shape[1] // groups
-    for g in range(groups):
-        part = y[:, g * share : (g + 1) * share]
-        if part.numel():
-            centred = part - part.mean((1, 2), keepdim=True)
-            part = centred / (centred.square().mean((1, 2), keepdim=True) + eps).sqrt()
-        y[:, g * share : (g + 1) * share] = part
-    return (y * weight.double()[:, None] + bias.double()[:, None],)
+    """By each group's own mean and variance."""
+    split = x.double().reshape(x.shape[0], groups, x[:1].numel() // groups)
+    centred = split - split.mean(-1, keepdim=True)
+    normal = centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt()
+    return (normal.reshape(x.shape) * weight.double()[:, None] + bias.double()[:, None],)
 
 
 def l2norm(x: Tensor, eps: float = 1e-6, clamp: str = "sum") -> Outputs:
-    """Each row over its length."""
-    square = x.double().square().sum(1, keepdim=True)
-    return (x.double() / ((square + eps).sqrt() if clamp == "sum" else square.sqrt().clamp(min=eps)),)
+    if clamp == "maximum":
+        return (torch.nn.functional.normalize(x.double(), dim=1, eps=eps),)
+    return (x.double() / (x.double().square().sum(1, keepdim=True) + eps).sqrt(),)
 
 
 def gated_rmsnorm(
@@ -175,7 +164,6 @@ def gelu_and_mul(x: Tensor, approximate: str = "tanh") -> Outputs:
 
 
 def logsigmoid(x: Tensor) -> Outputs:
-    """As torch has it."""
     return (torch.nn.functional.logsigmoid(x.double()),)
 
 
@@ -190,19 +178,17 @@ def cumsum(x: Tensor, reverse: bool = False, exclusive: bool = False) -> Outputs
 
 
 def embedding(table: Tensor, ids: Tensor) -> Outputs:
-    """As torch has it."""
     return (torch.nn.functional.embedding(ids, table.double()),)
 
 
-def _reduced(loss: Tensor, reduction: str) -> Outputs:
+def reduced(loss: Tensor, reduction: str) -> Outputs:
     total = loss.sum() if reduction != "none" else loss
     return (total / max(len(loss), 1) if reduction == "batchmean" else total,)
 
 
 def kl_div(logits: Tensor, target_logits: Tensor, temperature: float = 1.0, reduction: str = "batchmean") -> Outputs:
-    """As torch has it."""
     q, p = (torch.log_softmax(x.double() / temperature, 1) for x in (logits, target_logits))
-    return _reduced(torch.nn.functional.kl_div(q, p, reduction="none", log_target=True).sum(1), reduction)
+    return reduced(torch.nn.functional.kl_div(q, p, reduction="none", log_target=True).sum(1), reduction)
 
 
 def jsd(logits: Tensor, target_logits: Tensor, beta: float = 0.5, reduction: str = "batchmean") -> Outputs:
@@ -213,7 +199,7 @@ def jsd(logits: Tensor, target_logits: Tensor, beta: float = 0.5, reduction: str
 
     q, p = (torch.softmax(x.double(), 1) for x in (logits, target_logits))
     parts = beta * entropy(p) + (1 - beta) * entropy(q)
-    return _reduced(entropy(beta * p + (1 - beta) * q) - parts, reduction)
+    return reduced(entropy(beta * p + (1 - beta) * q) - parts, reduction)
 
 
 def top_filter(x: Tensor, top_k: int | None = None, top_p: float | None = 0.9) -> Outputs:
@@ -230,3 +216,11 @@ def top_filter(x: Tensor, top_k: int | None = None, top_p: float | None = 0.9) -
             y[row, place] = values[place]
             before += weight
     return (y,)
+
+
+def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor, activation: str = "none") -> Outputs:
+    """As torch has it, of a padded sequence."""
+    width = weight.shape[1]
+    padded = torch.nn.functional.pad(x.double(), (width - 1, 0))
+    y = torch.nn.functional.conv1d(padded, weight.double()[:, None], bias.double(), groups=x.shape[1])
+    return (torch.nn.functional.silu(y) if activation == "silu" else y,)

@@ -23,9 +23,18 @@ from assay.verify.explanation.fault_models.fault_model import FaultModel
 from assay.verify.explanation.fault_models.fault_tolerance import limits_of, observation_of
 from assay.verify.harness.call import Call
 from assay.verify.harness.runner import KernelHarness
+from tests.zoo.entry import Other
+from tests.zoo.foreign import FOREIGN
 
 from .fault_cases import sampler_of, settings_for
-from .others import Other
+
+if find_spec("triton"):
+    from tests.zoo.interpreted import INTERPRETED
+else:  # pragma: no cover
+    INTERPRETED = ()
+
+OTHERS: tuple[Other, ...] = (*FOREIGN, *INTERPRETED)
+"""Kernels in styles of their own."""
 
 OUTCOMES = ("right", "same", "wrong", "none", "passes", "no settings")
 """Named first is the fault itself; one that gives the same; another; none; nothing fails; no dtype admits it."""

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from assay.verify import Contract
+from tests.zoo.attention import attention_rows
+from tests.zoo.numerics import load
+from tests.zoo.products import moe_by_expert
+from tests.zoo.softmax import softmax_shifted
 
 from .examined import failure_of, passes, quick
-from .zoo.honest_attention import attention_rows
-from .zoo.honest_moe import moe_by_expert
-from .zoo.honest_softmax import softmax_shifted
-from .zoo.numerics import load
 
 PROMISED = Contract(batch_invariant=True)
 

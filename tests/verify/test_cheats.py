@@ -17,9 +17,9 @@ from assay.verify import Contract
 from assay.verify.cases.case import Case
 from assay.verify.harness.call import Call
 from assay.verify.harness.runner import KernelHarness
+from tests.zoo.conduct import Remembered, shape_and_dtype
 
 from .examined import fails, failure_of, first, passes, quick
-from .zoo.faulty_conduct import Remembered, shape_and_dtype
 
 SHAPES = {"R": [3], "N": range(1, 10)}
 WRONG = ("contract", "exact", "nonfinite", "unwritten_output")

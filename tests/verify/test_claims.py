@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from assay.verify import examine
-from tests.verify.zoo import FAULTY, HONEST, Entry, Faulty
+from tests.zoo import FAULTY, HONEST, Entry, Faulty
 
 from .examined import failure_of, passes, quick
 

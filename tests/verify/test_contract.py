@@ -22,17 +22,15 @@ from assay.verify.harness.call import Call
 from assay.verify.harness.runner import KernelHarness
 from assay.verify.named_contracts import bases, contract_named, fields_of_base
 from assay.verify.settings import Settings
+from tests.zoo import rounding
+from tests.zoo.attention import attention_rows
+from tests.zoo.conduct import gemm_random_order
+from tests.zoo.functions import silu, silu_values
+from tests.zoo.numerics import load, nan_to_zero, store_flushed, store_saturated, store_truncated
+from tests.zoo.products import gemm, moe_by_expert, moe_by_expert_rounded
+from tests.zoo.softmax import softmax_online, softmax_shifted, softmax_unshifted
 
 from .examined import fails, failure_of, first, passes, quick
-from .zoo import rounded_on_the_way as rounding
-from .zoo.faulty_conduct import gemm_random_order
-from .zoo.faulty_rows import softmax_unshifted
-from .zoo.honest_attention import attention_rows
-from .zoo.honest_elementwise import silu, silu_values
-from .zoo.honest_gemm import gemm
-from .zoo.honest_moe import moe_by_expert, moe_by_expert_rounded
-from .zoo.honest_softmax import softmax_online, softmax_shifted
-from .zoo.numerics import load, nan_to_zero, store_flushed, store_saturated, store_truncated
 
 Kernel = Callable[..., Any]
 BFLOAT16, FLOAT16 = torch.bfloat16, torch.float16

@@ -24,10 +24,10 @@ from assay.verify.examination.plan import Plan, make_plan
 from assay.verify.examination.run import arranged, fixed_cases, kind_of
 from assay.verify.findings import ASPECTS
 from assay.verify.settings import EFFORTS, Settings
+from tests.zoo.attention import attention_rows
 
 from .examined import fails, failure_of, passes, quick
 from .usual import only
-from .zoo.honest_attention import attention_rows
 
 
 def plan_for(op: str = "softmax", **settings: Any) -> Plan:

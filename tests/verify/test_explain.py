@@ -17,12 +17,12 @@ from assay.verify.explanation.fault_models.fault_model import FaultModel
 from assay.verify.explanation.fault_models.fault_tolerance import limits_of, observation_of
 from assay.verify.harness.call import Call
 from assay.verify.harness.runner import KernelHarness
+from tests.zoo.attention import attention_flash
 
 from .examined import quick
 from .explained import are_alike, first_named, model, told_of
 from .fault_cases import pairs, sampler_of, settings_for
 from .usual import only
-from .zoo.honest_attention import attention_flash
 
 Tensor = torch.Tensor
 SAMPLE = (

@@ -16,8 +16,8 @@ from assay.verify.examination.diagnosis import Promises, sizes_in_words
 from assay.verify.examination.plan import Plan, make_plan
 from assay.verify.settings import Settings
 
+from .explained import OTHERS as KERNELS
 from .explained import told_of_other
-from .others import OTHERS as KERNELS
 
 Scores = Callable[[Tensor, Tensor, float], Tensor]
 LOG2E = 1.4426950408889634
@@ -152,7 +152,7 @@ QUICK = (
     "softmax_blocks_of_32", "layer_norm_by_moments", "loss_loading_ignored", "log_sigmoid_naive", "nucleus",
     "gemm_whole_chunks", "int4_high_first", "merged",
 )  # fmt: skip
-"""Some of tests/verify/others that were explained wrongly or not at all, and the like without a fault model."""
+"""Some of tests/zoo/foreign.py that were explained wrongly or not at all, and the like without a fault model."""
 
 
 @cache

@@ -16,10 +16,10 @@ from assay.verify import Contract
 from assay.verify.comparison.judge import Tolerance, judge, tolerance
 from assay.verify.comparison.statistics import least_errors
 from assay.verify.examination.gate import corruptions, outcomes, undetected_corruption
+from tests.zoo.norms import layernorm_backward_torch
+from tests.zoo.rounding import attention_backward_tf32
 
 from .examined import fails, first, passes, quick
-from .zoo.honest_backward import layernorm_backward_torch
-from .zoo.rounded_on_the_way import attention_backward_tf32
 
 OUTPUTS = ("float32", "bfloat16", "float16", "float8_e4m3fn")
 GENERATOR = torch.Generator().manual_seed(0)

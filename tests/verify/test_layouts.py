@@ -10,9 +10,9 @@ from assay.interpreter import SanitizerError, sanitized
 from assay.verify.cases.case import Case, build, contents
 from assay.verify.cases.layouts import LAYOUTS, Guarded, place_in_memory, tied_axes
 from tests.interpreter import faulty_kernels as kernels
+from tests.zoo.conduct import softmax_offsets_of_32_bits, softmax_strides_ignored
 
 from .examined import quick
-from .zoo.faulty_conduct import softmax_offsets_of_32_bits, softmax_strides_ignored
 
 DTYPES = (
     torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2,

@@ -15,9 +15,9 @@ from assay.verify.cases.case import all_contents
 from assay.verify.cases.sampler import Sampler, seeded, with_values
 from assay.verify.comparison.judge import Tolerance, judge
 from assay.verify.comparison.oracle import Oracle
+from tests.zoo.numerics import load
 
 from .examined import first
-from .zoo.numerics import load
 
 Place = tuple[str, tuple[int, ...]]
 CAUSAL = {"causal": "bottom_right"}

@@ -16,12 +16,12 @@ from assay.verify import Verdict, examine
 from assay.verify.cases.case import Case, build
 from assay.verify.findings import Failure
 from assay.verify.harness.call import Call, PoisonedMemory, poison_value
+from tests.zoo.conduct import silu_tail_unwritten
+from tests.zoo.functions import silu
+from tests.zoo.products import gemm
+from tests.zoo.softmax import softmax_shifted
 
 from .examined import failure_of, first, passes, quick
-from .zoo.faulty_conduct import silu_tail_unwritten
-from .zoo.honest_elementwise import silu
-from .zoo.honest_gemm import gemm
-from .zoo.honest_softmax import softmax_shifted
 
 X = torch.ones(3, 4)
 ALLOCATIONS: dict[str, Callable[[], Tensor]] = {

@@ -11,10 +11,10 @@ from torch import Tensor
 from assay.golden.arithmetic import Arb, BallArithmetic, Multiprecision
 from assay.golden.evaluation import evaluate
 from assay.verify import Contract
+from tests.zoo.numerics import load
+from tests.zoo.quantizers import flat, magnitude, split, to_fp8, to_int8
 
 from .examined import first
-from .zoo.honest_quantize import flat, magnitude, split, to_fp8, to_int8
-from .zoo.numerics import load
 
 Scale = Callable[[Tensor], Tensor]
 

@@ -18,9 +18,9 @@ from assay.verify.cases.sampler import Sampler, seeded
 from assay.verify.examination.shrink import shrink, without_index
 from assay.verify.findings import Failure, Findings, broken_by
 from assay.verify.report.text import text_report
+from tests.zoo import FAULTY
 
 from .examined import failure_of
-from .zoo import FAULTY
 
 ROOT = Path(__file__).resolve().parents[2]
 ZOO = {entry.name: entry for entry in FAULTY}

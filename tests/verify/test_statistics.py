@@ -29,11 +29,11 @@ from assay.verify.fingerprint.error_growth import growth, reduced
 from assay.verify.fingerprint.subject import Unseen
 from assay.verify.fingerprint.values import significant_bits, summary
 from assay.verify.settings import Settings
+from tests.zoo.merging import all_reduce
+from tests.zoo.products import gemm_blocked
 
 from . import insides, leaning
 from .examined import failure_of
-from .zoo.honest_gemm import gemm_blocked
-from .zoo.honest_merge import all_reduce
 
 Kernel = Callable[..., Any]
 

@@ -21,11 +21,11 @@ from assay.verify.cases.sampler import Sampler, seeded
 from assay.verify.errors import SettingError
 from assay.verify.examination.phases import exact_cases, range_cases
 from assay.verify.explanation.fault_models.evaluation import kernel_of
+from tests.zoo import products
+from tests.zoo.products import gemm_mxfp8
+from tests.zoo.quantizers import quantize, quantize_int4, quantize_int8
 
 from .examined import fails, failure_of, passes, quick
-from .zoo import honest_quantized
-from .zoo.honest_microscaling import gemm_mxfp8
-from .zoo.honest_quantize import INT8_KERNELS, quantize, quantize_int4
 
 CODES = {"quantize_fp8": ("float8_e4m3fn", 448), "quantize_int8": ("int8", 127)}
 
@@ -183,7 +183,7 @@ def test_honest_quantisers_pass_in_numpy() -> None:
 
     for kernel, op, dtype in (
         (quantize, "quantize_fp8", "float32"),
-        (INT8_KERNELS["quantize_int8"], "quantize_int8", "bfloat16"),
+        (quantize_int8, "quantize_int8", "bfloat16"),
         (quantize_int4, "quantize_int4", "float16"),
         (gemm_mxfp8, "gemm_mxfp8", None),
     ):
@@ -286,9 +286,9 @@ def test_the_range_is_that_of_the_dtype() -> None:
 
 
 HONEST = {
-    "gemm_int8": honest_quantized.gemm_int8,
-    "gemm_int4": honest_quantized.gemm_int4,
-    "gemm_fp8": honest_quantized.gemm_fp8_dequantised,
+    "gemm_int8": products.gemm_int8,
+    "gemm_int4": products.gemm_int4,
+    "gemm_fp8": products.gemm_fp8_dequantised,
     "moe_int4": kernel_of(None, "moe_int4"),
     "dequantize_int4": kernel_of(None, "dequantize_int4"),
     "gemm_nvfp4": kernel_of(None, "gemm_nvfp4"),

@@ -16,9 +16,9 @@ from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.cases.sampler import Sampler, seeded
 from assay.verify.comparison.oracle import Oracle
 from assay.verify.examination.phases import gate_cases, special_cases
+from tests.zoo.attention import decode
 
 from .examined import fails, failure_of, first, quick
-from .zoo.honest_decode import decode
 
 UNUSED = [op for op in specs() if spec(op).inputs.unused is not None]
 INDEXED = [op for op in UNUSED if any(tensor.role == "index" for tensor in spec(op).tensors)]

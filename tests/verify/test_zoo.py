@@ -9,10 +9,10 @@ from torch import Tensor
 
 from assay.verify.cases.layouts import place_in_memory
 from tests.reference import reference
+from tests.zoo import FAULTY, HANGING, HONEST, Entry, Faulty
+from tests.zoo.probes import Probe, probes_of, same_bytes
 
 from .usual import each_third
-from .zoo import FAULTY, HANGING, HONEST, Entry, Faulty
-from .zoo.probes import Probe, probes_of, same_bytes
 
 TWINS = {entry.name: entry for entry in HONEST}
 RARE = "_kept_by_|_wrap-|_of_1[56]_bits"

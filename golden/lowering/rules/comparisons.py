@@ -108,11 +108,9 @@ def _equal(ctx: Lowering, x: Tensor, y: Tensor) -> bool:
 
 
 @rule("allclose")
-def _allclose(
-    ctx: Lowering, x: Tensor, y: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
-) -> bool:
+def _allclose(ctx: Lowering, *args: Any, **options: Any) -> bool:
     with ctx:
-        return bool(torch.isclose(x, y, rtol, atol, equal_nan).all().item())
+        return bool(torch.isclose(*args, **options).all().item())
 
 
 @rule("signbit")

@@ -63,6 +63,10 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "pow.Tensor_Scalar pow.Tensor_Tensor": lambda xp, x, y: eager_at_special_values(
         xp, torch.pow, xp.power(x, y), x, y
     ),
+    "pow.Scalar": lambda xp, x, y: xp.function("exp2", y) if x == 2 else xp.power(constant(xp, x), y),
+    "round.decimals": lambda xp, x, decimals=0: xp.step(torch.round, x * 10.0**decimals) / 10.0**decimals,
+    "silu": lambda xp, x: gated(xp, x, xp.sigmoid(x)),
+    "mish": lambda xp, x: gated(xp, x, xp.tanh(xp.function("softplus", x))),
     "remainder.Tensor remainder.Scalar": lambda xp, x, y: eager_at_special_values(
         xp, torch.remainder, x - xp.step(torch.floor, x / y) * y, x, y
     ),
@@ -99,11 +103,6 @@ def _div_mode(xp: Any, x: Any, y: Any, rounding_mode: str | None = None) -> Any:
     return eager_at_special_values(xp, lambda a, b: torch.div(a, b, rounding_mode=rounding_mode), rounded, x, y)
 
 
-@elementwise("pow.Scalar")
-def _pow_scalar(xp: Any, x: float, y: Any) -> Any:
-    return xp.function("exp2", y) if x == 2 else xp.power(constant(xp, x), y)
-
-
 def _register_overflowing(name: str) -> None:
     @rule(name)
     def compute(ctx: Lowering, x: torch.Tensor) -> torch.Tensor:
@@ -129,12 +128,6 @@ for _name in ("exp", "exp2", "expm1", "sinh", "cosh"):
     _register_overflowing(_name)
 for _name in ("floor", "ceil", "trunc", "round"):
     elementwise(_name)(lambda xp, x, name=_name: xp.step(getattr(torch, name), x))
-
-
-@elementwise("round.decimals")
-def _round_decimals(xp: Any, x: Any, decimals: int = 0) -> Any:
-    factor = 10.0**decimals
-    return xp.step(torch.round, x * factor) / factor
 
 
 @elementwise("atan2", floating=True)
@@ -218,16 +211,6 @@ def _gelu(xp: Any, x: Any, approximate: str = "none") -> Any:
     else:
         gate = xp.erf(x * xp.constant(lambda sqrt, pi: sqrt(0.5)), absolute=2.0) + 1.0
     return xp.any_formula(lambda: gated(xp, x, gate * 0.5), lambda: gated(xp, x, gate) * 0.5)
-
-
-@elementwise("silu")
-def _silu(xp: Any, x: Any) -> Any:
-    return gated(xp, x, xp.sigmoid(x))
-
-
-@elementwise("mish")
-def _mish(xp: Any, x: Any) -> Any:
-    return gated(xp, x, xp.tanh(xp.function("softplus", x)))
 
 
 @elementwise("softplus")

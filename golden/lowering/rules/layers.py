@@ -98,9 +98,10 @@ def _batch_norm(
     y = permuted(xp, y.reshape((channels, x.shape[0], *x.shape[2:])), (1, 0, *range(2, x.ndim)))
     y, center, rstd = _affine(ctx, y, weight, bias, shape), center.reshape((channels,)), rstd.reshape((channels,))
     results = ctx.wrap(y, x.dtype), ctx.wrap(center, x.dtype), ctx.wrap(rstd, x.dtype)
-    for running, statistic in ((mean, lambda: center), (var, lambda: xp.variance(flat, 1.0).reshape((channels,)))):
+    for running in (mean, var):
         if running is not None:
-            moved = ctx.number(running) * (1 - momentum) + statistic() * momentum
+            statistic = center if running is mean else xp.variance(flat, 1.0).reshape((channels,))
+            moved = ctx.number(running) * (1 - momentum) + statistic * momentum
             ctx.assign(running, ctx.wrap(moved, running.dtype))
     return results
 

@@ -34,10 +34,6 @@ def _polygamma(n: int) -> Function:
     return polygamma
 
 
-def _spherical_j0(x: Any) -> Any:
-    return x.sin() / x if not x.contains(0) else x.sinc()
-
-
 def _zeta(x: Any, q: Any) -> Any:
     """Hurwitz's zeta function where its series converges; infinite at its poles, NaN elsewhere, as in PyTorch."""
     if not x > 1:
@@ -62,7 +58,7 @@ _FUNCTIONS: dict[str, Function] = {
     "special_bessel_j1": lambda x: x.bessel_j(1),
     "special_bessel_y0": lambda x: x.bessel_y(0),
     "special_bessel_y1": lambda x: x.bessel_y(1),
-    "special_spherical_bessel_j0": _spherical_j0,
+    "special_spherical_bessel_j0": lambda x: x.sin() / x if not x.contains(0) else x.sinc(),
     "special_airy_ai": lambda x: x.airy_ai(),
     "special_erfcx": lambda x: (x * x).exp() * x.erfc(),
     "special_ndtri": lambda x: (2 * x - 1).erfinv() * (x * 0 + 2).sqrt(),

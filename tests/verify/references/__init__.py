@@ -1,8 +1,7 @@
 """References as people write them, each with honest kernels in styles of their own and with faulty ones."""
 
-from . import activations, losses, norms, products, reductions, sequences, windows
 from .entry import Case
+from .rows import ACTIVATIONS, LOSSES, NORMS, REDUCTIONS
+from .shapes import PRODUCTS, SEQUENCES, WINDOWS
 
-CASES: tuple[Case, ...] = tuple(
-    case for module in (activations, norms, reductions, losses, products, windows, sequences) for case in module.CASES
-)
+CASES: tuple[Case, ...] = (*ACTIVATIONS, *NORMS, *REDUCTIONS, *LOSSES, *PRODUCTS, *WINDOWS, *SEQUENCES)

@@ -11,7 +11,7 @@ Kernel = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Case:
-    """``reference`` with its ``tensors``, kernels that are right and, by what is wrong with them, such as aren't.
+    """``reference`` with its ``tensors``, a kernel that is right and, by what is wrong with them, kernels that aren't.
 
     Of those that ``warned`` names, the first case that fails is one of NaN, infinities or subnormals, of which the
     default contract only warns.
@@ -19,7 +19,7 @@ class Case:
 
     reference: Kernel
     tensors: str
-    honest: tuple[Kernel, ...]
+    honest: Kernel
     faulty: Mapping[str, Kernel]
     dtype: str = "float32"
     warned: frozenset[str] = frozenset()

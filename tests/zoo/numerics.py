@@ -1,13 +1,20 @@
 """Loads, stores and roundings that the zoo's kernels share."""
 
+import functools
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+Kernel = Callable[..., Any]
+Stage = Callable[[Tensor], Tensor]
 Store = Callable[[Tensor, torch.dtype], Tensor]
+LOG2_E, LN_2 = math.log2(math.e), math.log(2.0)
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+"""The numbers of the sixteen codes of e2m1."""
 
 
 def load(x: Tensor) -> Tensor:
@@ -15,19 +22,24 @@ def load(x: Tensor) -> Tensor:
     return x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
 
 
-def nearest(y: Tensor, dtype: torch.dtype) -> Tensor:
-    """The honest store: one rounding to nearest even."""
-    return y.to(dtype)
-
-
 def keep(x: Tensor) -> Tensor:
     """A stage that rounds nothing."""
     return x
 
 
+def peak(x: Tensor) -> Tensor:
+    """The maximum along the last axis, which stays; -inf where that is empty."""
+    return x.amax(-1, keepdim=True) if x.shape[-1] else x.new_full((*x.shape[:-1], 1), -math.inf)
+
+
+def shift_of(maximum: Tensor) -> Tensor:
+    """The maximum where it can be subtracted: zero for a row of -inf, as -inf - (-inf) is NaN."""
+    return torch.where(maximum == -math.inf, 0.0, maximum)
+
+
 def nonzero(divisor: Tensor) -> Tensor:
-    """What to divide by: one where there is zero."""
-    return torch.where(divisor == 0, torch.ones_like(divisor), divisor)
+    """The divisor, one where it is zero."""
+    return torch.where(divisor == 0, 1.0, divisor)
 
 
 def round_bits(x: Tensor, bits: int) -> Tensor:
@@ -42,9 +54,17 @@ def rounded_to(dtype: torch.dtype, x: Tensor) -> Tensor:
     return x.to(dtype).to(torch.float32)
 
 
-def round_via(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+def round_via(dtype: torch.dtype) -> Stage:
     """A stage whose values pass through `dtype`; one that can be pickled."""
     return partial(rounded_to, dtype)
+
+
+to_bfloat16, to_float16 = round_via(torch.bfloat16), round_via(torch.float16)
+
+
+def nearest(y: Tensor, dtype: torch.dtype) -> Tensor:
+    """The honest store: one rounding to nearest even."""
+    return y.to(dtype)
 
 
 def store_truncated(y: Tensor, dtype: torch.dtype) -> Tensor:
@@ -55,7 +75,6 @@ def store_truncated(y: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def store_via_12_bits(y: Tensor, dtype: torch.dtype) -> Tensor:
-    """A store that rounds to 12 significant bits on its way."""
     return round_bits(y, 12).to(dtype)
 
 
@@ -72,5 +91,19 @@ def store_flushed(y: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def nan_to_zero(values: Tensor) -> Tensor:
-    """NaN is taken for zero."""
     return values.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)
+
+
+def in_float32(function: Kernel, out: torch.dtype | None = None) -> Kernel:
+    """The kernel that loads what `function` takes to float32 and rounds its results to `out`, or the first's dtype."""
+
+    @functools.wraps(function)
+    def kernel(*tensors: Tensor, store: Store = nearest, **options: Any) -> Any:
+        dtype = out or tensors[0].dtype
+        found = function(*(load(x) if x.is_floating_point() else x for x in tensors), **options)
+        return tuple(store(y, dtype) for y in found) if isinstance(found, tuple) else store(found, dtype)
+
+    return kernel
+
+
+bfloat16_out = partial(in_float32, out=torch.bfloat16)

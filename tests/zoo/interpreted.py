@@ -1,11 +1,13 @@
 """Triton kernels as tutorials and repositories have them, each with one fault; they run in the interpreter."""
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .entry import Other
+from .entry import Table, listed
 
 
 @triton.jit
@@ -17,19 +19,17 @@ def _softmax(x, y, stride, N, BLOCK: tl.constexpr, OTHER: tl.constexpr):
     tl.store(y + row * N + columns, (weights / tl.sum(weights, axis=0)).to(y.dtype.element_ty), mask=kept)
 
 
-def softmax_counting_padding(x: Tensor) -> Tensor:
-    """Columns beyond the last load as 0 instead of minus infinity; blocks of 16."""
-    x, y = x.contiguous(), torch.empty(x.shape, dtype=x.dtype)
-    _softmax[(x.shape[0],)](x, y, x.stride(0), x.shape[1], BLOCK=max(triton.next_power_of_2(x.shape[1]), 2), OTHER=0.0)
-    return y
-
-
-def softmax_of_rows(x: Tensor) -> Tensor:
+def softmax_of_rows(x: Tensor, other: float = -float("inf")) -> Tensor:
     """The stride of the columns is taken for one."""
     y = torch.empty(x.shape, dtype=x.dtype)
     block = max(triton.next_power_of_2(x.shape[1]), 2)
-    _softmax[(x.shape[0],)](x, y, x.stride(0), x.shape[1], BLOCK=block, OTHER=-float("inf"))
+    _softmax[(x.shape[0],)](x, y, x.stride(0), x.shape[1], BLOCK=block, OTHER=other)
     return y
+
+
+def softmax_counting_padding(x: Tensor) -> Tensor:
+    """Columns beyond the last load as 0 instead of minus infinity."""
+    return softmax_of_rows(x.contiguous(), 0.0)
 
 
 @triton.jit
@@ -49,29 +49,15 @@ def _matmul(
     tl.store(c + rows[:, None] * N + columns[None, :], total.to(c.dtype.element_ty), mask=kept)
 
 
-def product(a: Tensor, b: Tensor, precision: str, steps: int, held: tl.dtype = tl.float32) -> Tensor:
-    """A product of blocks of 16."""
+def product(a: Tensor, b: Tensor, *, precision: str = "ieee", tail: bool = True, held: tl.dtype = tl.float32) -> Tensor:
+    """A product of blocks of 16; without ``tail`` whole blocks of K alone."""
     (rows, inner), columns = a.shape, b.shape[1]
     c = torch.empty(rows, columns, dtype=a.dtype)
     if rows and columns:
         grid = (triton.cdiv(rows, 16), triton.cdiv(columns, 16))
+        steps = triton.cdiv(inner, 16) if tail else inner // 16
         _matmul[grid](a, b, c, rows, columns, inner, *a.stride(), *b.stride(), 16, precision, steps, held)
     return c
-
-
-def product_in_tf32(a: Tensor, b: Tensor) -> Tensor:
-    """tl.dot's default of float32."""
-    return product(a, b, "tf32", triton.cdiv(a.shape[1], 16))
-
-
-def product_of_whole_blocks(a: Tensor, b: Tensor) -> Tensor:
-    """range(K // B)."""
-    return product(a, b, "ieee", a.shape[1] // 16)
-
-
-def product_kept_in_half(a: Tensor, b: Tensor) -> Tensor:
-    """The accumulator is float16."""
-    return product(a, b, "ieee", triton.cdiv(a.shape[1], 16), tl.float16)
 
 
 @triton.jit
@@ -97,21 +83,20 @@ def rms_norm_of_other_eps(x: Tensor, weight: Tensor) -> Tensor:
 
 
 @triton.jit
-def _swiglu(g, u, y, N, TOTAL, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
-    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    kept = places < (TOTAL // BLOCK * BLOCK if WHOLE else TOTAL)
-    gate = tl.load(g + places, mask=kept, other=0.0).to(tl.float32)
-    up = tl.load(u + places, mask=kept, other=0.0).to(tl.float32)
+def _swiglu(g, u, y, TOTAL, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    kept = offsets < TOTAL // BLOCK * BLOCK
+    gate = tl.load(g + offsets, mask=kept, other=0.0).to(tl.float32)
+    up = tl.load(u + offsets, mask=kept, other=0.0).to(tl.float32)
     value = gate * tl.sigmoid(gate) * up
-    tl.store(y + places, tl.where(gate == -float("inf"), -0.0 * up, value).to(y.dtype.element_ty), mask=kept)
+    tl.store(y + offsets, tl.where(gate == -float("inf"), -0.0 * up, value).to(y.dtype.element_ty), mask=kept)
 
 
 def swiglu_of_whole_blocks(gate: Tensor, up: Tensor) -> Tensor:
-    """What is beyond the last whole block of all elements is never written."""
-    gate, up, total = gate.contiguous(), up.contiguous(), gate.numel()
+    """Elements beyond the last whole block are never written."""
     y = torch.empty(gate.shape, dtype=gate.dtype)
-    if total:
-        _swiglu[(triton.cdiv(total, 64),)](gate, up, y, gate.shape[1], total, BLOCK=64, WHOLE=True)
+    if gate.numel():
+        _swiglu[(triton.cdiv(gate.numel(), 64),)](gate.contiguous(), up.contiguous(), y, gate.numel(), BLOCK=64)
     return y
 
 
@@ -135,19 +120,20 @@ def loss_of_every_label(logits: Tensor, target: Tensor) -> Tensor:
     return out.sum() / (target != -100).sum()
 
 
-_CONTIGUOUS = {"layouts": ["contiguous"]}
-_TRANSPOSED = {"layouts": ["contiguous", "transposed"]}
-_SMALL = {"layouts": ["contiguous"], "shapes": {"M": [1, 17], "N": [1, 33], "K": [1, 16, 40, 80]}}
-
-INTERPRETED = (
-    Other("softmax_counting_padding", softmax_counting_padding, "softmax", "float32", (), _CONTIGUOUS),
-    Other("softmax_of_rows", softmax_of_rows, "softmax", "bfloat16", ("last_stride_taken_for_one",), _TRANSPOSED),
-    Other("product_in_tf32", product_in_tf32, "gemm", "float32", ("products_in_tf32",), _SMALL),
-    Other("product_of_whole_blocks", product_of_whole_blocks, "gemm", "bfloat16", ("only_whole_blocks_of_k",), _SMALL),
-    Other("product_kept_in_half", product_kept_in_half, "gemm", "float16", ("accumulated_in_float16",), _SMALL),
-    Other("rms_norm_of_other_eps", rms_norm_of_other_eps, "rmsnorm", "bfloat16", ("eps_of_other_norm",), _CONTIGUOUS),
-    Other("swiglu_of_whole_blocks", swiglu_of_whole_blocks, "swiglu", "bfloat16", (), _CONTIGUOUS),
-    Other(
-        "loss_of_every_label", loss_of_every_label, "cross_entropy", "float32", ("ignored_labels_loaded",), _CONTIGUOUS
-    ),
-)  # fmt: skip
+KERNELS: Table = {
+    "softmax-float32": {"softmax_counting_padding": softmax_counting_padding},
+    "softmax-bfloat16": {"softmax_of_rows": (softmax_of_rows, "last_stride_taken_for_one")},
+    "gemm-float32": {"product_in_tf32": (partial(product, precision="tf32"), "products_in_tf32")},  # tl.dot's default
+    "gemm-bfloat16": {"product_of_whole_blocks": (partial(product, tail=False), "only_whole_blocks_of_k")},
+    "gemm-float16": {"product_kept_in_half": (partial(product, held=tl.float16), "accumulated_in_float16")},
+    "rmsnorm-bfloat16": {"rms_norm_of_other_eps": (rms_norm_of_other_eps, "eps_of_other_norm")},
+    "swiglu-bfloat16": {"swiglu_of_whole_blocks": swiglu_of_whole_blocks},
+    "cross_entropy-float32": {"loss_of_every_label": (loss_of_every_label, "ignored_labels_loaded")},
+}
+CONTIGUOUS = {"layouts": ["contiguous"]}
+SETTINGS = {
+    **dict.fromkeys(("softmax", "rmsnorm", "swiglu", "cross_entropy"), CONTIGUOUS),
+    "softmax_of_rows": {"layouts": ["contiguous", "transposed"]},
+    "gemm": {**CONTIGUOUS, "shapes": {"M": [1, 17], "N": [1, 33], "K": [1, 16, 40, 80]}},
+}
+INTERPRETED = tuple(listed(KERNELS, SETTINGS))

@@ -1,21 +1,24 @@
-"""Kernels that compute the right thing and behave wrongly: memory, shapes, repeatability, and never coming back."""
+"""Kernels that compute the right thing and behave wrongly: memory, shapes, repeatability, limits, never coming back."""
 
 import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .entry import Faulty, planter
-from .honest_elementwise import ELEMENTWISE, gelu, silu
-from .honest_gemm import GEMM, gemm
-from .honest_norm import NORM, add_rmsnorm, rmsnorm
-from .honest_softmax import SOFTMAX, logsumexp_shifted, softmax_shifted
-from .numerics import load
+from . import functions, merging, norms, products, softmax
+from .entry import WRONG, planter
+from .functions import gelu, silu
+from .merging import merge_states
+from .norms import add_rmsnorm, rmsnorm
+from .numerics import Kernel, load
+from .products import gemm, moe_route
+from .softmax import cross_entropy, logsumexp_shifted, softmax_shifted
 
-plant = planter((*SOFTMAX, *NORM, *ELEMENTWISE, *GEMM))
+plant = planter((*softmax.HONEST, *norms.HONEST, *functions.HONEST, *products.HONEST, *merging.HONEST))
 
 
 def softmax_in_place(x: Tensor) -> Tensor:
@@ -40,11 +43,11 @@ def silu_tail_unwritten(x: Tensor) -> Tensor:
     return out
 
 
-def rmsnorm_rows_unwritten(x: Tensor, weight: Tensor, *, eps: float = 1e-6, offset: float = 0.0) -> Tensor:
+def rmsnorm_rows_unwritten(x: Tensor, weight: Tensor, **options: float) -> Tensor:
     """Four rows at a time; the last R % 4 are never written."""
     out = torch.empty(x.shape, dtype=x.dtype)
     whole = x.shape[0] // 4 * 4
-    out[:whole] = rmsnorm(x[:whole], weight, eps=eps, offset=offset)
+    out[:whole] = rmsnorm(x[:whole], weight, **options)
     return out
 
 
@@ -70,19 +73,13 @@ def softmax_offsets_of_32_bits(x: Tensor) -> Tensor:
     return softmax_shifted(wrapped(x))
 
 
-def gemm_offsets_of_b_of_32_bits(a: Tensor, b: Tensor) -> Tensor:
-    """Offsets into b wrap."""
-    return gemm(a, wrapped(b))
-
-
 def softmax_strides_ignored(x: Tensor) -> Tensor:
-    """The input's strides are ignored."""
     return softmax_shifted(packed(x))
 
 
 def gelu_behind_input(x: Tensor, *, approximate: str = "none") -> Tensor:
     """The store runs one element over the input's end."""
-    y = gelu(x, approximate=approximate)
+    y: Tensor = gelu(x, approximate=approximate)
     behind = x.storage_offset() + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True)) + 1
     if x.numel() and (behind + 1) * x.element_size() <= x.untyped_storage().nbytes():
         x.as_strided((1,), (1,), behind).fill_(1.0)
@@ -109,19 +106,13 @@ def shape_and_dtype(x: Tensor) -> object:
 
 
 def logsumexp_keeps_dimension(x: Tensor) -> Tensor:
-    """The result is [R,1]."""
     return logsumexp_shifted(x)[:, None]
 
 
 def gemm_drops_single_row(a: Tensor, b: Tensor) -> Tensor:
     """A result of one row loses its first dimension."""
-    c = gemm(a, b)
+    c: Tensor = gemm(a, b)
     return c[0] if len(c) == 1 else c
-
-
-def gemm_returns_float32(a: Tensor, b: Tensor) -> Tensor:
-    """The accumulator itself is returned."""
-    return load(a) @ load(b)
 
 
 def softmax_of_256_columns(x: Tensor) -> Tensor:
@@ -167,25 +158,51 @@ def gemm_sleeps(a: Tensor, b: Tensor) -> Tensor:
     return gemm(a, b)
 
 
-WRONG = ("contract", "exact", "nonfinite")
+def wrapped_rows(kernel: Kernel, bits: int) -> Kernel:
+    """``kernel`` with a row's number kept in so many bits: further rows read from the first on."""
+
+    def wrapping(*tensors: Tensor, **options: Any) -> Any:
+        results = kernel(*tensors, **options)
+        several = isinstance(results, tuple)
+        read = [y[torch.arange(len(y)) % 2**bits] for y in (results if several else (results,))]
+        return tuple(read) if several else read[0]
+
+    return wrapping
+
+
+def grid_of_16_bits(x: Tensor, weight: Tensor, **options: float) -> Tensor:
+    """A row for each program along a grid's second dimension, which ends at 65,535."""
+    y = torch.full(x.shape, torch.nan, dtype=x.dtype)
+    y[:65535] = rmsnorm(x[:65535], weight, **options)
+    return y
+
+
+def label_of(bits: int) -> Kernel:
+    """Cross-entropy whose labels are kept in so many bits."""
+    return lambda logits, target, **options: cross_entropy(
+        logits, torch.where(target < 0, target, target % 2**bits), **options
+    )
+
+
 MUTATED = ("input_mutated",)
 UNWRITTEN = ("unwritten_output", *WRONG, "nondeterministic")
 STALE = (*WRONG, "nondeterministic")
+LAYOUT = (*WRONG, "layout")
 
-FAULTY_CONDUCT: tuple[Faulty, ...] = (
+FAULTY = (
     plant("softmax_in_place", "softmax_shifted-float32", softmax_in_place, (*MUTATED, "crash")),
     plant("add_rmsnorm_in_place", "add_rmsnorm-bfloat16", add_rmsnorm_in_place, (*MUTATED, "crash")),
     plant("silu_tail_unwritten", "silu-bfloat16", silu_tail_unwritten, UNWRITTEN),
     plant("rmsnorm_rows_unwritten", "rmsnorm-float32", rmsnorm_rows_unwritten, UNWRITTEN),
-    plant("softmax_offsets_wrap", "softmax_shifted-bfloat16", softmax_offsets_of_32_bits, (*WRONG, "layout")),
-    plant("gemm_offsets_of_b_wrap", "gemm-float32", gemm_offsets_of_b_of_32_bits, (*WRONG, "layout")),
-    plant("softmax_strides_ignored", "softmax_shifted-bfloat16", softmax_strides_ignored, (*WRONG, "layout")),
+    plant("softmax_offsets_wrap", "softmax_shifted-bfloat16", softmax_offsets_of_32_bits, LAYOUT),
+    plant("gemm_offsets_of_b_wrap", "gemm-float32", lambda a, b: gemm(a, wrapped(b)), LAYOUT),
+    plant("softmax_strides_ignored", "softmax_shifted-bfloat16", softmax_strides_ignored, LAYOUT),
     plant("gelu_behind_input", "gelu-float32", gelu_behind_input, ("out_of_bounds_write", *MUTATED)),
     plant("softmax_kept_by_shape", "softmax_shifted-float32", Remembered(softmax_shifted, shape_and_dtype), STALE),
     plant("gemm_kept_by_shape", "gemm-bfloat16", Remembered(gemm, shape_and_dtype), STALE),
     plant("logsumexp_keeps_dimension", "logsumexp_shifted-float32", logsumexp_keeps_dimension, ("shape",)),
     plant("gemm_drops_single_row", "gemm-float32", gemm_drops_single_row, ("shape",)),
-    plant("gemm_returns_float32", "gemm-bfloat16", gemm_returns_float32, ("dtype",)),
+    plant("gemm_returns_float32", "gemm-bfloat16", lambda a, b: load(a) @ load(b), ("dtype",)),
     plant("softmax_of_256_columns", "softmax_shifted-float32", softmax_of_256_columns, ("crash",)),
     replace(
         plant("softmax_of_no_columns_raises", "softmax_shifted-float32", softmax_of_no_columns_raises, ("crash",)),
@@ -193,9 +210,17 @@ FAULTY_CONDUCT: tuple[Faulty, ...] = (
     ),
     plant("gemm_random_order", "gemm-float32", gemm_random_order, ("nondeterministic",)),
     plant("gelu_noise_of_an_ulp", "gelu-float32", gelu_noise_of_an_ulp, ("nondeterministic", *WRONG)),
+    plant("softmax_rows_of_16_bits", "softmax_shifted-bfloat16", wrapped_rows(softmax_shifted, 16)),
+    plant("softmax_rows_of_15_bits", "softmax_shifted-float32", wrapped_rows(softmax_shifted, 15)),
+    plant("gelu_rows_of_16_bits", "gelu-float32", wrapped_rows(gelu, 16)),
+    plant("gemm_rows_of_16_bits", "gemm-bfloat16", wrapped_rows(gemm, 16)),
+    plant("moe_route_rows_of_16_bits", "moe_route-bfloat16", wrapped_rows(moe_route, 16)),
+    plant("merge_states_rows_of_16_bits", "merge_states-bfloat16", wrapped_rows(merge_states, 16)),
+    plant("rmsnorm_grid_of_16_bits", "rmsnorm-bfloat16", grid_of_16_bits),
+    plant("cross_entropy_label_of_16_bits", "cross_entropy-float32", label_of(16)),
+    plant("cross_entropy_label_of_15_bits", "cross_entropy-bfloat16", label_of(15)),
 )
-
-HANGING: tuple[Faulty, ...] = (
+HANGING = (
     plant("softmax_spins", "softmax_shifted-float32", softmax_spins, ("timeout",)),
     plant("gemm_sleeps", "gemm-float32", gemm_sleeps, ("timeout",)),
 )
