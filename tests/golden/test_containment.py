@@ -170,7 +170,7 @@ def test_the_witnesses_agree(op: str, data: st.DataObject) -> None:
 
 @pytest.mark.evidence
 @pytest.mark.parametrize("op", specs())
-@settings(steady, max_examples=20)
+@settings(steady, max_examples=60)
 @given(data=st.data())
 def test_the_witnesses_agree_on_more_cases(op: str, data: st.DataObject) -> None:
     assert disagreements(data.draw(cases(op))) == []
@@ -178,7 +178,7 @@ def test_the_witnesses_agree_on_more_cases(op: str, data: st.DataObject) -> None
 
 @pytest.mark.evidence
 @pytest.mark.parametrize("op", specs())
-@settings(steady, max_examples=60)
+@settings(steady, max_examples=300)
 @given(data=st.data())
 def test_more_goldens_hold_the_exact_result(op: str, data: st.DataObject) -> None:
     """|value - exact| <= radius, proven by Arb and confirmed by mpmath."""
