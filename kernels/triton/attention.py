@@ -204,6 +204,7 @@ def _attention_kernel(
     tile = num_tiles - 1 - pid % num_tiles  # the last first: under a causal mask it has the most blocks
     batch = pid // num_tiles // H_KV
     kv_head = pid // num_tiles % H_KV
+    # From here on, Sq, Sk and tile are those of the program's sequence.
     q_start, Sq, k_start, Sk, tile = sequence_of_tile(tile, Sq, Sk, cu_seqlens, GROUP_SIZE, BLOCK_M)
     if VARLEN:
         if max_offset is not None:

@@ -183,6 +183,7 @@ def _attention_dq_kernel(
     tile = num_tiles - 1 - pid % num_tiles  # the last first: under a causal mask it has the most blocks
     batch = pid // num_tiles // H_KV
     kv_head = pid // num_tiles % H_KV
+    # From here on, Sq, Sk and tile are those of the program's sequence.
     q_start, Sq, k_start, Sk, tile = sequence_of_tile(tile, Sq, Sk, cu_seqlens, GROUP_SIZE, BLOCK_M)
     if cu_seqlens_q_ptr is not None:
         if max_offset is not None:
@@ -390,6 +391,7 @@ def _attention_dkdv_kernel(
     tile = pid % num_tiles
     batch = pid // num_tiles // H_KV
     kv_head = pid // num_tiles % H_KV
+    # From here on, Sq, Sk and tile are those of the program's sequence.
     k_start, Sk, q_start, Sq, tile = sequence_of_tile(tile, Sk, Sq, cu_seqlens, 1, BLOCK_N)
     if VARLEN:
         if min_offset is not None:
@@ -420,6 +422,7 @@ def _attention_dkdv_kernel(
         offs_m = tl.arange(0, BLOCK_M).to(tl.int64)[:, None]
         q_rows = q_dout_fp32_ptrs[0] + batch * q_strides[0] + offs_m * q_strides[2]
         dout_rows = q_dout_fp32_ptrs[1] + batch * dout_strides[0] + offs_m * dout_strides[2]
+        # For `_fp32_of_head`: slot 4 is the stride of heads.
         k_fp32 = k_rows, k_strides[3], mask_n, q_strides[1], q_rows, q_strides[2], q_strides[3], D
         v_fp32 = v_rows, v_strides[3], mask_n, dout_strides[1], dout_rows, dout_strides[2], dout_strides[3], DV
     if USE_TMA:
