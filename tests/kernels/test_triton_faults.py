@@ -1,7 +1,8 @@
 """Faults planted in the source of the bundled Triton kernels, one line each: `examine` finds every one.
 
 The faults stand in `faults/*.toml`, a file for each kernel. A usual run plants the first two of each file, which
-together are in every source; one that is ``missed`` says why, and fails when it is found. All of them are planted by ``./dev test -m evidence`` and ``./dev test -m slow`` together.
+together are in every source. One with ``missed``, the reason why no case shows it, fails here once it is found. All of
+them are planted by ``./dev test -m evidence`` and ``./dev test -m slow`` together.
 """
 
 import importlib.util
@@ -33,7 +34,6 @@ FAULTS = [
     )
     for table in TABLES
     for index, fault in enumerate(table["fault"])
-]
 ]
 
 
