@@ -55,7 +55,7 @@ from assay.kernels.triton.tiles import size_bucket
 MAX_HEAD_DIM = 256
 _LN_2 = tl.constexpr(math.log(2.0))
 _BLOCK_SANITIZED = tl.constexpr(16)  # columns of V per step in the path for non-finite values
-_MIN_SCALE = 2.0**-149  # the least positive float32
+_MIN_SCALE = 2.0**-149  # the least positive float32; a scale nearer to zero counts as zero
 
 
 @triton.jit
@@ -67,16 +67,17 @@ def _attend(state, inputs, first, last, options, BLOCK_N: tl.constexpr, MASKED, 
     """
     m_i, l_i, acc = state
     q, fp32_source, k_source, v_source, k_start, mask_d, mask_dv = inputs
-    blocks, (Sk, lo, hi), (scale, tanh_scale, softcap), (slope, diagonal) = options
+    blocks, (Sk, lo, hi), (scale, exp2_scale, softcap), (slope, diagonal) = options
     for n in tl.range(first, last, num_stages=1 if SANITIZE_V else None):
         start_n = nth_block(n, blocks) * BLOCK_N
         offs_n = start_n + tl.arange(0, BLOCK_N)
         k = load_tile(k_source, k_start + start_n, offs_n < Sk, mask_d, MASKED, EVEN_D)
         qk = dot_nt(q, k, fp32_source, k_start + start_n, offs_n < Sk, MASKED)
         if softcap is not None:
-            qk = softcap - 2.0 * softcap / (tl.exp2(qk * tanh_scale) + 1.0)  # softcap * tanh(scale * qk / softcap)
+            qk = softcap - 2.0 * softcap / (tl.exp2(qk * exp2_scale) + 1.0)  # softcap * tanh(scale * qk / softcap)
         if slope is not None:
             qk = qk if softcap is not None else qk * scale
+            # The bias has no log2(e) in it, so score and bias get it together; elsewhere it is in scale or softcap.
             qk = (qk - slope * tl.abs(diagonal - offs_n[None, :]).to(tl.float32)) * LOG2_E
         if MASKED:
             qk = tl.where(band_mask(offs_n, lo, hi), qk, -float("inf"))
@@ -139,7 +140,9 @@ def prune_configs(_: list[triton.Config], arguments: Mapping[str, Any], **__: An
     plain = not arguments["HAS_MASK"] and arguments["slopes_ptr"] is None  # masks and biases take registers too
     max_block_n = 128 if columns <= 128 or plain else 64
     configs = [c for c in _CONFIGS_16 if c.kwargs["BLOCK_M"] == block_m and c.kwargs["BLOCK_N"] <= max_block_n]
-    return [c for c in configs if block_m > 64 or (c.num_warps == 8) == (columns > 256)]
+    if block_m == 64:  # of these tiles, those of 8 warps are for wide heads, and no others
+        configs = [c for c in configs if (c.num_warps == 8) == (columns > 256)]
+    return configs
 
 
 @triton.autotune(
@@ -151,9 +154,9 @@ def prune_configs(_: list[triton.Config], arguments: Mapping[str, Any], **__: An
 def _attention_kernel(
     q_ptr,
     k_ptr,  # or a TMA descriptor
-    k_fp32_ptr,
+    k_fp32_ptr,  # k of float32 for `dot_nt`, or None
     v_ptr,
-    v_desc,
+    v_desc,  # or None without TMA; then k_ptr is no descriptor, either
     slopes_ptr,
     sinks_ptr,
     cu_seqlens_q_ptr,
@@ -176,9 +179,9 @@ def _attention_kernel(
     ATTENDED_BUCKET,
     min_offset,
     max_offset,
-    q_sign,
+    q_factor,
     scale,
-    tanh_scale,
+    exp2_scale,
     softcap,
     HAS_MASK: tl.constexpr,
     D: tl.constexpr,
@@ -191,7 +194,8 @@ def _attention_kernel(
     """Compute out[B,H,Sq,DV] and lse[B,H,Sq], both contiguous, from q[B,H,Sq,D], k[B,H_KV,Sk,D] and v[B,H_KV,Sk,DV].
 
     Varlen (cu_seqlens are given): tensors have a batch of one, Sq and Sk are totals, B counts the sequences, and out is
-    [Sq,H,DV]. scale, tanh_scale, softcap: as in `recompute_p`. q_sign: None, or a factor of q for a scale <= 0.
+    [Sq,H,DV]. scale, exp2_scale, softcap: as in `recompute_p`; but with slopes, scale and softcap are not multiplied by
+    log2(e), which `_attend` applies after the bias. q_factor: None, or -1 or 0, a factor of q for a scale <= 0.
     """
     pid = tl.program_id(0).to(tl.int64)
     VARLEN: tl.constexpr = cu_seqlens_q_ptr is not None
@@ -200,6 +204,7 @@ def _attention_kernel(
     tile = num_tiles - 1 - pid % num_tiles  # the last first: under a causal mask it has the most blocks
     batch = pid // num_tiles // H_KV
     kv_head = pid // num_tiles % H_KV
+    # From here on, Sq, Sk and tile are those of the program's sequence.
     q_start, Sq, k_start, Sk, tile = sequence_of_tile(tile, Sq, Sk, cu_seqlens, GROUP_SIZE, BLOCK_M)
     if VARLEN:
         if max_offset is not None:
@@ -217,8 +222,8 @@ def _attention_kernel(
     mask_dv = offs_dv < DV
     q_rows = q_ptr + batch * q_strides[0] + head * q_strides[1] + (q_start + offs_m) * q_strides[2]
     q = tl.load(q_rows[:, None] + offs_d * q_strides[3], mask=mask_m[:, None] & mask_d, other=0.0)
-    if q_sign is not None:
-        q = (q * q_sign).to(q.dtype)
+    if q_factor is not None:
+        q = (q * q_factor).to(q.dtype)
 
     query = offs_m.to(tl.int32)[:, None]
     first_query = (tile * BLOCK_M // GROUP_SIZE).to(tl.int32)
@@ -242,7 +247,7 @@ def _attention_kernel(
     if k_fp32_ptr is not None:
         offs_n = tl.arange(0, BLOCK_N).to(tl.int64)[:, None]
         k_rows = k_fp32_ptr + batch * k_strides[0] + kv_head * k_strides[1] + offs_n * k_strides[2]
-        fp32_source = q_rows[:, None], q_strides[3], mask_m[:, None], q_sign, k_rows, k_strides[2], k_strides[3], D
+        fp32_source = q_rows[:, None], q_strides[3], mask_m[:, None], q_factor, k_rows, k_strides[2], k_strides[3], D
     if v_desc is not None:
         k_source = k_ptr, batch.to(tl.int32), kv_head.to(tl.int32)
         v_source = v_desc, batch.to(tl.int32), kv_head.to(tl.int32)
@@ -258,7 +263,7 @@ def _attention_kernel(
     num_masked, num_blocks = blocks[2], blocks[2] + blocks[3]
     m_0, l_0 = m_i, l_i
     state = m_0, l_0, tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-    options = blocks, (Sk, lo, hi), (scale, tanh_scale, softcap), (slope, diagonal)
+    options = blocks, (Sk, lo, hi), (scale, exp2_scale, softcap), (slope, diagonal)
     state = _attend(state, inputs, 0, num_masked, options, BLOCK_N, True, False, EVEN_D, EVEN_DV)
     state = _attend(state, inputs, num_masked, num_blocks, options, BLOCK_N, False, False, EVEN_D, EVEN_DV)
     m_i, l_i, acc = state
@@ -269,9 +274,10 @@ def _attention_kernel(
         out_row = (batch * H_KV * GROUP_SIZE + head) * Sq + offs_m
     out_ptrs = out_ptr + out_row[:, None] * DV
     if lse_ptr is not None:
-        lse = m_i * _LN_2 + tl.log(l_i)
+        lse = m_i * _LN_2 + tl.log(l_i)  # natural; m_i is in units of log2(e)
         tl.store(lse_ptr + out_row, lse, mask=mask_m)
-    if HAS_MASK and tl.sum(acc * 0.0) != 0.0:  # some value is infinite or NaN, masked or not, or a sum has overflowed
+    # The sum is NaN if any element is infinite or NaN: some value of V is, masked or not, or a sum has overflowed.
+    if HAS_MASK and tl.sum(acc * 0.0) != 0.0:
         # Seldom taken, so it may take neither registers nor shared memory from the loops above: few columns, one stage.
         BLOCK: tl.constexpr = min(BLOCK_DV, _BLOCK_SANITIZED)
         for column in tl.range(0, DV, BLOCK, num_stages=1):
@@ -308,10 +314,10 @@ def launch_attention(
     min_offset, max_offset, softcap = options.min_offset, options.max_offset, options.softcap
     if min_offset is not None and max_offset is not None:
         attended = min(attended, max_offset - min_offset + 1)
-    log2e_factor = 1.0 if options.slopes is not None else LOG2_E.value  # with ALiBi log2(e) is applied after the bias
+    log2e_factor = 1.0 if options.slopes is not None else LOG2_E.value  # with ALiBi the kernel applies log2(e)
     # The running maximum is of unscaled scores and needs a positive scale: q takes the sign, or zero.
-    q_sign = None if options.scale >= _MIN_SCALE else -1.0 if options.scale <= -_MIN_SCALE else 0.0
-    scale = options.scale if q_sign is None else -options.scale if q_sign else 1.0
+    q_factor = None if options.scale >= _MIN_SCALE else -1.0 if options.scale <= -_MIN_SCALE else 0.0
+    scale = options.scale if q_factor is None else -options.scale if q_factor else 1.0
     has_mask = cu_seqlens is not None or min_offset is not None or max_offset is not None
     use_tma = can_use_tma(k, v)
     vectors = options.slopes, options.sinks, *(cu_seqlens or (None, None))
@@ -322,15 +328,18 @@ def launch_attention(
         return (num_tiles * kv_heads * batch,)
 
     _attention_kernel[grid](
-        *(q, make_descriptor(k) if use_tma else k, k if k.element_size() == 4 else None),
-        *(v, make_descriptor(v) if use_tma else None, *vectors, out, lse),
+        q,
+        *(make_descriptor(k) if use_tma else k, k if k.element_size() == 4 else None),
+        *(v, make_descriptor(v) if use_tma else None),
+        *(*vectors, out, lse),
         *(q.stride(), k.stride(), v.stride()),
         *(0 if vector is None else vector.stride(0) for vector in vectors),
         *(queries, keys, sequences, group_size, kv_heads, size_bucket(mean_queries), size_bucket(attended)),
-        *(min_offset, max_offset, q_sign, scale * log2e_factor),
+        *(min_offset, max_offset),
+        *(q_factor, scale * log2e_factor),
         *((None, None) if softcap is None else (2.0 * LOG2_E.value * scale / softcap, softcap * log2e_factor)),
         *(has_mask, head_dim, value_dim),
-        *(max(16, triton.next_power_of_2(size)) for size in (head_dim, value_dim)),
+        *(max(16, triton.next_power_of_2(size)) for size in (head_dim, value_dim)),  # a tl.dot takes 16 at least
     )
 
 

@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from assay.kernels.triton.attention_blocks import (
+    FP32_STAGES,
     LOG2_E,
     SIZES,
     AttentionOptions,
@@ -42,7 +43,8 @@ from assay.kernels.triton.tiles import size_bucket
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
-# By the most columns of K and V together: only tiles whose share fits a thread's registers. One stage is for float32.
+# By the most columns of K and V together: only tiles whose share fits a thread's registers. The last number is 1 for
+# float32, and only there (`FP32_STAGES`).
 _DQ_HOOK = set_block_shapes(k_ptr=(1, 1, "BLOCK_N", "BLOCK_D"), v_ptr=(1, 1, "BLOCK_N", "BLOCK_DV"))
 _DQ_TABLE = {
     128: make_configs(_DQ_HOOK, (128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (64, 16, 8, 1), (32, 32, 8, 1)),
@@ -56,25 +58,25 @@ _DKDV_TABLE = {
     512: make_configs(_DKDV_HOOK, (16, 64, 8, 2), (16, 32, 8, 2), (16, 16, 8, 1)),
 }
 DQ_CONFIGS, DKDV_CONFIGS = flatten_configs(_DQ_TABLE), flatten_configs(_DKDV_TABLE)
-_MAX_VARLEN_SUMS = 64  # accumulators of dK and dV that a thread has registers for, with a sequence's offsets
+_MAX_VARLEN_ACCUMULATORS = 64  # of dK and dV, that a thread has registers for beside a sequence's offsets
 
 
 def prune_dq_configs(_: list[triton.Config], arguments: Mapping[str, Any], **__: Any) -> list[triton.Config]:
     """Return the configurations of dQ that fit a thread's registers."""
-    single = arguments["dq_ptr"].element_size() == 4
-    return [c for c in configs_for_head_dims(_DQ_TABLE, arguments) if (c.num_stages == 1) == single]
+    is_float32 = arguments["dq_ptr"].element_size() == 4
+    return [c for c in configs_for_head_dims(_DQ_TABLE, arguments) if (c.num_stages == FP32_STAGES) == is_float32]
 
 
 def prune_dkdv_configs(_: list[triton.Config], arguments: Mapping[str, Any], **__: Any) -> list[triton.Config]:
     """Return the configurations of dK and dV that fit a thread's registers."""
-    single = arguments["dk_ptr"].element_size() == 4
+    is_float32 = arguments["dk_ptr"].element_size() == 4
     varlen = arguments.get("cu_seqlens_k_ptr") is not None
     columns = arguments["BLOCK_D"] + arguments["BLOCK_DV"]
     return [
         c
         for c in configs_for_head_dims(_DKDV_TABLE, arguments)
-        if (c.num_stages == 1) == single
-        and (not varlen or c.kwargs["BLOCK_N"] * columns <= _MAX_VARLEN_SUMS * 32 * c.num_warps)
+        if (c.num_stages == FP32_STAGES) == is_float32
+        and (not varlen or c.kwargs["BLOCK_N"] * columns <= _MAX_VARLEN_ACCUMULATORS * 32 * c.num_warps)
     ]
 
 
@@ -158,7 +160,7 @@ def _attention_dq_kernel(
     min_offset,
     max_offset,
     scale,
-    tanh_scale,
+    exp2_scale,
     softcap,
     dq_scale,
     USE_TMA: tl.constexpr,
@@ -181,6 +183,7 @@ def _attention_dq_kernel(
     tile = num_tiles - 1 - pid % num_tiles  # the last first: under a causal mask it has the most blocks
     batch = pid // num_tiles // H_KV
     kv_head = pid // num_tiles % H_KV
+    # From here on, Sq, Sk and tile are those of the program's sequence.
     q_start, Sq, k_start, Sk, tile = sequence_of_tile(tile, Sq, Sk, cu_seqlens, GROUP_SIZE, BLOCK_M)
     if cu_seqlens_q_ptr is not None:
         if max_offset is not None:
@@ -244,7 +247,7 @@ def _attention_dq_kernel(
     blocks = block_range(first_query, last_query, min_offset, max_offset, Sk, BLOCK_N)
     num_masked, num_blocks = blocks[2], blocks[2] + blocks[3]
     tensors = (q, dout, lse[:, None], delta[:, None]), (k_source, v_source, k_fp32, v_fp32, k_start, mask_d, mask_dv)
-    scales = scale, tanh_scale, softcap
+    scales = scale, exp2_scale, softcap
     options = blocks, (Sk, lo, hi), scales, (slope, diagonal)
     state = tl.zeros([BLOCK_M, BLOCK_D], tl.float32), tl.zeros([BLOCK_M], tl.float32)
     state = _add_keys(state, *tensors, 0, num_masked, options, BLOCK_N, True, EVEN_D, EVEN_DV)
@@ -276,6 +279,7 @@ def _add_queries(
         start_m = nth_block(first + i % number, blocks) * BLOCK_M
         offs_m = start_m + tl.arange(0, BLOCK_M)
         q = load_tile(_of_head(q_source, head), q_start + start_m, offs_m < Sq, mask_d, MASKED, EVEN_D)
+        # Behind the batch's first row of lse and delta, which are contiguous [B,H,Sq].
         lse_rows = head.to(tl.int64) * total_queries + q_start + offs_m
         lse = tl.load(lse_ptrs + lse_rows, mask=offs_m < Sq, other=0.0)[None, :] * LOG2_E
         delta = tl.load(delta_ptrs + lse_rows, mask=offs_m < Sq, other=0.0)[None, :]
@@ -314,7 +318,7 @@ def _of_head(source, head):
 
 @triton.jit
 def _fp32_of_head(source, head):
-    """Return the float32 source of one head for `dot_nt`, or None."""
+    """Return the float32 source of one head for `dot_nt`, or None; slot 4, a factor there, is b's head stride here."""
     result = None
     if source is not None:
         ptrs, stride, mask, head_stride, other_ptrs, row_stride, other_stride, D = source
@@ -361,7 +365,7 @@ def _attention_dkdv_kernel(
     min_offset,
     max_offset,
     scale,
-    tanh_scale,
+    exp2_scale,
     softcap,
     dk_scale,
     USE_TMA: tl.constexpr,
@@ -387,6 +391,7 @@ def _attention_dkdv_kernel(
     tile = pid % num_tiles
     batch = pid // num_tiles // H_KV
     kv_head = pid // num_tiles % H_KV
+    # From here on, Sq, Sk and tile are those of the program's sequence.
     k_start, Sk, q_start, Sq, tile = sequence_of_tile(tile, Sk, Sq, cu_seqlens, 1, BLOCK_N)
     if VARLEN:
         if min_offset is not None:
@@ -417,6 +422,7 @@ def _attention_dkdv_kernel(
         offs_m = tl.arange(0, BLOCK_M).to(tl.int64)[:, None]
         q_rows = q_dout_fp32_ptrs[0] + batch * q_strides[0] + offs_m * q_strides[2]
         dout_rows = q_dout_fp32_ptrs[1] + batch * dout_strides[0] + offs_m * dout_strides[2]
+        # For `_fp32_of_head`: slot 4 is the stride of heads.
         k_fp32 = k_rows, k_strides[3], mask_n, q_strides[1], q_rows, q_strides[2], q_strides[3], D
         v_fp32 = v_rows, v_strides[3], mask_n, dout_strides[1], dout_rows, dout_strides[2], dout_strides[3], DV
     if USE_TMA:
@@ -440,7 +446,7 @@ def _attention_dkdv_kernel(
     num_masked, num_full = blocks[2], blocks[3]
     tensors = k, v, k_fp32, v_fp32
     inputs = q_source, dout_source, lse_ptrs, delta_ptrs, mask_d, mask_dv, heads, (q_start, total_queries)
-    scales = scale, tanh_scale, softcap
+    scales = scale, exp2_scale, softcap
     options = blocks, (Sq, lo, hi), scales, bias
     state = tl.zeros([BLOCK_N, BLOCK_D], tl.float32), tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
     state = _add_queries(state, tensors, inputs, 0, num_masked, options, BLOCK_M, True, VARLEN, EVEN_D, EVEN_DV)
@@ -489,8 +495,11 @@ def launch_attention_backward(
         *(q, *(make_descriptor(x) if use_tma else x for x in (k, v)), (k, v) if fp32 else None),
         *(out, dout, lse, dlse, *vectors, dq, delta, dslope_rows),
         *(x.stride() for x in (q, k, v, out, dout, lse, dlse, dq)),
-        *(*vector_strides, *sizes, size_bucket(mean_queries), size_bucket(attended), min_offset, max_offset),
-        *(*scales, scale, use_tma, head_dim, value_dim, *blocks),
+        *vector_strides,
+        *(*sizes, size_bucket(mean_queries), size_bucket(attended)),
+        *(min_offset, max_offset),
+        *(*scales, scale),
+        *(use_tma, head_dim, value_dim, *blocks),
     )
     if keys:
         use_tma = can_use_tma(q, dout)
@@ -504,9 +513,11 @@ def launch_attention_backward(
             ),
             *(lse.contiguous(), delta, *vectors, dk, dv),
             *(x.stride() for x in (q, k, v, dout, dk, dv)),
-            *(*vector_strides, *sizes, size_bucket(mean_keys), size_bucket(attending)),
-            *(None if bound is None else -bound for bound in (max_offset, min_offset)),
-            *(*scales, scale, use_tma, head_dim, value_dim, *blocks),
+            *vector_strides,
+            *(*sizes, size_bucket(mean_keys), size_bucket(attending)),
+            *(None if bound is None else -bound for bound in (max_offset, min_offset)),  # of i - j, not j - i
+            *(*scales, scale),
+            *(use_tma, head_dim, value_dim, *blocks),
         )
 
 

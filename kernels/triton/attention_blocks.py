@@ -5,6 +5,13 @@ Causal masks and windows are one band of relative positions: query i attends to 
 
 A kernel takes dense sequences, or sequences of different lengths packed end to end (varlen), which ``cu_seqlens``
 delimits as in FlashAttention.
+
+Jit functions take tuples here, or they would have two dozen parameters each; Triton passes tuples through and
+specialises on None in them. The first lines of the function that takes one name its slots:
+
+- ``state``: what a loop over blocks updates and returns;
+- ``inputs``, ``rows``, ``tensors``: what it reads, blocks by the sources of `load_tile` and `dot_nt`;
+- ``options``: a `block_range`; (size, lo, hi) of `band_mask`; the scales of `recompute_p`; slope and diagonal of ALiBi.
 """
 
 from __future__ import annotations
@@ -21,6 +28,7 @@ LOG2_E = tl.constexpr(math.log2(math.e))  # folded into the scale of scores, so 
 _BLOCK_K = tl.constexpr(32)  # columns of float32 operands that fit a thread's registers at once
 _BLOCK_SEQUENCES = tl.constexpr(128)  # entries of cu_seqlens that a step of the search reads
 _MAX_REGISTERS = 255  # of a thread
+FP32_STAGES = 1  # num_stages of configurations for float32, and of no others
 SIZES = ("Sq", "Sk", "B", "GROUP_SIZE", "H_KV", "min_offset", "max_offset")  # not worth specialising a kernel for
 
 
@@ -67,13 +75,13 @@ def dot_nt(a, b, fp32_source, start, mask_n, MASKED: tl.constexpr):
 
     fp32_source is None for 16-bit inputs. float32 inputs are multiplied by FMAs, whose operands are in registers, and
     whole rows do not fit there. They are loaded again instead, _BLOCK_K columns at a time: fp32_source is (pointers
-    [M,1] to the rows of a, their column stride, their mask, a factor of a or None, pointers [N,1] to the first block of
-    b, its row stride, its column stride, D).
+    [M,1] to the rows of a, their column stride, their mask, a factor of a (-1, 0, or None for 1), pointers [N,1] to the
+    first block of b, its row stride, its column stride, D).
     """
     if fp32_source is None:
         qk = tl.dot(a, tl.trans(b), input_precision="ieee")
     else:
-        a_ptrs, a_stride, mask_m, a_sign, b_ptrs, b_row_stride, b_stride, D = fp32_source
+        a_ptrs, a_stride, mask_m, a_factor, b_ptrs, b_row_stride, b_stride, D = fp32_source
         BLOCK_K: tl.constexpr = min(a.shape[1], _BLOCK_K)
         b_ptrs += start.to(tl.int64) * b_row_stride
         qk = tl.zeros([a.shape[0], b.shape[0]], tl.float32)
@@ -81,8 +89,8 @@ def dot_nt(a, b, fp32_source, start, mask_n, MASKED: tl.constexpr):
             offs_k = k + tl.arange(0, BLOCK_K).to(tl.int64)[None, :]
             mask_k = offs_k < D
             a_block = tl.load(a_ptrs + offs_k * a_stride, mask=mask_m & mask_k, other=0.0)
-            if a_sign is not None:
-                a_block = a_block * a_sign
+            if a_factor is not None:
+                a_block = a_block * a_factor
             mask_b = (mask_n[:, None] & mask_k) if MASKED else mask_k
             b_block = tl.load(b_ptrs + offs_k * b_stride, mask=mask_b, other=0.0)
             qk = tl.dot(a_block, tl.trans(b_block), qk, input_precision="ieee")
@@ -171,11 +179,12 @@ def nth_block(n, blocks):
 def recompute_p(qk, lse, slope, distance, scales):
     """Return the probabilities of the forward pass from qk and the log-sum-exps.
 
-    scales: (scale, 2 log2(e) scale / softcap, softcap). Scale, softcap, slope and lse are multiplied by log2(e).
+    scales: (scale, exp2_scale, softcap). Scale, softcap, slope and lse are multiplied by log2(e). exp2_scale is 2
+    log2(e) scale / softcap of the plain scale and softcap: 2^(qk exp2_scale) = e^(2 x), for tanh(x).
     """
-    scale, tanh_scale, softcap = scales
+    scale, exp2_scale, softcap = scales
     if softcap is not None:
-        qk = softcap - 2.0 * softcap / (tl.exp2(qk * tanh_scale) + 1.0)  # softcap * tanh(scale * qk / softcap)
+        qk = softcap - 2.0 * softcap / (tl.exp2(qk * exp2_scale) + 1.0)  # softcap * tanh(scale * qk / softcap)
     else:
         qk = qk * scale
     if slope is not None:
@@ -186,9 +195,9 @@ def recompute_p(qk, lse, slope, distance, scales):
 @triton.jit
 def softcap_backward(ds, qk, scales):
     """Multiply ds by the derivative of the softcap, 1 - tanh^2."""
-    _, tanh_scale, softcap = scales
+    _, exp2_scale, softcap = scales
     if softcap is not None:
-        sigmoid = 1.0 / (tl.exp2(qk * tanh_scale) + 1.0)
+        sigmoid = 1.0 / (tl.exp2(qk * exp2_scale) + 1.0)
         ds = ds * (4.0 * sigmoid * (1.0 - sigmoid))
     return ds
 
@@ -196,7 +205,7 @@ def softcap_backward(ds, qk, scales):
 def make_configs(
     pre_hook: Callable[[Mapping[str, Any]], None], *tiles: tuple[int, int, int, int]
 ) -> list[triton.Config]:
-    """Return configurations of (BLOCK_M, BLOCK_N, num_warps, num_stages); those of one stage are for float32.
+    """Return configurations of (BLOCK_M, BLOCK_N, num_warps, num_stages); those of `FP32_STAGES` are for float32.
 
     They allow a thread every register that 8 warps leave it: ptxas would otherwise spill some for more occupancy.
     """
@@ -205,7 +214,7 @@ def make_configs(
             {"BLOCK_M": block_m, "BLOCK_N": block_n},
             num_warps=num_warps,
             num_stages=num_stages,
-            maxnreg=_MAX_REGISTERS if num_stages == 1 else None,
+            maxnreg=_MAX_REGISTERS if num_stages == FP32_STAGES else None,
             pre_hook=pre_hook,
         )
         for block_m, block_n, num_warps, num_stages in tiles

@@ -21,6 +21,7 @@ from assay.kernels.triton.operators import custom_op, differentiate
 from assay.kernels.triton.reduction import sum_partials
 from assay.kernels.triton.replay import replayed
 from assay.kernels.triton.tiles import (
+    NARROW,
     RESTORE_C,
     pid_to_mn,
     prune_configs,
@@ -39,11 +40,12 @@ _CONFIGS = tile_configs(
 
 @triton.autotune(
     configs=_CONFIGS,
+    # A bucket of K, too: K counts tokens in a weight's gradient, which products of FP8 or int4 don't have.
     key=["M_BUCKET", "N", "K_BUCKET", "ACCUMULATE"],
     prune_configs_by={"early_config_prune": prune_configs},
     **RESTORE_C,
 )
-@triton.jit(do_not_specialize=["M"])
+@triton.jit(do_not_specialize=["M"])  # M varies from call to call: it is worth no compilation of its own
 def _gemm_kernel(
     a_ptr,
     b_ptr,
@@ -86,11 +88,11 @@ def _gemm_kernel(
     tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=mask_m & mask_n)
 
 
-_FEW_ROWS = 64  # Hopper's wgmma multiplies 64 rows at least; outputs with at most so many split K
+_FEW_ROWS = 64  # of the smallest tiles: wgmma multiplies 64 rows at a time; outputs with at most so many split K
 _TARGET_PROGRAMS = 128  # of split-K: about one for each of an H100's 132 multiprocessors
-_MAX_SPLIT_K = 16
-_MIN_K_PER_SPLIT = 128
-_MIN_COLUMNS = 33  # narrower outputs leave most of a tile of 128 columns empty
+_SPLIT_K_BLOCK_N = 128  # columns of a tile as split-K counts them: parts don't depend on the tuned BLOCK_N
+_MAX_SPLIT_K = 16  # bounds the float32 partial products in memory
+_MIN_K_PER_SPLIT = 128  # at least one block of K, the longest of the configurations for few rows
 _MAX_ACCUMULATORS = 64  # per thread with ACCUMULATE: with more, the loaded tile of c spills registers
 _CPU_PROGRAMS = 4  # when interpreted: few, so that the persistent loop runs more than once
 
@@ -182,17 +184,21 @@ def matmul_into(a: Tensor, b: Tensor, c: Tensor, accumulate: bool = False) -> No
     if uses_tma(a, b):
         _matmul_by_tma(a, b, c, accumulate)
     elif c.numel():
-        buckets = size_bucket(m), size_bucket(k)
+        # Here and in the other kernels arguments are positional, in the order of the signature: an autotuner hands its
+        # pruning function a dictionary of these alone.
         _gemm_kernel[tile_grid(m, n)](
-            *(a, b, c, m, n, k, *buckets, a.stride(), b.stride(), c.stride()), ACCUMULATE=accumulate
+            *(a, b, c),
+            *(m, n, k, size_bucket(m), size_bucket(k)),
+            *(a.stride(), b.stride(), c.stride()),
+            ACCUMULATE=accumulate,
         )
 
 
 def uses_tma(a: Tensor, b: Tensor) -> bool:
     """Return whether a[M,K] b[K,N] takes the persistent kernel: 16 bits, N isn't small, TMA can load a or a^T, b or
-    b^T."""
+    b^T. Its tiles have 128 columns or more; the other kernel has narrow ones."""
     loadable = all(can_use_tma(x) or can_use_tma(x.t()) for x in (a, b))
-    return a.element_size() == 2 and b.shape[1] >= _MIN_COLUMNS and loadable
+    return a.element_size() == 2 and b.shape[1] > NARROW and loadable
 
 
 def _matmul_by_tma(a: Tensor, b: Tensor, c: Tensor, accumulate: bool) -> None:
@@ -203,22 +209,28 @@ def _matmul_by_tma(a: Tensor, b: Tensor, c: Tensor, accumulate: bool) -> None:
     partial = c[None] if split_k == 1 else torch.empty((split_k, m, n), dtype=torch.float32, device=a.device)
     max_programs = torch.cuda.get_device_properties(a.device).multi_processor_count if a.is_cuda else _CPU_PROGRAMS
     _gemm_tma_kernel[lambda meta: (min(max_programs, tile_grid(m, n)(meta)[0] * split_k),)](
-        *(*operands, partial, m, n, k, size_bucket(m), size_bucket(k), split_k, partial.stride(), *trans),
+        *(*operands, partial),
+        *(m, n, k, size_bucket(m), size_bucket(k), split_k),
+        partial.stride(),
+        *trans,
         ACCUMULATE=accumulate and split_k == 1,
     )
     if split_k > 1:
-        in_place = c.is_contiguous() and not accumulate
-        total = c if in_place else torch.empty((m, n), dtype=torch.float32, device=a.device)
+        write_directly = c.is_contiguous() and not accumulate
+        total = c if write_directly else torch.empty((m, n), dtype=torch.float32, device=a.device)
         sum_partials(partial.view(split_k, m * n), total)
-        if not in_place:
+        if not write_directly:
             c.copy_(total + c if accumulate else total)
 
 
 def split_k_of(m: int, n: int, k: int) -> int:
-    """Return the parts of split-K, which depend on sizes alone: the same product has the same bits on every device."""
+    """Return the number of parts of split-K, which depends on sizes alone, not on the device.
+
+    Bits still depend on the configuration that was tuned: a part is a whole number of blocks of BLOCK_K.
+    """
     if m > _FEW_ROWS:
         return 1
-    return max(1, min(_MAX_SPLIT_K, _TARGET_PROGRAMS // triton.cdiv(n, 128), k // _MIN_K_PER_SPLIT))
+    return max(1, min(_MAX_SPLIT_K, _TARGET_PROGRAMS // triton.cdiv(n, _SPLIT_K_BLOCK_N), k // _MIN_K_PER_SPLIT))
 
 
 @custom_op("assay::gemm", lambda a, b: a.new_empty((a.shape[0], b.shape[1])))

@@ -16,6 +16,7 @@ from assay.kernels.triton.arguments import FLOATING, check, check_shape
 from assay.kernels.triton.operators import custom_op
 from assay.kernels.triton.replay import replayed
 from assay.kernels.triton.tiles import (
+    FP32_BLOCK_K,
     pid_to_mn,
     prune_configs_by_dtype,
     size_bucket,
@@ -25,9 +26,9 @@ from assay.kernels.triton.tiles import (
 )
 
 _CONFIGS = tile_configs(
-    *((128, 128, 64, 8, 3), (128, 64, 64, 8, 3), (64, 128, 64, 8, 3), (64, 64, 16, 4, 2)),
-    *((128, 32, 64, 8, 3), (64, 32, 128, 8, 3), (128, 32, 16, 4, 3)),
-    *((32, 128, 64, 4, 3), (32, 64, 128, 4, 3), (32, 128, 16, 4, 3)),
+    *((128, 128, 64, 8, 3), (128, 64, 64, 8, 3), (64, 128, 64, 8, 3), (64, 64, FP32_BLOCK_K, 4, 2)),
+    *((128, 32, 64, 8, 3), (64, 32, 128, 8, 3), (128, 32, FP32_BLOCK_K, 4, 3)),
+    *((32, 128, 64, 4, 3), (32, 64, 128, 4, 3), (32, 128, FP32_BLOCK_K, 4, 3)),
 )
 
 

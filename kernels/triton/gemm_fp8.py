@@ -1,7 +1,7 @@
 """GEMM of FP8 matrices with scales per tensor, per row and column, or per 128 x 128 block.
 
-The accumulator of Hopper's FP8 tensor cores keeps 13 fraction bits, so it never holds more than BLOCK_K <= 128 terms:
-each block's sum moves into a float32 register (DeepSeek-V3 technical report, section 3.3), and takes its scales there.
+The accumulator of Hopper's FP8 tensor cores keeps 13 fraction bits. The kernel therefore sums only BLOCK_K <= 128 terms
+in it, adds that sum to a float32 register (DeepSeek-V3 technical report, section 3.3), and applies scales there.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from assay.kernels.triton.arguments import check_int4
 from assay.kernels.triton.operators import custom_op
 from assay.kernels.triton.replay import replayed
 from assay.kernels.triton.tiles import (
+    FP32_BLOCK_K,
     k_per_scale,
     pid_to_mn,
     prune_configs_by_dtype,
@@ -24,9 +25,9 @@ _PLAIN, _AWQ, _GPTQ = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _PACKINGS = {"plain": _PLAIN, "awq": _AWQ, "gptq": _GPTQ}
 
 _CONFIGS = tile_configs(
-    *((128, 128, 64, 8, 3), (128, 64, 128, 8, 2), (64, 128, 64, 4, 3), (64, 64, 16, 4, 2)),
-    *((256, 32, 64, 8, 2), (256, 32, 128, 8, 2), (64, 32, 16, 4, 2)),
-    *((32, 128, 128, 8, 3), (32, 128, 64, 4, 2), (32, 64, 16, 4, 2)),
+    *((128, 128, 64, 8, 3), (128, 64, 128, 8, 2), (64, 128, 64, 4, 3), (64, 64, FP32_BLOCK_K, 4, 2)),
+    *((256, 32, 64, 8, 2), (256, 32, 128, 8, 2), (64, 32, FP32_BLOCK_K, 4, 2)),
+    *((32, 128, 128, 8, 3), (32, 128, 64, 4, 2), (32, 64, FP32_BLOCK_K, 4, 2)),
 )
 
 
@@ -39,9 +40,9 @@ def _unpack_columns(words, AWQ: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.co
 
 
 @triton.jit
-def _unpack_rows(words, PACK_FACTOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return the nibbles [ROWS, COLUMNS] of words that each pack PACK_FACTOR rows."""
-    return tl.reshape(words[:, None, :] >> (tl.arange(0, PACK_FACTOR) * 4)[None, :, None] & 15, [ROWS, COLUMNS])
+def _unpack_rows(words, ROWS_PER_WORD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return the nibbles [ROWS, COLUMNS] of words that each pack ROWS_PER_WORD rows."""
+    return tl.reshape(words[:, None, :] >> (tl.arange(0, ROWS_PER_WORD) * 4)[None, :, None] & 15, [ROWS, COLUMNS])
 
 
 @triton.autotune(
@@ -59,7 +60,7 @@ def _gemm_int4_kernel(
     M,
     N,
     K,
-    NUM_WORDS,
+    WORDS_PER_ROW,
     M_BUCKET,
     x_strides,
     q_strides,
@@ -75,17 +76,17 @@ def _gemm_int4_kernel(
 ):
     """y[M,N] = x[M,K] ((q - zero) scale)[K,N]; GROUP_SIZE rows of q share a scale and a zero-point.
 
-    NUM_WORDS = N / 8: the words of a row that packs eight columns, AWQ's codes and AWQ's and GPTQ's zero-points.
+    WORDS_PER_ROW = N / 8: int32 words that pack eight columns each, in AWQ's codes and in AWQ's and GPTQ's zero-points.
     """
     K_PER_SCALE: tl.constexpr = k_per_scale(GROUP_SIZE, BLOCK_K)
     NUM_SCALES: tl.constexpr = BLOCK_K // K_PER_SCALE
-    PACK_FACTOR: tl.constexpr = 2 if PACKING == _PLAIN else 8
+    ROWS_PER_WORD: tl.constexpr = 2 if PACKING == _PLAIN else 8
 
     pid_m, pid_n = pid_to_mn(M, N, BLOCK_M, BLOCK_N, GROUP_M)
     offs_m, offs_n, mask_m, mask_n = tile_offsets(pid_m, pid_n, M, N, BLOCK_M, BLOCK_N)
     offs_word = pid_n * (BLOCK_N // 8) + tl.arange(0, BLOCK_N // 8)
     offs_k = tl.arange(0, BLOCK_K).to(tl.int64)
-    mask_word = offs_word[None, :] < NUM_WORDS
+    mask_word = offs_word[None, :] < WORDS_PER_ROW
     x_ptrs = x_ptr + offs_m * x_strides[0] + offs_k[None, :] * x_strides[1]
     step = tl.full([], BLOCK_K, tl.int64) * x_strides[1]
     offs_scale = tl.arange(0, NUM_SCALES).to(tl.int64) * K_PER_SCALE
@@ -102,10 +103,10 @@ def _gemm_int4_kernel(
             packed = tl.load(q_ptrs, mask=(k < K) & mask_word, other=0)
             q = _unpack_columns(packed, True, BLOCK_K, BLOCK_N)
         else:
-            k = start // PACK_FACTOR + tl.arange(0, BLOCK_K // PACK_FACTOR).to(tl.int64)[:, None]
-            mask_q = (k * PACK_FACTOR < K) & mask_n
+            k = start // ROWS_PER_WORD + tl.arange(0, BLOCK_K // ROWS_PER_WORD).to(tl.int64)[:, None]
+            mask_q = (k * ROWS_PER_WORD < K) & mask_n
             packed = tl.load(q_ptr + k * q_strides[0] + offs_n * q_strides[1], mask=mask_q, other=0)
-            q = _unpack_rows(packed.to(tl.int32), PACK_FACTOR, BLOCK_K, BLOCK_N)
+            q = _unpack_rows(packed.to(tl.int32), ROWS_PER_WORD, BLOCK_K, BLOCK_N)
 
         group = ((start + offs_scale) // GROUP_SIZE)[:, None]
         mask_group = (offs_scale < k_left)[:, None]

@@ -11,10 +11,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from assay.kernels.triton.tiles import NARROW
+
 ALIGNMENT = 16  # bytes: TMA needs it of the first element and of every stride but the last, which is one element
 _MIN_CAPABILITY = (9, 0)  # TMA came with Hopper
-_TILE = 64
-_MIN_WGMMA_ROWS = 33  # a product with fewer rows uses no wgmma and reads each operand about once: a copy doesn't pay
+_PLACEHOLDER_COLUMNS = 16  # of a descriptor's block until a configuration's hook sets its shape
+_TILE = 64  # rows and columns that a program of the transpose copies
 
 
 def can_use_tma(*tensors: Tensor) -> bool:
@@ -42,7 +44,8 @@ def is_tma_aligned(tensor: Tensor) -> bool:
 
 def make_descriptor(tensor: Tensor) -> TensorDescriptor:
     """Return a descriptor of a tensor that `can_use_tma`; a hook of each configuration sets its ``block_shape``."""
-    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1] * (tensor.dim() - 1) + [ALIGNMENT])
+    placeholder = [1] * (tensor.dim() - 1) + [_PLACEHOLDER_COLUMNS]
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), placeholder)
 
 
 def set_block_shapes(**block_shapes: Sequence[int | str]) -> Callable[[Mapping[str, Any]], None]:
@@ -64,9 +67,9 @@ def k_major(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     operands K-major only.
 
     Without the copy, which costs one read and one write, Triton transposes each block in registers. Products of few
-    rows get both operands unchanged.
+    rows use no wgmma (`NARROW`) and read each operand about once, so a copy doesn't pay: they get both unchanged.
     """
-    if a.shape[0] < _MIN_WGMMA_ROWS:
+    if a.shape[0] <= NARROW:
         return a, b
     a_is_k_major, b_is_k_major = a.stride(1) == 1 or a.shape[1] <= 1, b.stride(0) == 1 or b.shape[0] <= 1
     return a if a_is_k_major else _transpose(a.t()), b if b_is_k_major else _transpose(b).t()

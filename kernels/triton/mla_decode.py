@@ -31,7 +31,7 @@ from assay.kernels.triton.replay import replayed
 
 _MAX_D, _MAX_DR = 512, 64  # DeepSeek's columns of latents and of rope keys; more do not fit shared memory
 _CTAS_PER_SM = 1
-_CONFIGS = [
+_CONFIGS = [  # those of one stage are for float32
     triton.Config({"BLOCK_N": block_n}, num_warps=num_warps, num_stages=num_stages)
     for block_n, num_warps, num_stages in ((64, 4, 2), (64, 8, 2), (32, 8, 1), (16, 8, 1))
 ]

@@ -37,7 +37,7 @@ from assay.kernels.triton.moe_sort import sort_by_expert
 from assay.kernels.triton.operators import custom_op, differentiate
 from assay.kernels.triton.replay import replayed
 from assay.kernels.triton.swiglu import silu
-from assay.kernels.triton.tiles import size_bucket
+from assay.kernels.triton.tiles import FP32_BLOCK_K, size_bucket
 
 _UINT8 = (torch.uint8,)
 _MAX_BLOCK_M_FP32 = 16  # for FP8 or int4 weights under float32 tokens: registers hold the weights as float32, too
@@ -47,7 +47,8 @@ _MAX_BLOCK_M_FP32 = 16  # for FP8 or int4 weights under float32 tokens: register
     key=["P_BUCKET", "E", "D", "F", "BLOCK_M"],
     **grouped_configs(
         *(2, "x_ptr", {"w": True}),
-        *((64, 64, 4, 3), (64, 128, 4, 3), (128, 64, 8, 3), (64, 64, 8, 3), (64, 16, 8, 2), (64, 16, 16, 2)),
+        *((64, 64, 4, 3), (64, 128, 4, 3), (128, 64, 8, 3), (64, 64, 8, 3)),
+        *((64, FP32_BLOCK_K, 8, 2), (64, FP32_BLOCK_K, 16, 2)),
     ),
 )
 @triton.jit(do_not_specialize=["NUM_BLOCKS"])
@@ -88,6 +89,7 @@ def _gate_up_kernel(
     offs_k = tl.arange(0, BLOCK_K).to(tl.int64)
     x_ptrs = x_ptr + tokens[:, None] * x_strides[0] + offs_k[None, :] * x_strides[1]
     column = pid_n * BLOCK_N
+    # Gate and up are columns 0 .. F-1 and F .. 2F-1 of w; the tile has F - column columns left in both.
     gate_source = w_source(w, expert, column, F - column, w_strides, W_TMA, GROUP_SIZE, BLOCK_N, BLOCK_K)
     up_source = w_source(w, expert, column + F, F - column, w_strides, W_TMA, GROUP_SIZE, BLOCK_N, BLOCK_K)
     columns = column + tl.arange(0, BLOCK_N)
@@ -164,8 +166,8 @@ def _forward(
     if not (tokens and top_k and experts and d):
         return x.new_zeros(x.shape)
     ids = ids.contiguous()
-    is_float32 = x.dtype == torch.float32 != w_down.dtype
-    routing = sort_by_expert(ids, experts, *([_MAX_BLOCK_M_FP32] if is_float32 else []))
+    dequantizes_to_float32 = x.dtype == torch.float32 and w_down.dtype != torch.float32
+    routing = sort_by_expert(ids, experts, *([_MAX_BLOCK_M_FP32] if dequantizes_to_float32 else []))
     hidden = torch.empty((tokens * top_k, f), dtype=x.dtype, device=x.device)
     if f:
         allow_tma = zeros[0] is None or x.element_size() == 2
@@ -173,8 +175,9 @@ def _forward(
         num_blocks = len(routing.block_schedule)
         _gate_up_kernel[grouped_grid(num_blocks, f)](
             *(x, w, scales[0], zeros[0], routing.sorted_pairs, routing.block_schedule, hidden),
-            *(num_blocks, experts, d, f, top_k, size_bucket(tokens * top_k), x.stride(), w_strides),
-            *(strides_of(scales[0]), strides_of(zeros[0]), scale_block, group_size_of(zeros[0], d), *w_layout),
+            *(num_blocks, experts, d, f, top_k, size_bucket(tokens * top_k)),
+            *(x.stride(), w_strides, strides_of(scales[0]), strides_of(zeros[0])),
+            *(scale_block, group_size_of(zeros[0], d), *w_layout),
             BLOCK_M=routing.block_m,
         )
     w = w_down.transpose(1, 2)

@@ -39,7 +39,14 @@ from assay.kernels.triton.moe_sort import RoutingData, sort_by_expert
 from assay.kernels.triton.operators import custom_op
 from assay.kernels.triton.replay import replayed
 from assay.kernels.triton.swiglu import silu_and_derivative
-from assay.kernels.triton.tiles import macs_per_thread, matches_dtype, size_bucket, tile_configs, tile_id_to_mn
+from assay.kernels.triton.tiles import (
+    FP32_BLOCK_K,
+    macs_per_thread,
+    matches_dtype,
+    size_bucket,
+    tile_configs,
+    tile_id_to_mn,
+)
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
 # The most rows of a block that a thread's registers have room for, by the bytes of an element of x.
@@ -54,7 +61,7 @@ _MAX_FP32_MACS = 1024  # of a thread and tile: without tensor cores each becomes
     **grouped_configs(
         *(3, "x_ptr", {"w_up": True, "w_down": True}),
         *((_BLOCK_N, 64, 4, 2), (_BLOCK_N, 64, 8, 3), (_BLOCK_N, 32, 8, 3)),
-        *((_BLOCK_N, 16, 8, 2), (_BLOCK_N, 16, 16, 2)),
+        *((_BLOCK_N, FP32_BLOCK_K, 8, 2), (_BLOCK_N, FP32_BLOCK_K, 16, 2)),
     ),
 )
 @triton.jit
@@ -196,7 +203,8 @@ def _prune_weight_gradient(configs: list[triton.Config], arguments: Mapping[str,
 
 @triton.autotune(
     configs=tile_configs(
-        *((128, 128, 64, 8, 3), (64, 128, 64, 4, 3), (64, 64, 64, 4, 3), (64, 64, 16, 8, 2), (128, 64, 16, 8, 2))
+        *((128, 128, 64, 8, 3), (64, 128, 64, 4, 3), (64, 64, 64, 4, 3)),
+        *((64, 64, FP32_BLOCK_K, 8, 2), (128, 64, FP32_BLOCK_K, 8, 2)),
     ),
     key=["P_BUCKET", "E", "M", "N"],
     prune_configs_by={"early_config_prune": _prune_weight_gradient},

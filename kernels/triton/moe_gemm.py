@@ -23,13 +23,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from assay.kernels.triton.layouts import ALIGNMENT, can_use_tma, make_descriptor
 from assay.kernels.triton.moe_sort import RoutingData
-from assay.kernels.triton.tiles import k_per_scale, matches_dtype, pid_to_mn, size_bucket
+from assay.kernels.triton.tiles import FP32_BLOCK_K, GROUP_M, k_per_scale, matches_dtype, pid_to_mn, size_bucket
 
-# Limits that keep a tile in the registers of its threads, by the bytes of an element of x.
+# Limits that keep a tile in a thread's registers, by the bytes of an element of x; others are pruned.
 _MAX_ACCUMULATORS = {2: 96, 4: 64}  # float32 accumulators of a thread
 _MAX_TMA_ACCUMULATORS = 128  # where wgmma reads the weights from shared memory: no operand is in registers
 _MAX_MACS = {2: 4096, 4: 1024}  # of a thread in a tile; those of float32 run on no tensor core
-_COMBINE_TILE = 4096  # elements of a program of the combine
+_COMBINE_TILE = 4096  # elements of a program of the combine: at least 4 tokens, of at most 1024 columns
 
 
 def grouped_configs(
@@ -57,8 +57,8 @@ def grouped_configs(
             max_accumulators, max_macs = _MAX_TMA_ACCUMULATORS, math.inf
         else:
             max_accumulators, max_macs = _MAX_ACCUMULATORS[x.element_size()], _MAX_MACS[x.element_size()]
-        # One product is in registers by itself before its block scales multiply it.
-        live = num_accumulators + (num_accumulators > 2 and arguments["SCALE_BLOCK"] > 1)
+        # Block scales multiply a product in registers of its own, which count from three accumulators on.
+        live = num_accumulators + int(num_accumulators > 2 and arguments["SCALE_BLOCK"] > 1)
         pruned = []
         for config in configs:
             elements = constants["BLOCK_M"] * config.kwargs["BLOCK_N"] / (32 * config.num_warps)
@@ -69,7 +69,7 @@ def grouped_configs(
 
     configs = [
         triton.Config(
-            {"BLOCK_N": block_n, "BLOCK_K": block_k, "GROUP_M": 8},
+            {"BLOCK_N": block_n, "BLOCK_K": block_k, "GROUP_M": GROUP_M},
             num_warps=num_warps,
             num_stages=num_stages,
             pre_hook=set_block_shapes,
@@ -115,6 +115,7 @@ def _base(argument: Any) -> Tensor:
 @triton.jit
 def load_block(block_schedule_ptr, NUM_BLOCKS, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
     """The program's expert (E if its block is unused), first sorted row, the row after the last, and pid_n."""
+    # As if every block had BLOCK_M rows: pid_m is the block's number.
     pid_m, pid_n = pid_to_mn(NUM_BLOCKS * BLOCK_M, N, BLOCK_M, BLOCK_N, GROUP_M)
     block_ptr = block_schedule_ptr + pid_m * 3
     return tl.load(block_ptr), tl.load(block_ptr + 1), tl.load(block_ptr + 2), pid_n
@@ -238,7 +239,7 @@ def scaled_dot(acc, w, x, scales, start, SCALE_BLOCK: tl.constexpr):
     **grouped_configs(
         *(1, "x", {"w": True, "x": False}),
         *((64, 64, 4, 4), (64, 128, 4, 3), (128, 64, 8, 4), (128, 64, 4, 4), (128, 128, 8, 3)),
-        *((64, 16, 8, 2), (128, 16, 8, 2)),
+        *((64, FP32_BLOCK_K, 8, 2), (128, FP32_BLOCK_K, 8, 2)),
     ),
 )
 @triton.jit(do_not_specialize=["NUM_BLOCKS"])
@@ -342,7 +343,8 @@ def gemm_and_combine(
     _grouped_gemm_kernel[grouped_grid(num_blocks, n)](
         *(make_descriptor(x) if x_tma else x, w_or_descriptor, scales, zeros, weights),
         *(routing.sorted_pairs, routing.block_schedule, pair_outputs),
-        *(num_blocks, experts, n, k, size_bucket(tokens * top_k), w_strides, strides_of(scales), strides_of(zeros)),
+        *(num_blocks, experts, n, k, size_bucket(tokens * top_k)),
+        *(w_strides, strides_of(scales), strides_of(zeros)),
         *(scale_block, group_size_of(zeros, k), x_tma, *w_layout),
         BLOCK_M=routing.block_m,
     )

@@ -18,9 +18,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_TILE = 4096  # elements that a program holds at once
-_MAX_CHUNK = 256  # pairs that a program of the histogram reads
-_MAX_PAIRS_OF_ONE_LAUNCH = 128  # one program compares each of them with each other
+# Bounds of what a program holds at once: elements of a tile [experts, pairs], pairs of a chunk, and pairs of which one
+# program compares each with each other, 128 x 128.
+_TILE = 4096
+_MAX_CHUNK = 256
+_MAX_PAIRS_OF_ONE_LAUNCH = 128
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ def sort_by_expert(ids: Tensor, experts: int, max_block_m: int = 128) -> Routing
 
 
 def _choose_block_m(rows_per_expert: int) -> int:
-    """Larger blocks read an expert's weights less often, smaller ones waste fewer rows."""
+    """Return the rows of a block by the mean of an expert: larger blocks read an expert's weights less often, smaller
+    ones waste fewer rows."""
     return 16 if rows_per_expert < 8 else 32 if rows_per_expert < 16 else 64 if rows_per_expert < 64 else 128
 
 
@@ -63,7 +66,7 @@ def _sort_in_one_launch(ids: Tensor, routing: RoutingData) -> None:
         BLOCK_M=routing.block_m,
         BLOCK_E=block_e,
         BLOCK_P=block_p,
-        num_warps=8 if block_p == _MAX_PAIRS_OF_ONE_LAUNCH else 4,
+        num_warps=8 if block_p == _MAX_PAIRS_OF_ONE_LAUNCH else 4,  # twice the threads for the largest tile
     )
 
 
@@ -129,6 +132,7 @@ def _sort_kernel(
     tl.store(block_ptrs, ids, mask=begins)
     tl.store(block_ptrs + 1, row, mask=begins)
     tl.store(block_ptrs + 2, tl.minimum(end, row + BLOCK_M), mask=begins)
+    # The schedule's other blocks: there are no more blocks than pairs, so ``pairs`` counts them all.
     unused = (pairs >= tl.sum(begins.to(tl.int32), axis=0)) & (pairs < NUM_BLOCKS)
     tl.store(block_schedule_ptr + pairs * 3, tl.full(pairs.shape, 1, tl.int32) * E, mask=unused)
     tl.store(block_schedule_ptr + pairs * 3 + 1, tl.zeros_like(pairs), mask=unused)

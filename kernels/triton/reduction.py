@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 _MAX_PARTIALS = 256  # that one program adds; more are added in groups first, for more programs than one per BLOCK_N
-_BLOCK_P = 32
+_BLOCK_P = 32  # partials and columns that a program adds at once, in a [32, 128] tile of float32
 _BLOCK_N = 128
 
 

@@ -10,6 +10,9 @@ it.
 An operator whose result or shape depends on the contents of a tensor (`.item()`) ends the recording: calls of such a
 signature stay ordinary. So do all calls that something else has to see: autograd, torch.compile, vmap, a dispatch or
 function mode, a profiler, a hook on launches, an interpreter or a recorder in place of Triton's launch.
+
+Why no CUDA graph: a graph fixes the addresses of its tensors, and these are calls with new tensors. A plan takes the
+addresses of each call's arguments, and allocates each call's results.
 """
 
 from __future__ import annotations
@@ -89,7 +92,10 @@ def is_recording() -> bool:
 
 
 def _is_plain() -> bool:
-    """Return whether nothing but torch's and Triton's ordinary execution observes calls."""
+    """Return whether nothing but torch's and Triton's ordinary execution observes calls.
+
+    The private functions of torch._C are those of torch 2.11 to 2.13.
+    """
     return (
         JITFunction.run is _run
         and Autotuner.run is _tune
@@ -308,6 +314,7 @@ def _launching(
             descriptor = TensorDescriptor.__new__(TensorDescriptor)  # its `__init__` would check all again, in 3 us
             descriptor.__dict__ = template[position] | {"base": _Address(tensors[slot].data_ptr() + offset)}
             values[position] = descriptor
+        # None: no launch metadata, and no hooks on enter and exit; `_is_plain` has seen that there are none
         launch(*grid, stream(device), function, metadata, None, None, None, *values)
 
     return run

@@ -11,9 +11,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_NARROW = 32  # at most so many rows or columns of an output get tall or flat tiles
-_FP32_BLOCK_K = 16  # float32 products run on no tensor cores; a longer block spills registers
-_MAX_FP32_MACS = 4096  # of a thread and tile, for the same reason
+# Outputs of at most so many columns (or else rows) get tiles of so many: tall or flat ones. Tiles of so few rows run on
+# mma.sync, since Hopper's wgmma multiplies 64 rows at a time.
+NARROW = 32
+# The BLOCK_K of a configuration for float32, and of no other, in kernels with separate tiles for float32: gemm_int4,
+# gemm_2to4 and the MoE. Products of float32 run on no tensor cores; there a longer block spills registers.
+FP32_BLOCK_K = 16
+_MAX_FP32_MACS = 4096  # of a thread and tile, in all kernels pruned by `prune_configs`: more spill registers
+GROUP_M = 8  # of every configuration, see `tile_id_to_mn`: it is not tuned
 
 
 @triton.jit
@@ -49,7 +54,7 @@ def tile_offsets(pid_m, pid_n, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexp
 def k_per_scale(group_size: int, block_k: int) -> int:
     """Return the longest run along K that has one scale in every block: the largest power of two that divides both
     ``group_size`` and ``block_k``, itself a power of two."""
-    return block_k if group_size % block_k == 0 else group_size & -group_size
+    return block_k if group_size % block_k == 0 else group_size & -group_size  # its lowest set bit
 
 
 def tile_configs(
@@ -58,7 +63,7 @@ def tile_configs(
     """Return the configurations of (BLOCK_M, BLOCK_N, BLOCK_K, num_warps, num_stages)."""
     return [
         triton.Config(
-            {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "GROUP_M": 8},
+            {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "GROUP_M": GROUP_M},
             num_warps=num_warps,
             num_stages=num_stages,
             pre_hook=pre_hook,
@@ -77,14 +82,14 @@ def prune_configs(configs: list[triton.Config], arguments: Mapping[str, Any], **
 
     For float32, the dtype of the kernel's first argument, only those whose threads have enough registers.
     """
-    few_columns = arguments["N"] <= _NARROW
-    few_rows = arguments["M"] <= _NARROW and not few_columns
+    few_columns = arguments["N"] <= NARROW
+    few_rows = arguments["M"] <= NARROW and not few_columns
     max_macs = _MAX_FP32_MACS if next(iter(arguments.values())).dtype == torch.float32 else math.inf
     return [
         config
         for config in configs
-        if (config.kwargs["BLOCK_N"] <= _NARROW) == few_columns
-        and (config.kwargs["BLOCK_M"] <= _NARROW) == few_rows
+        if (config.kwargs["BLOCK_N"] <= NARROW) == few_columns
+        and (config.kwargs["BLOCK_M"] <= NARROW) == few_rows
         and macs_per_thread(config) <= max_macs
     ]
 
@@ -96,8 +101,9 @@ def prune_configs_by_dtype(configs: list[triton.Config], arguments: Mapping[str,
 
 
 def matches_dtype(config: triton.Config, dtype: torch.dtype) -> bool:
-    """Return whether a configuration is for ``dtype``: tiles for float32, and only these, have a BLOCK_K of 16."""
-    return (dtype == torch.float32) == bool(config.kwargs["BLOCK_K"] == _FP32_BLOCK_K)
+    """Return whether a configuration is for ``dtype``, where float32 has separate tiles (`FP32_BLOCK_K`)."""
+    is_for_float32 = config.kwargs["BLOCK_K"] == FP32_BLOCK_K
+    return bool(is_for_float32 == (dtype == torch.float32))
 
 
 def macs_per_thread(config: triton.Config) -> float:
@@ -115,6 +121,7 @@ _saved_c: list[Tensor] = []
 
 
 def _save_c(arguments: Mapping[str, Any], reset_only: bool = False) -> None:
+    # Triton passes reset_only=True once after tuning, for hooks that reset arguments: no post_hook follows that call.
     if arguments["ACCUMULATE"] and not reset_only:
         _saved_c.append(arguments["c_ptr"].clone())
 

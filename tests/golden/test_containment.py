@@ -1,7 +1,7 @@
 """Goldens hold the exact result: float64 balls, double-double and digits=30 against mpmath and Arb's enclosures.
 
 The claims of all arithmetics are checked against one evaluation of a case by each witness, the slowest part.
-A night's worth of cases: `./dev test -m evidence tests/golden/test_containment.py`.
+More cases of each op: `./dev test -m evidence tests/golden/test_containment.py`.
 """
 
 import math
@@ -170,18 +170,18 @@ def test_the_witnesses_agree(op: str, data: st.DataObject) -> None:
 
 @pytest.mark.evidence
 @pytest.mark.parametrize("op", specs())
-@settings(steady, max_examples=1_000)
+@settings(steady, max_examples=60)
 @given(data=st.data())
-def test_the_witnesses_agree_on_a_thousand_cases(op: str, data: st.DataObject) -> None:
+def test_the_witnesses_agree_on_more_cases(op: str, data: st.DataObject) -> None:
     assert disagreements(data.draw(cases(op))) == []
 
 
 @pytest.mark.evidence
 @pytest.mark.parametrize("op", specs())
-@settings(steady, max_examples=10_000)
+@settings(steady, max_examples=300)
 @given(data=st.data())
-def test_ten_thousand_goldens_hold_the_exact_result(op: str, data: st.DataObject) -> None:
-    """|value - exact| <= radius, proven by Arb and confirmed by mpmath, on ten thousand cases of every op."""
+def test_more_goldens_hold_the_exact_result(op: str, data: st.DataObject) -> None:
+    """|value - exact| <= radius, proven by Arb and confirmed by mpmath."""
     assert escapes(data.draw(cases(op))) == []
 
 
