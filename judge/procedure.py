@@ -135,7 +135,7 @@ def workload_of(report: Report, sizes: str, given: Any, observation: Observation
         golden = limits[0].golden
         off = (observation.outputs[0].double() - golden).abs()
         off = torch.where(off.isfinite(), off, 0.0)
-        inner = limits[0].inner[limits[0].inner.isfinite()]
+        inner = limits[0].pre_store_radius[limits[0].pre_store_radius.isfinite()]
         absolute, radius = _largest(off), _largest(inner)
         relative = _largest(off / golden.abs().clamp(min=torch.finfo(torch.float32).tiny))
         bits = bits_of(float(off.square().sum()), float(golden[golden.isfinite()].square().sum()))

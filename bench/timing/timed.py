@@ -189,12 +189,12 @@ class Measuring(Oracle):
     squares: list[float] = field(default_factory=lambda: [0.0, 0.0])
 
     def judge(
-        self, case: Case, values: Values, outputs: tuple[torch.Tensor, ...], besides: Container[str] = ()
+        self, case: Case, values: Values, outputs: tuple[torch.Tensor, ...], except_outputs: Container[str] = ()
     ) -> Result:
         """Judge as `Oracle.judge`, and add the squares."""
-        result = super().judge(case, values, outputs, besides)
+        result = super().judge(case, values, outputs, except_outputs)
         pairs = zip(case.signature.returns, outputs, strict=True)
-        floating = [output for tensor, output in pairs if not tensor.is_integer and tensor.name not in besides]
+        floating = [output for tensor, output in pairs if not tensor.is_integer and tensor.name not in except_outputs]
         for limits, got in zip(result.tolerances, floating, strict=False):
             x = got.detach().cpu().double()
             known = limits.judged & limits.golden.isfinite() & x.isfinite()
@@ -381,7 +381,7 @@ class _Arm:
 
         def take(number: int, result: Any) -> None:
             if number in sampled:
-                results = self._bench.call.form(self._draws[self._at], self._inputs, result)
+                results = self._bench.call.checked_results(self._draws[self._at], self._inputs, result)
                 kept.append((self._at, results if isinstance(results, Failure) else tuple(x.clone() for x in results)))
 
         before, spent = len(getattr(clock, "launches", ())), list[float]()

@@ -25,7 +25,7 @@ from assay.verify.examination.phases import (
     block_boundary_cases,
     every_cases,
     exact_cases,
-    gate_cases,
+    ordinary_cases,
     over_limit_cases,
     single_operand_cases,
 )
@@ -304,5 +304,5 @@ def test_no_size_is_cut_in_vain() -> None:
     found = [sampler.case(choose, style="tile") for _ in range(60)]
     assert all(sampler.fits(case.sizes) for case in found)
     assert sum(case.sizes["T"] > 8 for case in found) > 50
-    gated = gate_cases(Sampler(spec("moe_int4"), "bfloat16", shapes={"E": [64]}), "tile")
+    gated = ordinary_cases(Sampler(spec("moe_int4"), "bfloat16", shapes={"E": [64]}), "tile")
     assert [case.sizes["T"] for case in gated] == [64]

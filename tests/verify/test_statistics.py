@@ -164,7 +164,7 @@ def test_the_correctly_rounded_result_has_no_bias(distribution: str) -> None:
     base = next(iter(bias_cases(plan.sampler)))
     case = replace(base, protocol="once", values=dict.fromkeys(base.values, distribution))
     result = plan.harness.try_case(case)
-    found = scores(result, Contract(), plan.harness.oracle.under)
+    found = scores(result, Contract(), plan.harness.oracle.evaluate_in)
     assert found is not None
     assert all(abs(score.total) <= 1e-3 * score.elements for score in found)
 
@@ -176,7 +176,7 @@ def exceedances(plan: Plan, units: int) -> Iterator[tuple[Case, str, int, int]]:
         counts: dict[tuple[str, int], int] = {}
         for unit in range(units):
             single = replace(case, protocol="once", seed=case.seed + 1_000_003 * (unit + 1))
-            for score in scores(harness.try_case(single), harness.contract, harness.oracle.under) or ():
+            for score in scores(harness.try_case(single), harness.contract, harness.oracle.evaluate_in) or ():
                 for side in (-1, 1):
                     name = (f"{score.result} {score.statistic}", side)
                     counts[name] = counts.get(name, 0) + (score.side == side)

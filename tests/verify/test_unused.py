@@ -15,7 +15,7 @@ from assay.verify.cases.case import Case, all_contents, build
 from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.cases.sampler import Sampler, seeded
 from assay.verify.comparison.oracle import Oracle
-from assay.verify.examination.phases import gate_cases, special_cases
+from assay.verify.examination.phases import ordinary_cases, special_cases
 from tests.zoo.attention import decode
 
 from .examined import fails, failure_of, first, quick
@@ -94,7 +94,7 @@ def test_the_phases_try_it(op: str) -> None:
     """Among the special cases there are some with NaN wherever nothing is read, and the gate's are plain."""
     sampler = Sampler(spec(op), "bfloat16")
     assert sum(case.unused == "nan" for case in special_cases(sampler)) >= 4
-    assert {case.unused for case in gate_cases(sampler, "tile")} == {"plain"}
+    assert {case.unused for case in ordinary_cases(sampler, "tile")} == {"plain"}
 
 
 def test_ops_that_use_everything_are_drawn_as_before() -> None:

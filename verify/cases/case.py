@@ -74,6 +74,7 @@ Edit = tuple[str, tuple[int, ...], float]
 class Case(Recipe):
     """One call of a kernel: the recipe of its inputs, their memory layouts, and the calls to make.
 
+    ``values`` are the names of the tensors' distributions; elsewhere in this package values are tensors.
     ``layouts`` are those of the tensors, by name. ``edits`` set single elements, ``(tensor, coordinates, value)``.
     ``memory`` is the content of fresh memory: "plain" (whatever was there), "nan" or "huge" (2^100). ``protocol`` says
     which calls are made, see `assay.verify.harness.runner`. ``unused`` is the content of elements on which no result
@@ -160,7 +161,7 @@ class Case(Recipe):
         sizes = ", ".join(f"{name}={size}" for name, size in self.sizes.items())
         usual = self.definition.complete({})
         options = "".join(f", {name}={value}" for name, value in self.options.items() if value != usual[name])
-        kinds = ", ".join(
+        tensors = ", ".join(
             f"{name} {self.dtypes[name]} {self.values.get(name, '')}"
             + ("" if self.layouts.get(name, "contiguous") == "contiguous" else f" ({self.layouts[name]})")
             for name in self.dtypes
@@ -172,7 +173,7 @@ class Case(Recipe):
         )
         edits = cut + "".join(f"; {words}" for words in edits_in_words(self.edits))
         unused = "" if self.unused == "plain" else f"; {self.unused} wherever nothing is read"
-        return f"{self.spec}: {sizes}{options}; {kinds}{edits}{unused}; seed {self.seed}"
+        return f"{self.spec}: {sizes}{options}; {tensors}{edits}{unused}; seed {self.seed}"
 
 
 def edits_in_words(edits: Sequence[Edit], most: int = 4) -> list[str]:
@@ -212,8 +213,8 @@ def contents(case: Case, tensor: TensorSpec) -> torch.Tensor:
     shape = case.shape(tensor)
     tied = tied_axes(case.layouts.get(tensor.name, "contiguous"), shape)
     start = [case.origin.get(symbol, 0) for symbol in tensor.dims]
-    kind = case.values.get(tensor.name, "")
-    result = draw(tensor, case.sizes, case.dtypes[tensor.name], kind, case.seed, start=start, tied=tied)
+    distribution = case.values.get(tensor.name, "")
+    result = draw(tensor, case.sizes, case.dtypes[tensor.name], distribution, case.seed, start=start, tied=tied)
     for name, index, value in case.edits:
         if name == tensor.name and all(0 <= position < size for position, size in zip(index, shape, strict=True)):
             result[tuple(slice(None) if axis in tied else place for axis, place in enumerate(index))] = value

@@ -309,8 +309,14 @@ def scores(
         if tensor.role == "rounded" or bool((y == right).all()):
             continue
         allowed, gap = free[index].radius, _gap(limits)
-        radius = limits.inner + 0.5 * gap
-        kept = _ordinary(limits) & y.isfinite() & exact.isfinite() & allowed.isfinite() & limits.inner.isfinite()
+        radius = limits.pre_store_radius + 0.5 * gap
+        kept = (
+            _ordinary(limits)
+            & y.isfinite()
+            & exact.isfinite()
+            & allowed.isfinite()
+            & limits.pre_store_radius.isfinite()
+        )
         reach = torch.where(kept, wide[index].radius.nan_to_num(0.0, 0.0, 0.0), 0.0) * steps
 
         def total(x: torch.Tensor, kept: torch.Tensor = kept, radius: torch.Tensor = radius) -> float:

@@ -45,40 +45,40 @@ class Ends:
 class Tolerance:
     """The outputs that a contract allows.
 
-    ``judged`` marks the elements that it restricts. ``inner`` is the radius before the store, which includes the
-    golden's uncertainty ``own`` once. Where ``no_number``, NaN and infinities are allowed besides the interval, and so
-    are numbers of the ball ``beside`` (NaN: no ball): those that follow from an overflow inside. ``codes`` are the ends
-    if the definition itself rounds.
+    ``judged`` marks the elements that it restricts. ``pre_store_radius`` is the radius before the store, which includes
+    the golden's uncertainty ``golden_radius`` once. Where ``no_number``, NaN and infinities are allowed besides the
+    interval, and so are numbers of the ball ``overflow_interval`` (NaN: no ball): those that follow from an overflow on
+    the way. ``definition_ends`` are the ends if the definition itself rounds.
     """
 
     golden: Tensor
     judged: Tensor
-    inner: Tensor
-    own: Tensor
+    pre_store_radius: Tensor
+    golden_radius: Tensor
     out: Format
     contract: Contract
     no_number: Tensor
-    codes: Ends | None = None
-    beside: Golden | None = None
+    definition_ends: Ends | None = None
+    overflow_interval: Golden | None = None
 
     @property
     def exact(self) -> Tensor:
         """The elements for which nothing but the stored golden is allowed."""
-        return self.inner == 0
+        return self.pre_store_radius == 0
 
     @property
     def share(self) -> float:
         """The part of a gap between two numbers of the format that the store may add to the radius."""
-        return 0.5 if self.codes is not None or self.contract.rounding in _NEAREST else 1.0
+        return 0.5 if self.definition_ends is not None or self.contract.rounding in _NEAREST else 1.0
 
     @cached_property
     def ends(self) -> Ends:
         """The ends of the intervals; computed on demand, since most outputs are well inside."""
-        if self.codes is not None:
-            return self.codes
-        out, contract, value, inner = self.out, self.contract, self.golden, self.inner
+        if self.definition_ends is not None:
+            return self.definition_ends
+        out, contract, value, inner = self.out, self.contract, self.golden, self.pre_store_radius
         low, high, may_be_nan = _interval(value, inner, out, contract)
-        sure_low, sure_high, _ = _interval(value, inner - 2 * self.own, out, contract)
+        sure_low, sure_high, _ = _interval(value, inner - 2 * self.golden_radius, out, contract)
         if contract.subnormals == "flush":
             near = (value.abs() - inner) < out.smallest_normal
             low, sure_low = (torch.where(near, bound.clamp(max=0), bound) for bound in (low, sure_low))
@@ -92,15 +92,16 @@ class Tolerance:
         of the golden, the exact result may be y itself; half a gap farther off, y is the nearest to a possible result;
         a whole gap farther off, y is next to one.
         """
-        if self.codes is not None:
+        if self.definition_ends is not None:
             return False
         beyond = {"nearest": 0.5, "nearest_away": 0.5, "stochastic": 1.0}.get(self.contract.rounding, 0.0)
-        clear = distance < (self.inner - 2 * self.own + beyond * gap) * (1 - _COMPARED)
-        clear &= self.golden.abs() + self.inner < self.out.largest
+        clear = distance < (self.pre_store_radius - 2 * self.golden_radius + beyond * gap) * (1 - _COMPARED)
+        clear &= self.golden.abs() + self.pre_store_radius < self.out.largest
         return bool(clear.all()) or bool((clear | ~self.judged).all())
 
 
 _NEAREST = ("nearest", "nearest_away")
+_JUST_BROKEN = 1 + 2.0**-40  # the least ratio of a broken element, whose distance may round to its radius
 _COMPARED = 2.0**-40  # more than the float64 roundings of a distance and of what it is compared with
 
 
@@ -138,46 +139,48 @@ def tolerance(
     contract: Contract,
     *,
     rounded: bool = False,
-    inside: tuple[Golden, Golden] | None = None,
-    spilled: Golden | None = None,
+    overflow_evaluations: tuple[Golden, Golden] | None = None,
+    nan_propagated: Golden | None = None,
 ) -> Tolerance:
     """Return what ``contract`` allows of an output in format ``out``; ``allowed`` is the definition under its model.
 
     ``rounded``: the definition itself rounds, and its balls hold whole codes. The contract then allows the codes within
-    ``allowed`` and within the golden's own ball; none can be unresolved. ``inside``: the evaluations of a kernel that
-    could overflow inside, without and with that overflow. ``spilled``: the evaluation in which NaN and infinities of
-    masked or unread elements spread; its radius is infinite there.
+    ``allowed`` and within the golden's own ball; none can be unresolved. ``overflow_evaluations``: the evaluations of a
+    kernel that could overflow on the way, without and with that overflow. ``nan_propagated``: the evaluation in which
+    NaN and infinities of masked or unread elements spread; its radius is infinite there.
     """
     value, own, radius = golden.value.double(), golden.radius, allowed.radius
     if not rounded:  # of a choice that rounding leaves open the exact result is one end, and the middle another number
         shift = (allowed.value.double() - value).abs()
         radius = radius + torch.where(shift.isfinite(), shift, 0.0)
-    free = torch.zeros_like(value, dtype=torch.bool)
-    if spilled is not None:
-        free = spilled.radius.isinf() & radius.isfinite() & allowed.value.isfinite()
+    nan_may_spread = torch.zeros_like(value, dtype=torch.bool)
+    if nan_propagated is not None:
+        nan_may_spread = nan_propagated.radius.isinf() & radius.isfinite() & allowed.value.isfinite()
     if not rounded and _largest(value.abs() + allowed.value.abs() + own + radius) < math.inf:
         everywhere = torch.ones_like(value, dtype=torch.bool)
-        return Tolerance(value, everywhere, radius + own, own, out, contract, free)
+        return Tolerance(value, everywhere, radius + own, own, out, contract, nan_may_spread)
     value = torch.where(allowed.value.isnan(), math.nan, value)  # where a contract asks for NaN: masked rows
     special = ~torch.isfinite(value)
-    no_number, beside = allowed.value.isnan() & radius.isinf() | free, None
-    if inside is not None and not rounded:
-        unbounded, infinite = inside
+    no_number, overflow_interval = allowed.value.isnan() & radius.isinf() | nan_may_spread, None
+    if overflow_evaluations is not None and not rounded:
+        unbounded, infinite = overflow_evaluations
         overflows = radius.isinf() & allowed.value.isfinite() & unbounded.radius.isfinite() & unbounded.value.isfinite()
         overflows &= infinite.radius.isfinite() | ~infinite.value.isfinite()  # else anything may follow from one
         radius, no_number = torch.where(overflows, unbounded.radius, radius), no_number | overflows
-        beside = Golden(torch.where(overflows, infinite.value, math.nan), infinite.radius)
+        overflow_interval = Golden(torch.where(overflows, infinite.value, math.nan), infinite.radius)
     said = torch.isfinite(radius) | ~torch.isfinite(allowed.value)
     judged = said & ~(special & (contract.nonfinite == "unspecified"))
     own = torch.where(special, 0.0, own)
     radius = torch.where(special | ~said, 0.0, radius)
     if not rounded:
-        return Tolerance(value, judged, radius + own, own, out, contract, no_number, beside=beside)
+        return Tolerance(
+            value, judged, radius + own, own, out, contract, no_number, overflow_interval=overflow_interval
+        )
     low, high = _codes(allowed, torch.where(said, radius, 0.0), out)
     own_low, own_high = _codes(golden, own, out)
     low, high = torch.minimum(low, own_low), torch.maximum(high, own_high)
     ends = Ends(low, high, low, high, torch.zeros_like(judged))
-    return Tolerance(value, judged, (high - low) / 2, torch.zeros_like(own), out, contract, free, ends)
+    return Tolerance(value, judged, (high - low) / 2, torch.zeros_like(own), out, contract, nan_may_spread, ends)
 
 
 def _largest(x: Tensor) -> float:
@@ -213,22 +216,24 @@ def judge(got: Tensor, allowed: Tolerance) -> Judgement:
     y, golden = got.detach().cpu().double(), allowed.golden
     distance = (y - golden).abs()
     gap = ulp_towards(y, golden, allowed.out)
-    radius = allowed.inner + allowed.share * gap
+    radius = allowed.pre_store_radius + allowed.share * gap
     if allowed.is_clear(distance, gap):
         nowhere = torch.zeros_like(allowed.judged)
         return Judgement(torch.where(allowed.judged, distance / radius, 0.0), radius, nowhere, nowhere, allowed)
     ends, nan = allowed.ends, y.isnan()
-    free = y.isinf() & allowed.no_number
-    if allowed.beside is not None:
-        low, high, _ = _interval(allowed.beside.value, allowed.beside.radius, allowed.out, allowed.contract)
-        free |= (y >= low) & (y <= high)
+    allowed_beside = y.isinf() & allowed.no_number
+    if allowed.overflow_interval is not None:
+        low, high, _ = _interval(
+            allowed.overflow_interval.value, allowed.overflow_interval.radius, allowed.out, allowed.contract
+        )
+        allowed_beside |= (y >= low) & (y <= high)
     may_be_nan = golden.isnan() | ends.may_be_nan | allowed.no_number
-    passes = torch.where(nan, may_be_nan, (y >= ends.low) & (y <= ends.high) | free)
+    passes = torch.where(nan, may_be_nan, (y >= ends.low) & (y <= ends.high) | allowed_beside)
     broken = ~passes & allowed.judged
-    surely = torch.where(nan | free, passes, (y >= ends.sure_low) & (y <= ends.sure_high))
+    surely = torch.where(nan | allowed_beside, passes, (y >= ends.sure_low) & (y <= ends.sure_high))
     unresolved = ~broken & ~surely & allowed.judged
     ratio = distance / radius
-    ratio = torch.where(y == golden, 0.0, torch.where(passes, ratio.clamp(max=1), ratio.clamp(min=1 + 2.0**-40)))
+    ratio = torch.where(y == golden, 0.0, torch.where(passes, ratio.clamp(max=1), ratio.clamp(min=_JUST_BROKEN)))
     regular = torch.isfinite(y) & torch.isfinite(golden) & ~ratio.isnan()
     ratio = torch.where(regular, ratio, torch.where(passes, 0.0, math.inf))
     return Judgement(torch.where(allowed.judged, ratio, 0.0), radius, broken, unresolved, allowed)

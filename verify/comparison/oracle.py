@@ -32,7 +32,8 @@ from assay.verify.findings import Difference, Failure, coordinates
 RATE = 1e-4
 """The stated rate of false suspicions of an examination."""
 SUMS = 2**6
-"""Long sums that an examination judges by chance, per element along all axes but theirs: 12 cases, five in each."""
+"""Long sums that an examination judges by the statistical bound, at most: 12 cases (6 lengths,
+2 distributions), five in each, rounded up to a power of two."""
 SPECIAL = "of NaN or infinities, which the contract leaves alone (nonfinite=)"
 BEYOND = "beyond what float64 holds"
 OPEN = "where any number is within the contract (errors without a bound, or the op leaves it open)"
@@ -46,21 +47,21 @@ Values = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Oracle:
-    """Judges outputs by ``contract``, against ``known`` goldens if they don't have to be evaluated.
+    """Judges outputs by ``contract``, against ``precomputed`` goldens if there are some.
 
-    ``by_chance``: judge by the statistical bound (`assay.verify.comparison.statistics`), not by the contract's worst
+    ``statistical``: judge by the statistical bound (`assay.verify.comparison.statistics`), not by the contract's worst
     case.
     """
 
     contract: Contract
-    known: tuple[Golden, ...] | None = None
-    by_chance: bool = False
+    precomputed: tuple[Golden, ...] | None = None
+    statistical: bool = False
 
     @standard_environment()
     def judge(
-        self, case: Case, values: Values, outputs: tuple[torch.Tensor, ...], besides: Container[str] = ()
+        self, case: Case, values: Values, outputs: tuple[torch.Tensor, ...], except_outputs: Container[str] = ()
     ) -> Result:
-        """Judge the outputs against the goldens, element by element, except those named in ``besides``."""
+        """Judge the outputs against the goldens, element by element, except those named in ``except_outputs``."""
         definition, signature = case.definition, case.signature
         named = {tensor.name: output for tensor, output in zip(signature.returns, outputs, strict=True)}
         chosen = {name: named[name].detach().cpu() for name in definition.outputs.chosen}
@@ -71,7 +72,7 @@ class Oracle:
         allowed = self.tolerances(case, values, chosen)
         finite = _is_finite(definition, values)
         for index, (tensor, got, limits) in enumerate(zip(signature.returns, outputs, allowed, strict=True)):
-            if tensor.is_integer or tensor.name in besides:
+            if tensor.is_integer or tensor.name in except_outputs:
                 continue
             if not finite and self.contract.nonfinite == "unspecified":  # then they may come out anywhere
                 limits = replace(limits, judged=limits.judged & got.cpu().double().isfinite())
@@ -121,40 +122,42 @@ class Oracle:
         Arb."""
         model = self.model(case)
         with one_thread():
-            if proven or self.known is None:
+            if proven or self.precomputed is None:
                 own = BallArithmetic(replace(EVALUATION, rounding=self.contract.code_rounding))
                 golden = self._evaluate(case, values, chosen, Arb(_ARB_DIGITS) if proven else own)
             else:
-                golden = [_one_number(known) for known in self.known]
+                golden = [_without_low_word(stored) for stored in self.precomputed]
             allowed = self._evaluate(case, values, chosen, BallArithmetic(model))
-            inside, spilled = [], []
+            overflow_evaluations, nan_propagated = [], []
             if self.contract.nonfinite == "masked":
-                spilled = self._evaluate(case, values, chosen, BallArithmetic(replace(model, spills=True)))
+                nan_propagated = self._evaluate(case, values, chosen, BallArithmetic(replace(model, spills=True)))
             may_overflow = any(bool((part.radius.isinf() & part.value.isfinite()).any()) for part in allowed)
             # which elements overflow depends on the order of factors in products and gradients: those aren't judged
             has_one_order = not case.definition.sizes.work and case.definition.outputs.gradient_of is None
             if may_overflow and has_one_order:
                 overflow_models = [BallArithmetic(replace(model, beyond=beyond)) for beyond in ("nothing", "infinity")]
-                inside = list(zip(*(self._evaluate(case, values, chosen, xp) for xp in overflow_models), strict=True))
+                overflow_evaluations = list(
+                    zip(*(self._evaluate(case, values, chosen, xp) for xp in overflow_models), strict=True)
+                )
         # a stored golden and its allowed ball that are disjoint have no exact result in both
-        pairs = zip(golden, allowed, strict=True) if self.known is not None else ()
+        pairs = zip(golden, allowed, strict=True) if self.precomputed is not None else ()
         if any(bool(((g.value - a.value).abs() > g.radius + a.radius).any()) for g, a in pairs):
             mend = "run assay golden check STORE --sample 1000000, which names it, then assay golden discard"
             raise StoreError(f"a stored golden is not what the definition gives; {mend} ({case})")
-        return tolerances_of(case, self.contract, golden, allowed, inside, spilled)
+        return tolerances_of(case, self.contract, golden, allowed, overflow_evaluations, nan_propagated)
 
     @standard_environment()
-    def under(self, case: Case, arithmetic: BallArithmetic) -> list[Golden]:
+    def evaluate_in(self, case: Case, arithmetic: BallArithmetic) -> list[Golden]:
         """Return the results of a case on its own data in another ball arithmetic; choices are those of the
         definition."""
         with one_thread():
             return self._evaluate(case, all_contents(case), None, arithmetic)
 
     def model(self, case: Case) -> RoundingModel:
-        """Return the contract's rounding model for a case, statistical if ``by_chance``."""
+        """Return the contract's rounding model for a case, statistical if ``statistical``."""
         format = case.input_format
         model = self.contract.model(case.definition, format)
-        if not self.by_chance:
+        if not self.statistical:
             return model
         reduction = case.definition.reduction
         long = symbols_in(reduction.over) if reduction is not None else ()
@@ -165,7 +168,7 @@ class Oracle:
         keywords = {tensor.name: values[tensor.name] for tensor in case.signature.tensors if tensor.keyword}
         tensors = [value for name, value in values.items() if name not in keywords]
         results = run(case.definition, xp, tensors, {**case.options, **keywords}, chosen)
-        return [_one_number(golden_of(part)) for part in results]
+        return [_without_low_word(golden_of(part)) for part in results]
 
     def admitted(self, case: Case, values: Values, chosen: Values) -> torch.Tensor | None:
         """Return which of the kernel's own choices the contract admits, element by element; None if intervals judge
@@ -210,23 +213,23 @@ def tolerances_of(
     contract: Contract,
     golden: list[Golden],
     allowed: list[Golden],
-    inside: Sequence[tuple[Golden, Golden]] = (),
-    spilled: Sequence[Golden] = (),
+    overflow_evaluations: Sequence[tuple[Golden, Golden]] = (),
+    nan_propagated: Sequence[Golden] = (),
 ) -> list[Tolerance]:
     """Return what a contract allows of each result, from its exact value ``golden`` and its evaluation under the model.
 
-    ``inside``: the evaluation without overflow inside, and the one with infinity from an overflow on. ``spilled``: the
-    evaluation in which NaN and infinities of masked or unread elements spread. Integers are judged as numbers; any
-    integer between the ends is right, such as the indices of equal numbers.
+    ``overflow_evaluations``: the evaluation without overflow on the way, and the one with infinity from an overflow on.
+    ``nan_propagated``: the evaluation in which NaN and infinities of masked or unread elements spread. Integers are
+    judged as numbers; any integer between the ends is right, such as the indices of equal numbers.
     """
     integral = [dtype in INTEGERS for dtype in case.result_dtypes]
     golden = [
         replace(part, radius=torch.where(part.radius.isfinite(), 0.0, part.radius)) if is_integral else part
         for part, is_integral in zip(golden, integral, strict=True)
     ]
-    insides: Sequence[tuple[Golden, Golden] | None] = inside or [None] * len(allowed)
-    spills: Sequence[Golden | None] = spilled or [None] * len(allowed)
-    results = zip(case.signature.returns, case.result_formats, golden, allowed, insides, spills, strict=True)
+    overflows: Sequence[tuple[Golden, Golden] | None] = overflow_evaluations or [None] * len(allowed)
+    spreads: Sequence[Golden | None] = nan_propagated or [None] * len(allowed)
+    results = zip(case.signature.returns, case.result_formats, golden, allowed, overflows, spreads, strict=True)
     return [
         tolerance(
             exact,
@@ -234,14 +237,14 @@ def tolerances_of(
             format,
             contract,
             rounded=tensor.role == "rounded",
-            inside=ends_inside,
-            spilled=spill,
+            overflow_evaluations=overflow,
+            nan_propagated=spread,
         )
-        for tensor, format, exact, permitted, ends_inside, spill in results
+        for tensor, format, exact, permitted, overflow, spread in results
     ]
 
 
-def _one_number(golden: Golden) -> Golden:
+def _without_low_word(golden: Golden) -> Golden:
     """Return the golden without its low part, which the radius absorbs."""
     if golden.low is None:
         return golden
@@ -281,7 +284,7 @@ def failure_of(case: Case, name: str, got: torch.Tensor, judgement: Judgement) -
     radius, ratio = float(judgement.radius[index]), float(judgement.ratio[index])
     if regular:
         gap = float(ulp_towards(limits.golden[index], torch.tensor(y), limits.out))
-        radius = min(radius, float(limits.inner[index]) + limits.share * gap)
+        radius = min(radius, float(limits.pre_store_radius[index]) + limits.share * gap)
         ratio = max(ratio, abs(y - golden) / radius) if radius else ratio
     kind = "nonfinite" if not regular else "exact" if bool(limits.exact[index]) else "contract"
     return Failure(

@@ -1,4 +1,11 @@
-"""The result of a trial, with a `Failure` if the contract was provably broken."""
+"""The result of a trial, with a `Failure` if the contract was provably broken.
+
+What became of an element without a verdict of its own:
+
+- *unjudged*: the contract doesn't restrict it; ``left_out`` counts these by output and reason, ``unjudged`` in total.
+- *undecided*: unjudged for one reason, `UNDECIDED`: the reference branches on a comparison that rounding leaves open.
+- *unresolved*: judged and not broken, but so near the limit that the golden's own radius leaves open on which side.
+"""
 
 from __future__ import annotations
 

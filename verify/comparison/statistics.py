@@ -42,7 +42,7 @@ def judge_statistically(oracle: Oracle, case: Case, result: Result) -> Result:
     """
     if not result.outputs:  # nothing was judged
         return result
-    seen = replace(oracle, by_chance=True).judge(case, all_contents(case), result.outputs)
+    seen = replace(oracle, statistical=True).judge(case, all_contents(case), result.outputs)
     if seen.failure is None:
         return seen
     failure = seen.failure

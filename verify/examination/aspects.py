@@ -18,7 +18,7 @@ from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.cases.sampler import Sampler, with_values
 from assay.verify.findings import Failure
 
-_OF_KINDS = {
+_OF_KINDS = {  # the aspect that a failure of this kind shows, whatever its case
     "bias": "bias",
     "nondeterministic": "determinism",
     "batch_variant": "determinism",
@@ -57,10 +57,10 @@ def aspects_of(case: Case) -> set[str]:
         result.add("layouts")
     if any(not math.isfinite(value) or _is_minus_zero(value) for _, _, value in case.edits):
         result.add("special")
-    kinds = set(case.values.values())
-    if kinds & _SUBNORMAL:
+    distributions = set(case.values.values())
+    if distributions & _SUBNORMAL:
         result.add("subnormals")
-    if kinds & (EXTREME - _SUBNORMAL):
+    if distributions & (EXTREME - _SUBNORMAL):
         result.add("range")
     if any(size < 2 or size > _LONGEST or size % _PLAIN_SIZES[1] for size in case.sizes.values()):
         result.add("shapes")

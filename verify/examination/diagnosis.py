@@ -27,7 +27,7 @@ from assay.verify.examination.shrink import is_alike, shrink
 from assay.verify.explanation.explain import explain
 from assay.verify.explanation.fault_budget import FaultBudget
 from assay.verify.findings import ASPECTS, GRAVITY, Aspect, Failure
-from assay.verify.harness.runner import KernelHarness, suspicion
+from assay.verify.harness.runner import KernelHarness, failure_or_suspicion
 
 # powers of two, where blocks end, their neighbours, and small odd sizes
 _SIZES = (1, 2, 3, 7, 8, 16, 17, 31, 32, 33, 64, 65, 100, 128, 129, 256, 257)
@@ -164,7 +164,7 @@ def diagnosed(aspects: Mapping[str, Aspect], plan: Plan, target: str) -> dict[st
         failure = known[name].failure
         assert failure is not None
         if plan.settings.shrinking:
-            attempt = partial(suspicion, plan.harness)
+            attempt = partial(failure_or_suspicion, plan.harness)
             failure = shrink(failure, attempt, plan.sampler, seconds=_SECONDS_OF_SUSPECT)
         line = repro_line(plan.settings, target, failure.case, name)
         known[name] = replace(known[name], failure=replace(failure, aspect=name), repro=line)

@@ -1,8 +1,12 @@
 """The cases of an examination's phases: those that are tried whatever the fuzzing finds, and the fuzzing itself.
 
+The cases of the phases from exact to bias are fixed beforehand and come interleaved, in the measured order of
+`assay.verify.examination.run.arranged`. The others follow one by one, in the order of `PHASES` there.
+
 | phase          | cases                                                                                             |
 |----------------|---------------------------------------------------------------------------------------------------|
 | first          | one small ordinary case, which shows whether the kernel is interpreted                            |
+| stored         | the cases of a golden store, if there is one (`assay.verify.cases.stored`)                        |
 | exact          | small integers, powers of two, one-hot rows, ties, equal sizes, one long size: nothing is rounded |
 | range          | logits of +-88, the format's ends, subnormals, zeros; scales, weights, slopes of any size and sign |
 | single_operand | one tensor of several is zero or subnormal                                                        |
@@ -12,11 +16,12 @@
 | every_number   | for an elementwise op, every number of a format of 16 bits or fewer                               |
 | invariants     | the same call twice; other data first, in other and in the same memory; rows alone; poisoned memory |
 | bias           | series of calls with fresh data, whose errors may not all have the same sign                      |
-| lengths        | sums of 8 to 65,536 terms of ordinary data, each also judged by the likely size of rounding errors |
-| over_limit     | more than 65,535 rows, or classes, if smaller cases were quick enough                             |
 | emitted        | for an interpreted kernel: contracted sums and approximate functions, as in NVIDIA's backend      |
 | plain_process  | for an isolated kernel: one call in a process without a trace of an examination                   |
+| lengths        | sums of 8 to 65,536 terms of ordinary data, each also judged by the likely size of rounding errors |
 | fuzz           | drawn by Hypothesis, which climbs towards larger ratios of error to radius                        |
+| over_limit     | more than 65,535 rows, or classes, if smaller cases were quick enough                             |
+| at             | sizes of production, if the caller names some (`assay.verify.cases.at_shape`)                     |
 """
 
 from __future__ import annotations
@@ -70,11 +75,11 @@ QUICK_LENGTHS = LENGTHS[::2]
 """The lengths of a quick effort."""
 
 
-def _bases(
+def _base_cases(
     sampler: Sampler, purpose: str, styles: Sequence[str], *, most: int = _MOST_OPTION_SETS, draws: int = 1
 ) -> Iterator[Case]:
     """Yield a case for each style and option set, the cheapest of ``draws``; ``most`` sets, drawn at random if there
-    are more. ``purpose`` makes each phase's seed its own.
+    are more. ``purpose`` makes each phase's seed its own; a style is a size class, of `_LIMITS`.
 
     Cases with a size of 0 or 1 are taken only if nothing else was drawn: a row of one element hides most faults.
     """
@@ -88,6 +93,7 @@ def _bases(
 
 
 def _chooser(sampler: Sampler, purpose: str) -> Callable[[Sequence[Any]], Any]:
+    # the sum seeds the cases: a purpose keeps its text when its phase is renamed ("gate", "seams", "beyond")
     position = sum((index + 1) * ord(letter) for index, letter in enumerate(purpose))
     return seeded(sampler.seed * 1_000_003 + position)
 
@@ -98,14 +104,14 @@ def _ordinary(case: Case, values: str = "normal", **changes: Any) -> Case:
     return with_values(case, values, **{"layouts": {}, "protocol": "once", "memory": "plain", **changes})
 
 
-def _with_kinds(case: Case, kinds: Mapping[str, str]) -> Case:
-    """Return the case with other distributions of the tensors named in ``kinds``."""
-    return replace(case, values={**case.values, **kinds})
+def _with_distributions(case: Case, distributions: Mapping[str, str]) -> Case:
+    """Return the case with other distributions of the tensors named in ``distributions``."""
+    return replace(case, values={**case.values, **distributions})
 
 
-def gate_cases(sampler: Sampler, style: str, values: str = "normal", draws: int = 1) -> Iterator[Case]:
+def ordinary_cases(sampler: Sampler, style: str, values: str = "normal", draws: int = 1) -> Iterator[Case]:
     """Yield ``draws`` ordinary cases for each option set, on which the check itself is checked."""
-    for index, base in enumerate(_bases(sampler, "gate", (style,) * draws)):
+    for index, base in enumerate(_base_cases(sampler, "gate", (style,) * draws)):
         yield _ordinary(base, values, unused="plain", seed=index)
 
 
@@ -114,20 +120,22 @@ def exact_cases(sampler: Sampler) -> Iterator[Case]:
     signatures = map(sampler.definition.signature, sampler.option_sets())
     rounds = any(tensor.bound for signature in signatures for tensor in real_tensors(signature))
     for distribution in (*EXACT, MIDPOINTS) if rounds else EXACT:
-        for base in _bases(sampler, distribution, ("any", "any") if distribution == "seesaw" else ("small", "tile")):
+        for base in _base_cases(
+            sampler, distribution, ("any", "any") if distribution == "seesaw" else ("small", "tile")
+        ):
             # scales and shares that lack the distribution are powers of two: products stay exact
             factors = [t for t in base.signature.tensors if t.role in ("scale", "weight")]
             plain = {tensor.name: "powers" for tensor in factors if distribution not in names_of(tensor)}
-            yield _with_kinds(_ordinary(base, distribution), plain)
+            yield _with_distributions(_ordinary(base, distribution), plain)
     # scales of 2^-127, times which bfloat16 holds an integer; pairs in any order, and twice at one place
-    for purpose, role, kind in (("least", "scale", "least"), ("pairs", "pair", "any")):
-        for base in _bases(sampler, purpose, ("small", "tile"), most=1):
-            if kinds := {tensor.name: kind for tensor in base.signature.tensors if tensor.role == role}:
-                yield _with_kinds(_ordinary(base, "integers"), kinds)
-    for base in _bases(sampler, "square", ("small",), most=1):
+    for purpose, role, distribution in (("least", "scale", "least"), ("pairs", "pair", "any")):
+        for base in _base_cases(sampler, purpose, ("small", "tile"), most=1):
+            if changed := {tensor.name: distribution for tensor in base.signature.tensors if tensor.role == role}:
+                yield _with_distributions(_ordinary(base, "integers"), changed)
+    for base in _base_cases(sampler, "square", ("small",), most=1):
         equal = dict.fromkeys(sampler.free_symbols(base), _SQUARE)
         yield _ordinary(base, "integers", sizes={**base.sizes, **equal})
-    for base in _bases(sampler, "long", ("small",), most=1):
+    for base in _base_cases(sampler, "long", ("small",), most=1):
         for symbol in sampler.free_symbols(base):
             longer = [sizes for size in _LONG if sampler.fits(sizes := {**base.sizes, symbol: size})]
             if longer and symbol not in base.definition.axes.grid:
@@ -137,14 +145,14 @@ def exact_cases(sampler: Sampler) -> Iterator[Case]:
 def range_cases(sampler: Sampler) -> Iterator[Case]:
     """Yield cases at the ends of the format's range; in some the first tensor is drawn from "above", the others from
     "below"."""
-    for base in _bases(sampler, "opposed", ("small", "tile")):
+    for base in _base_cases(sampler, "opposed", ("small", "tile")):
         opposed = _ordinary(base, "below")
         first = next(iter(opposed.values))
         if opposed.values[first] == "below":
-            yield _with_kinds(opposed, {first: "above"})
+            yield _with_distributions(opposed, {first: "above"})
     yield from _factor_cases(sampler)
     for distribution in RANGE:
-        for base in _bases(sampler, distribution, ("small", "tile")):
+        for base in _base_cases(sampler, distribution, ("small", "tile")):
             yield _ordinary(base, distribution)
 
 
@@ -155,26 +163,28 @@ def _factor_cases(sampler: Sampler) -> Iterator[Case]:
     In the small cases a scale's first element is negative, so that a scale of one element is negative too; in the
     others it is zero. Alone, because the signs of two scales could cancel.
     """
-    for base in _bases(sampler, "vast", ("small", "tile"), most=2):
+    for base in _base_cases(sampler, "vast", ("small", "tile"), most=2):
         if vast := {tensor.name: "vast" for tensor in base.signature.tensors if "vast" in names_of(tensor)}:
-            yield _with_kinds(_ordinary(base), vast)
+            yield _with_distributions(_ordinary(base), vast)
     for seed, style in enumerate(("small", "tile")):
-        for base in _bases(sampler, "cycled", (style,)):
+        for base in _base_cases(sampler, "cycled", (style,)):
             for tensor in base.signature.tensors:
                 if tensor.role == "scale" and format_named(base.dtypes[tensor.name]).signed:
-                    yield _with_kinds(_ordinary(base, seed=seed), {tensor.name: "cycled"})
+                    yield _with_distributions(_ordinary(base, seed=seed), {tensor.name: "cycled"})
 
 
 def single_operand_cases(sampler: Sampler) -> Iterator[Case]:
     """Yield cases in which one of several tensors is zero or subnormal, which shows the effect of the others by
     itself."""
-    for kind, others in (("zeros", "near_overflow"), ("subnormal", "normal")):
-        for base in _bases(sampler, kind + " alone", ("small",) * (2 if len(sampler.option_sets()) <= 2 else 1)):
+    for distribution, others in (("zeros", "near_overflow"), ("subnormal", "normal")):
+        for base in _base_cases(
+            sampler, distribution + " alone", ("small",) * (2 if len(sampler.option_sets()) <= 2 else 1)
+        ):
             far = {t.name: "far" for t in base.signature.tensors if t.role == "lse"}
             tensors = real_tensors(base.signature)
             for tensor in tensors if len(tensors) > 1 else ():
-                if kind in names_of(tensor):
-                    yield _with_kinds(_ordinary(base, others), {**far, tensor.name: kind})
+                if distribution in names_of(tensor):
+                    yield _with_distributions(_ordinary(base, others), {**far, tensor.name: distribution})
 
 
 def block_boundary_cases(sampler: Sampler) -> Iterator[Case]:
@@ -250,7 +260,7 @@ def over_limit_cases(sampler: Sampler) -> Iterator[Sequence[Case]]:
         step = base.definition.step(base.signature, symbol, base.sizes)
         sizes = [_with_few_elements(sampler, base, symbol, -(-size // step) * step) for size in _GROWING]
         if all(sizes):
-            yield [replace(_with_kinds(base, last), sizes=some) for some in sizes if some]
+            yield [replace(_with_distributions(base, last), sizes=some) for some in sizes if some]
 
 
 def _rows(case: Case) -> str:
@@ -277,7 +287,7 @@ def _with_few_elements(sampler: Sampler, base: Case, symbol: str, size: int) -> 
 
 def special_cases(sampler: Sampler) -> Iterator[Case]:
     """Yield cases with one NaN or infinity, at both ends and in the middle of each tensor."""
-    for base in _bases(sampler, "special", ("small", "tile"), most=2, draws=_DRAWS):
+    for base in _base_cases(sampler, "special", ("small", "tile"), most=2, draws=_DRAWS):
         plain = _ordinary(base, unused="plain")
         if plain.definition.inputs.unused is not None:
             for other in range(_UNUSED_SEEDS):
@@ -329,41 +339,43 @@ def invariant_cases(sampler: Sampler, contract: Contract) -> Iterator[Case]:
         styles["alone"] = ("small", "tile", "tile", "tile", "any", "any")
     for protocol in styles:
         draws = _DRAWS if protocol == "after_many" else 1
-        for base in _bases(sampler, protocol, styles[protocol], most=2, draws=draws):
+        for base in _base_cases(sampler, protocol, styles[protocol], most=2, draws=draws):
             case = _ordinary(base, protocol=protocol)
             yield case
             rows = case.definition.row_axis(case.options)
             if protocol == "alone" and rows is not None and rows not in sampler.shapes:  # odd and even numbers of rows
                 yield replace(case, sizes={**case.sizes, rows: case.sizes[rows] + 1})
     for memory in ("nan", "huge"):
-        for base in _bases(sampler, memory, ("small", "tile", "tile", "any"), most=2):
+        for base in _base_cases(sampler, memory, ("small", "tile", "tile", "any"), most=2):
             yield _ordinary(base, memory=memory)
-    for base in _bases(sampler, "empty", ("small",), most=1):
+    for base in _base_cases(sampler, "empty", ("small",), most=1):
         for symbol in base.definition.sizes.may_be_zero:
             if symbol in base.sizes and 0 in sampler.shapes.get(symbol, (0,)):
                 yield _ordinary(base, memory="nan", sizes={**base.sizes, symbol: 0})
     for layout in sampler.layouts:
         if layout != LAYOUTS[0]:
-            for base in _bases(sampler, layout, ("small", "tile"), most=2):
+            for base in _base_cases(sampler, layout, ("small", "tile"), most=2):
                 yield _ordinary(base, layouts={tensor.name: layout for tensor in base.signature.tensors})
 
 
 def emitted_cases(sampler: Sampler) -> Iterator[Case]:
     """Yield ordinary cases to be tried with the arithmetic that NVIDIA's backend emits."""
-    for base in _bases(sampler, "emitted", ("small", "tile"), most=2):
+    for base in _base_cases(sampler, "emitted", ("small", "tile"), most=2):
         yield _ordinary(base, protocol="emitted", unused="plain")
 
 
 def plain_process_cases(sampler: Sampler) -> Iterator[Case]:
     """Yield one case to be tried in a plain process."""
-    for base in _bases(sampler, "outside", ("tile",), most=1):
+    for base in _base_cases(sampler, "outside", ("tile",), most=1):
         yield _ordinary(base, protocol="outside", unused="plain")
 
 
 def bias_cases(sampler: Sampler) -> Iterator[Case]:
     """Yield series of calls (`assay.verify.comparison.bias`): numbers of one sign, where errors add up, and of both
     signs."""
-    drawn = sorted(_bases(sampler, "bias", ("tile",) * 4, most=2), key=lambda case: case.definition.cost(case.sizes))
+    drawn = sorted(
+        _base_cases(sampler, "bias", ("tile",) * 4, most=2), key=lambda case: case.definition.cost(case.sizes)
+    )
     for distribution in ("positive", "normal"):
         for base in drawn[-min(2, len(sampler.option_sets())) :]:  # where errors add up most
             yield _ordinary(base, distribution, protocol="bias", unused="plain")
@@ -385,7 +397,9 @@ def length_cases(sampler: Sampler, *, quick: bool = False) -> list[tuple[int, tu
         sizes = _sizes_of_sum(sampler, base, over, longest)
         if sizes is not None:
             cases = [
-                _with_kinds(_ordinary(base, data, unused="plain", seed=choose(range(1 << 24)), sizes=sizes), full)
+                _with_distributions(
+                    _ordinary(base, data, unused="plain", seed=choose(range(1 << 24)), sizes=sizes), full
+                )
                 for data in INDEPENDENT[1 if quick else 0 :]
             ]
             results.setdefault(dimension(over, sizes), tuple(cases))

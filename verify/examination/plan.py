@@ -48,9 +48,9 @@ class Plan:
 
 
 def make_plan(
-    kernel: Callable[..., Any], settings: Settings, before: Callable[[Case, float], None] | None = None
+    kernel: Callable[..., Any], settings: Settings, heartbeat: Callable[[Case, float], None] | None = None
 ) -> Plan:
-    """Return the plan of an examination with these settings. ``before`` is the callback of `Call`.
+    """Return the plan of an examination with these settings. ``heartbeat`` is the callback of `Call`.
 
     Raises `SettingError` or `ContractError` if this machine or the contract doesn't admit the settings.
     """
@@ -80,7 +80,7 @@ def make_plan(
         settings,
         kernel=getattr(kernel, "__qualname__", None) or getattr(kernel, "__name__", None) or repr(kernel),
         dtype=", ".join(dict.fromkeys(first.dtypes.values())),
-        harness=KernelHarness.of(kernel, settings, before),
+        harness=KernelHarness.of(kernel, settings, heartbeat),
         sampler=sampler,
         refusal=_refusal(contract, first),
     )

@@ -24,10 +24,10 @@ from assay.verify.comparison.result import by_reason
 from assay.verify.contract import Contract, contract_from_table
 from assay.verify.errors import SettingError, VerificationError
 from assay.verify.examination.diagnosis import diagnosed
-from assay.verify.examination.gate import gate
 from assay.verify.examination.plan import Plan, make_plan
 from assay.verify.examination.repro import repro_line
 from assay.verify.examination.run import Progress, Run, Tally
+from assay.verify.examination.sensitivity import sensitivity_check
 from assay.verify.findings import Detectable
 from assay.verify.harness.call import signature_mismatch
 from assay.verify.harness.frameworks import drops_roundings
@@ -164,7 +164,7 @@ def examination(
     """Run `examine` with its settings as a record; ``target`` names a kernel that has no importable name of its own."""
     target = target_of(kernel) or target
 
-    def before(case: Case, seconds: float) -> None:
+    def heartbeat(case: Case, seconds: float) -> None:
         if watch is not None:
             watch(repro_line(settings, target, case), seconds)
 
@@ -174,7 +174,7 @@ def examination(
         stack.enter_context(suspended())  # no pretended device here: each call of the kernel pretends one anew
         if (settings.faithful, settings.emission) != (emulated_device(), emulated_emission()):
             stack.enter_context(emulating(settings.faithful, emission=settings.emission))
-        plan = make_plan(kernel, settings, before)
+        plan = make_plan(kernel, settings, heartbeat)
         first = plan.sampler.case(lambda values: values[0], style="small")
         if words := signature_mismatch(kernel, first, settings.options):
             raise SettingError(f"kernel: {words}")
@@ -187,18 +187,18 @@ def examination(
 
 
 def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
-    """Run the gate and the phases, diagnose the failures, and return the verdict."""
+    """Run the sensitivity check and the phases, diagnose the failures, and return the verdict."""
     started = time.perf_counter()
     tally, detectable = Tally(), list[Detectable]()
     if plan.refusal:
         outcome, note = "REFUSED", plan.refusal
     else:
-        accepted, run = gate(plan), Run(plan, progress)
+        undetected, run = sensitivity_check(plan), Run(plan, progress)
         tally, detectable = run.execute(), run.detectable
         if tally.broken:
             progress("shrinking", 0, 0)
         tally = replace(tally, aspects=diagnosed(tally.aspects, plan, target))
-        outcome, note = _outcome(tally, accepted, plan.settings)
+        outcome, note = _outcome(tally, undetected, plan.settings)
     return Verdict(
         outcome=outcome,
         kernel=plan.kernel,
@@ -233,14 +233,14 @@ def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
     )
 
 
-def _outcome(tally: Tally, accepted: str | None, settings: Settings) -> tuple[str, str]:
+def _outcome(tally: Tally, undetected_corruption: str | None, settings: Settings) -> tuple[str, str]:
     """Return the outcome, and the reason for it unless it is PASS or FAIL."""
     if tally.broken - settings.unpromised:
         return "FAIL", ""
     if tally.not_interpreted:
         return "REFUSED", tally.not_interpreted[0]
-    if accepted:
-        return "VACUOUS", f"under this contract the check lets through {accepted}"
+    if undetected_corruption:
+        return "VACUOUS", f"under this contract the check lets through {undetected_corruption}"
     refused = tally.refused.total()
     if refused > tally.cases:
         return "MISTRUSTED" if tally.judged else "VACUOUS", f"{refused} of {refused + tally.cases} cases were refused"

@@ -75,10 +75,10 @@ def pretending(line: str, pretend: str) -> str:
     return repro_line(replace(settings, pretend=pretend), target, case, aspect)
 
 
-def run_line(line: str, target: str = "", before: Callable[[Case, float], None] | None = None) -> Result:
+def run_line(line: str, target: str = "", heartbeat: Callable[[Case, float], None] | None = None) -> Result:
     """Run the case of a repro line, and judge it by the statistical bound too.
 
-    ``target`` names the kernel if the line doesn't; ``before`` is the callback of `Call`. Raises `ReproError`, and
+    ``target`` names the kernel if the line doesn't; ``heartbeat`` is the callback of `Call`. Raises `ReproError`, and
     `SettingError` or `TargetError` if this machine lacks what the line needs.
     """
     settings, target, case, aspect = parse_line(line, target)
@@ -89,7 +89,7 @@ def run_line(line: str, target: str = "", before: Callable[[Case, float], None] 
     with generators_kept(), suspended(), emulating(settings.faithful, emission=settings.emission):
         with emulating("", device_to_pretend(settings.pretend, settings.faithful)):
             kernel = load_target(target)
-        harness = KernelHarness.of(kernel, settings, before)
+        harness = KernelHarness.of(kernel, settings, heartbeat)
         result = harness.try_case(case)
         if result.failure is None and has_independent_data(case):
             result = replace(result, failure=judge_statistically(harness.oracle, case, result).failure)

@@ -33,7 +33,7 @@ from assay.verify.examination import phases
 from assay.verify.examination.aspects import aspects_of, attributed_to, without_aspect
 from assay.verify.examination.plan import Plan
 from assay.verify.findings import Aspect, Detectable, Failure
-from assay.verify.harness.runner import KernelHarness, suspicion
+from assay.verify.harness.runner import KernelHarness, failure_or_suspicion
 
 T = TypeVar("T")
 Fixed = tuple[str, Case]
@@ -108,6 +108,7 @@ def _in_turn(cases: list[Fixed]) -> list[Fixed]:
             ends = tuple((name, not any(index)) for name, index, _ in case.edits)
             alike.setdefault((kind_of(fixed), *sorted(case.values.items()), *ends), []).append(fixed)
     left_out = set()
+    # a Latin square: the cases of a group come in rounds of one per option set; group t keeps set t + r of its round r
     for turn, group in enumerate(alike.values()):
         sets = len({repr(case.options) for _, case in group})
         left_out |= {id(fixed) for at, fixed in enumerate(group) if at % sets != (turn + at // sets) % sets}
@@ -190,7 +191,7 @@ _UNDECIDED_SHARE = 0.1  # more undecided elements than this are too many for a P
 _TIME_LIMIT = 4.0  # the most seconds of a case in a growing series, extrapolated from the case before it
 _LONG_CASE = 1.0  # the most seconds of a case at the next length
 _OVERHEAD = 1000  # sums shorter than this take about as long whatever their length: their time isn't extrapolated
-_HIDDEN = 3  # an aspect is given up as hidden after this many of its cases failed by another aspect
+_MOST_MASKED = 3  # an aspect is given up after this many of its cases failed by another aspect
 _OF_NUMBERS = {"numbers", "range", "subnormals", "shapes", "layouts"}  # aspects that a flushed subnormal may break
 Progress = Callable[[str, int, int], None]
 
@@ -202,7 +203,7 @@ class Run:
     plan: Plan
     progress: Progress
     tally: Tally = field(default_factory=Tally)
-    hidden: Counter[str] = field(default_factory=Counter)
+    masked_by_other_failure: Counter[str] = field(default_factory=Counter)
     """How many cases of each aspect failed by another aspect."""
     detectable: list[Detectable] = field(default_factory=list)
     """What the check notices at each length tried."""
@@ -229,9 +230,10 @@ class Run:
     def execute(self, names: Container[str] | None = None) -> Tally:
         """Run all phases, or those of these names, and return the tally.
 
-        Sizes are limited for all phases if a first ordinary case shows that the kernel is interpreted.
+        First of all, and so not among `PHASES`, comes one ordinary case; if it shows that the kernel is interpreted,
+        sizes are limited for all phases.
         """
-        self.attempt("first", next(phases.gate_cases(self.plan.sampler, "small")))
+        self.attempt("first", next(phases.ordinary_cases(self.plan.sampler, "small")))
         if self.harness.call.watch.launches:
             self.plan = replace(self.plan, sampler=self.plan.sampler.for_interpreter())
         for name, phase in PHASES:
@@ -242,12 +244,12 @@ class Run:
     def attempt(self, phase: str, case: Case, goldens: tuple[Golden, ...] | None = None) -> Result | None:
         """Try a case with the broken aspects removed; ``goldens`` are its goldens, if already known.
 
-        Return None if all its aspects are broken or hidden already, or if it gave no result that counts.
+        Return None if all its aspects are broken or given up already, or if it gave no result that counts.
         """
         plan = self.plan
         case = original = plan.sampler.tied(case)
-        hidden = {name for name, cases in self.hidden.items() if cases >= _HIDDEN}
-        if self.ended or aspects_of(case) <= self.removed | hidden:
+        given_up = {name for name, cases in self.masked_by_other_failure.items() if cases >= _MOST_MASKED}
+        if self.ended or aspects_of(case) <= self.removed | given_up:
             return None
         for aspect in self.removed if case.protocol != AT else ():
             case = plan.sampler.tied(without_aspect(aspect, case, plan.sampler))
@@ -268,7 +270,7 @@ class Run:
         return result
 
     def _add_failure(self, phase: str, result: Result, failure: Failure, shown: set[str]) -> None:
-        """Count a failure under one aspect of its case; the case's other aspects count as hidden."""
+        """Count a failure under one aspect of its case; it masks the case's other aspects."""
         sampler = self.plan.sampler
         aspect = attributed_to(failure, lambda case: self.harness.try_case(sampler.tied(case)).failure, sampler)
         if aspect in _OF_NUMBERS:
@@ -280,7 +282,7 @@ class Run:
         self.tally += Tally.of(phase, result, {aspect})
         same = {"determinism"} & shown - {aspect} if failure.golden is not None else set()  # the bits were compared
         self.tally += Tally(aspects=dict.fromkeys(same, Aspect("kept", 1)))
-        self.hidden.update(shown - same - {aspect})
+        self.masked_by_other_failure.update(shown - same - {aspect})
         self.ended = not self.plan.settings.every_aspect or failure.kind == "timeout" or failure.device_lost
         self.harness = self.harness.passing_over(frozenset(self.tally.broken & {"memory", "conduct"}))
 
@@ -294,7 +296,9 @@ class Run:
             return None
         second = judge_statistically(self.harness.oracle, case, result)
         if second.failure is not None:
-            aspect = attributed_to(second.failure, lambda case: suspicion(self.harness, sampler.tied(case)), sampler)
+            aspect = attributed_to(
+                second.failure, lambda case: failure_or_suspicion(self.harness, sampler.tied(case)), sampler
+            )
             self.tally += Tally(aspects={aspect: Aspect("suspect", failure=second.failure)})
         return result, second
 
@@ -367,6 +371,7 @@ def _fuzz(run: Run, name: str) -> None:
 def _over_limit(run: Run, name: str) -> None:
     """Try each series of growing cases until the next case would take too long."""
     most = _TIME_LIMIT / (4 if run.plan.settings.effort == "quick" else 1)
+    # the next case, GROWTH times as long at most, then stays within a quarter of a call's time limit
     longest = min(most, run.plan.settings.timeout / 4) / phases.GROWTH
     for series in phases.over_limit_cases(run.plan.sampler):
         for done, case in enumerate(series, 1):
@@ -394,7 +399,8 @@ def _lengths(run: Run, name: str) -> None:
 
     A longer effort also tries the series of the longest length of a quick effort, so that it finds no less.
     """
-    last: dict[bool, Case] = {}
+    longest_quick: Case | None = None  # as a quick effort would have it
+    longest: Case | None = None
     series = phases.length_cases(run.plan.sampler, quick=run.plan.settings.effort == "quick")
     for done, (length, cases) in enumerate(series, 1):
         growth = series[done][0] / length if done < len(series) and length >= _OVERHEAD else 1.0
@@ -406,10 +412,13 @@ def _lengths(run: Run, name: str) -> None:
         result = detectable(length, [pair for pair in seen if pair is not None])
         run.detectable += [result] if result is not None else []
         run.progress(name, done, len(series))
-        last[length > phases.QUICK_LENGTHS[-1]] = cases[-1]
+        if length > phases.QUICK_LENGTHS[-1]:
+            longest = cases[-1]
+        else:
+            longest_quick = cases[-1]
         if run.ended or slow:
             break
-    for case in last.values():
+    for case in filter(None, (longest_quick, longest)):
         run.attempt("bias", replace(case, protocol="bias"))
 
 
@@ -423,4 +432,5 @@ PHASES: tuple[tuple[str, Callable[[Run, str], None]], ...] = (
     ("over_limit", _over_limit),
     ("at", _at),
 )
-"""The phases in turn: name, and what it does; the fixed ones are one, so that the best of their cases come first."""
+"""The phases in turn: name, and what it does. Those of `fixed_cases` are one, "fixed", whose cases come in the order of
+`arranged`; a verdict counts them by their own names."""

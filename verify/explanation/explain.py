@@ -230,11 +230,11 @@ def _give_alike(known: Result, result: Result) -> bool:
     limits = iter(longer.tolerances)
     for tensor, fault, got in zip(result.case.signature.returns, known.outputs, result.outputs, strict=True):
         limit = None if tensor.is_integer else next(limits, None)
-        if limit is None or limit.codes is not None:
+        if limit is None or limit.definition_ends is not None:
             continue
         fault, got = fault.detach().cpu().double(), got.detach().cpu().double()
         gap = ulp_towards(fault, torch.zeros_like(fault), limit.out)
-        inner = torch.where(limit.inner.isfinite(), limit.inner, 0.0)
+        inner = torch.where(limit.pre_store_radius.isfinite(), limit.pre_store_radius, 0.0)
         alike = ((got - fault).abs() <= _FACTOR * (inner + gap)) | (got == fault) | (got.isnan() & fault.isnan())
         if not bool((alike | ~limit.judged).all()):
             return False

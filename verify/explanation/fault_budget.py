@@ -1,4 +1,4 @@
-"""A budget of processor time for fault models; one that raises does not stop the others."""
+"""A budget of processor time that fault models share; a model that raises does not stop the others."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -22,7 +22,7 @@ from assay.runtime.environment import generators_kept, standard_environment
 from assay.verify.cases.case import build
 from assay.verify.comparison.oracle import one_thread
 from assay.verify.errors import SettingError, TargetError
-from assay.verify.examination.phases import gate_cases
+from assay.verify.examination.phases import ordinary_cases
 from assay.verify.examination.plan import make_plan
 from assay.verify.findings import Failure
 from assay.verify.fingerprint import accumulator, tree, values
@@ -190,7 +190,7 @@ def card_of(kernel: Callable[..., Any], settings: Settings) -> Card:
 
 def _require(subject: Subject) -> None:
     """Raise `TargetError` if the kernel's arguments or the form of its results differ from the op's."""
-    harness, case = subject.plan.harness, next(gate_cases(subject.plan.sampler, "small"))
+    harness, case = subject.plan.harness, next(ordinary_cases(subject.plan.sampler, "small"))
     wrong = signature_mismatch(harness.call.kernel, case, harness.call.listed)
     if not wrong:
         outputs = harness.call(case, build(case, harness.device))

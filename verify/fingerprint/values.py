@@ -63,7 +63,7 @@ def cases(subject: Subject, distribution: str) -> list[Case]:
 def answers(subject: Subject, case: Case) -> tuple[Tensor, Golden]:
     """Return the first result (float64) of a call, and its golden."""
     outputs = subject.run(case, build(case, subject.plan.harness.device))
-    golden = subject.plan.harness.oracle.under(case, BallArithmetic())[0]
+    golden = subject.plan.harness.oracle.evaluate_in(case, BallArithmetic())[0]
     if case.signature.returns[0].is_integer or case.signature.returns[0].role == "rounded":
         raise Unseen("the first result is a code, not a number")
     return outputs[0], golden

@@ -168,7 +168,7 @@ class Call:
     """How a kernel is called.
 
     ``timeout`` is in seconds of processor time (`time_limit`), raised if ``pace`` shows that calls take longer.
-    ``before(case, seconds)`` is called for each case, before and after each call: the call returns within this many
+    ``heartbeat(case, seconds)`` is called for each case, before and after each call: the call returns within this many
     seconds (as `assay.runtime.deadline` counts them), or never; 0 if no call is in progress. ``environment`` is the
     numeric environment of the call; changes that the kernel leaves are undone, and listed in ``left_changed``. Only
     torch's default dtype, which a kernel may set in its first call for all later ones, carries over
@@ -181,7 +181,7 @@ class Call:
     listed: Mapping[str, Sequence[Any]]
     framework: str = "torch"
     timeout: float = 30.0
-    before: Callable[[Case, float], None] | None = None
+    heartbeat: Callable[[Case, float], None] | None = None
     environment: Environment = field(default_factory=environment, compare=False, repr=False)
     left_changed: dict[str, None] = field(default_factory=dict, compare=False, repr=False)  # in order, each once
     default_dtype: list[torch.dtype] = field(default_factory=list, compare=False, repr=False)  # none, or the one
@@ -190,10 +190,10 @@ class Call:
     pace: Pace = field(default_factory=Pace, compare=False, repr=False)
     watch: Watch = field(default_factory=Watch, compare=False, repr=False)
 
-    def tell(self, case: Case, seconds: float = 0.0) -> None:
+    def report(self, case: Case, seconds: float = 0.0) -> None:
         """Report the case and its time limit to the observer, which needs them if the process dies or hangs."""
-        if self.before is not None:
-            self.before(case, seconds)
+        if self.heartbeat is not None:
+            self.heartbeat(case, seconds)
 
     def __call__(self, case: Case, inputs: Inputs) -> tuple[torch.Tensor, ...] | Failure:
         """Return the kernel's results as torch tensors, or the failure of the call."""
@@ -220,14 +220,14 @@ class Call:
         emission = NVIDIA if case.protocol == EMITTED else None
         limit = self.pace.limit(case, self.timeout)
         timer: CpuLimit | None = None
-        self.tell(case, limit + GRACE)
+        self.report(case, limit + GRACE)
         try:
             with (  # the interpreter outside of what a time-out interrupts
                 pretend_cuda(self.pretend) if self.pretend else contextlib.nullcontext(),
                 self.watch.interpreting(input_tensors, emission)
                 if interpreted
                 else contextlib.nullcontext() as sanitizer,
-                time_limit(limit, lambda: self.tell(case, limit + GRACE)) as timer,
+                time_limit(limit, lambda: self.report(case, limit + GRACE)) as timer,
                 poison or contextlib.nullcontext(),
                 self.watch.allocating(sanitizer),
                 in_environment(wanted) as changed,
@@ -275,14 +275,14 @@ class Call:
             return replace(crash, message=message, aspect="memory")
         finally:
             self.left_changed.update(dict.fromkeys(changed))
-            self.tell(case)
+            self.report(case)
         if timer is not None:
             self.pace.add(case, timer.used)
         if sanitizer is not None and sanitizer.finding is not None:  # and the kernel has caught it
             return failure_of(case, sanitizer.finding.kind, str(sanitizer.finding))
         if poison is not None and poison.overrun():
             return failure_of(case, "out_of_bounds_write", "the kernel wrote beyond a tensor that it had allocated")
-        return self.form(case, inputs, result)
+        return self.checked_results(case, inputs, result)
 
     @contextlib.contextmanager
     def _default_dtype_kept(self) -> Iterator[None]:
@@ -293,7 +293,7 @@ class Call:
             if torch.get_default_dtype() != before:
                 self.default_dtype[:] = [torch.get_default_dtype()]
 
-    def form(self, case: Case, inputs: Inputs, result: Any) -> tuple[torch.Tensor, ...] | Failure:
+    def checked_results(self, case: Case, inputs: Inputs, result: Any) -> tuple[torch.Tensor, ...] | Failure:
         """Return the results if their number, shapes, dtypes and device are those of the signature; else a failure."""
         expected = case.signature.returns
         results = list(result) if isinstance(result, (tuple, list)) else [result]

@@ -60,10 +60,10 @@ class Isolation:
     def __exit__(self, *exception: object) -> None:
         self.end()
 
-    def pass_over(self, known: frozenset[str]) -> None:
-        """Tell the worker which aspects to ignore (`KernelHarness.known`)."""
-        if known != self.harness.known:
-            self.harness = replace(self.harness, known=known)
+    def pass_over(self, aspects: frozenset[str]) -> None:
+        """Tell the worker which aspects to ignore (`KernelHarness.ignored_aspects`)."""
+        if aspects != self.harness.ignored_aspects:
+            self.harness = replace(self.harness, ignored_aspects=aspects)
             self.end()
 
     def end(self) -> None:
@@ -76,8 +76,8 @@ class Isolation:
         """Run `KernelHarness.observe` in the worker; a lost worker is a failure of the case."""
         call = self.harness.call
         worker = self._worker = self._worker or self._started()
-        worker.on_heartbeat = lambda seconds: call.tell(case, WALL_FACTOR * seconds)  # this process only waits
-        call.tell(case, WALL_FACTOR * worker.submit(pickle.dumps(case), call.timeout + GRACE))
+        worker.on_heartbeat = lambda seconds: call.report(case, WALL_FACTOR * seconds)  # this process only waits
+        call.report(case, WALL_FACTOR * worker.submit(pickle.dumps(case), call.timeout + GRACE))
         result = worker.result()
         if isinstance(result, Lost):
             self.end()
@@ -131,7 +131,7 @@ def _serve_copy(parent: Parent, harness: KernelHarness, memory: int) -> None:
     torch.set_num_threads(1)
     # A fork of a process that used its thread pool would hang with more threads than one.
     environment = with_setting(harness.call.environment, torch.get_num_threads, 1)
-    call = replace(harness.call, before=_teller(parent), environment=environment)
+    call = replace(harness.call, heartbeat=_heartbeat(parent), environment=environment)
     _serve(parent, lambda: replace(harness, call=call, isolation=None, goldens=None), memory)
 
 
@@ -143,12 +143,12 @@ def _serve_new(
     def harness() -> KernelHarness:
         with emulating("", how["pretend"]):
             kernel = load_target(target)
-        return KernelHarness(Call(kernel, before=_teller(parent), **how), contract, device)
+        return KernelHarness(Call(kernel, heartbeat=_heartbeat(parent), **how), contract, device)
 
     _serve(parent, harness, memory)
 
 
-def _teller(parent: Parent) -> Callable[[Case, float], None]:
+def _heartbeat(parent: Parent) -> Callable[[Case, float], None]:
     """Return a callback that reports each call and its time limit to the judging process."""
     return lambda case, seconds: parent.heartbeat(seconds=seconds)
 

@@ -7,7 +7,9 @@ Protocols:
 - "after_other", "after_refill": a call with other data of the same shapes comes first, in other memory or in the same.
 - "after_many": many such calls come first, as in a benchmark.
 - "emitted": Triton kernels compute with the arithmetic that NVIDIA's backend emits.
-- "outside": the call is made in a plain process, where the kernel can't detect the examination.
+- "outside": the call is made in a plain process, where the kernel can't detect the examination. The phase is
+  "plain_process", the module `assay.verify.harness.clean_process`, and the aspect "conduct", which "after_refill" and
+  "after_many" show too, and tampering breaks.
 - "alone": each row by itself must give the bits that it gives among the others.
 - "bias": calls with fresh data, whose errors may not all lean to one side.
 - "at": a large case, called in poisoned memory, which shows unwritten elements, and then in plain memory, of whose
@@ -89,6 +91,7 @@ def _is_of_torch(name: str, value: Any) -> bool:
 
 Outputs = tuple[torch.Tensor, ...]
 
+_OTHER_SEED = 7_777_777  # added to a case's seed, for other data of the same shapes
 _MANY = 40  # equal calls of the protocol "after_many", as a benchmark makes them
 
 
@@ -98,7 +101,7 @@ class Observer(Protocol):
     def observe(self, case: Case) -> Outputs | Failure:
         """Return the outputs of a case, or its failure (`KernelHarness.observe`)."""
 
-    def pass_over(self, known: frozenset[str]) -> None:
+    def pass_over(self, aspects: frozenset[str]) -> None:
         """Make `observe` ignore these aspects."""
 
 
@@ -106,23 +109,23 @@ class Observer(Protocol):
 class KernelHarness:
     """A kernel with the way to call it and the contract to judge it by.
 
-    ``goldens`` are those of the case at hand, if already known. ``known`` are broken aspects to ignore, so that the
-    rest can be judged: that the kernel changes its inputs (`memory`), or library functions (`conduct`). ``isolation``
-    makes the calls in another process.
+    ``goldens`` are those of the case at hand, if already known. ``ignored_aspects`` are broken ones to ignore, so that
+    the rest can be judged: that the kernel changes its inputs (`memory`), or library functions (`conduct`).
+    ``isolation`` makes the calls in another process.
     """
 
     call: Call
     contract: Contract
     device: torch.device | str = "cpu"
     goldens: tuple[Golden, ...] | None = None
-    known: frozenset[str] = frozenset()
+    ignored_aspects: frozenset[str] = frozenset()
     isolation: Observer | None = None
 
     @staticmethod
     def of(
-        kernel: Callable[..., Any], settings: Settings, before: Callable[[Case, float], None] | None = None
+        kernel: Callable[..., Any], settings: Settings, heartbeat: Callable[[Case, float], None] | None = None
     ) -> KernelHarness:
-        """Return the harness of a kernel under these settings; ``before`` is the callback of `Call`."""
+        """Return the harness of a kernel under these settings; ``heartbeat`` is the callback of `Call`."""
         environment = with_changes(settings.environment)
         pretend = device_to_pretend(settings.pretend, settings.faithful) if settings.pretend else ""
         call = Call(
@@ -130,18 +133,18 @@ class KernelHarness:
             settings.options,
             settings.framework,
             settings.timeout,
-            before,
+            heartbeat,
             environment,
             pretend=pretend,
             refuses=settings.refuses,
         )
         return KernelHarness(call, settings.contract, settings.device)
 
-    def passing_over(self, known: frozenset[str]) -> KernelHarness:
+    def passing_over(self, aspects: frozenset[str]) -> KernelHarness:
         """Return a harness that ignores these aspects."""
         if self.isolation is not None:
-            self.isolation.pass_over(known)
-        return replace(self, known=known)
+            self.isolation.pass_over(aspects)
+        return replace(self, ignored_aspects=aspects)
 
     @property
     def oracle(self) -> Oracle:
@@ -154,8 +157,8 @@ class KernelHarness:
         computes."""
         try:
             if case.protocol == "bias":
-                return try_series(case, self.try_case, self.contract, self.oracle.under)
-            self.call.tell(case)
+                return try_series(case, self.try_case, self.contract, self.oracle.evaluate_in)
+            self.call.report(case)
             if self.isolation is not None:
                 values, seen = all_contents(case), self.isolation.observe(case)
             else:
@@ -185,14 +188,16 @@ class KernelHarness:
         """Make the calls of the case's protocol; return the outputs, or a failure other than wrong numbers."""
         namespaces = Namespaces()
         seed_generators(case.seed)
-        seen = self._in_plain_process(case, inputs) if case.protocol == "outside" else self._here(case, inputs)
+        seen = (
+            self._in_plain_process(case, inputs) if case.protocol == "outside" else self._in_this_process(case, inputs)
+        )
         replaced = namespaces.restore()
-        if replaced and "conduct" not in self.known:
+        if replaced and "conduct" not in self.ignored_aspects:
             words = f"the kernel replaced {', '.join(replaced)}"
             return failure_of(case, "input_mutated", words, aspect="conduct")
         return replace(seen, case=case) if isinstance(seen, Failure) else seen  # some calls are of a changed case
 
-    def _here(self, case: Case, inputs: Inputs) -> Outputs | Failure:
+    def _in_this_process(self, case: Case, inputs: Inputs) -> Outputs | Failure:
         """Make the calls in this process."""
         before: Outputs = ()
         if case.protocol.startswith("after_"):
@@ -207,7 +212,7 @@ class KernelHarness:
         if isinstance(outputs, Failure):
             return outputs
         damage = inputs.damage()
-        if damage is not None and "memory" not in self.known:
+        if damage is not None and "memory" not in self.ignored_aspects:
             name, kind = damage
             verb = "changed" if kind == "input_mutated" else "wrote beyond"
             return failure_of(case, kind, f"the kernel {verb} its input {name}")
@@ -218,7 +223,7 @@ class KernelHarness:
     def _other_data_first(self, case: Case, inputs: Inputs) -> tuple[Outputs | Failure, Inputs]:
         """Call with other data of the same shapes; return the outputs, and the case's own data, in the same memory
         unless the protocol is "after_other"."""
-        other = replace(case, seed=case.seed + 7_777_777, edits=())
+        other = replace(case, seed=case.seed + _OTHER_SEED, edits=())
         if case.protocol == "after_other":
             return self.call(case, build(other, self.device)), inputs
 
@@ -243,11 +248,11 @@ class KernelHarness:
     def _in_plain_process(self, case: Case, inputs: Inputs) -> Outputs | Failure:
         """Return the kernel's outputs in a plain process, or the failure of that call."""
         keywords = options_for(case, inputs, self.call.listed)
-        self.call.tell(case, WALL_FACTOR * (self.call.timeout + START))  # this process only waits
+        self.call.report(case, WALL_FACTOR * (self.call.timeout + START))  # this process only waits
         result = call_outside(target_of(self.call.kernel), inputs.positional, keywords, self.call.timeout)
-        self.call.tell(case)
+        self.call.report(case)
         if not isinstance(result, NoResult):
-            return self.call.form(case, inputs, result)
+            return self.call.checked_results(case, inputs, result)
         if result.lacks_gpu or self.call.pretend:
             return self.call(case, inputs)
         return failure_of(case, "crash", f"in a process of its own: {result.message}")
@@ -279,6 +284,7 @@ class KernelHarness:
         def single(tensor: torch.Tensor, dims: tuple[str, ...], row: int) -> torch.Tensor:
             return tensor.narrow(dims.index(symbol), row, 1) if symbol in dims else tensor
 
+        # the first three, the middle and the last: each costs a call
         for row in sorted({0, min(1, rows - 1), min(2, rows - 1), rows // 2, rows - 1}):
             whole = build(case, self.device)
             sliced = {
@@ -312,8 +318,8 @@ class KernelHarness:
         return None
 
 
-def suspicion(harness: KernelHarness, case: Case) -> Failure | None:
-    """Return the failure of a case, by the contract or by the statistical bound; None if it passes both."""
+def failure_or_suspicion(harness: KernelHarness, case: Case) -> Failure | None:
+    """Return a case's failure: proven by the contract, else suspected by the statistical bound; else None."""
     result = harness.try_case(case)
     if result.failure is not None or not has_independent_data(case):
         return result.failure

@@ -41,9 +41,14 @@ class ErrorDistribution:
         """Return the distribution with one more output, without elements whose tolerance is the same for both."""
         y = got.double()
         right = round_to(tight.golden, tight.out)
-        certain = tight.judged & y.isfinite() & right.isfinite() & (~loose.judged | (loose.inner > tight.inner))
+        certain = (
+            tight.judged
+            & y.isfinite()
+            & right.isfinite()
+            & (~loose.judged | (loose.pre_store_radius > tight.pre_store_radius))
+        )
         number = torch.where(certain, right, 1.0)
-        unit = tight.inner + (next_up(number.abs(), tight.out) - number.abs()) / 2
+        unit = tight.pre_store_radius + (next_up(number.abs(), tight.out) - number.abs()) / 2
         error = torch.where(certain, (y - right) * right.sign() / unit, 0.0)
         rows, counted = (x.reshape(-1, x.shape[-1] if x.dim() else 1) for x in (error, certain))
         mean = rows.sum(1, keepdim=True) / counted.sum(1, keepdim=True).clamp(min=1)

@@ -99,7 +99,10 @@ def _emulated(fault: FaultModel, observation: Observation) -> tuple[list[Golden]
     given = _stored(fault, observation.case, given) if fault.store else given  # otherwise the results before the store
     exact = [Golden(result.double(), torch.zeros(result.shape, dtype=torch.float64)) for result in given]
     allowed = [
-        Golden(golden.value, torch.where(limit.inner.isfinite(), limit.inner, 0.0) + _roundings(golden, limit))
+        Golden(
+            golden.value,
+            torch.where(limit.pre_store_radius.isfinite(), limit.pre_store_radius, 0.0) + _roundings(golden, limit),
+        )
         for golden, limit in zip(exact, observation.limits, strict=True)
     ]
     return exact, allowed

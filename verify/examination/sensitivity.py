@@ -1,7 +1,8 @@
-"""The gate: before any call of the kernel, the check must reject corrupted outputs.
+"""The sensitivity check: before any call of the kernel, the comparison must reject corrupted outputs.
 
 A tolerance that can't fail proves nothing. So the golden itself, rounded to the output format, is corrupted as a faulty
-kernel might corrupt it, and the check must reject every corruption that changes a judged element.
+kernel might corrupt it, and the comparison must reject every corruption that changes a judged element. If one goes
+undetected the examination goes on, and ends as VACUOUS unless it finds a fault.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from assay.golden.errors import Undecided
 from assay.verify.cases.case import build
 from assay.verify.comparison.corruptions import Numbers, of_structure, of_the_largest, with_element
 from assay.verify.comparison.judge import Tolerance, judge
-from assay.verify.examination.phases import gate_cases
+from assay.verify.examination.phases import ordinary_cases
 from assay.verify.examination.plan import Plan
 
 Tensor = torch.Tensor
 
 _ROUNDS = (("normal", 1), ("small", 1), ("normal", 4))
-"""What numbers the gate tries, in how many cases of each option set. A later round is tried only if the check has
-accepted some corruption in all cases so far."""
+"""What numbers the sensitivity check tries, in how many cases of each option set. A later round is tried only if some
+corruption went undetected in all cases so far."""
 _ANYTHING = "anything at all: no element is judged"
 
 
@@ -53,7 +54,7 @@ def _rows_differ(numbers: Numbers) -> bool:
 
 
 def outcomes(limits: Tolerance, out: Format) -> dict[str, bool]:
-    """Return whether the check rejects each corruption, by its description.
+    """Return whether the comparison rejects each corruption, by its description.
 
     A corruption that leaves every judged element equal (zeros of an output that is zero, or -0 for 0) is skipped.
     """
@@ -81,17 +82,19 @@ def undetected_corruption(seen: Iterable[Mapping[str, bool]]) -> str | None:
     return next((words for words, rejected in together.items() if not rejected), None)
 
 
-def gate(plan: Plan) -> str | None:
-    """Return a corruption that the check accepts, or None. The kernel isn't called.
+def sensitivity_check(plan: Plan) -> str | None:
+    """Return a corruption that no case detects, or None. The kernel isn't called.
 
     A corruption that passes on ordinary numbers may be rejected on small ones: in attention's gradient with TF32
     operands, errors of the scores are relative errors of the weights, and sums over many rows cancel. One that passes
     at one small size may be rejected at others: few results with a wide tolerance include a well-determined one.
     """
     seen: dict[str, list[dict[str, bool]]] = {}
-    accepted = None
-    for kind, draws in _ROUNDS:
-        for case in gate_cases(plan.sampler, "tile", kind, draws):  # smaller ones cancel some results altogether
+    undetected = None
+    for distribution, draws in _ROUNDS:
+        for case in ordinary_cases(
+            plan.sampler, "tile", distribution, draws
+        ):  # smaller ones cancel some results altogether
             values = {name: guarded.tensor for name, guarded in build(case).guarded.items()}
             try:
                 limits = plan.harness.oracle.tolerances(case, values)
@@ -100,7 +103,7 @@ def gate(plan: Plan) -> str | None:
             for tensor, format, allowed in zip(case.signature.returns, case.result_formats, limits, strict=True):
                 if not tensor.is_integer:
                     seen.setdefault(tensor.name, []).append(outcomes(allowed, format))
-        accepted = next(filter(None, map(undetected_corruption, seen.values())), None)
-        if accepted is None:
+        undetected = next(filter(None, map(undetected_corruption, seen.values())), None)
+        if undetected is None:
             break
-    return accepted
+    return undetected

@@ -15,7 +15,7 @@ from assay.kernels.libraries.pytorch import softmax
 from assay.verify import Contract
 from assay.verify.comparison.judge import Tolerance, judge, tolerance
 from assay.verify.comparison.statistics import least_errors
-from assay.verify.examination.gate import corruptions, outcomes, undetected_corruption
+from assay.verify.examination.sensitivity import corruptions, outcomes, undetected_corruption
 from tests.zoo.norms import layernorm_backward_torch
 from tests.zoo.rounding import attention_backward_tf32
 
