@@ -4,11 +4,16 @@ the first three by default.
 docs/evidence.toml lists most of them as claims. `order` rewrites configs/case_order.toml.
 """
 
+import multiprocessing
 import platform
 import sys
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -30,60 +35,88 @@ def golden() -> None:
         console.print(measure())
 
 
+def side_by_side(function: Callable[[int], Any], count: int) -> Iterator[Any]:
+    """Yield the results of a function of this module for each index below ``count``, by processes on all cores."""
+    torch.set_num_threads(1)  # before the fork, which an OpenMP pool of threads would not survive
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork")) as pool:
+        yield from track(pool.map(function, range(count)), console=console, total=count)
+
+
 def examination() -> None:
-    """Measure the processor time of examining each available kernel, quick and usual: one dtype, one thread."""
+    """Measure the processor time of examining each available kernel in one dtype: quick, and every fourth at usual."""
+    row = "{:44} {:28} {:>24} {:>24}".format
+    console.print(row("kernel", "op", *(f"{effort}: cases, seconds" for effort in ("quick", "usual"))))
+    for entry, cells in zip(available(), side_by_side(examined, len(available())), strict=True):
+        console.print(row(entry.name, entry.settings.spec, *cells))
+
+
+@cache
+def available() -> list[Any]:
+    """Return the survey's kernels that run here."""
     from assay.verify.campaign.table import entries
+
+    return [entry for entry in entries() if not entry.absence("cpu")]
+
+
+def examined(index: int) -> list[str]:
+    """Return the outcome, cases and processor seconds of a kernel at each effort."""
     from assay.verify.harness.target import load_target
 
-    torch.set_num_threads(1)
-    row = "{:44} {:28} {:>24} {:>24}".format
-    print(row("kernel", "op", *(f"{effort}: cases, seconds" for effort in ("quick", "usual"))))
-    for entry in entries():
-        if entry.absence("cpu"):
-            continue
-        kernel, dtype = load_target(entry.target), (entry.survey_dtypes or entry.dtypes)[0]
-        cells = []
-        for effort in ("quick", "usual"):
-            started = time.process_time()
-            verdict = examination_of(kernel, replace(entry.settings, dtype=dtype, effort=effort))
-            cells.append(f"{verdict.outcome} {verdict.cases} {time.process_time() - started:5.1f}")
-        print(row(entry.name, entry.settings.spec, *cells), flush=True)
+    entry, cells = available()[index], []
+    for effort in ("quick", "usual") if index % 4 == 0 else ("quick",):
+        dtype, started = (entry.survey_dtypes or entry.dtypes)[0], time.process_time()
+        verdict = examination_of(load_target(entry.target), replace(entry.settings, dtype=dtype, effort=effort))
+        cells.append(f"{verdict.outcome} {verdict.cases} {time.process_time() - started:5.1f}")
+    return [*cells, ""][:2]
 
 
 def zoo() -> None:
-    """Check that the correct kernels of the tests pass and the faulty ones fail, with thorough effort."""
+    """Check that every fourth correct kernel of the tests passes and every fourth faulty one fails, at usual effort."""
     from tests.zoo import FAULTY, HONEST
 
-    torch.set_num_threads(1)
-    for entries, wanted in ((HONEST, True), (FAULTY, False)):
-        wrong, cases = [], 0
-        for entry in track(entries, console=console, description="honest" if wanted else "faulty"):
-            settings = {"effort": "thorough", "strict": True, "every_aspect": wanted, **entry.examine}
-            verdict = examine(entry.kernel, entry.spec, **settings)
-            cases += verdict.cases
-            if verdict.passed is not wanted:
-                wrong.append(entry.name)
-                console.print(f"{'flagged' if wanted else 'missed'}: {entry.name}: {verdict.repro or verdict.outcome}")
-        verb = "honest kernels flagged" if wanted else "faulty kernels missed"
-        console.print(f"{verb}: {len(wrong)} of {len(entries)} in {cases:,} cases {wrong}")
+    honest, faulty = HONEST[::4], FAULTY[::4]
+    results = list(side_by_side(judged, len(honest) + len(faulty)))
+    for entries, wanted, verb in ((honest, True, "honest kernels flagged"), (faulty, False, "faulty kernels missed")):
+        own, results = results[: len(entries)], results[len(entries) :]
+        wrong = [(entry.name, told) for entry, (passed, _, told) in zip(entries, own, strict=True) if passed != wanted]
+        for name, told in wrong:
+            console.print(f"{name}: {told}")
+        cases = sum(cases for _, cases, _ in own)
+        console.print(f"{verb}: {len(wrong)} of {len(entries)} in {cases:,} cases {[name for name, _ in wrong]}")
+
+
+def judged(index: int) -> tuple[bool, int, str]:
+    """Return whether a kernel of the tests passes, the cases, and how to repeat a failure."""
+    from tests.zoo import FAULTY, HONEST
+
+    honest = HONEST[::4]
+    entry = (*honest, *FAULTY[::4])[index]
+    settings = {"effort": "usual", "strict": True, "every_aspect": index < len(honest), **entry.examine}
+    verdict = examine(entry.kernel, entry.spec, **settings)
+    return verdict.passed, verdict.cases, verdict.repro or verdict.outcome
 
 
 def lengths() -> None:
     """Run correct kernels of the tests at growing lengths; count those with errors that rounding hardly explains."""
+    from tests.zoo import HONEST
+
+    seeds = 2
+    flagged = [name for name in side_by_side(suspected, seeds * len(HONEST)) if name]
+    console.print(f"honest kernels suspect or broken: {len(flagged)} in {seeds * len(HONEST)} examinations {flagged}")
+
+
+def suspected(index: int) -> str:
+    """Return the name of an honest kernel whose errors at growing lengths are suspect, else nothing."""
     from assay.verify.examination.plan import make_plan
     from assay.verify.examination.run import Run
     from assay.verify.settings import Settings
     from tests.zoo import HONEST
 
-    torch.set_num_threads(1)
-    flagged, examinations = [], 0
-    for seed in range(4):
-        for entry in track(HONEST, console=console, description=f"seed {seed}"):
-            settings = Settings(entry.spec, **(entry.examine | {"examples": 0, "seed": seed}))
-            tally = Run(make_plan(entry.kernel, settings), lambda phase, done, of: None).execute(("lengths",))
-            examinations += 1
-            flagged += [entry.name] if tally.suspect or tally.broken else []
-    console.print(f"honest kernels suspect or broken: {len(flagged)} in {examinations} examinations {flagged}")
+    seed, index = divmod(index, len(HONEST))
+    entry = HONEST[index]
+    settings = Settings(entry.spec, **(entry.examine | {"examples": 0, "seed": seed}))
+    tally = Run(make_plan(entry.kernel, settings), lambda phase, done, of: None).execute(("lengths",))
+    return entry.name if tally.suspect or tally.broken else ""
 
 
 def order() -> None:
