@@ -75,7 +75,7 @@ def zoo() -> None:
     from tests.zoo import FAULTY, HONEST
 
     honest, faulty = HONEST[::4], FAULTY[::4]
-    results = list(side_by_side(judged, len(honest) + len(faulty)))
+    results, failed = list(side_by_side(judged, len(honest) + len(faulty))), False
     for entries, wanted, verb in ((honest, True, "honest kernels flagged"), (faulty, False, "faulty kernels missed")):
         own, results = results[: len(entries)], results[len(entries) :]
         wrong = [(entry.name, told) for entry, (passed, _, told) in zip(entries, own, strict=True) if passed != wanted]
@@ -83,6 +83,9 @@ def zoo() -> None:
             console.print(f"{name}: {told}")
         cases = sum(cases for _, cases, _ in own)
         console.print(f"{verb}: {len(wrong)} of {len(entries)} in {cases:,} cases {[name for name, _ in wrong]}")
+        failed |= bool(wrong)
+    if failed:
+        sys.exit(1)
 
 
 def judged(index: int) -> tuple[bool, int, str]:
@@ -103,6 +106,8 @@ def lengths() -> None:
     seeds = 2
     flagged = [name for name in side_by_side(suspected, seeds * len(HONEST)) if name]
     console.print(f"honest kernels suspect or broken: {len(flagged)} in {seeds * len(HONEST)} examinations {flagged}")
+    if flagged:
+        sys.exit(1)
 
 
 def suspected(index: int) -> str:
