@@ -79,9 +79,11 @@ def zoo() -> None:
     results, failed = list(side_by_side(judged, len(honest) + len(faulty))), False
     for entries, wanted, verb in ((honest, True, "honest kernels flagged"), (faulty, False, "faulty kernels missed")):
         own, results = results[: len(entries)], results[len(entries) :]
-        wrong = [(entry.name, told) for entry, (passed, _, told) in zip(entries, own, strict=True) if passed != wanted]
-        for name, told in wrong:
-            console.print(f"{name}: {told}")
+        wrong = [
+            (entry.name, message) for entry, (passed, _, message) in zip(entries, own, strict=True) if passed != wanted
+        ]
+        for name, message in wrong:
+            console.print(f"{name}: {message}")
         cases = sum(cases for _, cases, _ in own)
         console.print(f"{verb}: {len(wrong)} of {len(entries)} in {cases:,} cases {[name for name, _ in wrong]}")
         failed |= bool(wrong)

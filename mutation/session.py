@@ -371,7 +371,7 @@ class Audit:
         site.tests[test] += 1
         if not look:
             return
-        site.looked += 1
+        site.examined += 1
         if comparison.answer in ("bool", "elements"):
             site.unused = site.unused or locations.unused(frame, code)
         from assay.mutation.replay import says_yes  # imports NumPy

@@ -97,7 +97,7 @@ def backward_through_blocks(chain: Chain, batch: int, visitor: Sensitivity, cota
     cotangents.backpropagate(visitor, first, given)
 
 
-_IN_PLACE = re.compile("in-?place")  # in autograd's errors
+_INPLACE = re.compile("in-?place")  # in autograd's errors
 
 AnySensitivity = TypeVar("AnySensitivity", bound=Sensitivity)
 
@@ -181,7 +181,7 @@ def products_of(
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
-                if copies or not _IN_PLACE.search(str(error)):
+                if copies or not _INPLACE.search(str(error)):
                     reason = str(error).partition("\n")[0]
                     raise BadModel(
                         f"expected a model that gradients lead back through, got one that torch refuses: {reason}"

@@ -204,7 +204,7 @@ def _explained(name: str, aspect: Aspect, plan: Plan, broken: int, promises: Pro
         aspect,
         failure=failure,
         explanations=explained.explanations,
-        not_asked=explained.not_asked,
+        not_asked=explained.raised,
         known=_known(name, failure, first.case, plan, is_explained=bool(explained.explanations)),
         sample=sample_of(failure.case, again),
     )

@@ -300,8 +300,8 @@ def special_cases(sampler: Sampler) -> Iterator[Case]:
             shape, infinities = plain.shape(tensor), format_named(plain.dtypes[tensor.name]).infinities
             if not all(shape):
                 continue
-            places = [(0.0, math.nan), (1.0, math.nan), (0.5, math.inf), (0.0, -math.inf), (1.0, math.inf)]
-            for fraction, value in places + [(0.0, -0.0)] * plain.definition.axes.elementwise:
+            values = [(0.0, math.nan), (1.0, math.nan), (0.5, math.inf), (0.0, -math.inf), (1.0, math.inf)]
+            for fraction, value in values + [(0.0, -0.0)] * plain.definition.axes.elementwise:
                 if infinities or not math.isinf(value):
                     index = tuple(round(fraction * (size - 1)) for size in shape)
                     yield replace(plain, edits=((tensor.name, index, value),))
@@ -310,7 +310,9 @@ def special_cases(sampler: Sampler) -> Iterator[Case]:
                 zeros = with_values(plain, "ties", seed=plain.seed + 1)  # zero times infinity
                 yield replace(zeros, edits=((tensor.name, middle, math.inf),))
                 if tensor.name == plain.signature.tensors[0].name and len(shape) == 2 and shape[1] <= _SHORT:
-                    yield replace(plain, edits=tuple((tensor.name, (0, place), -math.inf) for place in range(shape[1])))
+                    yield replace(
+                        plain, edits=tuple((tensor.name, (0, column), -math.inf) for column in range(shape[1]))
+                    )
 
 
 def every_cases(sampler: Sampler) -> Iterator[Case]:
