@@ -1,4 +1,4 @@
-"""The cheats that a solution can be caught at, and those that the observations of its process show.
+"""The cheats that a solution can be caught at, and the ones that the observations of its process show.
 
 A name stands for an observation, not for an author's intention; docs/judge.md has the table.
 """
