@@ -33,7 +33,7 @@ _SMALL = 1 << 16
 def cast_when_run(model: torch.nn.Module, name: str, dtype: torch.dtype = torch.float32) -> None:
     """Leave each weight in its dtype; give its module a temporary copy in ``dtype`` whenever it runs.
 
-    The parameters themselves move to the meta device, as accelerate's do whose values are in files; small ones are cast at
+    The parameters themselves move to the meta device, as with accelerate's values in files; small ones are cast at
     once. A model whose modules use each other's weights, as torch's MultiheadAttention does, is cast entirely.
     """
     hooks = optional("accelerate.hooks", purpose=name, extra="audit")
