@@ -173,7 +173,7 @@ def _fault_is_detected() -> str:
 
 
 _SELF_TESTS: dict[str, Callable[[], str]] = {
-    "a golden lies within its radius of 30 digits by Arb": _golden_against_arb,
+    "a golden is within its radius of 30 digits by Arb": _golden_against_arb,
     "rounding to float8_e4m3fn agrees with exact fractions": _rounding_against_fractions,
     "triton kernels are interpreted with a GPU's numbers": _faithful_interpreter,
     "a right softmax passes, a faulty one fails": _fault_is_detected,

@@ -64,7 +64,7 @@ def taken_over(report: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str,
 
 
 def page(data: Mapping[str, Any], table: Sequence[Entry]) -> str:
-    """Return the page: counts, then kernels that keep their contract and those that don't, by package."""
+    """Return the page: counts, then kernels that keep their contract and kernels that don't, by package."""
     rows = [(entry, dtype, row) for entry in table for dtype, row in _of(entry, data).items()]
     groups = list(dict.fromkeys(entry.group for entry in table))
     counts = Counter(row["outcome"] for _, _, row in rows)

@@ -1,4 +1,4 @@
-"""Probes: calls that differ in one respect, to show what a solution's results depend on.
+"""Probes: calls that differ in one respect, to show the dependencies of a solution's results.
 
 Most are made only after wrong numbers, to explain them. Ignored arguments and single elements are always probed,
 because results remembered from earlier calls hide them.

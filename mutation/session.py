@@ -174,7 +174,7 @@ class Patches:
         return module in self._waiting
 
     def imported(self, name: str) -> None:
-        """Wrap the functions of a module that was just imported; those that its version lacks are skipped."""
+        """Wrap the functions of a module that was just imported; functions that its version lacks are skipped."""
         module = sys.modules[name]
         replaced: dict[int, tuple[Any, Any]] = {}
         for comparison in self._waiting.pop(name, []):

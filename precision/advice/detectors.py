@@ -630,7 +630,7 @@ _DETECTORS = (
 def findings(
     model: torch.nn.Module, batches: Sequence[Any], predictor: Predictor, chain: Chain | None = None
 ) -> list[Finding]:
-    """Return all findings: what breaks the model, what a prediction can't show, what costs most, and notes. A
+    """Return all findings: what breaks the model, what no prediction shows, what costs most, and notes. A
     `random_control` runs at most once, for sites whose scales may be the cause."""
     results = [finding for detector in _DETECTORS for finding in detector(predictor, predictor.observed)]
     repaired = {(each.site, each.numbers["scheme"]) for each in results if each.kind == "granularity"}

@@ -109,7 +109,7 @@ def groups_of(predictor: Predictor, roofline: Roofline, fixed: Collection[str] =
     """Return the fusion groups, sites that take one scheme together, with the schemes that all of their sites support.
 
     fixed: names of sites that keep their own format, and their groups with them. Schemes that break the model are left
-    out, as are those that save nothing, which would cost accuracy without any gain.
+    out, as are any that save nothing, which would cost accuracy without any gain.
     """
     observed = predictor.observed
     members: dict[str, list[str]] = {}
@@ -327,7 +327,7 @@ class Recommender:
         return math.fsum(min(getattr(option, quantity) for option in group.options) for group in self._groups)
 
     def _bound(self, best: Assignment, limits: Totals, minimise: Quantity) -> str:
-        """Return in words the used-up budgets among those that the unchanged model does not meet."""
+        """Return in words the used-up budgets, of the ones that the unchanged model does not meet."""
         totals, near = _totals(best.measured, best.cost), list[Quantity](["error"])
         if minimise == "bytes" and best.cost.bytes <= self._least("bytes") * (1 + 1e-9):
             return f"no budget binds: the fewest bytes that there are {self._among}"

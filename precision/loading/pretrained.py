@@ -33,8 +33,8 @@ _SMALL = 1 << 16
 def cast_when_run(model: torch.nn.Module, name: str, dtype: torch.dtype = torch.float32) -> None:
     """Leave each weight in its dtype; give its module a temporary copy in ``dtype`` whenever it runs.
 
-    The parameters themselves move to the meta device, like those that accelerate reads from files; small ones are cast
-    at once. A model whose modules use each other's weights, as torch's MultiheadAttention does, is cast entirely.
+    The parameters themselves move to the meta device, as with accelerate's values in files; small ones are cast at
+    once. A model whose modules use each other's weights, as torch's MultiheadAttention does, is cast entirely.
     """
     hooks = optional("accelerate.hooks", purpose=name, extra="audit")
     if any(isinstance(module, torch.nn.MultiheadAttention) for module in model.modules()):

@@ -122,7 +122,7 @@ def differentiate(
 
     again: the number of further cotangents, for all sites but embedding tables. Where few rows or sequences dominate,
     as within attention, one cotangent is accurate within a factor of two only. Rows of large weights are sampled
-    (`row_sampling`) unless ``exact``. seed: of the cotangents and the rows. change: what a scheme changes in a tensor.
+    (`row_sampling`) unless ``exact``. seed: of the cotangents and the rows. change: a scheme's change of a tensor.
     chain: the model as a chain over these batches, for passes block by block. ``done`` receives the number of finished
     batches. Raises BadModel for outputs without a gradient.
     """
