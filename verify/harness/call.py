@@ -31,7 +31,7 @@ from assay.verify.findings import Failure, Kind
 from assay.verify.harness import lost_device
 from assay.verify.harness.compiled import every_variant_compiled
 from assay.verify.harness.frameworks import framework_named, make_room
-from assay.verify.harness.refusals import refusal, refused_by_reference
+from assay.verify.harness.refusals import refusal, refused_by_library, refused_by_reference
 from assay.verify.harness.time_limit import KernelTimeout, Pace, time_limit
 
 _GUARD = 32  # elements in each guard zone; few, as every allocation of a call gets two zones
@@ -253,7 +253,11 @@ class Call:
                 return failure_of(case, sanitizer.finding.kind, str(sanitizer.finding))
             if missing := _not_interpreted(error):
                 return failure_of(case, "not_interpreted", one_line(missing))
-            if words := refusal(error, case, self.refuses) or refused_by_reference(error, case, arguments, keywords):
+            if words := (
+                refusal(error, case, self.refuses)
+                or refused_by_library(error)
+                or refused_by_reference(error, case, arguments, keywords)
+            ):
                 return failure_of(case, "refused", words)
             if words := lost_device.lacking_resources(error):
                 return failure_of(case, "refused", words)
