@@ -36,6 +36,10 @@ def judge(
     contract: settings.ContractFields = None,
     timeout: Annotated[float, Option(min=0.01, help="Seconds for one question to the solution.")] = 30.0,
     memory: Annotated[float, Option(min=0.01, help="GiB that the solution's process may hold.")] = 8.0,
+    sandbox: Annotated[
+        str, Option(metavar="auto|bwrap|none", help="Where the solution runs; auto: in a sandbox, if there is one.")
+    ] = "auto",
+    require_sandbox: Annotated[bool, Option("--require-sandbox", help="As --sandbox bwrap.")] = False,
     timed: Annotated[bool, Option("--timing/--no-timing", help="Time it beside the reference.")] = True,
     compiled: Annotated[
         bool | None,
@@ -77,6 +81,7 @@ def judge(
         "memory": memory,
         "timed": timed,
         "compiled": compiled,
+        "sandbox": "bwrap" if require_sandbox else sandbox,
     }
     if list_ is not None:
         if problem or trial or trace:

@@ -41,13 +41,14 @@ def timed(report: Report, run: Run, under_test: SolutionUnderTest, first: Observ
     size = sum(part.numel() * part.element_size() for part in first.outputs)
     most = max(2, _BYTES // max(2 * size, 1)) if indices else len(data)
     with ExitStack() as stack:
+        host = stack.enter_context(options.host(report.problem, "reference"))  # which the solution can't slow down
         for name, values in zip(names, arguments, strict=True):
             run.process.store(name, values)
         own, notes, others = Stopwatch(run.process, names, seeds, indices), [], {}
         compiles = options.effort != "quick" if options.compiled is None else options.compiled
         for title in ("reference", *(["compiled"] if compiles else [])):
             try:
-                process = stack.enter_context(options.process(own_answer(report.problem)))
+                process = stack.enter_context(options.process(own_answer(report.problem), host))
                 _prepare(process, report, under_test)
                 for name, values in zip(names, arguments, strict=True):
                     process.store(name, values)
