@@ -183,3 +183,31 @@ def test_a_table_of_verdicts_joins_dtypes_that_came_out_alike(part: ModuleType) 
         "| mm | float32, float16 | PASS | 97 to 98 |  |",
         "| mm | bfloat16 | FAIL | 95 | `a\\|b` |",
     ]
+
+
+def test_adapters_of_cuda_kernels_call_pytorch_as_the_specs_do(part: ModuleType) -> None:
+    """On a CPU, which has some of them; each entry for CUDA names a function that there is."""
+    from assay.kernels.libraries import pytorch_cuda
+    from assay.verify.campaign.table import entries
+    from assay.verify.harness.target import load_target
+
+    for entry in entries():
+        if entry.group == "torch-cuda":
+            assert callable(load_target(entry.target))
+            assert entry.absence("cpu") == "runs on cuda, not on cpu"
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, heads, 5, 64, generator=generator) for heads in (4, 2, 2))
+    scores = (q / 8) @ k.repeat_interleave(2, 1).mT
+    scores = scores.masked_fill(~torch.ones(5, 5, dtype=torch.bool).tril(), float("-inf"))
+    wanted = scores.softmax(-1) @ v.repeat_interleave(2, 1)
+    torch.testing.assert_close(pytorch_cuda.sdpa_flash(q, k, v, causal="top_left"), wanted)  # CPUs have this backend
+    a, b = torch.randn(16, 32, generator=generator), torch.randn(32, 48, generator=generator)
+    a8, b8 = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
+    scale_a, scale_b = torch.rand(16, 1) + 0.5, torch.rand(1, 48) + 0.5
+    got = pytorch_cuda.scaled_mm(a8, b8, scale_a, scale_b, granularity="row")
+    torch.testing.assert_close(got, (a8.float() @ b8.float() * scale_a * scale_b).bfloat16())
+    before = torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction, torch.backends.cuda.matmul.allow_tf32
+    for multiply in (pytorch_cuda.mm_full_reduction, pytorch_cuda.mm_tf32):
+        torch.testing.assert_close(multiply(a, b), a @ b)
+    after = torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction, torch.backends.cuda.matmul.allow_tf32
+    assert before == after

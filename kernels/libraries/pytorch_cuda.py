@@ -49,8 +49,8 @@ def scaled_mm_fast(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, gr
 
 def _scaled_mm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, fast: bool) -> Tensor:
     a, b = a.contiguous(), b.t().contiguous().t()
-    scales = (x.clone(memory_format=torch.contiguous_format) for x in (scale_a, scale_b))
-    return torch._scaled_mm(a, b, *scales, out_dtype=torch.bfloat16, use_fast_accum=fast)
+    scale_a, scale_b = (x.clone(memory_format=torch.contiguous_format) for x in (scale_a, scale_b))
+    return torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=torch.bfloat16, use_fast_accum=fast)
 
 
 def mm_full_reduction(a: Tensor, b: Tensor) -> Tensor:
