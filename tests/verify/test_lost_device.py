@@ -232,6 +232,9 @@ def test_the_shrunk_case_is_run_once_under_compute_sanitizer(
         "by thread (33,0,0) in block (1,0,0); Access to 0x7f0000000202 is out of bounds"
     )
     assert seen.read_text(encoding="utf-8").splitlines() == [broken(verdict).repro]
+    page = verdict.to_html(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Invalid __global__ read of size 4 bytes" in page
+    assert "the output comes within" not in page
 
 
 def test_a_configuration_beyond_the_device_is_a_refusal(kernels: Any) -> None:
