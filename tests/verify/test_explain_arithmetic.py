@@ -13,7 +13,7 @@ from assay.formats import matrix_units
 from assay.formats.accumulator import accumulator_named
 from assay.formats.devices import tensor_cores_of_capability
 from assay.golden import spec
-from assay.interpreter import pretend_cuda
+from assay.interpreter import faithful, pretend_cuda
 from assay.verify import Contract, Verdict, examine
 from assay.verify.cases.sampler import Sampler, seeded
 from assay.verify.explanation.explain import _candidates
@@ -98,7 +98,7 @@ KERNELS: dict[str, tuple[str, Callable[..., Any], dict[str, Any], str, str, str]
 
 
 def explained(kernel: Callable[..., Any], op: str, settings: dict[str, Any], device: str = "h100") -> Verdict:
-    with pretend_cuda(device) if device else nullcontext():
+    with faithful(device=device) if device else nullcontext():
         given: dict[str, Any] = {"effort": "quick", "examples": 4, "every_aspect": False, "shapes": LONG, **settings}
         return fails(examine(kernel, op, **given))
 
