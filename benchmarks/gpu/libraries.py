@@ -4,6 +4,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -36,10 +37,11 @@ def body(part: Part) -> None:
                 lambda x=x, w=weight, b=bias: functional.layer_norm(x, w.shape, w, b, 1e-5),
             ),
         }
-        _rows(part, f"[{rows}, {columns}]", pairs)
+        part.step(f"rows {rows} {columns}", partial(_rows, part, f"[{rows}, {columns}]", pairs))
     for size in (32,) if part.rehearsal else (1024, 8192):
         a, b = torch.randn(2, size, size, device=part.device).bfloat16()
-        _rows(part, f"[{size}, {size}]", {"gemm": (lambda a=a, b=b: gemm(a, b), lambda a=a, b=b: a @ b)})
+        product = {"gemm": (lambda a=a, b=b: gemm(a, b), lambda a=a, b=b: a @ b)}
+        part.step(f"product {size}", partial(_rows, part, f"[{size}, {size}]", product))
 
 
 def _rows(part: Part, size: str, pairs: dict[str, tuple[Callable[[], Tensor], Callable[[], Tensor]]]) -> None:

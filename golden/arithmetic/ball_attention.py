@@ -317,8 +317,9 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
 
         gradient = self._score_gradient(visible, v, dout, factor, (weights, own, error), (kept, lost))
         q = self.stored(q, "query", factor.magnitude)
-        dq = self._visible_product(gradient, visible, k, keys)
-        dk = self._visible_product(self.swap(gradient), visible.T, q, terms)
+        unscaled = 1.0 / factor.magnitude.clamp(max=1.0)
+        dq = self._visible_product(gradient, visible, k, keys, unscaled)
+        dk = self._visible_product(self.swap(gradient), visible.T, q, terms, unscaled)
         dv = self._visible_product(self.swap(Ball(weights, error, model)), visible.T, dout, terms)
         dq, dk, dv = self._open_gradients(scores, visible, q, k, dout, gradient, (dq, dk, dv))
         if model.empty_row != 0.0:
@@ -369,7 +370,8 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
         slope_error = own * gap.abs() + (weights + own) * off + model.function_underflow("div")
         # Also for a weight of zero: 0 times infinity.
         beyond = (visible & (sizes > model.largest)).any(-1, keepdim=True)
-        gradient = self._stored_gradient(weights * gap, slope_error, factor, beyond | (mean > model.largest))
+        beyond = beyond | (mean > model.largest) | (visible & (gap.abs() + off > model.largest))
+        gradient = self._stored_gradient(weights * gap, slope_error, factor, beyond)
         gradient = Ball(torch.where(visible, gradient.mid, 0.0), torch.where(visible, gradient.radius, 0.0), model)
         # Visible scores of rows with infinities in v or dout, where dP and delta are infinite or NaN.
         reached = visible.double() @ v.mid.isinf().any(-1, keepdim=True).double() > 0
@@ -467,7 +469,7 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
     def _stored_gradient(self, slope: Tensor, error: Tensor, factor: Ball, overflow: Tensor) -> Ball:
         """Return dS times the scale, rounded as the stage "score_gradient" before or after scaling.
 
-        ``slope`` and its ``error`` [..., R, Sk], ``factor`` the scale, ``overflow`` a mask [..., R, 1]; 3 u for the
+        ``slope`` and its ``error`` [..., R, Sk], ``factor`` the scale, ``overflow`` a mask [..., R, Sk]; 3 u for the
         difference dP - delta, its product with P and that with the scale.
         """
         mid, size = slope * factor.mid, slope.abs() + error
@@ -480,10 +482,11 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
             overflow = overflow | (size * factor.magnitude.clamp(min=1.0) > stage.largest)
         return Ball(mid, torch.where(overflow, math.inf, rad), self.model)
 
-    def _visible_product(self, a: Ball, visible: Tensor, b: Ball, terms: int) -> Ball:
+    def _visible_product(self, a: Ball, visible: Tensor, b: Ball, terms: int, unscaled: Tensor | float = 1.0) -> Ball:
         """Return a @ b over visible elements, part of a sum of ``terms``: a [..., R, S], visible [R, S], b [..., S, D].
 
         3 u for a factor of a that may be applied later: its rounding, that of its product, and that of a without it.
+        ``unscaled``: the product without that factor over the one with it, if larger; it may overflow earlier.
         """
         mid = visible_product(a.mid, visible, b.mid)
         size, other = a.radius + torch.where(a.mid.isfinite(), a.mid, 0.0).abs(), _finite_size(b)
@@ -494,7 +497,7 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
             rad = rad + size @ b.rad
         rad = torch.where(visible.any(-1)[:, None], rad, 0.0)
         anything = (visible & a.radius.isinf()).any(-1, keepdim=True)  # NaN too, which a factor of zero does not remove
-        rad = torch.where((magnitude > self.model.largest) | anything, math.inf, rad)
+        rad = torch.where((magnitude * unscaled > self.model.largest) | anything, math.inf, rad)
         if self.model.certifies or (a.is_finite and b.is_finite):
             return Ball(mid, rad, self.model)
         touched = (visible.double() @ b.mid.isinf().double() > 0) | a.mid.isinf().any(-1, keepdim=True)

@@ -12,7 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from assay.formats.format import format_named
 from assay.formats.rounding import round_to
+from assay.golden import spec
+from assay.golden.arithmetic import BallArithmetic
+from assay.golden.evaluation.call import run
 from assay.verify.contract import Contract
 from tests.golden.allowance import Use, by_thirds, report, uses, worst
 from tests.golden.float32 import Functions
@@ -163,3 +167,22 @@ def test_bfloat16_scores_break_the_contract_of_bfloat16_inputs() -> None:
     outs = [full(Functions(0), p, part)[0][None] for part in (scores, scores.bfloat16().float())]
     honest, rounded = (worst(uses("attention", (q, k, v), {}, [("", out)], dtype="bfloat16")).ratio for out in outs)
     assert honest <= 1 < rounded
+
+
+@pytest.mark.parametrize("overflowing", ["dq before the scale", "the difference of dP and delta"])
+@pytest.mark.parametrize(("factor", "is_open"), [(1.0, True), (0.25, False)])
+def test_a_gradient_is_open_where_an_honest_kernel_may_overflow(overflowing: str, factor: float, is_open: bool) -> None:
+    """dq may be summed before it is scaled, and dP - delta formed before it meets P, which both overflow late."""
+    q, dout = torch.ones(1, 1, 1, 8), torch.tensor([[[[4.0, -1.0]]]]) * factor
+    k, v = torch.zeros(1, 1, 2, 8), torch.zeros(1, 1, 2, 2)
+    if overflowing == "dq before the scale":
+        q, v[..., 0, 0] = q * 0, 7.98e37
+        k[..., 0] = torch.tensor([-1.0, 4.0])
+    else:
+        k[..., 0, 2], v[..., 0, 0], v[..., 1, 1] = 4.0, 4.26e37, 2.56e38
+    dtype = format_named("bfloat16")
+    tensors = tuple(part.bfloat16() for part in (q, k, v, dout))
+    model = Contract().model(spec("attention_backward"), dtype)
+    ball: Any = run(spec("attention_backward"), BallArithmetic(model), tensors, {"causal": "none", "scale": None})[0]
+    assert bool(ball.mid.isfinite().all())
+    assert bool(ball.radius.isinf().any()) is is_open

@@ -46,6 +46,8 @@ _ENABLE_X64 = "set JAX_ENABLE_X64=1, or call jax.config.update('jax_enable_x64',
 _FLAG = "--xla_allow_excess_precision"
 MEND = f"start JAX's backend after assay, or set XLA_FLAGS={_FLAG}=false"
 """What makes roundings stay."""
+_XLA_ALIGNMENT = 16
+"""Bytes: XLA aborts a program on a GPU with "Address of buffer 1 must be a multiple of 10" (hexadecimal) at others."""
 _EACH = 16  # calls between two looks at a process's maps
 _calls = itertools.count(1)
 
@@ -88,9 +90,14 @@ def framework_named(name: str) -> Framework:
 
 
 def check_device(device: str) -> None:
-    """Raise `SettingError` for a device that this machine lacks."""
+    """Raise `SettingError` for a device that this machine lacks.
+
+    A GPU that is there isn't used yet: another process may be the one that needs it.
+    """
     try:
-        torch.empty(0, device=device)
+        given = torch.device(device)
+        if given.type != "cuda" or not torch.cuda.is_available() or (given.index or 0) >= torch.cuda.device_count():
+            torch.empty(0, device=given)
     except (RuntimeError, AssertionError) as error:
         here = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
         reason = str(error).splitlines()[0].partition(" device type at start")[0].partition("Expected one of")[0]
@@ -163,6 +170,8 @@ def _to_jax(tensor: torch.Tensor) -> Any:
             raise SettingError(f"framework='jax': an integer beyond 32 bits, which jax would truncate; {_ENABLE_X64}")
         tensor = narrow
     tensor = tensor if _is_dense(tensor) else tensor.contiguous()
+    if tensor.data_ptr() % _XLA_ALIGNMENT:  # a row alone, say
+        tensor = tensor.clone()
     try:
         return jax.dlpack.from_dlpack(tensor)
     except (BufferError, RuntimeError, TypeError):  # DLPack has no such dtype

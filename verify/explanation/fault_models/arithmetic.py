@@ -52,7 +52,7 @@ def _split(format: str, parts: int = 2, *, in_format: bool = False) -> type:
     def matmul(xp: object, right: object, a: Tensor, b: Tensor, plus: Tensor | None = None) -> Tensor:
         length = max(-(-a.shape[-1] // parts), 1)
         total = a[..., :0] @ b[..., :0, :]
-        for left, other in zip(a.split(length, -1), b.split(length, -2), strict=True):
+        for left, other in zip(torch.split(a, length, -1), torch.split(b, length, -2), strict=True):
             total = total + (left @ other).to(dtype).to(a.dtype)
             total = total.to(dtype).to(a.dtype) if in_format else total
         return total if plus is None else total + plus
@@ -75,8 +75,9 @@ def _on_unit(unit: Accumulator) -> type:
                 )
             shape = (*np.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1])
             with np.errstate(all="ignore"):
-                operands = (matrix_units.operand(x, format) for x in (left, right))
-                sums = matrix_units.matmul(*operands, np.zeros(shape, np.float32), unit, promotion=unit.promotion)
+                a_parts, b_parts = (matrix_units.operand(x, format) for x in (left, right))
+                zeros = np.zeros(shape, np.float32)
+                sums = matrix_units.matmul(a_parts, b_parts, zeros, unit, promotion=unit.promotion)
             total = torch.from_numpy(sums).to(a.dtype)
             return total if plus is None else total + plus
 
