@@ -48,6 +48,7 @@ TUNERS = {  # the kernels, each with its autotuned Triton kernel
     "assay.mla_decode": "assay.kernels.triton.mla_decode:_mla_kernel",
 }
 _DESCRIBED = ("assay.attention",)  # those that may load by TMA
+_UNPRUNED = ("assay.mla_decode",)  # its pruning avoids a form that is suspected; the trials have it
 _CASES, _REHEARSED = 15, 2  # of an examination; the crashes came among the first ten or so
 _LONGEST = 90.0  # seconds of a trial without compute-sanitizer
 _SANITIZED = 4  # times as long under it
@@ -198,12 +199,12 @@ def _words(config: Any) -> str:
 class _Pinned:
     """A kernel whose tuner has one configuration, given in words; none: as it is. ``applied``: a call had it.
 
-    Raises `_PrunedError` where the tuner's own pruning drops it.
+    Raises `_PrunedError` where the tuner's own pruning drops it, unless ``unpruned``.
     """
 
-    def __init__(self, kernel: Callable[..., Any], tuner: Any, words: str) -> None:
+    def __init__(self, kernel: Callable[..., Any], tuner: Any, words: str, unpruned: bool) -> None:
         functools.update_wrapper(self, kernel, assigned=("__name__", "__qualname__"))
-        self.kernel, self.tuner, self.words, self.applied = kernel, tuner, words, False
+        self.kernel, self.tuner, self.words, self.unpruned, self.applied = kernel, tuner, words, unpruned, False
 
     def __call__(self, *tensors: Any, **options: Any) -> Any:
         before = Autotuner.run  # here, since the interpreter has its own inside of a call
@@ -212,7 +213,8 @@ class _Pinned:
             if tuner is not self.tuner or not self.words:
                 return before(tuner, *arguments, **keywords)
             with replaced([(tuner, "nargs", dict(zip(tuner.arg_names, arguments, strict=False)))]):
-                kept = [config for config in tuner.prune_configs(dict(keywords)) if _words(config) == self.words]
+                kept = tuner.configs if self.unpruned else tuner.prune_configs(dict(keywords))
+                kept = [config for config in kept if _words(config) == self.words]
             if not kept:
                 raise _PrunedError
             self.applied = True
@@ -237,7 +239,7 @@ def trial(about: str) -> None:
     with ExitStack() as stack:
         stack.enter_context(emulating(settings.faithful, settings.pretend, settings.emission))
         kernel = load_target(entry.target)
-        pinned = _Pinned(kernel, _tuner(what.kernel), what.config)
+        pinned = _Pinned(kernel, _tuner(what.kernel), what.config, what.kernel in _UNPRUNED)
         plan = make_plan(pinned, settings)
         if not what.descriptors:
             module = sys.modules[kernel.__module__]

@@ -90,17 +90,22 @@ class Isolation:
         """Return whether a new process can import the kernel and the op of this name; the worker has then started."""
         if not (self.target or target_of(self.harness.call.kernel)):
             return False
-        self._worker = self._started()
-        if self._cannot_begin(op):
+        try:
+            self._worker = self._started()
+            why = self._cannot_begin(op)
+        except OSError as error:
+            why = str(error)
+        if why:
             self.end()
-            return False
-        return True
+        return not why
 
     def _cannot_begin(self, op: str) -> str:
         """Return why the new worker can't import the kernel, or the op of this name; empty if it can."""
         assert self._worker is not None
+        memory, self._worker.memory = self._worker.memory, 0  # what imports take isn't counted
         self._worker.submit(pickle.dumps(op), _IMPORTS)
         result = self._worker.result()
+        self._worker.memory = memory
         if isinstance(result, Lost):
             return result.message
         answer = unpack(result)
