@@ -34,6 +34,7 @@ _FOR_ALONE = 60.0  # seconds that are kept for each part that runs alone
 _GRACE = 10.0  # seconds between a part's own end and the signal that ends it, and between two signals
 _TICK = 0.05  # seconds between two looks at processes
 _SUMMARY = " claims hold, "  # of a part's last line
+_WARM = " (compiling)"  # of the name of an earlier, untimed run of a part that measures times
 _SHORT = {"kernels": ["--few"], "crashes": ["--few"]}  # what `quick` tells a part
 
 
@@ -121,11 +122,12 @@ def main() -> None:
     seconds = given.seconds or SECONDS["quick" if quick and set(names) == set(QUICK) else "all"]
     out = given.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    together = [name for name in names if name not in ALONE]
     alone = [name for name in names if name in ALONE]
+    together = [name for name in names if name not in ALONE] + [f"{name}{_WARM}" for name in alone]
+    names = [*together, *alone]
     cores = core_count()
     pools = [name for name in together if name in POOLS]
-    share = max(1, (cores - len(together) + len(pools)) // max(1, len(pools)))
+    share = max(1, cores // max(1, len(pools)))
 
     end = time.monotonic() + seconds - _GRACE
     together_until = end - _FOR_ALONE * len(alone)
@@ -137,10 +139,11 @@ def main() -> None:
         options += ["--rehearse"] * rehearse + ["--anew"] * given.anew
         options += _SHORT.get(name, []) if quick else []
         options += [f"--ptxas={given.ptxas}"] if given.ptxas and name == "crashes" else []
+        options += ["--warm"] * name.endswith(_WARM)
         threads = "1" if name in together else str(min(cores, 8))
         environment = {"TRITON_CACHE_DIR": str(out / "triton"), "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-        command = [sys.executable, "-P", str(HERE / f"{name}.py"), *options]
-        running = Running(name, out / f"{name}.log", until + _GRACE)
+        command = [sys.executable, "-P", str(HERE / f"{name.removesuffix(_WARM)}.py"), *options]
+        running = Running(name, out / f"{name.replace(_WARM, '-compiling')}.log", until + _GRACE)
         return running.start(command, environment | os.environ | {"PYTHONUNBUFFERED": "1"})
 
     def ended(running: Running) -> None:
