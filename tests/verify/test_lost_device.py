@@ -238,7 +238,7 @@ def test_the_shrunk_case_is_run_once_under_compute_sanitizer(
 
 
 def test_a_configuration_beyond_the_device_is_a_refusal(kernels: Any) -> None:
-    verdict = quick(kernels.refuses, shapes={"N": [4, 24]})
+    verdict = quick(kernels.refuses, **SMALL)
     (words,) = verdict.refused
     needed = "out of resource: shared memory, Required: 262144, Hardware limit: 232448."
     assert words.startswith(f"triton refuses this configuration: {needed}")
@@ -277,6 +277,10 @@ def test_a_kernel_that_another_process_cannot_import_runs_in_this_one(kernels: A
     try:
         passes(quick(kernels.softmax, **SMALL))
         assert list(processes()) == [os.getpid()]
+        with pytest.raises(
+            SettingError, match=r"^isolate: a new process can't run the kernel: .*no_such_module.*[^\n]$"
+        ):
+            quick(kernels.softmax, isolate=True, **SMALL)
     finally:
         kernels.softmax.__module__ = there
         del sys.modules["no_such_module"]
