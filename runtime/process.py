@@ -91,15 +91,18 @@ class Process:
 
     ``on_heartbeat`` is called with the seconds until the process's next sign of life. ``memory``: the bytes that it and
     its children may hold beyond those at its first message, or at `limit_from_now`; polled every 50 ms, for platforms
-    and devices where `limit_memory` can't be used. ``heartbeats``: how many may come before an answer; one that nobody
-    trusts could else go on for ever. ``largest``: the bytes of an answer; they are never waited for beyond the limit of
-    time, and what is no message loses the process.
+    and devices where `limit_memory` can't be used.
+
+    For a process that nobody trusts: ``heartbeats``, how many may come before an answer; ``longest``, the seconds that
+    one may ask for; ``largest``, the bytes of an answer. What is no message loses the process, and no part of one is
+    waited for beyond the limit of time.
     """
 
     def __init__(self, pid: int, pipe: Connection, *, log: IO[bytes] | None = None, ready: bool = False) -> None:
         self.pid, self.pipe = pid, pipe
         self.on_heartbeat: Callable[[float], None] | None = None
-        self.memory, self.heartbeats, self.largest = 0, float("inf"), _LARGEST
+        self.memory, self.largest = 0, _LARGEST
+        self.heartbeats, self.longest = float("inf"), float("inf")
         self._beats, self._received = 0, bytearray()
         self._socket = socket.fromfd(pipe.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)
         self._log, self._ready = log, ready
@@ -245,6 +248,8 @@ class Process:
                 if frame[:1] != _HEARTBEAT or len(frame) < 9 or self._beats >= self.heartbeats:
                     return self._lost("crash", _NO_MESSAGE)
                 (seconds,) = struct.unpack_from("<d", frame, 1)
+                if not 0.0 <= seconds <= self.longest:  # nor NaN
+                    return self._lost("crash", _NO_MESSAGE)
                 self._beats += 1
                 self._note = frame[9:].decode("utf-8", errors="replace")
                 self._limit = CpuLimit(seconds or self._timeout, process_clock(self.pid))
