@@ -49,7 +49,7 @@ def test_a_rehearsal_runs_to_its_end_and_writes_nothing(name: str, tmp_path: Pat
 def test_parts_run_side_by_side_and_go_on_where_they_were_cut_off(tmp_path: Path) -> None:
     """A run that was cut off fails and says so; the next one repeats only what wasn't finished."""
     out = f"--out={tmp_path}"
-    done = run("run", "accumulators", "random_tensors", "--rehearse", out, "--seconds=12")
+    done = run("run", "accumulators", "random_tensors", "--rehearse", out, "--seconds=0.5")
     assert done.returncode == 1
     assert "parts that failed or were cut off: accumulators, random_tensors" in done.stdout
     done = run("run", "accumulators", "random_tensors", "--rehearse", out)

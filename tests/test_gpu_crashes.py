@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -157,7 +158,7 @@ def test_one_run_tells_the_causes_apart(
     monkeypatch.setattr(sys, "executable", str(stand_ins / "python"))
     monkeypatch.setattr(crashes, "TUNERS", {"assay.mla_decode": crashes.TUNERS["assay.mla_decode"]})
     part = Part(False, "crashes", tmp_path / "out", workers=4)
-    crashes.body(part, stand_ins / "ptxas", few=True)
+    crashes.body(part, stand_ins / "ptxas", failing=True)
     assert f"assay.mla_decode: the cause that this speaks for: {getattr(causes, expected)}" in "\n".join(part.lines)
     assert bool(part.failed) == (expected != "NOT_SEEN")
     assert "ptxas newer: 13.4.59" in "\n".join(part.lines)
@@ -166,7 +167,7 @@ def test_one_run_tells_the_causes_apart(
         assert "| illegal (shared) |" in part.tables[0]
     written = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.log")}
     again = Part(False, "crashes", tmp_path / "out", workers=4)
-    crashes.body(again, stand_ins / "ptxas", few=True)
+    crashes.body(again, stand_ins / "ptxas", failing=True)
     assert again.tables == part.tables
     assert written == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.log")}
     capsys.readouterr()
@@ -190,3 +191,39 @@ def test_a_trial_that_hangs_or_dies_has_an_outcome(causes: ModuleType, tmp_path:
     assert outcome(case + "ImportError: no x\n", command="exit 1").words == "ImportError: no x"
     report = json.dumps({"result": "wrong", "cases": 2, "words": "contract"})
     assert outcome(f"{case}outcome: {report}\n") == causes.Outcome(causes.Trial("k", ""), "wrong", 2, "contract")
+
+
+@pytest.mark.parametrize(("warps", "unpruned", "applied"), [(4, False, True), (8, True, True), (8, False, False)])
+def test_a_trial_pins_one_configuration(causes: ModuleType, warps: int, unpruned: bool, applied: bool) -> None:
+    """That of 8 warps is dropped by MLA's own pruning where a tile has 16 heads."""
+    from assay.interpreter import faithful
+    from assay.kernels.triton.mla_decode import _mla_kernel, mla_decode
+    from benchmarks.gpu import crashes
+
+    words = f"BLOCK_N=64 num_warps={warps} num_stages=2"
+    assert words in [crashes._words(config) for config in _mla_kernel.configs]
+    pinned = crashes._Pinned(mla_decode, _mla_kernel, words, unpruned)
+    shapes = (2, 16, 64), (2, 16, 64), (4, 16, 64), (4, 16, 64)
+    tensors = [torch.ones(shape, dtype=torch.bfloat16) for shape in shapes]
+    arguments = *tensors, torch.zeros(2, 4, dtype=torch.int32), torch.full((2,), 20, dtype=torch.int32)
+    with faithful():
+        if applied:
+            assert bool((pinned(*arguments) == 1).all())
+        else:
+            with pytest.raises(crashes._PrunedError):
+                pinned(*arguments)
+    assert pinned.applied == applied
+    assert len(_mla_kernel.configs) > 1
+
+
+@pytest.mark.slow
+def test_a_trial_reports_its_cases_and_its_end(causes: ModuleType, tmp_path: Path) -> None:
+    """The process of a trial, on the CPU."""
+    trial = causes.Trial("assay.mla_decode", "")
+    command = [sys.executable, "-P", str(ROOT / "benchmarks" / "gpu" / "crashes.py"), "--trial"]
+    done = subprocess.run(
+        [*command, json.dumps([dataclasses.asdict(trial), "cpu", 60])], capture_output=True, text=True, check=False
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("case: ", "outcome: "))]
+    assert [line.split()[0] for line in lines] == ["case:", "case:", "outcome:"], done.stdout + done.stderr
+    assert json.loads(lines[-1].removeprefix("outcome: ")) == {"result": "ran", "cases": 2, "words": ""}

@@ -60,10 +60,10 @@ _TRIAL = "--trial"
 _CASE, _MARK = "case: ", "outcome: "  # a trial's lines before each case, and at its end
 
 
-def body(part: Part, ptxas: Path | None, few: bool) -> None:
+def body(part: Part, ptxas: Path | None, failing: bool) -> None:
     """Report every trial, and for each kernel the cause that they speak for; claim that no call fails.
 
-    ``few``: only what fails is tried again.
+    ``failing``: only what fails is tried again.
     """
     newer = ptxas or (Path(path) if (path := os.environ.get("TRITON_PTXAS_PATH")) else None)
     assemblers: dict[str, Path | None] = {SHIPPED: None, **_others(newer)}
@@ -72,7 +72,7 @@ def body(part: Part, ptxas: Path | None, few: bool) -> None:
     kernels = ["assay.mla_decode"] if part.rehearsal else list(TUNERS)
     first = [trial for kernel in kernels for trial in _first(kernel)]
     outcomes = _tried(part, first[-2:] if part.rehearsal else first, assemblers)
-    again = [trial for kernel in kernels for trial in _again(kernel, outcomes, assemblers, few or part.rehearsal)]
+    again = [trial for kernel in kernels for trial in _again(kernel, outcomes, assemblers, failing or part.rehearsal)]
     outcomes += _tried(part, again, assemblers)
     part.tables.append(causes.table(outcomes))
     for kernel in kernels:
@@ -96,11 +96,13 @@ def _first(kernel: str) -> Iterator[Trial]:
     yield Trial(kernel, "")
 
 
-def _again(kernel: str, outcomes: Sequence[Outcome], assemblers: dict[str, Path | None], few: bool) -> Iterator[Trial]:
-    """Yield the trials that tell the causes apart: of the configurations that failed, else, unless ``few``, of all."""
+def _again(
+    kernel: str, outcomes: Sequence[Outcome], assemblers: dict[str, Path | None], failing: bool
+) -> Iterator[Trial]:
+    """Yield trials that tell causes apart: of the configurations that failed, else, unless ``failing``, of all."""
     own = [each for each in outcomes if each.trial.kernel == kernel and each.trial.config]
     failed = [each.trial for each in own if each.result in causes.FAILED]
-    for trial in failed or ([] if few else [each.trial for each in own if each.result == causes.RAN]):
+    for trial in failed or ([] if failing else [each.trial for each in own if each.result == causes.RAN]):
         yield from (replace(trial, assembler=name) for name in assemblers if name != SHIPPED)
         if kernel in _DESCRIBED:
             yield replace(trial, descriptors=False)
@@ -281,6 +283,6 @@ if __name__ == "__main__":
     else:
         options: dict[str, dict[str, Any]] = {
             "ptxas": {"type": Path, "help": "a newer ptxas (default: TRITON_PTXAS_PATH)"},
-            "few": {"action": "store_true", "help": "try again only what fails"},
+            "failing": {"action": "store_true", "help": "try again only what fails"},
         }
         main("crashes", body, options)

@@ -35,7 +35,7 @@ _GRACE = 10.0  # seconds between a part's own end and the signal that ends it, a
 _TICK = 0.05  # seconds between two looks at processes
 _SUMMARY = " claims hold, "  # of a part's last line
 _WARM = " (compiling)"  # of the name of an earlier, untimed run of a part that measures times
-_SHORT = {"kernels": ["--few"], "crashes": ["--few"]}  # what `quick` tells a part
+_SHORT = {"kernels": ["--few"], "crashes": ["--failing"]}  # what `quick` tells a part
 
 
 @dataclass
@@ -149,17 +149,21 @@ def main() -> None:
     def ended(running: Running) -> None:
         parts.append(running)
         print(f"{_result(running)} ({running.log})", flush=True)
+        (out / "summary.txt").write_text(_summary(names, parts), encoding="utf-8")
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the parts are stopped too
     side_by_side(together, start, ended, together_until + _GRACE, cores)
     side_by_side(alone, start, ended, end + _GRACE, 1)
-    failed = [part.name for part in parts if part.process.returncode]
-    left = [name for name in names if name not in {part.name for part in parts}]
-    lines = [_result(part) for part in sorted(parts, key=lambda part: names.index(part.name))]
-    lines += [f"{name}: not begun" for name in left]
-    lines.append(f"parts that failed or were cut off: {', '.join([*failed, *left]) or 'none'}")
-    (out / "summary.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print("\n".join(["", *lines]), flush=True)
-    sys.exit(1 if failed or left else 0)
+    print(f"\n{_summary(names, parts)}", flush=True)
+    sys.exit(1 if len(parts) < len(names) or any(part.process.returncode for part in parts) else 0)
+
+
+def _summary(names: Sequence[str], parts: Sequence[Running]) -> str:
+    """Return a line for each part, and one of the parts that failed."""
+    by_name = {part.name: part for part in parts}
+    lines = [_result(by_name[name]) if name in by_name else f"{name}: not ended" for name in names]
+    failed = [name for name in names if name not in by_name or by_name[name].process.returncode]
+    return "\n".join([*lines, f"parts that failed or were cut off: {', '.join(failed) or 'none'}", ""])
 
 
 def _result(part: Running) -> str:

@@ -232,10 +232,13 @@ def test_the_shrunk_case_is_run_once_under_compute_sanitizer(
         "by thread (33,0,0) in block (1,0,0); Access to 0x7f0000000202 is out of bounds"
     )
     assert seen.read_text(encoding="utf-8").splitlines() == [broken(verdict).repro]
+    page = verdict.to_html(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Invalid __global__ read of size 4 bytes" in page
+    assert "the output comes within" not in page
 
 
 def test_a_configuration_beyond_the_device_is_a_refusal(kernels: Any) -> None:
-    verdict = quick(kernels.refuses, shapes={"N": [4, 24]})
+    verdict = quick(kernels.refuses, **SMALL)
     (words,) = verdict.refused
     needed = "out of resource: shared memory, Required: 262144, Hardware limit: 232448."
     assert words.startswith(f"triton refuses this configuration: {needed}")
@@ -274,6 +277,10 @@ def test_a_kernel_that_another_process_cannot_import_runs_in_this_one(kernels: A
     try:
         passes(quick(kernels.softmax, **SMALL))
         assert list(processes()) == [os.getpid()]
+        with pytest.raises(
+            SettingError, match=r"^isolate: a new process can't run the kernel: .*no_such_module.*[^\n]$"
+        ):
+            quick(kernels.softmax, isolate=True, **SMALL)
     finally:
         kernels.softmax.__module__ = there
         del sys.modules["no_such_module"]

@@ -109,7 +109,7 @@ class Isolation:
         if isinstance(result, Lost):
             return result.message
         answer = unpack(result)
-        return "" if answer is None else str(answer["message"])
+        return "" if answer is None else str(answer["message"]).strip().splitlines()[-1]
 
     @contextlib.contextmanager
     def blocking(self) -> Iterator[None]:
@@ -130,7 +130,9 @@ class Isolation:
             self._worker = self._started()
             if self.is_of_device and (why := self._cannot_begin(case.spec)):
                 self.end()
-                raise RuntimeError(f"isolation: a new worker can't import the kernel:\n{why}")
+                raise SettingError(
+                    f"isolate: a new process can't run the kernel: {why}; expected one that it can import"
+                )
         worker = self._worker
         worker.on_heartbeat = lambda seconds: call.report(case, WALL_FACTOR * seconds)  # this process only waits
         submitted = worker.submit(pickle.dumps((case, ignored_aspects)), call.timeout + GRACE)
