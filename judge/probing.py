@@ -132,7 +132,9 @@ def precision(under_test: SolutionUnderTest, observations: Sequence[Observation]
             if got.shape != right.shape or got.dtype not in (torch.float32, torch.float64) or got.numel() < 8:
                 continue
             for narrow in _NARROW:
-                held = torch.equal(got, got.to(narrow).to(got.dtype)) and got[got != 0].unique().numel() >= _DISTINCT
+                held = (
+                    torch.equal(got, got.to(narrow).to(got.dtype)) and torch.unique(got[got != 0]).numel() >= _DISTINCT
+                )
                 if held and not torch.equal(right, right.to(narrow).to(right.dtype)):
                     words = f"all results are {str(narrow)[6:]} numbers"
                     return [Cheat("lower-precision", words, one.trial.as_line())]
