@@ -1,7 +1,7 @@
 """Tell the causes of the illegal memory accesses of attention and mla_decode apart, each trial in a process of its own.
 
 A trial runs an examination's first cases in bfloat16, with launches blocking, in one configuration of the autotuner, by
-one assembler (ptxas as shipped, Triton's ptxas-blackwell, a newer one), in an empty cache of compiled kernels. What
+one assembler (ptxas as shipped, the other of Triton's two, a newer one), in an empty cache of compiled kernels. What
 fails, or, where nothing does, everything, is tried again without TMA descriptors, by the other assemblers and under
 compute-sanitizer.
 """
@@ -38,8 +38,8 @@ from assay.verify.examination.run import arranged, fixed_cases
 from assay.verify.harness.compute_sanitizer import findings
 from assay.verify.harness.target import load_target
 from benchmarks.gpu import causes
-from benchmarks.gpu.causes import BLACKWELL, NEWER, SHIPPED, Outcome, Trial
-from benchmarks.gpu.device import compilers, version
+from benchmarks.gpu.causes import NEWER, OTHER, SHIPPED, Outcome, Trial
+from benchmarks.gpu.device import compilers, shipped, version
 from benchmarks.gpu.part import Part, main
 from benchmarks.gpu.run import Running, side_by_side
 
@@ -68,7 +68,7 @@ def body(part: Part, ptxas: Path | None, failing: bool) -> None:
     newer = ptxas or (Path(path) if (path := os.environ.get("TRITON_PTXAS_PATH")) else None)
     assemblers: dict[str, Path | None] = {SHIPPED: None, **_others(newer)}
     for name, path in assemblers.items():
-        part.say(f"  ptxas {name}: {version(path or compilers()['ptxas'])}")
+        part.say(f"  ptxas {name}: {version(path or shipped())}")
     kernels = ["assay.mla_decode"] if part.rehearsal else list(TUNERS)
     first = [trial for kernel in kernels for trial in _first(kernel)]
     outcomes = _tried(part, first[-2:] if part.rehearsal else first, assemblers)
@@ -84,8 +84,8 @@ def body(part: Part, ptxas: Path | None, failing: bool) -> None:
 
 
 def _others(newer: Path | None) -> dict[str, Path | None]:
-    blackwell = compilers().get("ptxas-blackwell")
-    return ({BLACKWELL: blackwell} if blackwell else {}) | ({NEWER: newer} if newer else {})
+    other = next((path for path in compilers().values() if path.name != shipped().name), None)
+    return ({OTHER: other} if other else {}) | ({NEWER: newer} if newer else {})
 
 
 def _first(kernel: str) -> Iterator[Trial]:
