@@ -78,10 +78,10 @@ def leaves(x: Tensor) -> Tensor:
 
 
 def hangs(x: Tensor) -> Tensor:
-    """Wait for what never ends, deaf to alarms."""
+    """Wait for what never ends, without an alarm."""
     _calls()
     if x.shape[-1] > WIDE:
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
         time.sleep(3600)
     return honest(x)
 
@@ -96,9 +96,10 @@ def loses_after_others(x: Tensor) -> Tensor:
 
 
 def refuses(x: Tensor) -> Tensor:
-    """Have a configuration for wide rows that needs more than the device has."""
+    """Have a configuration for wide rows that needs more than the device has, as Triton's compiler finds."""
     from triton.runtime.errors import OutOfResources
 
     if x.shape[-1] > WIDE:
-        raise OutOfResources(262144, 232448, "shared memory")
+        compiler = {"__name__": "triton.compiler.compiler", "error": OutOfResources(262144, 232448, "shared memory")}
+        exec("raise error", compiler)
     return honest(x)

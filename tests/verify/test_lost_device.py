@@ -18,18 +18,20 @@ from assay.runtime import deadline
 from assay.runtime.errors import AssayError
 from assay.runtime.process import ForkServer
 from assay.verify import Verdict
-from assay.verify.cases.case import Case
+from assay.verify.campaign.survey import Job, examine_job
+from assay.verify.campaign.table import Entry
 from assay.verify.errors import DeviceLost, SettingError
 from assay.verify.examination import diagnosis
 from assay.verify.examination.aspects import attributed_to
 from assay.verify.examination.repro import parse_line
 from assay.verify.findings import Aspect
 from assay.verify.harness import call, frameworks, isolation, lost_device
+from assay.verify.settings import Settings
 
 from .examined import fails, failure_of, first, passes, quick
 
-CASE = Case("softmax", {"R": 3, "N": 40}, {"x": "float32"})
 FEW: dict[str, Any] = {"shapes": {"R": [1, 3], "N": [4, 24]}, "shrinking": True, "layouts": ["contiguous"]}
+SMALL: dict[str, Any] = FEW | {"shrinking": False}
 SHRUNK = {"R": 1, "N": 24}
 ALONE = "so again alone in a new process, with CUDA_LAUNCH_BLOCKING=1"
 
@@ -169,19 +171,19 @@ def test_a_hang_counts_as_it_did_and_ends_its_process(
 def test_an_honest_kernel_passes_in_one_other_process(kernels: Any, processes: Any) -> None:
     """With the findings that it has in this process."""
     kept = {"seconds": 0.0, "about": {}}
-    verdict = passes(quick(kernels.softmax))
+    verdict = passes(quick(kernels.softmax, **SMALL))
     (pid,) = processes()
     assert pid != os.getpid()
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(lost_device, "can_be_lost", lambda device: False)
-        assert quick(kernels.softmax).as_dict() | kept == verdict.as_dict() | kept
+        assert quick(kernels.softmax, **SMALL).as_dict() | kept == verdict.as_dict() | kept
 
 
 def test_a_cpu_cannot_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no new process where there was none."""
     monkeypatch.setattr(ForkServer, "kept", lambda *_, **__: pytest.fail("a process is started"))
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    passes(quick(importlib.import_module("losing_kernels").softmax))
+    passes(quick(importlib.import_module("losing_kernels").softmax, **SMALL))
     assert [lost_device.can_be_lost(device) for device in ("cpu", "cuda", torch.device("cuda:1"))] == [
         False,
         True,
@@ -204,7 +206,7 @@ def test_a_kernel_that_cannot_be_sent_is_named_all_the_same(kernels: Any, monkey
     with pytest.raises(DeviceLost) as raised:
         quick(lambda x: kernels.softmax(x))
     assert len(str(raised.value).splitlines()) == 1
-    passes(quick(kernels.softmax))
+    passes(quick(kernels.softmax, **SMALL))
 
 
 REPORT = """========= COMPUTE-SANITIZER
@@ -230,32 +232,17 @@ def test_the_shrunk_case_is_run_once_under_compute_sanitizer(
         "by thread (33,0,0) in block (1,0,0); Access to 0x7f0000000202 is out of bounds"
     )
     assert seen.read_text(encoding="utf-8").splitlines() == [broken(verdict).repro]
+    page = verdict.to_html(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Invalid __global__ read of size 4 bytes" in page
+    assert "the output comes within" not in page
 
 
 def test_a_configuration_beyond_the_device_is_a_refusal(kernels: Any) -> None:
-    verdict = quick(kernels.refuses, shapes={"N": [4, 24]})
+    verdict = quick(kernels.refuses, **SMALL)
     (words,) = verdict.refused
-    assert words == (
-        "this configuration needs more than the device has (OutOfResources: "
-        "out of resource: shared memory, Required: 262144, Hardware limit: 232448)"
-    )
+    needed = "out of resource: shared memory, Required: 262144, Hardware limit: 232448."
+    assert words.startswith(f"triton refuses this configuration: {needed}")
     assert not verdict.broken
-
-
-@pytest.mark.parametrize(
-    ("message", "words"),
-    [
-        ("ptxas error   : Entry function 'k' uses too much shared data (0x14000 bytes, 0xc000 max)", "data (0x14000"),
-        ("ptxas fatal   : (C7600) Register allocation failed with register count of '64'.", "register count of '64'"),
-        ("ptxas error   : Unknown symbol 'k'", ""),
-    ],
-)  # fmt: skip
-def test_what_ptxas_cannot_fit_is_a_refusal(message: str, words: str) -> None:
-    from triton.runtime.errors import PTXASError
-
-    refused = lost_device.lacking_resources(PTXASError(f"`ptxas` stderr:\n{message}\nRepro command: ptxas -v"))
-    assert words in refused
-    assert bool(refused) == bool(words)
 
 
 def test_a_gpu_is_there_without_being_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,12 +259,28 @@ def test_a_gpu_is_there_without_being_used(monkeypatch: pytest.MonkeyPatch) -> N
             frameworks.check_device(device)
 
 
+def test_a_survey_goes_on_with_the_next_kernel(kernels: Any, processes: Any) -> None:
+    """In the same worker; its kernels may be adapters, which have no name of their own."""
+    settings = Settings("softmax", dtype="float32", effort="quick", examples=0, every_aspect=False, **SMALL)
+    lost, honest = (
+        examine_job(Job(Entry(name, f"losing_kernels:lambda x: {name}(x)", settings), settings), lambda *_: None)
+        for name in ("loses_by_torch", "softmax")
+    )
+    broken(fails(lost))
+    passes(honest)
+    assert os.getpid() not in processes()
+
+
 def test_a_kernel_that_another_process_cannot_import_runs_in_this_one(kernels: Any, processes: Any) -> None:
     kernels.softmax.__module__, there = "no_such_module", kernels.softmax.__module__
     sys.modules["no_such_module"] = kernels
     try:
-        passes(quick(kernels.softmax))
+        passes(quick(kernels.softmax, **SMALL))
         assert list(processes()) == [os.getpid()]
+        with pytest.raises(
+            SettingError, match=r"^isolate: a new process can't run the kernel: .*no_such_module.*[^\n]$"
+        ):
+            quick(kernels.softmax, isolate=True, **SMALL)
     finally:
         kernels.softmax.__module__ = there
         del sys.modules["no_such_module"]

@@ -27,7 +27,7 @@ from assay.verify.examination.shrink import is_alike, shrink
 from assay.verify.explanation.explain import explain
 from assay.verify.explanation.fault_budget import FaultBudget
 from assay.verify.findings import ASPECTS, GRAVITY, Aspect, Explanation, Failure
-from assay.verify.harness.compute_sanitizer import TOOL, is_installed, sanitize
+from assay.verify.harness.compute_sanitizer import is_installed, sanitize
 from assay.verify.harness.runner import KernelHarness, failure_or_suspicion
 
 # powers of two, where blocks end, their neighbours, and small odd sizes
@@ -141,6 +141,7 @@ class Trials:
 _OF_SPECIAL_VALUES = ("nonfinite", "subnormals", "overflow", "masked_rows")  # fields of a contract
 _SECONDS = 20.0  # for shrinking, shared by the broken aspects: a user waits for the report
 _SECONDS_OF_SUSPECT = 4.0  # less, as a suspect aspect is no proof
+_ACCESS = "device_access"  # the name of an explanation by compute-sanitizer
 _SECONDS_OF_SANITIZER = 120.0  # programs run many times slower under it
 _MOST_LOST = {"crash": 8, "timeout": 2}  # new processes for shrinking a loss; each hang takes its time limit too
 _ALONE = "alone in a new process, with CUDA_LAUNCH_BLOCKING=1"
@@ -165,7 +166,7 @@ def diagnosed(aspects: Mapping[str, Aspect], plan: Plan, target: str) -> dict[st
         line = repro_line(plan.settings, target, failure.case, name)
         if failure.device_lost and failure.kind == "crash" and plan.settings.shrinking and is_installed():
             words = sanitize(line, target, seconds=_SECONDS_OF_SANITIZER)
-            result = replace(result, explanations=(Explanation(TOOL, words, 0.0), *result.explanations))
+            result = replace(result, explanations=(Explanation(_ACCESS, words, 0.0), *result.explanations))
         known[name] = replace(result, failure=failure, repro=line)
     for name in [name for name in ASPECTS if known[name].status == "suspect"]:
         failure = known[name].failure

@@ -259,8 +259,6 @@ class Call:
                 or refused_by_reference(error, case, arguments, keywords)
             ):
                 return failure_of(case, "refused", words)
-            if words := lost_device.lacking_resources(error):
-                return failure_of(case, "refused", words)
             if self.watch.allocates:
                 self.watch.give_up_allocations()
                 return self._run(case, inputs, arguments, keywords, poison)

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 
-TOOL = "compute-sanitizer"
+_TOOL = "compute-sanitizer"
 _SECONDS = 600.0  # programs run many times slower under it
 _MOST_LINES = 4  # of a finding: what, where, which thread, which address
 _PREFIX = re.compile(r"^=+ ?")
@@ -29,7 +29,7 @@ _FINDING = re.compile(r"Invalid|Misaligned|Program hit|Race|Error:")
 
 def is_installed() -> bool:
     """Return whether the tool is on the PATH."""
-    return shutil.which(TOOL) is not None
+    return shutil.which(_TOOL) is not None
 
 
 def sanitize(line: str, target: str, seconds: float = _SECONDS) -> str:
@@ -39,11 +39,11 @@ def sanitize(line: str, target: str, seconds: float = _SECONDS) -> str:
     ``target`` is the importable name of the kernel, empty if it has none. Programs run many times slower under it; it
     is stopped after ``seconds``.
     """
-    tool = shutil.which(TOOL)
+    tool = shutil.which(_TOOL)
     if tool is None:
-        return f"{TOOL} is not installed; it comes with the CUDA toolkit"
+        return f"{_TOOL} is not installed; it comes with the CUDA toolkit"
     if not target:
-        return f"{TOOL} needs a kernel with an importable name"
+        return f"{_TOOL} needs a kernel with an importable name"
     command = [tool, "--tool", "memcheck", "--target-processes", "all", sys.executable, "-c", _PROGRAM]
     try:
         done = subprocess.run(
@@ -55,7 +55,7 @@ def sanitize(line: str, target: str, seconds: float = _SECONDS) -> str:
             env=os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},  # else an allocation hides its neighbours
         )
     except subprocess.TimeoutExpired:
-        return f"{TOOL}: no end within {seconds:g} s"
+        return f"{_TOOL}: no end within {seconds:g} s"
     return findings(done.stdout, done.stderr, done.returncode)
 
 
@@ -70,9 +70,9 @@ def findings(output: str, errors: str = "", status: int = 0) -> str:
     starts = [index for index, line in enumerate(lines) if _FINDING.match(line)]
     if not starts and (status or not any(line.startswith(_COMPLETE) for line in lines)):
         words = [line.strip() for line in errors.splitlines() if line.strip() and not line.startswith("====")]
-        return f"{TOOL}: the case was not run to its end: {words[-1] if words else f'exit status {status}'}"
+        return f"{_TOOL}: the case was not run to its end: {words[-1] if words else f'exit status {status}'}"
     if not starts:
-        return f"{TOOL} found nothing"
+        return f"{_TOOL} found nothing"
     first = [line for line in lines[starts[0] : starts[0] + _MOST_LINES] if line]
     more = f" (and {len(starts) - 1} more)" if len(starts) > 1 else ""
-    return f"{TOOL}: {'; '.join(first)}{more}"
+    return f"{_TOOL}: {'; '.join(first)}{more}"

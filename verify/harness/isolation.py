@@ -90,21 +90,26 @@ class Isolation:
         """Return whether a new process can import the kernel and the op of this name; the worker has then started."""
         if not (self.target or target_of(self.harness.call.kernel)):
             return False
-        self._worker = self._started()
-        if self._cannot_begin(op):
+        try:
+            self._worker = self._started()
+            why = self._cannot_begin(op)
+        except OSError as error:
+            why = str(error)
+        if why:
             self.end()
-            return False
-        return True
+        return not why
 
     def _cannot_begin(self, op: str) -> str:
         """Return why the new worker can't import the kernel, or the op of this name; empty if it can."""
         assert self._worker is not None
+        memory, self._worker.memory = self._worker.memory, 0  # what imports take isn't counted
         self._worker.submit(pickle.dumps(op), _IMPORTS)
         result = self._worker.result()
+        self._worker.memory = memory
         if isinstance(result, Lost):
             return result.message
         answer = unpack(result)
-        return "" if answer is None else str(answer["message"])
+        return "" if answer is None else str(answer["message"]).strip().splitlines()[-1]
 
     @contextlib.contextmanager
     def blocking(self) -> Iterator[None]:
@@ -125,7 +130,9 @@ class Isolation:
             self._worker = self._started()
             if self.is_of_device and (why := self._cannot_begin(case.spec)):
                 self.end()
-                raise RuntimeError(f"isolation: a new worker can't import the kernel:\n{why}")
+                raise SettingError(
+                    f"isolate: a new process can't run the kernel: {why}; expected one that it can import"
+                )
         worker = self._worker
         worker.on_heartbeat = lambda seconds: call.report(case, WALL_FACTOR * seconds)  # this process only waits
         submitted = worker.submit(pickle.dumps((case, ignored_aspects)), call.timeout + GRACE)

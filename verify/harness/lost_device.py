@@ -54,7 +54,7 @@ def _table() -> dict[str, Any]:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error, and those that it was raised from or during."""
+    """Yield an error, and the errors that it was raised from or during."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         yield error
@@ -85,11 +85,3 @@ def check_not_lost() -> None:
         except Exception as error:
             if is_lost(error):
                 raise DeviceLost(f"{LOST} ({first_line(error)})") from None
-
-
-def lacking_resources(error: BaseException) -> str:
-    """Return what a configuration needs more of than the device has, in a compiler's words; empty for other errors."""
-    for pattern in _table()["resources"]["patterns"]:
-        if match := re.search(pattern, str(error)):
-            return f"this configuration needs more than the device has ({type(error).__name__}: {match[0]})"
-    return ""
