@@ -9,6 +9,7 @@ from typing import Any
 
 from assay.judge.speed import Speed
 from assay.judge.tampering import CHEATS, Cheat
+from assay.runtime.output import visible
 from assay.runtime.records import plain
 from assay.verify.findings import Count
 from assay.verify.report.text import text_report
@@ -81,7 +82,7 @@ class SolutionVerdict(Verdict):
             lines.append(f"  speed       {self.speed}")
         if self.sandbox:
             lines.append(f"  sandbox     {self.sandbox}")
-        return "\n".join(lines)
+        return visible("\n".join(lines))
 
 
 def _speed(speed: Speed | None) -> dict[str, Any] | None:

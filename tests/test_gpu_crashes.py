@@ -28,14 +28,14 @@ ROWS: list[tuple[dict[str, Any], str]] = [
     ({}, "NOT_TRIED"),
     ({"alone": False}, "NOT_TRIED"),
     ({"alone": False, "together": False}, "NOT_SEEN"),
-    ({"alone": False, "together": False, "newer": False, "blackwell": False, "plain": False}, "NOT_SEEN"),
+    ({"alone": False, "together": False, "newer": False, "other": False, "plain": False}, "NOT_SEEN"),
     ({"alone": True, "newer": False}, "COMPILER"),
-    ({"alone": True, "newer": False, "blackwell": True, "plain": True, "space": "shared"}, "COMPILER"),
-    ({"alone": True, "blackwell": False}, "COMPILER"),
-    ({"alone": True, "blackwell": False, "newer": True}, "UNDECIDED"),  # in no order of versions
+    ({"alone": True, "newer": False, "other": True, "plain": True, "space": "shared"}, "COMPILER"),
+    ({"alone": True, "other": False}, "COMPILER"),
+    ({"alone": True, "other": False, "newer": True}, "UNDECIDED"),  # in no order of versions
     ({"alone": True}, "UNDECIDED"),
-    ({"alone": True, "blackwell": True, "space": "shared"}, "UNDECIDED"),  # 13.3 or later wasn't tried
-    ({"alone": True, "blackwell": True, "newer": True}, "UNDECIDED"),
+    ({"alone": True, "other": True, "space": "shared"}, "UNDECIDED"),  # 13.3 or later wasn't tried
+    ({"alone": True, "other": True, "newer": True}, "UNDECIDED"),
     ({"alone": True, "newer": True, "plain": False}, "DESCRIPTORS"),
     ({"alone": True, "newer": True, "plain": False, "space": "shared"}, "DESCRIPTORS"),
     ({"alone": True, "newer": True, "plain": True, "space": "shared"}, "NARROW"),
@@ -64,11 +64,11 @@ def test_no_cause_is_named_without_what_it_needs(causes: ModuleType) -> None:
         cause = causes.cause(e)
         seen.add(cause)
         assert cause in causes.CAUSES
-        failed = True in (e.alone, e.blackwell, e.newer, e.together, e.plain)
+        failed = True in (e.alone, e.other, e.newer, e.together, e.plain)
         assert (cause in (causes.NOT_SEEN, causes.NOT_TRIED)) == (not failed), e
         needed = {
-            causes.COMPILER: e.alone and (e.newer is False or (e.newer is None and e.blackwell is False)),
-            causes.NEWER_COMPILER: e.alone is False and (e.newer or e.blackwell),
+            causes.COMPILER: e.alone and (e.newer is False or (e.newer is None and e.other is False)),
+            causes.NEWER_COMPILER: e.alone is False and (e.newer or e.other),
             causes.NARROW: e.alone and e.newer and e.plain is not False,
             causes.ADDRESS: e.alone and e.newer and e.plain,
             causes.DESCRIPTORS: e.alone and e.plain is False,

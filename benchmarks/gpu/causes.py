@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-SHIPPED, BLACKWELL, NEWER = "as shipped", "ptxas-blackwell", "newer"
+SHIPPED, OTHER, NEWER = "as shipped", "of Triton, the other", "newer"
 FAILED = ("illegal", "wrong", "hang", "died")
 RAN = "ran"
 _WIDE = 8  # warps of the configurations in which two warpgroups share a narrow operand
@@ -15,7 +15,7 @@ _WIDE = 8  # warps of the configurations in which two warpgroups share a narrow 
 class Trial:
     """Cases of a kernel in one configuration of its autotuner, or, if empty, with the autotuner as it is.
 
-    ``assembler`` is `SHIPPED`, `BLACKWELL` or `NEWER`; ``descriptors``: whether the kernel may load by TMA;
+    ``assembler`` is `SHIPPED`, `OTHER` or `NEWER`; ``descriptors``: whether the kernel may load by TMA;
     ``sanitized``: under compute-sanitizer.
     """
 
@@ -56,13 +56,13 @@ class Outcome:
 class Evidence:
     """Whether a kernel failed, or None where that was not tried.
 
-    ``alone``: in one configuration, assembled as shipped; ``blackwell``, ``newer``: the same by another assembler;
+    ``alone``: in one configuration, assembled as shipped; ``other``, ``newer``: the same by another assembler;
     ``together``: with the autotuner as it is; ``plain``: without descriptors. ``narrow``: whether only configurations
     of 8 warps failed, of 4 warps none. ``space``: as in `Outcome`.
     """
 
     alone: bool | None = None
-    blackwell: bool | None = None
+    other: bool | None = None
     newer: bool | None = None
     together: bool | None = None
     plain: bool | None = None
@@ -84,8 +84,8 @@ CAUSES = (COMPILER, NEWER_COMPILER, DESCRIPTORS, TUNER, NARROW, ADDRESS, UNDECID
 
 def cause(e: Evidence) -> str:
     """Return the cause that the evidence speaks for, of `CAUSES`."""
-    others = [e.blackwell, e.newer]
-    latest = e.blackwell if e.newer is None else e.newer
+    others = [e.other, e.newer]
+    latest = e.other if e.newer is None else e.newer
     if e.alone:
         if latest is False:
             return COMPILER
@@ -112,15 +112,15 @@ def evidence(outcomes: Iterable[Outcome]) -> Evidence:
     shipped = [o for o in alone if o.trial.assembler == SHIPPED]
     failing = {o.trial.warps for o in shipped if _failed(o)}
     running = {o.trial.warps for o in shipped if o.result == RAN} - failing
-    found = [o.space for o in shipped if o.space]
+    spaces = [o.space for o in shipped if o.space]
     return Evidence(
         alone=_any(shipped),
-        blackwell=_any(o for o in alone if o.trial.assembler == BLACKWELL),
+        other=_any(o for o in alone if o.trial.assembler == OTHER),
         newer=_any(o for o in alone if o.trial.assembler == NEWER),
         together=_any(o for o in outcomes if not o.trial.config),
         plain=_any(o for o in outcomes if o.trial.config and not o.trial.descriptors),
         narrow=failing == {_WIDE} if failing and running else None,
-        space=found[0] if found else "",
+        space=spaces[0] if spaces else "",
     )
 
 

@@ -1,7 +1,7 @@
 """Tell the causes of the illegal memory accesses of attention and mla_decode apart, each trial in a process of its own.
 
 A trial runs an examination's first cases in bfloat16, with launches blocking, in one configuration of the autotuner, by
-one assembler (ptxas as shipped, Triton's ptxas-blackwell, a newer one), in an empty cache of compiled kernels. What
+one assembler (ptxas as shipped, the other of Triton's two, a newer one), in an empty cache of compiled kernels. What
 fails, or, where nothing does, everything, is tried again without TMA descriptors, by the other assemblers and under
 compute-sanitizer.
 """
@@ -38,8 +38,8 @@ from assay.verify.examination.run import arranged, fixed_cases
 from assay.verify.harness.compute_sanitizer import findings
 from assay.verify.harness.target import load_target
 from benchmarks.gpu import causes
-from benchmarks.gpu.causes import BLACKWELL, NEWER, SHIPPED, Outcome, Trial
-from benchmarks.gpu.device import compilers, version
+from benchmarks.gpu.causes import NEWER, OTHER, SHIPPED, Outcome, Trial
+from benchmarks.gpu.device import compilers, shipped, version
 from benchmarks.gpu.part import Part, main
 from benchmarks.gpu.run import Running, side_by_side
 
@@ -47,7 +47,7 @@ TUNERS = {  # the kernels, each with its autotuned Triton kernel
     "assay.attention": "assay.kernels.triton.attention:_attention_kernel",
     "assay.mla_decode": "assay.kernels.triton.mla_decode:_mla_kernel",
 }
-_DESCRIBED = ("assay.attention",)  # those that may load by TMA
+_TMA_KERNELS = ("assay.attention",)  # those that may load by TMA
 _UNPRUNED = ("assay.mla_decode",)  # its pruning avoids a form that is suspected; the trials have it
 _CASES, _REHEARSED = 15, 2  # of an examination; the crashes came among the first ten or so
 _LONGEST = 90.0  # seconds of a trial without compute-sanitizer
@@ -68,7 +68,7 @@ def body(part: Part, ptxas: Path | None, failing: bool) -> None:
     newer = ptxas or (Path(path) if (path := os.environ.get("TRITON_PTXAS_PATH")) else None)
     assemblers: dict[str, Path | None] = {SHIPPED: None, **_others(newer)}
     for name, path in assemblers.items():
-        part.say(f"  ptxas {name}: {version(path or compilers()['ptxas'])}")
+        part.say(f"  ptxas {name}: {version(path or shipped())}")
     kernels = ["assay.mla_decode"] if part.rehearsal else list(TUNERS)
     first = [trial for kernel in kernels for trial in _first(kernel)]
     outcomes = _tried(part, first[-2:] if part.rehearsal else first, assemblers)
@@ -84,8 +84,8 @@ def body(part: Part, ptxas: Path | None, failing: bool) -> None:
 
 
 def _others(newer: Path | None) -> dict[str, Path | None]:
-    blackwell = compilers().get("ptxas-blackwell")
-    return ({BLACKWELL: blackwell} if blackwell else {}) | ({NEWER: newer} if newer else {})
+    other = next((path for path in compilers().values() if path.name != shipped().name), None)
+    return ({OTHER: other} if other else {}) | ({NEWER: newer} if newer else {})
 
 
 def _first(kernel: str) -> Iterator[Trial]:
@@ -104,14 +104,14 @@ def _again(
     failed = [each.trial for each in own if each.result in causes.FAILED]
     for trial in failed or ([] if failing else [each.trial for each in own if each.result == causes.RAN]):
         yield from (replace(trial, assembler=name) for name in assemblers if name != SHIPPED)
-        if kernel in _DESCRIBED:
+        if kernel in _TMA_KERNELS:
             yield replace(trial, descriptors=False)
         if shutil.which(_SANITIZER[0]):
             yield replace(trial, sanitized=True)
 
 
 def _tried(part: Part, trials: Sequence[Trial], assemblers: dict[str, Path | None]) -> list[Outcome]:
-    """Run trials side by side; return their outcomes, those that an earlier run finished among them."""
+    """Run trials side by side; return their outcomes, including the ones that an earlier run finished."""
     by_name = {_name(trial, assemblers): trial for trial in trials}
     results = {
         name: Outcome(trial, **answer) for name, trial in by_name.items() if (answer := part.kept(name)) is not None

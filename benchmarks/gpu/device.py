@@ -1,5 +1,6 @@
 """The device, its driver and tools, and `assay doctor` there."""
 
+import os
 import platform
 import shutil
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import torch
 import triton
+from triton.backends.nvidia import compiler
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from assay.runtime.pool import core_count
@@ -15,6 +17,7 @@ from benchmarks.gpu.part import Part, main
 
 _DRIVER = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
 _SELF_TESTS = 4  # of `assay doctor`
+_HOPPER = 90  # its compute capability times ten
 
 
 def body(part: Part) -> None:
@@ -46,6 +49,15 @@ def compilers() -> dict[str, Path]:
     """Return the assemblers that come with Triton, by name."""
     folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     return {path.name: path for path in sorted(folder.glob("ptxas*"))}
+
+
+def shipped() -> Path:
+    """Return the assembler that Triton runs for Hopper where no variable names another."""
+    own = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("TRITON_PTXAS")}
+    try:
+        return Path(compiler.get_ptxas(_HOPPER).path)
+    finally:
+        os.environ.update(own)
 
 
 def version(path: Path) -> str:

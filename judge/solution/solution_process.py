@@ -10,8 +10,6 @@ import atexit
 import math
 import os
 import pickle
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +23,7 @@ import torch
 from assay.judge.problems.kernelbench import rewritten
 from assay.judge.problems.problem import Answer, Instance, Sizes
 from assay.judge.solution import host
+from assay.runtime.files import OwnFolder
 from assay.runtime.process import GIB, ForkServer, Lost, Process
 from assay.runtime.sandbox import Sandbox, bare_environment, hides, unavailable, version
 from assay.runtime.tensors import unpack
@@ -76,11 +75,12 @@ class SolutionHost:
         own = () if why or hides(hidden) else (hidden,)
         self._key = os.getpid(), os.getcwd(), bool(why), own, gpus, name  # a fork of this process needs its own
         if self._key not in _servers:
-            folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
-            box = None if why else Sandbox(folder, own, gpus)
-            server = ForkServer(_PROGRAM, "_serve", bare_environment(folder), sandbox=box)
+            folder = OwnFolder("assay-solution-")
+            box = None if why else Sandbox(folder.path, own, gpus)
+            server = ForkServer(_PROGRAM, "_serve", bare_environment(folder.path), sandbox=box)
             _servers[self._key] = server, folder
-        self._server, self.folder = _servers[self._key]
+        self._server, self._folder = _servers[self._key]
+        self.folder = self._folder.path
         self._printed = self._server.printed
 
     def __enter__(self) -> SolutionHost:
@@ -105,8 +105,7 @@ class SolutionHost:
             raise SolutionError("it ended the process that starts its processes", lost=True) from None
 
 
-_FOLDER = "solution-"  # prefix of temporary folders' names, before the number of their process
-_servers: dict[tuple[object, ...], tuple[ForkServer, Path]] = {}
+_servers: dict[tuple[object, ...], tuple[ForkServer, OwnFolder]] = {}
 
 
 def _empty(folder: Path) -> None:
@@ -120,7 +119,7 @@ def _empty(folder: Path) -> None:
 def _end(key: tuple[object, ...]) -> None:
     server, folder = _servers.pop(key)
     server.end()
-    shutil.rmtree(folder, ignore_errors=True)
+    folder.close()
 
 
 @atexit.register

@@ -35,6 +35,7 @@ _OTHERS = (
     "attention_decode", "block_attention", "mla_decode", "linear_cross_entropy",
 )  # fmt: skip
 _FP8 = ("float8_e4m3fn", "float8_e5m2")
+_FP8_CONTRACTS = {"hopper-fp8": "cublaslt-fp8-fast", "hopper-fp8-promoted": "cublaslt-fp8"}
 _SCALES = 128  # terms of a block of scales along K
 _IN_TF32 = operations(matmul=lambda xp, right, a, b, plus=None: right(narrowed(a, "tf32"), narrowed(b, "tf32"), plus))
 _PARTS = (1, 4, 8)  # of a sum split along K, besides two; one is rounded before a bias is added
@@ -68,11 +69,8 @@ def _on_unit(unit: Accumulator) -> type:
             format = next(iter(self.case.dtypes.values()))  # type: ignore[attr-defined]
             left, right = (np.ascontiguousarray(x.float().numpy()) for x in (a, b))
             if unit.operands:
-                left, right, format = (
-                    matrix_units.truncate_to_tf32(left),
-                    matrix_units.truncate_to_tf32(right),
-                    "float32",
-                )
+                left, right = map(matrix_units.truncate_to_tf32, (left, right))
+                format = "float32"
             shape = (*np.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1])
             with np.errstate(all="ignore"):
                 a_parts, b_parts = (matrix_units.operand(x, format) for x in (left, right))
@@ -113,10 +111,10 @@ def _units() -> Iterator[FaultModel]:
         if fp8 and unit.output < 23:
             how = f"every {unit.promotion} terms moved to float32" if unit.promotion else "never moved to float32"
             words = (
-                f"FP8 products are summed in {unit.output + 1} bits, {how}: use_fast_accum={not unit.promotion} of "
-                f"torch._scaled_mm, max_num_imprecise_acc of tl.dot "
-                f"(contract cublaslt-fp8{'' if unit.promotion else '-fast'})"
+                f"FP8 products are summed in {unit.output + 1} bits, as {name} does, {how}: use_fast_accum="
+                f"{not unit.promotion} of torch._scaled_mm, max_num_imprecise_acc of tl.dot"
             )
+            words += f" (contract {_FP8_CONTRACTS[name]})" if name in _FP8_CONTRACTS else ""
         plain = FaultModel(f"summed_as_{name.replace('-', '_')}", "accumulator", words, _SCALED if fp8 else _PLAIN,
             "MMA-Sim", applies=first_dtype("float32") if unit.operands else first_dtype(*inputs),
             arithmetic=_on_unit(unit), contract={"accumulate": name})  # fmt: skip
