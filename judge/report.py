@@ -43,9 +43,9 @@ class Options:
         if self.effort not in EFFORTS:
             raise SettingError(f"effort={self.effort!r}; expected one of {', '.join(EFFORTS)}")
 
-    def host(self, problem: Problem, name: str = "") -> SolutionHost:
+    def host(self, problem: Problem) -> SolutionHost:
         """Return where a judgement's processes run, which don't see the problem's folder. Raises `SettingError`."""
-        return SolutionHost(self.sandbox, problem.path.parent, gpus=self.device != "cpu", name=name)
+        return SolutionHost(self.sandbox, problem.path.parent, gpus=self.device != "cpu")
 
     def process(self, answer: Answer, host: SolutionHost) -> SolutionProcess:
         """Return a new process for a solution."""

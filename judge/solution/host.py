@@ -120,7 +120,7 @@ class _Watched:
         """Note that the solution reads an environment variable, or all, that no library documents."""
         if not self.active or str(name).startswith(_VARIABLES) or name in _USUAL_VARIABLES:
             return
-        frame = _frame(2)
+        frame: Any = _frame(2)
         while frame is not None and _name(frame) in ("<frozen os>", "<frozen _collections_abc>"):
             frame = frame.f_back
         if frame is not None and _name(frame).startswith(self.folder):  # a library's reads are its own

@@ -10,8 +10,10 @@ import atexit
 import math
 import os
 import pickle
+import shutil
+import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +26,7 @@ from assay.judge.problems.kernelbench import rewritten
 from assay.judge.problems.problem import Answer, Instance, Sizes
 from assay.judge.solution import host
 from assay.runtime.files import OwnFolder
-from assay.runtime.process import GIB, ForkServer, Lost, Process
+from assay.runtime.process import GIB, ForkServer, Lost, Process, clean_environment
 from assay.runtime.sandbox import Sandbox, bare_environment, hides, unavailable, version
 from assay.runtime.tensors import unpack
 from assay.verify.errors import SettingError
@@ -60,12 +62,12 @@ class SolutionHost:
     """Where the processes of one judgement run: a folder and a fork server, in a sandbox; a context manager.
 
     ``sandbox``: "auto" takes one where this machine has it, "bwrap" needs it, "none" takes none. ``hidden``: a folder
-    that is not there. ``name``: hosts of other names are other sandboxes. ``sandboxed``: in words what it runs in, "not
-    sandboxed: ..." with the reason otherwise. At the end nothing of the judgement is left, and the server, which has
-    imported torch, waits for the next. Raises `SettingError` where a sandbox is needed and there is none.
+    that is not there. ``sandboxed``: in words what it runs in, "not sandboxed: ..." with the reason otherwise. At the
+    end nothing of the judgement is left, and the server, which has imported torch, waits for the next. Raises
+    `SettingError` where a sandbox is needed and there is none.
     """
 
-    def __init__(self, sandbox: str, hidden: Path, *, gpus: bool, name: str = "") -> None:
+    def __init__(self, sandbox: str, hidden: Path, *, gpus: bool) -> None:
         if sandbox not in SANDBOXES:
             raise SettingError(f"sandbox={sandbox!r}; expected one of {', '.join(map(repr, SANDBOXES))}")
         why = "not asked for" if sandbox == "none" else unavailable()
@@ -73,11 +75,28 @@ class SolutionHost:
             raise SettingError(f"sandbox='bwrap': {why}")
         self.sandboxed = f"not sandboxed: {why}" if why else version()
         own = () if why or hides(hidden) else (hidden,)
-        self._key = os.getpid(), os.getcwd(), bool(why), own, gpus, name  # a fork of this process needs its own
+        self._keep((bool(why), own, gpus), lambda folder: None if why else Sandbox(folder, own, gpus), bare_environment)
+
+    @classmethod
+    def of_reference(cls) -> SolutionHost:
+        """Return where the reference is timed: apart from the solution, with the user's caches of compilers."""
+        host = cls.__new__(cls)
+        host.sandboxed = "not sandboxed: the problem's own"
+        host._keep(("reference",), lambda folder: None, lambda folder: clean_environment())
+        return host
+
+    def _keep(
+        self,
+        key: tuple[object, ...],
+        box: Callable[[Path], Sandbox | None],
+        environment: Callable[[Path], dict[str, str]],
+    ) -> None:
+        """Take the kept server of this key, or start it."""
+        self._key = os.getpid(), os.getcwd(), *key  # a fork of this process needs its own
         if self._key not in _servers:
             folder = OwnFolder("assay-solution-")
-            box = None if why else Sandbox(folder.path, own, gpus)
-            server = ForkServer(_PROGRAM, "_serve", bare_environment(folder.path), sandbox=box)
+            variables = {**environment(folder.path), "PYTHONDONTWRITEBYTECODE": "1"}
+            server = ForkServer(_PROGRAM, "_serve", variables, sandbox=box(folder.path))
             _servers[self._key] = server, folder
         self._server, self._folder = _servers[self._key]
         self.folder = self._folder.path
