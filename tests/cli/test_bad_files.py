@@ -50,6 +50,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("golden show ftp://", "store ftp://: cannot be opened"),
         ("survey --table pipe.toml", "expected a file, got a pipe"),
         ("survey --seed -1", "--seed"),
+        ("verify ''", "target '': expected package.module:function"),
         ("verify pipe.toml", "expected a file, got a pipe"),
         ("bench --compare pipe.jsonl", "expected a file, got a pipe"),
         ("bench --out notes", "--out notes: expected a new file, or one that assay wrote"),
