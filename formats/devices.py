@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
@@ -48,6 +48,13 @@ class CudaProperties:
     pci_bus_id: int = 0
     pci_device_id: int = 0
     pci_domain_id: int = 0
+
+    @staticmethod
+    def of(properties: Any) -> CudaProperties:
+        """Return the record of ``torch.cuda.get_device_properties``; what that lacks, as of the default device."""
+        usual = cuda_device_named(DEFAULT_CUDA_DEVICE)
+        known = {each.name: getattr(properties, each.name, getattr(usual, each.name)) for each in fields(CudaProperties)}
+        return CudaProperties(**known | {"key": str(properties.name).lower()})
 
     @property
     def capability(self) -> tuple[int, int]:

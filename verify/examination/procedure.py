@@ -30,6 +30,7 @@ from assay.verify.examination.run import Progress, Run, Tally
 from assay.verify.examination.sensitivity import sensitivity_check
 from assay.verify.findings import Detectable
 from assay.verify.harness.call import signature_mismatch
+from assay.verify.harness.compilation import Compiled
 from assay.verify.harness.frameworks import drops_roundings
 from assay.verify.harness.isolation import Isolation
 from assay.verify.harness.refusals import refusals
@@ -189,11 +190,13 @@ def examination(
 def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
     """Run the sensitivity check and the phases, diagnose the failures, and return the verdict."""
     started = time.perf_counter()
-    tally, detectable = Tally(), list[Detectable]()
+    tally, detectable, made = Tally(), list[Detectable](), Compiled()
     if plan.refusal:
         outcome, note = "REFUSED", plan.refusal
     else:
         undetected, run = sensitivity_check(plan), Run(plan, progress)
+        run.compile_beforehand()
+        made = run.compiled
         tally, detectable = run.execute(), run.detectable
         if tally.broken:
             progress("shrinking", 0, 0)
@@ -214,6 +217,9 @@ def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
         unjudged=tally.unjudged,
         left_out=by_reason(tally.left_out),
         refused=dict(tally.refused),
+        refused_configs=plan.harness.call.assignment.refusals,
+        compiled=made.programs,
+        compile_seconds=made.seconds,
         unresolved=tally.unresolved,
         histogram=tally.histogram,
         detectable=tuple(detectable),

@@ -15,7 +15,7 @@ import os
 import pickle
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -33,8 +33,10 @@ from assay.verify.contract import Contract
 from assay.verify.errors import SettingError
 from assay.verify.findings import Failure
 from assay.verify.harness.call import GRACE, Call
+from assay.verify.harness.compilation import Compiled, as_plain, compiled, unpacked
 from assay.verify.harness.runner import KernelHarness
 from assay.verify.harness.target import load_target, target_of
+from assay.verify.harness.time_limit import COMPILATION
 
 _REFUSED = ("MemoryError", "can't allocate memory", "bad_alloc", "RESOURCE_EXHAUSTED")
 _SENT = ("kind", "message", "output", "index", "device_lost", "aspect")  # of a failure
@@ -86,6 +88,7 @@ class Isolation:
         answer = unpack(result)
         call.left_changed.update(dict.fromkeys(answer.pop("left_changed", ())))
         call.watch.launches |= answer.pop("launches", False)
+        call.assignment.take(answer.pop("assigned", {}))
         warn_again(answer.pop("warned", ()))
         if "outputs" in answer:
             return tuple(answer["outputs"])
@@ -100,6 +103,16 @@ class Isolation:
             self.end()
             raise RuntimeError(f"isolation: the worker failed before or after the kernel's call:\n{answer['message']}")
         return Failure(case=case, **answer | {"index": tuple(answer["index"])})
+
+    def compiled(self, cases: Sequence[Case]) -> Compiled:
+        """Compile the programs of these cases in the worker (`assay.verify.harness.compilation`)."""
+        worker = self._worker = self._worker or self._started()
+        worker.submit(pickle.dumps(list(cases)), COMPILATION)
+        result = worker.result()
+        if isinstance(result, Lost):  # the cases will show why
+            self.end()
+            return Compiled()
+        return unpacked(unpack(result))
 
     @property
     def _has_limit(self) -> bool:
@@ -119,7 +132,7 @@ class Isolation:
         memory = self.memory if self._has_limit else 0
         how = {
             name: getattr(call, name)
-            for name in ("listed", "framework", "timeout", "environment", "pretend", "refuses")
+            for name in ("listed", "framework", "timeout", "environment", "pretend", "refuses", "assignment")
         }
         worker = Process.start(_serve_new, memory, target, how, harness.contract, str(harness.device))
         worker.memory = self.memory - memory
@@ -166,11 +179,16 @@ def _serve(parent: Parent, make_harness: Callable[[], KernelHarness], memory: in
     def answer(message: bytes) -> bytes:
         try:
             harness, case = ready(), pickle.loads(message)
+            if isinstance(case, list):
+                made = compiled(harness, case)
+                harness.call.assignment.take({"refused": made.refused})
+                return pack(as_plain(made))
             with warnings.catch_warnings(record=True) as caught:
                 seen = harness.observe(case, build(case, harness.device))
             seen_of_call = {
                 "left_changed": list(harness.call.left_changed),
                 "launches": harness.call.watch.launches,
+                "assigned": harness.call.assignment.as_data(),
                 "warned": as_data(caught),
             }
             if isinstance(seen, Failure):

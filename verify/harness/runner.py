@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,7 +33,7 @@ import torch
 
 from assay.golden.errors import Undecided
 from assay.golden.evaluation.golden import Golden
-from assay.interpreter import device_to_pretend
+from assay.interpreter import Assignment, device_to_pretend
 from assay.runtime.deadline import WALL_FACTOR
 from assay.runtime.environment import seed_generators, standard_environment, with_changes
 from assay.runtime.tensors import same_numbers
@@ -104,6 +104,9 @@ class Observer(Protocol):
     def pass_over(self, aspects: frozenset[str]) -> None:
         """Make `observe` ignore these aspects."""
 
+    def compiled(self, cases: Sequence[Case]) -> Any:
+        """Compile the programs of these cases where the kernel runs (`assay.verify.harness.compilation`)."""
+
 
 @dataclass(frozen=True)
 class KernelHarness:
@@ -137,6 +140,7 @@ class KernelHarness:
             environment,
             pretend=pretend,
             refuses=settings.refuses,
+            assignment=Assignment(on_device=torch.device(settings.device).type != "cpu"),
         )
         return KernelHarness(call, settings.contract, settings.device)
 
@@ -154,7 +158,19 @@ class KernelHarness:
     @standard_environment()
     def try_case(self, case: Case) -> Result:
         """Build a case, call the kernel and judge the results; nothing is judged if rounding decides what the reference
-        computes."""
+        computes.
+
+        The result's case pins the configurations in which autotuned launches ran on a device.
+        """
+        self.call.assignment.begin(case.configs)
+        result = self._tried(case)
+        used = self.call.assignment.used
+        if not used:
+            return result
+        failure = result.failure and replace(result.failure, case=replace(result.failure.case, configs=used))
+        return replace(result, case=replace(result.case, configs=used), failure=failure)
+
+    def _tried(self, case: Case) -> Result:
         try:
             if case.protocol == "bias":
                 return try_series(case, self.try_case, self.contract, self.oracle.evaluate_in)
@@ -188,6 +204,7 @@ class KernelHarness:
         """Make the calls of the case's protocol; return the outputs, or a failure other than wrong numbers."""
         namespaces = Namespaces()
         seed_generators(case.seed)
+        self.call.assignment.begin(case.configs)
         seen = (
             self._in_plain_process(case, inputs) if case.protocol == "outside" else self._in_this_process(case, inputs)
         )
@@ -323,4 +340,4 @@ def failure_or_suspicion(harness: KernelHarness, case: Case) -> Failure | None:
     result = harness.try_case(case)
     if result.failure is not None or not has_independent_data(case):
         return result.failure
-    return judge_statistically(harness.oracle, case, result).failure
+    return judge_statistically(harness.oracle, result.case, result).failure
