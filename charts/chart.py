@@ -45,7 +45,7 @@ class Axis:
 
 
 class Scale:
-    """An axis over the range of ``values``, of those that have a position.
+    """An axis over the range of ``values``, of the ones that have a position.
 
     ``edge``: the margin at either end, as a fraction; none at 0 if the axis begins there.
     """

@@ -124,7 +124,7 @@ def audit(
     from assay.precision.baseline import baselines
     from assay.precision.cache import Cache, fingerprint
     from assay.precision.choice.roofline import Shape
-    from assay.precision.export import apart, unexportable
+    from assay.precision.export import allow_unfused, unexportable
     from assay.precision.report import record
 
     names = [name.strip() for name in formats.split(",") if name.strip()] or None
@@ -144,8 +144,8 @@ def audit(
     if estimated >= _LONG and not compare:
         shorter = "" if quick or budget is not None else f"; --quick, about {span(pace.whole(QUICK))}"
         note(f"takes about {span(estimated)}{shorter}")
-    alone = apart(target or None, bound)
-    depends_on = len(batches), metric, names_examined, target, alone, seed, exact
+    unfused = allow_unfused(target or None, bound)
+    depends_on = len(batches), metric, names_examined, target, unfused, seed, exact
     digest = fingerprint(loaded.model, [*batches, *(held_out or ())], *depends_on)
     kept = Cache(out / "kept", digest, fresh=anew)
     if not anew and kept.stored_key not in ("", kept.fingerprint):
@@ -165,7 +165,7 @@ def audit(
             shape=shape,
             progress=stages,
             cache=kept,
-            unfused=alone,
+            unfused=unfused,
             exact=exact,
         )
         if budget is not None:

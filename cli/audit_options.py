@@ -70,7 +70,7 @@ def check_names(
     exports: Sequence[str] = (),
     checkpoint: bool = False,
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the schemes to examine, and those that every export supports, to choose from.
+    """Return the schemes to examine, and the ones that every export supports, to choose from.
 
     Raises before anything is loaded: for an unknown metric, schemes that don't exist or that the target lacks, exports
     that hold none of them, and, with ``timed``, a time budget without a device.
@@ -114,7 +114,7 @@ def loaded_of(model: str, memory: float | None, device: str, *, trust: bool, che
 
 
 def exports_of(texts: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the formats to export, and those that restrict the choice; "all" exports what each format can hold."""
+    """Return the formats to export, and the ones that restrict the choice; "all" exports what each format can hold."""
     from assay.precision.export import FORMATS
 
     names = [part.strip() for text in texts for part in text.split(",") if part.strip()]

@@ -155,7 +155,7 @@ def _rounding_against_fractions() -> str:
     return ""
 
 
-def _fault_is_found() -> str:
+def _fault_is_detected() -> str:
     """Check that a correct softmax passes and one without the shift by the maximum fails."""
     import torch
 
@@ -173,8 +173,8 @@ def _fault_is_found() -> str:
 
 
 _SELF_TESTS: dict[str, Callable[[], str]] = {
-    "a golden lies within its radius of 30 digits by Arb": _golden_against_arb,
+    "a golden is within its radius of 30 digits by Arb": _golden_against_arb,
     "rounding to float8_e4m3fn agrees with exact fractions": _rounding_against_fractions,
     "triton kernels are interpreted with a GPU's numbers": _faithful_interpreter,
-    "a right softmax passes, a faulty one fails": _fault_is_found,
+    "a right softmax passes, a faulty one fails": _fault_is_detected,
 }

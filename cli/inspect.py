@@ -1,4 +1,4 @@
-"""`assay inspect`: what a GPU's compiler makes of Triton kernels, found out without a GPU."""
+"""`assay inspect`: the code that a GPU's compiler makes of Triton kernels, found out without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`assay tune`: the fastest configuration of a kernel among those that keep its contract."""
+"""`assay tune`: the fastest configuration of a kernel that keeps its contract."""
 
 from __future__ import annotations
 

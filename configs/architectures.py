@@ -118,13 +118,13 @@ def products_of(names: Collection[str]) -> dict[str, list[str]]:
     return results
 
 
-def asked_for(names: Collection[str]) -> list[str]:
+def lookup_names(names: Collection[str]) -> list[str]:
     """Return further names that vLLM and SGLang look up in a configuration that treats all ``names`` alike.
 
     They are fused linears, which SGLang maps to their parts only for some models, and the first expert of each layer,
     by the engines' own names and by SGLang's aliases.
     """
-    served: Mapping[str, str] = _row("asked")
+    served: Mapping[str, str] = _row("lookups")
     first = [name for name in names if (result := expert_of(name)) is not None and result[1] == "0"]
     parts = (name.rpartition(".") for name in first)
     return [*products_of(names), *first, *(f"{head}.{served[last]}" for head, _, last in parts if last in served)]

@@ -64,12 +64,12 @@ def taken_over(report: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str,
 
 
 def page(data: Mapping[str, Any], table: Sequence[Entry]) -> str:
-    """Return the page: counts, then kernels that keep their contract and those that don't, by package."""
+    """Return the page: counts, then kernels that keep their contract and kernels that don't, by package."""
     rows = [(entry, dtype, row) for entry in table for dtype, row in _of(entry, data).items()]
     groups = list(dict.fromkeys(entry.group for entry in table))
     counts = Counter(row["outcome"] for _, _, row in rows)
-    told = ", ".join(f"{counts[outcome]} {outcome}" for outcome in _EXAMINED if counts[outcome])
-    examined = f"{len({entry.name for entry, _, _ in rows})} examined, {len(rows)} examinations: {told}."
+    outcomes = ", ".join(f"{counts[outcome]} {outcome}" for outcome in _EXAMINED if counts[outcome])
+    examined = f"{len({entry.name for entry, _, _ in rows})} examined, {len(rows)} examinations: {outcomes}."
     counted, kept, broken = [], dict[str, list[str]](), list[tuple[str, ...]]()
     for group in groups:
         own = [row for entry, _, row in rows if entry.group == group]

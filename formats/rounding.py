@@ -209,17 +209,17 @@ _SINGLE_ROUNDING_CASTS = {"float16": torch.float16, "bfloat16": torch.bfloat16, 
 """Formats whose casts from float32 round once and are fast; e4m3's cast is slow on a CPU."""
 
 
-def round_float32(x: torch.Tensor, target: Format, *, in_place: bool = False) -> torch.Tensor:
+def round_float32(x: torch.Tensor, target: Format, *, inplace: bool = False) -> torch.Tensor:
     """Round float32 to the nearest value of a format (ties to even), as float32: `round_to` in float32, and faster.
 
     x: float32, any shape, within the format's range; 16-bit formats and e5m2 overflow to infinity as their casts do.
-    in_place: x may be overwritten.
+    inplace: x may be overwritten.
     """
     if target.kind == "integer":
-        return x.round_() if in_place else x.round()
+        return x.round_() if inplace else x.round()
     if target.name in _SINGLE_ROUNDING_CASTS:
         narrow = x.to(_SINGLE_ROUNDING_CASTS[target.name])
-        return x.copy_(narrow) if in_place else narrow.to(torch.float32)
+        return x.copy_(narrow) if inplace else narrow.to(torch.float32)
     if target.name == "float32":
         return x
     if target.name == "tf32":

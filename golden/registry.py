@@ -1,8 +1,8 @@
 """The specs of the ops: each op's mathematics, written once, with the facts that goldens, checks and fault models use.
 
-The built-in ops are in `assay.golden.definitions`. Other modules add ops with `define`: those that installed
-distributions name as entry points of the group ``assay.ops``, those that a command line names by ``--ops``, and any
-that is imported. Other processes find such an op by its `Spec.qualified_name`.
+The built-in ops are in `assay.golden.definitions`. Other modules add ops with `define`: modules that
+installed distributions name as entry points of the group ``assay.ops``, that a command line names by ``--ops``, or that
+are imported. Other processes find such an op by its `Spec.qualified_name`.
 """
 
 from __future__ import annotations

@@ -388,7 +388,7 @@ def _eager_if_launching(original: Any) -> Any:
 
 
 def _call_targets(graph: torch.fx.GraphModule) -> Iterator[Any]:
-    """Yield what a graph and the graphs inside of it call."""
+    """Yield the calls of a graph and of the graphs inside of it."""
     for module in graph.modules():
         if isinstance(module, torch.fx.GraphModule):
             yield from (node.target for node in module.graph.nodes)

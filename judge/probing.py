@@ -1,4 +1,4 @@
-"""Probes: calls that differ in one respect, to show what a solution's results depend on.
+"""Probes: calls that differ in one respect, to show the dependencies of a solution's results.
 
 Most are made only after wrong numbers, to explain them. Ignored arguments and single elements are always probed,
 because results remembered from earlier calls hide them.
@@ -24,6 +24,7 @@ _MOVED = 1e-3  # of the reference's largest result: far beyond any tolerance, so
 _STEPS = 7  # bisections between a passing and a failing amplitude: a decade to within 2 %
 _JUMP = 8.0  # growth of the error across a threshold; an honest kernel's error grows with the amplitude, at most 1.1
 _NARROW = (torch.bfloat16, torch.float16)
+_DISTINCT = 8  # numbers that show a format: a few, such as the zeros of an unwritten result, are numbers of any
 _MOST_TENSORS = 6  # tensors that are probed: each costs a call, or one for each axis
 _SCALES = (1e-2, 0.1, 0.5, 1.0, 2.0, 10.0, 100.0)  # factors of the drawn inputs
 
@@ -131,7 +132,9 @@ def precision(under_test: SolutionUnderTest, observations: Sequence[Observation]
             if got.shape != right.shape or got.dtype not in (torch.float32, torch.float64) or got.numel() < 8:
                 continue
             for narrow in _NARROW:
-                held = torch.equal(got, got.to(narrow).to(got.dtype))
+                held = (
+                    torch.equal(got, got.to(narrow).to(got.dtype)) and torch.unique(got[got != 0]).numel() >= _DISTINCT
+                )
                 if held and not torch.equal(right, right.to(narrow).to(right.dtype)):
                     words = f"all results are {str(narrow)[6:]} numbers"
                     return [Cheat("lower-precision", words, one.trial.as_line())]

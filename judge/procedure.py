@@ -175,7 +175,7 @@ def judge(
     task.yml, or a robust-kbench folder (docs/judge.md).
 
     The solution runs in a process of its own, which gets only its files and arguments. It is called at small, odd and
-    large sizes and at those that the problem states, as far as this machine can; with weights none of which is
+    large sizes and at the problem's own, as far as this machine can; with weights none of which is
     constant, with numbers of any amplitude, and in memory whose numbers change. All results, also those of timed calls,
     are compared with the reference's golden, within the tolerance of ``contract``.
 

@@ -1,4 +1,4 @@
-"""The cheats that a solution can be caught at, and those that the observations of its process show.
+"""The cheats that a solution can be caught at, and the ones that the observations of its process show.
 
 A name stands for an observation, not for an author's intention; docs/judge.md has the table.
 """
@@ -17,7 +17,7 @@ CHEATS: Mapping[str, str] = {
     "memoised-by-sample": "an earlier call's results come again although one element has changed",
     "weights-kept": "results are right with the weights of the constructor, and wrong with others loaded",
     "amplitude-dispatch": "another path is taken beyond some amplitude of the inputs, and one of the two is wrong",
-    "size-dispatch": "results are right at small sizes and wrong at those that are timed",
+    "size-dispatch": "results are right at small sizes and wrong at the timed ones",
     "only-untimed": "results are right in single calls and wrong in timed ones",
     "lower-precision": "results have the error, or the digits, of a narrower format",
     "lower-dtype": "results have a narrower dtype than the reference's",

@@ -38,17 +38,17 @@ class Site:
     gains: list[float] | None = None
     """The smallest common relative error noticed: in the best replay, and in the worst."""
     flags: Counter[str] = field(default_factory=Counter)
-    """Remarks, and on how many of the comparisons that were looked at."""
+    """Remarks, and on how many of the comparisons that were examined."""
     unused: str | None = None
     """Why the answer of the comparison can't matter, where it can't."""
     tests: Counter[str] = field(default_factory=Counter)
-    looked: int = 0
+    examined: int = 0
 
     def wants(self, test: str) -> bool:
         """Return whether the next comparison of this line should be replayed."""
         runs = self.runs + 1
         due = runs <= FIRST or runs & (runs - 1) == 0 or test not in self.tests
-        return due and self.looked < EACH and self.seconds < SECONDS
+        return due and self.examined < EACH and self.seconds < SECONDS
 
     def never_noticed(self, names: Iterable[str]) -> list[str]:
         """Return the corruptions that every replay let through."""
@@ -99,7 +99,7 @@ class Site:
 
     def merge(self, other: Site) -> None:
         """Add the results of another process for the same line."""
-        for name in ("runs", "replays", "seconds", "looked"):
+        for name in ("runs", "replays", "seconds", "examined"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("passed", "tried", "flags", "tests"):
             getattr(self, name).update(getattr(other, name))

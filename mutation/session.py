@@ -174,7 +174,7 @@ class Patches:
         return module in self._waiting
 
     def imported(self, name: str) -> None:
-        """Wrap the functions of a module that was just imported; those that its version lacks are skipped."""
+        """Wrap the functions of a module that was just imported; functions that its version lacks are skipped."""
         module = sys.modules[name]
         replaced: dict[int, tuple[Any, Any]] = {}
         for comparison in self._waiting.pop(name, []):
@@ -371,7 +371,7 @@ class Audit:
         site.tests[test] += 1
         if not look:
             return
-        site.looked += 1
+        site.examined += 1
         if comparison.answer in ("bool", "elements"):
             site.unused = site.unused or locations.unused(frame, code)
         from assay.mutation.replay import says_yes  # imports NumPy

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> str:
-    """``__version__``, which the installed distribution says, read where it is asked for."""
+    """``__version__``, which the installed distribution says, read when accessed."""
     if name != "__version__":
         raise AttributeError(f"module 'assay' has no attribute {name!r}")
     from importlib.metadata import version

@@ -60,7 +60,7 @@ class Audit:
     first dimension of tensors. An ``attention_mask`` [B, T] takes padding out of the metric and of all fits.
     metric: "kl", nats per position at the logits; "relative", of last_hidden_state, logits or a tensor; or a loss,
     called with outputs and batch, that gives a number for each sequence [B].
-    formats: names of schemes; None: all but those that are audited on request only.
+    formats: names of schemes; None: all but the ones that are audited on request only.
     target: an engine of configs/engines.toml, a device of configs/devices.toml, or ``engine@device``; it bounds the
     menus, and the device gives the times.
     check: held-out batches, over which `Audit.measure` and reported errors are; fits, predictions and choices use
@@ -260,7 +260,7 @@ class Audit:
         return assignment
 
     def limit(self, schemes: Collection[str]) -> None:
-        """Choose from these schemes only, such as those that an export supports; others can still be predicted and
+        """Choose from these schemes only, such as an export's; others can still be predicted and
         measured."""
         self._allowed_schemes = frozenset(schemes)
 
@@ -357,7 +357,7 @@ audit = Audit
 
 
 def advise(audit: Audit) -> list[Finding]:
-    """Return all findings of an audit: what breaks the model, what a prediction can't show, what costs most, and notes.
+    """Return all findings of an audit: what breaks the model, what no prediction shows, what costs most, and notes.
 
     No assignment is run; one more backward pass over the calibration data gives the random control.
     """

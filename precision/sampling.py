@@ -72,7 +72,7 @@ class Difference:
 
 
 def difference(first: MeasuredError, second: MeasuredError) -> Difference:
-    """Return the first error minus the second, paired by sequence, so that what a sequence adds to both cancels.
+    """Return the first error minus the second, paired by sequence, so that a sequence's contribution to both cancels.
 
     An error that isn't finite is larger than one that is. Raises ValueError for errors over different sequences.
     """

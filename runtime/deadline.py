@@ -17,7 +17,7 @@ from pathlib import Path
 
 WALL_FACTOR = 30.0
 """Wall-clock limit of a `CpuLimit`, as a multiple of its seconds."""
-STRETCH = 4.0
+BUDGET_WALL_FACTOR = 4.0
 """Wall-clock limit of a `CpuBudget`, as a multiple of its seconds."""
 
 _IDLE_SHARE = 0.003  # of wall-clock time: with less processor time than this, a process counts as idle
@@ -43,7 +43,7 @@ class Deadline:
 
 
 class CpuBudget:
-    """A limit of ``seconds`` of processor time of all threads, or of `STRETCH` times as much wall-clock time."""
+    """A limit of ``seconds`` of processor time of all threads, or of `BUDGET_WALL_FACTOR` times as much wall time."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -51,7 +51,7 @@ class CpuBudget:
 
     def is_over(self) -> bool:
         """Return whether the budget is spent."""
-        spent = max(time.process_time() - self._processor, (time.monotonic() - self._clock) / STRETCH)
+        spent = max(time.process_time() - self._processor, (time.monotonic() - self._clock) / BUDGET_WALL_FACTOR)
         return spent > self._seconds
 
 

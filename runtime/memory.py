@@ -22,17 +22,17 @@ class _Heap:
     most = 0
 
 
-def trim_heap(grown: int = 0) -> None:
+def trim_heap(threshold: int = 0) -> None:
     """Return freed memory to the system, if the C library can.
 
-    Getting memory from the system takes longer than writing to it. So with ``grown`` it is returned only if the process
-    has ``grown`` bytes more than after the last time, and at least as many as ever: its peak is the same.
+    Getting memory from the system takes longer than writing to it. So with ``threshold`` it is returned only if the
+    process has ``threshold`` bytes more than after the last time, and at least as many as ever: its peak is the same.
     """
     trim = getattr(_LIBC, "malloc_trim", None)
     if trim is None:
         return
     resident = _resident()
-    if not grown or resident >= max(_Heap.resident + grown, _Heap.most):
+    if not threshold or resident >= max(_Heap.resident + threshold, _Heap.most):
         trim(0)
         _Heap.resident = _resident()
     _Heap.most = max(_Heap.most, resident)

@@ -65,7 +65,7 @@ _TEST_RUNNERS = ("PYTEST", "ASSAY", "HYPOTHESIS", "COV_")  # prefixes of variabl
 
 
 def clean_environment() -> dict[str, str]:
-    """Return the environment variables without those that reveal a test runner."""
+    """Return the environment variables, without any that reveals a test runner."""
     return {name: value for name, value in os.environ.items() if not name.startswith(_TEST_RUNNERS)}
 
 

@@ -91,8 +91,8 @@ class Sources:
         for folder in self.root.iterdir():
             if (folder / "__init__.py").is_file():
                 for path in folder.rglob("*.py"):
-                    *parents, stem = path.relative_to(self.root).with_suffix("").parts
-                    paths[".".join(("assay", *parents, *([stem] if stem != "__init__" else [])))] = path
+                    *parents, last = path.relative_to(self.root).with_suffix("").parts
+                    paths[".".join(("assay", *parents, *([last] if last != "__init__" else [])))] = path
         return paths
 
     def nearest(self, module: str) -> str:

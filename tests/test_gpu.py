@@ -37,7 +37,7 @@ def test_a_rehearsal_runs_to_its_end_and_writes_nothing(name: str) -> None:
     done = run(name, "--rehearse")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "holds  " in done.stdout
-    assert "\n0 claims fail" in done.stdout
+    assert " claims hold, 0 fail" in done.stdout
     assert (ROOT / "docs" / "gpu.md").read_bytes() == before
 
 
@@ -61,11 +61,13 @@ def test_a_section_is_replaced_and_nothing_else(part: ModuleType, name: str) -> 
             part.written(page, name, "new")
 
 
-def test_a_section_tells_date_versions_and_command(part: ModuleType) -> None:
-    text = part.section(["holds  this"], "python benchmarks/gpu/kernels.py")
-    assert f"torch {torch.__version__}" in text
-    assert "`python benchmarks/gpu/kernels.py`" in text
-    assert text.endswith("```\nholds  this\n```")
+def test_a_section_has_versions_command_and_all_but_claims_that_hold(part: ModuleType) -> None:
+    assert f"torch {torch.__version__}" in part.circumstances()
+    text = part.section(
+        "kernels", "today: `python benchmarks/gpu/kernels.py`", ["holds  this", "FAILS  that", "  4 us"]
+    )
+    assert text.startswith("today: `python benchmarks/gpu/kernels.py` ([every line](gpu/kernels.log))")
+    assert text.endswith("```\nFAILS  that\n  4 us\n```")
 
 
 @pytest.mark.parametrize("body", ["claim", "error"])
@@ -95,3 +97,17 @@ def test_an_unknown_part_is_refused() -> None:
     done = run("run", "kernel")
     assert done.returncode == 2
     assert "unknown part 'kernel'; expected of random_tensors" in done.stderr
+
+
+def test_a_table_of_verdicts_joins_dtypes_that_came_out_alike(part: ModuleType) -> None:
+    from benchmarks.gpu.verdicts import Line, table
+
+    lines = [
+        Line("mm", "float32", "PASS", 98),
+        Line("mm", "bfloat16", "FAIL", 95, "a|b"),
+        Line("mm", "float16", "PASS", 97),
+    ]
+    assert table(lines).splitlines()[2:] == [
+        "| mm | float32, float16 | PASS | 97 to 98 |  |",
+        "| mm | bfloat16 | FAIL | 95 | `a\\|b` |",
+    ]

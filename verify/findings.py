@@ -231,8 +231,8 @@ class Findings:
     what the check notices at each length examined. ``note`` says why an outcome is neither PASS nor FAIL.
     ``remarks`` name the lines at which a reference's own formula is ill-conditioned, and what that costs.
 
-    ``histogram`` counts the judged elements by ratio, in the bins of `EDGES`. ``aspects`` holds each of `ASPECTS`; what
-    is asked of a verdict's ``failure``, its explanations and so on is that of the ``gravest`` broken one.
+    ``histogram`` counts the judged elements by ratio, in the bins of `EDGES`. ``aspects`` holds each of `ASPECTS`; a
+    verdict's ``failure``, its explanations and so on are those of the ``gravest`` broken one.
     ``at`` says of each case at the sizes of production what was judged of it, and what not.
     ``left_out`` counts the elements that weren't judged, by reason. ``unlimited``: no time limit could act, since the
     kernel was called in a thread other than its process's main one.

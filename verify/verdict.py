@@ -66,7 +66,7 @@ def _with_case(aspect: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def joint_outcome(verdicts: Mapping[_Name, Verdict]) -> tuple[str, tuple[_Name, ...]]:
-    """Return the joint outcome of several, and the names of those that didn't pass.
+    """Return the joint outcome of several, and the names of the failing ones.
 
     It is FAIL if one is, else the first other than PASS and WARN, else WARN if one is.
     """

@@ -297,7 +297,7 @@ class Facts:
 
 
 def facts(launch: Launch, arch: Arch, known: dict[str, Facts]) -> Facts:
-    """Return the facts of a launch; ``known`` caches those that don't depend on its grid, by compiled code."""
+    """Return the facts of a launch; ``known`` caches the ones that don't depend on its grid, by compiled code."""
     chosen = launch.tuned if launch.tuned is not None else tuple(launch.constants)
     given = {name: launch.constants[name] for name in chosen if name in launch.constants}
     own = Facts(

@@ -36,7 +36,7 @@ _EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_stride
 class Launch:
     """One launch of a kernel in one configuration.
 
-    ``constants`` are its compile-time arguments; of them ``tuned`` are those that a tuner's configuration sets, and
+    ``constants`` are its compile-time arguments; of them ``tuned`` are the ones that a tuner's configuration sets, and
     ``pruned`` says that the tuner's own pruning leaves that one out at these sizes. ``numbers`` are the scalar
     arguments by the names of Triton's IR, ``grid`` the programs; both may be ``guessed``, where the caller has read a
     tensor since the first launch, whose result isn't there. ``compiled`` is what Triton made of it, or None and

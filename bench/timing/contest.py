@@ -200,11 +200,11 @@ class Record:
     def save(self, path: Path) -> Path:
         """Write it to a file, or into a folder under a name of its own; return the file's path."""
         if path.suffix != ".json":
-            stem = f"{self.made}-{self.commit or 'unnamed'}".replace(":", "").replace("+0000", "Z")
-            path = path / f"{stem}.json"
+            base_name = f"{self.made}-{self.commit or 'unnamed'}".replace(":", "").replace("+0000", "Z")
+            path = path / f"{base_name}.json"
             number = 2
             while path.exists():
-                path = path.with_name(f"{stem}-{number}.json")
+                path = path.with_name(f"{base_name}-{number}.json")
                 number += 1
         return write_text_atomically(path, json.dumps(self.as_dict(), indent=1) + "\n")
 

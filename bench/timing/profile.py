@@ -73,7 +73,7 @@ def _words(result: Mapping[str, tuple[float, str]]) -> Iterator[str]:
 
 
 def _bound(memory: float | None, compute: float | None, tensor: float | None, occupancy: float | None) -> str:
-    """Return what a kernel waits for, from its shares of the peaks."""
+    """Return a kernel's bottleneck, from its shares of the peaks."""
     if (tensor or 0) >= _HIGH:
         return "bound by the tensor pipe"
     if (memory or 0) >= _HIGH and (memory or 0) >= (compute or 0):

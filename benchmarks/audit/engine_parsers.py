@@ -143,14 +143,14 @@ def given(parser: Any, scheme: str, products: dict[str, list[str]]) -> tuple[set
             return type(error).__name__
         return "none" if result is None else type(result).__name__
 
-    asked = [f"model.layers.{layer}.{name}" for layer in (0, 1) for name in _REQUESTED]
-    return {of(name) for name in asked}, {of(name) for name in ("lm_head", "model.layers.1.mlp.down_proj")}
+    requested = [f"model.layers.{layer}.{name}" for layer in (0, 1) for name in _REQUESTED]
+    return {of(name) for name in requested}, {of(name) for name in ("lm_head", "model.layers.1.mlp.down_proj")}
 
 
 def experts_given(engine: str, parser: Any, kind: str, scheme: str) -> bool:
     """Return whether the experts of one layer have a scheme's group, and those of the next stay unquantised."""
     block, stored = _EXPERTS[kind]
-    asked = _EXPERTS["qwen3_moe"][1] if engine == "sglang" else stored
+    requested = _EXPERTS["qwen3_moe"][1] if engine == "sglang" else stored
     model, names = {}, {}
     for layer in (0, 1):
         for site, parts in (("gate_up_proj", stored[:2]), ("down_proj", stored[2:])):
@@ -163,7 +163,7 @@ def experts_given(engine: str, parser: Any, kind: str, scheme: str) -> bool:
     group = next(iter(config.target_scheme_map.values()))
     got = []
     for layer in (0, 1):
-        for part in asked:
+        for part in requested:
             try:
                 got.append(config.get_scheme_dict(torch.nn.Module(), f"model.layers.{layer}.{block}.experts.0.{part}"))
             except ValueError:

@@ -145,7 +145,7 @@ def from_autoround(model: Any, batches: list[Any], groups: Groups, formats: Mapp
     names = [name for group in groups for name in group]
 
     def choose(bits: float) -> dict[str, str]:
-        asked = AutoScheme(
+        auto_scheme = AutoScheme(
             avg_bits=bits,
             options=list(schemes),
             shared_layers=[group for group in groups if len(group) > 1] or None,
@@ -161,7 +161,7 @@ def from_autoround(model: Any, batches: list[Any], groups: Groups, formats: Mapp
             module.global_name = module.tmp_name = name
         with mock.patch("auto_round.auto_scheme.delta_loss.get_dataloader", return_value=batches):
             result = GenScheme(
-                asked, own, names, {}, "text", device_map="cpu", tokenizer=object(), enable_torch_compile=False
+                auto_scheme, own, names, {}, "text", device_map="cpu", tokenizer=object(), enable_torch_compile=False
             ).get_layer_config()
         return {name: formats[each["bits"]] for name, each in result.items() if each["bits"] in formats}
 
@@ -247,7 +247,7 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def choices(model: Any, batches: list[dict[str, Any]], result: Audit, apart: bool, logits: bool) -> dict[str, Choice]:
+def choices(model: Any, batches: list[dict[str, Any]], result: Audit, unfused: bool, logits: bool) -> dict[str, Choice]:
     """Return all peers that choose under one rule of fusing, by name; ``logits``: the model returns logits."""
     groups: dict[str, list[str]] = {}
     for site in _linears(result):
@@ -256,7 +256,7 @@ def choices(model: Any, batches: list[dict[str, Any]], result: Audit, apart: boo
     if logits and importlib.util.find_spec("auto_round"):
         some["AutoRound"] = from_autoround(model, batches, list(groups.values()), TWO)
     some["weight error"] = by_weight_error(model, list(groups.values()), TWO)
-    if apart:
+    if unfused:
         return some
     if logits and importlib.util.find_spec("modelopt"):
         for method in ("gradient", "kl_div"):
@@ -310,11 +310,11 @@ def main() -> None:
 
     rules = {
         "q, k, v and gate, up together": (audited(list(TWO.values())), False),
-        "each linear apart": (audited(list(TWO.values()), UNFUSED), True),
+        "each linear alone": (audited(list(TWO.values()), UNFUSED), True),
     }
     every: list[Row] = []
-    for rule, (result, apart) in rules.items():
-        rows = list(compared(result, choices(model, batches, result, apart, logits), given.bits))
+    for rule, (result, unfused) in rules.items():
+        rows = list(compared(result, choices(model, batches, result, unfused, logits), given.bits))
         every += rows
         title = f"{loaded.name}, {rule}; {result.metric.name} over {held} sequences held out"
         table = Table("bits", "peer", "seconds", "bytes", "its error", "ours", "its / ours", "ours is", title=title)

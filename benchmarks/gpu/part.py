@@ -17,8 +17,10 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "gpu.md"
+LOGS = ROOT / "docs" / "gpu"
 LONGEST = 480  # seconds of a script
 NOT_RUN = "Not yet run."
+HOLDS = "holds "
 REHEARSED = "h100"  # the device that a rehearsal emulates
 
 
@@ -63,7 +65,7 @@ class Part:
 
     def claim(self, what: str, holds: bool, detail: str = "") -> None:
         """Print whether a claim holds; the script fails if it doesn't."""
-        self.say(f"{'holds ' if holds else 'FAILS '} {what}{f': {detail}' if detail else ''}")
+        self.say(f"{HOLDS if holds else 'FAILS '} {what}{f': {detail}' if detail else ''}")
         if not holds:
             self.failed.append(what)
 
@@ -96,20 +98,33 @@ def main(name: str, body: Callable[..., None], options: dict[str, dict[str, Any]
     except Exception as error:
         part.claim("the script runs to its end", False, f"{type(error).__name__}: {error}".splitlines()[0])
     signal.alarm(0)
-    part.say(f"{len(part.failed)} claims fail; {part.seconds:.0f} s")
+    held = sum(line.startswith(HOLDS) for line in part.lines)
+    part.say(f"{held} claims hold, {len(part.failed)} fail; {part.seconds:.0f} s")
     if not part.rehearsal:
         command = " ".join(["python", str(Path(sys.argv[0]).resolve().relative_to(ROOT)), *sys.argv[1:]])
-        text = written(PAGE.read_text(encoding="utf-8"), name, section(part.lines, command))
-        PAGE.write_text(text, encoding="utf-8")
+        write_down(name, f"{circumstances()}: `{command}`", part.lines)
     sys.exit(1 if part.failed else 0)
 
 
-def section(lines: list[str], command: str) -> str:
-    """Return the section of a run in docs/gpu.md: date, device, versions, command, and the printed lines."""
+def circumstances() -> str:
+    """Return date, device and versions of a run."""
     versions = [f"{each} {importlib.metadata.version(each)}" for each in ("torch", "triton", "numpy")]
     device = f"{torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}" if torch.cuda.is_available() else "no GPU"
-    head = f"{time.strftime('%Y-%m-%d', time.gmtime())}, {device}, Python {platform.python_version()}, "
-    return "\n".join([f"{head}{', '.join(versions)}: `{command}`", "", "```", *lines, "```"])
+    day = time.strftime("%Y-%m-%d", time.gmtime())
+    return ", ".join([day, device, f"Python {platform.python_version()}", *versions])
+
+
+def write_down(name: str, head: str, lines: list[str]) -> None:
+    """Write every line to docs/gpu/NAME.log, and the section of docs/gpu.md."""
+    LOGS.mkdir(exist_ok=True)
+    (LOGS / f"{name}.log").write_text("\n".join([head, *lines, ""]), encoding="utf-8")
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), name, section(name, head, lines)), encoding="utf-8")
+
+
+def section(name: str, head: str, lines: list[str]) -> str:
+    """Return a run's section of docs/gpu.md: its head, and the printed lines; claims that hold stand in the log."""
+    shown = [line for line in lines if not line.startswith(HOLDS)]
+    return "\n".join([f"{head} ([every line](gpu/{name}.log))", "", "```", *shown, "```"])
 
 
 def written(page: str, name: str, content: str) -> str:

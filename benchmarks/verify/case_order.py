@@ -26,7 +26,7 @@ _LONGEST = 30.0  # seconds that one kernel may take
 class Kind:
     """The faults that a kind of case found, and the processor time of each of its cases."""
 
-    found: set[str] = field(default_factory=set)
+    detected: set[str] = field(default_factory=set)
     seconds: list[float] = field(default_factory=list)
 
     @property
@@ -49,12 +49,12 @@ def measure(console: Console) -> None:
             failed = plan.harness.try_case(fixed[1]).failure is not None
             taken[kind_of(fixed)] += time.process_time() - started
             if failed:
-                kinds[kind_of(fixed)].found.add(entry.name)
+                kinds[kind_of(fixed)].detected.add(entry.name)
             if time.monotonic() - began > _LONGEST:
                 break
         for kind, seconds in taken.items():
             kinds[kind].seconds.append(seconds)
-    findable = set().union(*(kind.found for kind in kinds.values()))
+    findable = set().union(*(kind.detected for kind in kinds.values()))
     order, quick = greedy(kinds, findable)
     _FILE.write_text(
         "# Written by ./dev bench order: kinds of fixed cases, those first that find the most faults a second, and\n"
@@ -68,7 +68,7 @@ def measure(console: Console) -> None:
     for half in (0, 1):  # cross-validation: order chosen on one half of the faults, tested on the other
         known = {entry.name for entry in FAULTY[half::2]} & findable
         learnt, count = greedy(kinds, known)
-        others = set().union(*(kinds[kind].found for kind in learnt[:count])) - known
+        others = set().union(*(kinds[kind].detected for kind in learnt[:count])) - known
         console.print(
             f"learnt from {len(known)} faults, {count} kinds find {len(others)} of {len(findable - known)} others"
         )
@@ -85,7 +85,7 @@ def greedy(kinds: Mapping[str, Kind], faults: set[str]) -> tuple[list[str], int]
     rest = set(kinds)
 
     def worth(kind: str) -> tuple[float, float, str]:
-        result = kinds[kind].found & faults
+        result = kinds[kind].detected & faults
         return sum(left[fault] > 0 for fault in result) / kinds[kind].cost, len(result) / kinds[kind].cost, kind
 
     quick = 0
@@ -94,6 +94,6 @@ def greedy(kinds: Mapping[str, Kind], faults: set[str]) -> tuple[list[str], int]
         quick += worth(best)[0] > 0
         order.append(best)
         rest.discard(best)
-        for fault in kinds[best].found & faults:
+        for fault in kinds[best].detected & faults:
             left[fault] -= 1
     return order, quick

@@ -23,7 +23,7 @@ SEED = 0
 
 def samples() -> Iterator[tuple[str, str, Any]]:
     """Yield (kind, name, function that measures) of fault models and of other kernels by turns, in random order."""
-    from tests.verify.explained import OTHERS, told_of, told_of_other
+    from tests.verify.explained import OTHERS, explanation_of, explanation_of_other
     from tests.verify.fault_cases import pairs
 
     draw = random.Random(SEED)
@@ -32,9 +32,9 @@ def samples() -> Iterator[tuple[str, str, Any]]:
     draw.shuffle(others)
     for pair, other in zip_longest(models, others):
         if pair is not None:
-            yield "fault models", f"{pair[0]} {pair[1].name}", lambda pair=pair: told_of(*pair)
+            yield "fault models", f"{pair[0]} {pair[1].name}", lambda pair=pair: explanation_of(*pair)
         if other is not None:
-            yield "other kernels", f"{other.op} {other.name}", lambda other=other: told_of_other(other)
+            yield "other kernels", f"{other.op} {other.name}", lambda other=other: explanation_of_other(other)
 
 
 def measure(console: Console, seconds: float = SECONDS) -> None:

@@ -190,7 +190,7 @@ def moe_backward(
     """With h = silu(gate) * up of a pair of token and expert, and g = down^T dy: weight g goes back through h.
 
     dw_down is the sum over an expert's pairs of dy (weight h)^T, or (weight dy) h^T; a weight's gradient is h . g, or
-    dy . (down h). Stages: those of `moe`; "weighted_gradient", weight dy; "hidden_gradient", what comes back to h;
+    dy . (down h). Stages: those of `moe`; "weighted_gradient", weight dy; "hidden_gradient", the gradient of h;
     "weighted_hidden", weight h; "gate_up_gradient", the gradients of gate and up as products take them; "share", a
     choice's part of dx. Nothing is said of what an infinity reaches.
     """
@@ -200,7 +200,7 @@ def moe_backward(
 def _gradients(
     xp: Arithmetic[N, Idx], slope: Any, x: N, w_gate_up: N, w_down: N, weights: N, ids: Idx, dy: N
 ) -> tuple[N, N, N, N]:
-    """``slope``: `swiglu_backward`, or what a faulty kernel has instead."""
+    """``slope``: `swiglu_backward`, or a faulty kernel's replacement."""
     experts = w_gate_up.shape[0]
     of_gate_up, of_down = [], []
 
@@ -275,7 +275,7 @@ def of_tokens(
 
 
 def of_pairs(xp: Arithmetic[N, Idx], slope: Any, x: N, weight: N, dy: N, expert: Expert[N]) -> PairGradients[N]:
-    """What comes back of dy[n,D] to an expert's tokens x[n,D] and their weights [n,1]."""
+    """The gradients by dy[n,D] of an expert's tokens x[n,D] and of their weights [n,1]."""
     projected = xp.round(expert.gate_up(x), "gate_up")
     inner = projected.shape[-1] // 2
     gate, up = projected[:, :inner], projected[:, inner:]

@@ -263,7 +263,7 @@ def dynamic_tanh(xp: Arithmetic[N], x: N, alpha: N, weight: N, bias: N) -> N:
 
 
 def _column_is_finite(xp: Arithmetic[N], dweight: N, dy: N) -> N:
-    """``dweight``, but where an infinite gradient meets an x whose sign or zero is a matter of rounding."""
+    """``dweight``, but where an infinite gradient meets an x whose sign or zero depends on rounding."""
     return xp.unspecified(lambda: infinite(xp, dy).any(0), dweight)
 
 

@@ -129,7 +129,7 @@ def top_filter(xp: Arithmetic[N, Idx], x: N, *, top_k: int | None, top_p: float 
     """The logits of the ``top_k`` largest, and of these the fewest whose shares reach ``top_p``; -inf elsewhere.
 
     A token is kept while the shares (softmax of the top k) of those before it add up to less than p (Holtzman et al.,
-    *The curious case of neural text degeneration*, 2020). Of equal logits any may stay; where p lies within the
+    *The curious case of neural text degeneration*, 2020). Of equal logits any may stay; where p is within the
     rounding of a sum, both choices are right.
     """
     if x.shape[1] == 0:

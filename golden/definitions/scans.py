@@ -83,7 +83,7 @@ _GATES: Inputs = {
 }
 
 
-def _chunks_apart(op: str, axis: int) -> Callable[..., Any]:
+def _independent_chunks(op: str, axis: int) -> Callable[..., Any]:
     """Return ``op`` with a state that begins at zero every 16 positions along ``axis``."""
 
     def definition(xp: Any, *tensors: Any, **options: Any) -> Any:
@@ -147,7 +147,7 @@ _SCAN: dict[str, Any] = {
     **_SCAN,
     faults=(
         Fault("scan_chunks_apart", "every 16 positions the state begins at zero: it is not carried over",
-              _chunks_apart("selective_scan", 2), "tail", needs="more than 16 positions"),
+              _independent_chunks("selective_scan", 2), "tail", needs="more than 16 positions"),
         Fault("scan_step_left_out", "the input is not multiplied by the step", _step_left_out),
         Fault("scan_decay_late", "each state decays by the step before", _decay_late, needs="more than one position"),
         Fault("scan_skip_dropped", "the skip connection is missing",
@@ -190,7 +190,7 @@ def selective_scan(xp: Arithmetic[N], u: N, delta: N, a: N, b: N, c: N, skip: N,
     faults=(
         "inputs_in_tf32",
         Fault("linear_chunks_apart", "every 16 positions the state begins at zero: it is not carried over",
-              _chunks_apart("linear_attention", 1), "tail", needs="more than 16 positions"),
+              _independent_chunks("linear_attention", 1), "tail", needs="more than 16 positions"),
         Fault("linear_without_itself", "a position sees those before it, not itself",
               lambda xp, q, k, v, *gate, scale, **_: _attended(xp, q, k, v, gate, scale, 1), "mask"),
         Fault("linear_gate_late", "the state decays by the gate of the position before",
@@ -429,7 +429,7 @@ def _by_system(updates: Callable[..., Any], behind: int = 0) -> Callable[..., An
     faults=(
         "inputs_in_tf32",
         Fault("delta_chunks_apart", "every 16 positions the state begins at zero: it is not carried over",
-              _chunks_apart("gated_delta_rule", 1), "tail", needs="more than 16 positions"),
+              _independent_chunks("gated_delta_rule", 1), "tail", needs="more than 16 positions"),
         Fault("delta_not_corrected", "the state's value for a key is not subtracted",
               _by_system(lambda xp, lower, right, **_: right), needs="keys that have something in common"),
         Fault("delta_gate_ignored", "the state does not decay",

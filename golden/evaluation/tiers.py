@@ -46,7 +46,7 @@ _LEAST = 2.0**-1068  # and largest absolute error
 
 
 def to_digits(call: Call, digits: int) -> tuple[Golden, ...]:
-    """Return goldens of ``digits`` decimal digits, limited to what a pair of float64 holds."""
+    """Return goldens of ``digits`` decimal digits, limited to those of a pair of float64."""
     share = max(10.0**-digits, _PAIR)
 
     def is_resolved(golden: Golden) -> Tensor:

@@ -23,7 +23,7 @@ _MIN_ERROR = 2.0**5  # in unit roundoffs: results with smaller radii are good en
 
 @dataclass
 class Loss:
-    """Of a line: its elements, those that cancelled or overflowed, and the median bits lost by cancellation."""
+    """Of a line: its elements, how many cancelled or overflowed, and the median bits lost by cancellation."""
 
     elements: int = 0
     cancelled: int = 0

@@ -92,7 +92,7 @@ class Lowering(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kind == "view":
             return self._view(func, args, kwargs)
         if kind == "in place":
-            return self._in_place(func, args, kwargs)
+            return self._inplace(func, args, kwargs)
         decomposition = _decompositions().get(func)
         if func in RULES:  # `_decompositions` adds one
             return RULES[func](self, *args, **kwargs)
@@ -122,7 +122,7 @@ class Lowering(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         return [shared(like) for like in results] if isinstance(results, (list, tuple)) else shared(results)
 
-    def _in_place(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _inplace(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Write the results of the functional form into the arguments that the operation writes to."""
         functional, targets = _functional(func)
         if functional is None:
@@ -315,14 +315,14 @@ def _functional(func: Any) -> tuple[Any, list[str]]:
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
     if packet is None:
         return None, targets
-    in_place = name.endswith("_")
-    candidates: Iterable[str] = [func._overloadname] if in_place else packet.overloads()
-    available = {arg.name for arg in schema.arguments} - (set() if in_place else set(targets))
+    inplace = name.endswith("_")
+    candidates: Iterable[str] = [func._overloadname] if inplace else packet.overloads()
+    available = {arg.name for arg in schema.arguments} - (set() if inplace else set(targets))
     for overload in candidates:
         form = getattr(packet, overload, None)
         if form is None or form._schema.is_mutable:
             continue
-        if in_place or {arg.name for arg in form._schema.arguments} <= available:
+        if inplace or {arg.name for arg in form._schema.arguments} <= available:
             return form, targets
     return None, targets
 

@@ -206,7 +206,7 @@ def _names(reference: Any, args: Sequence[Any], varied: Sequence[int]) -> list[s
 
 @contextmanager
 def _fake() -> Iterator[FakeTensorMode]:
-    """Make fake tensors, without PyTorch's log lines about those that a reference refuses."""
+    """Make fake tensors, without PyTorch's log lines about any that a reference refuses."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     was, log.disabled = log.disabled, True
     try:
@@ -304,7 +304,7 @@ def _allowed(
 def _results(
     base: Sequence[torch.Tensor], sizes: Mapping[str, int], samples: _Samples
 ) -> tuple[list[tuple[torch.Tensor, str]], set[str]]:
-    """Return the results with their dimensions as expressions, and the symbols of those that no expression fits."""
+    """Return the results with their dimensions as expressions, and the symbols of sizes that no expression fits."""
     results, lost = [], set()
     for number, result in enumerate(base):
         dims = []

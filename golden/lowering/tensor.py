@@ -20,7 +20,7 @@ class TracedMemory:
 
     A number that is given as a function is computed on first use: positions of maxima, which few references read.
     ``stage`` names a rounding that a kernel may make. It is applied where the number is used and not where it is
-    returned, for a result is rounded to its dtype anyway. ``as_operand`` maps the number to what is known of it as an
+    returned, for a result is rounded to its dtype anyway. ``as_operand`` maps the number to its bounds as an
     operand: one beyond a format's range is right as a result. ``is_softmax``: the elements are softmax probabilities,
     by whose sum a kernel may divide after the product that they enter.
     """

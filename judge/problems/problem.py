@@ -41,7 +41,7 @@ class Instance:
     ``reference(*arguments)`` gives a tensor, or a tuple, list or dict of such; ``draw(seed)`` gives arguments, of which
     tensors may stand in lists, tuples and dicts. ``init`` and ``init_named`` are what a solution that is a class is
     constructed with; ``module`` is the reference's own module, whose parameters it shares. ``results`` are the names,
-    shapes and dtypes of what a solution with style "destination" is handed.
+    shapes and dtypes of the outputs that a solution with style "destination" is handed.
     """
 
     sizes: Sizes
@@ -78,7 +78,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Answer:
-    """A solution's files, by their path within its folder; ``main`` is the one that `Entry.name` stands in."""
+    """A solution's files, by their path within its folder; ``main`` is the one that defines `Entry.name`."""
 
     name: str
     files: Mapping[str, str]

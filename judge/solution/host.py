@@ -623,7 +623,7 @@ class _Host:
 
     @staticmethod
     def _plain(outputs: list[Any]) -> tuple[list[torch.Tensor], list[list[Any]]]:
-        """Return the outputs as plain tensors, and [index, class] of those that are not plain."""
+        """Return the outputs as plain tensors, and [index, class] of the ones that are not plain."""
         plain, odd = [], []
         for index, value in enumerate(outputs):
             if type(value) in (int, float, bool):

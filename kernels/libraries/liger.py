@@ -60,10 +60,10 @@ def swiglu_fused_gate_up(gate: Tensor, up: Tensor) -> Tensor:
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate queries, a copy of `x`, in Transformers' layout: heads before the sequence, angles repeated twice."""
-    return rope_in_place(x.clone(), cos, sin)
+    return rope_inplace(x.clone(), cos, sin)
 
 
-def rope_in_place(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rope_inplace(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """`rope` on `x` itself."""
     cos, sin = (torch.cat((part, part), dim=-1)[None] for part in (cos, sin))
     q, _ = liger_rotary_pos_emb(x.transpose(1, 2), x.clone().transpose(1, 2), cos, sin)

@@ -9,7 +9,7 @@ delimits as in FlashAttention.
 Jit functions take tuples here, or they would have two dozen parameters each; Triton passes tuples through and
 specialises on None in them. The first lines of the function that takes one name its slots:
 
-- ``state``: what a loop over blocks updates and returns;
+- ``state``: values that a loop over blocks updates and returns;
 - ``inputs``, ``rows``, ``tensors``: what it reads, blocks by the sources of `load_tile` and `dot_nt`;
 - ``options``: a `block_range`; (size, lo, hi) of `band_mask`; the scales of `recompute_p`; slope and diagonal of ALiBi.
 """

@@ -1,4 +1,4 @@
-"""What an audit reports beside its errors: findings, each with a remedy, and where not to trust a prediction.
+"""What an audit reports besides its errors: findings, each with a remedy, and where not to trust a prediction.
 
 detectors (findings, their kinds, order and detectors) · routers (mixtures of experts) · reliability (reasons to
 measure).

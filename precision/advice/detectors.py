@@ -252,13 +252,13 @@ def underflows(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
                 "Take scales of groups",
                 "Move the spread of the channels into the neighbouring weight, or leave this site as it is.",
             )
-            told = {"scheme": scheme, "tensor": what, "share": share, "share_of_error": cost}
+            details = {"scheme": scheme, "tensor": what, "share": share, "share_of_error": cost}
             yield Finding(
                 "underflow",
                 str(site),
                 f"{share:.1%} of the {what}'s values fall below the smallest {element.name} of {scheme} and become "
                 f"zero, which costs more than all its rounding: they span 2^{span:.0f}, the format 2^{held:.0f}.",
-                {**told, "range_bits": span, "span_bits": held, **numbers},
+                {**details, "range_bits": span, "span_bits": held, **numbers},
                 remedy,
                 predictor.site_error(str(site), scheme),
             )
@@ -327,10 +327,10 @@ def outliers(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
     for site in _linears(observed):
         for what, axis in (("row", -1), ("column", 0)):
             sizes = {expert: w.abs().amax(axis) for expert, w in _matrices(observed, site).items()}
-            found = [(far, expert) for expert, size in sizes.items() if (far := _far(size)) is not None]
-            if not found:
+            extremes = [(far, expert) for expert, size in sizes.items() if (far := _far(size)) is not None]
+            if not extremes:
                 continue
-            far, expert = max(found, key=lambda pair: pair[0][1])
+            far, expert = max(extremes, key=lambda pair: pair[0][1])
             remedy, numbers = _remedied(observed, site, *_REMEDIES[what])
             numbers = numbers if expert is None else {"expert": expert, **numbers}
             where = "weight" if expert is None else f"weight of expert {expert}"
@@ -630,7 +630,7 @@ _DETECTORS = (
 def findings(
     model: torch.nn.Module, batches: Sequence[Any], predictor: Predictor, chain: Chain | None = None
 ) -> list[Finding]:
-    """Return all findings: what breaks the model, what a prediction can't show, what costs most, and notes. A
+    """Return all findings: what breaks the model, what no prediction shows, what costs most, and notes. A
     `random_control` runs at most once, for sites whose scales may be the cause."""
     results = [finding for detector in _DETECTORS for finding in detector(predictor, predictor.observed)]
     repaired = {(each.site, each.numbers["scheme"]) for each in results if each.kind == "granularity"}

@@ -171,7 +171,7 @@ def _first_better(
 
 
 def _promising(objective: Objective, changes: Floats) -> NDArray[np.int64]:
-    """Return exchanges that lower the error most, and those that free most of a limited quantity for their error."""
+    """Return exchanges that lower the error most, and the ones that free most of a limited quantity for their error."""
     half = _PAIRED // 2
     chosen = [np.argsort(changes[:, 0], kind="stable")[:half]]
     limited = [quantity for quantity in {*objective.limits, objective.minimise} if quantity != "error"]

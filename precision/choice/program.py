@@ -2,8 +2,8 @@
 
 Solved by HiGHS through scipy.optimize.milp. Its tolerances are absolute (1e-6), so every row is shifted by its least
 sum and divided by what the limit leaves above that, and costs are divided by those of the best solution found, options
-dearer than it dropped: figures from 1e-9 to 10 in one problem are told apart. A solution that meets a limit only within
-the tolerance is cut off and the program solved again, so limits hold exactly.
+dearer than it dropped: figures from 1e-9 to 10 in one problem are distinguished. A solution that meets a limit only
+within the tolerance is cut off and the program solved again, so limits hold exactly.
 """
 
 import math
@@ -229,8 +229,8 @@ def _one_each(problem: Problem, options: NDArray[np.int64]) -> Any:
 
 
 def _milp(costs: Floats, gap: float, deadline: Deadline, **program: Any) -> Floats | None:
-    """The solution, [options]. HiGHS (in scipy 1.17) prints a line whenever it repairs a solution, which those that
-    presolve maps back often need: small programs go without, and the line stays out of the output."""
+    """The solution, [options]. HiGHS (in scipy 1.17) prints a line whenever it repairs a solution, which is often
+    needed after presolve: small programs go without, and the line stays out of the output."""
     many = len(costs) > _EXACT_OPTIONS
     options = {"time_limit": max(deadline.left, 0.05), "mip_rel_gap": gap if many else 0.0, "presolve": many}
     with without_lines("HighsMipSolverData::"):

@@ -71,7 +71,7 @@ def untrusted(reasons: Sequence[str]) -> str:
     return f"; go by what was measured, not by the prediction: {' '.join(reasons).removesuffix('.')}"
 
 
-def _apart(quantity: Quantity, total: float, limit: float, unit: str) -> tuple[str, str]:
+def _distinguished(quantity: Quantity, total: float, limit: float, unit: str) -> tuple[str, str]:
     """Return a total with its unit and its limit, with as many digits as distinguish them, up to nine."""
     words = {"error": format_error, "bytes": format_bytes, "kv_bytes": format_bytes}.get(quantity, format_seconds)
     pairs = [(words(total, digits), words(limit, digits)) for digits in (3, 6, 9)]
@@ -109,7 +109,7 @@ def groups_of(predictor: Predictor, roofline: Roofline, fixed: Collection[str] =
     """Return the fusion groups, sites that take one scheme together, with the schemes that all of their sites support.
 
     fixed: names of sites that keep their own format, and their groups with them. Schemes that break the model are left
-    out, as are those that save nothing, which would cost accuracy without any gain.
+    out, as are any that save nothing, which would cost accuracy without any gain.
     """
     observed = predictor.observed
     members: dict[str, list[str]] = {}
@@ -210,7 +210,7 @@ class Recommender:
                     f"predicted to keep the budgets, but measured {format_error(nearest.measured)} {self._unit}"
                 )
                 if "error" in limits:
-                    has, ask = _apart("error", nearest.measured, limits["error"], self._unit)
+                    has, ask = _distinguished("error", nearest.measured, limits["error"], self._unit)
                     what = f"{has} where at most {ask} was asked for; none tried did better"
                     nearest.why = f"predicted to keep max_error, but measured {what}"
                 return self._reported(nearest)
@@ -222,7 +222,7 @@ class Recommender:
         if best.met:
             best.why = self._bound(best, limits, minimise)
         else:
-            has, ask = _apart("error", totals["error"], limits.get("error", math.inf), self._unit)
+            has, ask = _distinguished("error", totals["error"], limits.get("error", math.inf), self._unit)
             best.why = (
                 f"max_error is kept on the data that was chosen on ({format_error(on_choice)}), but not on the "
                 f"held-out data: {has} of at most {ask}; give more text, which narrows the gap, or a smaller max_error"
@@ -316,7 +316,7 @@ class Recommender:
         names = [[ARGUMENTS[name] for name in each] for each in sets]
         first, *others = [" and ".join(each) + "{}" + " together" * (len(each) > 1) for each in names]
         kept = ", nor ".join([first.format(" can't be kept"), *(other.format("") for other in others)])
-        pairs = {name: _apart(name, totals[name], limits[name], self._unit) for name in shown}
+        pairs = {name: _distinguished(name, totals[name], limits[name], self._unit) for name in shown}
         has = " and ".join(
             f"{has} where {ARGUMENTS[name]} asks for at most {ask}" for name, (has, ask) in pairs.items()
         )
@@ -327,7 +327,7 @@ class Recommender:
         return math.fsum(min(getattr(option, quantity) for option in group.options) for group in self._groups)
 
     def _bound(self, best: Assignment, limits: Totals, minimise: Quantity) -> str:
-        """Return in words the used-up budgets among those that the unchanged model does not meet."""
+        """Return in words the used-up budgets, of the ones that the unchanged model does not meet."""
         totals, near = _totals(best.measured, best.cost), list[Quantity](["error"])
         if minimise == "bytes" and best.cost.bytes <= self._least("bytes") * (1 + 1e-9):
             return f"no budget binds: the fewest bytes that there are {self._among}"
@@ -337,7 +337,7 @@ class Recommender:
             if not used:
                 return "no budget binds: the model as it is keeps them"
             near = [name for name in used if used[name] >= min(_NEAR, max(used.values()))]
-        pairs = {name: _apart(name, totals[name], limits[name], self._unit) for name in near}
+        pairs = {name: _distinguished(name, totals[name], limits[name], self._unit) for name in near}
         return "bound by " + " and ".join(
             f"{ARGUMENTS[name]} ({has} of at most {ask})" for name, (has, ask) in pairs.items()
         )

@@ -1,9 +1,9 @@
 """Time and memory of an assignment on a device: the roofline.
 
 Each op takes max(operations / rate, bytes / bandwidth), ops run one after another, elementwise work is fused into them.
-Source: S. Williams, A. Waterman, D. Patterson, *Roofline*, CACM 52(4), 2009. Bytes hold what a serving engine moves:
-weights with their scales, activations in and out, the KV cache, and what a dynamic scheme reads and writes to store a
-linear's input. Peaks and bandwidths are the vendors', so times are lower bounds; their ratios say what a scheme gains.
+Source: S. Williams, A. Waterman, D. Patterson, *Roofline*, CACM 52(4), 2009. Bytes are a serving engine's traffic:
+weights with their scales, activations in and out, the KV cache, and a dynamic scheme's reads and writes to store a
+linear's input. Peaks and bandwidths are the vendors', so times are lower bounds; their ratios are a scheme's gain.
 """
 
 from __future__ import annotations

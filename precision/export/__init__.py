@@ -15,7 +15,7 @@ from assay.precision.export.configurations.compressed_tensors import quantizatio
 from assay.precision.export.configurations.gguf import WrittenFile, write_gguf
 from assay.precision.export.configurations.torchao import fqn_to_config
 from assay.precision.export.configurations.vllm import command_line, online_config
-from assay.precision.export.exporting import FORMATS, Exported, apart, clear, export, offered, unexportable
+from assay.precision.export.exporting import FORMATS, Exported, allow_unfused, clear, export, offered, unexportable
 from assay.precision.export.lint import lint, lint_config, lint_scales
 from assay.precision.export.manifest import Part, Reloaded
 from assay.precision.export.plan import Recipe
@@ -31,7 +31,7 @@ __all__ = [
     "Verified",
     "Written",
     "WrittenFile",
-    "apart",
+    "allow_unfused",
     "clear",
     "command_line",
     "export",

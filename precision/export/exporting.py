@@ -83,7 +83,7 @@ def export(
     if dtype is None:
         dtype = dtype_of(model, config_json(model, origin)) if hasattr(model, "config") else torch.bfloat16
     request = _request(model, sites, assignment=assignment, dtype=dtype, model=str(source or "MODEL"), fits=fits)
-    fuses = checkpoint or not all(TARGETS[name].apart for name in formats)
+    fuses = checkpoint or not all(TARGETS[name].unfused for name in formats)
     said: dict[str, list[str]] = {line: ["lint"] for line in lint(assignment, sites, target, fuses=fuses)}
 
     def note(who: str, lines: Collection[str]) -> None:
@@ -183,25 +183,25 @@ def offered(
     lacks, for an export that its engine doesn't read, and if no scheme is left; also the errors of `formats_of` of
     `precision.targets`.
     """
-    asked = dict.fromkeys([*exports, *(["compressed-tensors"] if checkpoint else [])])
+    requested = dict.fromkeys([*exports, *(["compressed-tensors"] if checkpoint else [])])
     engine = target_named(target).engine
-    if formats is None and engine is None and "gguf" in asked:  # GGUF has types that no other format has
+    if formats is None and engine is None and "gguf" in requested:  # GGUF has types that no other format has
         names = formats_of(None, "llama.cpp")
     else:
         names = formats_of(formats, target)
-    for export in asked:
+    for export in requested:
         if engine is not None and export not in engine.exports:
             read = ", ".join(engine.exports)
             raise UnknownOption(f"{engine.name} reads no {export}: take its {read}, or leave the export away")
-    results = tuple(name for name in names if not any(TARGETS[export].lacks(SCHEMES[name]) for export in asked))
+    results = tuple(name for name in names if not any(TARGETS[export].lacks(SCHEMES[name]) for export in requested))
     if not results:
         what = "none of the formats" if formats is not None else "no format"
-        raise UnknownOption(f"{what} is in all of {', '.join(asked)}: export them apart, or choose others")
+        raise UnknownOption(f"{what} is in all of {', '.join(requested)}: export them apart, or choose others")
     return results
 
 
-def apart(target: str | None, exports: Collection[str]) -> bool | None:
+def allow_unfused(target: str | None, exports: Collection[str]) -> bool | None:
     """Return whether all exports allow a scheme per linear; None: the target decides."""
     if not exports or target_named(target).engine is not None:
         return None
-    return all(TARGETS[name].apart for name in exports) or None
+    return all(TARGETS[name].unfused for name in exports) or None

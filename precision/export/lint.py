@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from assay.configs.architectures import asked_for, fused_name
+from assay.configs.architectures import fused_name, lookup_names
 from assay.precision.export.plan import matches, units_of
 from assay.precision.observation.sites import Site
 from assay.precision.schemes import SCHEMES, scheme_named
@@ -56,7 +56,7 @@ def lint_config(
     """
     called = {site: (names or {}).get(site, [site]) for site in sites}
     classes = {name: ("Embedding",) if site.type == "embedding" else ("Linear",) for name, site in sites.items()}
-    others = asked_for({name for several in called.values() for name in several})
+    others = lookup_names({name for several in called.values() for name in several})
     groups: Mapping[str, Any] = config.get("config_groups") or {}
     ignored = config.get("ignore") or []
     results = []

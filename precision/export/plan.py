@@ -70,7 +70,7 @@ class Target:
     fixed: Callable[[Request], Collection[str]] | None = None
     """Returns the sites that it can hold only in their original format; None: those that a checkpoint can't
     (`unstorable`)."""
-    apart: bool = False
+    unfused: bool = False
     """It takes a format per linear even where engines fuse q, k and v."""
     tables: bool = False
     """It holds embedding tables, for an engine that loads them."""
@@ -249,12 +249,12 @@ def targets_of(names: Iterable[str]) -> list[str]:
     return sorted([*exact, *_alike(experts)], key=lambda target: target.startswith("re:"))
 
 
-def also_asked_for(names: Collection[str]) -> list[str]:
-    """Return targets for the names that engines look up instead of these (`architectures.asked_for`).
+def lookup_targets(names: Collection[str]) -> list[str]:
+    """Return targets for the names that engines look up instead of these (`architectures.lookup_names`).
 
     Fused linears get patterns. Experts, whose own targets are patterns, get names, which engines map.
     """
-    others, experts = _split(architectures.asked_for(dict.fromkeys(names)))
+    others, experts = _split(architectures.lookup_names(dict.fromkeys(names)))
     return [*experts, *_alike(others)]
 
 

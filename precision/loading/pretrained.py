@@ -33,15 +33,16 @@ _SMALL = 1 << 16
 def cast_when_run(model: torch.nn.Module, name: str, dtype: torch.dtype = torch.float32) -> None:
     """Leave each weight in its dtype; give its module a temporary copy in ``dtype`` whenever it runs.
 
-    The parameters themselves move to the meta device, like those that accelerate reads from files; small ones are cast
-    at once. A model whose modules use each other's weights, as torch's MultiheadAttention does, is cast entirely.
+    The parameters themselves move to the meta device, as with accelerate's values in files; small ones are cast at
+    once. A model whose modules use each other's weights, as torch's MultiheadAttention does, is cast entirely.
     """
     hooks = optional("accelerate.hooks", purpose=name, extra="audit")
     if any(isinstance(module, torch.nn.MultiheadAttention) for module in model.modules()):
         model.to(dtype)
         return
+    own_parameters = dict(model.named_parameters(remove_duplicate=False))
     # Tied names share one tensor, by which ties are recognised.
-    held = {key: each.detach() for key, each in model.named_parameters(remove_duplicate=False)}
+    held = {key: each.detach() for key, each in own_parameters.items()}
     for path, module in model.named_modules():
         own = sum(each.numel() for each in module.parameters(recurse=False))
         if own <= _SMALL or getattr(module, "_hf_hook", None) is not None:
@@ -51,6 +52,12 @@ def cast_when_run(model: torch.nn.Module, name: str, dtype: torch.dtype = torch.
         some = _Cast({key: held[f"{prefix}{key}"] for key, _ in module.named_parameters(recurse=False)}, dtype)
         hook = hooks.AlignDevicesHook(execution_device=device, offload=True, weights_map=some, place_submodules=False)
         hooks.add_hook_to_module(module, hook)
+    shared: dict[int, torch.nn.Parameter] = {}
+    for path, module in model.named_modules():  # a hook gives its module new parameters, which are not tied
+        for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if parameter.is_meta:
+                tied = own_parameters[f"{path}.{key}" if path else key]
+                module._parameters[key] = shared.setdefault(id(tied), parameter)
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)  # on the meta device: sets the dtype of the cast

@@ -21,7 +21,7 @@ from torch.utils import checkpoint
 from assay.configs import architectures
 from assay.precision.errors import BadModel
 from assay.precision.observation import groups
-from assay.precision.observation.tracer import Found, Handler, Steps, Tracer, Visitor, opens
+from assay.precision.observation.tracer import Handler, ParameterRef, Steps, Tracer, Visitor, opens
 from assay.runtime.memory import trim_heap
 
 _SIGNATURE = inspect.signature(torch.nn.functional.multi_head_attention_forward)
@@ -228,7 +228,7 @@ def einsum(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _by_letters(
-    tracer: Tracer, x: Tensor, of_x: str, weight: Tensor, of_weight: str, of_out: str, parameter: Found
+    tracer: Tracer, x: Tensor, of_x: str, weight: Tensor, of_weight: str, of_out: str, parameter: ParameterRef
 ) -> Tensor | None:
     """Return the product by its subscripts; None where a subscript occurs twice in one operand or in one operand alone,
     nothing is summed, or matrices aren't along the first dimension of a parameter, which holds no experts then."""
@@ -259,7 +259,7 @@ def _by_letters(
     return ordered(out, held + rows + outputs, of_out)
 
 
-def _matrix_product(tracer: Tracer, weight: Tensor, x: Tensor, parameter: Found) -> Tensor | None:
+def _matrix_product(tracer: Tracer, weight: Tensor, x: Tensor, parameter: ParameterRef) -> Tensor | None:
     """Return the product of x [..., T, K] with a weight [N, K], or of x [..., E, T, K] with matrices [E, N, K]; None
     for matrices that match no dimension of x."""
     if weight.dim() == 2:

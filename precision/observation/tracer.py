@@ -23,7 +23,7 @@ Product = Callable[[Tensor, Tensor], Tensor]
 """x [..., K] and a weight [N, K] to their product [..., N], bias added."""
 LookUp = Callable[[Tensor], Tensor]
 """A table [V, D] to the rows [..., D] that indices select."""
-Found = tuple[str, int | None]
+ParameterRef = tuple[str, int | None]
 """The name of the parameter that a weight is a view of, and the index of the matrix in a parameter [E, N, K]."""
 HEAD = ":head"
 """Suffix of the name of an embedding table that is also multiplied with: a second use, as that of a module with the
@@ -101,7 +101,7 @@ class Tracer(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         return handler(self, func, args, kwargs or {})
 
-    def named(self, weight: object) -> Found | None:
+    def named(self, weight: object) -> ParameterRef | None:
         """Return the parameter that a tensor is a view of, with the expert; None where there is none."""
         if not isinstance(weight, Tensor):
             return None
@@ -166,7 +166,13 @@ class Tracer(TorchFunctionMode):
         return self.values(f"{self.path[-1] if self.path else ''}:{suffix}", x, part)
 
     def product(
-        self, weight: Tensor, x: Tensor, parameter: Found, product: Product, role: str = "", steps: Steps | None = None
+        self,
+        weight: Tensor,
+        x: Tensor,
+        parameter: ParameterRef,
+        product: Product,
+        role: str = "",
+        steps: Steps | None = None,
     ) -> Tensor:
         """Return a product with a parameter; logits of a head or a router are a site of their own."""
         name, expert = parameter

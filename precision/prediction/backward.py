@@ -97,7 +97,7 @@ def backward_through_blocks(chain: Chain, batch: int, visitor: Sensitivity, cota
     cotangents.backpropagate(visitor, first, given)
 
 
-_IN_PLACE = re.compile("in-?place")  # in autograd's errors
+_INPLACE = re.compile("in-?place")  # in autograd's errors
 
 AnySensitivity = TypeVar("AnySensitivity", bound=Sensitivity)
 
@@ -122,7 +122,7 @@ def differentiate(
 
     again: the number of further cotangents, for all sites but embedding tables. Where few rows or sequences dominate,
     as within attention, one cotangent is accurate within a factor of two only. Rows of large weights are sampled
-    (`row_sampling`) unless ``exact``. seed: of the cotangents and the rows. change: what a scheme changes in a tensor.
+    (`row_sampling`) unless ``exact``. seed: of the cotangents and the rows. change: a scheme's change of a tensor.
     chain: the model as a chain over these batches, for passes block by block. ``done`` receives the number of finished
     batches. Raises BadModel for outputs without a gradient.
     """
@@ -181,7 +181,7 @@ def products_of(
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
-                if copies or not _IN_PLACE.search(str(error)):
+                if copies or not _INPLACE.search(str(error)):
                     reason = str(error).partition("\n")[0]
                     raise BadModel(
                         f"expected a model that gradients lead back through, got one that torch refuses: {reason}"

@@ -89,8 +89,8 @@ class Calibration:
         """From pairs of assignments that were drawn independently, of whatever kinds there are.
 
         Each is judged by the curve and the floor that the others fit: its score is the distance from that curve, in
-        widths; one that hangs on flips by that curve has no score, for nothing is promised of its like. Of n scores the
-        ceil((n + 1) level)-th is the quantile. Fewer than level / (1 - level), 19 for 95 %, promise no more than
+        widths; one that depends on flips by that curve has no score, for nothing is promised of its like. Of n scores
+        the ceil((n + 1) level)-th is the quantile. Fewer than level / (1 - level), 19 for 95 %, promise no more than
         n / (n + 1), by the largest: that is the interval's level then. It holds as far as one pair hardly moves the
         fit, as it does a median; of any fit at all leaving out in turn promises 2 level - 1. The quantile is at least
         the normal one of that level: widths hold the standard deviation that the drawing of cotangents is known to
@@ -140,7 +140,7 @@ class Calibration:
         return pair.flips is not None and self.jump_share(pair) > _MOST
 
     def exceeds_limit(self, pair: Measured) -> bool:
-        """Return whether the predicted error is larger than those that were predicted well."""
+        """Return whether the predicted error is larger than the errors that were predicted well."""
         return pair.predicted > self.limit
 
     def level_of(self, pair: Measured) -> float:

@@ -1,4 +1,4 @@
-"""A model as a chain: what comes before its blocks, the blocks, each given what the one before gives, what comes after.
+"""A model as a chain: the part before its blocks, the blocks, each given the output of the one before, the part after.
 
 Blocks are the modules of the largest stack of layers, called once each, in their order. A forward pass of each batch
 (`Recording`) notes the values that go from block to block, and what else a block is called with (masks, positions).

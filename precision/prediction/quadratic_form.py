@@ -141,8 +141,8 @@ class QuadraticForm:
     def corrected(self, keys: Sequence[Key], squares: float) -> QuadraticForm:
         """Return the form that gives the measured squares of these keys together; infinite for what is not finite.
 
-        The difference is shared among those that nothing has corrected yet, in proportion to their parts, which keep at
-        least a twentieth.
+        The difference is shared among the uncorrected ones, in proportion to their parts, which keep at least a
+        twentieth.
         """
         rows = np.array([self._row[key] for key in keys if key in self._row], dtype=np.intp)
         open_rows = rows[self._standard_error[rows] > 0] if len(rows) else rows

@@ -27,7 +27,7 @@ from assay.precision.observation import groups
 
 BLOCK = 128
 """Rows evaluated together where all are: a multiple of every scheme's blocks."""
-_TURNS = 4  # Batches that may share a weight's rows, with a part for each of their cotangents
+_MOST_BATCHES = 4  # Batches that may share a weight's rows, with a part for each of their cotangents
 _LARGE = 1024  # Rows from which a weight is sampled
 _SAMPLE = 512
 """Rows that all batches draw together for one cotangent, half as many for several; but each at least _LEAST."""
@@ -79,7 +79,7 @@ class RowSampler:
         cotangent, in ranges of at most ``most`` elements: whole blocks. Equally many evaluate each row."""
         index, count = (each * self.cotangents for each in (self.batch, self.batches))
         blocks = -(-weight.shape[0] // BLOCK)
-        count_parts = max(t for t in range(1, min(_TURNS * self.cotangents, blocks) + 1) if count % t == 0)
+        count_parts = max(t for t in range(1, min(_MOST_BATCHES * self.cotangents, blocks) + 1) if count % t == 0)
         size = -(-blocks // count_parts) * BLOCK
         first = (index + cotangent) % count_parts * size
         end = min(first + size, weight.shape[0])

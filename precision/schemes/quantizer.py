@@ -200,7 +200,7 @@ def codes_of(x: Tensor, quantizer: Quantizer, scales: Scales) -> Tensor:
     if scales.zero is not None:
         scaled += scales.zero
     scaled.clamp_(quantizer.element.lowest, quantizer.element.largest)
-    return round_float32(scaled, quantizer.element, in_place=True)
+    return round_float32(scaled, quantizer.element, inplace=True)
 
 
 def store(x: Tensor, quantizer: Quantizer, scales: Scales | None = None) -> Tensor:

@@ -71,7 +71,7 @@ def test_rounding_in_float32_is_rounding_in_float64(data: st.DataObject, format:
     expected, before = round_to(x, format), x.clone()
     assert torch.equal(round_float32(x, format).double(), expected)
     assert torch.equal(x, before)
-    assert torch.equal(round_float32(x.clone(), format, in_place=True).double(), expected)
+    assert torch.equal(round_float32(x.clone(), format, inplace=True).double(), expected)
 
 
 @patient

@@ -33,6 +33,13 @@ def test_an_honest_twin_passes(name: str, judged: Judged) -> None:
     assert verdict.cheats == ()
 
 
+@pytest.mark.parametrize("result", ["torch.zeros_like(x)", "torch.full_like(x, 0.25)"])
+def test_an_unwritten_result_is_wrong_and_not_of_lower_precision(result: str, judged: Judged) -> None:
+    verdict = judged(linear(f"SOFTMAX\nreturn {result}"), CHEATS["lower-precision"][0])
+    assert verdict.outcome == "FAIL"
+    assert "lower-precision" not in names(verdict), str(verdict)
+
+
 def test_every_name_has_a_cheat_and_a_twin() -> None:
     assert set(CHEATS) == set(NAMES)
 

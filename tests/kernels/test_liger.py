@@ -98,7 +98,7 @@ def test_the_rotation_writes_into_the_callers_tensor() -> None:
     x, cos, sin = torch.ones(1, 2, 1, 4), torch.zeros(2, 2), torch.ones(2, 2)
     liger.rope(x, cos, sin)
     assert bool((x == 1).all())
-    liger.rope_in_place(x, cos, sin)
+    liger.rope_inplace(x, cos, sin)
     assert not bool((x == 1).all())
 
 

@@ -29,7 +29,7 @@ SIZES = {
     "moe": {"T": 17, "D": 24, "F": 20, "E": 4, "k": 3},
     "all_reduce": {"R": 9, "N": 64},
 }
-LAYERS: dict[str, tuple[Any, str, dict[str, str], str, str]] = {  # function, op, dealt, gathered, contract
+LAYERS: dict[str, tuple[Any, str, dict[str, str], str, str]] = {  # function, op, sharded, gathered, contract
     "column, gathered": (partial(column_parallel_linear, gather=True), "linear", COLUMNS, "", "linear"),
     "column": (column_parallel_linear, "linear", COLUMNS, "N", "linear"),
     "column of a sequence": (
@@ -60,11 +60,11 @@ def group() -> Iterator[Group]:
 
 def failing(name: str, group: Group, dtype: str, function: Any = None, contract: Contract | None = None) -> list[int]:
     """The ranks that fail a case of ordinary numbers, under the contract of a layer if no other is named."""
-    own, op, dealt, gathered, promised = LAYERS[name]
+    own, op, sharded, gathered, promised = LAYERS[name]
     case = Case(op, SIZES[op], {t.name: t.dtype or dtype for t in spec(op).tensors})
     found = []
     for rank in range(2):
-        kernel = of_rank(function or own, op, group, rank, dealt=dealt, gathered=gathered)
+        kernel = of_rank(function or own, op, group, rank, sharded=sharded, gathered=gathered)
         harness = KernelHarness(Call(kernel, {}), contract or contract_from_table(f"parallel.{promised}"))
         if harness.try_case(case).failure is not None or kernel.differing:
             found.append(rank)
@@ -81,10 +81,10 @@ def test_a_layer_keeps_its_contract_on_every_rank(name: str, group: Group) -> No
 @pytest.mark.parametrize("name", ["row, bfloat16", "column, gathered", "dispatched"])
 def test_a_layer_passes_an_examination(name: str, group: Group) -> None:
     """Special values, subnormals, other data before, repetition: on both ranks."""
-    function, op, dealt, gathered, promised = LAYERS[name]
+    function, op, sharded, gathered, promised = LAYERS[name]
     settings = {"effort": "quick", "examples": 0, "layouts": ["contiguous"], "contract": f"parallel.{promised}"}
     verdict = examine_ranks(
-        function, op, group, dealt=dealt, gathered=gathered, dtype="bfloat16", shapes=SHAPES[op], **settings
+        function, op, group, sharded=sharded, gathered=gathered, dtype="bfloat16", shapes=SHAPES[op], **settings
     )
     assert verdict.outcome == "PASS", str(verdict)
 
@@ -278,7 +278,9 @@ def test_parts_that_do_not_fit_together_are_refused_on_every_rank(group: Group) 
 
 def test_divisions_that_an_op_does_not_have_are_one_clear_line(group: Group) -> None:
     """A tensor or symbol of another op, and a symbol that no result has."""
-    with pytest.raises(SettingError, match=r"dealt: w='N'; expected a tensor and a symbol of x\[M,K\], weight\[N,K\]"):
-        examine_ranks(column_parallel_linear, "linear", group, dealt={"w": "N"}, dtype="float32")
+    with pytest.raises(
+        SettingError, match=r"sharded: w='N'; expected a tensor and a symbol of x\[M,K\], weight\[N,K\]"
+    ):
+        examine_ranks(column_parallel_linear, "linear", group, sharded={"w": "N"}, dtype="float32")
     with pytest.raises(SettingError, match="gathered='K'; expected one of M, N"):
         examine_ranks(column_parallel_linear, "linear", group, gathered="K", dtype="float32")

@@ -7,7 +7,7 @@ from assay.formats.errors import UnknownOption
 from assay.precision.auditing import audit
 from assay.precision.choice.roofline import device_named, devices
 from assay.precision.errors import UnknownDevice
-from assay.precision.export import apart, offered
+from assay.precision.export import allow_unfused, offered
 from assay.precision.export.configurations import TARGETS
 from assay.precision.export.configurations.compressed_tensors import format_of
 from assay.precision.observation.sites import Site
@@ -119,9 +119,12 @@ def test_exports_bound_what_is_chosen() -> None:
         offered(None, "sglang", ["torchao"])
     with pytest.raises(UnknownOption, match="no format is in all of gguf, vllm"):
         offered(None, None, ["gguf", "vllm"])
-    assert apart(None, ["gguf", "mlx"]) is True
+    assert allow_unfused(None, ["gguf", "mlx"]) is True
     assert (
-        apart(None, ["gguf", "compressed-tensors"]) is apart("vllm", ["compressed-tensors"]) is apart(None, []) is None
+        allow_unfused(None, ["gguf", "compressed-tensors"])
+        is allow_unfused("vllm", ["compressed-tensors"])
+        is allow_unfused(None, [])
+        is None
     )
 
 

@@ -16,7 +16,7 @@ import torch
 
 from assay.configs import architectures
 from assay.precision.export import lint, lint_config, lint_scales, quantization_config
-from assay.precision.export.plan import also_asked_for
+from assay.precision.export.plan import lookup_targets
 from assay.precision.observation.sites import Site
 from tests.precision.exported import subject
 from tests.precision.test_export_experts import EXPERTS, experts, sparse
@@ -211,7 +211,7 @@ def test_experts_are_found_by_the_names_that_sglang_asks_for(kind: str, scheme: 
         assert sglang(content, f"model.layers.0.{block}.experts.0.{part}") == SCHEMES[scheme]
         assert sglang(content, f"model.layers.1.{block}.experts.0.{part}") is None
     assert sglang(content, f"model.layers.0.{block}.gate") is None
-    asked = also_asked_for(stored(kind))
+    asked = lookup_targets(stored(kind))
     assert not any(target.startswith("re:") for target in asked)
     assert len(asked) == 2 * (6 if kind == "mixtral" else 3)
     mapped = {f"language_model.{target}" for target in content["config_groups"]["group_000"]["targets"]}
@@ -230,12 +230,12 @@ def stored(kind: str) -> list[str]:
 
 
 def test_only_whole_products_are_named() -> None:
-    assert architectures.asked_for(["a.q_proj", "a.k_proj"]) == []
-    assert architectures.asked_for(["a.experts.1.gate_proj", "a.experts.1.up_proj"]) == []
-    assert architectures.asked_for(["a.shared_experts.gate_proj", "a.shared_experts.up_proj"]) == [
+    assert architectures.lookup_names(["a.q_proj", "a.k_proj"]) == []
+    assert architectures.lookup_names(["a.experts.1.gate_proj", "a.experts.1.up_proj"]) == []
+    assert architectures.lookup_names(["a.shared_experts.gate_proj", "a.shared_experts.up_proj"]) == [
         "a.shared_experts.gate_up_proj"
     ]
-    assert architectures.asked_for(["a.w1", "a.experts.3.w1", "a.experts.0.w1"]) == [
+    assert architectures.lookup_names(["a.w1", "a.experts.3.w1", "a.experts.0.w1"]) == [
         "a.experts.0.w1",
         "a.experts.0.gate_proj",
     ]

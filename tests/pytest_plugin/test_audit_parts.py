@@ -198,7 +198,7 @@ def test_ledgers_merge_to_what_one_process_would_have_found() -> None:
     halves = [AuditLog(), AuditLog()]
     for log, gain, seen in zip(halves, (0.5, math.inf), (False, True), strict=True):
         site = log.site(location, "torch.testing.assert_close")
-        site.runs, site.looked = 2, 1
+        site.runs, site.examined = 2, 1
         site.tests["test_a"] += 2
         site.add({"all zeros": True, "times 1.05": seen}, gain)
     whole = AuditLog()

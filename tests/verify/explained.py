@@ -56,7 +56,7 @@ class Told:
     explaining: float = 0.0
 
 
-def told_of(op: str, fault: FaultModel, *, every_aspect: bool = False) -> Told:
+def explanation_of(op: str, fault: FaultModel, *, every_aspect: bool = False) -> Told:
     """Examine the fault model's kernel at quick effort, and say whether the first explanation is true.
 
     Without ``every_aspect`` the examination ends with the first failure, which then is what is explained.
@@ -84,7 +84,7 @@ def _fails(op: str, fault: FaultModel | None, case: Case, settings: dict[str, An
     return KernelHarness(Call(kernel_of(fault, op), listed), Contract()).try_case(case).failure is not None
 
 
-def told_of_other(other: Other, *, every_aspect: bool = False) -> Told:
+def explanation_of_other(other: Other, *, every_aspect: bool = False) -> Told:
     """The same of a kernel that no fault model was made of: where none is its fault, to name none is right."""
     started = time.process_time()
     with Stopwatch() as watch, faithful() if find_spec("triton") else nullcontext():
@@ -174,7 +174,10 @@ class Stopwatch:
             finally:
                 self.seconds += time.process_time() - started
 
-        self._patches = mock.patch.object(diagnosis, "explain", timed), mock.patch.object(deadline, "STRETCH", 1e9)
+        self._patches = (
+            mock.patch.object(diagnosis, "explain", timed),
+            mock.patch.object(deadline, "BUDGET_WALL_FACTOR", 1e9),
+        )
         for patch in self._patches:
             patch.start()
         return self

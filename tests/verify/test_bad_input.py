@@ -14,6 +14,7 @@ from assay.verify import Contract, Verdict, check, examine
 from assay.verify.cases.case import Case
 from assay.verify.errors import ContractError, SettingError, VerificationError
 from assay.verify.examination.repro import run_line
+from assay.verify.harness.refusals import refused_by_library
 from assay.verify.harness.target import load_target
 from assay.verify.settings import Settings
 
@@ -219,6 +220,54 @@ def test_who_refuses_everything_does_not_pass() -> None:
     mostly = verdict_of(narrow, refuses="too wide", shapes={"N": range(60, 260)})
     assert mostly.outcome == "MISTRUSTED"
     assert "cases were refused" in mostly.note
+
+
+def dispatched(x: Tensor) -> Tensor:
+    """Softmax; rows of more than 128 numbers PyTorch's dispatcher of SDPA refuses."""
+    if x.shape[1] > 128:
+        q, mask = torch.zeros(1, 1, 4, 8), torch.zeros(4, 4, requires_grad=True)
+        with torch.enable_grad(), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
+            torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+    return torch.softmax(x.float(), -1).to(x.dtype)
+
+
+def pretender(x: Tensor) -> Tensor:
+    """A kernel that raises in a library's words."""
+    if x.shape[1] > 128:
+        raise RuntimeError("No available kernel. Aborting execution.")
+    return torch.softmax(x.float(), -1).to(x.dtype)
+
+
+def test_a_librarys_refusal_is_listed_and_a_kernel_cannot_pretend_one() -> None:
+    sizes = {"N": [*range(1, 130), 200]}
+    verdict = verdict_of(dispatched, shapes=sizes)
+    assert verdict.outcome == "PASS", str(verdict)
+    assert [words.partition(":")[0] for words in verdict.refused] == ["torch refuses it"]
+    assert verdict_of(pretender, shapes=sizes).failure.kind == "crash"
+
+
+@pytest.mark.parametrize(
+    ("library", "message"),
+    [
+        ("torch", "No available kernel. Aborting execution."),
+        ("torch", "key is not correctly aligned (strideM)"),
+        ("torch", "Only multiplication of row-major and column-major matrices is supported by cuBLASLt"),
+        ("torch", "self.size(0) needs to be greater than 16, but got 3"),
+        ("torch", "self.size(1) needs to be greater than 0 and a multiple of 8, but got 7"),
+        ("torch", "mat2 shape (40x7 must be divisible by 16"),
+        ("torch", "FlashAttention only support fp16 and bf16 data type"),
+        ("torch", "FlashAttention forward only supports head dimension at most 256"),
+        ("triton", "out of resource: shared memory, Required: 262144, Hardware limit: 232448. Reducing block sizes"),
+        ("assay", "gemm_fp8: this Pallas kernel has no grid for GPUs; lower it for a TPU or a CPU"),
+    ],
+)
+def test_the_words_of_libraries_are_known_where_their_code_raises_them(library: str, message: str) -> None:
+    """The first are from a run on an H100. What the library's code raises is a refusal, the same elsewhere is none."""
+    for module, expected in ((f"{library}.inside", True), (f"{library}ish", False)):
+        code = compile(f"raise RuntimeError({message!r})", module, "exec")
+        with pytest.raises(RuntimeError) as caught:
+            exec(code, {"__name__": module})
+        assert bool(refused_by_library(caught.value)) is expected
 
 
 @pytest.mark.parametrize(

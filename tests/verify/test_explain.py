@@ -20,7 +20,7 @@ from assay.verify.harness.runner import KernelHarness
 from tests.zoo.attention import attention_flash
 
 from .examined import quick
-from .explained import are_alike, first_named, model, told_of
+from .explained import are_alike, explanation_of, first_named, model
 from .fault_cases import pairs, sampler_of, settings_for
 from .usual import only
 
@@ -60,15 +60,15 @@ def test_faults_that_give_the_same_are_told_from_others() -> None:
 
 def test_what_is_told_of_a_fault_is_right_wrong_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
     fault = model("softmax", "softmax_base_2")
-    assert told_of("softmax", fault).outcome == "right"
+    assert explanation_of("softmax", fault).outcome == "right"
     others = tuple(each for each in fault_models_of("softmax") if each.name != "softmax_base_2")
     monkeypatch.setattr("assay.verify.explanation.explain.fault_models_of", lambda op: others)
-    assert told_of("softmax", fault).outcome == "none"
+    assert explanation_of("softmax", fault).outcome == "none"
     renamed = (replace(fault, name="softmax_sum_not_rescaled"),)
     monkeypatch.setattr("assay.verify.explanation.explain.fault_models_of", lambda op: renamed)
-    assert told_of("softmax", fault).outcome == "wrong"
+    assert explanation_of("softmax", fault).outcome == "wrong"
     monkeypatch.setattr("tests.verify.explained.kernel_of", lambda fault, op: kernel_of(None, op))
-    assert told_of("softmax", fault).outcome == "passes"
+    assert explanation_of("softmax", fault).outcome == "passes"
 
 
 def failing(kernel: Any, op: str, **settings: Any) -> Verdict:

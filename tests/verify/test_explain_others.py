@@ -17,7 +17,7 @@ from assay.verify.examination.plan import Plan, make_plan
 from assay.verify.settings import Settings
 
 from .explained import OTHERS as KERNELS
-from .explained import told_of_other
+from .explained import explanation_of_other
 
 Scores = Callable[[Tensor, Tensor, float], Tensor]
 LOG2E = 1.4426950408889634
@@ -182,7 +182,7 @@ def test_the_fault_of_someone_elses_kernel_is_named(name: str) -> None:
 def test_a_kernel_of_another_style_is_explained_or_left_alone(name: str) -> None:
     """One that no fault model was made of: its cause is named first, and nothing where none is its cause."""
     other = next(other for other in KERNELS if other.name == name)
-    told = told_of_other(other)
+    told = explanation_of_other(other)
     assert told.outcome == "right", told
 
 
@@ -190,7 +190,7 @@ def test_a_kernel_of_another_style_is_explained_or_left_alone(name: str) -> None
 @pytest.mark.parametrize("name", [other.name for other in KERNELS])
 def test_no_aspect_of_a_kernel_of_another_style_is_explained_wrongly(name: str) -> None:
     """All of them, and all that each breaks."""
-    told = told_of_other(next(other for other in KERNELS if other.name == name), every_aspect=True)
+    told = explanation_of_other(next(other for other in KERNELS if other.name == name), every_aspect=True)
     assert told.outcome in ("right", "passes"), told
 
 

@@ -97,6 +97,21 @@ def test_jax_shares_the_memory_of_dense_inputs(dtype: str, layout: str) -> None:
     assert framework_named("jax").give(tensor).unsafe_buffer_pointer() == tensor.data_ptr()
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "transposed"])
+def test_jax_gets_buffers_aligned_as_xla_asks_on_a_gpu(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row alone begins anywhere; XLA on a GPU aborts programs whose buffers don't begin at a multiple of 16 bytes."""
+    addresses = []
+    monkeypatch.setattr(jax.dlpack, "from_dlpack", lambda tensor: addresses.append(tensor.data_ptr()) or tensor)
+    whole = torch.arange(33.0).bfloat16().reshape(3, 11)
+    part = whole[1:] if layout == "contiguous" else whole[1:].T
+    given = framework_named("jax").give(part)
+    assert part.data_ptr() % 16
+    assert addresses[0] % 16 == 0
+    assert torch.equal(given, part)
+    framework_named("jax").give(whole)
+    assert addresses[1] == whole.data_ptr()
+
+
 def test_layouts_that_arrays_cannot_have_are_not_drawn() -> None:
     """A jax array has no gaps: no verdict says that it saw a strided one; where only those are asked for, an error."""
     lines: list[str] = []

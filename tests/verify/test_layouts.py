@@ -8,7 +8,7 @@ from torch import Tensor
 
 from assay.interpreter import SanitizerError, sanitized
 from assay.verify.cases.case import Case, build, contents
-from assay.verify.cases.layouts import LAYOUTS, Guarded, place_in_memory, tied_axes
+from assay.verify.cases.layouts import LAYOUTS, Guarded, tied_axes, with_layout
 from tests.interpreter import faulty_kernels as kernels
 from tests.zoo.conduct import softmax_offsets_of_32_bits, softmax_strides_ignored
 
@@ -49,7 +49,7 @@ def overwrite(placed: Guarded, place_in_buffer: int) -> str | None:
 def test_a_layout_keeps_the_values(layout: str, dtype: torch.dtype) -> None:
     for shape in SHAPES:
         values = tied(numbered(shape, dtype), layout)
-        placed = place_in_memory(values, layout, "cpu")
+        placed = with_layout(values, layout, "cpu")
         assert placed.tensor.shape == values.shape
         assert placed.tensor.dtype == dtype
         assert torch.equal(placed.tensor.double(), values.double()), shape
@@ -70,7 +70,7 @@ STRIDES = {
 def test_a_layout_has_the_strides_that_it_promises(layout: str) -> None:
     """Of a [2,3,4]: axes swapped, rows padded, an odd first element, every second element, one row for all."""
     tensor, plain = (
-        place_in_memory(tied(numbered((2, 3, 4)), name), name, "cpu").tensor for name in (layout, "contiguous")
+        with_layout(tied(numbered((2, 3, 4)), name), name, "cpu").tensor for name in (layout, "contiguous")
     )
     assert (tensor.stride(), tensor.storage_offset() - plain.storage_offset()) == STRIDES[layout]
     assert tensor.is_contiguous() == (layout in ("contiguous", "offset"))
@@ -81,7 +81,7 @@ def test_a_far_tensor_lies_beyond_32_bits() -> None:
 
     What was written beside a row or into one is told apart, and the memory used is that of the rows.
     """
-    placed = place_in_memory(numbered((2, 3, 4)), "far", "cpu")
+    placed = with_layout(numbered((2, 3, 4)), "far", "cpu")
     tensor = placed.tensor
     assert tensor.stride() == (4, 2**30 + 4096, 1)
     assert 2 * tensor.stride(1) > 2**31 > tensor.stride(1)
@@ -89,7 +89,7 @@ def test_a_far_tensor_lies_beyond_32_bits() -> None:
     assert tensor.as_strided((1,), (1,), wrapped).item() == 0
     assert placed.damage() is None
     assert overwrite(placed, 0) == overwrite(placed, -1) == "out_of_bounds_write"
-    again = place_in_memory(numbered((2, 3, 4)), "far", "cpu")
+    again = with_layout(numbered((2, 3, 4)), "far", "cpu")
     again.tensor[1, 2, 3] = -1
     assert again.damage() == "input_mutated"
 
@@ -97,12 +97,12 @@ def test_a_far_tensor_lies_beyond_32_bits() -> None:
 @pytest.mark.parametrize("shape", [(7,), (), (2, 5), (3, 0), (300, 4)])
 def test_what_cannot_lie_far_is_contiguous(shape: tuple[int, ...]) -> None:
     """A vector, too few rows to reach beyond 32 bits, no elements, and more rows than address space is taken for."""
-    assert place_in_memory(numbered(shape), "far", "cpu").tensor.is_contiguous()
+    assert with_layout(numbered(shape), "far", "cpu").tensor.is_contiguous()
 
 
 def test_an_expanded_tensor_has_one_row_for_all() -> None:
     """The first axis longer than one, never the last, has stride 0; a case's values are drawn to match."""
-    assert place_in_memory(numbered((1, 4, 5)), "expanded", "cpu").tensor.stride()[1] == 0
+    assert with_layout(numbered((1, 4, 5)), "expanded", "cpu").tensor.stride()[1] == 0
     assert tied_axes("expanded", (5,)) == tied_axes("expanded", (1, 5)) == tied_axes("expanded", ()) == ()
     assert tied_axes("sliced", (4, 5)) == ()
     case = Case("softmax", {"R": 4, "N": 5}, {"x": "float32"}, layouts={"x": "expanded"})
@@ -118,24 +118,24 @@ def test_a_write_beside_the_elements_and_a_changed_one_are_found(layout: str, dt
     """Just before the first, just after the last, and at both ends of the buffer; the first and the last themselves."""
     for shape in ((3, 5), (7,), (), (0, 4)):
         values = tied(numbered(shape, dtype), layout)
-        tensor = place_in_memory(values, layout, "cpu").tensor
+        tensor = with_layout(values, layout, "cpu").tensor
         first, steps = tensor.storage_offset(), zip(shape, tensor.stride(), strict=True)
         last = first + sum((n - 1) * s for n, s in steps) if values.numel() else first - 1
         beside, elements = (0, first - 1, last + 1, -1), (first, last) if values.numel() else ()
         for where in (*beside, *elements):
-            placed = place_in_memory(values, layout, "cpu")
+            placed = with_layout(values, layout, "cpu")
             kind = "input_mutated" if where in elements else "out_of_bounds_write"
             assert overwrite(placed, where % placed.buffer.numel()) == kind, (shape, where)
 
 
 @pytest.mark.parametrize(("layout", "gap"), [("sliced", 5), ("sliced", 7), ("strided", 1), ("strided", 9)])
 def test_a_write_into_a_gap_is_found(layout: str, gap: int) -> None:
-    placed = place_in_memory(numbered((3, 5)), layout, "cpu")
+    placed = with_layout(numbered((3, 5)), layout, "cpu")
     assert overwrite(placed, placed.tensor.storage_offset() + gap) == "out_of_bounds_write"
 
 
 def test_a_stray_write_outweighs_a_mutation_and_bytes_are_compared() -> None:
-    placed = place_in_memory(numbered((3, 5)), "contiguous", "cpu")
+    placed = with_layout(numbered((3, 5)), "contiguous", "cpu")
     placed.tensor.copy_(placed.tensor.clone())
     assert placed.damage() is None
     placed.tensor[0, 0] = 9
@@ -145,7 +145,7 @@ def test_a_stray_write_outweighs_a_mutation_and_bytes_are_compared() -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_refilling_keeps_the_memory(layout: str) -> None:
     """Other values in the same place: same address and strides, no damage, and a later mutation is still found."""
-    placed = place_in_memory(tied(numbered((3, 5)), layout), layout, "cpu")
+    placed = with_layout(tied(numbered((3, 5)), layout), layout, "cpu")
     values = tied(numbered((3, 5)) * 2, layout)
     other = placed.refill(values)
     assert other.tensor.data_ptr() == placed.tensor.data_ptr()
@@ -197,7 +197,7 @@ def test_a_wrapped_offset_is_called_so() -> None:
 def test_the_sanitizer_says_which_element_was_meant() -> None:
     """Of a Triton kernel whose row offsets are of 32 bits; with 64 it loads what it should."""
     pytest.importorskip("triton")
-    x, y = place_in_memory(torch.arange(24.0).reshape(3, 8), "far", "cpu").tensor, torch.empty(3, 8)
+    x, y = with_layout(torch.arange(24.0).reshape(3, 8), "far", "cpu").tensor, torch.empty(3, 8)
 
     def run(wide: bool, x: Tensor = x) -> None:
         with sanitized([x, y]):

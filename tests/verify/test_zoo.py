@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.verify.cases.layouts import place_in_memory
+from assay.verify.cases.layouts import with_layout
 from tests.reference import reference
 from tests.zoo import FAULTY, HANGING, HONEST, Entry, Faulty
 from tests.zoo.probes import Probe, probes_of, same_bytes
@@ -126,7 +126,7 @@ def test_wrapped_offsets_show_in_far_rows(entry: Faulty) -> None:
     inputs = [torch.randn(6, 6).to(getattr(torch, entry.examine["dtype"])) for _ in range(1 + (entry.spec == "gemm"))]
     right = TWINS[entry.twin].kernel(*inputs)
     assert torch.equal(entry.kernel(*inputs), right)
-    assert not torch.equal(entry.kernel(*[place_in_memory(x, "far", "cpu").tensor for x in inputs]), right)
+    assert not torch.equal(entry.kernel(*[with_layout(x, "far", "cpu").tensor for x in inputs]), right)
 
 
 LARGE = {

@@ -19,7 +19,7 @@ from assay.golden.inputs.values import INTEGERS, draw
 from assay.golden.signature import Signature, TensorSpec
 from assay.runtime.errors import AssayError
 from assay.runtime.records import structured
-from assay.verify.cases.layouts import Guarded, place_in_memory, tied_axes
+from assay.verify.cases.layouts import Guarded, tied_axes, with_layout
 from assay.verify.errors import ReproError, SettingError
 
 Tensor = torch.Tensor
@@ -187,7 +187,7 @@ def configs_in_words(configs: Mapping[str, Sequence[str]]) -> list[str]:
 
 def edits_in_words(edits: Sequence[Edit], most: int = 4) -> list[str]:
     """Return the edited elements in words, equal neighbours along the last axis joined; at most ``most`` of them."""
-    results: list[tuple[str, tuple[int, ...], int, float]] = []  # tensor, first place, how many, value
+    results: list[tuple[str, tuple[int, ...], int, float]] = []  # tensor, first index, how many, value
     for name, index, value in sorted(edits, key=lambda edit: edit[:2]):
         if results and index:
             last, first, count, before = results[-1]
@@ -196,11 +196,11 @@ def edits_in_words(edits: Sequence[Edit], most: int = 4) -> list[str]:
                 results[-1] = (last, first, count + 1, before)
                 continue
         results.append((name, index, 1, value))
-    words = [f"{name}[{_place(index, count)}] = {value:g}" for name, index, count, value in results[:most]]
+    words = [f"{name}[{_index_text(index, count)}] = {value:g}" for name, index, count, value in results[:most]]
     return [*words, f"{len(results) - most} more elements"] if len(results) > most else words
 
 
-def _place(index: tuple[int, ...], count: int) -> str:
+def _index_text(index: tuple[int, ...], count: int) -> str:
     if not index:
         return ""
     end = f"{index[-1]}:{index[-1] + count}" if count > 1 else f"{index[-1]}"
@@ -226,7 +226,7 @@ def contents(case: Case, tensor: TensorSpec) -> torch.Tensor:
     result = draw(tensor, case.sizes, case.dtypes[tensor.name], distribution, case.seed, start=start, tied=tied)
     for name, index, value in case.edits:
         if name == tensor.name and all(0 <= position < size for position, size in zip(index, shape, strict=True)):
-            result[tuple(slice(None) if axis in tied else place for axis, place in enumerate(index))] = value
+            result[tuple(slice(None) if axis in tied else i for axis, i in enumerate(index))] = value
     return result
 
 
@@ -264,5 +264,5 @@ class Inputs:
 def build(case: Case, device: torch.device | str = "cpu") -> Inputs:
     """Return the case's tensors, each placed in memory by its layout."""
     values = all_contents(case)
-    guarded = {name: place_in_memory(x, case.layouts.get(name, "contiguous"), device) for name, x in values.items()}
+    guarded = {name: with_layout(x, case.layouts.get(name, "contiguous"), device) for name, x in values.items()}
     return Inputs(guarded, tuple(tensor.name for tensor in case.signature.tensors if tensor.keyword))

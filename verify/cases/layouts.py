@@ -63,7 +63,7 @@ def tied_axes(layout: str, shape: Sequence[int]) -> tuple[int, ...]:
     return next(((axis,) for axis, size in enumerate(shape[:-1]) if size > 1), ())
 
 
-def place_in_memory(values: torch.Tensor, layout: str, device: torch.device | str) -> Guarded:
+def with_layout(values: torch.Tensor, layout: str, device: torch.device | str) -> Guarded:
     """Return ``values`` in memory of this ``layout``."""
     shape = tuple(values.shape)
     if layout == "far":
@@ -88,9 +88,9 @@ def _far(values: torch.Tensor, device: torch.device | str) -> Guarded | None:
     if axis is None or torch.device(device).type != "cpu" or sys.platform != "linux":
         return None
     strides, inner = [0] * len(shape), 1
-    for place_ in reversed(range(len(shape))):
-        strides[place_] = _SEPARATION if place_ == axis else inner
-        inner *= 1 if place_ == axis else shape[place_]
+    for dim in reversed(range(len(shape))):
+        strides[dim] = _SEPARATION if dim == axis else inner
+        inner *= 1 if dim == axis else shape[dim]
     span = _WRAPPED * 2 + _SEPARATION * shape[axis]
     if inner + 2 * _GUARD > _SEPARATION or span * item > _MOST_FAR:
         return None
@@ -126,9 +126,9 @@ def _geometry(shape: tuple[int, ...], layout: str) -> tuple[list[int], int, int]
         step = 2
     strides = [0] * len(shape)
     stride = step
-    for place_, axis in enumerate(reversed(order)):
+    for position, axis in enumerate(reversed(order)):
         strides[axis] = stride
-        stride *= max(shape[axis], 1) + (padding if place_ == 0 else 0)
+        stride *= max(shape[axis], 1) + (padding if position == 0 else 0)
     for axis in tied_axes(layout, shape):
         strides[axis] = 0
     return strides, first, first + stride + 1

@@ -202,8 +202,7 @@ class Score:
 
 
 def one_sided(model: RoundingModel, bits: int) -> RoundingModel:
-    """Return the part of a contract's model that a correct kernel may spend on one side, for inputs of so many
-    ``bits``.
+    """Return the part of a contract's model that a correct kernel may spend on one side, for inputs of ``bits``.
 
     It leaves out roundings of stages to nearest. Of sums in a format at least as fine as the arithmetic around them it
     keeps only the drift of terms with few values (`assay.golden.arithmetic.model`). A matrix unit truncates, and coarse

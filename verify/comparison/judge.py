@@ -2,8 +2,8 @@
 
 Let g be the golden with radius r, and B the contract's radius: every kernel that keeps the contract computes, before
 its store, a number within B of the exact result, and then rounds it once to the output format. Rounding is monotone,
-so the output y lies in [round(exact - B), round(exact + B)]. The exact result being known to r, three outcomes are
-possible, as in Ziv's test: y lies in the interval for B - r (kept), outside of that for B + r (proved broken), or
+so the output y is in [round(exact - B), round(exact + B)]. The exact result being known to r, three outcomes are
+possible, as in Ziv's test: y is in the interval for B - r (kept), outside of that for B + r (proved broken), or
 between (unresolved).
 """
 

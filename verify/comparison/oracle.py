@@ -216,7 +216,7 @@ def tolerances_of(
     overflow_evaluations: Sequence[tuple[Golden, Golden]] = (),
     nan_propagated: Sequence[Golden] = (),
 ) -> list[Tolerance]:
-    """Return what a contract allows of each result, from its exact value ``golden`` and its evaluation under the model.
+    """Return a contract's limits of each result, from its exact value ``golden`` and its evaluation under the model.
 
     ``overflow_evaluations``: the evaluation without overflow on the way, and the one with infinity from an overflow on.
     ``nan_propagated``: the evaluation in which NaN and infinities of masked or unread elements spread. Integers are

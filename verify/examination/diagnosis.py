@@ -124,7 +124,7 @@ class Trials:
         self._harness, self._budget = plan.harness, FaultBudget(_KNOWN_SECONDS)
 
     def sorted(self, cases: dict[str, Case]) -> tuple[list[str], list[str]]:
-        """Return the names of the cases that pass, and of those that fail."""
+        """Return the names of the cases that pass, and of the failing ones."""
         results: tuple[list[str], list[str]] = ([], [])
         for name, case in self._in_time(cases):
             results[self._harness.try_case(case).failure is not None].append(name)
@@ -204,7 +204,7 @@ def _explained(name: str, aspect: Aspect, plan: Plan, broken: int, promises: Pro
         aspect,
         failure=failure,
         explanations=explained.explanations,
-        not_asked=explained.not_asked,
+        not_asked=explained.raised,
         known=_known(name, failure, first.case, plan, is_explained=bool(explained.explanations)),
         sample=sample_of(failure.case, again),
     )

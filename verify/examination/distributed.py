@@ -200,14 +200,14 @@ def examine_ranks(
     op: str,
     group: Group,
     *,
-    dealt: Mapping[str, str] | None = None,
+    sharded: Mapping[str, str] | None = None,
     gathered: str = "",
     **settings: Any,
 ) -> RanksVerdict:
     """Examine ``function``, run on every rank of ``group``, as op ``op``: an examination for each rank's result.
 
-    Each rank calls ``function`` with its part of a case. ``dealt`` says, by a tensor's name, along which symbol ranks
-    share it out, as ``torch.tensor_split`` does it; other tensors come whole. Left out, those are dealt that have the
+    Each rank calls ``function`` with its part of a case. ``sharded`` says, by a tensor's name, along which symbol ranks
+    share it out, as ``torch.tensor_split`` does it; other tensors come whole. Left out, those are sharded that have the
     op's `Axes.sharded`:
 
     - ``all_reduce``: a rank has its share of the rows of shards[R,N], none where there are fewer rows than ranks;
@@ -217,10 +217,10 @@ def examine_ranks(
     returns its share along that instead: the shares, put together in the order of the ranks, are examined once.
 
     ``settings`` are those of `examine`. Raises as `examine` does, and `SettingError` for an op of which nothing says
-    what is dealt, for a name or symbol that the op lacks, and for a function that can't be imported by its name.
+    what is sharded, for a name or symbol that the op lacks, and for a function that can't be imported by its name.
     """
     message_for(function, (), {})
-    kernels = [of_rank(function, op, group, rank, dealt=dealt, gathered=gathered) for rank in range(group.world)]
+    kernels = [of_rank(function, op, group, rank, sharded=sharded, gathered=gathered) for rank in range(group.world)]
     group.start()  # not within the time that the first call has
     if gathered:
         return RanksVerdict((examine(kernels[0], op, **settings),) * group.world)
@@ -237,16 +237,16 @@ class _OfRank:
         definition: Spec,
         group: Group,
         rank: int,
-        dealt: Mapping[str, str],
+        sharded: Mapping[str, str],
         along: str,
     ) -> None:
         self.function, self.definition, self.group, self.rank = function, definition, group, rank
-        self.dealt, self.gathered = dealt, along
+        self.sharded, self.gathered = sharded, along
         self.differing: list[str] = []
         self.__name__ = self.__qualname__ = f"{getattr(function, '__qualname__', function)} on rank {rank}"
 
     def __call__(self, *tensors: torch.Tensor, **options: Any) -> Any:
-        parts = _dealt(self.definition, tensors, self.group.world, self.dealt)
+        parts = _shards_of(self.definition, tensors, self.group.world, self.sharded)
         answers = self.group.run(self.function, parts, **options)
         if self.gathered:
             return self._together(answers, options)
@@ -272,26 +272,26 @@ def of_rank(
     group: Group,
     rank: int,
     *,
-    dealt: Mapping[str, str] | None = None,
+    sharded: Mapping[str, str] | None = None,
     gathered: str = "",
 ) -> _OfRank:
     """Return a kernel of ``op`` that runs ``function`` on every rank and returns one rank's result; see
     `examine_ranks`."""
     definition = spec(op)
     dims = {tensor.name: tensor.dims for tensor in definition.tensors}
-    if dealt is None:
+    if sharded is None:
         if definition.axes.sharded is None:
             known = ", ".join(repr(name) for name in specs() if spec(name).axes.sharded)
-            raise SettingError(f"op={op!r} is not dealt out to ranks; expected one of {known}, or dealt= for it")
-        dealt = {name: definition.axes.sharded for name, own in dims.items() if definition.axes.sharded in own}
-    for name, symbol in dealt.items():
+            raise SettingError(f"op={op!r} is not sharded over ranks; expected one of {known}, or sharded= for it")
+        sharded = {name: definition.axes.sharded for name, own in dims.items() if definition.axes.sharded in own}
+    for name, symbol in sharded.items():
         if symbol not in dims.get(name, ()):
             shapes = ", ".join(f"{tensor}[{','.join(own)}]" for tensor, own in dims.items())
-            raise SettingError(f"dealt: {name}={symbol!r}; expected a tensor and a symbol of {shapes}")
+            raise SettingError(f"sharded: {name}={symbol!r}; expected a tensor and a symbol of {shapes}")
     results = {symbol for tensor in definition.signature().returns for symbol in tensor.dims}
     if gathered and gathered not in results:
         raise SettingError(f"gathered={gathered!r}; expected one of {', '.join(sorted(results))}")
-    return _OfRank(function, definition, group, rank, dealt, gathered)
+    return _OfRank(function, definition, group, rank, sharded, gathered)
 
 
 def _difference(answers: Sequence[Any]) -> Iterator[str]:
@@ -311,12 +311,12 @@ def _form(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def _dealt(
-    definition: Spec, tensors: Sequence[torch.Tensor], world: int, dealt: Mapping[str, str]
+def _shards_of(
+    definition: Spec, tensors: Sequence[torch.Tensor], world: int, sharded: Mapping[str, str]
 ) -> list[tuple[torch.Tensor, ...]]:
     """Return each rank's part: its share of each tensor that is split along a symbol, and the other tensors whole."""
     shares = [
-        x.tensor_split(world, tensor.dims.index(dealt[tensor.name])) if tensor.name in dealt else [x] * world
+        x.tensor_split(world, tensor.dims.index(sharded[tensor.name])) if tensor.name in sharded else [x] * world
         for x, tensor in zip(tensors, definition.tensors, strict=True)
     ]
     return list(zip(*shares, strict=True))

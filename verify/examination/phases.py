@@ -1,4 +1,4 @@
-"""The cases of an examination's phases: those that are tried whatever the fuzzing finds, and the fuzzing itself.
+"""The cases of an examination's phases: the fixed ones, tried whatever the fuzzing finds, and the fuzzing itself.
 
 The cases of the phases from exact to bias are fixed beforehand and come interleaved, in the measured order of
 `assay.verify.examination.run.arranged`. The others follow one by one, in the order of `PHASES` there.
@@ -188,7 +188,7 @@ def single_operand_cases(sampler: Sampler) -> Iterator[Case]:
 
 
 def block_boundary_cases(sampler: Sampler) -> Iterator[Case]:
-    """Yield cases of many rows, each one element longer than a block: faults in what a block passes on show most there.
+    """Yield cases of many rows, each one element longer than a block: faults in the state passed on show most there.
 
     In the last ones the final element is far above the others. Then come sequences of many chunks (`Sizes.long`).
     """
@@ -300,8 +300,8 @@ def special_cases(sampler: Sampler) -> Iterator[Case]:
             shape, infinities = plain.shape(tensor), format_named(plain.dtypes[tensor.name]).infinities
             if not all(shape):
                 continue
-            places = [(0.0, math.nan), (1.0, math.nan), (0.5, math.inf), (0.0, -math.inf), (1.0, math.inf)]
-            for fraction, value in places + [(0.0, -0.0)] * plain.definition.axes.elementwise:
+            values = [(0.0, math.nan), (1.0, math.nan), (0.5, math.inf), (0.0, -math.inf), (1.0, math.inf)]
+            for fraction, value in values + [(0.0, -0.0)] * plain.definition.axes.elementwise:
                 if infinities or not math.isinf(value):
                     index = tuple(round(fraction * (size - 1)) for size in shape)
                     yield replace(plain, edits=((tensor.name, index, value),))
@@ -310,7 +310,9 @@ def special_cases(sampler: Sampler) -> Iterator[Case]:
                 zeros = with_values(plain, "ties", seed=plain.seed + 1)  # zero times infinity
                 yield replace(zeros, edits=((tensor.name, middle, math.inf),))
                 if tensor.name == plain.signature.tensors[0].name and len(shape) == 2 and shape[1] <= _SHORT:
-                    yield replace(plain, edits=tuple((tensor.name, (0, place), -math.inf) for place in range(shape[1])))
+                    yield replace(
+                        plain, edits=tuple((tensor.name, (0, column), -math.inf) for column in range(shape[1]))
+                    )
 
 
 def every_cases(sampler: Sampler) -> Iterator[Case]:
@@ -410,7 +412,7 @@ def _sizes_of_sum(sampler: Sampler, base: Case, over: str, longest: int) -> dict
     """Return sizes with as many terms as possible, at most ``longest``; other free sizes are 1 if the case is too
     large.
 
-    ``over`` is the symbol or expression that the op sums over; what a symbol is divided by stays as it is.
+    ``over`` is the symbol or expression that the op sums over; a symbol's divisor stays as it is.
     """
     dividend, _, divisor = over.partition("/")
     symbols, allowed = symbols_in(dividend), {**base.definition.sizes.allowed, **sampler.shapes}

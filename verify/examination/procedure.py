@@ -107,8 +107,8 @@ def examine(
     with such a message is listed and isn't a crash; if more cases are refused than tried, the verdict is MISTRUSTED.
 
     ``progress(phase, done, of)`` is called during the examination. ``watch(line, seconds)`` is called with the repro
-    line of each case before it is tried, and before and after each call of the kernel, which returns within so many
-    seconds unless it hangs beyond interruption; 0 if no call is in progress.
+    line of each case before it is tried, and before and after each call of the kernel, which returns within
+    ``seconds`` unless it hangs beyond interruption; 0 if no call is in progress.
 
     Raises `UnknownSpec`, `OptionError`, `ContractError` or `SettingError` for invalid settings; whatever the kernel
     does becomes part of the verdict.

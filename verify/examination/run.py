@@ -223,7 +223,7 @@ class Run:
 
     @property
     def removed(self) -> set[str]:
-        """The aspects that are removed from later cases: the broken ones, and those that can't be distinguished from
+        """The aspects that are removed from later cases: the broken ones, and any that can't be distinguished from
         them."""
         broken = self.tally.broken
         if "memory" in broken:  # a second call may have other inputs

@@ -174,7 +174,7 @@ def shrink(
 ) -> Failure:
     """Return the smallest failure of the same kind that greedy steps reach.
 
-    The search stops after so many ``trials``, or ``seconds`` of processor time, which a busy machine doesn't shorten.
+    The search stops after ``trials`` trials, or ``seconds`` of processor time, which a busy machine doesn't shorten.
     """
     search = _Search(failure, attempt, sampler, trials, CpuLimit(seconds, thread_clock))
     while search.smaller_sizes() | search.simpler():

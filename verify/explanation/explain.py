@@ -145,7 +145,7 @@ MOST = 5  # explanations
 NUMBERS = ("contract", "exact", "nonfinite", "layout", "unwritten_output")  # kinds of failures
 
 
-def described(fault: FaultModel, contract: Contract, *, kept: bool = False) -> str:
+def description_of(fault: FaultModel, contract: Contract, *, kept: bool = False) -> str:
     """Return the fault's description, its origin, and the contract that allows it (``kept``: the kernel keeps it)."""
     words = fault.description
     if fault.contract:
@@ -211,7 +211,7 @@ def explained_by_side_effects(
                     result.append((-alike, order, fault))
                     break
     result.sort(key=lambda entry: entry[:2])
-    return tuple(Explanation(s.name, described(s, harness.contract), 0.0) for *_, s in result[:MOST])
+    return tuple(Explanation(s.name, description_of(s, harness.contract), 0.0) for *_, s in result[:MOST])
 
 
 def kinds(results: list[Result]) -> list[str]:
@@ -256,7 +256,7 @@ def explained_by_bias(harness: KernelHarness, failure: Failure, budget: FaultBud
             call = replace(harness.call, kernel=kernel, framework="torch")
             seen = replace(harness, call=call, isolation=None).try_case(failure.case).failure
             if seen is not None and seen.kind == "bias" and seen.side == failure.side:
-                results.append(Explanation(fault.name, described(fault, harness.contract), seen.ratio or 0.0))
+                results.append(Explanation(fault.name, description_of(fault, harness.contract), seen.ratio or 0.0))
     return tuple(results[:MOST])
 
 
@@ -325,7 +325,7 @@ def _by_labels(harness: KernelHarness, failure: Failure) -> tuple[Explanation, .
     again = harness.try_case(labelled).failure
     if int(result[1]) not in pointed or (again is not None and _LOADED.search(again.message)):
         return ()
-    return (Explanation(fault.name, described(fault, Contract()), 0.0),)
+    return (Explanation(fault.name, description_of(fault, Contract()), 0.0),)
 
 
 Tensor = torch.Tensor
@@ -404,7 +404,7 @@ class Explained:
     """The known faults that account for a failure, the likeliest first, and the errors of fault models that raised."""
 
     explanations: tuple[Explanation, ...] = ()
-    not_asked: tuple[str, ...] = ()
+    raised: tuple[str, ...] = ()
 
 
 def explain(
@@ -456,7 +456,7 @@ def _explained_by_numbers(
             if is_confirmed(fit.fault, harness, failure, first, sampler, budget):
                 kept = keeps(fit.fault.loosened(harness.contract)) if fit.fault.contract else None
                 if kept is not False or not fit.fault.contract:
-                    words = described(fit.fault, harness.contract, kept=kept is True)
+                    words = description_of(fit.fault, harness.contract, kept=kept is True)
                     yield fit, Explanation(fit.fault.name, words, fit.ratio)
 
     def ranked(fits: list[Fit], seen: list[Observation]) -> tuple[Explanation, ...]:

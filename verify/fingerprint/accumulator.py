@@ -26,7 +26,7 @@ _REPEATS = 8  # equal calls, whose sums differ with stochastic rounding
 
 @dataclass(frozen=True)
 class Width:
-    """Bits that a running sum keeps: ``narrowest`` when position ``place`` is added, ``widest`` elsewhere.
+    """Bits that a running sum keeps: ``narrowest`` when the term at ``position`` is added, ``widest`` elsewhere.
 
     ``is_limit``: the probe can't show more bits, so there may be more. ``promotion``: the number of terms after which a
     wider sum takes over (0: none found).
@@ -34,7 +34,7 @@ class Width:
 
     narrowest: int
     widest: int
-    place: int
+    position: int
     is_limit: bool
     promotion: int
     tried: int
@@ -121,11 +121,11 @@ def rounding(reduction: Reduction, result: Width) -> str:
         raise Unseen(f"{result.narrowest} bits are too few")
     gap = 2.0 ** (_BINADE + 1 - result.narrowest)
     signed = [(0.75, 1), (0.25, 1), (-0.75, 1), (-0.25, 1), (0.75, -1)]
-    rows = torch.cat([_rows(_SHORT, [result.place], part * gap, sign * _BIG) for part, sign in signed])
+    rows = torch.cat([_rows(_SHORT, [result.position], part * gap, sign * _BIG) for part, sign in signed])
     seen = [reduction.sums(rows) / gap for _ in range(_REPEATS)]
     if any(not torch.equal(seen[0], other) for other in seen):
         return "stochastic"
-    many = _rows(_SHORT, [result.place] * 64, 0.75 * gap)
+    many = _rows(_SHORT, [result.position] * 64, 0.75 * gap)
     if len(set(reduction.sums(many).tolist())) > 1:
         return "stochastic"
     pattern = tuple(int(part) if part == part.round() else 99 for part in seen[0])
@@ -133,7 +133,7 @@ def rounding(reduction: Reduction, result: Width) -> str:
         raise Unseen(f"the sums of parts of an ulp follow no known rounding ({', '.join(f'{p:g}' for p in seen[0])})")
     if pattern != (1, 0, -1, 0, 1):
         return _PATTERNS[pattern]
-    tie = float(reduction.sums(_rows(_SHORT, [result.place], 0.5 * gap))[0]) / gap
+    tie = float(reduction.sums(_rows(_SHORT, [result.position], 0.5 * gap))[0]) / gap
     return "to nearest, ties to even" if tie == 0 else "to nearest, ties away from zero"
 
 

@@ -184,8 +184,8 @@ def card_of(kernel: Callable[..., Any], settings: Settings) -> Card:
         repeated = _seen("repeated calls", "eight equal calls, at three sizes", lambda: values.repeated(subject))
         is_steady = repeated.value == "the same bits"
         traits = [repeated, *(_seen(*row) for row in _rows(subject, is_steady))]
-        grown, errors = _growth(subject)
-    return Card(plan.kernel, plan.definition.name, plan.dtype, (*traits, errors), grown)
+        growth, errors = _growth(subject)
+    return Card(plan.kernel, plan.definition.name, plan.dtype, (*traits, errors), growth)
 
 
 def _require(subject: Subject) -> None:

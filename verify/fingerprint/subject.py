@@ -17,7 +17,7 @@ from assay.golden import registry
 from assay.golden.errors import ShapeError
 from assay.golden.inputs.values import stored
 from assay.verify.cases.case import Case, Inputs
-from assay.verify.cases.layouts import place_in_memory
+from assay.verify.cases.layouts import with_layout
 from assay.verify.examination.plan import Plan
 from assay.verify.findings import Failure
 
@@ -90,7 +90,7 @@ class Subject:
             same = (held.double() == wanted) | wanted.isnan()
             if not bool(same.all()):
                 raise Unseen(f"{dtype} has no {float(wanted[~same][0]):g}, which the probe needs in {tensor.name}")
-            guarded[tensor.name] = place_in_memory(held, "contiguous", self.plan.harness.device)
+            guarded[tensor.name] = with_layout(held, "contiguous", self.plan.harness.device)
         return self.run(case, Inputs(guarded, tuple(t.name for t in case.signature.tensors if t.keyword)))
 
     def run(self, case: Case, inputs: Inputs) -> tuple[Tensor, ...]:

@@ -89,14 +89,16 @@ def store_of_results(subject: Subject) -> str:
     if len(y) < 100:
         raise Unseen("hardly any result needs rounding")
     names = ("to nearest, ties to even", "toward zero", "up", "down")
-    apart = {name: float((round_to(x, out, _MODES[name]) != y).double().mean()) for name in names}
-    best = min(apart, key=lambda name: apart[name])
-    if apart[best] <= _MAX_DISTANCE:
+    mismatches = {name: float((round_to(x, out, _MODES[name]) != y).double().mean()) for name in names}
+    best = min(mismatches, key=lambda name: mismatches[name])
+    if mismatches[best] <= _MAX_DISTANCE:
         return best.partition(",")[0]
     beside = ((y == next_down(x, out)) | (y == next_up(x, out))).double().mean()
-    if beside >= 1 - _MAX_DISTANCE and min(apart["up"], apart["down"]) > 0.2 and apart[best] > 0.1:
+    if beside >= 1 - _MAX_DISTANCE and min(mismatches["up"], mismatches["down"]) > 0.2 and mismatches[best] > 0.1:
         return "to either neighbour (stochastic, or an error of its own before the store)"
-    raise Unseen(f"{apart[best]:.1%} of the results are not the exact ones' rounding: the error inside is too large")
+    raise Unseen(
+        f"{mismatches[best]:.1%} of the results are not the exact ones' rounding: the error inside is too large"
+    )
 
 
 def subnormal_results(subject: Subject) -> str:

@@ -40,7 +40,7 @@ from assay.verify.cases.case import Case, Inputs
 from assay.verify.findings import Failure, Kind
 from assay.verify.harness.compiled import every_variant_compiled
 from assay.verify.harness.frameworks import framework_named, make_room
-from assay.verify.harness.refusals import refusal, refused_by_reference
+from assay.verify.harness.refusals import refusal, refused_by_library, refused_by_reference
 from assay.verify.harness.time_limit import KernelTimeout, Pace, time_limit
 
 if TYPE_CHECKING:
@@ -266,7 +266,11 @@ class Call:
                 return failure_of(case, sanitizer.finding.kind, str(sanitizer.finding))
             if missing := _not_interpreted(error):
                 return failure_of(case, "not_interpreted", one_line(missing))
-            if words := refusal(error, case, self.refuses) or refused_by_reference(error, case, arguments, keywords):
+            if words := (
+                refusal(error, case, self.refuses)
+                or refused_by_library(error)
+                or refused_by_reference(error, case, arguments, keywords)
+            ):
                 return failure_of(case, "refused", words)
             if self.watch.allocates:
                 self.watch.give_up_allocations()

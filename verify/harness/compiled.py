@@ -41,8 +41,8 @@ def is_compiled(kernel: Callable[..., Any]) -> bool:
     """Whether a function comes from torch.compile, or is a partial of one that does."""
     while isinstance(kernel, functools.partial):
         kernel = kernel.func
-    in_place = isinstance(kernel, torch.nn.Module) and kernel._compiled_call_impl is not None
-    return in_place or hasattr(kernel, "_torchdynamo_orig_callable")
+    inplace = isinstance(kernel, torch.nn.Module) and kernel._compiled_call_impl is not None
+    return inplace or hasattr(kernel, "_torchdynamo_orig_callable")
 
 
 @contextlib.contextmanager

@@ -46,6 +46,8 @@ _ENABLE_X64 = "set JAX_ENABLE_X64=1, or call jax.config.update('jax_enable_x64',
 _FLAG = "--xla_allow_excess_precision"
 MEND = f"start JAX's backend after assay, or set XLA_FLAGS={_FLAG}=false"
 """What makes roundings stay."""
+_XLA_ALIGNMENT = 16
+"""Bytes: XLA aborts a program on a GPU with "Address of buffer 1 must be a multiple of 10" (hexadecimal) at others."""
 _EACH = 16  # calls between two looks at a process's maps
 _calls = itertools.count(1)
 
@@ -163,6 +165,8 @@ def _to_jax(tensor: torch.Tensor) -> Any:
             raise SettingError(f"framework='jax': an integer beyond 32 bits, which jax would truncate; {_ENABLE_X64}")
         tensor = narrow
     tensor = tensor if _is_dense(tensor) else tensor.contiguous()
+    if tensor.data_ptr() % _XLA_ALIGNMENT:  # a row alone, say
+        tensor = tensor.clone()
     try:
         return jax.dlpack.from_dlpack(tensor)
     except (BufferError, RuntimeError, TypeError):  # DLPack has no such dtype

@@ -1,17 +1,20 @@
-"""Documented refusals: errors that a kernel documents to raise at sizes that it doesn't support.
+"""Refusals: errors that a kernel documents, or that a library raises, at sizes or layouts that it doesn't support.
 
 A documented refusal is a pattern of its message with a condition on sizes: ``{"feature dim >= 64KB": "N * itemsize >
-65536"}``. Any other error of a kernel is a crash.
+65536"}``. Libraries' own messages are in configs/refusals.toml. Any other error of a kernel is a crash.
 """
 
 from __future__ import annotations
 
 import ast
+import dis
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
+from assay import configs
 from assay.runtime.errors import one_line, unknown
 from assay.verify.cases.case import Case
 from assay.verify.errors import SettingError
@@ -62,6 +65,38 @@ def refusal(error: BaseException, case: Case, refuses: Mapping[str, str]) -> str
             where = f" where {condition}" if condition else ""
             return f"{type(error).__name__} {pattern!r}{where}"
     return ""
+
+
+def refused_by_library(error: BaseException) -> str:
+    """Return in words that PyTorch, Triton or JAX refuses the call by a message of configs/refusals.toml; else empty.
+
+    A kernel can't refuse in a library's name: the error must come from the library's own Python code, or from a call
+    of compiled code.
+    """
+    text = str(error)
+    for library, message in _of_libraries():
+        if message.search(text) and _raised_by(library, error):
+            return f"{library} refuses it: {one_line(error)[:160]}"
+    return ""
+
+
+@cache
+def _of_libraries() -> tuple[tuple[str, re.Pattern[str]], ...]:
+    rows = configs.table("refusals")["refusal"]
+    return tuple((row["library"], re.compile(row["message"])) for row in rows)
+
+
+def _raised_by(library: str, error: BaseException) -> bool:
+    """Whether the innermost frame of an error is the library's, or doesn't raise it itself but calls compiled code."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return False
+    frame = trace.tb_frame
+    if f"{frame.f_globals.get('__name__', '')}.".startswith(f"{library}."):
+        return True
+    return dis.opname[frame.f_code.co_code[trace.tb_lasti]] not in ("RAISE_VARARGS", "RERAISE")
 
 
 def refused_by_reference(

@@ -287,9 +287,9 @@ class KernelHarness:
                 different = (
                     (a != b) & ~(a.isnan() & b.isnan())
                 ).nonzero()  # empty if only the bits of zeros or NaN are
-                place = tuple(int(position) for position in different[0]) if len(different) else ()
+                element = tuple(int(position) for position in different[0]) if len(different) else ()
                 words = "the same call gave other bits the second time"
-                return failure_of(case, "nondeterministic", words, index, place)
+                return failure_of(case, "nondeterministic", words, index, element)
         return None
 
     def _alone(self, case: Case, outputs: Outputs) -> Failure | None:

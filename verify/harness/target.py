@@ -98,7 +98,7 @@ def source_of(kernel: Callable[..., Any]) -> str:
 def about(kernel: Callable[..., Any], device: str, pretend: str = "") -> dict[str, str]:
     """Return the facts of an examination made now, by name; the kernel's source if it is Python.
 
-    ``pretend`` is the device that the kernel is told it runs on.
+    ``pretend`` is the device that the kernel is made to see.
     """
     source, is_gpu = source_of(kernel), torch.device(device).type == "cuda"
     processor = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"

@@ -95,7 +95,7 @@ class Pace:
         return min(max(timeout, _SLACK * self.longest * max(1.0, growth)), _MOST * timeout)
 
     def add(self, case: Case, seconds: float) -> None:
-        """A call took so many seconds."""
+        """A call took this many seconds."""
         if seconds > self.longest:
             self.longest, self.work = seconds, _work(case)
 

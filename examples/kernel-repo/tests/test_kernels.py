@@ -18,7 +18,7 @@ def test_rms_norm(assay, dtype):
 
 def test_softmax_agrees_with_torch():
     """Compare with torch, as most kernel tests do. It passes."""
-    x = torch.randn(16, 256)
+    x = torch.randn(16, 256, device="cuda" if torch.cuda.is_available() else "cpu")
     torch.testing.assert_close(softmax(x), torch.softmax(x, -1), atol=1e-2, rtol=1e-2)
 
 

@@ -69,14 +69,14 @@ def write_checkpoint(
     folder, origin = Path(out), None if source is None else Path(source)
     config = config_json(model, origin)
     dtype = dtype or dtype_of(model, config)
-    asked = plan_of(assignment, sites, dtype, experts=True, tables=tables_of(kind_of(model)))
+    requested = plan_of(assignment, sites, dtype, experts=True, tables=tables_of(kind_of(model)))
     pieces = pieces_of(model, sites)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     weights = {
         name: (parameters[name] if name in parameters else parameters[f"{name}.weight"]).detach()
-        for name in asked.weights
+        for name in requested.weights
     }
-    plan, into = _storable(model, asked, weights, sites=sites, pieces=pieces, fits=fits, partial=partial)
+    plan, into = _storable(model, requested, weights, sites=sites, pieces=pieces, fits=fits, partial=partial)
     names = {name: [piece.name for piece in some] for name, some in pieces.items()}
     options = cache_options(plan, sites) if plan.weights and plan.cache != "kv-fp8" else []
     recipe = config_of(plan, names, optional=bool(options))
@@ -89,7 +89,7 @@ def write_checkpoint(
     config.pop("torch_dtype", None)
     config["quantization_config"] = recipe.content
     held = {name: scheme for name, scheme in assignment.items() if name in recipe.held}
-    kept = {name: scheme for name, scheme in assignment.items() if name in asked.left or name not in plan.left}
+    kept = {name: scheme for name, scheme in assignment.items() if name in requested.left or name not in plan.left}
     notes = [*recipe.notes, *lint(kept, sites), *lint_config(recipe.content, held, sites, names)]
     notes += [*lint_scales(tensors, sites), *_warnings(plan, into, dtype)]
     if options:

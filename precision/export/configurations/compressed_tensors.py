@@ -13,8 +13,8 @@ from assay.precision.export.plan import (
     Plan,
     Recipe,
     Target,
-    also_asked_for,
     json_text,
+    lookup_targets,
     of_linears,
     plan_of,
     targets_of,
@@ -89,7 +89,7 @@ def config_of(plan: Plan, names: Names, *, optional: bool = False) -> Recipe:
         "format": "mixed-precision" if len(formats) > 1 else next(iter(formats), "dense"),
         "quantization_status": "compressed",
         "global_compression_ratio": None,
-        "ignore": [*targets_of(left), *also_asked_for(left)],
+        "ignore": [*targets_of(left), *lookup_targets(left)],
         "kv_cache_scheme": dict(_KV) if plan.cache == "kv-fp8" else None,
         "config_groups": {f"group_{number:03d}": group for number, group in enumerate(groups.values())},
     }
@@ -137,7 +137,7 @@ def group_of(scheme: Scheme, names: list[str]) -> dict[str, Any]:
     assert scheme.weight is not None
     group: dict[str, Any] = {
         "format": format_of(scheme),
-        "targets": [*targets_of(names), *also_asked_for(names)],
+        "targets": [*targets_of(names), *lookup_targets(names)],
         "weights": _arguments(scheme.weight, "channel", False),
     }
     if scheme.activation is not None:

@@ -297,17 +297,17 @@ def tensor_types(request: Request) -> Recipe:
             plan.note(name, plan.weights[name].name, str(error))
         return plan.recipe({}, ())
     indices = tensors.of_sites(request.sites, request.names)
-    asked: dict[str, set[str]] = {}
+    requested: dict[str, set[str]] = {}
     for name, several in indices.items():
         for each in several:
-            asked.setdefault(each, set()).add(wanted[name].ggml_name if name in wanted else "")
+            requested.setdefault(each, set()).add(wanted[name].ggml_name if name in wanted else "")
     types: dict[str, str] = {}
     held, total = [], 0
     for name, several in indices.items():
         kind, site = wanted.get(name), request.sites[name]
         columns = site.shape[-1]
         if kind is not None:
-            mixed = any(len(asked[each]) > 1 for each in several)
+            mixed = any(len(requested[each]) > 1 for each in several)
             if reason := _refused(site, several, kind, mixed):
                 plan.note(name, plan.weights[name].name, reason)
                 # llama-quantize's fallback has smaller blocks, for rows that aren't multiples of the block.
@@ -393,5 +393,5 @@ TARGET = Target(
     _files,
     of_linears(lambda scheme: "" if scheme.weight and scheme.weight.blocks else _NO_BLOCKS),
     fixed=unquantised,
-    apart=True,
+    unfused=True,
 )

@@ -86,6 +86,6 @@ TARGET = Target(
     lambda request: quant_predicate(request.assignment, request.sites, request.dtype),
     _files,
     of_linears(lambda scheme: parameters_of(scheme)[1]),
-    apart=True,
+    unfused=True,
     tables=True,
 )

@@ -44,8 +44,8 @@ def online_config(
     known = f"vLLM quantises linears online to {', '.join(_SHORTHANDS)} only"
     result = plan.expressed(lambda scheme: (_SHORTHANDS.get(scheme.name), known))
     fused = plan.fused(sites, result, "target")
-    apart = {fused_name(unit): names for unit, names in units_of(sites).items()}
-    mixed = {linear for name, several in fused.items() if len(several) > 1 for linear in apart[name]}
+    linears = {fused_name(unit): names for unit, names in units_of(sites).items()}
+    mixed = {linear for name, several in fused.items() if len(several) > 1 for linear in linears[name]}
     cached = bool(cache_options(plan, sites))
     if not cached:
         for name, scheme in plan.caches.items():

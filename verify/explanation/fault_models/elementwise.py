@@ -88,7 +88,7 @@ def _rotated(turn: Callable[[Any, Any, Any, Any], tuple[Any, Any]]) -> Any:
     return definition
 
 
-def _in_place(first: Any, second: Any, cos: Any, sin: Any) -> tuple[Any, Any]:
+def _inplace(first: Any, second: Any, cos: Any, sin: Any) -> tuple[Any, Any]:
     first = first * cos - second * sin
     return first, second * cos + first * sin
 
@@ -196,7 +196,7 @@ FAULT_MODELS = (
     FaultModel("swiglu_without_sigmoid", "formula", "gate up: the sigmoid is left out", _SWIGLU,
         arithmetic=_gated(lambda x, gate, y: x * y)),
     FaultModel("swiglu_gradients_swapped", "layout", "dgate and dup are swapped", _SWIGLU_BACK,
-        results=lambda xp, found, case: found[::-1]),
+        results=lambda xp, outputs, case: outputs[::-1]),
     FaultModel("silu_slope_first_term", "formula", "the slope of silu is taken to be the sigmoid", _SWIGLU_BACK,
         arithmetic=_slope(lambda sigmoid: sigmoid)),
     FaultModel("silu_slope_of_sigmoid", "formula", "the slope of silu is taken to be that of the sigmoid", _SWIGLU_BACK,
@@ -216,5 +216,5 @@ FAULT_MODELS = (
     FaultModel("rope_one_of_pair", "formula", "only the first of each pair is turned", _ROPE,
         definition=_rotated(lambda first, second, cos, sin: (first * cos - second * sin, second))),
     FaultModel("rope_in_place", "state", "the second of a pair is computed from the first after it was overwritten",
-        _ROPE, definition=_rotated(_in_place)),
+        _ROPE, definition=_rotated(_inplace)),
 )  # fmt: skip

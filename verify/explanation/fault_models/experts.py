@@ -85,7 +85,7 @@ FAULT_MODELS = (
     FaultModel("best_expert_repeated", "routing", "the best expert is chosen again, not masked out", _ROUTE,
         arithmetic=_ids(lambda top, x, k: top(x, 1)[..., [0] * k]), applies=lambda case: case.options["top_k"] > 1),
     FaultModel("ids_one_too_large", "routing", "ids count from one", _ROUTE, origin="vllm#42034",
-        results=lambda xp, found, case: (found[0], found[1] + 1)),
+        results=lambda xp, outputs, case: (outputs[0], outputs[1] + 1)),
     FaultModel("routing_weights_dropped", "routing", "expert outputs are added without their weights", _MOE,
         inputs=changed("weights", torch.ones_like)),
     FaultModel("routing_weights_twice", "routing", "routing weights are applied twice", _MOE,

@@ -86,9 +86,9 @@ def _backward(without: str, *, rms: bool = False) -> Any:
 
     def definition(xp: Any, x: Any, weight: Any, dy: Any, *, eps: float) -> tuple[Any, ...]:
         centred, root = (x, xp.rsqrt(xp.mean(x * x) + eps)) if rms else xp.standardize(x, eps)
-        normalized, grown = centred * root, dy * weight
-        dx = grown if rms or without == "mean" else grown - xp.mean(grown)
-        dx = dx if without == "spread" else dx - normalized * xp.mean(grown * normalized)
+        normalized, scaled = centred * root, dy * weight
+        dx = scaled if rms or without == "mean" else scaled - xp.mean(scaled)
+        dx = dx if without == "spread" else dx - normalized * xp.mean(scaled * normalized)
         dweight = xp.sum(dy * x if without == "normalised" else dy * normalized, axis=0)[0]
         return (dx * root, dweight) if rms else (dx * root, dweight, xp.sum(dy, axis=0)[0])
 

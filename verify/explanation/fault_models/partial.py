@@ -61,8 +61,8 @@ def _labels_unmarked(xp: Any, right: Any, mask: Any, x: Any, y: Any) -> Any:
 
 def _smoothing_of_others(options: dict[str, Any], case: Case) -> dict[str, Any]:
     classes = case.sizes["V"]
-    grown = options["label_smoothing"] * classes / max(classes - 1, 1)
-    return options | {"label_smoothing": min(1.0, grown)}
+    smoothing = options["label_smoothing"] * classes / max(classes - 1, 1)
+    return options | {"label_smoothing": min(1.0, smoothing)}
 
 
 def _nan_where_empty(xp: Any, right: Any, scores: Any, visible: Tensor, values: Any) -> tuple[Any, ...]:

@@ -67,8 +67,8 @@ def _power_of_two(span: Tensor, largest: float) -> Tensor:
     return torch.where(scale == 0, scale, torch.exp2(torch.ceil(torch.log2(scale.double()))).to(span.dtype))
 
 
-def _zero_points(*, shifted: float = 0.0, found: Any = None, used: Any = None) -> type:
-    """Return `quantize_int4` with other zero-points: ``found`` alters them everywhere, ``used`` only for the codes.
+def _zero_points(*, shifted: float = 0.0, altered: Any = None, used: Any = None) -> type:
+    """Return `quantize_int4` with other zero-points: ``altered`` changes them everywhere, ``used`` only for the codes.
 
     ``shifted`` is added to a zero-point, in steps, before it is rounded.
     """
@@ -78,7 +78,7 @@ def _zero_points(*, shifted: float = 0.0, found: Any = None, used: Any = None) -
             numbers = xp.exact(zero) if isinstance(zero, Tensor) else zero
             return right(x, scale, format, zero=used(xp, numbers) if used else numbers, stored=stored)
         points = right(x + scale * shifted if shifted else x, scale, format, stored=stored)
-        return found(xp, points) if found else points
+        return altered(xp, points) if altered else points
 
     return operations(quantize=quantize)
 
@@ -163,7 +163,7 @@ FAULT_MODELS = (
         _INT4, origin="unsloth#10841", applies=_asymmetric,
         arithmetic=operations(maximum=lambda xp, right, a, b: a)),
     FaultModel("zero_point_left_out", "formula", "the zero-point is left out", _INT4, applies=_asymmetric,
-        arithmetic=_zero_points(found=lambda xp, points: points * 0.0)),
+        arithmetic=_zero_points(altered=lambda xp, points: points * 0.0)),
     FaultModel("zero_point_subtracted", "formula", "the zero-point is subtracted from the codes, not added", _INT4,
         arithmetic=_zero_points(used=lambda xp, points: -points)),
     FaultModel("zero_point_rounded_down", "formula", "quotients are rounded down to zero-points, not to nearest", _INT4,
@@ -171,9 +171,9 @@ FAULT_MODELS = (
     FaultModel("zero_point_rounded_up", "formula", "quotients are rounded up to zero-points, not to nearest", _INT4,
         applies=_asymmetric, arithmetic=_zero_points(shifted=0.5)),
     FaultModel("zero_point_too_large", "formula", "zero-points are one too large, and codes with them", _INT4,
-        applies=_asymmetric, arithmetic=_zero_points(found=_more)),
+        applies=_asymmetric, arithmetic=_zero_points(altered=_more)),
     FaultModel("zero_point_too_small", "formula", "zero-points are one too small, and codes with them", _INT4,
-        applies=_asymmetric, arithmetic=_zero_points(found=_less)),
+        applies=_asymmetric, arithmetic=_zero_points(altered=_less)),
     FaultModel("zero_point_stored_less_one", "packing", "zero-points are returned less one, as GPTQ stores them", _INT4,
         applies=_asymmetric, definition=_stored_less_one),
     FaultModel("zero_point_larger_in_codes", "packing",

@@ -12,21 +12,21 @@ Tensor = torch.Tensor
 State = dict[Any, Any]
 
 
-def _place(outputs: tuple[Tensor, ...]) -> int:
+def _index_of_first(outputs: tuple[Tensor, ...]) -> int:
     """Return the index of the first result of numbers that are not codes."""
     return next(index for index, x in enumerate(outputs) if x.dtype.is_floating_point and x.itemsize > 1)
 
 
 def _first(outputs: Any) -> Tensor:
     results = outputs if isinstance(outputs, tuple) else (outputs,)
-    result: Tensor = results[_place(results)]
+    result: Tensor = results[_index_of_first(results)]
     return result
 
 
 def _with_first(outputs: Any, value: Tensor) -> Any:
     if not isinstance(outputs, tuple):
         return value
-    index = _place(outputs)
+    index = _index_of_first(outputs)
     return (*outputs[:index], value, *outputs[index + 1 :])
 
 
