@@ -53,8 +53,9 @@ class CudaProperties:
     def of(properties: Any) -> CudaProperties:
         """Return the record of ``torch.cuda.get_device_properties``; what that lacks, as of the default device."""
         usual = cuda_device_named(DEFAULT_CUDA_DEVICE)
-        known = {each.name: getattr(properties, each.name, getattr(usual, each.name)) for each in fields(CudaProperties)}
-        return CudaProperties(**known | {"key": str(properties.name).lower()})
+        names = [each.name for each in fields(CudaProperties) if each.name != "key"]
+        known = {name: getattr(properties, name, getattr(usual, name)) for name in names}
+        return CudaProperties(key=str(properties.name).lower(), **known)
 
     @property
     def capability(self) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-Configs = Mapping[str, Sequence[str]]
+Configs = Mapping[str, tuple[str, ...]]
 """Configurations by kernel, in words, in the order in which tuning keys first come up in a case."""
 
 

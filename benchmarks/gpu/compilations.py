@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rich.table import Table
@@ -32,28 +32,39 @@ from assay.verify.harness.target import load_target
 from assay.verify.settings import Settings
 
 DEVICE = "h100"
+Launching = Callable[[Assignment], AbstractContextManager[None]]
+MOST = 1.2  # compilations for each program that an examination launches
 _SERIES = 3  # calls of a series that tests for bias, in which a correct kernel soon doesn't lean
 
 
 @dataclass
 class Counts:
-    """What one examination does: ``compiled`` counts each program's compilations, ``beforehand`` how many of these came
-    before the first case, ``timed`` the configurations that an autotuner timed."""
+    """What one examination does.
+
+    ``needed`` are the programs of its launches, ``compiled`` counts each program's compilations, ``beforehand`` how
+    many of these came before the first case, ``timed`` the configurations that an autotuner timed.
+    """
 
     cases: int = 0
     launches: int = 0
     timed: int = 0
     beforehand: int = 0
-    compiled: Counter[str] = None  # type: ignore[assignment]
-
-    def __post_init__(self) -> None:
-        """Begin with nothing compiled."""
-        self.compiled = Counter()
+    needed: set[str] = field(default_factory=set)
+    compiled: Counter[str] = field(default_factory=Counter)
 
     @property
     def compilations(self) -> int:
         """Compilations of all programs."""
         return self.compiled.total()
+
+    def problem(self) -> str:
+        """Return what an examination with assigned configurations may not do; empty if it doesn't."""
+        twice = sum(count > 1 for count in self.compiled.values())
+        if self.timed or twice:
+            return f"{self.timed} timings, {twice} programs compiled twice; expected none"
+        if self.compilations > MOST * len(self.needed):
+            return f"{self.compilations} compilations of {len(self.needed)} programs; expected at most {MOST} of each"
+        return ""
 
 
 class CountingRecorder(Recorder):
@@ -67,6 +78,7 @@ class CountingRecorder(Recorder):
         key = super().key(owner, arguments, keywords)
         if key is not None and self.counts.cases:
             self.counts.launches += 1
+            self.counts.needed.add(key)
             if key not in self.counts.compiled:
                 self.counts.compiled[key] += 1
         return key
@@ -116,10 +128,8 @@ def counted(kernel: Callable[..., Any], settings: Settings, *, tuning: bool) -> 
     counts = Counts()
     recorder = CountingRecorder(counts)
     plan = make_plan(kernel, settings)
-    launching: Callable[[Assignment], AbstractContextManager[None]] = recorder.launches if tuning else recorder.recording
-    call = replace(
-        plan.harness.call, pretend=DEVICE, launching=launching, assignment=Assignment(on_device=not tuning)
-    )
+    launching: Launching = recorder.launches if tuning else recorder.recording
+    call = replace(plan.harness.call, pretend=DEVICE, launching=launching, assignment=Assignment(on_device=not tuning))
     harness = StandIn(call, settings.contract, counts=counts)
     harness = replace(harness, isolation=None if tuning else Beforehand(harness, recorder, counts))  # type: ignore[arg-type]
     run = Run(replace(plan, harness=harness), lambda phase, done, of: None)
@@ -145,7 +155,7 @@ def timings_counted(counts: Counts) -> Iterator[None]:
 @contextmanager
 def fresh_tuners() -> Iterator[None]:
     """Let autotuners know nothing inside, and forget it afterwards."""
-    tuners = [each for each in gc.get_objects() if isinstance(each, Autotuner)]
+    tuners = [each for each in gc.get_objects() if issubclass(type(each), Autotuner)]
 
     def forget() -> None:
         for tuner in tuners:
@@ -165,23 +175,25 @@ def available() -> list[Entry]:
 
 
 def pair(index: int) -> tuple[Counts, Counts]:
-    """Return the counts of a bundled kernel's quick examination, without and with assigned configurations."""
+    """Return the counts of a bundled kernel's quick examination, with tuning autotuners and without."""
     entry = available()[index]
     kernel = load_target(entry.target)
     settings = replace(entry.settings, dtype=(entry.survey_dtypes or entry.dtypes)[0], effort="quick")
-    before, after = (counted(kernel, settings, tuning=tuning) for tuning in (True, False))
-    return before, after
+    tuning, assigned = (counted(kernel, settings, tuning=tuning) for tuning in (True, False))
+    return tuning, assigned
 
 
-def table(pairs: Iterable[tuple[Counts, Counts]], names: Sequence[str]) -> Table:
-    """Return the table of counts."""
-    result = Table(
-        "kernel", "cases", "launches", "timed before", "compiled before", "compiled now", "of them beforehand", "twice"
-    )
-    for name, (before, after) in zip(names, pairs, strict=True):
-        twice = sum(count > 1 for count in after.compiled.values())
-        row = (after.cases, after.launches, before.timed, before.compilations, after.compilations, after.beforehand)
-        result.add_row(name, *map(str, (*row, twice)))
-        if after.timed or twice:
-            sys.exit(f"{name}: {after.timed} timings and {twice} programs compiled twice; expected none")
+def table(pairs: Iterable[tuple[Counts, Counts]]) -> Table:
+    """Return the table of counts. Exits with 1 where an assigned examination compiles more than it may."""
+    result = Table(title=f"quick examinations for {DEVICE}: autotuners as they come | assigned configurations")
+    for name in ("kernel", "cases", "launches", "timed", "compiled", "launches", "programs", "beforehand", "later"):
+        result.add_column(name, justify="left" if name == "kernel" else "right")
+    problems = []
+    for entry, (tuning, assigned) in zip(available(), pairs, strict=True):
+        later = assigned.compilations - assigned.beforehand
+        row = (tuning.cases, tuning.launches, tuning.timed, tuning.compilations, assigned.launches)
+        result.add_row(entry.name, *map(str, (*row, len(assigned.needed), assigned.beforehand, later)))
+        problems += [f"{entry.name}: {problem}" for problem in (assigned.problem(),) if problem]
+    if problems:
+        sys.exit("\n".join(problems))
     return result

@@ -5,6 +5,7 @@ No GPU is needed: the interpreter takes its place, and Triton compiles for an em
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ import triton.language as tl
 from triton.runtime.errors import OutOfResources
 from triton.runtime.jit import JITFunction
 
-from assay.interpreter import Assignment, Choice, assigned
+from assay.formats.devices import CudaProperties, cuda_device_named
+from assay.interpreter import Assignment, Choice, assigned, pretend_cuda
 from assay.interpreter.replacing import replaced
 from assay.verify import Verdict, examine
 from assay.verify.cases.case import Case
@@ -171,6 +173,13 @@ def test_programs_are_compiled_once_before_the_first_case(tmp_path: Path, monkey
     assert first.programs == again.programs == len(list(tmp_path.glob("*/_relu_kernel.cubin")))
     assert 3 <= first.programs <= 4 + len(first.pinned)
     assert first.refused == {}
+
+
+def test_the_emulated_device_has_the_properties_of_the_real_one() -> None:
+    h100 = cuda_device_named("h100")
+    assert CudaProperties.of(h100) == replace(h100, key=h100.name.lower())
+    with pretend_cuda(replace(h100, multi_processor_count=7)):
+        assert torch.cuda.get_device_properties(0).multi_processor_count == 7
 
 
 def test_what_launches_nothing_compiles_nothing() -> None:

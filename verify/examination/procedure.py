@@ -235,7 +235,7 @@ def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
         and plan.settings.device == "cpu"
         and not plan.settings.isolate
         and drops_roundings(),
-        about=about(plan.harness.call.kernel, plan.settings.device, plan.harness.call.pretend),
+        about=about(plan.harness.call.kernel, plan.settings.device, str(plan.harness.call.pretend)),
     )
 
 

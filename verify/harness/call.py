@@ -227,7 +227,8 @@ class Call:
         self, case: Case, inputs: Inputs, arguments: list[Any], keywords: dict[str, Any], poison: PoisonedMemory | None
     ) -> tuple[torch.Tensor, ...] | Failure:
         on_cpu = all(tensor.device.type == "cpu" for tensor in inputs.positional)
-        interpreted = on_cpu and triton_is_loaded() and self.launching is None
+        interpretable = on_cpu and self.launching is None
+        interpreted = interpretable and triton_is_loaded()
         input_tensors = [guarded.tensor for guarded in inputs.guarded.values()]
         changed: list[str] = []
         sanitizer = None
@@ -260,7 +261,7 @@ class Call:
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:
-            if on_cpu and not interpreted and triton_is_loaded() and self.launching is None:  # the kernel has imported it only now
+            if interpretable and not interpreted and triton_is_loaded():  # the kernel has imported it only now
                 return self._run(case, inputs, arguments, keywords, poison)
             if sanitizer is not None and sanitizer.finding is not None:
                 return failure_of(case, sanitizer.finding.kind, str(sanitizer.finding))

@@ -2,9 +2,9 @@
 
 All of it happens in a fork of the process that runs the kernel. There the cases' calls are made on the CPU, with an
 emulated device and with launches recorded instead of run, as `assay inspect` does; further forks compile what was
-recorded, one on each core, into Triton's cache (TRITON_CACHE_DIR), from which the examination's own process then loads.
-So a call that fails, and a compiler that crashes, cost nothing but that compilation, and no state of the kernel's module
-or of a device changes.
+recorded, one on each core, into Triton's cache (TRITON_CACHE_DIR), from which the kernel's process then loads. So a
+call that fails, and a compiler that crashes, cost nothing but that compilation, and no state of the kernel's module or
+of a device changes.
 
 A configuration that the compiler refuses is listed and gives way to the next one. One that no case has by itself is
 pinned to a case, so that every configuration which its tuner's pruning leaves is examined.
@@ -185,7 +185,9 @@ class Search:
                     self._record(index)
 
 
-def missing(choices: Mapping[int, Sequence[Choice]], cases: Sequence[Case], assignment: Assignment) -> dict[int, Configs]:
+def missing(
+    choices: Mapping[int, Sequence[Choice]], cases: Sequence[Case], assignment: Assignment
+) -> dict[int, Configs]:
     """Return configurations to pin, by the index of a case, so that every candidate is some case's.
 
     They are pinned to the largest cases of one call that may have them, and whose own configurations others have too.
@@ -292,40 +294,36 @@ def side_by_side(programs: Sequence[Program], parent: Parent | None = None) -> l
     ``parent`` gets a sign of life for each.
     """
     results, waiting = ["" for _ in programs], iter(range(len(programs)))
-    busy: dict[Process, int] = {}
-    workers = [
-        Process.fork(lambda parent: parent.serve(lambda index: compile_one(programs[int(index)]).encode()))
-        for _ in range(min(core_count(), len(programs)))
-    ]
-    idle = list(workers)
+    workers = [_compiler(programs) for _ in range(min(core_count(), len(programs)))]
+    busy: dict[int, int] = {}  # the number of a program, by that of its worker
     try:
         while True:
-            while idle and (index := next(waiting, None)) is not None:
-                worker = idle.pop()
-                worker.submit(str(index).encode(), COMPILATION)
-                busy[worker] = index
+            for number in range(len(workers)):
+                if number not in busy and (index := next(waiting, None)) is not None:
+                    workers[number].submit(str(index).encode(), COMPILATION)
+                    busy[number] = index
             if not busy:
                 return results
-            wait_for(busy)
-            for worker in list(busy):
-                if (answer := worker.poll()) is None:
+            wait_for([workers[number] for number in busy])
+            for number in list(busy):
+                if (answer := workers[number].poll()) is None:
                     continue
-                index = busy.pop(worker)
+                index = busy.pop(number)
                 if isinstance(answer, Lost):
                     results[index] = f"the compiler crashed: {answer.message}"
-                    workers.remove(worker)
-                    worker = Process.fork(
-                        lambda parent: parent.serve(lambda index: compile_one(programs[int(index)]).encode())
-                    )
-                    workers.append(worker)
+                    workers[number] = _compiler(programs)
                 else:
                     results[index] = answer.decode()
-                idle.append(worker)
                 if parent is not None:
                     parent.heartbeat(seconds=COMPILATION)
     finally:
         for worker in workers:
             worker.kill()
+
+
+def _compiler(programs: Sequence[Program]) -> Process:
+    """Return a fork of this process that compiles programs by their numbers."""
+    return Process.fork(lambda parent: parent.serve(lambda number: compile_one(programs[int(number)]).encode()))
 
 
 def compile_one(program: Program) -> str:
@@ -350,4 +348,4 @@ def compile_one(program: Program) -> str:
     return ""
 
 
-__all__ = ["Compiled", "Program", "Recorder", "Search", "as_plain", "compile_one", "compiled", "missing", "side_by_side", "unpacked"]
+__all__ = ["Compiled", "Program", "Recorder", "Search", "as_plain", "compiled", "missing", "side_by_side", "unpacked"]
