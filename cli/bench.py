@@ -34,6 +34,7 @@ _TARGETS = (
 )
 _RUNS = "Processes, one after another; 1, or 7 with --save and --compare."
 _COLD = "Caches without the inputs; --cold on a GPU, else --warm."
+_GRAPHS = "Time replays of CUDA graphs, or launches; by default graphs where the host takes longer than the device."
 _RECORD = "FILE.json|FOLDER"
 _COMPARE = "Is it slower than that record, or a folder's newest one?"
 _RESOLUTION = 'A change so large must be ruled out for "same": 0.03 is 3 %.'
@@ -58,7 +59,7 @@ def bench(
     rounds: Annotated[int, Option(min=1, help="In which kernels take turns in a run.")] = 5,
     runs: Annotated[int | None, Option(min=1, help=_RUNS)] = None,
     cold: Annotated[bool | None, Option("--cold/--warm", help=_COLD)] = None,
-    graph: Annotated[bool, Option("--graphs", help="Replays of CUDA graphs, in place of launches.")] = False,
+    graph: Annotated[bool | None, Option("--graphs/--launches", help=_GRAPHS)] = None,
     save: Annotated[Path | None, Option(metavar=_RECORD, help="Keep the record; in a folder, beside others.")] = None,
     compare: Annotated[Path | None, Option(metavar=_RECORD, help=_COMPARE)] = None,
     resolution: Annotated[float, Option(min=0.001, help=_RESOLUTION)] = 0.03,
@@ -92,7 +93,9 @@ def bench(
     count = runs or (_COMPARED_RUNS if save is not None or compare is not None else 1)
     if targets and is_problem(targets[0]):
         without = ("--spec", spec), ("--dtype", dtype), ("--option", option), ("--at", at), ("--layout", layout)
-        if given := [name for name, value in (*without, ("--contract", contract), ("--graphs", graph)) if value]:
+        if given := [
+            name for name, value in (*without, ("--contract", contract), ("--graphs", graph is not None)) if value
+        ]:
             raise BenchError(f"{given[0]}: a problem states its own sizes and reference; leave it out")
         request = {"device": device, "seconds": seconds, "compiled": compiles}
         kernels_timed = targets

@@ -8,7 +8,7 @@ sources are in ``configs/accumulators.toml``.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from assay.configs import table
@@ -26,10 +26,11 @@ class Accumulator:
     A block accumulator aligns ``block`` products and the running sum to the largest exponent among them, truncates each
     to ``fraction`` bits, adds, and keeps ``output`` bits of the result. With ``promotion``, the running sum is moved
     into ``format`` every ``promotion`` terms. With ``ranks``, that many float32 sums, each of a part of the terms, are
-    rounded to ``format`` and added in it, as in an all-reduce of partial sums. ``inputs`` are the formats that the unit
-    accepts (empty: any); wider operands are truncated toward zero to the format ``operands``. In the alignment a zero
-    has the exponent ``zero`` (float32 output), and with ``group``, ``group`` products are first added exactly, at the
-    exponent of their scales.
+    rounded to ``format`` and added in it, as in an all-reduce of partial sums. ``of_input``: ``format`` is that of a
+    kernel's first tensor, if it has 16 bits or more. ``inputs`` are the formats that the unit accepts (empty: any);
+    wider operands are truncated toward zero to the format ``operands``. In the alignment a zero has the exponent
+    ``zero`` (float32 output), and with ``group``, ``group`` products are first added exactly, at the exponent of their
+    scales.
     """
 
     format: Format
@@ -38,10 +39,19 @@ class Accumulator:
     output: int = 0
     promotion: int = 0
     ranks: int = 0
+    of_input: bool = False
     inputs: tuple[str, ...] = ()
     operands: str = ""
     zero: int = -126
     group: int = 0
+
+    def meeting(self, input_format: Format) -> Accumulator:
+        """Return the accumulator of a kernel whose first tensor is in ``input_format``."""
+        if self.of_input and input_format.bits >= 16:
+            return replace(self, format=input_format)
+        if input_format.precision <= format_named(self.operands or "float64").precision:
+            return replace(self, operands="")  # kernels multiply tensors of 16 bits in their own format
+        return self
 
     @property
     def cut(self) -> float:

@@ -176,6 +176,12 @@ def tensor_cores_named(name: str) -> TensorCores:
     return _part_named("tensor_cores", name, "device of the interpreter")
 
 
+def tensor_cores_of_capability(major: int, minor: int) -> TensorCores | None:
+    """Return the tensor cores of the first device of this compute capability; None if the table has none."""
+    wanted = 10 * major + minor
+    return next((row.tensor_cores for row in devices().values() if row.capability == wanted), None)
+
+
 def _part_named(part: str, name: str, what: str, *others: str) -> Any:
     known = {row.name: getattr(row, part) for row in devices().values() if getattr(row, part) is not None}
     if name.lower() not in known:

@@ -146,6 +146,7 @@ class Assay:
         __tracebackhide__ = True
         from assay.golden.errors import StoreError
         from assay.verify import examine  # torch is imported here, by a test that needs it
+        from assay.verify.errors import DeviceLost
         from assay.verify.reference import spec_name_by_example, spec_name_of
 
         chosen = self._marked | settings | self._given
@@ -158,7 +159,7 @@ class Assay:
         refused = ""
         try:
             verdict = examine(kernel, question, **chosen)
-        except StoreError as error:  # not the test's fault
+        except (StoreError, DeviceLost) as error:  # not the test's fault
             refused = str(error)
         if refused:  # outside the handler, so that the report has no traceback
             pytest.fail(refused, pytrace=False)

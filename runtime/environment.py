@@ -183,13 +183,18 @@ def seed_generators(seed: int) -> None:
 @contextlib.contextmanager
 def generators_kept() -> Iterator[None]:
     """Restore the states of the random generators after the block."""
-    python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(_devices()):
+    python, numpy, devices = random.getstate(), np.random.get_state(), {}
+    with contextlib.suppress(RuntimeError):  # a kernel has lost the device, and what it had is gone
+        devices = {device: torch.cuda.get_rng_state(device) for device in _devices()}
+    with torch.random.fork_rng(()):
         try:
             yield
         finally:
             random.setstate(python)
             np.random.set_state(numpy)
+            with contextlib.suppress(RuntimeError):
+                for device, state in devices.items():
+                    torch.cuda.set_rng_state(state, device)
 
 
 def _devices() -> range:

@@ -11,6 +11,7 @@ seconds until the next one, which a busy machine doesn't shorten (`runtime.deadl
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import faulthandler
 import os
@@ -237,13 +238,17 @@ class Process:
             time.sleep(0.01)
         return not self.alive
 
+    def printed(self) -> list[str]:
+        """Return the last lines that a quiet process has printed since the last message, without empty ones."""
+        if self._log is None:
+            return []
+        size = os.fstat(self._log.fileno()).st_size
+        text = os.pread(self._log.fileno(), 1 << 16, max(0, size - (1 << 16))).decode("utf-8", errors="replace")
+        return [line.strip() for line in text.splitlines() if line.strip()]
+
     def last_words(self) -> str:
         """Return the last line that a quiet process has printed."""
-        if self._log is None:
-            return ""
-        size = os.fstat(self._log.fileno()).st_size
-        printed = os.pread(self._log.fileno(), 1 << 16, max(0, size - (1 << 16))).decode("utf-8", errors="replace")
-        return printed.strip().splitlines()[-1].strip() if printed.strip() else ""
+        return "".join(self.printed()[-1:])
 
     @property
     def soon(self) -> float:
@@ -331,10 +336,12 @@ def _serve_forks(pipe, serve):
         except EOFError:
             return
         if what == "fork":
-            handle = reduction.recv_handle(pipe)
+            handle, log = reduction.recv_handle(pipe), reduction.recv_handle(pipe) if int(pid) else None
             found = os.fork()
             if found == 0:
                 pipe.close()
+                for output in (1, 2) if log is not None else ():
+                    os.dup2(log, output)
                 os.setsid()
                 with __import__("contextlib").suppress(OSError, AttributeError):
                     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -345,7 +352,8 @@ def _serve_forks(pipe, serve):
                     status = 0
                 finally:
                     os._exit(status)
-            os.close(handle)
+            for each in (handle,) if log is None else (handle, log):
+                os.close(each)
             answer = str(found)
         else:
             try:
@@ -363,26 +371,43 @@ class ForkServer:
     It runs the text ``body``, and then its function ``serve(pipe)`` in each forked process; the text is independent of
     this package. `_SERVER` answers two kinds of messages: to fork, with one end of a pipe that the new process serves,
     and to report the exit code of one of its processes. These end with the server, and the server with the process that
-    started it. ``environment``: the environment variables of all of them.
+    started it. ``environment``: the environment variables of all of them. ``quiet`` drops what they print; else it
+    goes to standard error.
     """
 
-    def __init__(self, body: str, serve: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, body: str, serve: str, environment: Mapping[str, str], *, quiet: bool = True) -> None:
         rest = f"\n_serve_forks(connection.Connection(pipe), {serve})\n"
         text = f"{body}\n{_SERVER}\nfrom multiprocessing import connection{rest}"
-        self._process = Process.start_plain(text, environment=environment)
+        self._process = Process.start_plain(text, environment=environment, quiet=quiet)
+
+    @classmethod
+    def kept(cls, body: str, serve: str, environment: Mapping[str, str], *, quiet: bool = True) -> ForkServer:
+        """Return this process's server of this text, started now if there is none; it ends with this process."""
+        key = os.getpid(), body  # a fork of this process needs its own
+        server = _kept.get(key)
+        if server is None or not server.alive:
+            server = _kept[key] = cls(body, serve, environment, quiet=quiet)
+            atexit.register(server.end)
+        return server
 
     @property
     def alive(self) -> bool:
         """Return whether it can still fork."""
         return self._process.alive
 
-    def fork(self) -> Process:
-        """Return a new process. Raises `OSError` where the server is lost."""
+    def fork(self, *, quiet: bool = False) -> Process:
+        """Return a new process; ``quiet`` keeps what it prints for the report of its loss.
+
+        Raises `OSError` where the server is lost.
+        """
+        log = tempfile.TemporaryFile() if quiet else None  # noqa: SIM115 - as long as the process
         ours, theirs = Pipe()
         with theirs:
-            self._process.pipe.send_bytes(b"fork 0")
+            self._process.pipe.send_bytes(b"fork 1" if log else b"fork 0")
             reduction.send_handle(self._process.pipe, theirs.fileno(), None)
-        return _ForkedProcess(int(self._answer()), ours, self)
+            if log is not None:
+                reduction.send_handle(self._process.pipe, log.fileno(), None)
+        return _ForkedProcess(int(self._answer()), ours, self, log)
 
     def exit_code(self, pid: int, *, wait: bool = False) -> int | None:
         """Return the exit code of a process, None while it runs; ``wait`` for its end. -9 where the server is lost."""
@@ -403,11 +428,14 @@ class ForkServer:
         self._process.kill()
 
 
+_kept: dict[tuple[int, str], ForkServer] = {}
+
+
 class _ForkedProcess(Process):
     """A process whose exit code its server knows."""
 
-    def __init__(self, pid: int, pipe: Connection, server: ForkServer) -> None:
-        super().__init__(pid, pipe, ready=True)
+    def __init__(self, pid: int, pipe: Connection, server: ForkServer, log: IO[bytes] | None) -> None:
+        super().__init__(pid, pipe, log=log, ready=True)
         self._server = server
 
     def _exit_code(self, *, wait: bool = False) -> int | None:

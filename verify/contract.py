@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
 from assay.formats.accumulator import Accumulator, accumulator_named
@@ -122,12 +122,9 @@ class Contract:
             for stage, name in wanted.items()
             if name is not None
         }
-        accumulate = _accumulator(self.accumulate)
-        if input_format.precision <= format_named(accumulate.operands or "float64").precision:
-            accumulate = replace(accumulate, operands="")  # kernels multiply tensors of 16 bits in their own format
         return RoundingModel(
             compute=input_format if self.compute == "input" else format_named(self.compute),
-            accumulate=accumulate,
+            accumulate=_accumulator(self.accumulate).meeting(input_format),
             ulps={**DEFAULT_ULPS, **self.ulps},
             stages=stages,
             flush=self.subnormals == "flush",

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from assay.runtime.errors import AssayError, SettingError
 
-__all__ = ["ContractError", "ReproError", "SettingError", "TableError", "TargetError", "VerificationError"]
+__all__ = [
+    "ContractError",
+    "DeviceLost",
+    "ReproError",
+    "SettingError",
+    "TableError",
+    "TargetError",
+    "VerificationError",
+]
 
 
 class VerificationError(AssayError, AssertionError):
@@ -13,6 +21,10 @@ class VerificationError(AssayError, AssertionError):
 
 class ContractError(AssayError, ValueError):
     """A contract that names something unknown, or contradicts itself."""
+
+
+class DeviceLost(AssayError, RuntimeError):
+    """An earlier kernel has left this process without its device."""
 
 
 class ReproError(AssayError, ValueError):

@@ -308,13 +308,14 @@ class Contest:
 
 @dataclass(frozen=True)
 class TimingOptions:
-    """How contests are timed: ``seconds`` of each kernel in each contest, divided into ``rounds``."""
+    """How contests are timed: ``seconds`` of each kernel in each contest, divided into ``rounds``; for the others see
+    `CudaClock`."""
 
     device: str = "cpu"
     seconds: float = 0.5
     rounds: int = 5
     cold: bool = False
-    graph: bool = False
+    graph: bool | None = None
 
 
 @dataclass(frozen=True)

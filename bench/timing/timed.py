@@ -111,29 +111,43 @@ class CudaClock:
     """CUDA events around each call, after a pause in which the launch reaches the device.
 
     ``cold``: the L2 cache is overwritten before each call. ``graph``: the call is recorded once as a CUDA graph, whose
-    replays are timed. ``cuda``: torch.cuda, or a replacement in tests. ``launches``: the host's seconds of each call.
+    replays are timed; None does so where the host takes longer than the device and the call can be recorded. ``cuda``:
+    torch.cuda, or a replacement in tests. ``launches``: the host's seconds of each launched call. ``ways``: how the
+    series were timed.
     """
 
     device: str = "cuda"
     cold: bool = True
-    graph: bool = False
+    graph: bool | None = None
     cuda: Any = torch.cuda
     launches: list[float] = field(default_factory=list)
+    ways: set[str] = field(default_factory=set, repr=False)
     _evicting: torch.Tensor | None = field(default=None, repr=False)
 
     @property
     def words(self) -> str:
         """Return how calls are timed, in words."""
-        how = "replays of a CUDA graph" if self.graph else "launches hidden behind a pause"
-        return f"CUDA events, {'cold' if self.cold else 'warm'} second-level cache, {how}"
+        ways = f", {' or '.join(sorted(self.ways))}" if self.ways else ""
+        return f"CUDA events, {'cold' if self.cold else 'warm'} second-level cache{ways}"
 
     def series(
         self, count: int, prepare: Callable[[int], None], call: Callable[[], Any], take: Callable[[int, Any], None]
     ) -> list[float]:
         """Time calls, as `Clock.series`."""
-        cuda, pairs = self.cuda, []
-        if self.graph:
-            call = self._recorded(prepare, call)
+        replay = self._replay(prepare, call)
+        if replay is not None:
+            self.ways.add("replays of a CUDA graph")
+            return self._timed(count, prepare, replay, take)[0]
+        self.ways.add("launches hidden behind a pause")
+        spent, launches = self._timed(count, prepare, call, take)
+        self.launches += launches
+        return spent
+
+    def _timed(
+        self, count: int, prepare: Callable[[int], None], call: Callable[[], Any], take: Callable[[int, Any], None]
+    ) -> tuple[list[float], list[float]]:
+        """Return the seconds of calls on the device and on the host."""
+        cuda, pairs, launches = self.cuda, [], []
         for number in range(count):
             prepare(number)
             start, end = (cuda.Event(enable_timing=True) for _ in range(2))
@@ -142,12 +156,25 @@ class CudaClock:
             start.record()
             began = time.perf_counter()
             result = call()
-            self.launches.append(time.perf_counter() - began)
+            launches.append(time.perf_counter() - began)
             end.record()
             take(number, result)
             pairs.append((start, end))
         cuda.synchronize()
-        return [start.elapsed_time(end) / 1e3 for start, end in pairs]
+        return [start.elapsed_time(end) / 1e3 for start, end in pairs], launches
+
+    def _replay(self, prepare: Callable[[int], None], call: Callable[[], Any]) -> Callable[[], Any] | None:
+        """Return the call's replay as a graph; None where launches are timed."""
+        if self.graph is not None:
+            return self._recorded(prepare, call) if self.graph else None
+        spent, launches = self._timed(_WARM_UPS, prepare, call, lambda number, result: None)
+        self.launches += launches
+        if min(launches) <= min(spent):
+            return None
+        try:
+            return self._recorded(prepare, call)
+        except RuntimeError:  # it waits for the device or allocates outside of torch: torch.cuda.graph says what
+            return None
 
     def _evict(self) -> None:
         if self.cold:
@@ -177,7 +204,7 @@ class CudaClock:
         return replay
 
 
-def clock_for(device: str, *, cold: bool, graph: bool = False) -> Clock:
+def clock_for(device: str, *, cold: bool, graph: bool | None = None) -> Clock:
     """Return the clock for calls on a device."""
     return CudaClock(device, cold, graph) if device.startswith("cuda") else CpuClock(cold)
 

@@ -1,6 +1,7 @@
 """Compare the accumulator models of configs/tensor_cores.toml with the hardware's dots, bit by bit."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,24 +26,28 @@ _LOW = -(2**13)  # mask of the float32 bits that a tensor core reads as TF32
 def body(part: Part) -> None:
     """Report the share of elements that each model gives exactly, by dtype; the device's model must give all."""
     row = table("tensor_cores")[table("devices")[part.key]["tensor_cores"]]
-    rows = 64 if part.rehearsal else 128
-    for kind, (dtype, format, name) in OPERANDS.items():
-        if kind not in row:
+    for kind in OPERANDS:
+        if kind in row:
+            part.step(kind, partial(_compare, part, kind, row[kind]))
+        else:
             part.say(f"{kind}: no model on {part.key}")
-            continue
-        models = [model for model, about in table("accumulators").items() if name in about.get("inputs", ())]
-        shares = dict.fromkeys(models, 0.0)
-        depth = 64 if part.rehearsal else 512 // dtype.itemsize  # as deep as shared memory allows
-        spreads = (1, 6) if part.rehearsal else (1, 3, 6, 12)
-        for seed, spread in enumerate(spreads):
-            a, b = (_drawn(dtype, shape, spread, seed + 8 * i) for i, shape in enumerate([(rows, depth), (depth, 64)]))
-            got = _on_device(part, a, b)
-            for model in models:
-                shares[model] += float(same_bits(got, _by(model, a, b, format)).double().mean()) / len(spreads)
-        for model, share in shares.items():
-            part.say(f"  {kind}: {model} gives {share:.2%} of the elements to the last bit")
-        wanted = row[kind]
-        part.claim(f"{kind} on {part.key} is {wanted}", shares.get(wanted, 0.0) >= 1 - 1e-12)
+
+
+def _compare(part: Part, kind: str, wanted: str) -> None:
+    dtype, format, name = OPERANDS[kind]
+    rows = 64 if part.rehearsal else 128
+    models = [model for model, about in table("accumulators").items() if name in about.get("inputs", ())]
+    shares = dict.fromkeys(models, 0.0)
+    depth = 64 if part.rehearsal else 512 // dtype.itemsize  # as deep as shared memory allows
+    spreads = (1, 6) if part.rehearsal else (1, 3, 6, 12)
+    for seed, spread in enumerate(spreads):
+        a, b = (_drawn(dtype, shape, spread, seed + 8 * i) for i, shape in enumerate([(rows, depth), (depth, 64)]))
+        got = _on_device(part, a, b)
+        for model in models:
+            shares[model] += float(same_bits(got, _by(model, a, b, format)).double().mean()) / len(spreads)
+    for model, share in shares.items():
+        part.say(f"  {kind}: {model} gives {share:.2%} of the elements to the last bit")
+    part.claim(f"{kind} on {part.key} is {wanted}", shares.get(wanted, 0.0) >= 1 - 1e-12)
 
 
 def _on_device(part: Part, a: Tensor, b: Tensor) -> Tensor:

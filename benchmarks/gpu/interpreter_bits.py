@@ -1,6 +1,7 @@
 """Compare the faithful interpreter with the GPU bit by bit on the same cases: casts, arithmetic, functions, atomics."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -33,14 +34,26 @@ def body(part: Part) -> None:
     """Run each case on the device and in the interpreter; count every difference and print the first ones."""
     count = 2**12 if part.rehearsal else 2**20
     for source, target in CASTS:
-        x = _numbers(source, count)
-        what = f"cast of {_name(source)} to {_name(target)}"
-        _exactly(part, what, probes.cast, (x,), target, known=(source, target) in KNOWN)
+        part.step(f"cast of {_name(source)} to {_name(target)}", partial(_cast, part, count, source, target))
     for dtype in (F32, F16, BF16):
-        x, y = _numbers(dtype, count), _numbers(dtype, count, seed=1)
-        for op in EXACT:
-            if op != "fma" or dtype != BF16:
-                _exactly(part, f"{op} of {_name(dtype)}", probes.binary, (x, y), dtype, OP=op)
+        part.step(f"arithmetic of {_name(dtype)}", partial(_arithmetic, part, count, dtype))
+    part.step("functions", partial(_functions, part, count))
+    part.step("atomics", partial(_atomics, part, count))
+
+
+def _cast(part: Part, count: int, source: torch.dtype, target: torch.dtype) -> None:
+    what = f"cast of {_name(source)} to {_name(target)}"
+    _exactly(part, what, probes.cast, (_numbers(source, count),), target, known=(source, target) in KNOWN)
+
+
+def _arithmetic(part: Part, count: int, dtype: torch.dtype) -> None:
+    x, y = _numbers(dtype, count), _numbers(dtype, count, seed=1)
+    for op in EXACT:
+        if op != "fma" or dtype != BF16:
+            _exactly(part, f"{op} of {_name(dtype)}", probes.binary, (x, y), dtype, OP=op)
+
+
+def _functions(part: Part, count: int) -> None:
     x, y = _numbers(F32, count), _numbers(F32, count, seed=1)
     _exactly(part, "div_rn of float32", probes.binary, (x, y), F32, OP="div_rn")
     _exactly(part, "sqrt_rn of float32", probes.unary, (x.abs(),), F32, OP="sqrt_rn")
@@ -52,7 +65,6 @@ def body(part: Part) -> None:
         if op == "log2":  # near 1 its error is absolute
             values = torch.where((tame > 0.5) & (tame < 2), 4 * tame, tame)
         _nearly(part, f"{op} of float32", probes.unary, (values,), ulps, OP=op)
-    _atomics(part, count)
 
 
 def _exactly(

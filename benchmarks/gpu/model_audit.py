@@ -5,6 +5,7 @@ The models are Llamas with random weights: their shapes are those of trained mod
 
 import random
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,17 +21,29 @@ _CLOSE = 0.02  # of an error measured on another machine: sums have another orde
 def body(part: Part) -> None:
     """Audit the small model, whose measured errors must equal the CPU's, then the large one."""
     if part.rehearsal:
-        result = _audited("cpu", 32, 64, 2, tokens=8)
-        measured = float(result.measure(result.random_assignment(random.Random(0))))
-        part.claim("the audit of a tiny model measures a finite error", 0 <= measured < float("inf"), f"{measured:.3g}")
-        return
+        part.step("tiny model", partial(_tiny, part))
+    else:
+        part.step("small model", partial(_small, part))
+        part.step("large model", partial(_large, part))
+
+
+def _tiny(part: Part) -> None:
+    result = _audited("cpu", 32, 64, 2, tokens=8)
+    measured = float(result.measure(result.random_assignment(random.Random(0))))
+    part.claim("the audit of a tiny model measures a finite error", 0 <= measured < float("inf"), f"{measured:.3g}")
+
+
+def _small(part: Part) -> None:
     here, there = (_audited(device, 256, 704, 4, tokens=64) for device in ("cuda", "cpu"))
     for seed in range(3):
         assignment = there.random_assignment(random.Random(seed))
         ours, theirs = float(here.measure(assignment)), float(there.measure(assignment))
         detail = f"{ours:.6g}, on the CPU {theirs:.6g}"
         part.claim(f"measured error of assignment {seed}, small model", abs(ours - theirs) <= _CLOSE * theirs, detail)
-    del here, there
+
+
+def _large(part: Part) -> None:
+    began = part.seconds
     torch.cuda.reset_peak_memory_stats()
     result = _audited("cuda", 2048, 5632, 22, tokens=128, vocabulary=32000)
     count = sum(parameter.numel() for parameter in result.model.parameters())
@@ -38,7 +51,8 @@ def body(part: Part) -> None:
     for seed in range(3):
         measured = float(result.measure(result.random_assignment(random.Random(seed))))
         part.claim(f"measured error of assignment {seed}, large model, is finite", 0 <= measured < float("inf"))
-    part.say(f"  peak of the device's memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB; {part.seconds:.0f} s")
+    peak = torch.cuda.max_memory_allocated() / 2**30
+    part.say(f"  peak of the device's memory {peak:.1f} GiB; {part.seconds - began:.0f} s")
 
 
 def _audited(device: str, hidden: int, middle: int, layers: int, tokens: int, vocabulary: int = 256) -> Audit:

@@ -1,7 +1,9 @@
-"""Shared by the scripts of this folder: a device or its rehearsal on the CPU, claims, and a section of docs/gpu.md."""
+"""Shared by the scripts of this folder: a device or its rehearsal on the CPU, claims, steps, and a section of
+docs/gpu.md."""
 
 import argparse
 import contextlib
+import fcntl
 import importlib.metadata
 import platform
 import re
@@ -10,27 +12,43 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from assay.runtime.pool import core_count
+from assay.runtime.results import ResultStore, result_key, versions_of
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "gpu.md"
 LOGS = ROOT / "docs" / "gpu"
-LONGEST = 480  # seconds of a script
+OUT = ROOT / "build" / "gpu"  # what a run has finished
+LONGEST = 480.0  # seconds of a script
 NOT_RUN = "Not yet run."
-HOLDS = "holds "
+HOLDS, FAILS = "holds ", "FAILS "
 REHEARSED = "h100"  # the device that a rehearsal emulates
 
 
 @dataclass
 class Part:
-    """One script's run: its printed lines, and its failed claims."""
+    """One script's run: its printed lines, among them failed claims, its tables, and the steps that it need not repeat.
+
+    ``out`` is the folder of finished steps, ``limit`` the seconds that the part may take, ``workers`` the number of
+    processes that it may start.
+    """
 
     rehearsal: bool
+    name: str = "part"
+    out: Path = OUT
+    anew: bool = False
+    limit: float = LONGEST
+    workers: int = 1
     lines: list[str] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
+    listed: set[str] = field(default_factory=set)
+    tables: list[str] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
 
     @property
@@ -58,6 +76,16 @@ class Part:
     def seconds(self) -> float:
         return time.monotonic() - self.began
 
+    @property
+    def until(self) -> float:
+        """Return the moment of `time.monotonic` after which nothing long may begin."""
+        return self.began + 0.9 * self.limit
+
+    @property
+    def failed(self) -> list[str]:
+        """Return the claims that fail."""
+        return [line.removeprefix(FAILS).strip() for line in self.lines if line.startswith(FAILS)]
+
     def say(self, line: str) -> None:
         """Print a line and add it to the section."""
         print(line, flush=True)
@@ -65,9 +93,47 @@ class Part:
 
     def claim(self, what: str, holds: bool, detail: str = "") -> None:
         """Print whether a claim holds; the script fails if it doesn't."""
-        self.say(f"{HOLDS if holds else 'FAILS '} {what}{f': {detail}' if detail else ''}")
-        if not holds:
-            self.failed.append(what)
+        self.say(f"{HOLDS if holds else FAILS} {what}{f': {detail}' if detail else ''}")
+
+    def say_listed(self, line: str) -> None:
+        """Print a line that a table of the section has, in ``tables``."""
+        self.say(line)
+        self.listed.add(line)
+
+    def step(self, name: str, body: Callable[[], None]) -> None:
+        """Run a step; or print the lines of an earlier run that finished it, with the same sources, versions and
+        device."""
+        lines = self.kept(name)
+        if lines is not None:
+            for line in lines:
+                self.say(line)
+            return
+        before = len(self.lines)
+        body()
+        self.keep(name, self.lines[before:])
+
+    def kept(self, name: str) -> Any | None:
+        """Return what an earlier run kept by this name, with the same sources, versions and device; or None."""
+        return None if self.anew else ResultStore(self.out).get(self._file(name), self._key(name))
+
+    def keep(self, name: str, answer: Any) -> None:
+        """Keep plain data for a later run."""
+        ResultStore(self.out).put(self._file(name), self._key(name), answer, versions_of(*self._modules))
+
+    def _file(self, name: str) -> str:
+        words = re.sub(r"[^A-Za-z0-9]+", "-", name)[:60]
+        return f"{self.name}/{words}-{sha256(name.encode()).hexdigest()[:6]}"
+
+    def _key(self, name: str) -> str:
+        device = "rehearsal" if self.rehearsal else torch.cuda.get_device_name(0)
+        target = f"benchmarks.gpu.{self.name}:body"
+        return result_key([self.name, name], *self._modules, targets=[target], device=device)
+
+    @cached_property
+    def _modules(self) -> list[str]:
+        """Return the modules of assay that the part answers by: those loaded when its first step begins."""
+        loaded = [(name, module) for name, module in sys.modules.items() if name.startswith("assay.")]
+        return sorted(name for name, module in loaded if module.__spec__ and module.__spec__.origin)  # with a file
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -84,25 +150,31 @@ def main(name: str, body: Callable[..., None], options: dict[str, dict[str, Any]
     Only a run on a GPU writes the section ``name`` of docs/gpu.md.
     """
     parser = argparse.ArgumentParser(description=sys.modules[body.__module__].__doc__)
-    parser.add_argument("--rehearse", action="store_true", help="on the CPU, in small sizes; nothing is written down")
+    parser.add_argument("--rehearse", action="store_true", help="on the CPU, in small sizes; docs/gpu.md stays")
+    parser.add_argument("--anew", action="store_true", help="repeat what an earlier run has finished")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder of what is finished (default: build/gpu)")
+    parser.add_argument("--seconds", type=float, default=LONGEST, help="the longest that this may take")
+    parser.add_argument("--workers", type=int, default=core_count(), help="processes at once, where there are several")
     for option, about in (options or {}).items():
         parser.add_argument(f"--{option}", **about)
     given = vars(parser.parse_args())
-    part = Part(given.pop("rehearse"))
+    shared = (given.pop(each) for each in ("out", "anew", "seconds", "workers"))
+    part = Part(given.pop("rehearse"), name, *shared)
     if not part.rehearsal and not torch.cuda.is_available():
         sys.exit("expected a GPU of NVIDIA's, found none; --rehearse runs this on the CPU")
     signal.signal(signal.SIGALRM, _too_long)
-    signal.alarm(LONGEST)
+    signal.signal(signal.SIGTERM, _too_long)
+    signal.setitimer(signal.ITIMER_REAL, part.limit)
     try:
         body(part, **given)
     except Exception as error:
         part.claim("the script runs to its end", False, f"{type(error).__name__}: {error}".splitlines()[0])
-    signal.alarm(0)
+    signal.setitimer(signal.ITIMER_REAL, 0)
     held = sum(line.startswith(HOLDS) for line in part.lines)
     part.say(f"{held} claims hold, {len(part.failed)} fail; {part.seconds:.0f} s")
-    if not part.rehearsal:
-        command = " ".join(["python", str(Path(sys.argv[0]).resolve().relative_to(ROOT)), *sys.argv[1:]])
-        write_down(name, f"{circumstances()}: `{command}`", part.lines)
+    if not (part.rehearsal or given.get("warm") or given.get("few")):  # a part of a part would replace the whole
+        command = " ".join(["python", str(Path(sys.argv[0]).resolve().relative_to(ROOT))])
+        write_down(part, f"{circumstances()}: `{command}`")
     sys.exit(1 if part.failed else 0)
 
 
@@ -114,17 +186,23 @@ def circumstances() -> str:
     return ", ".join([day, device, f"Python {platform.python_version()}", *versions])
 
 
-def write_down(name: str, head: str, lines: list[str]) -> None:
-    """Write every line to docs/gpu/NAME.log, and the section of docs/gpu.md."""
+def write_down(part: Part, head: str) -> None:
+    """Write every line to docs/gpu/NAME.log, and the section of docs/gpu.md; other parts may do so meanwhile."""
     LOGS.mkdir(exist_ok=True)
-    (LOGS / f"{name}.log").write_text("\n".join([head, *lines, ""]), encoding="utf-8")
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), name, section(name, head, lines)), encoding="utf-8")
+    (LOGS / f"{part.name}.log").write_text("\n".join([head, *part.lines, ""]), encoding="utf-8")
+    with PAGE.open("r+", encoding="utf-8") as page:
+        fcntl.flock(page, fcntl.LOCK_EX)
+        text = written(page.read(), part.name, section(part, head))
+        page.seek(0)
+        page.truncate()
+        page.write(text)
 
 
-def section(name: str, head: str, lines: list[str]) -> str:
-    """Return a run's section of docs/gpu.md: its head, and the printed lines; claims that hold stand in the log."""
-    shown = [line for line in lines if not line.startswith(HOLDS)]
-    return "\n".join([f"{head} ([every line](gpu/{name}.log))", "", "```", *shown, "```"])
+def section(part: Part, head: str) -> str:
+    """Return a run's section of docs/gpu.md: head, tables, and the other lines but for claims that hold."""
+    shown = [line for line in part.lines if not line.startswith(HOLDS) and line not in part.listed]
+    parts = [f"{head} ([every line](gpu/{part.name}.log))", *part.tables, "\n".join(["```", *shown, "```"])]
+    return "\n\n".join(parts)
 
 
 def written(page: str, name: str, content: str) -> str:
@@ -145,5 +223,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return equal
 
 
-def _too_long(*_: object) -> None:
-    raise TimeoutError(f"the script took longer than {LONGEST} s")
+def _too_long(number: int, _: object) -> None:
+    if number == signal.SIGTERM:
+        raise TimeoutError("the script was stopped; the same command goes on from what it had finished")
+    raise TimeoutError("the time was up; the same command goes on from what it had finished")

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,34 +21,36 @@ def body(part: Part) -> None:
     sizes = (7, 5000) if part.rehearsal else (7, 5000, 300_000, 2_000_003)
     for seed in (0, 2**40 + 3):
         for size in sizes:
-            for dtype in FLOATS:
-                name = str(dtype).removeprefix("torch.")
-                _compare(
-                    part,
-                    f"rand of {size:,} {name}, seed {seed}",
-                    lambda g, size=size, dtype=dtype: g.rand(size, dtype=dtype),
-                    lambda size=size, dtype=dtype: torch.rand(size, dtype=dtype, device="cuda"),
-                    seed,
-                )
-                _compare(
-                    part,
-                    f"bernoulli of {size:,} {name}, seed {seed}",
-                    lambda g, size=size, dtype=dtype: g.bernoulli(0.3, size, dtype=dtype),
-                    lambda size=size, dtype=dtype: torch.empty(size, dtype=dtype, device="cuda").bernoulli_(0.3),
-                    seed,
-                )
-            for low, high, whole in RANGES:
-                _compare(
-                    part,
-                    f"randint from {low} to {high} of {size:,}, seed {seed}",
-                    lambda g, a=low, b=high, size=size, dtype=whole: g.randint(a, b, (size,), dtype),
-                    lambda a=low, b=high, size=size, dtype=whole: torch.randint(
-                        a, b, (size,), dtype=dtype, device="cuda"
-                    ),
-                    seed,
-                )
-            for dtype in FLOATS[:3]:
-                _normal(part, size, dtype, seed)
+            part.step(f"{size} of seed {seed}", partial(_all, part, size, seed))
+
+
+def _all(part: Part, size: int, seed: int) -> None:
+    for dtype in FLOATS:
+        name = str(dtype).removeprefix("torch.")
+        _compare(
+            part,
+            f"rand of {size:,} {name}, seed {seed}",
+            lambda g, dtype=dtype: g.rand(size, dtype=dtype),
+            lambda dtype=dtype: torch.rand(size, dtype=dtype, device="cuda"),
+            seed,
+        )
+        _compare(
+            part,
+            f"bernoulli of {size:,} {name}, seed {seed}",
+            lambda g, dtype=dtype: g.bernoulli(0.3, size, dtype=dtype),
+            lambda dtype=dtype: torch.empty(size, dtype=dtype, device="cuda").bernoulli_(0.3),
+            seed,
+        )
+    for low, high, whole in RANGES:
+        _compare(
+            part,
+            f"randint from {low} to {high} of {size:,}, seed {seed}",
+            lambda g, a=low, b=high, dtype=whole: g.randint(a, b, (size,), dtype),
+            lambda a=low, b=high, dtype=whole: torch.randint(a, b, (size,), dtype=dtype, device="cuda"),
+            seed,
+        )
+    for dtype in FLOATS[:3]:
+        _normal(part, size, dtype, seed)
 
 
 def _compare(part: Part, what: str, ours: Callable[..., Tensor], theirs: Callable[[], Tensor], seed: int) -> None:

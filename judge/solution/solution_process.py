@@ -5,9 +5,7 @@ Answers are plain data, and may have any form: the solution can take over its pr
 
 from __future__ import annotations
 
-import atexit
 import math
-import os
 import pickle
 import shutil
 import tempfile
@@ -219,17 +217,11 @@ class SolutionProcess:
 
 
 _PROGRAM = Path(str(host.__file__)).read_text(encoding="utf-8")
-_fork_servers: dict[int, ForkServer] = {}  # by process id: a fork of this process needs its own
 
 
 def _fork_server() -> ForkServer:
     """Return the fork server of solutions' processes: it has torch, the program `host`, and nothing else."""
-    server = _fork_servers.get(os.getpid())
-    if server is None or not server.alive:
-        environment = {**clean_environment(), "PYTHONDONTWRITEBYTECODE": "1"}
-        server = _fork_servers[os.getpid()] = ForkServer(_PROGRAM, "_serve", environment)
-        atexit.register(server.end)
-    return server
+    return ForkServer.kept(_PROGRAM, "_serve", {**clean_environment(), "PYTHONDONTWRITEBYTECODE": "1"})
 
 
 def _resized(name: str, text: str, sizes: Sizes, given: Mapping[str, int]) -> str:

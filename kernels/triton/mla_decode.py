@@ -38,10 +38,15 @@ _CONFIGS = [  # those of one stage are for float32
 
 
 def _prune_configs(configs, named_args, **keywords):
-    """Return blocks of 64 tokens, with 8 warps for the registers of 32 heads; small ones for float32's FMAs."""
+    """Return blocks of 64 tokens, with 8 warps for the registers of 32 heads; small ones for float32's FMAs.
+
+    Not with 8 warps for 16 heads: there a warpgroup takes 8 columns of scores, `wgmma` n8, whose operand begins in the
+    middle of a swizzle's 32 bytes and ends with the block's shared memory. That is one of the suspected causes of an
+    illegal access on an H100 (docs/gpu.md). It was not confirmed, nor the speed of the form measured.
+    """
     if named_args["q_ptr"].element_size() == 4:
         return [c for c in configs if c.num_stages == 1]
-    return [c for c in configs if c.num_stages == 2 and (keywords["BLOCK_M"] == 16 or c.num_warps == 8)]
+    return [c for c in configs if c.num_stages == 2 and c.num_warps == (4 if keywords["BLOCK_M"] == 16 else 8)]
 
 
 @triton.autotune(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.bench.tuning import Choice, tuned
+from assay.bench.tuning import Choice, searching, tuned
 from assay.bench.tuning.record import Candidate, Question, Record, Winner, bucket, read
 from assay.bench.tuning.searching import changed, front
 from assay.bench.tuning.space import Space, combined, read_space
@@ -43,23 +43,41 @@ def softmax(x, way="right"):
 SIZES = ["--at", "R=192,N=256", "--dtype", "float32", "--seconds", "0.05", "--rounds", "2", "--jobs", "1"]
 
 
+WAYS = "slow,scaled,one block,overwrites,late,right"
+COMMAND = ["tune", "ways:softmax", "--spec", "softmax", *SIZES, "--choice", f"way={WAYS}", "--out", "kept.json"]
+
+
+def enter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the current folder one that holds a user's module."""
+    (folder / "ways.py").write_text(KERNELS, encoding="utf-8")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # threads that wait for one another beside other tests take any time
+
+
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A user's module in the current folder."""
-    (tmp_path / "ways.py").write_text(KERNELS, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # threads that wait for one another beside other tests take any time
+    enter(tmp_path, monkeypatch)
     return "ways:softmax"
 
 
-def test_wrong_configurations_never_win(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The record of a search among all ways."""
+    folder = tmp_path_factory.mktemp("searched")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        enter(folder, monkeypatch)
+        assert main(COMMAND) == 0
+    return folder / "kept.json"
+
+
+def test_wrong_configurations_never_win(
+    searched: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Wrong values, an overwritten neighbour, right at one shape alone, right once and wrong when timed: each is
     refused where it shows, and the fastest of the right ones wins. The record answers the same question at once, and a
     wrapper reads its keywords."""
-    ways = "slow,scaled,one block,overwrites,late,right"
-    command = ["tune", module, "--spec", "softmax", *SIZES, "--choice", f"way={ways}", "--out", "kept.json"]
-    assert main(command) == 0
-    record = read(Path("kept.json"))
+    record = read(searched)
     found = {str(one.choice): one for one in record.candidates}
     assert [str(winner.choice) for winner in record.winners] == ["way=right"]
     assert record.winners[0].measured
@@ -69,10 +87,11 @@ def test_wrong_configurations_never_win(module: str, capsys: pytest.CaptureFixtu
         assert one.outcome == "FAIL", one
         assert one.why.startswith(where), one
         assert not one.front
-    assert tuned("kept.json", R=180, N=255) == {"way": "right"}
+    assert tuned(searched, R=180, N=255) == {"way": "right"}
 
+    enter(searched.parent, monkeypatch)
     began = time.monotonic()
-    assert main(command) == 0
+    assert main(COMMAND) == 0
     assert time.monotonic() - began < 2
     assert "holds the answer" in capsys.readouterr().err
     other = ["tune", "ways:other", "--spec", "softmax", *SIZES, "--choice", "way=slow,right", "--out", "kept.json"]
@@ -80,8 +99,15 @@ def test_wrong_configurations_never_win(module: str, capsys: pytest.CaptureFixtu
     assert "holds a search of ways:softmax; name another file" in capsys.readouterr().err
 
 
-def test_a_record_holds_until_the_kernel_is_another(module: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tune", module, "--spec", "softmax", *SIZES, "--choice", "way=slow,right", "--out", "two.json"]) == 0
+@pytest.mark.usefixtures("module")
+def test_a_record_holds_until_the_kernel_is_another(
+    searched: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(searching, "find_spec", lambda name: None)  # no Triton: no kernel of its is looked for
+    record = read(searched)
+    question = dataclasses.replace(record.question, space=Space({"way": ["slow", "right"]}))
+    two = tuple(one for one in record.candidates if one.choice.keywords["way"] in ("slow", "right"))
+    dataclasses.replace(record, question=question, candidates=two).save(Path("two.json"))
     assert main(["tune", "--replay", "two.json"]) == 0
     assert "holds: every candidate" in capsys.readouterr().out
     Path("ways.py").write_text(KERNELS.replace('if way == "scaled"', 'if way in ("scaled", "right")'), encoding="utf-8")

@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -314,3 +315,36 @@ def test_the_doctor_reports_a_fault(capsys: pytest.CaptureFixture[str], monkeypa
     assert text.count("failed") == 2
     assert "two is three: it is not" in text
     assert "ZeroDivisionError" in text
+
+
+@pytest.mark.parametrize(
+    ("version", "reported"),
+    [("12.8.93", True), ("12.8", True), ("13.1.80", True), ("13.3", False), ("13.4.59", False), ("12.4", False)],
+)
+def test_the_doctor_tells_what_is_reported_of_a_compiler(version: str, reported: bool) -> None:
+    lines = doctor.reported_faults("ptxas", version)
+    assert bool(lines) == reported
+    assert doctor.reported_faults("nvcc", version) == []
+    if reported:
+        assert lines[0].startswith("reported of 12.8 to 13.3, exclusive, not reproduced here: ")
+        assert any("triton-lang/triton#10486" in line for line in lines)
+        assert lines[-1] == "remedy: set TRITON_PTXAS_PATH to a ptxas of 13.3 or later"
+
+
+def test_the_doctor_names_the_assembler_of_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.backends.nvidia import compiler
+
+    def tool(arch: int) -> SimpleNamespace:
+        assert arch == 90
+        return SimpleNamespace(version="12.8")
+
+    monkeypatch.setattr(compiler, "get_ptxas", tool)
+    ((subject, words),) = doctor._compilers()
+    assert (subject, words.splitlines()[0]) == ("ptxas", "12.8, for Hopper")
+    assert "remedy: " in words
+
+    def missing(arch: int) -> None:
+        raise RuntimeError("Cannot find ptxas")
+
+    monkeypatch.setattr(compiler, "get_ptxas", missing)
+    assert list(doctor._compilers()) == [("ptxas", "Cannot find ptxas; set TRITON_PTXAS_PATH to one that can be run")]

@@ -274,3 +274,39 @@ def test_a_missing_store_of_goldens_is_one_line(run: Any, tests: str, tmp_path: 
     ]
     result.stdout.no_fnmatch_line("*plugin.py*")
     result.stdout.no_fnmatch_line("*another exception*")
+
+
+def test_a_lost_device_fails_its_test_and_no_other(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that another process can import loses a device there; after another one a line says what to do."""
+    monkeypatch.setattr("assay.verify.harness.lost_device.can_be_lost", lambda device: True)
+    result = run(
+        """
+        FEW = {"dtype": "float32", "effort": "quick", "examples": 0, "every_aspect": False, "shrinking": False}
+        lost = []
+
+        def loses(x):
+            lost.extend([True] if x.shape[-1] > 20 else [])
+            if lost:
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+            return softmax(x)
+
+        def test_loses(assay):
+            assay.check(loses, "softmax", **FEW)
+
+        def test_honest(assay):
+            assert not lost
+            assay.check(softmax, "softmax", **FEW)
+
+        def test_in_this_process(assay):
+            assay.check(lambda x: loses(x), "softmax", **FEW)
+
+        def test_after_it(assay, monkeypatch):
+            monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+            monkeypatch.setattr(torch.cuda, "synchronize", lambda: loses(torch.zeros(1, 30)))
+            assay.check(lambda x: softmax(x), "softmax", **FEW)
+        """
+    )
+    result.assert_outcomes(passed=1, failed=3)
+    result.stdout.re_match_lines([r"E +memory +broken .*crash: RuntimeError: CUDA error: an illegal memory access"])
+    result.stdout.fnmatch_lines(["*the device's context is lost: run again with --isolate*(CUDA error: an illegal*)"])
+    result.stdout.no_fnmatch_line("*assay/verify*")

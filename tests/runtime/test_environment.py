@@ -179,3 +179,29 @@ def test_an_examination_draws_nothing_from_the_callers_generators() -> None:
             examine(_noisy, "softmax", dtype="bfloat16", effort="quick", examples=1, shrinking=False)
         drawn.append((torch.rand(()).item(), np.random.rand(), random.random()))
     assert drawn[0] == drawn[1]
+
+
+@pytest.mark.parametrize("lost", ["get_rng_state", "set_rng_state"], ids=["before", "inside"])
+def test_a_lost_device_keeps_no_generator_and_the_others_stay(monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
+    """A device that is there gets its state back."""
+    written: list[Any] = []
+
+    def fails(*_: Any) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr("assay.runtime.environment._devices", lambda: range(1))
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: f"state of {device}")
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda *given: written.append(given))
+    with generators_kept():
+        pass
+    assert written == [("state of 0", 0)]
+    monkeypatch.setattr(torch.cuda, lost, fails)
+    drawn = []
+    for inside in (False, True):
+        torch.manual_seed(5)
+        random.seed(5)
+        if inside:
+            with generators_kept():
+                torch.rand(()), random.random()
+        drawn.append((torch.rand(()).item(), random.random()))
+    assert drawn[0] == drawn[1]

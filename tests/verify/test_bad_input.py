@@ -258,6 +258,11 @@ def test_a_librarys_refusal_is_listed_and_a_kernel_cannot_pretend_one() -> None:
         ("torch", "FlashAttention only support fp16 and bf16 data type"),
         ("torch", "FlashAttention forward only supports head dimension at most 256"),
         ("triton", "out of resource: shared memory, Required: 262144, Hardware limit: 232448. Reducing block sizes"),
+        (
+            "triton",
+            "PTXAS error: `ptxas` stderr:\nptxas error : Function 'k' uses too much shared data (0x14000 bytes",
+        ),
+        ("triton", "PTXAS error: ptxas fatal : (C7600) Register allocation failed with register count of '64'."),
         ("assay", "gemm_fp8: this Pallas kernel has no grid for GPUs; lower it for a TPU or a CPU"),
     ],
 )

@@ -324,7 +324,10 @@ def test_a_number_of_keys_is_a_whole_one() -> None:
             contract_from_table({"rescale_every": value})
 
 
-NAMES = ("flash-attention-2", "torch", "transformers", "triton-default", "xla-cpu")
+NAMES = (
+    "cublas", "cublas-reduced", "cublaslt-fp8", "cublaslt-fp8-fast", "cudnn-sdpa", "flash-attention-2", "torch",
+    "transformers", "triton-default", "xla-cpu",
+)  # fmt: skip
 
 
 KEPT: dict[str, tuple[str, Callable[..., Any], dict[str, Any], str]] = {

@@ -197,13 +197,13 @@ def test_the_first_finding_is_told_and_the_rest_counted() -> None:
 
 
 def test_a_case_that_was_not_run_has_no_clean_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No summary, or a repetition that ended with another status than a case's: the last line of its errors is told."""
+    """No summary, or a program that says that it could not run the case: the last line of its errors is told."""
     complete = "========= ERROR SUMMARY: 0 errors"
     words = "compute-sanitizer: the case was not run to its end: "
     assert findings("", "warning\nassay: no module mine\n") == f"{words}assay: no module mine"
     assert findings(complete, "assay: no module mine\n", 2) == f"{words}assay: no module mine"
     assert findings(complete, "", 139) == f"{words}exit status 139"
-    assert findings(complete, "examined 1\n", 1) == "compute-sanitizer found nothing"
+    assert findings(complete, "examined 1\n", 0) == "compute-sanitizer found nothing"
     tool = tmp_path / "compute-sanitizer"
     body = ["import sys", f"print({complete!r})", "print('assay: no module mine', file=sys.stderr)", "sys.exit(2)"]
     tool.write_text("\n".join([f"#!{sys.executable}", *body]))
@@ -220,7 +220,8 @@ def test_the_case_is_repeated_under_the_tool(tmp_path: Path, monkeypatch: pytest
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "Invalid __global__ read" in sanitize(LINE, "mine:softmax")
-    assert f"-m assay.cli.main repro {LINE}" in seen.read_text()
+    assert "run_line(sys.argv[1])" in seen.read_text()
+    assert seen.read_text().endswith(f" {LINE}")
 
 
 def test_why_it_cannot_be_asked_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -114,15 +114,17 @@ def _lies_in(name: str, index: Iterable[int], case: Case, sizes: dict[str, int])
 def attributed_to(failure: Failure, attempt: Callable[[Case], Failure | None], sampler: Sampler) -> str:
     """Return the aspect that causes a failure: the first whose removal makes the case pass, or `numbers`.
 
-    A wrong number that isn't wrong when tried again is attributed to `determinism`. ``attempt`` tries a case. A call
-    that didn't return isn't repeated: its failure goes to the first aspect that its case shows and that isn't a mere
-    warning.
+    A wrong number that isn't wrong when tried again is attributed to `determinism`, the loss of the device to
+    `memory`. ``attempt`` tries a case. A call that didn't return isn't repeated: its failure goes to the first aspect
+    that its case shows and that isn't a mere warning.
     """
     case = failure.case
     if failure.aspect or failure.kind in _OF_KINDS:
         return failure.aspect or _OF_KINDS[failure.kind]
     shown = [aspect for aspect in _ORDER if aspect in aspects_of(case)]
-    if failure.kind == "timeout" or failure.device_lost:
+    if failure.device_lost:
+        return "memory"
+    if failure.kind == "timeout":
         return next((aspect for aspect in shown if aspect not in ("special", "subnormals")), "numbers")
 
     def fails(simpler: Case) -> bool:

@@ -26,7 +26,8 @@ from assay.verify.examination.run import Run, fixed_cases
 from assay.verify.examination.shrink import is_alike, shrink
 from assay.verify.explanation.explain import explain
 from assay.verify.explanation.fault_budget import FaultBudget
-from assay.verify.findings import ASPECTS, GRAVITY, Aspect, Failure
+from assay.verify.findings import ASPECTS, GRAVITY, Aspect, Explanation, Failure
+from assay.verify.harness.compute_sanitizer import is_installed, sanitize
 from assay.verify.harness.runner import KernelHarness, failure_or_suspicion
 
 # powers of two, where blocks end, their neighbours, and small odd sizes
@@ -140,6 +141,10 @@ class Trials:
 _OF_SPECIAL_VALUES = ("nonfinite", "subnormals", "overflow", "masked_rows")  # fields of a contract
 _SECONDS = 20.0  # for shrinking, shared by the broken aspects: a user waits for the report
 _SECONDS_OF_SUSPECT = 4.0  # less, as a suspect aspect is no proof
+_ACCESS = "device_access"  # the name of an explanation by compute-sanitizer
+_SECONDS_OF_SANITIZER = 120.0  # programs run many times slower under it
+_MOST_LOST = {"crash": 8, "timeout": 2}  # new processes for shrinking a loss; each hang takes its time limit too
+_ALONE = "alone in a new process, with CUDA_LAUNCH_BLOCKING=1"
 _SECONDS_OF_OTHERS, _MOST_OTHERS = 2.0, 40  # for counting cases that another contract admits
 
 
@@ -159,6 +164,9 @@ def diagnosed(aspects: Mapping[str, Aspect], plan: Plan, target: str) -> dict[st
             name = "memory"
         failure = replace(failure, aspect=name, message=failure.message + _admitting(name, failure, plan))
         line = repro_line(plan.settings, target, failure.case, name)
+        if failure.device_lost and failure.kind == "crash" and plan.settings.shrinking and is_installed():
+            words = sanitize(line, target, seconds=_SECONDS_OF_SANITIZER)
+            result = replace(result, explanations=(Explanation(_ACCESS, words, 0.0), *result.explanations))
         known[name] = replace(result, failure=failure, repro=line)
     for name in [name for name in ASPECTS if known[name].status == "suspect"]:
         failure = known[name].failure
@@ -180,7 +188,12 @@ def _explained(name: str, aspect: Aspect, plan: Plan, broken: int, promises: Pro
     """Return an aspect with its failure shrunk and explained; unchanged if that takes too long or isn't wanted."""
     first, harness = aspect.failure, plan.harness
     assert first is not None
-    if first.kind == "timeout" or first.case.protocol == "outside" or not plan.settings.shrinking:
+    if first.case.protocol == "outside" or not plan.settings.shrinking:
+        return aspect
+    if (first.kind == "timeout" or first.device_lost) and harness.isolation is not None and harness.outlives_device:
+        with harness.isolation.blocking():
+            return replace(aspect, failure=_shrunk_in_new_processes(first, plan))
+    if first.kind == "timeout" or first.device_lost:
         return aspect
 
     def attempt(case: Case) -> Failure | None:
@@ -208,6 +221,26 @@ def _explained(name: str, aspect: Aspect, plan: Plan, broken: int, promises: Pro
         known=_known(name, failure, first.case, plan, is_explained=bool(explained.explanations)),
         sample=sample_of(failure.case, again),
     )
+
+
+def _shrunk_in_new_processes(first: Failure, plan: Plan) -> Failure:
+    """Return the loss of a process shrunk, by few losses more, if it happens again where the case is run alone."""
+    left = _MOST_LOST[first.kind]
+    again = plan.harness.try_case(first.case).failure
+    if again is None or not is_alike(again, first):
+        happened = "it passed" if again is None else f"it gave another failure ({again.kind}: {again.message})"
+        return replace(first, message=f"{first.message}; {happened} when it was run again {_ALONE}")
+
+    def attempt(case: Case) -> Failure | None:
+        nonlocal left
+        if left == 0:
+            return None
+        failure = plan.harness.try_case(case).failure
+        left -= failure is not None and (failure.device_lost or failure.kind == "timeout")
+        return failure
+
+    failure = shrink(again, attempt, plan.sampler, seconds=_SECONDS)
+    return replace(failure, message=f"{failure.message}; so again {_ALONE}")
 
 
 def _known(name: str, failure: Failure, first: Case, plan: Plan, *, is_explained: bool) -> str:

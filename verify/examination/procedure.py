@@ -29,6 +29,7 @@ from assay.verify.examination.repro import repro_line
 from assay.verify.examination.run import Progress, Run, Tally
 from assay.verify.examination.sensitivity import sensitivity_check
 from assay.verify.findings import Detectable
+from assay.verify.harness import lost_device
 from assay.verify.harness.call import signature_mismatch
 from assay.verify.harness.compilation import Compiled
 from assay.verify.harness.frameworks import drops_roundings
@@ -97,10 +98,11 @@ def examine(
     of processor time per call, more if earlier calls show that a case takes longer; compilation doesn't count, and has
     a limit of its own (`assay.verify.harness.time_limit`). With ``isolate`` the kernel runs in a process of its own
     (`assay.verify.harness.isolation`), which may allocate ``memory`` GiB beyond what it starts with, and once in a
-    plain process, where it can't detect the examination. ``goldens`` is the address of a golden store
-    (`assay.golden.store`), whose matching records become cases too. Without ``shrinking`` failures are reported as
-    found, unexplained. ``strict``: NaN, infinities, signed zeros and subnormals are part of the promise, as if the
-    contract named them. Without ``every_aspect`` the examination ends with the first failure.
+    plain process, where it can't detect the examination. On CUDA a kernel that another process can import always has
+    one, without a limit of memory, since a fault of it may take the device from its process. ``goldens`` is the address
+    of a golden store (`assay.golden.store`), whose matching records become cases too. Without ``shrinking`` failures
+    are reported as found, unexplained. ``strict``: NaN, infinities, signed zeros and subnormals are part of the
+    promise, as if the contract named them. Without ``every_aspect`` the examination ends with the first failure.
 
     ``refuses`` are patterns of the messages with which the kernel documents to refuse, with the sizes at which it does
     (``{"too wide": "N * itemsize > 65536"}``; a list: at any sizes). A ValueError, NotImplementedError or RuntimeError
@@ -110,8 +112,8 @@ def examine(
     line of each case before it is tried, and before and after each call of the kernel, which returns within
     ``seconds`` unless it hangs beyond interruption; 0 if no call is in progress.
 
-    Raises `UnknownSpec`, `OptionError`, `ContractError` or `SettingError` for invalid settings; whatever the kernel
-    does becomes part of the verdict.
+    Raises `UnknownSpec`, `OptionError`, `ContractError` or `SettingError` for invalid settings, `DeviceLost` where an
+    earlier kernel has left this process without its device; whatever the kernel does becomes part of the verdict.
     """
     if inputs is None:
         spec = spec_name_of(op, tensors)
@@ -179,12 +181,30 @@ def examination(
         first = plan.sampler.case(lambda values: values[0], style="small")
         if words := signature_mismatch(kernel, first, settings.options):
             raise SettingError(f"kernel: {words}")
-        if settings.isolate:
-            isolation = stack.enter_context(Isolation(plan.harness, int(settings.memory * GIB)))
+        if isolation := _isolation(plan, target):
+            stack.enter_context(isolation)
             plan = replace(plan, harness=replace(plan.harness, isolation=isolation))
         stack.enter_context(generators_kept())
         stack.enter_context(standard_environment())
         return _verdict(plan, target, progress or (lambda phase, done, of: None))
+
+
+def _isolation(plan: Plan, target: str) -> Isolation | None:
+    """Return the kernel's process: if one is wanted, or if the device could be lost and another process can import the
+    kernel.
+
+    Raises `DeviceLost` if the kernel must run in this process, and an earlier one has lost the device.
+    """
+    settings = plan.settings
+    if settings.isolate:
+        return Isolation(plan.harness, int(settings.memory * GIB), target)
+    if plan.refusal or not lost_device.can_be_lost(settings.device):
+        return None
+    isolation = Isolation(plan.harness, 0, target)
+    if isolation.takes_kernel(settings.spec):
+        return isolation
+    lost_device.check_not_lost()
+    return None
 
 
 def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
@@ -200,8 +220,12 @@ def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
         tally, detectable = run.execute(), run.detectable
         if tally.broken:
             progress("shrinking", 0, 0)
+        if run.device_lost:  # every further case would fail, whatever it is
+            plan = replace(plan, settings=replace(plan.settings, shrinking=False))
         tally = replace(tally, aspects=diagnosed(tally.aspects, plan, target))
         outcome, note = _outcome(tally, undetected, plan.settings)
+        if run.losses and run.patience <= 0:
+            note = f"it ended early, as the kernel has lost {run.losses} processes or left them hanging"
     return Verdict(
         outcome=outcome,
         kernel=plan.kernel,
@@ -229,7 +253,7 @@ def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
         remarks=() if plan.refusal else _remarks(plan),
         at=tally.at,
         left_changed=tuple(plan.harness.call.left_changed),
-        unlimited=not (plan.settings.isolate or can_be_limited()),
+        unlimited=not (plan.harness.isolation or can_be_limited()),
         # XLA may have left out roundings in this process; an isolated kernel runs in another one
         unrounded=plan.settings.framework == "jax"
         and plan.settings.device == "cpu"

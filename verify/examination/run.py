@@ -33,8 +33,10 @@ from assay.verify.examination import phases
 from assay.verify.examination.aspects import aspects_of, attributed_to, without_aspect
 from assay.verify.examination.plan import Plan
 from assay.verify.findings import Aspect, Detectable, Failure
+from assay.verify.harness import lost_device
 from assay.verify.harness.compilation import Compiled, compiled
 from assay.verify.harness.runner import KernelHarness, failure_or_suspicion
+from assay.verify.harness.time_limit import COMPILATION
 
 T = TypeVar("T")
 Fixed = tuple[str, Case]
@@ -193,6 +195,7 @@ _TIME_LIMIT = 4.0  # the most seconds of a case in a growing series, extrapolate
 _LONG_CASE = 1.0  # the most seconds of a case at the next length
 _OVERHEAD = 1000  # sums shorter than this take about as long whatever their length: their time isn't extrapolated
 _MOST_MASKED = 3  # an aspect is given up after this many of its cases failed by another aspect
+_PATIENCE = {"crash": 1, "timeout": 3}  # a hang also costs its time limit
 _OF_NUMBERS = {"numbers", "range", "subnormals", "shapes", "layouts"}  # aspects that a flushed subnormal may break
 Progress = Callable[[str, int, int], None]
 
@@ -214,9 +217,15 @@ class Run:
     """What was compiled for them."""
     harness: KernelHarness = field(init=False)
     """Calls the kernel; it skips checks of properties that are already broken."""
+    losses: int = 0
+    """How many processes, other than this one, the kernel has lost or left hanging."""
+    patience: int = 6
+    """How many more of these are borne, each of which costs a new one."""
+    device_lost: bool = False
+    """True once this process itself has lost the kernel's device: whatever is tried on it then fails."""
     ended: bool = False
-    """True once the run must stop: a single failure was requested and found, a call hung, or the interpreter lacks a
-    feature."""
+    """True once the run must stop: a single failure was requested and found, a call hung, the device is lost, or the
+    interpreter lacks a feature. Where the kernel has a device and a process of its own, a few of these are borne."""
 
     def __post_init__(self) -> None:
         self.harness = self.plan.harness
@@ -238,7 +247,9 @@ class Run:
         if assignment.on_device and self.plan.settings.framework == "torch":
             self.beforehand = cases_beforehand(self.plan)
             cases = self.beforehand
+            self.harness.call.report(cases[0], COMPILATION)
             self.compiled = isolation.compiled(cases) if isolation is not None else compiled(self.harness, cases)
+            self.harness.call.report(cases[0])
             assignment.take({"refused": self.compiled.refused})
 
     def execute(self, names: Container[str] | None = None) -> Tally:
@@ -268,6 +279,10 @@ class Run:
         for aspect in self.removed if case.protocol != AT else ():
             case = plan.sampler.tied(without_aspect(aspect, case, plan.sampler))
         result = replace(self.harness, goldens=goldens if case == original else None).try_case(case)
+        if result.failure is not None and result.failure.device_lost and not self.harness.outlives_device:
+            self.device_lost = lost_device.can_be_lost(self.harness.device)
+            words = f"{result.failure.message}; {lost_device.LOST}" if self.device_lost else result.failure.message
+            result = replace(result, failure=replace(result.failure, message=words))
         failure, shown = result.failure, aspects_of(case)
         if failure is None:
             self.tally += Tally.of(phase, result, shown)
@@ -297,8 +312,11 @@ class Run:
         same = {"determinism"} & shown - {aspect} if failure.golden is not None else set()  # the bits were compared
         self.tally += Tally(aspects=dict.fromkeys(same, Aspect("kept", 1)))
         self.masked_by_other_failure.update(shown - same - {aspect})
-        self.ended = not self.plan.settings.every_aspect or failure.kind == "timeout" or failure.device_lost
-        self.harness = self.harness.passing_over(frozenset(self.tally.broken & {"memory", "conduct"}))
+        if failure.kind == "timeout" or failure.device_lost:
+            self.losses += self.harness.outlives_device
+            self.patience -= _PATIENCE[failure.kind] if self.harness.outlives_device else self.patience
+        self.ended = not self.plan.settings.every_aspect or self.patience <= 0
+        self.harness = replace(self.harness, ignored_aspects=frozenset(self.tally.broken & {"memory", "conduct"}))
 
     def try_with_statistics(self, phase: str, case: Case) -> tuple[Result, Result] | None:
         """Try a case, then judge its outputs by the statistical bound. Return both results, or None if the case failed

@@ -26,11 +26,14 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import zip_longest
 
 import torch
 
+from assay.formats.devices import TensorCores, tensor_cores_named, tensor_cores_of_capability
 from assay.formats.rounding import next_down, next_up, ulp_towards
+from assay.interpreter import emulated_device, pretended
 from assay.runtime.tensors import same_numbers
 from assay.verify.cases.case import Case, build
 from assay.verify.cases.sampler import Sampler, seeded, with_values
@@ -40,6 +43,7 @@ from assay.verify.comparison.result import Result
 from assay.verify.contract import Contract
 from assay.verify.explanation.fault_budget import FaultBudget
 from assay.verify.explanation.fault_models import fault_models_of
+from assay.verify.explanation.fault_models.arithmetic import arithmetics_of
 from assay.verify.explanation.fault_models.error_distribution import ErrorDistribution
 from assay.verify.explanation.fault_models.evaluation import kernel_of
 from assay.verify.explanation.fault_models.fault_model import FaultModel, Kernel
@@ -78,7 +82,7 @@ def is_confirmed(
         if shown[others] >= _ENOUGH_CONFIRMED[others]:
             continue
         observation = observation_of(harness, case) if fault.concerns(case) else None
-        if observation is None:
+        if observation is None or (fault.sometimes and not observation.breaks):
             continue
         tried += 1
         chosen = None if observation.chooses_wrongly else observation.chosen
@@ -91,6 +95,7 @@ def is_confirmed(
         )
         if not wrong and not observation.breaks:
             continue
+        wrong = wrong or fault.sometimes
         limits = limits_of(fault, observation)
         silent = fault.family == "unwritten"
         if limits is None or any(
@@ -244,7 +249,7 @@ def _give_alike(known: Result, result: Result) -> bool:
 def explained_by_bias(harness: KernelHarness, failure: Failure, budget: FaultBudget) -> tuple[Explanation, ...]:
     """Return fault models whose kernels show bias of the same sign in the same calls, each error within tolerance."""
     results = []
-    for fault in fault_models_of(failure.case.spec):
+    for fault in _candidates(failure, harness):
         if fault.family not in ("store", "accumulator", "precision"):
             continue
         if budget.is_over():
@@ -352,6 +357,8 @@ class Fit:
 
     def on(self, observation: Observation, budget: FaultBudget) -> Fit:
         """Return the fit after one more call; a fault model that can't be evaluated on it leaves all its elements."""
+        if self.fault.sometimes and not observation.breaks:
+            return self
         judgements: tuple[Judgement, ...] | None = None
         with budget.trying(self.fault):
             if not self.fault.concerns(observation.case):
@@ -461,13 +468,14 @@ def _explained_by_numbers(
 
     def ranked(fits: list[Fit], seen: list[Observation]) -> tuple[Explanation, ...]:
         """Return the likeliest confirmed altered definitions, preceded by a looser contract if that fits better."""
-        altered = sorted((fit for fit in fits if fit.explained and not fit.fault.contract), key=lambda fit: fit.rank)
+        altered = sorted((fit for fit in fits if fit.explained and not fit.fault.is_looser), key=lambda fit: fit.rank)
         established = [results for fit in altered[:MOST] for results in confirmed(fit)]
-        looser = _looser(fits, established[0][0] if established else None, seen, budget)
+        ordinary = _ordinary_calls(harness, seen, first, budget)
+        looser = _looser(fits, established[0][0] if established else None, ordinary, budget)
         results = [*(results for fit in looser for results in confirmed(fit)), *established]
         return tuple(explanation for _, explanation in results[:MOST])
 
-    alive = [Fit(fault, order) for order, fault in enumerate(_candidates(failure))]
+    alive = [Fit(fault, order) for order, fault in enumerate(_candidates(failure, harness))]
     observations: list[Observation] = []
     for index, case in enumerate(_cases(failure, first, sampler)):
         if budget.is_over():
@@ -529,7 +537,7 @@ def _likeliest(fits: list[Fit]) -> list[FaultModel]:
     """Return the two likeliest fault models, omitting looser contracts that rank behind an altered definition."""
     results = [fit.fault for fit in sorted(fits, key=lambda fit: fit.rank) if fit.explained]
     first, others = results[:1], results[1:]
-    return first + [fault for fault in others if not fault.contract or first[0].contract][:1]
+    return first + [fault for fault in others if not fault.is_looser or first[0].is_looser][:1]
 
 
 def _differ(faults: Sequence[FaultModel], case: Case) -> bool:
@@ -557,26 +565,71 @@ def _cases(failure: Failure, first: Case, sampler: Sampler) -> Iterator[Case]:
             yield with_values(drawn, kind, layouts={}, unused="plain", protocol="once", memory=memory)
 
 
-def _candidates(failure: Failure) -> Iterator[FaultModel]:
+def _candidates(failure: Failure, harness: KernelHarness) -> Iterator[FaultModel]:
+    """Yield the fault models to try. What the device's matrix units do comes first for a kernel on CUDA, else last."""
+    on_cuda, cores = _device_of(harness)
+    arithmetics = arithmetics_of(failure.case.definition, cores)
+    if on_cuda:
+        yield from arithmetics
     for fault in fault_models_of(failure.case.spec):
         if fault.side_effects is None and (fault.family != "unwritten" or failure.kind == "unwritten_output"):
             yield fault
+    if not on_cuda:
+        yield from arithmetics
 
 
-def _looser(fits: list[Fit], altered: Fit | None, observations: list[Observation], budget: FaultBudget) -> list[Fit]:
-    """Return at most one looser contract: it ranks before the altered definition, and its errors are distributed alike.
+def _device_of(harness: KernelHarness) -> tuple[bool, TensorCores | None]:
+    """Return whether the kernel ran on CUDA, an emulated device included, and the tensor cores it has, if known."""
+    device = torch.device(harness.device)
+    if name := harness.call.pretend or emulated_device() or pretended():
+        return True, tensor_cores_named(name)
+    if device.type == "cuda" and torch.version.hip is None:
+        return True, tensor_cores_of_capability(*torch.cuda.get_device_capability(device))
+    return False, None
 
-    Only ordinary calls count: cases that were searched for because they fail would bias the distribution.
+
+def _ordinary_calls(
+    harness: KernelHarness, seen: list[Observation], first: Case, budget: FaultBudget
+) -> Callable[[FaultModel], list[Observation]]:
+    """Return the function that gives the calls by which a fault model's errors are compared with the kernel's.
+
+    Cases that were searched for because they fail would bias the comparison. Of what a library does only ``sometimes``
+    those count that break the contract, and calls of the ``first`` failing case with other data.
     """
-    looser = [fit for fit in fits if fit.explained and fit.fault.contract and (not altered or fit.rank < altered.rank)]
-    ordinary = [observation for observation in observations if observation.case.seed != observations[0].case.seed]
-    unlike = [(_unlike(fit.fault, ordinary, budget), fit) for fit in looser]
-    alike = sorted((pair for pair in unlike if pair[0] <= 1), key=lambda pair: (round(16 * pair[0]), *pair[1].rank))
-    return [fit for _, fit in alike[:1]]
+    ordinary = [observation for observation in seen if observation.case.seed != seen[0].case.seed]
+
+    @cache
+    def broken() -> list[Observation]:
+        calls = list(ordinary)
+        for index in range(_MORE if _is_quick(first) else 0):
+            if len(calls) - len(ordinary) >= _LEAST and budget.is_over():
+                break
+            case = replace(first, protocol="once", seed=first.seed + 37 * (index + 1))
+            calls += filter(None, [observation_of(harness, case)])
+        return [observation for observation in calls if observation.breaks]
+
+    return lambda fault: broken() if fault.sometimes else ordinary
+
+
+def _looser(
+    fits: list[Fit],
+    altered: Fit | None,
+    ordinary: Callable[[FaultModel], list[Observation]],
+    budget: FaultBudget,
+) -> list[Fit]:
+    """Return the looser contracts that rank before the altered definition and whose errors are distributed like the
+    kernel's: the likeliest, and others about as likely, the tightest first."""
+    looser = [fit for fit in fits if fit.explained and fit.fault.is_looser and (not altered or fit.rank < altered.rank)]
+    unlike = [(_unlike(fit.fault, ordinary(fit.fault), budget), fit) for fit in looser]
+    least = min((distance for distance, _ in unlike), default=math.inf)
+    alike = sorted((fit for distance, fit in unlike if distance <= min(1.0, least + _LIKE)), key=lambda fit: fit.rank)
+    return [*{str(fit.fault.contract): fit for fit in reversed(alike)}.values()][::-1]
 
 
 def _unlike(fault: FaultModel, observations: list[Observation], budget: FaultBudget) -> float:
     """Return the distance between the kernel's error distribution and the fault model's; above 1 they differ."""
+    if fault.sometimes and not observations:
+        return math.inf
     distributions: tuple[ErrorDistribution, ...] = ()
     for observation in observations:
         if (

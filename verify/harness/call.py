@@ -38,6 +38,7 @@ from assay.runtime.errors import first_line, one_line
 from assay.runtime.modules import asks_for_cuda
 from assay.verify.cases.case import Case, Inputs
 from assay.verify.findings import Failure, Kind
+from assay.verify.harness import lost_device
 from assay.verify.harness.compiled import every_variant_compiled
 from assay.verify.harness.frameworks import framework_named, make_room
 from assay.verify.harness.refusals import refusal, refused_by_library, refused_by_reference
@@ -260,7 +261,8 @@ class Call:
             return failure_of(case, "timeout", f"no result within {limit:g} s (the limit is examine's timeout=)")
         except (KeyboardInterrupt, GeneratorExit):
             raise
-        except BaseException as error:
+        except BaseException as raised:
+            error = lost_device.by_device(raised)
             if interpretable and not interpreted and triton_is_loaded():  # the kernel has imported it only now
                 return self._run(case, inputs, arguments, keywords, poison)
             if sanitizer is not None and sanitizer.finding is not None:
@@ -277,15 +279,16 @@ class Call:
                 self.watch.give_up_allocations()
                 return self._run(case, inputs, arguments, keywords, poison)
             # the first frame is that of the call above, the second the kernel's own
-            frame = traceback.extract_tb(error.__traceback__)[1:2]
+            frame = traceback.extract_tb(raised.__traceback__)[1:2]
             line = "".join(f" (at {at.filename.rsplit('/', 1)[-1]}:{at.lineno})" for at in frame)
             message = f"{type(error).__name__}: {first_line(error)}{line}"
-            if on_cpu and not self.pretend and asks_for_cuda(error):
+            loses = lost_device.is_lost(error)
+            if on_cpu and not self.pretend and not loses and asks_for_cuda(error):
                 return failure_of(case, "not_interpreted", f"{_NO_CUDA} ({message})")
             if isinstance(error, TypeError) and _OF_A_SIGNATURE.search(str(error)):
                 message += f"; the kernel is called as {call_in_words(case, self.listed)}"
-            crash = failure_of(case, "crash", message, device_lost=_lost_device(error))
-            if poison is None or crash.device_lost:
+            crash = failure_of(case, "crash", message, device_lost=loses)
+            if poison is None or loses:
                 return crash
             again = self._run(case, inputs, arguments, keywords, None)
             if isinstance(again, Failure) or _is_refusal(error):
@@ -379,13 +382,6 @@ def _not_interpreted(error: BaseException | None) -> NotInterpreted | None:
         seen.add(id(error))
         error = error.__cause__ or error.__context__
     return None
-
-
-def _lost_device(error: BaseException) -> bool:
-    """Whether an error means that this process can't use the device any more. Triton and others have no class for
-    that."""
-    words = ("device-side assert", "CUDA error", "HIP error", "illegal memory access")
-    return isinstance(error, torch.AcceleratorError) or any(part in str(error) for part in words)
 
 
 def _is_refusal(error: BaseException) -> bool:

@@ -90,9 +90,14 @@ def framework_named(name: str) -> Framework:
 
 
 def check_device(device: str) -> None:
-    """Raise `SettingError` for a device that this machine lacks."""
+    """Raise `SettingError` for a device that this machine lacks.
+
+    A GPU that is there isn't used yet: another process may be the one that needs it.
+    """
     try:
-        torch.empty(0, device=device)
+        given = torch.device(device)
+        if given.type != "cuda" or not torch.cuda.is_available() or (given.index or 0) >= torch.cuda.device_count():
+            torch.empty(0, device=given)
     except (RuntimeError, AssertionError) as error:
         here = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
         reason = str(error).splitlines()[0].partition(" device type at start")[0].partition("Expected one of")[0]

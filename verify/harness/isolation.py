@@ -7,31 +7,41 @@ of Python, or unlimited memory use costs one worker; the next case starts a new 
 On a CPU the worker is a fork, so that any callable can be isolated; torch uses one thread there, because a forked
 thread pool would hang. A device's context and JAX's threads don't survive a fork: for those the kernel must have an
 importable name, and the worker is a new process, which calls it in the numeric environment of this one.
+
+On a device that a kernel's fault takes from its whole process (`lost_device`) every kernel that a new process can
+import is isolated. An error that loses the device ends the worker, even if Python could go on. There the new process is
+a fork of a plain interpreter, which has imported torch and never used the device, so that one costs little more than
+the start of the device's driver and the import of the kernel.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
+import sys
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
+from assay.golden.registry import spec
 from assay.interpreter import emulating
 from assay.runtime.deadline import WALL_FACTOR
 from assay.runtime.environment import with_setting
 from assay.runtime.output import as_data, warn_again
-from assay.runtime.process import GIB, Lost, Parent, Process, limit_memory
+from assay.runtime.process import GIB, ForkServer, Lost, Parent, Process, limit_memory
 from assay.runtime.tensors import pack, unpack
 from assay.verify.cases.case import Case, build
 from assay.verify.contract import Contract
 from assay.verify.errors import SettingError
 from assay.verify.findings import Failure
+from assay.verify.harness import lost_device
 from assay.verify.harness.call import GRACE, Call
 from assay.verify.harness.compilation import Compiled, as_plain, compiled, unpacked
 from assay.verify.harness.runner import KernelHarness
@@ -39,6 +49,8 @@ from assay.verify.harness.target import load_target, target_of
 from assay.verify.harness.time_limit import COMPILATION
 
 _REFUSED = ("MemoryError", "can't allocate memory", "bad_alloc", "RESOURCE_EXHAUSTED")
+_SERVER = "from assay.verify.harness.isolation import serve_fork"
+_IMPORTS = 300.0  # seconds that a new worker may take to import the kernel's module
 _SENT = ("kind", "message", "output", "index", "device_lost", "aspect")  # of a failure
 
 Answer = tuple[torch.Tensor, ...] | Failure
@@ -48,13 +60,16 @@ Answer = tuple[torch.Tensor, ...] | Failure
 class Isolation:
     """A kernel's worker process, started on first use. As a context manager it ends the worker on exit.
 
-    ``memory`` limits the bytes that the worker may allocate beyond those it starts with. Raises `SettingError` if the
-    kernel can't be isolated, `RuntimeError` if the harness itself fails in the worker.
+    ``memory`` limits the bytes that the worker may allocate beyond those it starts with; 0 sets no limit. ``target``
+    is the kernel's importable name, if another is known than its own. Raises `SettingError` if the kernel can't be
+    isolated, `RuntimeError` if the harness itself fails in the worker.
     """
 
     harness: KernelHarness
     memory: int = 4 * GIB
+    target: str = ""
     _worker: Process | None = field(default=None, repr=False)
+    _blocks: bool = field(default=False, repr=False)
 
     def __enter__(self) -> Isolation:
         return self
@@ -62,29 +77,77 @@ class Isolation:
     def __exit__(self, *exception: object) -> None:
         self.end()
 
-    def pass_over(self, aspects: frozenset[str]) -> None:
-        """Tell the worker which aspects to ignore (`KernelHarness.ignored_aspects`)."""
-        if aspects != self.harness.ignored_aspects:
-            self.harness = replace(self.harness, ignored_aspects=aspects)
-            self.end()
-
     def end(self) -> None:
         """End the worker and its children."""
         if self._worker is not None:
             self._worker.kill()
             self._worker = None
 
-    def observe(self, case: Case) -> Answer:
-        """Run `KernelHarness.observe` in the worker; a lost worker is a failure of the case."""
+    @property
+    def is_of_device(self) -> bool:
+        """Whether the worker has a device that can be lost; the next case then gets a new worker."""
+        return lost_device.can_be_lost(self.harness.device)
+
+    def takes_kernel(self, op: str) -> bool:
+        """Return whether a new process can import the kernel and the op of this name; the worker has then started."""
+        if not (self.target or target_of(self.harness.call.kernel)):
+            return False
+        try:
+            self._worker = self._started()
+            why = self._cannot_begin(op)
+        except OSError as error:
+            why = str(error)
+        if why:
+            self.end()
+        return not why
+
+    def _cannot_begin(self, op: str) -> str:
+        """Return why the new worker can't import the kernel, or the op of this name; empty if it can."""
+        assert self._worker is not None
+        memory, self._worker.memory = self._worker.memory, 0  # what imports take isn't counted
+        self._worker.submit(pickle.dumps(op), _IMPORTS)
+        result = self._worker.result()
+        self._worker.memory = memory
+        if isinstance(result, Lost):
+            return result.message
+        answer = unpack(result)
+        return "" if answer is None else str(answer["message"]).strip().splitlines()[-1]
+
+    @contextlib.contextmanager
+    def blocking(self) -> Iterator[None]:
+        """Use new workers inside, in which each launch on CUDA waits for its end (CUDA_LAUNCH_BLOCKING=1)."""
+        self.end()
+        self._blocks = True
+        try:
+            yield
+        finally:
+            self._blocks = False
+            self.end()
+
+    def observe(self, case: Case, ignored_aspects: frozenset[str] = frozenset()) -> Answer:
+        """Run `KernelHarness.observe` in the worker, with these aspects ignored; a lost worker, or device, is a failure
+        of the case."""
         call = self.harness.call
-        worker = self._worker = self._worker or self._started()
+        if self._worker is None:
+            self._worker = self._started()
+            if self.is_of_device and (why := self._cannot_begin(case.spec)):
+                self.end()
+                raise SettingError(
+                    f"isolate: a new process can't run the kernel: {why}; expected one that it can import"
+                )
+        worker = self._worker
         worker.on_heartbeat = lambda seconds: call.report(case, WALL_FACTOR * seconds)  # this process only waits
-        call.report(case, WALL_FACTOR * worker.submit(pickle.dumps(case), call.timeout + GRACE))
+        submitted = worker.submit(pickle.dumps((case, ignored_aspects)), call.timeout + GRACE)
+        call.report(case, WALL_FACTOR * submitted)
         result = worker.result()
         if isinstance(result, Lost):
             self.end()
-            silence = f"no result within {call.timeout:g} s, and it could not be interrupted"
-            return Failure(result.kind, case, silence if result.kind == "timeout" else result.message)
+            if result.kind == "timeout":
+                silence = f"no result within {call.timeout:g} s, and it could not be interrupted"
+                return Failure("timeout", case, silence)
+            error = next(filter(lost_device.says_lost, worker.printed()), "").removeprefix("what():").strip()
+            message = f"{result.message.partition(' (')[0]}: {error}" if error else result.message
+            return Failure(result.kind, case, message, device_lost=self.is_of_device)
         answer = unpack(result)
         call.left_changed.update(dict.fromkeys(answer.pop("left_changed", ())))
         call.watch.launches |= answer.pop("launches", False)
@@ -93,7 +156,8 @@ class Isolation:
         if "outputs" in answer:
             return tuple(answer["outputs"])
         refused = self._has_limit and any(words in answer["message"] for words in _REFUSED)
-        if refused or answer["device_lost"]:
+        stuck = self.is_of_device and answer["kind"] == "timeout"  # what it has launched may still run
+        if refused or stuck or answer["device_lost"]:
             self.end()  # what it holds, or has broken, is no next case's fault
         if refused:
             what = answer["message"].strip().splitlines()[-1]
@@ -112,7 +176,8 @@ class Isolation:
         if isinstance(result, Lost):  # the cases will show why
             self.end()
             return Compiled()
-        return unpacked(unpack(result))
+        answer = unpack(result)
+        return unpacked(answer) if "pinned" in answer else Compiled()
 
     @property
     def _has_limit(self) -> bool:
@@ -121,9 +186,9 @@ class Isolation:
 
     def _started(self) -> Process:
         harness, call = self.harness, self.harness.call
-        if self._has_limit and call.framework != "jax" and hasattr(os, "fork"):
+        if self._has_limit and not self.is_of_device and call.framework != "jax" and hasattr(os, "fork"):
             return Process.fork(lambda parent: _serve_copy(parent, harness, self.memory))
-        target = target_of(call.kernel)
+        target = self.target or target_of(call.kernel)
         if not target:
             raise SettingError(
                 "isolate: on a device, and under jax, the kernel runs in a new process, which must import it; "
@@ -134,8 +199,20 @@ class Isolation:
             name: getattr(call, name)
             for name in ("listed", "framework", "timeout", "environment", "pretend", "refuses", "assignment")
         }
-        worker = Process.start(_serve_new, memory, target, how, harness.contract, str(harness.device))
+        arguments = (memory, target, how, harness.contract, str(harness.device))
+        worker = self._forked(arguments) if self.is_of_device else Process.start(_serve_new, *arguments)
         worker.memory = self.memory - memory
+        return worker
+
+    def _forked(self, arguments: tuple[Any, ...]) -> Process:
+        """Return a new process of this path, folder and environment, which serves with these arguments."""
+        # JAX would else take most of the device's memory, of which other processes have some
+        variables = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
+        if self._blocks:
+            variables["CUDA_LAUNCH_BLOCKING"] = "1"
+        worker = ForkServer.kept(_SERVER, "serve_fork", os.environ, quiet=False).fork(quiet=self._blocks)
+        with contextlib.suppress(OSError):  # the first question will notice that it has ended
+            worker.pipe.send_bytes(pickle.dumps((sys.path, os.getcwd(), variables, pickle.dumps(arguments))))
         return worker
 
 
@@ -146,6 +223,15 @@ def _serve_copy(parent: Parent, harness: KernelHarness, memory: int) -> None:
     environment = with_setting(harness.call.environment, torch.get_num_threads, 1)
     call = replace(harness.call, heartbeat=_heartbeat(parent), environment=environment)
     _serve(parent, lambda: replace(harness, call=call, isolation=None, goldens=None), memory)
+
+
+def serve_fork(pipe: Connection) -> None:
+    """Serve as a fork of an interpreter that has imported this module, and must not have used a device."""
+    sys.path[:], folder, variables, arguments = pickle.loads(pipe.recv_bytes())
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ |= variables  # which drivers and libraries read when they first use a device
+    _serve_new(Parent(pipe), *pickle.loads(arguments))
 
 
 def _serve_new(
@@ -167,7 +253,11 @@ def _heartbeat(parent: Parent) -> Callable[[Case, float], None]:
 
 
 def _serve(parent: Parent, make_harness: Callable[[], KernelHarness], memory: int) -> None:
-    """Receive cases, send outputs or failures; ``memory`` 0 sets no limit."""
+    """Receive cases, and which aspects to ignore; send outputs or failures. ``memory`` 0 sets no limit.
+
+    The answer to an op's name is None, if the kernel and that op can be imported here; to a list of cases it is what
+    was compiled for them.
+    """
 
     @cache
     def ready() -> KernelHarness:
@@ -176,13 +266,9 @@ def _serve(parent: Parent, make_harness: Callable[[], KernelHarness], memory: in
             limit_memory(memory)
         return harness
 
-    def answer(message: bytes) -> bytes:
+    def seen_in(case: Case, ignored_aspects: frozenset[str]) -> bytes:
+        harness = replace(ready(), ignored_aspects=ignored_aspects)
         try:
-            harness, case = ready(), pickle.loads(message)
-            if isinstance(case, list):
-                made = compiled(harness, case)
-                harness.call.assignment.take({"refused": made.refused})
-                return pack(as_plain(made))
             with warnings.catch_warnings(record=True) as caught:
                 seen = harness.observe(case, build(case, harness.device))
             seen_of_call = {
@@ -191,9 +277,26 @@ def _serve(parent: Parent, make_harness: Callable[[], KernelHarness], memory: in
                 "assigned": harness.call.assignment.as_data(),
                 "warned": as_data(caught),
             }
-            if isinstance(seen, Failure):
-                return pack(seen_of_call | {name: getattr(seen, name) for name in _SENT})
-            return pack(seen_of_call | {"outputs": seen})
+            if not isinstance(seen, Failure):
+                return pack(seen_of_call | {"outputs": seen})
+        except Exception as error:
+            if not lost_device.is_lost(error):
+                raise
+            seen, seen_of_call = lost_device.failure_by(error, case), {"assigned": harness.call.assignment.as_data()}
+        return pack(seen_of_call | {name: getattr(seen, name) for name in _SENT})
+
+    def answer(message: bytes) -> bytes:
+        try:
+            ready()  # first: a kernel's module may define the op
+            content = pickle.loads(message)
+            if isinstance(content, str):
+                spec(content)
+                return pack(None)
+            if isinstance(content, list):
+                made = compiled(ready(), content)
+                ready().call.assignment.take({"refused": made.refused})
+                return pack(as_plain(made))
+            return seen_in(*content)
         except Exception:
             return pack({"kind": "error", "message": traceback.format_exc(), "device_lost": False})
 

@@ -74,16 +74,16 @@ def refused_by_library(error: BaseException) -> str:
     of compiled code.
     """
     text = str(error)
-    for library, message in _of_libraries():
+    for library, message, refused in _of_libraries():
         if message.search(text) and _raised_by(library, error):
-            return f"{library} refuses it: {one_line(error)[:160]}"
+            return f"{library} refuses {refused}: {one_line(error)[:160]}"
     return ""
 
 
 @cache
-def _of_libraries() -> tuple[tuple[str, re.Pattern[str]], ...]:
+def _of_libraries() -> tuple[tuple[str, re.Pattern[str], str], ...]:
     rows = configs.table("refusals")["refusal"]
-    return tuple((row["library"], re.compile(row["message"])) for row in rows)
+    return tuple((row["library"], re.compile(row["message"]), row.get("refused", "it")) for row in rows)
 
 
 def _raised_by(library: str, error: BaseException) -> bool:

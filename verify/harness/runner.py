@@ -24,6 +24,7 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -46,6 +47,7 @@ from assay.verify.comparison.sampled import case_label, judge_samples
 from assay.verify.comparison.statistics import has_independent_data, judge_statistically
 from assay.verify.contract import Contract
 from assay.verify.findings import Failure
+from assay.verify.harness import lost_device
 from assay.verify.harness.call import EMITTED, Call, failure_of, options_for
 from assay.verify.harness.clean_process import START, NoResult, call_outside
 from assay.verify.harness.target import target_of
@@ -98,11 +100,15 @@ _MANY = 40  # equal calls of the protocol "after_many", as a benchmark makes the
 class Observer(Protocol):
     """A caller of the kernel in another process: `assay.verify.harness.isolation.Isolation`."""
 
-    def observe(self, case: Case) -> Outputs | Failure:
+    @property
+    def is_of_device(self) -> bool:
+        """Whether that process has a device, which the kernel may lose; the next case then gets a new process."""
+
+    def observe(self, case: Case, ignored_aspects: frozenset[str]) -> Outputs | Failure:
         """Return the outputs of a case, or its failure (`KernelHarness.observe`)."""
 
-    def pass_over(self, aspects: frozenset[str]) -> None:
-        """Make `observe` ignore these aspects."""
+    def blocking(self) -> AbstractContextManager[None]:
+        """Return a context with new processes, in which each launch on CUDA waits for its end."""
 
     def compiled(self, cases: Sequence[Case]) -> Any:
         """Compile the programs of these cases where the kernel runs (`assay.verify.harness.compilation`)."""
@@ -144,11 +150,10 @@ class KernelHarness:
         )
         return KernelHarness(call, settings.contract, settings.device)
 
-    def passing_over(self, aspects: frozenset[str]) -> KernelHarness:
-        """Return a harness that ignores these aspects."""
-        if self.isolation is not None:
-            self.isolation.pass_over(aspects)
-        return replace(self, ignored_aspects=aspects)
+    @property
+    def outlives_device(self) -> bool:
+        """Whether this process goes on when the kernel loses its device."""
+        return self.isolation is not None and self.isolation.is_of_device
 
     @property
     def oracle(self) -> Oracle:
@@ -176,7 +181,7 @@ class KernelHarness:
                 return try_series(case, self.try_case, self.contract, self.oracle.evaluate_in)
             self.call.report(case)
             if self.isolation is not None:
-                values, seen = all_contents(case), self.isolation.observe(case)
+                values, seen = all_contents(case), self.isolation.observe(case, self.ignored_aspects)
             else:
                 inputs = build(case, self.device)
                 values = {name: guarded.tensor.detach().cpu().clone() for name, guarded in inputs.guarded.items()}
@@ -188,6 +193,10 @@ class KernelHarness:
             result = self.oracle.judge(case, values, seen)
         except Undecided as error:
             return undecided(case, error)
+        except Exception as error:
+            if not lost_device.is_lost(error):
+                raise
+            return Result(case, lost_device.failure_by(error, case))
         if result.failure is None or case.protocol != EMITTED:
             return result
         how = "with a b + c rounded once and functions approximate, as NVIDIA's backend has them"
@@ -197,7 +206,10 @@ class KernelHarness:
     def outputs(self, case: Case) -> Outputs | None:
         """Return the outputs of one call, unjudged; None if there are none."""
         case = replace(case, protocol="once")
-        seen = self.isolation.observe(case) if self.isolation else self.observe(case, build(case, self.device))
+        if self.isolation is not None:
+            seen = self.isolation.observe(case, self.ignored_aspects)
+        else:
+            seen = self.observe(case, build(case, self.device))
         return None if isinstance(seen, Failure) else seen
 
     def observe(self, case: Case, inputs: Inputs) -> Outputs | Failure:

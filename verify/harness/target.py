@@ -102,7 +102,10 @@ def about(kernel: Callable[..., Any], device: str, pretend: str = "") -> dict[st
     """
     source, is_gpu = source_of(kernel), torch.device(device).type == "cuda"
     processor = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
-    name = torch.cuda.get_device_name(device) if is_gpu else processor
+    try:
+        name = torch.cuda.get_device_name(device) if is_gpu else processor
+    except RuntimeError:  # a kernel has taken it from this process
+        name = "a GPU that is lost"
     packages = {"assay": "kernel-assay", "torch": "torch", "triton": "triton"}
     versions = {name: installed_version(package) for name, package in packages.items()}  # empty if not installed
     return {

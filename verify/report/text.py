@@ -11,6 +11,7 @@ from assay.verify.findings import ASPECTS, Aspect, Detectable, ErrorMap, Failure
 from assay.verify.harness.frameworks import MEND
 
 _WIDTH = 100  # width of a case's lines
+_LIKELY = 3  # explanations that are shown
 _LIMIT = {"unlikely": "rounding takes it"}
 
 
@@ -80,7 +81,9 @@ def _finding(aspect: Aspect) -> list[str]:
         lines.append(f"  where       {where(aspect.map)}")
     lines += _folded("case", str(failure.case))
     lines += _numbers(failure)
-    lines += [f"  likely      {explanation.description}" for explanation in aspect.explanations[:3]]
+    lines += [f"  likely      {explanation.description}" for explanation in aspect.explanations[:_LIKELY]]
+    if len(aspect.explanations) > 1:
+        lines.append(f"              {len(aspect.explanations)} explanations agree with every call that was made")
     lines += _folded("known", aspect.known)
     lines += [f"  not asked   {words}" for words in aspect.not_asked]
     return [*lines, f"  repeat      {aspect.repro}"]

@@ -5,6 +5,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from assay.bench.timing.timed import CpuClock, CudaClock, clock_for, cpu_cache
@@ -91,7 +92,7 @@ def test_a_gpus_events_stand_next_to_the_call() -> None:
     """Preparation, eviction and the pause that hides a launch lie before the first event, the copy of a result after
     the second; the times are the device's."""
     device = Device()
-    clock = CudaClock("cpu", cold=True, cuda=device)
+    clock = CudaClock("cpu", cold=True, graph=False, cuda=device)
     found = clock.series(
         2,
         lambda number: device.step("prepare", 7.0),
@@ -118,6 +119,35 @@ def test_a_graph_is_recorded_once_and_replayed() -> None:
     assert results == ["buffer"] * 3
     assert found == [2e-3] * 3
     assert "graph" in clock.words
+
+
+@pytest.mark.parametrize(
+    ("on_host", "on_device", "recordable", "replays"),
+    [(0.003, 1.0, True, True), (0.0, 50.0, True, False), (0.003, 1.0, False, False)],
+)
+def test_a_graph_is_timed_where_the_host_is_the_slower(
+    on_host: float, on_device: float, recordable: bool, replays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Device()
+    if not recordable:
+        monkeypatch.setattr(device, "graph", raising)
+    clock = CudaClock("cpu", cold=False, cuda=device)
+
+    def call() -> str:
+        time.sleep(on_host)
+        device.step("call", on_device)
+        return "buffer"
+
+    spent = clock.series(3, lambda number: None, call, lambda number, result: None)
+    assert spent == pytest.approx([2e-3 if replays else on_device / 1e3] * 3)
+    assert ("graph" in clock.words) is replays
+    assert ("launches" in clock.words) is not replays
+    assert min(clock.launches) >= on_host
+
+
+def raising(graph: Any) -> Any:
+    """What a call meets that waits for the device while it is recorded."""
+    raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
 
 
 def test_the_device_says_which_clock() -> None:

@@ -10,6 +10,7 @@ from assay.golden.inputs.values import torch_dtype
 from assay.verify.cases.case import Case
 from assay.verify.explanation.fault_models.fault_model import FaultModel, Tensors
 from assay.verify.explanation.fault_models.mutators import (
+    TF32,
     Inputs,
     Results,
     columns_beyond,
@@ -162,7 +163,7 @@ FAULT_MODELS = (
         inputs=real_inputs(lambda x: torch.where(x.isnan(), 0.0, x))),
     FaultModel("inputs_in_bfloat16", "precision", "inputs are rounded to bfloat16 before anything is computed",
         takes_numbers, applies=is_wide, inputs=real_inputs(rounded("bfloat16"))),
-    FaultModel("inputs_in_tf32", "precision", "float32 inputs go through the tensor cores as TF32", (),
+    FaultModel("inputs_in_tf32", "precision", f"float32 inputs go through the tensor cores as TF32: {TF32}", (),
         "triton#10176, jax#23182", applies=first_dtype("float32"), inputs=real_inputs(rounded("tf32"))),
     _computed_in("bfloat16", "mlir-air#1679"),
     _computed_in("float16", "onnxruntime#29034"),

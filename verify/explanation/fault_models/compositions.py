@@ -14,7 +14,7 @@ from assay.golden.inputs.values import torch_dtype
 from assay.golden.registry import Spec
 from assay.verify.explanation.fault_models.attention_masks import ALL, FORWARD
 from assay.verify.explanation.fault_models.fault_model import FaultModel
-from assay.verify.explanation.fault_models.mutators import first_dtype, is_narrow, operations
+from assay.verify.explanation.fault_models.mutators import TF32, first_dtype, is_narrow, operations
 from assay.verify.explanation.fault_models.ops import gives_numbers
 
 Tensor = torch.Tensor
@@ -178,8 +178,9 @@ def _second_pass(name: str, definition: Callable[..., Any]) -> FaultModel:
 
 
 FAULT_MODELS = (
-    FaultModel("products_in_tf32", "precision", "products are in TF32, whose operands are cut to 10 bits, not rounded",
-        _takes_products, "triton#10176, vllm and sglang prefill", applies=first_dtype("float32"),
+    FaultModel("products_in_tf32", "precision",
+        f"products are in TF32, whose operands are cut to 10 bits, not rounded: {TF32}", _takes_products,
+        "triton#10176, vllm and sglang prefill", applies=first_dtype("float32"),
         arithmetic=operations(matmul=_product, scores=_scores, attend=_attend)),
     FaultModel("query_rounded", "precision", "q times the scale is rounded to the input dtype before the product", ALL,
         "attorch, the classic Triton flash attention", applies=is_narrow, arithmetic=_query(1.0)),

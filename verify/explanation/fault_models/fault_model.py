@@ -62,8 +62,9 @@ class FaultModel:
     fault. ``contract`` holds the fields of the looser contract that a kernel with the fault keeps, and which then
     explains it; ``like`` are other arithmetics with the same fault, whose errors may be distributed differently.
     ``emulated``: the fault shows in float32 evaluations (overflow, cancellation, an intermediate rounding), and
-    explanations compare with these. ``crashes``: a kernel with the fault raises on some inputs; if any other fault
-    raises, the fault model is wrong and nothing is caught.
+    explanations compare with these, also of a fault with a looser ``contract``. ``sometimes``: a library decides at
+    each call whether it computes so, and calls that keep the contract say nothing. ``crashes``: a kernel with the fault
+    raises on some inputs; if any other fault raises, the fault model is wrong and nothing is caught.
     """
 
     name: str
@@ -83,7 +84,13 @@ class FaultModel:
     contract: Mapping[str, Any] = field(default_factory=dict)
     like: tuple[type, ...] = ()
     emulated: bool = False
+    sometimes: bool = False
     crashes: bool = False
+
+    @property
+    def is_looser(self) -> bool:
+        """Return whether explanations judge by the looser contract, not by results of the fault itself."""
+        return bool(self.contract) and not self.emulated
 
     def shows(self, kind: str) -> bool:
         """Return whether a failure of this kind can be the fault's effect."""

@@ -69,7 +69,7 @@ def observation_of(harness: KernelHarness, case: Case) -> Observation | None:
 def limits_of(fault: FaultModel, observation: Observation) -> tuple[Tolerance, ...] | None:
     """Return the tolerances of a kernel with this fault; None if its choices differ from the kernel's."""
     case = observation.case
-    if fault.contract:
+    if fault.is_looser:
         if observation.chooses_wrongly:
             return None
         looser = Oracle(fault.loosened(observation.contract))

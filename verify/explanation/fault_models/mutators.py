@@ -17,6 +17,12 @@ Inputs = Callable[[Tensors, Case], Tensors]
 Results = Callable[[Any, tuple[Any, ...], Case], tuple[Any, ...]]
 OfArray = Callable[[Any, Any], Any]
 
+TF32 = (
+    "torch.backends.cuda.matmul.allow_tf32 or torch.set_float32_matmul_precision('high'), input_precision='tf32' of "
+    "tl.dot (contract triton-default)"
+)
+"""What makes products of float32 tensors be formed in TF32, in words."""
+
 
 def option(**changed: Any) -> Callable[[dict[str, Any], Case], dict[str, Any]]:
     """Set options, whatever the caller chose."""
