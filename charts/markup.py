@@ -1,7 +1,7 @@
 """Charts and heat maps as HTML, and the style and the script that a page takes once for all of them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -93,9 +93,13 @@ def _rendering() -> jinja2.Environment:
 
 
 @cache
-def environment(templates: Path) -> jinja2.Environment:
-    """Return an environment that escapes everything and raises for an undefined name of a template."""
+def environment(templates: Path, visible: Callable[[str], str] = str) -> jinja2.Environment:
+    """Return an environment that escapes everything and raises for an undefined name of a template.
+
+    ``visible`` is applied to every text that a template shows.
+    """
     return jinja2.Environment(
+        finalize=lambda value: visible(value) if type(value) is str else value,
         loader=jinja2.FileSystemLoader(templates),
         autoescape=True,
         undefined=jinja2.StrictUndefined,

@@ -40,6 +40,7 @@ from assay.precision.errors import BadAssignment
 from assay.runtime.deadline import Deadline
 from assay.runtime.errors import AssayError
 from assay.runtime.files import write_text_atomically
+from assay.runtime.records import LARGEST_SEED
 
 if TYPE_CHECKING:
     from assay.precision.auditing import Audit
@@ -102,7 +103,7 @@ def audit(
     ] = None,
     checkpoint: Annotated[bool, Option("--checkpoint", help="Write a quantised checkpoint too.")] = False,
     trust: Annotated[bool, Option("--trust", help="Run code that comes with the model.")] = False,
-    seed: Annotated[int, Option(help="Of the random cotangents and assignments.")] = 0,
+    seed: Annotated[int, Option(min=0, max=LARGEST_SEED, help="Of the random cotangents and assignments.")] = 0,
 ) -> int:
     """Predict and measure what each format costs at each part of a model, and choose.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,6 +16,8 @@ from typer import Option
 from assay.cli.progress import note
 from assay.formats.errors import UnknownOption
 from assay.precision.errors import BadAssignment, CannotExport, UntrustedModel
+from assay.runtime.files import read_text
+from assay.runtime.records import from_json
 
 if TYPE_CHECKING:
     import torch
@@ -48,12 +50,9 @@ _SIZE = re.compile(r"(\d+\.?\d*|\.\d+)(?:e(\d+))? *([kmgt]?)(i?)b?", re.IGNORECA
 def assignment_of(path: Path) -> dict[str, str]:
     """Return site names to scheme names from a file with such a mapping or from an audit.json."""
     expected = "expected a JSON object of site names to scheme names, or an audit.json"
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadAssignment(f"{path} can't be read ({error.strerror}); {expected}") from None
-    except ValueError as error:
-        raise BadAssignment(f"{path} is no JSON ({error}); {expected}") from None
+    content = from_json(
+        read_text(path, BadAssignment, expected), str(path), lambda words: BadAssignment(f"{words}; {expected}")
+    )
     if isinstance(content, dict) and isinstance(content.get("recommended"), dict):
         content = content["recommended"].get("assignment")
     if not isinstance(content, dict) or not all(isinstance(scheme, str) for scheme in content.values()):
@@ -173,11 +172,11 @@ def bytes_of(flag: str, text: str) -> float | None:
     if not text:
         return None
     match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise UnknownOption(f"{flag} {text!r}; expected a number of bytes, or 800MB, 3.2GB, 1.5GiB")
-    number, power, prefix, binary = match.groups()
-    base = 1024 if binary else 1000
-    return float(number) * 10 ** int(power or 0) * base ** _PREFIXES[prefix.lower()]
+    number, power, prefix, binary = match.groups() if match is not None else ("1", "999", "", "")
+    size = float(f"{number}e{power or 0}") * (1024 if binary else 1000) ** _PREFIXES[prefix.lower()]
+    if not math.isfinite(size):
+        raise UnknownOption(f"{flag} {text[:60]!r}; expected a number of bytes, or 800MB, 3.2GB, 1.5GiB")
+    return size
 
 
 def over_positions(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -115,7 +116,7 @@ def bench(
         device=device,
         clock=timed.clock,
         peak=timed.peak,
-        command=" ".join(["assay", *sys.argv[1:]]),
+        command=shlex.join(["assay", *sys.argv[1:]]),
         versions=versions(),
         lines=tuple(timed.lines),
         key=result_key(files, _ANSWERED_BY, targets=kernels_timed)[:16],

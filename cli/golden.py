@@ -22,6 +22,7 @@ from assay.cli.progress import ProgressBar, console, console_table, in_rows, not
 from assay.golden.errors import CampaignError, DamagedRecord, MissingRecord, OtherFormat, StoreError
 from assay.golden.registry import specs
 from assay.runtime.engines import engine_named, part_of
+from assay.runtime.records import MOST_DIGITS
 
 if TYPE_CHECKING:
     from assay.golden.jobs.build import Outcome
@@ -40,11 +41,13 @@ AddressToo = Annotated[str, Option("--store", help="The same.")]
 def build(
     campaign: Annotated[str, Argument(metavar="CAMPAIGN", help="A TOML file, or a bundled campaign's name.")],
     store: Annotated[str, Option(help=_STORE)],
-    workers: Annotated[int | None, Option(min=1, help="Worker processes; one for each core if left out.")] = None,
+    workers: Annotated[
+        int | None, Option(min=1, max=settings.MOST_JOBS, help="Worker processes; one for each core if left out.")
+    ] = None,
     engine: settings.EngineName = "local",
     part: settings.Part = "",
-    retries: Annotated[int, Option(min=0, help="How often a task that failed is tried again.")] = 2,
-    timeout: Annotated[float, Option(min=0.1, help="Seconds that one task may take.")] = 900.0,
+    retries: Annotated[int, Option(min=0, max=1000, help="How often a task that failed is tried again.")] = 2,
+    timeout: Annotated[float, Option(min=0.1, max=settings.LONGEST, help="Seconds that one task may take.")] = 900.0,
     recheck: Annotated[bool, Option("--recheck", help="Replace records that are there and damaged.")] = False,
     ops: settings.Ops = None,
 ) -> int:
@@ -92,7 +95,7 @@ def check(
     address: Address = "",
     store: AddressToo = "",
     sample: Annotated[int, Option(min=0, help="How many records are derived again by mpmath.")] = 20,
-    digits: Annotated[int, Option(min=20, help="With how many digits.")] = 50,
+    digits: Annotated[int, Option(min=20, max=MOST_DIGITS, help="With how many digits.")] = 50,
     ops: settings.Ops = None,
 ) -> int:
     """Look at every bit of a store, for what is missing, and derive a sample again by mpmath.

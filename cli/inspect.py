@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -96,7 +97,7 @@ def inspect(
 
         from assay.bench.inspection.page import markdown
 
-        command = " ".join(["assay", *filter(None, sys.argv[1:])])
+        command = shlex.join(["assay", *filter(None, sys.argv[1:])])
         page = markdown(every, device, f"Triton {triton.__version__}", command)
         note(f"wrote {write_text_atomically(out, page)}")
     if said:

@@ -34,8 +34,12 @@ def judge(
     seed: settings.Seed = 0,
     device: settings.Device = "cpu",
     contract: settings.ContractFields = None,
-    timeout: Annotated[float, Option(min=0.01, help="Seconds for one question to the solution.")] = 30.0,
-    memory: Annotated[float, Option(min=0.01, help="GiB that the solution's process may hold.")] = 8.0,
+    timeout: Annotated[
+        float, Option(min=0.01, max=settings.LONGEST, help="Seconds for one question to the solution.")
+    ] = 30.0,
+    memory: Annotated[
+        float, Option(min=0.01, max=settings.MOST_MEMORY, help="GiB that the solution's process may hold.")
+    ] = 8.0,
     timed: Annotated[bool, Option("--timing/--no-timing", help="Time it beside the reference.")] = True,
     compiled: Annotated[
         bool | None,
@@ -50,7 +54,10 @@ def judge(
         Path | None,
         Option("--list", metavar="FILE.jsonl", help='Lines {"problem": PATH, "solution": PATH}, each judged.'),
     ] = None,
-    jobs: Annotated[int, Option(min=0, help="Of a list: solutions judged at a time; 0: one for each core.")] = 0,
+    jobs: Annotated[
+        int,
+        Option(min=0, max=settings.MOST_JOBS, help="Of a list: solutions judged at a time; 0: one for each core."),
+    ] = 0,
     engine: Annotated[str, Option(help="Of a list, where it is judged: local, or ray.")] = "local",
     part: Annotated[str, Option(help="Of a list, 3/10: only the third of ten parts of it.")] = "",
     out: Annotated[

@@ -22,6 +22,7 @@ from assay.cli.survey import survey
 from assay.cli.tune import tune
 from assay.cli.verify import verify
 from assay.runtime.errors import AssayError
+from assay.runtime.output import visible_output
 from assay.runtime.results import installed_version
 
 
@@ -82,6 +83,11 @@ def root(
 
 def main(arguments: Sequence[str]) -> int:
     """Run a command line; the exit status: 0 all passed, 1 a kernel broke its contract, 2 wrong usage or bad input."""
+    with visible_output():
+        return _run(arguments)
+
+
+def _run(arguments: Sequence[str]) -> int:
     try:
         return app(list(arguments), prog_name="assay", standalone_mode=False) or 0
     except AssayError as error:

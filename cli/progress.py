@@ -5,14 +5,17 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+from assay.runtime.output import beneath, visible
 
 if TYPE_CHECKING:
     from assay.verify.campaign.survey import Job, Row
@@ -32,9 +35,17 @@ def report_error(message: str, status: int = 2) -> int:
     return status
 
 
+class _VisibleConsole(Console):
+    """A console that makes texts `visible`, which a terminal would obey, and adds its own colours."""
+
+    def render(self, *arguments: Any, **named: Any) -> Iterator[Segment]:
+        for text, style, control in super().render(*arguments, **named):
+            yield Segment(text if control else visible(text), style, control)
+
+
 def console(piped_width: int | None = None) -> Console:
     """Return standard output as a console, ``piped_width`` columns wide if it is no terminal."""
-    return Console(width=None if sys.stdout.isatty() else piped_width)
+    return _VisibleConsole(file=beneath(sys.stdout), width=None if sys.stdout.isatty() else piped_width)
 
 
 def console_table(head: Iterable[str | tuple[str, Mapping[str, Any]]], rows: Iterable[Sequence[str]] = ()) -> Table:
@@ -82,7 +93,7 @@ class ProgressBar:
         self._begun = not rate  # with a rate, the first step only starts the clock
         self._next_line = self._started + _BETWEEN
         columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), TextColumn("left")
-        console = Console(stderr=True)
+        console = Console(file=beneath(sys.stderr))
         self._bar = Progress(
             *columns, console=console, transient=True, speed_estimate_period=3600, disable=not sys.stderr.isatty()
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from assay.golden.registry import Spec, load_ops
+from assay.runtime.records import LARGEST_SEED, MOST_EXAMPLES
 from assay.verify.errors import ContractError, SettingError
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from assay.verify.campaign.table import Entry
     from assay.verify.settings import Settings
 
+LONGEST = 1e7  # seconds: about four months
+MOST_MEMORY = 2.0**20  # GiB
+MOST_JOBS = 4096
 Texts = list[str] | None
 """An option that may be repeated."""
 _OPS = "A module that defines ops of your own; may be repeated."
@@ -38,13 +42,13 @@ Framework = Annotated[str, Option(help="torch (the default), numpy, jax or cupy:
 _EFFORT = "How much each examination tries; usual by default."
 Effort = Annotated[str, Option(metavar="quick|usual|thorough", help=_EFFORT)]
 _EXAMPLES = "Fuzzed cases of each examination, beside the fixed ones; 12, 60 or 200 by the effort."
-Examples = Annotated[int | None, Option(min=0, help=_EXAMPLES)]
-Seed = Annotated[int, Option(help="Seed of every examination.")]
+Examples = Annotated[int | None, Option(min=0, max=MOST_EXAMPLES, help=_EXAMPLES)]
+Seed = Annotated[int, Option(min=0, max=LARGEST_SEED, help="Seed of every examination.")]
 Device = Annotated[str, Option(help="Where the kernel runs.")]
-Timeout = Annotated[float, Option(min=0.01, help="Seconds for one call; 10 more if it ignores the alarm.")]
+Timeout = Annotated[float, Option(min=0.01, max=LONGEST, help="Seconds for one call; 10 more if it ignores the alarm.")]
 _ISOLATE = "Each kernel in a process of its own: what it dies of is a finding."
 Isolate = Annotated[bool, Option("--isolate", help=_ISOLATE)]
-Memory = Annotated[float, Option(min=0.01, help="GiB that an isolated kernel may hold.")]
+Memory = Annotated[float, Option(min=0.01, max=MOST_MEMORY, help="GiB that an isolated kernel may hold.")]
 _STRICT = "NaN, infinities, signed zeros and subnormals are part of every promise."
 Strict = Annotated[bool, Option("--strict", help=_STRICT)]
 _FAITHFUL = "h200, b200, ...: its tensor cores in Triton's dots, on a CPU."
@@ -58,10 +62,12 @@ Refuses = Annotated[Texts, Option(metavar="PATTERN", help=_REFUSES)]
 AsJson = Annotated[bool, Option("--json", help="Print the result as JSON instead.")]
 Page = Annotated[Path | None, Option(metavar="FILE.md", dir_okay=False, help="Write a page in Markdown, too.")]
 Anew = Annotated[bool, Option("--anew", help="Compute again, also where a stored result answers the question.")]
-Budget = Annotated[float | None, Option(min=0, help="Seconds of the whole run: begin nothing more after it.")]
+Budget = Annotated[
+    float | None, Option(min=0, max=LONGEST, help="Seconds of the whole run: begin nothing more after it.")
+]
 EngineName = Annotated[str, Option(help="local, or ray: at RAY_ADDRESS, or started here.")]
 Part = Annotated[str, Option(help="3/10: only the third of ten parts; the same --out or --store joins them.")]
-Jobs = Annotated[int, Option("--jobs", min=0, help="Examinations at a time; 0: one for each core.")]
+Jobs = Annotated[int, Option("--jobs", min=0, max=MOST_JOBS, help="Examinations at a time; 0: one for each core.")]
 
 
 def adapted(
@@ -83,6 +89,8 @@ def adapted(
     if at:
         said["at"] = [read_sizes(text, "--at") for text in at]
     for text in refuses or ():  # a pattern, or "pattern where condition" as a report has it
+        if not text.strip():
+            raise SettingError("--refuses: expected a message by which the kernel refuses, e.g. 'too wide', got none")
         pattern, where, condition = text.rpartition(" where ")
         known = said.setdefault("refuses", dict(settings.refuses))
         known[pattern.strip() if where else text] = condition.strip() if where else ""

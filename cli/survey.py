@@ -17,7 +17,7 @@ from typer import Option
 from assay.cli import settings
 from assay.cli.progress import console, console_table, examined, note, report_error
 from assay.runtime.engines import engine_named, part_of
-from assay.runtime.files import write_text_atomically
+from assay.runtime.files import locked, write_text_atomically
 from assay.runtime.pool import worker_count
 from assay.runtime.results import installed_version
 from assay.verify.errors import SettingError
@@ -57,7 +57,8 @@ def survey(
     started = time.monotonic()
     with engine_named(engine, worker_count(), preload="assay.verify.campaign.survey", timeout=_SILENT) as workers:
         from assay.verify.campaign.cache import keep, known, name_of
-        from assay.verify.campaign.survey import not_run, plan, run
+        from assay.verify.campaign.cache import kept as stored
+        from assay.verify.campaign.survey import not_run, plan, row_of, run
         from assay.verify.campaign.table import entries
         from assay.verify.harness.frameworks import check_device
 
@@ -79,20 +80,30 @@ def survey(
         rows = [before.get(index) or not_run(job, "not yet") for index, job in enumerate(jobs)]
         number, of = part_of(part, len(jobs))
         left = [index for index in range(number - 1, len(jobs), of) if index not in before]
-        _write(out, rows, request, 0.0)  # fails early if the folder can't be written
+        out.mkdir(parents=True, exist_ok=True)
+
+        def write() -> tuple[Path, Path]:
+            """Write the reports of all that the folder holds: other parts of the survey may write to it too."""
+            with locked(out):
+                for index, row in enumerate(rows):
+                    if row.outcome == "NOT RUN" and not anew and (verdict := stored(kept, jobs[index], names[index])):
+                        rows[index] = row_of(jobs[index], verdict)
+                return _write(out, rows, request, time.monotonic() - started)
+
+        write()  # fails early if the folder can't be written
 
         def show(position: int, row: Row) -> None:
             index = left[position]
             rows[index] = row
             if row.verdict is not None:
                 keep(kept, jobs[index], row.verdict, names[index])
-            _write(out, rows, request, time.monotonic() - started)
+            write()
 
         until = float("inf") if budget is None else started + budget
         todo = [jobs[index] for index in left]
         interrupted = examined(todo, run(todo, workers, until=until), show)
     taken = time.monotonic() - started
-    page, data = _write(out, rows, request, taken)
+    page, data = write()
     _print(rows, f"{taken:.0f} s, {page}, {data}")
     if interrupted:
         done = sum(row.outcome != "NOT RUN" for row in rows)

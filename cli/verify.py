@@ -76,10 +76,9 @@ def verify(
     dtypes, options, shapes, contract. Without TARGET all bundled kernels are examined, with quick effort, in the dtypes
     that a survey takes.
     """
-    if summary is not None and not summary.parent.is_dir():
-        raise SettingError(
-            f"--summary {summary}: there is no folder {summary.parent}; expected a file that can be written"
-        )
+    if summary is not None and (not summary.parent.is_dir() or summary.is_dir()):
+        why = "it is a folder" if summary.is_dir() else f"there is no folder {summary.parent}"
+        raise SettingError(f"--summary {summary}: {why}; expected a file that can be written")
     local = engine == "local"  # then one process starts until the number of examinations is known
     with (
         Pool(1, preload=_PRELOAD, quiet=False)

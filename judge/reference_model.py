@@ -278,6 +278,8 @@ class ReferenceModel:
             results = tensors_of(model.call(tree_unflatten(own, structure)))
             return tuple(results[index] for index in kept)
 
+        if not expected:
+            raise ProblemError(f"{self.name}: expected a tensor from the reference, or several; it returned none")
         kept = [index for index, part in enumerate(expected) if part.dtype not in _INTEGERS] or [0]
         takes = ", ".join(f"{name}:{_dtype(value)}[{_dims(value)}]" for name, value in values.items())
         gives = ", ".join(f"y{k}:{_dtype(expected[k])}[{_dims(expected[k])}]" for k in kept)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -61,9 +62,9 @@ class Report:
 
     def repro(self, trial: Trial) -> str:
         """Return the command that repeats one call."""
-        seed = f" --seed {self.options.seed}" if self.options.seed else ""
+        seed = ["--seed", str(self.options.seed)] if self.options.seed else []
         line = trial.as_line().replace("'", "\\u0027")
-        return f"assay judge {self.problem.path} {self.path}{seed} --trial '{line}'"
+        return shlex.join(["assay", "judge", str(self.problem.path), self.path, *seed, "--trial", line])
 
     def some_case(self, run: Run) -> Case:
         """Return the last case that was tried, or a small one if there is none."""

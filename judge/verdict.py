@@ -9,6 +9,7 @@ from typing import Any
 
 from assay.judge.speed import Speed
 from assay.judge.tampering import CHEATS, Cheat
+from assay.runtime.output import visible
 from assay.runtime.records import plain
 from assay.verify.findings import Count
 from assay.verify.report.text import text_report
@@ -78,7 +79,7 @@ class SolutionVerdict(Verdict):
         lines += [f"  not judged  {words}" for words in self.not_judged]
         if self.speed is not None:
             lines.append(f"  speed       {self.speed}")
-        return "\n".join(lines)
+        return visible("\n".join(lines))
 
 
 def _speed(speed: Speed | None) -> dict[str, Any] | None:

@@ -1,10 +1,140 @@
-"""Atomic writes: files are written under a temporary name in the same folder, synced, and renamed."""
+"""Files of others are read within limits; our own are written atomically.
+
+A written file gets a temporary name in the same folder, is synced, and is renamed. Lines are appended whole, under a
+lock.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
+import stat
 import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+LARGEST = 2**26
+"""Bytes of a text that `read_text` reads where its caller states no other limit: 64 MiB."""
+_KINDS = {
+    stat.S_ISDIR: "a folder",
+    stat.S_ISFIFO: "a pipe",
+    stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
+    stat.S_ISSOCK: "a socket",
+}
+
+
+def read_text(path: str | Path, error: Callable[[str], Exception], hint: str = "", *, most: int = LARGEST) -> str:
+    """Return the text of a file that anybody may have written, with ``\\n`` for every line end and no byte order mark.
+
+    Raises ``error`` of one line, which ends with ``hint``, for anything but a regular file of at most ``most`` bytes of
+    UTF-8. Pipes and devices are refused and not waited for.
+    """
+    end = f"; {hint}" if hint else ""
+    try:
+        content = _content(path, most)
+    except OSError as problem:
+        raise error(f"{named(path)}: can't be read ({problem.strerror or problem}){end}") from None
+    except ValueError as problem:  # a name that no file can have
+        raise error(f"{named(path)}: can't be read ({problem}){end}") from None
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        what = f"byte {problem.start} is no UTF-8; save the file as UTF-8"
+        raise error(f"{named(path)}: {what}{end}") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _content(path: str | Path, most: int) -> bytes:
+    """Return the bytes of a regular file. Raises `OSError`, or `ValueError` if no file has such a name."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        for is_kind, words in _KINDS.items():
+            if is_kind(mode):
+                raise OSError(f"expected a file, got {words}")
+        with open(descriptor, "rb", closefd=False) as file:
+            content = file.read(most + 1)
+    finally:
+        os.close(descriptor)
+    if len(content) > most:
+        raise OSError(f"expected at most {most:,} bytes, got more")
+    return content
+
+
+_SHOWN = 200  # characters of a path in a message
+
+
+def named(path: str | Path) -> str:
+    """Return a path as messages name it: of a very long one, its begin and end."""
+    words = str(path)
+    return words if len(words) <= _SHOWN else f"{words[: _SHOWN // 2]}...{words[-_SHOWN // 2 :]}"
+
+
+class OwnFolder:
+    """A temporary folder, removed by `close`, or by the next process that makes one if its own was killed.
+
+    Its process holds its lock. ``path`` begins with ``prefix``, which no others use.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        _remove_abandoned(prefix)
+        self.path = Path(tempfile.mkdtemp(prefix=prefix))
+        self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+
+    def close(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._descriptor)
+
+
+_NEW = 60.0  # seconds for which a folder without a lock may be about to get one
+
+
+def _remove_abandoned(prefix: str) -> None:
+    for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        with suppress(OSError):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                state = os.fstat(descriptor)
+                if state.st_uid == os.geteuid() and time.time() - state.st_mtime > _NEW:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises while its process lives
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a file or folder that is there; other processes that want it wait. Raises `OSError`."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append a line to a file, and make the file and its folders if they are missing; it is on the disk afterwards.
+
+    The line is written whole, by one call. If the last line there has no end, because its writer was stopped, the new
+    line begins after it. Raises `OSError`.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b", buffering=0) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(end - 1, 0))
+        start = b"" if file.read(1) in (b"", b"\n") else b"\n"
+        content = start + line.encode() + b"\n"
+        if (written := file.write(content)) != len(content):
+            file.truncate(end)
+            raise OSError(f"{path}: only {written} of {len(content)} bytes could be written")
+        os.fsync(file.fileno())
 
 
 def write_text_atomically(path: str | Path, text: str) -> Path:

@@ -1,18 +1,58 @@
-"""Control of printed output and warnings: each warning once, no output, or output without some lines."""
+"""Control of printed output and warnings: control characters made visible, each warning once, output without lines."""
 
 from __future__ import annotations
 
 import builtins
 import ctypes
 import os
+import re
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import Any
 
 _LIBC = ctypes.CDLL(None) if os.name == "posix" else None
 WarningData = tuple[str, str, str, int]
 """A warning for another process: category, message, file and line."""
+
+
+_HIDDEN = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
+"""Characters that a terminal or a page obeys or drops: controls but tabs and line ends, changes of direction, halves of
+surrogate pairs."""
+
+
+def visible(text: str) -> str:
+    """Return a text of others for a terminal or a page: what would act there is written as its escape, ``\\x1b``."""
+    return _HIDDEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+class _Visible:
+    """A stream whose texts are made `visible`; ``raw`` is the stream beneath."""
+
+    def __init__(self, raw: Any) -> None:
+        self.raw = raw
+
+    def write(self, text: str) -> int:
+        self.raw.write(visible(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.raw, name)
+
+
+@contextmanager
+def visible_output() -> Iterator[None]:
+    """Make `visible` what Python code prints inside."""
+    streams: list[Any] = [sys.stdout, sys.stderr]
+    with redirect_stdout(_Visible(streams[0])), redirect_stderr(_Visible(streams[1])):
+        yield
+
+
+def beneath(stream: Any) -> Any:
+    """Return the stream that takes a terminal's own control sequences."""
+    return getattr(stream, "raw", stream) if isinstance(stream, _Visible) else stream
 
 
 @contextmanager

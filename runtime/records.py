@@ -2,17 +2,68 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from assay.runtime.errors import unknown
+from assay.runtime.errors import one_line, unknown
+from assay.runtime.files import read_text
+
+LARGEST_SEED = 2**63 - 1
+"""The largest seed: torch's generators take no more than 64 bits, and some calls add to it."""
+MOST_EXAMPLES = 10**6
+MOST_DIGITS = 10**5
+Seed = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_SEED)]
+_DEEPEST = 100  # levels of tables and lists in a text of others
+
+
+def from_json(text: str | bytes, where: str, error: Callable[[str], Exception]) -> Any:
+    """Return the content of a JSON text that anybody may have written.
+
+    NaN, infinities and halves of surrogate pairs are no JSON. Raises ``error`` of one line, which begins with
+    ``where``.
+    """
+    try:
+        return _shallow(msgspec.json.decode(text))
+    except (ValueError, RecursionError) as problem:
+        raise error(f"{where}: is no JSON ({_reason(problem)})") from None
+
+
+def from_toml(text: str, where: str, error: Callable[[str], Exception]) -> dict[str, Any]:
+    """Return the content of a TOML text that anybody may have written.
+
+    Raises ``error`` of one line, which begins with ``where``, and the line's number if it is known.
+    """
+    try:
+        return _shallow(tomllib.loads(text))
+    except (ValueError, RecursionError) as problem:
+        what, line = _reason(problem), ""
+        if (match := re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", what)) is not None:
+            what, line = f"{match[1]} at column {match[3]}", f":{match[2]}"
+        elif what.endswith("(at end of document)"):
+            line = f":{len(text.rstrip().split(chr(10)))}"
+        raise error(f"{where}{line}: is no TOML ({what}); mend what stands there") from None
+
+
+def _reason(problem: Exception) -> str:
+    return f"more than {_DEEPEST} levels" if isinstance(problem, RecursionError) else one_line(problem)
+
+
+def _shallow(content: Any) -> Any:
+    """Return the content. Raises `RecursionError` if it has more than `_DEEPEST` levels."""
+    level = [content]
+    for _ in range(_DEEPEST):
+        inner = (part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list))
+        level = [part for parts in inner for part in parts]
+        if not level:
+            return content
+    raise RecursionError
 
 
 def structured(content: Any, kind: Any, where: str, error: Callable[[str], Exception]) -> Any:
@@ -67,12 +118,7 @@ def read_record(path: Path, mark: str, kind: Any, error: Callable[[str], Excepti
 
     Raises ``error`` of one line.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as problem:
-        raise error(f"{path}: can't be read ({problem.strerror or problem})") from None
-    except ValueError as problem:
-        raise error(f"{path}: is no JSON ({problem})") from None
+    content = from_json(read_text(path, error), str(path), error)
     if not isinstance(content, dict) or content.pop(mark, None) != 1:
         raise error(f"{path}: expected a record of assay {mark}")
     return structured(content, kind, f"{path}:", error)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -245,11 +246,11 @@ def result_key(question: Any, *modules: str, targets: Iterable[str] = (), device
 def contents(path: str) -> list[str]:
     """Return a path, and name and digest of each of its files of up to 16 MiB: of a file, or of a folder."""
     top = Path(path)
-    files = sorted(top.rglob("*")) if top.is_dir() else [top]
+    files = sorted(top.rglob("*")) if os.path.isdir(top) else [top]
     read = [
         file
         for file in files
-        if file.is_file() and file.stat().st_size <= _MOST_READ and "__pycache__" not in file.parts
+        if os.path.isfile(file) and file.stat().st_size <= _MOST_READ and "__pycache__" not in file.parts
     ]
     return [path, *(f"{file.name} {_sha256(file.read_bytes())}" for file in read)]
 

@@ -1,14 +1,28 @@
-"""The source text of a reference, with the functions and constants of its project that it uses."""
+"""Source texts: of a reference, with what it uses of its project, and the syntax tree of a text of others."""
 
 from __future__ import annotations
 
+import ast
 import inspect
 from types import CodeType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from assay.runtime.errors import first_line
+
 _PLAIN = (bool, int, float, complex, str, bytes, torch.dtype)
+
+
+def syntax_tree(text: str, mode: Literal["exec", "eval"] = "exec") -> Any:
+    """Return the syntax tree of a Python text that anybody may have written. Raises `SyntaxError` if it has none.
+
+    `ast.parse` raises other errors too, for texts that are nested too deeply or hold a null character.
+    """
+    try:
+        return ast.parse(text, mode=mode)
+    except (ValueError, RecursionError, MemoryError, OverflowError) as error:
+        raise SyntaxError(first_line(error)) from None
 
 
 def source_of(target: Any) -> str:

@@ -5,6 +5,7 @@ input that would have revealed it. The kernel without a fault is examined first:
 failures say nothing about the faults.
 """
 
+import math
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -137,9 +138,12 @@ def _tolerances(text: str) -> tuple[str, tuple[float, float] | None]:
         raise SettingError(expected)
     name, rtol, atol = match.groups()
     try:
-        return name, None if rtol is None else (float(rtol), float(atol))
+        tolerances = None if rtol is None else (float(rtol), float(atol))
     except ValueError:
         raise SettingError(expected) from None
+    if tolerances is not None and not all(0 <= tolerance < math.inf for tolerance in tolerances):
+        raise SettingError(expected)
+    return name, tolerances
 
 
 def _plain_check_fails(plan: Plan, fault: FaultModel | None, check: tuple[str, tuple[float, float] | None]) -> bool:

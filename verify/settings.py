@@ -20,6 +20,7 @@ from assay.golden.registry import Spec, spec
 from assay.interpreter import check_emulated
 from assay.runtime.environment import changes, with_changes
 from assay.runtime.errors import unknown
+from assay.runtime.records import LARGEST_SEED, MOST_EXAMPLES
 from assay.verify.cases.at_shape import checked_shapes
 from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.contract import Contract, contract_from_table
@@ -61,6 +62,7 @@ _OF_A_CALL = (
 Text = Annotated[str, msgspec.Meta(description="text")]
 Switch = Annotated[bool, msgspec.Meta(description="true or false")]
 Whole = Annotated[int, msgspec.Meta(ge=0, description="a whole number of at least 0")]
+Examples = Annotated[int, msgspec.Meta(ge=0, le=MOST_EXAMPLES)]
 Number = Annotated[float, msgspec.Meta(gt=0, description="a number more than 0")]
 
 
@@ -87,8 +89,8 @@ class Settings:
     layouts: Sequence[str] = LAYOUTS
     contract: Contract = field(default_factory=Contract)
     effort: Literal["quick", "usual", "thorough"] = "usual"
-    examples: Annotated[Whole | None, msgspec.Meta(description="a whole number of at least 0")] = None
-    seed: Annotated[int, msgspec.Meta(description="a whole number")] = 0
+    examples: Annotated[Examples | None, msgspec.Meta(description="a whole number from 0 to a million")] = None
+    seed: Annotated[int, msgspec.Meta(ge=0, le=LARGEST_SEED, description="a whole number from 0 to 2^63 - 1")] = 0
     device: Text = "cpu"
     framework: Text = "torch"
     timeout: Number = 30.0

@@ -112,7 +112,7 @@ class CudaClock:
 
     ``cold``: the L2 cache is overwritten before each call. ``graph``: the call is recorded once as a CUDA graph, whose
     replays are timed; None does so where the host takes longer than the device and the call can be recorded. ``cuda``:
-    torch.cuda, or a replacement in tests. ``launches``: the host's seconds of each launched call. ``ways``: how the
+    torch.cuda, or a replacement in tests. ``launches``: the host's seconds of each launched call. ``methods``: how the
     series were timed.
     """
 
@@ -121,14 +121,14 @@ class CudaClock:
     graph: bool | None = None
     cuda: Any = torch.cuda
     launches: list[float] = field(default_factory=list)
-    ways: set[str] = field(default_factory=set, repr=False)
+    methods: set[str] = field(default_factory=set, repr=False)
     _evicting: torch.Tensor | None = field(default=None, repr=False)
 
     @property
     def words(self) -> str:
         """Return how calls are timed, in words."""
-        ways = f", {' or '.join(sorted(self.ways))}" if self.ways else ""
-        return f"CUDA events, {'cold' if self.cold else 'warm'} second-level cache{ways}"
+        methods = f", {' or '.join(sorted(self.methods))}" if self.methods else ""
+        return f"CUDA events, {'cold' if self.cold else 'warm'} second-level cache{methods}"
 
     def series(
         self, count: int, prepare: Callable[[int], None], call: Callable[[], Any], take: Callable[[int, Any], None]
@@ -136,9 +136,9 @@ class CudaClock:
         """Time calls, as `Clock.series`."""
         replay = self._replay(prepare, call)
         if replay is not None:
-            self.ways.add("replays of a CUDA graph")
+            self.methods.add("replays of a CUDA graph")
             return self._timed(count, prepare, replay, take)[0]
-        self.ways.add("launches hidden behind a pause")
+        self.methods.add("launches hidden behind a pause")
         spent, launches = self._timed(count, prepare, call, take)
         self.launches += launches
         return spent

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 
 from assay.bench.tuning.choice import Choice
 from assay.runtime.errors import unknown
-from assay.runtime.records import structured
+from assay.runtime.files import read_text
+from assay.runtime.records import from_toml, structured
 from assay.verify.errors import TuneError
 
 MOST = 512
@@ -53,12 +53,7 @@ class Space:
 
 def read_space(path: Path) -> Space:
     """Read a TOML file: a table ``choices`` of lists, and a list ``without`` of tables. Raises `TuneError`."""
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TuneError(f"--space {path}: can't be read ({error.strerror or error})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise TuneError(f"--space {path}: is no TOML ({error})") from None
+    content = from_toml(read_text(path, TuneError), f"--space {path}", TuneError)
     space: Space = structured(content, Space, f"--space {path}:", TuneError)
     if not space.choices:
         raise TuneError(f"--space {path}: expected a table [choices], e.g. BLOCK_M = [64, 128]")

@@ -112,7 +112,7 @@ def evidence(outcomes: Iterable[Outcome]) -> Evidence:
     shipped = [o for o in alone if o.trial.assembler == SHIPPED]
     failing = {o.trial.warps for o in shipped if _failed(o)}
     running = {o.trial.warps for o in shipped if o.result == RAN} - failing
-    found = [o.space for o in shipped if o.space]
+    spaces = [o.space for o in shipped if o.space]
     return Evidence(
         alone=_any(shipped),
         other=_any(o for o in alone if o.trial.assembler == OTHER),
@@ -120,7 +120,7 @@ def evidence(outcomes: Iterable[Outcome]) -> Evidence:
         together=_any(o for o in outcomes if not o.trial.config),
         plain=_any(o for o in outcomes if o.trial.config and not o.trial.descriptors),
         narrow=failing == {_WIDE} if failing and running else None,
-        space=found[0] if found else "",
+        space=spaces[0] if spaces else "",
     )
 
 

@@ -47,7 +47,7 @@ TUNERS = {  # the kernels, each with its autotuned Triton kernel
     "assay.attention": "assay.kernels.triton.attention:_attention_kernel",
     "assay.mla_decode": "assay.kernels.triton.mla_decode:_mla_kernel",
 }
-_DESCRIBED = ("assay.attention",)  # those that may load by TMA
+_TMA_KERNELS = ("assay.attention",)  # those that may load by TMA
 _UNPRUNED = ("assay.mla_decode",)  # its pruning avoids a form that is suspected; the trials have it
 _CASES, _REHEARSED = 15, 2  # of an examination; the crashes came among the first ten or so
 _LONGEST = 90.0  # seconds of a trial without compute-sanitizer
@@ -104,14 +104,14 @@ def _again(
     failed = [each.trial for each in own if each.result in causes.FAILED]
     for trial in failed or ([] if failing else [each.trial for each in own if each.result == causes.RAN]):
         yield from (replace(trial, assembler=name) for name in assemblers if name != SHIPPED)
-        if kernel in _DESCRIBED:
+        if kernel in _TMA_KERNELS:
             yield replace(trial, descriptors=False)
         if shutil.which(_SANITIZER[0]):
             yield replace(trial, sanitized=True)
 
 
 def _tried(part: Part, trials: Sequence[Trial], assemblers: dict[str, Path | None]) -> list[Outcome]:
-    """Run trials side by side; return their outcomes, those that an earlier run finished among them."""
+    """Run trials side by side; return their outcomes, including the ones that an earlier run finished."""
     by_name = {_name(trial, assemblers): trial for trial in trials}
     results = {
         name: Outcome(trial, **answer) for name, trial in by_name.items() if (answer := part.kept(name)) is not None

@@ -57,7 +57,7 @@ class Running:
         return self
 
     def stop(self) -> None:
-        """End the process and those that it has started, if it is still running."""
+        """End the process and its descendants, if it is still running."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             if self.process.poll() is None:
                 self.stopped = True

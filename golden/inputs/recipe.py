@@ -101,7 +101,7 @@ class Recipe:
         """The recipe that `to_json` wrote; `RecipeError` where the text is not that of a recipe."""
         try:
             content = msgspec.json.decode(text)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise RecipeError(f"recipe: expected the JSON of a recipe, got {text[:60]!r} ({error})") from None
         return Recipe.from_dict(content)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import tomllib
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,7 +30,8 @@ from assay.golden.options import Option
 from assay.golden.registry import Spec, spec, specs
 from assay.golden.signature import TensorSpec
 from assay.runtime.errors import AssayError, unknown
-from assay.runtime.records import structured
+from assay.runtime.files import read_text
+from assay.runtime.records import MOST_DIGITS, Seed, from_toml, structured
 
 # Milliseconds of a record written, of an element drawn, and of a step evaluated; measured in docs/scale.md.
 _MS_PER_RECORD, _MS_PER_ELEMENT, _MS_PER_STEP = 8.0, 2e-4, 2e-6
@@ -182,12 +182,7 @@ class Campaign:
 def read_campaign(path: str | Path) -> Campaign:
     """Return the campaign of a file, named after it. Raises `CampaignError`."""
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise CampaignError(f"{path}: can't be read ({error.strerror or error})") from None
-    except UnicodeDecodeError as error:
-        raise CampaignError(f"{path}: byte {error.start} is no UTF-8; save the file as UTF-8") from None
+    text = read_text(path, CampaignError)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._")
     origin = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
     return replace(parse_campaign(text, name or "campaign", str(path)), origin=origin)
@@ -197,21 +192,15 @@ def read_campaign(path: str | Path) -> Campaign:
 def parse_campaign(text: str, name: str, label: str = "") -> Campaign:
     """Return the campaign of a text; errors call it ``label``. Raises `CampaignError`."""
     label = label or f"campaign {name}"
-    try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        match = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", str(error), re.DOTALL)
-        line = match[2] if match else len(text.splitlines()) or 1
-        what = f"{match[1]} at column {match[3]}" if match else str(error)
-        raise CampaignError(f"{label}:{line}: no TOML ({what}); mend what stands there") from None
-    return Campaign(name, text, tuple(_entries(content, label)))
+    return Campaign(name, text, tuple(_entries(from_toml(text, label, CampaignError), label)))
 
 
 _NOT_EMPTY = msgspec.Meta(min_length=1)
 Names = str | Annotated[dict[str, str], _NOT_EMPTY]  # for all tensors, or for each by name
 Whole = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
-Seeds = Annotated[int, msgspec.Meta(ge=1, le=2**40)] | Annotated[list[int], _NOT_EMPTY]  # their number, or a list
+Digits = Annotated[int, msgspec.Meta(ge=1, le=MOST_DIGITS)]
+Seeds = Annotated[int, msgspec.Meta(ge=1, le=2**40)] | Annotated[list[Seed], _NOT_EMPTY]  # their number, or a list
 SymbolSizes = Whole | str | Annotated[list[Whole | str], _NOT_EMPTY]
 
 
@@ -222,7 +211,7 @@ class _Shared:
     dtypes: Names | Annotated[list[Names], _NOT_EMPTY] | None = None
     distributions: Names | Annotated[list[Names], _NOT_EMPTY] | None = None
     seeds: Seeds | None = None
-    digits: Positive | Annotated[list[Positive], _NOT_EMPTY] | None = None
+    digits: Digits | Annotated[list[Digits], _NOT_EMPTY] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,9 @@ import json
 import os
 import re
 import secrets
+import sys
 import time
+import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -301,7 +303,8 @@ def _opened(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     protocol = url.partition("://")[0] if "://" in url else "file"
     shown = _shown_url(url)
     try:
-        return fsspec.url_to_fs(url, **{"use_listings_cache": False, **options})
+        with _no_complaints():
+            return fsspec.url_to_fs(url, **{"use_listings_cache": False, **options})
     except ImportError as error:
         raise StoreError(
             f"store {shown}: the driver for {protocol}:// is missing ({error}); "
@@ -312,6 +315,20 @@ def _opened(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
             expected = "expected a path, file://, memory://, s3://, ..."
             raise StoreError(f"store {shown}: unknown protocol {protocol}://; {expected}") from None
         raise StoreError(f"store {shown}: cannot be opened: {_line(error)}") from None
+
+
+@contextlib.contextmanager
+def _no_complaints() -> Iterator[None]:
+    """Drop what a driver's half made object raises as it is deleted; the error of its making says why."""
+    before = sys.unraisablehook
+    sys.unraisablehook = lambda unraisable: None
+    try:
+        yield
+    except Exception as error:
+        traceback.clear_frames(error.__traceback__)  # which hold the object
+        raise
+    finally:
+        sys.unraisablehook = before
 
 
 def _reason(error: Exception, verb: str, name: str) -> str:

@@ -8,37 +8,24 @@ own function (``custom_inputs_entrypoint``).
 from __future__ import annotations
 
 import ast
-import json
-import operator
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
 
+import msgspec
 import torch
 
+from assay.judge.problems.expressions import names_in, value_of
 from assay.judge.problems.problem import Answer, Entry, Instance, Problem, ProblemError, Sizes, Style
-from assay.judge.problems.running import executed, explained, seeded
+from assay.judge.problems.running import executed, explaining, seeded
+from assay.runtime.files import read_text
+from assay.runtime.records import from_json, structured
+from assay.runtime.source import syntax_tree
 
 _USUAL = 16  # size of a variable axis without workloads
-_OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: lambda a, b: a // b if a % b == 0 else a / b,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-    ast.USub: operator.neg,
-    ast.UAdd: operator.pos,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
 _NEAREST: Mapping[type[ast.AST], Callable[[int, int], int]] = {
     ast.Eq: lambda size, bound: bound,
     ast.Gt: lambda size, bound: max(size, bound + 1),
@@ -47,6 +34,72 @@ _NEAREST: Mapping[type[ast.AST], Callable[[int, int], int]] = {
     ast.LtE: min,
 }
 _LAST = re.compile(r"(\w+)\s*==\s*(\w+)\[-1\](?:\.item\(\))?")
+
+
+_Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class Axis(msgspec.Struct, frozen=True):
+    """An axis: its size is constant, or stated by each workload, or an expression over other axes."""
+
+    type: Literal["const", "var", "expr"] = "var"
+    value: _Size | None = None
+    expression: str = ""
+
+
+class Tensor(msgspec.Struct, frozen=True):
+    """An input or output; ``shape`` is None for a scalar."""
+
+    shape: list[str | int] | None
+    dtype: str
+
+
+class Definition(msgspec.Struct, frozen=True):
+    """What ``definition.json`` says. Its other keys have no effect here."""
+
+    name: str
+    axes: dict[str, Axis]
+    inputs: dict[str, Tensor]
+    outputs: dict[str, Tensor]
+    reference: str
+    constraints: list[str] | None = None
+    custom_inputs_entrypoint: str | None = None
+
+
+class _Stated(msgspec.Struct, frozen=True):
+    """What a workload states of an input."""
+
+    type: Literal["random", "scalar", "custom", "safetensors"] = "random"
+    value: bool | int | float | str | None = None
+    path: str = ""
+    tensor_key: str = ""
+
+
+class _Workload(msgspec.Struct, frozen=True):
+    axes: dict[str, _Size] = {}
+    inputs: dict[str, _Stated] = {}
+    uuid: str | int = ""
+
+
+class _Source(msgspec.Struct, frozen=True):
+    path: str
+    content: str
+
+
+class _Call(msgspec.Struct, frozen=True):
+    """The ``spec`` of a solution: which function of which file is called, and how."""
+
+    entry_point: str
+    language: str = "python"
+    languages: list[str] | None = None
+    destination_passing_style: bool | None = True
+
+
+class _Solution(msgspec.Struct, frozen=True):
+    spec: _Call
+    sources: list[_Source]
+    name: str | None = None
+    definition: str | None = None
 
 
 @dataclass(frozen=True)
@@ -65,27 +118,24 @@ class Axes:
     where: Path
 
     @staticmethod
-    def of(content: Mapping[str, Any], where: Path) -> Axes:
-        """Return the axes of a definition. Raises `ProblemError`."""
+    def of(content: Definition, where: Path) -> Axes:
+        """Return the axes of a definition."""
         constant: dict[str, int] = {}
         variable, expressions = [], {}
-        for name, axis in content["axes"].items():
-            match axis.get("type", "var"):
-                case "const" if "value" in axis:
-                    constant[name] = int(axis["value"])
-                case "var" | "const":
-                    variable.append(name)
-                case "expr":
-                    expressions[name] = str(axis["expression"])
-                case other:
-                    raise ProblemError(f"{where}: axes.{name}: expected const, var or expr, got {other!r}")
+        for name, axis in content.axes.items():
+            if axis.type == "const" and axis.value is not None:
+                constant[name] = axis.value
+            elif axis.type == "expr":
+                expressions[name] = axis.expression
+            else:
+                variable.append(name)
         known = {*constant, *variable, *expressions}
         between, last = [], {}
-        for constraint in content.get("constraints") or ():
+        for constraint in content.constraints or ():
             match = _LAST.fullmatch(constraint.strip())
             if match is not None and match[1] in known:
                 last[match[2]] = match[1]
-            elif _names(constraint) <= known:
+            elif names_in(constraint) <= known:
                 between.append(constraint)
         return Axes(constant, tuple(variable), expressions, tuple(between), last, where)
 
@@ -99,7 +149,7 @@ class Axes:
         results = {**self.constant, **{name: int(sizes[name]) for name in self.variable if name in sizes}}
         open_ = dict(self.expressions)
         while open_:
-            ready = [name for name, text in open_.items() if _names(text) <= results.keys()]
+            ready = [name for name, text in open_.items() if names_in(text) <= results.keys()]
             if not ready:
                 raise ProblemError(f"{self.where}: axes: {', '.join(open_)} can't be evaluated")
             for name in ready:
@@ -118,53 +168,18 @@ class Axes:
         try:
             result = self.resolved(sizes)
             return all(bool(value_of(text, result)) for text in self.constraints)
-        except (ProblemError, ZeroDivisionError):
+        except ProblemError:
             return False
 
     def usual(self) -> Sizes:
         """Return sizes for a definition without workloads: equal, unless constraints demand others."""
         sizes = dict.fromkeys(self.variable, _USUAL)
         for text in self.constraints:
-            tree = ast.parse(text, mode="eval").body
-            match tree:
+            match syntax_tree(text, "eval").body:
                 case ast.Compare(left=ast.Name(id=name), ops=[op], comparators=[right]) if name in sizes:
                     bound = int(value_of(ast.unparse(right), {**self.constant, **sizes}))
                     sizes[name] = _NEAREST[type(op)](sizes[name], bound) if type(op) in _NEAREST else sizes[name]
         return sizes
-
-
-def value_of(expression: str, names: Mapping[str, int]) -> Any:
-    """Evaluate an expression of numbers, names and the usual operators. Raises `ProblemError` on any other."""
-
-    def value(node: ast.AST) -> Any:
-        match node:
-            case ast.Expression(body=body):
-                return value(body)
-            case ast.Constant(value=int() | float() as number):
-                return number
-            case ast.Name(id=name) if name in names:
-                return names[name]
-            case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-                return _OPERATORS[type(op)](value(left), value(right))
-            case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:
-                return _OPERATORS[type(op)](value(operand))
-            case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _OPERATORS:
-                return _OPERATORS[type(op)](value(left), value(right))
-            case ast.BoolOp(op=ast.And(), values=parts):
-                return all(value(part) for part in parts)
-            case ast.BoolOp(values=parts):
-                return any(value(part) for part in parts)
-        raise ProblemError(f"expected an expression over {', '.join(sorted(names))}, got {expression!r}")
-
-    return value(ast.parse(expression, mode="eval"))
-
-
-def _names(expression: str) -> set[str]:
-    try:
-        tree = ast.parse(expression, mode="eval")
-    except SyntaxError:
-        return {"?"}
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
 _INDICES = ("id", "ids", "idx", "idxs", "topk")
@@ -172,7 +187,7 @@ _FEW = 1024  # bound of random integers of either sign
 
 
 def drawn(
-    content: Mapping[str, Any],
+    content: Definition,
     sizes: Sizes,
     axes: Mapping[str, int],
     namespace: Mapping[str, Any],
@@ -182,17 +197,17 @@ def drawn(
 
     Tensors of a file are used only at the workload's own sizes. Raises `ProblemError`.
     """
-    stated: Mapping[str, Any] = sizes.get("@inputs", {})
-    scalars = {name: part["value"] for name, part in stated.items() if part.get("type") == "scalar"}
+    stated: Mapping[str, _Stated] = msgspec.convert(sizes.get("@inputs", {}), dict[str, _Stated])
+    scalars = {name: part.value for name, part in stated.items() if part.type == "scalar"}
     made: Mapping[str, Any] = {}
-    function = content.get("custom_inputs_entrypoint")
-    if function and any(part.get("type") == "custom" for part in stated.values()):
+    function = content.custom_inputs_entrypoint
+    if function and any(part.type == "custom" for part in stated.values()):
         made = namespace[function]({**axes, **scalars}, torch.device("cpu"))
-    results = []
-    for name, part in content["inputs"].items():
-        how = stated.get(name, {}).get("type", "random")
-        shape = None if part["shape"] is None else tuple(_length(axis, axes) for axis in part["shape"])
-        dtype = getattr(torch, part["dtype"])
+    results: list[Any] = []
+    for name, part in content.inputs.items():
+        how = stated.get(name, _Stated()).type
+        shape = None if part.shape is None else tuple(_length(axis, axes) for axis in part.shape)
+        dtype = dtype_of(part.dtype, Path(content.name))
         if how == "scalar":
             results.append(scalars[name])
         elif how == "custom":
@@ -210,18 +225,18 @@ def _length(axis: Any, axes: Mapping[str, int]) -> int:
     return axes[axis] if axis in axes else int(value_of(str(axis), axes))
 
 
-def _of_file(stated: Mapping[str, Any], root: Path, shape: tuple[int, ...] | None) -> torch.Tensor | None:
+def _of_file(stated: _Stated, root: Path, shape: tuple[int, ...] | None) -> torch.Tensor | None:
     """Return a tensor of a safetensors file, or None if the file is missing or its shape differs."""
     from safetensors.torch import load_file
 
-    path = root / stated["path"]
-    if not path.is_file():
+    path = root / stated.path
+    if not os.path.isfile(path):
         return None
-    value = load_file(path)[stated["tensor_key"]]
+    value = load_file(path)[stated.tensor_key]
     return value if tuple(value.shape) == shape else None
 
 
-def _random(name: str, shape: Any, dtype: torch.dtype, axes: Mapping[str, int], content: Mapping[str, Any]) -> Any:
+def _random(name: str, shape: Any, dtype: torch.dtype, axes: Mapping[str, int], content: Definition) -> Any:
     """Return random numbers; integers are offsets, indices or lengths if their name says so."""
     if shape is None:
         return 1e-6 if name.startswith("eps") else float(torch.rand(())) + 0.5 if dtype.is_floating_point else 1
@@ -236,7 +251,7 @@ def _random(name: str, shape: Any, dtype: torch.dtype, axes: Mapping[str, int], 
     return _integers(name, shape, axes, content).to(dtype)
 
 
-def _integers(name: str, shape: tuple[int, ...], axes: Mapping[str, int], content: Mapping[str, Any]) -> torch.Tensor:
+def _integers(name: str, shape: tuple[int, ...], axes: Mapping[str, int], content: Definition) -> torch.Tensor:
     last = {**_last(content)}
     if name in last or name.endswith("indptr") or "cu_seqlens" in name:
         total = axes.get(last.get(name, ""), 4 * (shape[0] - 1))
@@ -252,11 +267,12 @@ def _integers(name: str, shape: tuple[int, ...], axes: Mapping[str, int], conten
     return torch.randint(-_FEW, _FEW, shape)
 
 
-def _last(content: Mapping[str, Any]) -> dict[str, str]:
+def _last(content: Definition) -> dict[str, str]:
     """Return the axis that a tensor's last element gives, by tensor."""
-    return dict(Axes.of(content, Path(content["name"])).last)
+    return dict(Axes.of(content, Path(content.name)).last)
 
 
+_LONGEST, _LONGEST_PART = 1000, 255  # bytes of a source's path, and of each part of it
 _LANGUAGES = ("python", "triton", "pytorch")
 
 
@@ -270,8 +286,8 @@ def reads(path: Path) -> bool:
 def is_definition(path: Path) -> bool:
     """Return whether a file is a definition."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content = _json(path)
+    except ProblemError:
         return False
     return isinstance(content, dict) and {"axes", "inputs", "outputs", "reference"} <= content.keys()
 
@@ -279,35 +295,29 @@ def is_definition(path: Path) -> bool:
 def problem(path: Path) -> Problem:
     """Return the problem. Raises `ProblemError`."""
     file = path if path.is_file() else next(file for file in sorted(path.glob("*.json")) if is_definition(file))
-    content = json.loads(file.read_text(encoding="utf-8"))
+    content: Definition = structured(_json(file), Definition, f"{file}:", ProblemError)
     axes = Axes.of(content, file)
-    source: str = content["reference"]
+    source = content.reference
     namespace = executed(source, file)
     run = _run(source, namespace)
     if run is None:
         raise ProblemError(f"{file}: reference: expected a function run, got none")
-    given = tuple(_sizes(workload, axes) for workload in workloads(file, content["name"])) or (axes.usual(),)
-    results = content["outputs"]
+    given = tuple(_sizes(workload, axes) for workload in workloads(file, content.name)) or (axes.usual(),)
+    results = content.outputs
 
     def make(sizes: Sizes, seed: int) -> Instance:
         result = axes.resolved(sizes)
 
         def draw(seed: int) -> tuple[Any, ...]:
-            try:
+            with explaining(file, f"inputs at {result}"):
                 return seeded(lambda: drawn(content, sizes, result, namespace, root_of(file)), seed, source)
-            except ProblemError:
-                raise
-            except Exception as error:
-                raise explained(error, file, f"inputs at {result}") from None
 
-        made = tuple(
-            (name, _shape(axes, part, result), dtype_of(part["dtype"], file)) for name, part in results.items()
-        )
+        made = tuple((name, _shape(axes, part, result), dtype_of(part.dtype, file)) for name, part in results.items())
         return Instance(sizes, _by_position(run, tuple(results)), draw, results=made)
 
     entry = Entry("run", "function", "destination")
     return Problem(
-        content["name"],
+        content.name,
         "FlashInfer Trace",
         file,
         source,
@@ -315,14 +325,14 @@ def problem(path: Path) -> Problem:
         axes.variable,
         make,
         entry,
-        names=tuple(content["inputs"]),
+        names=tuple(content.inputs),
         wanted=axes.allows,
     )
 
 
 def _run(source: str, namespace: Mapping[str, Any]) -> Any:
     """Return the function ``run`` of a reference, or its last function (FlashInfer's own dumps have no ``run``)."""
-    names = ["run", *(node.name for node in reversed(ast.parse(source).body) if isinstance(node, ast.FunctionDef))]
+    names = ["run", *(node.name for node in reversed(syntax_tree(source).body) if isinstance(node, ast.FunctionDef))]
     return next((namespace[name] for name in names if callable(namespace.get(name))), None)
 
 
@@ -336,8 +346,8 @@ def _by_position(run: Any, names: tuple[str, ...]) -> Any:
     return reference
 
 
-def _shape(axes: Axes, part: Mapping[str, Any], sizes: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(axes.length(name, sizes) for name in part["shape"] or ())
+def _shape(axes: Axes, part: Tensor, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(axes.length(name, sizes) for name in part.shape or ())
 
 
 def dtype_of(name: str, where: Path) -> torch.dtype:
@@ -358,15 +368,13 @@ def workloads(file: Path, name: str) -> list[dict[str, Any]]:
     root = root_of(file)
     indices = [file.parent / "workload.jsonl", file.parent / f"{name}.jsonl", *root.glob(f"workloads/**/{name}.jsonl")]
     results = []
-    for index in dict.fromkeys(index for index in indices if index.is_file()):
-        for number, line in enumerate(index.read_text(encoding="utf-8").splitlines(), 1):
-            if not line.strip():
-                continue
-            try:
-                content = json.loads(line)
-            except ValueError as error:
-                raise ProblemError(f"{index}:{number}: expected JSON, got {error}") from None
-            results.append(content.get("workload", content))
+    for index in dict.fromkeys(index for index in indices if os.path.exists(index)):
+        for number, line in enumerate(read_text(index, ProblemError).split("\n"), 1):
+            if line.strip():
+                content = from_json(line, f"{index}:{number}", ProblemError)
+                workload = content.get("workload", content) if isinstance(content, dict) else content
+                structured(workload, _Workload, f"{index}:{number}:", ProblemError)
+                results.append(workload)
     return results
 
 
@@ -379,34 +387,45 @@ def _sizes(workload: Mapping[str, Any], axes: Axes) -> dict[str, Any]:
 def solution(path: Path, of: Problem) -> Answer:
     """Return a solution of the definition: solution.json, or the first in a folder. Raises `ProblemError`."""
     file = path if path.is_file() else next(_solutions(path, of.name), path / "solution.json")
-    if not file.is_file():
+    if not os.path.exists(file):
         raise ProblemError(f"{file}: expected a solution of {of.name}, got none")
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        spec, sources = content["spec"], content["sources"]
-        main, _, name = spec["entry_point"].partition("::")
-    except (ValueError, KeyError, TypeError) as error:
-        raise ProblemError(
-            f"{file}: expected a solution (spec, sources), got {type(error).__name__}: {error}"
-        ) from None
-    if content.get("definition") not in (None, of.name):
-        raise ProblemError(f"{file}: expected a solution of {of.name}, got one of {content['definition']}")
-    files = {part["path"]: part["content"] for part in sources}
-    if any(Path(name).is_absolute() or ".." in Path(name).parts for name in files):
-        raise ProblemError(f"{file}: sources: expected paths within the solution's folder")
+    content: _Solution = structured(_json(file), _Solution, f"{file}:", ProblemError)
+    if content.definition not in (None, of.name):
+        raise ProblemError(f"{file}: expected a solution of {of.name}, got one of {content.definition}")
+    files = {part.path: part.content for part in content.sources}
+    if (wrong := _misplaced(files)) is not None:
+        raise ProblemError(f"{file}: sources: expected paths of files within the solution's folder, got {wrong!r:.80}")
+    main, _, name = content.spec.entry_point.partition("::")
     if main not in files:
         raise ProblemError(f"{file}: entry_point: expected one of {', '.join(files)}, got {main!r}")
-    languages = spec.get("languages") or [spec.get("language", "python")]
+    languages = content.spec.languages or [content.spec.language]
     language = next((name for name in languages if name not in _LANGUAGES), languages[0])
-    style: Style = "destination" if spec.get("destination_passing_style", True) else "arguments"
-    return Answer(content.get("name", file.stem), files, main, Entry(name or "run", "function", style), language)
+    style: Style = "destination" if content.spec.destination_passing_style else "arguments"
+    return Answer(content.name or file.stem, files, main, Entry(name or "run", "function", style), language)
+
+
+def _misplaced(names: Iterable[str]) -> str | None:
+    """Return the first name that no file in a folder can have beside the others, or None."""
+    paths = {PurePosixPath(name) for name in names}
+    for name in names:
+        path = PurePosixPath(name)
+        is_outside = path.is_absolute() or ".." in path.parts
+        is_too_long = len(name.encode()) > _LONGEST or any(len(part.encode()) > _LONGEST_PART for part in path.parts)
+        if not path.parts or "\0" in name or is_outside or is_too_long or not paths.isdisjoint(path.parents):
+            return name
+    return None
+
+
+def _json(file: Path) -> Any:
+    """Return the content of a JSON file. Raises `ProblemError`."""
+    return from_json(read_text(file, ProblemError), str(file), ProblemError)
 
 
 def _solutions(folder: Path, name: str) -> Iterator[Path]:
     for file in [folder / "solution.json", *sorted(folder.glob("**/*.json"))]:
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            content = _json(file)
+        except ProblemError:
             continue
         if isinstance(content, dict) and "sources" in content and content.get("definition") in (None, name):
             yield file

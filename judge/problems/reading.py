@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import ModuleType
 
 from assay.judge.problems import flashinfer_trace, kernelbench, reference_folder, robust_kbench
 from assay.judge.problems.problem import Answer, Problem, ProblemError
+from assay.runtime.files import named
 
 FORMATS: tuple[ModuleType, ...] = (robust_kbench, reference_folder, flashinfer_trace, kernelbench)
 _KNOWN = (
@@ -19,8 +21,8 @@ def read(problem: str | Path, solution: str | Path) -> tuple[Problem, Answer]:
     """Return a problem and a solution of it. Raises `ProblemError`."""
     path, of = Path(problem), Path(solution)
     format = format_of(path)
-    if not of.exists():
-        raise ProblemError(f"{of}: expected a solution there, got no such file")
+    if not os.path.exists(of):
+        raise ProblemError(f"{named(of)}: expected a solution there, got no such file")
     result: Problem = format.problem(path)
     answer: Answer = format.solution(of, result)
     return result, answer
@@ -34,8 +36,8 @@ def read_problem(path: str | Path) -> Problem:
 
 def format_of(path: Path) -> ModuleType:
     """Return the module that reads a problem. Raises `ProblemError`."""
-    if not path.exists():
-        raise ProblemError(f"{path}: expected a problem there, got no such file")
+    if not os.path.exists(path):
+        raise ProblemError(f"{named(path)}: expected a problem there, got no such file")
     for format in FORMATS:
         if format.reads(path):
             return format

@@ -7,13 +7,16 @@ numbers but the seed are sizes. A solution can import ``task.py`` and ``utils.py
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 from assay.judge.problems.problem import Answer, Entry, Instance, Problem, ProblemError, Sizes
-from assay.judge.problems.running import beside, cuda_if, executed, explained, needs_cuda, seeded
+from assay.judge.problems.running import beside, cuda_if, executed, explaining, needs_cuda, seeded
+from assay.runtime.files import read_text
 
 ENTRY = Entry("custom_kernel", "function", "data")
 _COMPANIONS = ("task.py", "utils.py")
@@ -25,13 +28,13 @@ _WORDS = {"true": "True", "false": "False", "null": "None", "~": "None"}
 def reads(path: Path) -> bool:
     """Return whether a folder, or its reference.py, is a problem of this format."""
     file = path / "reference.py" if path.is_dir() else path
-    return file.name == "reference.py" and file.is_file() and "ref_kernel" in file.read_text(encoding="utf-8")
+    return file.name == "reference.py" and os.path.isfile(file) and "ref_kernel" in read_text(file, ProblemError)
 
 
 def problem(path: Path) -> Problem:
     """Return the problem. Raises `ProblemError`."""
     folder = path if path.is_dir() else path.parent
-    source = (folder / "reference.py").read_text(encoding="utf-8")
+    source = read_text(folder / "reference.py", ProblemError)
     where = folder / "reference.py"
     tests = stated(folder / "task.yml")
     namespace = executed(source, where)
@@ -48,11 +51,8 @@ def problem(path: Path) -> Problem:
     def make(sizes: Sizes, seed: int) -> Instance:
         def draw(seed: int) -> tuple[Any, ...]:
             named = {**sizes, "seed": seed} if takes_seed else dict(sizes)
-            try:
-                with beside(folder):
-                    return (seeded(namespace["generate_input"], seed, source, named),)
-            except Exception as error:
-                raise explained(error, where, f"generate_input({dict(sizes)})") from None
+            with explaining(where, f"generate_input({dict(sizes)})"), beside(folder):
+                return (seeded(namespace["generate_input"], seed, source, named),)
 
         def reference(data: Any) -> Any:
             with cuda_if(needs_cuda(source)):
@@ -61,7 +61,7 @@ def problem(path: Path) -> Problem:
         return Instance(sizes, reference, draw)
 
     files = {name: file for name in _COMPANIONS if (file := _companion(folder, name)) is not None}
-    companions = {name: file.read_text(encoding="utf-8") for name, file in files.items()}
+    companions = {name: read_text(file, ProblemError) for name, file in files.items()}
     return Problem(folder.name, "reference.py", folder, source, given, changeable, make, ENTRY, companions)
 
 
@@ -76,7 +76,7 @@ def stated(path: Path) -> list[dict[str, Any]]:
         raise ProblemError(f"{path}: expected the sizes of tests and benchmarks there, got no such file")
     results: dict[str, list[dict[str, Any]]] = {"benchmarks": [], "tests": []}
     section = ""
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in read_text(path, ProblemError).split("\n"):
         if (header := _SECTION.match(line)) is not None:
             section = header[1]
         elif section in results and (item := _ITEM.match(line)) is not None:
@@ -88,15 +88,13 @@ def _item(text: str, path: Path) -> dict[str, Any]:
     """Parse a YAML mapping in one line: names with or without quotes, numbers, words, strings, lists."""
     text = re.sub(r"([{,]\s*)([A-Za-z_]\w*)\s*:", r'\1"\2":', text)
     text = re.sub(r"(?<=[:,\[ ])(true|false|null|~)(?=[\s,}\]])", lambda word: _WORDS[word[1]], text)
-    try:
-        value = ast.literal_eval(text)
-    except (SyntaxError, ValueError):
-        bare = re.sub(r":\s*([A-Za-z_][\w.-]*)(?=\s*[,}])", _quoted, text)
-        try:
-            value = ast.literal_eval(bare)
-        except (SyntaxError, ValueError):
-            raise ProblemError(f"{path}: expected {{name: value, ...}}, got {text[:80]}") from None
-    return dict(value)
+    bare = re.sub(r":\s*([A-Za-z_][\w.-]*)(?=\s*[,}])", _quoted, text)
+    for words in (text, bare):
+        with contextlib.suppress(SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+            value = ast.literal_eval(words)
+            if isinstance(value, dict) and all(isinstance(name, str) for name in value):
+                return value
+    raise ProblemError(f"{path}: expected {{name: value, ...}}, got {text[:80]}")
 
 
 def _quoted(word: re.Match[str]) -> str:
@@ -108,7 +106,7 @@ def solution(path: Path, of: Problem) -> Answer:
     file = path / "submission.py" if path.is_dir() else path
     if not file.is_file():
         raise ProblemError(f"{file}: expected a Python file with a function {of.entry.name}, got none")
-    source = file.read_text(encoding="utf-8")
+    source = read_text(file, ProblemError)
     if of.entry.name not in source:
         raise ProblemError(f"{file}: expected a function {of.entry.name}, got none")
     name = path.name if path.is_dir() else path.stem

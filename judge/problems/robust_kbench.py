@@ -7,7 +7,7 @@ torch and needs a GPU.
 from __future__ import annotations
 
 import inspect
-import json
+import math
 from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
@@ -16,13 +16,19 @@ from typing import Any
 import torch
 
 from assay.judge.problems.problem import Answer, Entry, Instance, Problem, ProblemError, Sizes
-from assay.judge.problems.running import executed, explained, seeded
+from assay.judge.problems.running import executed, explaining, seeded
+from assay.runtime.files import read_text
+from assay.runtime.records import from_json, structured
 
 ENTRY = Entry("forward_fn")
 _LOADER = """from torch.utils.cpp_extension import load
 
 forward_fn = load(name="solution_extension", sources=[__file__.replace("solution.py", "forward.cu")]).forward
 """
+
+
+_MOST = 10_000  # combinations of sizes
+_Configs = dict[str, list[dict[str, Any]] | None]
 
 
 class _Taken(Exception):
@@ -37,28 +43,24 @@ def reads(path: Path) -> bool:
 def problem(path: Path) -> Problem:
     """Return the problem. Raises `ProblemError`."""
     where = path / "func_forward.py"
-    source = where.read_text(encoding="utf-8")
+    source = read_text(where, ProblemError)
     namespace = executed(source, where)
     lacking = [name for name in ("forward_fn", "Model", "get_inputs") if not callable(namespace.get(name))]
     if lacking:
         raise ProblemError(f"{where}: expected forward_fn, Model and get_inputs, got no {', '.join(lacking)}")
-    given = _given(path / "config_forward.json", namespace)
+    with explaining(where, "reading the parameters of its functions"):
+        order = inspect.signature(namespace["forward_fn"])
+        given = _given(path / "config_forward.json", namespace)
     changeable = tuple(name for name in given[0] if all(type(sizes.get(name)) is int for sizes in given))
 
-    order = inspect.signature(namespace["forward_fn"])
-
     def make(sizes: Sizes, seed: int) -> Instance:
-        try:
+        with explaining(where, f"Model({dict(sizes)})"):
             module = seeded(lambda: namespace["Model"](**_of(namespace["Model"].__init__, sizes)), seed, source)
-        except Exception as error:
-            raise explained(error, where, f"Model({dict(sizes)})") from None
 
         def draw(seed: int) -> tuple[Any, ...]:
-            try:
+            with explaining(where, f"get_inputs({dict(sizes)})"):
                 inputs = seeded(namespace["get_inputs"], seed, source, _of(namespace["get_inputs"], sizes))
                 return _taken(module, inputs, order)
-            except Exception as error:
-                raise explained(error, where, f"get_inputs({dict(sizes)})") from None
 
         return Instance(sizes, namespace["forward_fn"], draw)
 
@@ -94,17 +96,20 @@ def _of(function: Any, sizes: Sizes) -> dict[str, Any]:
 
 def _given(path: Path, namespace: Mapping[str, Any]) -> tuple[Sizes, ...]:
     """Return every combination of the configuration's lists, the "single" ones first, with the functions' defaults."""
-    try:
-        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError as error:
-        raise ProblemError(f"{path}: expected JSON, got {error}") from None
+    content = from_json(read_text(path, ProblemError), str(path), ProblemError) if path.exists() else {}
+    structured(content, dict[str, Any], f"{path}:", ProblemError)
+    lists_of = structured(
+        {name: part for name, part in content.items() if name.endswith("_configs")}, _Configs, f"{path}:", ProblemError
+    )
     defaults: dict[str, Any] = {}
     for function in (namespace["Model"].__init__, namespace["get_inputs"]):
         parameters = inspect.signature(function).parameters.items()
         defaults |= {name: part.default for name, part in parameters if part.default is not inspect.Parameter.empty}
     results: list[Sizes] = []
     for kind in ("single", "multi"):
-        lists = [config.get(f"{kind}_{part}_configs") or [{}] for part in ("shared", "init", "input")]
+        lists = [lists_of.get(f"{kind}_{part}_configs") or [{}] for part in ("shared", "init", "input")]
+        if math.prod(map(len, lists)) > _MOST:
+            raise ProblemError(f"{path}: expected at most {_MOST:,} combinations of the {kind} lists, got more")
         for parts in product(*lists):
             sizes = {**defaults, **{name: value for part in parts for name, value in part.items()}}
             if sizes not in results and (kind == "single" or any(parts)):
@@ -117,7 +122,7 @@ def solution(path: Path, of: Problem) -> Answer:
     file = next((path / name for name in ("forward.py", "forward.cu") if (path / name).is_file()), path)
     if not file.is_file():
         raise ProblemError(f"{file}: expected forward.py or forward.cu, got none")
-    text = file.read_text(encoding="utf-8")
+    text = read_text(file, ProblemError)
     if file.suffix in (".cu", ".cpp"):
         return Answer(file.stem, {"solution.py": _LOADER, "forward.cu": text}, "solution.py", of.entry, "cuda")
     names = [name for name in ("forward_fn", "forward", "ModelNew") if f"def {name}" in text or f"class {name}" in text]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dis
+import io
 import linecache
 import sys
 from collections.abc import Iterator, Mapping
@@ -24,12 +26,15 @@ def executed(source: str, where: Path, name: str = "problem") -> dict[str, Any]:
     module = ModuleType(name)
     module.__file__ = str(where)
     title = f"<{where}>"
-    linecache.cache[title] = (len(source), None, source.splitlines(keepends=True), title)
-    try:
-        with beside(where.parent), generators_kept(), _module(name, module), cuda_if(needs_cuda(source)):
-            exec(compile(source, title, "exec"), vars(module))
-    except Exception as error:
-        raise ProblemError(f"{where}: the problem can't be run ({type(error).__name__}: {one_line(error)})") from None
+    linecache.cache[title] = (len(source), None, list(io.StringIO(source, newline="")), title)
+    with (
+        explaining(where, "the problem's own text"),
+        beside(where.parent),
+        generators_kept(),
+        _module(name, module),
+        cuda_if(needs_cuda(source)),
+    ):
+        exec(compile(source, title, "exec"), vars(module))
     return vars(module)
 
 
@@ -89,7 +94,23 @@ def seeded(function: Any, seed: int, source: str, named: Mapping[str, Any] | Non
         return function(**(named or {}))
 
 
-def explained(error: Exception, where: Path, what: str) -> ProblemError:
-    """Return a problem's own error in one line."""
-    hint = "; it asks for CUDA" if asks_for_cuda(error) else ""
-    return ProblemError(f"{where}: {what} failed ({type(error).__name__}: {one_line(error)}){hint}")
+def _is_raised(error: BaseException) -> bool:
+    """Return whether an error comes from a ``raise`` in Python code."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
+
+
+@contextlib.contextmanager
+def explaining(where: Path, what: str) -> Iterator[None]:
+    """Raise `ProblemError` of one line for whatever the problem's own code raises inside, an exit included."""
+    try:
+        yield
+    except ProblemError:
+        raise
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and not _is_raised(error):  # Ctrl-C
+            raise
+        hint = "; it asks for CUDA" if isinstance(error, Exception) and asks_for_cuda(error) else ""
+        raise ProblemError(f"{where}: {what} failed ({type(error).__name__}: {one_line(error)}){hint}") from None

@@ -20,6 +20,7 @@ from assay.judge.problems.problem import Problem, ProblemError, Sizes
 
 _LEAST = 4  # smaller numbers are kernel sizes, strides, axes
 _CANDIDATE = 16  # from here on a number is an extent
+_HELD = 2**44  # elements: 16 TiB in bytes
 _EDGES = (33, 129)  # one more than usual blocks of 32 and 128
 _ROUNDS = (16, 8, 32, 64, 128)  # bounds of small sizes, in the order in which they are tried
 _TRIES = 40  # further sizes that are tried to meet a limit
@@ -251,10 +252,16 @@ def wide(problem: Problem, base: Choice, given: Sizes, limit: Extent) -> Choice 
 
 
 def near(problem: Problem, given: Sizes, limit: Extent) -> Choice | None:
-    """Return the given sizes if a call is within ``limit``, else the nearest: outermost sizes are reduced first."""
+    """Return the given sizes if a call is within ``limit``, else the nearest: outermost sizes are reduced first.
+
+    Raises `ProblemError` for sizes that no machine holds.
+    """
     whole = known_extent(problem, given)
     if whole is None:
         return None
+    if whole.elements > _HELD:
+        words = f"{_shown(given)} has {whole.elements:,} elements"
+        raise ProblemError(f"{problem.path}: expected sizes that a machine holds, at most 2^44 elements; {words}")
     if whole.within(limit):
         return Choice("given", given, whole)
     order = outermost(problem, given)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import math
 import pickle
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +19,7 @@ import torch
 from assay.judge.problems.kernelbench import rewritten
 from assay.judge.problems.problem import Answer, Instance, Sizes
 from assay.judge.solution import host
+from assay.runtime.files import OwnFolder
 from assay.runtime.process import GIB, ForkServer, Lost, Process, clean_environment
 from assay.runtime.tensors import unpack
 
@@ -67,7 +66,7 @@ class SolutionProcess:
         threads: int = 1,
     ) -> None:
         self._answer, self._device, self._timeout, self._threads = answer, device, timeout, threads
-        self._folder = Path(tempfile.mkdtemp(prefix="solution"))
+        self._folder = OwnFolder("assay-solution-")
         self._process: Process = _fork_server().fork()
         self._process.memory = int(memory * GIB)
         self._built, self._results = 0, list[tuple[Any, Any]]()
@@ -82,7 +81,7 @@ class SolutionProcess:
 
     def __exit__(self, *exception: object) -> None:
         self._process.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()
 
     def ask(self, do: str, timeout: float | None = None, **question: Any) -> dict[str, Any]:
         """Send a request and return its answer. Raises `SolutionError`."""
@@ -116,7 +115,7 @@ class SolutionProcess:
         """
         known = {name: value for name, value in (given or {}).items() if isinstance(value, int)}
         self._built += 1
-        folder = self._folder / f"solution{self._built}"
+        folder = self._folder.path / f"solution{self._built}"
         for name, text in self._answer.files.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)

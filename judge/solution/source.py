@@ -8,6 +8,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 
+from assay.runtime.source import syntax_tree
+
 _PATCHED = ("torch", "numpy", "time", "builtins", "random")
 _SETTINGS = ("backends", "config", "_inductor", "_dynamo")
 _GRADERS = ("reference", "check", "checker", "eval", "evaluate", "grader", "problem", "kernelbench", "task_reference")
@@ -75,9 +77,12 @@ def is_pasted(source: str, entry: str, files: Mapping[str, str], name: str) -> b
 def _body(source: str, name: str) -> list[str]:
     """Return the statements of a function, or of a class's ``forward``, with normalised local names."""
     try:
-        tree = ast.parse(source)
-    except SyntaxError:
+        return _statements(syntax_tree(source), name)
+    except (SyntaxError, RecursionError):  # such a text doesn't run either, or is nested too deeply to be compared
         return []
+
+
+def _statements(tree: ast.Module, name: str) -> list[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and node.name == name:
             inside = [part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "forward"]
@@ -111,7 +116,7 @@ def _trees(files: Mapping[str, str]) -> Iterator[tuple[str, ast.Module]]:
     for name, text in files.items():
         if name.endswith(".py"):
             try:
-                yield name, ast.parse(text)
+                yield name, syntax_tree(text)
             except SyntaxError:
                 continue
 

@@ -12,7 +12,7 @@ import torch
 from assay.judge.problems.problem import Sizes
 from assay.judge.problems.sizes import Choice
 from assay.judge.solution.inputs import SCHEMES
-from assay.runtime.records import structured
+from assay.runtime.records import from_json, structured
 from assay.verify.comparison.result import Result
 from assay.verify.errors import ReproError
 
@@ -51,11 +51,8 @@ class Trial:
     @staticmethod
     def of_line(text: str) -> Trial:
         """Return the trial of a line. Raises `ReproError`."""
-        try:
-            content = json.loads(text)
-        except ValueError:
-            raise ReproError(f"--trial: expected what a verdict prints behind it, got {text[:60]!r}") from None
-        result: Trial = structured(content, Trial, "--trial", ReproError)
+        expected = ReproError(f"--trial: expected what a verdict prints behind it, got {text[:60]!r}")
+        result: Trial = structured(from_json(text, "", lambda words: expected), Trial, "--trial", ReproError)
         for name, known in (("inputs", SCHEMES), ("weights", WEIGHTS), ("memory", MEMORY)):
             if getattr(result, name) not in known:
                 raise ReproError(f"--trial: {name}: expected one of {', '.join(known)}, got {getattr(result, name)!r}")

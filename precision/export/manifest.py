@@ -13,7 +13,8 @@ from typing import Any
 from assay.precision.errors import CannotExport
 from assay.precision.sampling import MeasuredError
 from assay.precision.units import format_error
-from assay.runtime.files import write_text_atomically
+from assay.runtime.files import read_text, write_text_atomically
+from assay.runtime.records import from_json
 
 RECORD = "export.json"
 """Name of the record: the exported assignment, the names of the files, and what they don't express."""
@@ -24,8 +25,8 @@ OPTIONS = "vllm-checkpoint.txt"
 def record_in(folder: Path) -> Any:
     """Return the record in a folder; an empty one if there is none that can be read."""
     try:
-        return json.loads((folder / RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return from_json(read_text(folder / RECORD, ValueError), "", ValueError)
+    except ValueError:
         return {}
 
 

@@ -12,7 +12,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from assay.formats.errors import UnknownOption
 from assay.precision.errors import BadText
+from assay.runtime.files import read_text
 
+_LARGEST = 2**30  # bytes of a text
 Kind: TypeAlias = Literal["causal_lm", "encoder", "classifier", "module", "exported"]
 
 
@@ -169,14 +171,7 @@ def _read(text: str | Path) -> tuple[str, str]:
     source = "the text"
     if isinstance(text, Path):
         source = str(text)
-        try:
-            text = text.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise BadText(
-                f"{source} isn't UTF-8 text (byte {error.object[error.start]:#04x} at {error.start}); convert it first"
-            ) from None
-        except OSError as error:
-            raise BadText(f"{source} can't be read ({error.strerror}); give a file of UTF-8 text") from None
+        text = read_text(text, BadText, "give a file of UTF-8 text", most=_LARGEST)
     elif os.path.isfile(text):
         raise BadText(f"expected a text or a pathlib.Path, got the name of a file; give Path({text!r})")
     if not text.strip():

@@ -6,7 +6,6 @@ Also holds weights in the 16 bits of their files and casts them to float32 one m
 
 from __future__ import annotations
 
-import json
 import math
 import tempfile
 import weakref
@@ -23,8 +22,10 @@ from assay.precision.errors import BadModel, UntrustedModel
 from assay.precision.loading.loaded import Kind, Loaded, commonest_dtype
 from assay.precision.loading.quiet import one_line, quiet
 from assay.runtime.errors import listed
+from assay.runtime.files import read_text
 from assay.runtime.memory import cast, map_large_blocks
 from assay.runtime.modules import optional
+from assay.runtime.records import from_json
 
 _SMALL = 1 << 16
 """Elements of a module's own parameters up to which they are cast once: a hook would take longer than the cast."""
@@ -89,6 +90,7 @@ _CLASSES: tuple[tuple[str, str, Kind], ...] = (
 """Suffix of an architecture's name, the class of transformers that loads it, and the kind of model."""
 
 CPU = torch.device("cpu")
+_MOST_LAYERS = 1000  # where there are fewer tensors: layers may share them
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "*.tiktoken")
 
 
@@ -121,6 +123,7 @@ def from_directory(
             )
     automatic, kind = _class_of(path, config)
     headers = headers_of(path, trust)
+    _check_layers(path / "config.json", config, max(len(headers), _MOST_LAYERS))
     stored = commonest_dtype((stored, count) for stored, count in headers.values() if stored is not None)
     with quiet():
         transformers = optional("transformers", purpose=name, extra="audit")
@@ -143,6 +146,15 @@ def from_directory(
         vocabulary=embedding.num_embeddings if isinstance(embedding, torch.nn.Embedding) else None,
         positions=getattr(model.config, "max_position_embeddings", None),
     )
+
+
+def _check_layers(file: Path, config: Mapping[str, Any], most: int) -> None:
+    """Raise `BadModel` if the configuration, or a part of it, states more than ``most`` layers: they take for ever."""
+    for name, value in config.items():
+        if isinstance(value, dict):
+            _check_layers(file, value, most)
+        elif name.endswith(("layers", "n_layer")) and isinstance(value, int) and value > most:
+            raise BadModel(f"{file}: {name}: expected at most {most:,}, by its weights, got {value:,}; fetch it again")
 
 
 def _class_of(path: Path, config: dict[str, Any]) -> tuple[str, Kind]:
@@ -251,12 +263,10 @@ def _tokenizer(transformers: Any, path: Path, trust: bool) -> Any:
 
 def json_of(path: Path) -> dict[str, object]:
     """Return the JSON object in a file. Raises `BadModel` if there is none."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise BadModel(f"{path.parent} has no {path.name}; expected a model in the form of save_pretrained") from None
-    except (OSError, ValueError) as error:
-        raise BadModel(f"{path} can't be read as JSON ({one_line(error)}); fetch it again") from None
+    if not path.exists():
+        raise BadModel(f"{path.parent} has no {path.name}; expected a model in the form of save_pretrained")
+    again = "fetch it again"
+    content = from_json(read_text(path, BadModel, again), str(path), lambda words: BadModel(f"{words}; {again}"))
     if not isinstance(content, dict):
         raise BadModel(f"{path} holds a {type(content).__name__}; expected a JSON object")
     return content

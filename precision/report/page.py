@@ -25,6 +25,7 @@ from assay.precision.report.summary import (
     next_steps,
 )
 from assay.precision.units import format_bytes, format_error, format_seconds
+from assay.runtime.output import visible
 
 _LINES = 14
 """Groups of an assignment listed in the tooltip of its point."""
@@ -257,7 +258,7 @@ def _number(value: float | str | None) -> float:
 
 def page(content: Mapping[str, Any]) -> str:
     """Return the content of audit.json as an HTML page with charts."""
-    rendering = environment(Path(__file__).with_name("templates"))
+    rendering = environment(Path(__file__).with_name("templates"), visible)
     rendering.filters |= {
         "bytes": format_bytes,
         "error": format_error,

@@ -32,7 +32,7 @@ from tests.precision.tiny_models import edit_json, edit_weights
         (("--sequences", "0"), "--sequences"),
         (("--sequence", "1000000"), "takes at most 2048 tokens, got sequence=1000000; choose fewer"),
         (("--compare", "a", "b", "--export", "all"), "--compare writes no exports; leave --export"),
-        (("--compare", "nosuch.json", "nosuch.json"), "nosuch.json can't be read (No such file or directory)"),
+        (("--compare", "nosuch.json", "nosuch.json"), "nosuch.json: can't be read (No such file or directory)"),
     ],
 )
 def test_a_mistake_is_one_line(
@@ -79,10 +79,10 @@ def no_tokenizer(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (text_of(None), "text.txt can't be read (No such file or directory)"),
+        (text_of(None), "text.txt: can't be read (No such file or directory)"),
         (text_of(b" \n"), "text.txt is empty; give a text"),
         (text_of(b"a"), "gives 1 token; expected at least 2"),
-        (text_of(b"\xff\xfe\x00"), "isn't UTF-8 text"),
+        (text_of(b"\xff\xfe\x00"), "byte 0 is no UTF-8"),
         (nan_weights, "model.layers.1.mlp.up_proj.weight holds 3 NaN and 0 infinite among 1536 values"),
         (cut_weights, "is no safetensors file, or is cut off"),
         (other_tokenizer, "the tokenizer isn't llama's: it gives token"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from assay.judge.problems.flashinfer_trace import drawn, value_of
+from assay.judge.problems.flashinfer_trace import Definition, Tensor, drawn, value_of
 from assay.judge.problems.kernelbench import constants, rewritten
 from assay.judge.problems.problem import ProblemError
 from assay.judge.problems.reading import read, read_problem
@@ -280,7 +280,7 @@ def test_integers_are_indices_where_a_word_of_their_name_says_so() -> None:
         (("width", "hidden", "valid", "kind", "grid", "talent"), False),
     ):
         for name in names:
-            content = {"name": "any", "axes": {}, "inputs": {name: {"shape": ["n"], "dtype": "int32"}}}
+            content = Definition("any", {}, {name: Tensor(["n"], "int32")}, {}, "")
             (found,) = drawn(content, {}, {"n": 400, "num_experts": 4}, {}, Path())
             assert bool(((found >= 0) & (found < 4)).all()) == indices, name
             assert bool((found < 0).any()) != indices, name

@@ -235,7 +235,7 @@ def test_a_missing_expert_is_named_as_it_is_stored(stored: Callable[[str], Path]
     ("file", "content", "says"),
     [
         ("config.json", None, "has no config.json"),
-        ("config.json", b"{", "can't be read as JSON"),
+        ("config.json", b"{", "is no JSON"),
         ("config.json", b"[]", "holds a list; expected a JSON object"),
         ("model.safetensors", None, "has no weights; expected model.safetensors"),
         ("model.safetensors", b"not weights", "is no safetensors file, or is cut off"),
@@ -350,8 +350,8 @@ def test_a_text_that_gives_nothing_is_refused(stdlib_llama: Loaded, tmp_path: Pa
     binary.write_bytes(b"abc\xff")
     assert "the text is empty" in text_refusal(loaded, "")
     assert f"{empty} is empty" in text_refusal(loaded, empty)
-    assert "(byte 0xff at 3)" in text_refusal(loaded, binary)
-    assert f"{tmp_path} can't be read" in text_refusal(loaded, tmp_path)
+    assert "byte 3 is no UTF-8" in text_refusal(loaded, binary)
+    assert f"{tmp_path}: can't be read" in text_refusal(loaded, tmp_path)
     assert "No such file" in text_refusal(loaded, tmp_path / "none.txt")
     assert "give Path(" in text_refusal(loaded, str(binary))
     assert "at most 256 tokens, got sequence=512" in text_refusal(loaded, TEXT, sequence=512)

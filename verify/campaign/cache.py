@@ -5,7 +5,6 @@ that answer it (`assay.runtime.results`), the sources of the kernel and of the o
 sources is not reused. ``docs/checks.md`` lists what the key does not cover.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from assay.runtime.files import write_text_atomically
+from assay.runtime.files import read_text, write_text_atomically
+from assay.runtime.records import from_json
 from assay.runtime.results import result_key
 from assay.verify.campaign.survey import Job, Row, row_of
 from assay.verify.errors import ReproError
@@ -50,10 +50,11 @@ def keep(folder: Path, job: Job, verdict: Verdict, name: str = "") -> Path:
     return page
 
 
-def kept(folder: Path, job: Job) -> Verdict | None:
-    """Return the stored verdict of this job, if there is one."""
+def kept(folder: Path, job: Job, name: str = "") -> Verdict | None:
+    """Return the stored verdict of this job, if there is one; ``name`` as of `keep`."""
     with suppress(OSError, ValueError, KeyError, TypeError, ReproError):
-        return Verdict.from_dict(json.loads((folder / f"{name_of(job)}.json").read_text(encoding="utf-8")))
+        text = read_text(folder / f"{name or name_of(job)}.json", ValueError)
+        return Verdict.from_dict(from_json(text, "", ValueError))
     return None
 
 

@@ -6,8 +6,8 @@ with kernels of other projects.
 
 import contextlib
 import importlib.util
+import os
 import pkgutil
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -18,16 +18,18 @@ import msgspec
 from assay import configs
 from assay.golden.registry import spec
 from assay.runtime.errors import AssayError, unknown
+from assay.runtime.files import read_text
+from assay.runtime.records import Seed, from_toml
 from assay.runtime.results import installed_version
 from assay.verify.errors import TableError
-from assay.verify.settings import OF_THE_RUN, Number, Settings, Text, Whole, fitting, names
+from assay.verify.settings import OF_THE_RUN, Examples, Number, Settings, Text, fitting, names
 
 _OF_A_JOB = {"dtype", "seed", *OF_THE_RUN} - {"pretend"}  # settings that an entry doesn't have
 _BUNDLED = ("survey", "others")
 
 Dtypes = Annotated[tuple[Any, ...], msgspec.Meta(description="a list of dtypes")]
 Devices = Annotated[tuple[str, ...], msgspec.Meta(description="a list of devices")]
-Seeds = Annotated[tuple[Whole, ...], msgspec.Meta(description="a list of whole numbers of at least 0")]
+Seeds = Annotated[tuple[Seed, ...], msgspec.Meta(description="a list of whole numbers from 0 to 2^63 - 1")]
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Entry:
     devices: Devices = ()
     requires: Text = ""
     cost: Number = 1.0
-    examples: Annotated[Whole | None, msgspec.Meta(description="a whole number of at least 0")] = None
+    examples: Annotated[Examples | None, msgspec.Meta(description="a whole number from 0 to a million")] = None
     seeds: Seeds = ()
     package: Text = ""
     install: Text = ""
@@ -83,15 +85,10 @@ def entries(path: str | Path | None = None) -> tuple[Entry, ...]:
     A table's ``[packages.NAME]`` gives the defaults of every entry of that ``package``. Raises `TableError`.
     """
     name = str(path or _BUNDLED[0])
-    bundled = name in _BUNDLED and not Path(name).exists()
+    bundled = name in _BUNDLED and not os.path.exists(name)
     label = f"configs/{name}.toml" if bundled else name
-    try:
-        content = configs.table(name) if bundled else tomllib.loads(Path(name).read_text(encoding="utf-8"))
-    except OSError as error:
-        hint = "" if Path(name).suffix else f"; or one that comes along: {', '.join(_BUNDLED)}"
-        raise TableError(f"{label}: can't be read ({error.strerror or error}){hint}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise TableError(f"{label}: is no TOML ({error})") from None
+    hint = "" if Path(name).suffix else f"or one that comes along: {', '.join(_BUNDLED)}"
+    content = configs.table(name) if bundled else from_toml(read_text(name, TableError, hint), label, TableError)
     rows, packages = content.get("kernel"), content.get("packages", {})
     if not isinstance(rows, list) or not rows:
         raise TableError(f"{label}: expected [[kernel]] entries, found none")

@@ -224,7 +224,7 @@ def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
             plan = replace(plan, settings=replace(plan.settings, shrinking=False))
         tally = replace(tally, aspects=diagnosed(tally.aspects, plan, target))
         outcome, note = _outcome(tally, undetected, plan.settings)
-        if run.losses and run.patience <= 0:
+        if run.losses and run.loss_budget <= 0:
             note = f"it ended early, as the kernel has lost {run.losses} processes or left them hanging"
     return Verdict(
         outcome=outcome,

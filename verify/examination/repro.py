@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from assay.interpreter import device_to_pretend, emulating, suspended
 from assay.runtime.environment import generators_kept
 from assay.runtime.errors import AssayError, unknown
 from assay.runtime.modules import importable
+from assay.runtime.records import from_json
 from assay.verify.cases.case import Case
 from assay.verify.comparison.result import Result
 from assay.verify.comparison.statistics import has_independent_data, judge_statistically
@@ -36,7 +38,7 @@ def repro_line(settings: Settings, target: str, case: Case, aspect: str = "") ->
     content = {"target": _importable(target), **settings.of_call(case.options), "case": of_the_case}
     content |= {"aspect": aspect} if aspect else {}
     line = json.dumps(content, separators=(",", ":")).replace("'", "\\u0027")
-    return f"assay repro '{line}'"
+    return f"assay repro {shlex.quote(line)}"
 
 
 def _importable(name: str) -> str:
@@ -52,7 +54,7 @@ def parse_line(line: str, target: str = "") -> tuple[Settings, str, Case, str]:
     """
     text = line.strip().removeprefix("assay repro").strip().strip("'")
     try:
-        content: dict[str, Any] = json.loads(text)
+        content: dict[str, Any] = from_json(text, "", ValueError)
         named, given, aspect = content.pop("target"), content.pop("case"), content.pop("aspect", "")
         target = target or named
         case = Case.from_dict({**given, "spec": spec(given["spec"], target).qualified_name})

@@ -195,7 +195,7 @@ _TIME_LIMIT = 4.0  # the most seconds of a case in a growing series, extrapolate
 _LONG_CASE = 1.0  # the most seconds of a case at the next length
 _OVERHEAD = 1000  # sums shorter than this take about as long whatever their length: their time isn't extrapolated
 _MOST_MASKED = 3  # an aspect is given up after this many of its cases failed by another aspect
-_PATIENCE = {"crash": 1, "timeout": 3}  # a hang also costs its time limit
+_LOSS_COSTS = {"crash": 1, "timeout": 3}  # a hang also costs its time limit
 _OF_NUMBERS = {"numbers", "range", "subnormals", "shapes", "layouts"}  # aspects that a flushed subnormal may break
 Progress = Callable[[str, int, int], None]
 
@@ -219,7 +219,7 @@ class Run:
     """Calls the kernel; it skips checks of properties that are already broken."""
     losses: int = 0
     """How many processes, other than this one, the kernel has lost or left hanging."""
-    patience: int = 6
+    loss_budget: int = 6
     """How many more of these are borne, each of which costs a new one."""
     device_lost: bool = False
     """True once this process itself has lost the kernel's device: whatever is tried on it then fails."""
@@ -314,8 +314,8 @@ class Run:
         self.masked_by_other_failure.update(shown - same - {aspect})
         if failure.kind == "timeout" or failure.device_lost:
             self.losses += self.harness.outlives_device
-            self.patience -= _PATIENCE[failure.kind] if self.harness.outlives_device else self.patience
-        self.ended = not self.plan.settings.every_aspect or self.patience <= 0
+            self.loss_budget -= _LOSS_COSTS[failure.kind] if self.harness.outlives_device else self.loss_budget
+        self.ended = not self.plan.settings.every_aspect or self.loss_budget <= 0
         self.harness = replace(self.harness, ignored_aspects=frozenset(self.tally.broken & {"memory", "conduct"}))
 
     def try_with_statistics(self, phase: str, case: Case) -> tuple[Result, Result] | None:

@@ -54,7 +54,7 @@ def _table() -> dict[str, Any]:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error, and those that it was raised from or during."""
+    """Yield an error, and the errors that it was raised from or during."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         yield error

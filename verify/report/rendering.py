@@ -8,9 +8,10 @@ from pathlib import Path
 import jinja2
 
 from assay import charts
+from assay.runtime.output import visible
 
 
 @cache
 def environment() -> jinja2.Environment:
     """Return the template environment; `report.html` adds the filters for verdicts."""
-    return charts.environment(Path(__file__).with_name("templates"))
+    return charts.environment(Path(__file__).with_name("templates"), visible)

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from assay.runtime.output import visible
 from assay.verify.findings import Findings
 from assay.verify.report.text import failure_in_words, where
 
@@ -76,7 +77,7 @@ def markdown(lines: Sequence[Line]) -> str:
         parts += ["", *_details(line)]
     if len(broken) > _MOST:
         parts += ["", f"And {len(broken) - _MOST} more."]
-    return "\n".join(parts) + "\n"
+    return visible("\n".join(parts) + "\n")
 
 
 def append(path: str | Path, lines: Iterable[Line]) -> None:

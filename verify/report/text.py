@@ -6,6 +6,7 @@ import math
 import textwrap
 from collections.abc import Sequence
 
+from assay.runtime.output import visible
 from assay.verify.cases.case import edits_in_words
 from assay.verify.findings import ASPECTS, Aspect, Detectable, ErrorMap, Failure, Findings
 from assay.verify.harness.frameworks import MEND
@@ -43,7 +44,7 @@ def text_report(result: Findings) -> str:
         lines += [f"{name} {aspect.status}{aspect.note and f', {aspect.note}'}", *_finding(aspect)]
     if result.violated and not result.target:
         lines.append("              (this kernel has no importable name: add --target package.module:function)")
-    return "\n".join(lines)
+    return visible("\n".join(lines))
 
 
 def detectable(result: Sequence[Detectable]) -> list[str]:

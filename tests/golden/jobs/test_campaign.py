@@ -20,9 +20,9 @@ ONE = "shapes = [{ B=1, H=4, Hkv=4, Sq=1, Sk=1, D=8, Dv=8 }]\n"
 BAD: list[tuple[str, str]] = [
     ("", "expected at least one [[golden]] table"),
     ('golden = "softmax"\n', "golden: expected a list, got 'softmax'"),
-    ('dtypes = ["float32"\n[[golden]]\n', "2: no TOML ("),
-    (SOFTMAX + "seeds = \n", "5: no TOML (Invalid value at column 9); mend what stands there"),
-    (SOFTMAX + 'digits = "', "5: no TOML ("),
+    ('dtypes = ["float32"\n[[golden]]\n', "2: is no TOML ("),
+    (SOFTMAX + "seeds = \n", "5: is no TOML (Invalid value at column 9); mend what stands there"),
+    (SOFTMAX + 'digits = "', "5: is no TOML ("),
     ('distributions = ["gauss"]\n' + SOFTMAX, "distributions[0]: unknown distribution 'gauss'"),
     ("dtype = 1\n" + SOFTMAX, "unknown key 'dtype'; did you mean 'dtypes'?"),
     (SOFTMAX + "\n# seeds\nseed = 3\n", "golden[0]: unknown key 'seed'; did you mean 'seeds'?"),
