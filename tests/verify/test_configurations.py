@@ -20,13 +20,14 @@ from triton.runtime.jit import JITFunction
 from assay.formats.devices import CudaProperties, cuda_device_named
 from assay.interpreter import Assignment, Choice, assigned, pretend_cuda
 from assay.interpreter.replacing import replaced
+from assay.runtime.tensors import pack, unpack
 from assay.verify import Verdict, examine
 from assay.verify.cases.case import Case
 from assay.verify.examination import run
 from assay.verify.examination.plan import Plan, make_plan
 from assay.verify.examination.repro import run_line
 from assay.verify.harness import runner
-from assay.verify.harness.compilation import Compiled, compiled, missing
+from assay.verify.harness.compilation import Compiled, as_plain, compiled, missing, unpacked
 from assay.verify.reference import spec_name_of
 from assay.verify.settings import Settings
 
@@ -173,6 +174,12 @@ def test_programs_are_compiled_once_before_the_first_case(tmp_path: Path, monkey
     assert first.programs == again.programs == len(list(tmp_path.glob("*/_relu_kernel.cubin")))
     assert 3 <= first.programs <= 4 + len(first.pinned)
     assert first.refused == {}
+    ((kernel, (words,)),) = first.named(cases[2], cases).configs.items()
+    assert kernel == "_relu_kernel"
+    assert words in WORDS
+    pinned = replace(cases[2], configs={kernel: ("BLOCK=1",)})
+    assert first.named(pinned, cases).configs == pinned.configs
+    assert unpacked(unpack(pack(as_plain(first)))) == first
 
 
 def test_the_emulated_device_has_the_properties_of_the_real_one() -> None:

@@ -284,6 +284,8 @@ class Run:
             words = f"{result.failure.message}; {lost_device.LOST}" if self.device_lost else result.failure.message
             result = replace(result, failure=replace(result.failure, message=words))
         failure, shown = result.failure, aspects_of(case)
+        if failure is not None and self.compiled.chosen:
+            failure = replace(failure, case=self.compiled.named(failure.case, self.beforehand))
         if failure is None:
             self.tally += Tally.of(phase, result, shown)
         elif failure.kind == "not_interpreted":

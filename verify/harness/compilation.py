@@ -33,6 +33,7 @@ from assay.verify.cases.case import Case, build
 from assay.verify.harness.runner import KernelHarness
 from assay.verify.harness.time_limit import COMPILATION, Pace
 
+_BY_CASE = ("chosen", "pinned")
 _FILLED = "huge"  # what recorded calls find in memory that no kernel writes: floats of 2^100, integers of 1
 
 
@@ -40,12 +41,13 @@ _FILLED = "huge"  # what recorded calls find in memory that no kernel writes: fl
 class Compiled:
     """What was compiled beforehand: ``programs`` in ``seconds``.
 
-    ``pinned`` are configurations by the index of the case that they are pinned to, ``refused`` what an assignment knows
-    of refusals (`Assignment.as_data`).
+    By the index of a case, ``chosen`` are its configurations and ``pinned`` those that are pinned to it; ``refused`` is
+    what an assignment knows of refusals (`Assignment.as_data`).
     """
 
     programs: int = 0
     seconds: float = 0.0
+    chosen: Mapping[int, Configs] = field(default_factory=dict)
     pinned: Mapping[int, Configs] = field(default_factory=dict)
     refused: Mapping[str, Any] = field(default_factory=dict)
 
@@ -55,6 +57,11 @@ class Compiled:
             if cases[index] == case:
                 return replace(case, configs=configs)
         return case
+
+    def named(self, case: Case, cases: Sequence[Case]) -> Case:
+        """Return a case with its configurations among ``cases``, if its call hasn't told them: it lost its process."""
+        known = (configs for index, configs in self.chosen.items() if cases[index] == case)
+        return case if case.configs else replace(case, configs=next(known, {}))
 
 
 def compiled(harness: KernelHarness, cases: Sequence[Case]) -> Compiled:
@@ -75,16 +82,20 @@ def compiled(harness: KernelHarness, cases: Sequence[Case]) -> Compiled:
 
 def as_plain(made: Compiled) -> dict[str, Any]:
     """Return plain data for `unpacked`."""
-    return vars(made) | {"pinned": {str(index): configs for index, configs in made.pinned.items()}}
+    by_case = {name: {str(index): configs for index, configs in getattr(made, name).items()} for name in _BY_CASE}
+    return vars(made) | by_case
 
 
 def unpacked(data: Mapping[str, Any]) -> Compiled:
     """Return a `Compiled` from plain data, in which keys are text."""
-    pinned = {
-        int(index): {kernel: tuple(each) for kernel, each in configs.items()}
-        for index, configs in data["pinned"].items()
+    by_case = {
+        name: {
+            int(index): {kernel: tuple(each) for kernel, each in configs.items()}
+            for index, configs in data[name].items()
+        }
+        for name in _BY_CASE
     }
-    return Compiled(**{**data, "pinned": pinned})
+    return Compiled(**{**data, **by_case})
 
 
 def _properties(harness: KernelHarness) -> str | CudaProperties:
@@ -137,6 +148,7 @@ class Search:
         self._harness, self._cases, self._recorder, self._compiler = harness, cases, recorder, compile
         self._assignment = harness.call.assignment
         self._choices: dict[int, list[Choice]] = {}
+        self._chosen: dict[int, Configs] = {}
         self._keys: dict[int, set[str]] = {}
         self._pinned: dict[int, Configs] = {}
         self._errors: dict[str, str] = {}
@@ -155,7 +167,8 @@ class Search:
         self._compile()
         programs = sum(not error for error in self._errors.values())
         seconds, refused = time.perf_counter() - started, self._assignment.as_data()["refused"]
-        return Compiled(programs, seconds, self._pinned, refused)
+        chosen = {index: configs for index, configs in self._chosen.items() if configs}
+        return Compiled(programs, seconds, chosen, self._pinned, refused)
 
     def _record(self, index: int) -> None:
         """Make the calls of a case, with launches recorded."""
@@ -169,6 +182,7 @@ class Search:
         finally:
             self._keys[index] = self._recorder.keys
             self._choices[index] = list(self._assignment.choices.values())
+            self._chosen[index] = self._assignment.used
 
     def _compile(self) -> None:
         """Compile what was recorded; of refused configurations, until others have taken their turns."""
