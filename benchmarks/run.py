@@ -1,4 +1,5 @@
-"""Measurements: ``./dev bench [golden | examine | zoo | order | lengths | explanations | launches] ...``,
+"""Measurements: ``./dev bench [golden | examine | zoo | order | lengths | explanations | launches |
+compilations] ...``,
 the first three by default.
 
 docs/evidence.toml lists most of them as claims. `order` rewrites configs/case_order.toml.
@@ -148,8 +149,16 @@ def launches() -> None:
     console.print(measured())
 
 
+def compilations() -> None:
+    """Count what examinations on a device compile, launch and time, without one."""
+    from benchmarks.gpu.compilations import available, pair, table
+
+    console.print(table(side_by_side(pair, len(available()))))
+
+
 TASKS = {"golden": golden, "examine": examination, "zoo": zoo}
 BY_NAME_ONLY = {"order": order, "lengths": lengths, "explanations": explanations, "launches": launches}
+BY_NAME_ONLY |= {"compilations": compilations}
 
 
 def main() -> int:

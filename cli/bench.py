@@ -86,6 +86,9 @@ def bench(
     if against not in ("usual", "none", "all"):
         raise BenchError(f"--against {against}; expected usual, none or all")
     check_device(device)
+    mine = (("--save", save, '{\n "bench": '), ("--out", out, "# Speed and "), ("--plot", plot, "<!doctype html>"))
+    for flag, path, head in (*mine, ("--trace", trace, '{"definition": ')):
+        settings.check_ours(flag, path, head)
     past = [one for one in history(compare) if one.machine == machine(device)] if compare is not None else []
     if compare is not None and not past:
         raise BenchError(f"--compare {compare}: holds no record of this machine ({machine(device)})")

@@ -63,6 +63,7 @@ def inspect(
     Of several kernels those dtypes are taken that a survey takes; of one all that are listed.
     Exits with 1 where a kernel doesn't compile, or no configuration of it fits the device.
     """
+    settings.check_ours("--out", out, "# Compiled for ")
     jobs = _jobs(targets or [], spec, inputs, arch, dtype, option, at, layout)
     if not jobs:
         raise TargetError("inspect: none of these kernels is here; `assay survey` says how to install them")

@@ -98,6 +98,7 @@ def judge(
         raise SettingError(
             "judge: expected PROBLEM and SOLUTION, e.g. assay judge problem.py solution.py, or --list FILE"
         )
+    settings.check_ours("--trace", trace, '{"definition": ')
     item = problem, solution, {**options, "trial": trial}, trace
     answer = run_alone(_one, item, preload=_PRELOAD, timeout=3600.0, quiet=False)
     if isinstance(answer, Lost):

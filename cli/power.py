@@ -46,6 +46,7 @@ def power(
     """
     from assay.verify.power import measured
 
+    settings.check_ours("--out", out, '{\n  "spec": ')
     said = {"dtype": settings.one_dtype(dtype), "examples": examples, "seed": seed}
     campaign = settings.adapted(_campaign(target, spec), option, shape, contract, **said)
     bars: list[ProgressBar] = []

@@ -55,7 +55,7 @@ def console_table(head: Iterable[str | tuple[str, Mapping[str, Any]]], rows: Ite
         name, options = (column, {"overflow": "fold"}) if isinstance(column, str) else column
         table.add_column(name, **options)
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*map(Text, map(visible, row)))
     return table
 
 
@@ -65,7 +65,7 @@ def in_rows(rows: Iterable[tuple[str | Text, ...]], first: int | None = None) ->
     table.add_column(style="bold", no_wrap=True, width=first)
     table.add_column(overflow="fold")
     for row in rows:
-        table.add_row(*(Text(part) if isinstance(part, str) else part for part in row))
+        table.add_row(*(Text(visible(part)) if isinstance(part, str) else part for part in row))
     return table
 
 

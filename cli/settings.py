@@ -106,6 +106,17 @@ def adapted_entries(entries: Iterable[Entry], dtype: Texts, *texts: Texts, **oth
     ]
 
 
+def check_ours(flag: str, path: Path | None, head: str) -> None:
+    """Raise `SettingError` if a file has content that doesn't begin with ``head``, as what assay writes there does."""
+    if path is None or not path.is_file():
+        return
+    with path.open("rb") as file:
+        begin = file.read(len(head))
+    if begin not in (b"", head.encode()):
+        expected = "expected a new file, or one that assay wrote and may replace"
+        raise SettingError(f"{flag} {path}: {expected}, got {begin.decode(errors='replace')!r}...; give another name")
+
+
 def usual_dtype(settings: Settings, dtype: Any) -> Settings:
     """Return the settings in ``dtype``, or in the usual one of their op if it is None."""
     return replace(settings, dtype=settings.definition.default_settings["dtype"] if dtype is None else dtype)
@@ -224,6 +235,6 @@ def literal(text: str) -> Any:
         return _WORDS[text.lower()]
     try:
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return text
     return tuple(value) if isinstance(value, list) else value

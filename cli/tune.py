@@ -72,6 +72,7 @@ def tune(
     from assay.bench.tuning.searching import Search, changed
     from assay.verify.harness.frameworks import check_device
 
+    settings.check_ours("--out", out if anew else None, '{\n "tune": ')
     if (replay is None) == (not target):
         raise TuneError("tune: expected a TARGET, package.module:function, or --replay FILE.json")
     before = read(replay) if replay is not None else None

@@ -183,11 +183,13 @@ def _bundled(op: str) -> list[Entry]:
 
 
 def entries_of(target: str, op: str) -> list[Entry]:
-    """Return the entries of a target: a function, or kernels of the survey."""
+    """Return the entries of a target: a function, or kernels of the survey. Raises `TargetError`."""
     from assay.golden.registry import spec, specs
     from assay.verify.campaign.table import Entry, entries
     from assay.verify.settings import Settings
 
+    if not target.strip():
+        raise TargetError("target '': expected package.module:function, a TOML file, or a kernel of `assay survey`")
     if target.endswith(".toml"):
         if op:
             raise SettingError(f"--spec {op}: {target} says what its kernels implement; leave --spec out")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
@@ -48,6 +48,14 @@ class CudaProperties:
     pci_bus_id: int = 0
     pci_device_id: int = 0
     pci_domain_id: int = 0
+
+    @staticmethod
+    def of(properties: Any) -> CudaProperties:
+        """Return the record of ``torch.cuda.get_device_properties``; what that lacks, as of the default device."""
+        usual = cuda_device_named(DEFAULT_CUDA_DEVICE)
+        names = [each.name for each in fields(CudaProperties) if each.name != "key"]
+        known = {name: getattr(properties, name, getattr(usual, name)) for name in names}
+        return CudaProperties(key=str(properties.name).lower(), **known)
 
     @property
     def capability(self) -> tuple[int, int]:

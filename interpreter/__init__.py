@@ -5,6 +5,7 @@ gives, and a `SanitizerError` at the first access that isn't right. Called by us
 by `assay.verify.harness`; usable alone.
 """
 
+from assay.interpreter.assignment import Assignment, Choice, Configs
 from assay.interpreter.errors import NotInterpreted, SanitizerError
 from assay.interpreter.fake_cuda.world import pretend_cuda, pretended, put_on_device, suspended
 from assay.interpreter.numerics.emission import NVIDIA, Emission
@@ -13,6 +14,7 @@ from assay.interpreter.session import (
     KNOWN_VERSIONS,
     UnknownTriton,
     Watch,
+    assigned,
     check_emulated,
     device_to_pretend,
     emulated_device,
@@ -26,11 +28,15 @@ from assay.interpreter.session import (
 __all__ = [
     "KNOWN_VERSIONS",
     "NVIDIA",
+    "Assignment",
+    "Choice",
+    "Configs",
     "Emission",
     "NotInterpreted",
     "SanitizerError",
     "UnknownTriton",
     "Watch",
+    "assigned",
     "check_emulated",
     "device_to_pretend",
     "emulated_device",

@@ -1,4 +1,4 @@
-"""Questions to the front end of Triton's compiler, which needs no GPU: does it accept a kernel, a configuration?
+"""Questions to the front end of Triton's compiler, which needs no GPU: does it accept a kernel?
 
 An error inside of an interpreted kernel is the kernel's if the compiler refuses the kernel too (types, shapes), or if
 it would occur on a GPU (an assertion, an index beyond its tensor). If the compiler accepts the kernel, the interpreter
@@ -8,28 +8,22 @@ lacks something. What Triton's language itself does not implement, or has remove
 from __future__ import annotations
 
 import traceback
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
-from weakref import WeakKeyDictionary
 
-import torch
 import triton
 from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, make_backend
-from triton.runtime.autotuner import Heuristics
 from triton.runtime.errors import InterpreterError
 from triton.runtime.jit import JITFunction, mangle_type
 
 from assay.interpreter.builder import TARGET
 from assay.interpreter.errors import NotInterpreted
-from assay.interpreter.language import language
 from assay.runtime.errors import one_line
 
 _AT_RUN_TIME = (AssertionError, IndexError, ZeroDivisionError, MemoryError)
 _INTERPRETERS = ("assay.interpreter", "triton.runtime.interpreter")
-_accepted: WeakKeyDictionary[Any, dict[str, bool]] = WeakKeyDictionary()
 
 
 def attributed_error(owner: Any, bound: Mapping[str, Any], error: Exception, location: str) -> Exception:
@@ -86,65 +80,3 @@ def _raised_in(error: BaseException) -> str:
     """Return the name of the module in which an error was raised."""
     frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     return str(frames[-1]) if frames else ""
-
-
-def pick_config(tuner: Any, keywords: dict[str, Any]) -> Any:
-    """Return the configuration of an autotuned launch, without a GPU to time them: by a hash of the tuning key.
-
-    Over many keys all configurations come up. One that the compiler refuses, as by a failing ``tl.static_assert``, is
-    no candidate, as on a GPU it counts as infinitely slow (`triton.runtime.autotuner.Autotuner`).
-    """
-    configs = _candidates(tuner, keywords)
-    return configs[_index(tuner, configs, tuner.nargs, keywords)]
-
-
-def pretended_timing(tuner: Any, config: Any, nargs: Mapping[str, Any], keywords: Mapping[str, Any]) -> list[float]:
-    """Return the made-up times of a configuration: the one to be picked is fastest, then those after it."""
-    configs = _candidates(tuner, keywords) if tuner.nargs else tuner.configs
-    index = configs.index(config) if config in configs else 0
-    time = 1.0 + (index - _index(tuner, configs, nargs, keywords)) % len(configs)
-    return [time, time, time]
-
-
-def _candidates(tuner: Any, keywords: Mapping[str, Any]) -> Sequence[Any]:
-    """Return the configurations left by the tuner's own pruning, without duplicates."""
-    return list(dict.fromkeys(tuner.prune_configs(dict(keywords)) or tuner.configs))
-
-
-def _index(tuner: Any, configs: Sequence[Any], nargs: Mapping[str, Any], keywords: Mapping[str, Any]) -> int:
-    """Return the hashed index, or the next one that compiles; the hashed index if none does."""
-    values = {**nargs, **keywords}
-    key = [values[name] for name in tuner.keys if name in values]
-    key += [str(value.dtype) for value in values.values() if isinstance(value, torch.Tensor)]
-    first = zlib.crc32(repr(key).encode()) % len(configs)
-    kernel = tuner.fn
-    while not isinstance(kernel, JITFunction) and hasattr(kernel, "fn"):
-        kernel = kernel.fn
-    if len(configs) > 1 and isinstance(kernel, JITFunction) and "static_assert" in kernel.src:
-        for step in range(len(configs)):
-            if _is_accepted(kernel, _bound(tuner, configs[(first + step) % len(configs)], values)):
-                return (first + step) % len(configs)
-    return first
-
-
-def _is_accepted(kernel: Any, bound: Mapping[str, Any]) -> bool:
-    """Whether the compiler accepts a kernel with these arguments; cached by their types and constants."""
-    try:
-        key = repr(signature_of(kernel, bound))
-    except Exception:  # the compiler would fail likewise
-        return False
-    accepted = _accepted.setdefault(kernel.fn, {})
-    if key not in accepted:
-        with language.suspended():
-            accepted[key] = compiles(kernel, bound, TARGET)
-    return accepted[key]
-
-
-def _bound(tuner: Any, config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the kernel's arguments by name, including those of heuristics and defaults."""
-    arguments, inner = {**values, **config.all_kwargs()}, tuner.fn
-    while not isinstance(inner, JITFunction):
-        if isinstance(inner, Heuristics):
-            arguments |= {name: heuristic(arguments) for name, heuristic in inner.values.items()}
-        inner = inner.fn
-    return {parameter.name: parameter.default for parameter in inner.params if parameter.has_default} | arguments

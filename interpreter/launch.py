@@ -34,7 +34,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from assay.formats.devices import DEFAULT_CUDA_DEVICE, cuda_device_named
 from assay.interpreter import kernels
-from assay.interpreter.compiler import attributed_error, pick_config, pretended_timing
+from assay.interpreter.assignment import current
+from assay.interpreter.compiler import attributed_error
+from assay.interpreter.configurations import REFUSALS, in_one_line, pick_config, pretended_timing, program_of
 from assay.interpreter.errors import SanitizerError
 from assay.interpreter.fake_cuda.driver import changes as driver_changes
 from assay.interpreter.fake_cuda.tensors import true_device
@@ -46,7 +48,7 @@ from assay.interpreter.sanitizer import Launch
 from assay.runtime.environment import standard_environment
 
 _launch_lock = threading.RLock()  # program ids are attributes of the one builder
-_compiling_run = JITFunction.run
+compiling_run = JITFunction.run
 _MAX_GRID = (2**31 - 1, 65535, 65535)  # CUDA C++ Programming Guide, technical specifications: grid of blocks
 _RUN_PREFIX = 9  # arguments of CompiledKernel.run before the kernel's: grid (3), stream, function, 2 metadata, 2 hooks
 _REGISTERS, _MAX_THREADS, _WARP = 65536, 1024, 32
@@ -232,7 +234,7 @@ class Launched:
         owner.device_caches = defaultdict(owner.create_binder)  # keep this binary out of the user's caches
         try:
             with replaced(driver_changes(lambda: device)):
-                return _compiling_run(owner, grid=(1,), warmup=True, **self._mocks)
+                return compiling_run(owner, grid=(1,), warmup=True, **self._mocks)
         finally:
             owner.device_caches = caches
 
@@ -281,20 +283,59 @@ def _run(self: Any, *args: Any, grid: Any = None, warmup: bool = False, **kwargs
 
 
 def _run_tuned(self: Any, *args: Any, **kwargs: Any) -> Any:
-    self.nargs = dict(zip(self.arg_names, args, strict=False))
+    """`Autotuner.run` without timing. A configuration that the compiler refuses on a device gives way to the next."""
+    assignment = current()
+    self.nargs = nargs = dict(zip(self.arg_names, args, strict=False))
     try:
-        self.best_config = config = pick_config(self, kwargs)
-        if config.pre_hook is not None:
-            config.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()})
-        return self.fn.run(*args, **kwargs, **config.all_kwargs())
+        while True:
+            _keep(self)
+            self.best_config = config = pick_config(self, kwargs)
+            if config.pre_hook is not None:
+                config.pre_hook({**nargs, **kwargs, **config.all_kwargs()})
+            try:
+                if assignment is not None:
+                    assignment.launched = program_of(self, config, {**nargs, **kwargs})
+                return self.fn.run(*args, **kwargs, **config.all_kwargs())
+            except REFUSALS as error:
+                self.nargs = nargs
+                if assignment is None or not assignment.refuse(
+                    *program_of(self, config, {**nargs, **kwargs}), in_one_line(error)
+                ):
+                    raise
+            finally:
+                if assignment is not None:
+                    assignment.launched = None
     finally:
         self.nargs = None
 
 
 def _bench(self: Any, *args: Any, config: Any, **meta: Any) -> list[float]:
     """`Autotuner._bench`, for subclasses with a ``run`` of their own (FlagGems' `LibTuner`)."""
+    _keep(self)
     nargs = self.nargs or dict(zip(self.arg_names, args, strict=False))
     return pretended_timing(self, config, nargs, meta)
+
+
+def _keep(tuner: Any) -> None:
+    """Let a tuner forget what it learns from an assignment, once the assignment's call has ended."""
+    assignment = current()
+    if assignment is not None:
+        assignment.restoring(tuner, lambda: _restorer(tuner))
+
+
+def _restorer(tuner: Any) -> Callable[[], None]:
+    own, cache = vars(tuner), getattr(tuner, "cache", None)
+    before = {name: own[name] for name in ("best_config",) if name in own}
+    known = dict(cache) if isinstance(cache, dict) else None
+
+    def restore() -> None:
+        own.pop("best_config", None)
+        own.update(before)
+        if known is not None:
+            tuner.cache.clear()
+            tuner.cache.update(known)
+
+    return restore
 
 
 def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -360,13 +401,19 @@ def _is_launch(target: Any) -> bool:
     return getattr(target, "_name", "") in _GRAPH_LAUNCHES
 
 
+def _tuning_changes() -> list[Change]:
+    return [(Autotuner, "run", untraced(_run_tuned)), (Autotuner, "_bench", _bench)]
+
+
 launches = Shared(
     lambda: [
         (JITFunction, "run", untraced(_run)),
         (InterpretedFunction, "run", untraced(_run)),
-        (Autotuner, "run", untraced(_run_tuned)),
-        (Autotuner, "_bench", _bench),
+        *_tuning_changes(),
         *_compile_changes(),
     ]
 )
 """Inside it, every launch is interpreted."""
+
+tuning = Shared(_tuning_changes)
+"""Inside it, no autotuner times its configurations, and launches run on the device."""

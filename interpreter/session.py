@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING
 
+from assay.interpreter.assignment import Assignment
 from assay.interpreter.fake_cuda.world import pretend_cuda
 from assay.interpreter.numerics.emission import Emission, emission_named, name_of
 from assay.runtime.errors import SettingError
@@ -161,6 +162,18 @@ def emulated_emission() -> str:
     """Return the name of the emission in force, or ""."""
     kernels = sys.modules.get("assay.interpreter.kernels")
     return name_of(kernels.builder.emission) if kernels else ""
+
+
+@contextlib.contextmanager
+def assigned(assignment: Assignment) -> Iterator[None]:
+    """Inside, launches that an autotuner would time run on the device in the configurations that are assigned."""
+    if importlib.util.find_spec("triton") is None:
+        yield
+        return
+    from assay.interpreter.launch import tuning
+
+    with tuning, assignment.current():
+        yield
 
 
 def triton_is_loaded() -> bool:

@@ -45,6 +45,20 @@ def test_a_rehearsal_runs_to_its_end_and_writes_nothing(name: str, tmp_path: Pat
     assert (ROOT / "docs" / "gpu.md").read_bytes() == before
 
 
+def test_an_examination_compiles_each_program_once_and_times_nothing(part: ModuleType) -> None:
+    """Counted on two kernels; with autotuners as they come the count is of more programs, and they time."""
+    from benchmarks.gpu.compilations import available, pair
+
+    names = [entry.name for entry in available()]
+    for name in ("assay.softmax", "assay.gemm (few rows)"):
+        tuning, assigned = pair(names.index(name))
+        assert assigned.problem() == ""
+        assert assigned.timed == 0 < tuning.timed
+        assert len(assigned.needed) <= assigned.compilations < tuning.compilations
+        assert assigned.launches < tuning.launches
+        assert "timings" in tuning.problem()
+
+
 @pytest.mark.slow
 def test_parts_run_side_by_side_and_go_on_where_they_were_cut_off(tmp_path: Path) -> None:
     """A run that was cut off fails and says so; the next one repeats only what wasn't finished."""

@@ -237,6 +237,8 @@ class Findings:
     ``left_out`` counts the elements that weren't judged, by reason. ``unlimited``: no time limit could act, since the
     kernel was called in a thread other than its process's main one.
     ``refused`` counts the cases that the kernel refused as it documents (``refuses=``), by its words.
+    On a device ``compiled`` counts the Triton programs that were compiled before the first case, in ``compile_seconds``
+    of the ``seconds``; ``refused_configs`` are the first lines of the compiler's messages by kernel and configuration.
     ``unrounded``: JAX was started before, and may leave out roundings on the way that a kernel asks for.
     ``left_changed`` names the settings of torch and NumPy that the kernel left changed (they were put back each time).
     ``target`` is the kernel's importable name, empty where it has none. ``about`` says when, where, on which device and
@@ -267,6 +269,9 @@ class Findings:
     unlimited: bool = False
     unrounded: bool = False
     refused: dict[str, Count] = field(default_factory=dict)
+    refused_configs: dict[str, str] = field(default_factory=dict)
+    compiled: Count = 0
+    compile_seconds: Annotated[float, Meta(ge=0)] = 0.0
     target: str = ""
     about: dict[str, str] = field(default_factory=dict)
 

@@ -11,6 +11,7 @@ from assay.bench.inspection.arch import Arch
 from assay.bench.inspection.facts import Facts
 from assay.bench.inspection.findings import Finding
 from assay.bench.inspection.inspecting import Call
+from assay.runtime.output import visible
 
 HEAD = (
     "kernel", "dtype", "of it", "configurations", "registers", "spilled", "shared KiB", "occupancy %", "products",
@@ -165,7 +166,7 @@ def markdown(every: Sequence[Inspected], arch: Arch, versions: str, command: str
     lines += [*(results or ["None."]), "", "## Kernels", ""]
     lines += [f"| {' | '.join(HEAD)} |", f"|{'---|' * len(HEAD)}"]
     lines += [f"| {' | '.join(row)} |" for one in every for row in rows(one)]
-    return "\n".join(lines) + "\n"
+    return visible("\n".join(lines) + "\n")
 
 
 __all__ = ["HEAD", "Inspected", "finding_lines", "markdown", "rows"]

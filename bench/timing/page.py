@@ -9,6 +9,7 @@ from typing import Any
 
 from assay.bench.timing.contest import Line, Record
 from assay.bench.timing.gate import Change
+from assay.runtime.output import visible
 
 HEAD = (
     "kernel",
@@ -93,7 +94,7 @@ def markdown(record: Record, changes: Sequence[Change] = ()) -> str:
         lines.append("")
     if changes:
         lines += ["## Changes", "", *(f"- {change_words(change)}" for change in changes), ""]
-    return "\n".join(lines).rstrip() + "\n"
+    return visible("\n".join(lines).rstrip() + "\n")
 
 
 def as_json(record: Record, changes: Sequence[Change]) -> str:

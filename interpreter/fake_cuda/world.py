@@ -146,21 +146,23 @@ def _nvidia_smi(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def pretend_cuda(device: str = "cuda") -> Iterator[None]:
+def pretend_cuda(device: str | CudaProperties = "cuda") -> Iterator[None]:
     """Emulate a CUDA device for torch and Triton inside; its tensors are the CPU's.
 
-    ``device`` is a CUDA device of ``configs/devices.toml``, in any case; "cuda" is "h200". Tensors created on "cuda",
-    and results of operators, claim to be on the device; copies between devices are real copies. `torch.cuda` and
-    `torch.accelerator` have the device's properties; streams and events record time; memory figures count tensors
-    created on the device by name; CUDA graphs raise. `torch.rand`, `randn`, `randint` and `bernoulli_` draw the
-    device's own numbers for a seed (`assay.interpreter.fake_cuda.random`). Autocast, generators, pinned memory and
-    `triton.runtime.driver.active` follow; compiled functions run eagerly; operators registered for CUDA are registered
-    for the CPU too, permanently. Holds in all threads, may be nested, and ends with everything restored. Kernels of
-    Triton also need `faithful`. Raises `SettingError` for an unknown device.
+    ``device`` is a CUDA device of ``configs/devices.toml``, in any case, or its properties; "cuda" is "h200". Tensors
+    created on "cuda", and results of operators, claim to be on the device; copies between devices are real copies.
+    `torch.cuda` and `torch.accelerator` have the device's properties; streams and events record time; memory figures
+    count tensors created on the device by name; CUDA graphs raise. `torch.rand`, `randn`, `randint` and `bernoulli_`
+    draw the device's own numbers for a seed (`assay.interpreter.fake_cuda.random`). Autocast, generators, pinned memory
+    and `triton.runtime.driver.active` follow; compiled functions run eagerly; operators registered for CUDA are
+    registered for the CPU too, permanently. Holds in all threads, may be nested, and ends with everything restored.
+    Kernels of Triton also need `faithful`. Raises `SettingError` for an unknown device.
     """
     from assay.formats.devices import DEFAULT_CUDA_DEVICE, cuda_device_named
 
-    emulated = cuda_device_named(DEFAULT_CUDA_DEVICE if device == "cuda" else device)
+    if isinstance(device, str):
+        device = cuda_device_named(DEFAULT_CUDA_DEVICE if device == "cuda" else device)
+    emulated = device
     with _world.lock:
         _world.devices.append(emulated)
         if len(_world.devices) == 1:

@@ -277,10 +277,8 @@ _LANGUAGES = ("python", "triton", "pytorch")
 
 
 def reads(path: Path) -> bool:
-    """Return whether a folder, or a definition's file, is a problem of this format."""
-    if path.is_dir():
-        return any(is_definition(file) for file in path.glob("*.json"))
-    return path.suffix == ".json" and is_definition(path)
+    """Return whether a folder has a problem of this format; a JSON file must be one."""
+    return any(is_definition(file) for file in path.glob("*.json")) if path.is_dir() else path.suffix == ".json"
 
 
 def is_definition(path: Path) -> bool:

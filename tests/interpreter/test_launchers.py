@@ -9,7 +9,7 @@ import triton.language as tl
 from triton.runtime.autotuner import Autotuner, Heuristics
 from triton.runtime.errors import InterpreterError
 
-from assay.interpreter import compiler, faithful
+from assay.interpreter import configurations, faithful
 
 
 @triton.jit
@@ -161,8 +161,8 @@ def test_a_configuration_that_does_not_compile_is_not_taken(kind: Any) -> None:
 
 def test_the_compiler_is_asked_once_for_the_same_types_and_constants(monkeypatch: pytest.MonkeyPatch) -> None:
     own, asked = Autotuner(small_blocks_kernel, small_blocks_kernel.arg_names, CONFIGS, ["n"], None, None), []
-    monkeypatch.setattr(compiler, "_accepted", {})
-    monkeypatch.setattr(compiler, "compiles", lambda *question: asked.append(question) or True)
+    monkeypatch.setattr(configurations, "_accepted", {})
+    monkeypatch.setattr(configurations, "compiles", lambda *question: asked.append(question) or True)
     with faithful():
         for n in (2, 2, 2, 3, 3):
             own[(3,)](X, torch.zeros_like(X), n, 2.0, LIMIT=16)

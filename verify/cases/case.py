@@ -79,7 +79,9 @@ class Case(Recipe):
     ``memory`` is the content of fresh memory: "plain" (whatever was there), "nan" or "huge" (2^100). ``protocol`` says
     which calls are made, see `assay.verify.harness.runner`. ``unused`` is the content of elements on which no result
     depends: "plain" (numbers as elsewhere) or "nan". ``origin`` are the first coordinates along a symbol: elements keep
-    their values when a shape is cut at the front. ``out_dtype`` is that of the first result, if stated.
+    their values when a shape is cut at the front. ``out_dtype`` is that of the first result, if stated. ``configs`` are
+    the configurations in which autotuned launches run on a device, by kernel (`assay.interpreter.Assignment`); cases
+    that differ in nothing else are equal.
     """
 
     layouts: Mapping[str, str] = field(default_factory=dict)
@@ -89,6 +91,7 @@ class Case(Recipe):
     unused: str = "plain"
     origin: Mapping[str, int] = field(default_factory=dict)
     out_dtype: str | None = None
+    configs: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
 
     @cached_property
     def signature(self) -> Signature:  # read many times a call
@@ -173,7 +176,13 @@ class Case(Recipe):
         )
         edits = cut + "".join(f"; {words}" for words in edits_in_words(self.edits))
         unused = "" if self.unused == "plain" else f"; {self.unused} wherever nothing is read"
-        return f"{self.spec}: {sizes}{options}; {tensors}{edits}{unused}; seed {self.seed}"
+        configs = "".join(f"; {words}" for words in configs_in_words(self.configs))
+        return f"{self.spec}: {sizes}{options}; {tensors}{edits}{unused}; seed {self.seed}{configs}"
+
+
+def configs_in_words(configs: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the configurations of each autotuned kernel."""
+    return [f"{kernel} with {', then '.join(dict.fromkeys(each))}" for kernel, each in configs.items()]
 
 
 def edits_in_words(edits: Sequence[Edit], most: int = 4) -> list[str]:

@@ -31,6 +31,7 @@ from assay.verify.examination.sensitivity import sensitivity_check
 from assay.verify.findings import Detectable
 from assay.verify.harness import lost_device
 from assay.verify.harness.call import signature_mismatch
+from assay.verify.harness.compilation import Compiled
 from assay.verify.harness.frameworks import drops_roundings
 from assay.verify.harness.isolation import Isolation
 from assay.verify.harness.refusals import refusals
@@ -209,11 +210,13 @@ def _isolation(plan: Plan, target: str) -> Isolation | None:
 def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
     """Run the sensitivity check and the phases, diagnose the failures, and return the verdict."""
     started = time.perf_counter()
-    tally, detectable = Tally(), list[Detectable]()
+    tally, detectable, made = Tally(), list[Detectable](), Compiled()
     if plan.refusal:
         outcome, note = "REFUSED", plan.refusal
     else:
         undetected, run = sensitivity_check(plan), Run(plan, progress)
+        run.compile_beforehand()
+        made = run.compiled
         tally, detectable = run.execute(), run.detectable
         if tally.broken:
             progress("shrinking", 0, 0)
@@ -238,6 +241,9 @@ def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
         unjudged=tally.unjudged,
         left_out=by_reason(tally.left_out),
         refused=dict(tally.refused),
+        refused_configs=plan.harness.call.assignment.refusals,
+        compiled=made.programs,
+        compile_seconds=made.seconds,
         unresolved=tally.unresolved,
         histogram=tally.histogram,
         detectable=tuple(detectable),
@@ -253,7 +259,7 @@ def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
         and plan.settings.device == "cpu"
         and not plan.settings.isolate
         and drops_roundings(),
-        about=about(plan.harness.call.kernel, plan.settings.device, plan.harness.call.pretend),
+        about=about(plan.harness.call.kernel, plan.settings.device, str(plan.harness.call.pretend)),
     )
 
 

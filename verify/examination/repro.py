@@ -94,7 +94,7 @@ def run_line(line: str, target: str = "", heartbeat: Callable[[Case, float], Non
         harness = KernelHarness.of(kernel, settings, heartbeat)
         result = harness.try_case(case)
         if result.failure is None and has_independent_data(case):
-            result = replace(result, failure=judge_statistically(harness.oracle, case, result).failure)
+            result = replace(result, failure=judge_statistically(harness.oracle, result.case, result).failure)
     if result.failure is None or result.failure.aspect:
         return result
     return replace(result, failure=replace(result.failure, aspect=aspect))

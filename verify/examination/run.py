@@ -34,7 +34,9 @@ from assay.verify.examination.aspects import aspects_of, attributed_to, without_
 from assay.verify.examination.plan import Plan
 from assay.verify.findings import Aspect, Detectable, Failure
 from assay.verify.harness import lost_device
+from assay.verify.harness.compilation import Compiled, compiled
 from assay.verify.harness.runner import KernelHarness, failure_or_suspicion
+from assay.verify.harness.time_limit import COMPILATION
 
 T = TypeVar("T")
 Fixed = tuple[str, Case]
@@ -209,6 +211,10 @@ class Run:
     """How many cases of each aspect failed by another aspect."""
     detectable: list[Detectable] = field(default_factory=list)
     """What the check notices at each length tried."""
+    beforehand: Sequence[Case] = ()
+    """The cases whose programs were compiled beforehand."""
+    compiled: Compiled = field(default_factory=Compiled)
+    """What was compiled for them."""
     harness: KernelHarness = field(init=False)
     """Calls the kernel; it skips checks of properties that are already broken."""
     losses: int = 0
@@ -235,6 +241,17 @@ class Run:
             broken |= {"conduct"}
         return broken | ({"bias"} if "numbers" in broken else set())
 
+    def compile_beforehand(self) -> None:
+        """On a device compile the programs that the cases need, all at once, before the first case."""
+        assignment, isolation = self.harness.call.assignment, self.harness.isolation
+        if assignment.on_device and self.plan.settings.framework == "torch":
+            self.beforehand = cases_beforehand(self.plan)
+            cases = self.beforehand
+            self.harness.call.report(cases[0], COMPILATION)
+            self.compiled = isolation.compiled(cases) if isolation is not None else compiled(self.harness, cases)
+            self.harness.call.report(cases[0])
+            assignment.take({"refused": self.compiled.refused})
+
     def execute(self, names: Container[str] | None = None) -> Tally:
         """Run all phases, or those of these names, and return the tally.
 
@@ -255,7 +272,7 @@ class Run:
         Return None if all its aspects are broken or given up already, or if it gave no result that counts.
         """
         plan = self.plan
-        case = original = plan.sampler.tied(case)
+        case = original = self.compiled.case(plan.sampler.tied(case), self.beforehand)
         given_up = {name for name, cases in self.masked_by_other_failure.items() if cases >= _MOST_MASKED}
         if self.ended or aspects_of(case) <= self.removed | given_up:
             return None
@@ -267,6 +284,8 @@ class Run:
             words = f"{result.failure.message}; {lost_device.LOST}" if self.device_lost else result.failure.message
             result = replace(result, failure=replace(result.failure, message=words))
         failure, shown = result.failure, aspects_of(case)
+        if failure is not None and self.compiled.chosen:
+            failure = replace(failure, case=self.compiled.named(failure.case, self.beforehand))
         if failure is None:
             self.tally += Tally.of(phase, result, shown)
         elif failure.kind == "not_interpreted":
@@ -309,7 +328,7 @@ class Run:
         result = self.attempt(phase, case)
         if result is None or result.failure is not None or result.case != case:
             return None
-        second = judge_statistically(self.harness.oracle, case, result)
+        second = judge_statistically(self.harness.oracle, result.case, result)
         if second.failure is not None:
             aspect = attributed_to(
                 second.failure, lambda case: failure_or_suspicion(self.harness, sampler.tied(case)), sampler
@@ -340,6 +359,26 @@ def fixed_cases(plan: Plan) -> Iterator[Fixed]:
     }
     for name, cases in by_phase.items():
         yield from ((name, case) for case in cases)
+
+
+def cases_beforehand(plan: Plan) -> list[Case]:
+    """Return the cases of an examination in which nothing fails.
+
+    Of the fuzzed ones these are the cases that don't follow from results.
+    """
+    sampler, settings = plan.sampler, plan.settings
+    drawn: list[Case] = []
+    if settings.goldens is not None:
+        drawn += [stored.case for stored in stored_cases(settings.goldens, sampler)]
+    drawn += [case for _, case in arranged(fixed_cases(plan), settings.effort)]
+    for _, cases in phases.length_cases(sampler, quick=settings.effort == "quick"):
+        drawn += cases
+    if settings.fuzzed:
+        phases.fuzz(sampler, settings.fuzzed, drawn.append)
+    for series in phases.over_limit_cases(sampler):
+        drawn += series
+    drawn += at_cases(sampler, settings.at)
+    return [sampler.tied(case) for case in (next(phases.ordinary_cases(sampler, "small")), *drawn)]
 
 
 def _fixed(run: Run, name: str) -> None:

@@ -581,7 +581,7 @@ def _candidates(failure: Failure, harness: KernelHarness) -> Iterator[FaultModel
 def _device_of(harness: KernelHarness) -> tuple[bool, TensorCores | None]:
     """Return whether the kernel ran on CUDA, an emulated device included, and the tensor cores it has, if known."""
     device = torch.device(harness.device)
-    if name := harness.call.pretend or emulated_device() or pretended():
+    if name := str(harness.call.pretend) or emulated_device() or pretended():
         return True, tensor_cores_named(name)
     if device.type == "cuda" and torch.version.hip is None:
         return True, tensor_cores_of_capability(*torch.cuda.get_device_capability(device))

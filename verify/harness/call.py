@@ -14,13 +14,23 @@ import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from assay.formats.format import format_named
 from assay.golden.inputs.values import torch_dtype
-from assay.interpreter import NVIDIA, NotInterpreted, Watch, pretend_cuda, put_on_device, triton_is_loaded
+from assay.interpreter import (
+    NVIDIA,
+    Assignment,
+    Emission,
+    NotInterpreted,
+    Watch,
+    assigned,
+    pretend_cuda,
+    put_on_device,
+    triton_is_loaded,
+)
 from assay.runtime.deadline import CpuLimit
 from assay.runtime.dispatch import ALLOCATIONS, AllocationMode
 from assay.runtime.environment import Environment, environment, in_environment, with_setting
@@ -33,6 +43,10 @@ from assay.verify.harness.compiled import every_variant_compiled
 from assay.verify.harness.frameworks import framework_named, make_room
 from assay.verify.harness.refusals import refusal, refused_by_library, refused_by_reference
 from assay.verify.harness.time_limit import KernelTimeout, Pace, time_limit
+
+if TYPE_CHECKING:
+    from assay.formats.devices import CudaProperties
+    from assay.interpreter.sanitizer import Sanitizer
 
 _GUARD = 32  # elements in each guard zone; few, as every allocation of a call gets two zones
 _MARK = 0xA5  # a byte that no common number repeats
@@ -175,7 +189,8 @@ class Call:
     torch's default dtype, which a kernel may set in its first call for all later ones, carries over
     (``default_dtype``).
     ``pretend`` is the device that "cuda" names during the call, and on which inputs pretend to be. ``refuses`` are the
-    documented refusals (`refusals`).
+    documented refusals (`refusals`). ``assignment`` says in which configurations autotuned launches run; ``launching``
+    is a context that records launches instead of running them.
     """
 
     kernel: Callable[..., Any]
@@ -186,10 +201,12 @@ class Call:
     environment: Environment = field(default_factory=environment, compare=False, repr=False)
     left_changed: dict[str, None] = field(default_factory=dict, compare=False, repr=False)  # in order, each once
     default_dtype: list[torch.dtype] = field(default_factory=list, compare=False, repr=False)  # none, or the one
-    pretend: str = ""
+    pretend: str | CudaProperties = ""
     refuses: Mapping[str, str] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace, compare=False, repr=False)
     watch: Watch = field(default_factory=Watch, compare=False, repr=False)
+    assignment: Assignment = field(default_factory=Assignment, compare=False, repr=False)
+    launching: Callable[[Assignment], contextlib.AbstractContextManager[None]] | None = None
 
     def report(self, case: Case, seconds: float = 0.0) -> None:
         """Report the case and its time limit to the observer, which needs them if the process dies or hangs."""
@@ -211,7 +228,8 @@ class Call:
         self, case: Case, inputs: Inputs, arguments: list[Any], keywords: dict[str, Any], poison: PoisonedMemory | None
     ) -> tuple[torch.Tensor, ...] | Failure:
         on_cpu = all(tensor.device.type == "cpu" for tensor in inputs.positional)
-        interpreted = on_cpu and triton_is_loaded()
+        interpretable = on_cpu and self.launching is None
+        interpreted = interpretable and triton_is_loaded()
         input_tensors = [guarded.tensor for guarded in inputs.guarded.values()]
         changed: list[str] = []
         sanitizer = None
@@ -225,9 +243,7 @@ class Call:
         try:
             with (  # the interpreter outside of what a time-out interrupts
                 pretend_cuda(self.pretend) if self.pretend else contextlib.nullcontext(),
-                self.watch.interpreting(input_tensors, emission)
-                if interpreted
-                else contextlib.nullcontext() as sanitizer,
+                self._launching(input_tensors, emission, interpreted=interpreted) as sanitizer,
                 time_limit(limit, lambda: self.report(case, limit + GRACE)) as timer,
                 poison or contextlib.nullcontext(),
                 self.watch.allocating(sanitizer),
@@ -247,7 +263,7 @@ class Call:
             raise
         except BaseException as raised:
             error = lost_device.by_device(raised)
-            if on_cpu and not interpreted and triton_is_loaded():  # the kernel has imported it only now
+            if interpretable and not interpreted and triton_is_loaded():  # the kernel has imported it only now
                 return self._run(case, inputs, arguments, keywords, poison)
             if sanitizer is not None and sanitizer.finding is not None:
                 return failure_of(case, sanitizer.finding.kind, str(sanitizer.finding))
@@ -290,6 +306,23 @@ class Call:
         if poison is not None and poison.overrun():
             return failure_of(case, "out_of_bounds_write", "the kernel wrote beyond a tensor that it had allocated")
         return self.checked_results(case, inputs, result)
+
+    @contextlib.contextmanager
+    def _launching(
+        self, tensors: list[torch.Tensor], emission: Emission | None, *, interpreted: bool
+    ) -> Iterator[Sanitizer | None]:
+        """Interpret the launches of a call inside, or run them in the configurations that are assigned."""
+        if self.launching is not None:
+            with self.launching(self.assignment):
+                yield None
+        elif interpreted:
+            with self.watch.interpreting(tensors, emission) as sanitizer, self.assignment.current():
+                yield sanitizer
+        elif self.assignment.on_device:
+            with assigned(self.assignment):
+                yield None
+        else:
+            yield None
 
     @contextlib.contextmanager
     def _default_dtype_kept(self) -> Iterator[None]:

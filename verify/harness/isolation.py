@@ -22,7 +22,7 @@ import pickle
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from multiprocessing.connection import Connection
@@ -43,9 +43,10 @@ from assay.verify.errors import SettingError
 from assay.verify.findings import KINDS, Failure
 from assay.verify.harness import lost_device
 from assay.verify.harness.call import GRACE, Call
+from assay.verify.harness.compilation import Compiled, as_plain, compiled, unpacked
 from assay.verify.harness.runner import KernelHarness
 from assay.verify.harness.target import load_target, target_of
-from assay.verify.harness.time_limit import MOST
+from assay.verify.harness.time_limit import COMPILATION, MOST
 
 _REFUSED = ("MemoryError", "can't allocate memory", "bad_alloc", "RESOURCE_EXHAUSTED")
 _SERVER = "from assay.verify.harness.isolation import serve_fork"
@@ -156,6 +157,7 @@ class Isolation:
             return Failure("crash", case, f"its process answered with what is no answer ({type(error).__name__})")
         call.left_changed.update(dict.fromkeys(answer.pop("left_changed", ())))
         call.watch.launches |= answer.pop("launches", False)
+        call.assignment.take(answer.pop("assigned", {}))
         warn_again(answer.pop("warned", ()))
         if "outputs" in answer:
             return tuple(answer["outputs"])
@@ -171,6 +173,18 @@ class Isolation:
             self.end()
             raise RuntimeError(f"isolation: the worker failed before or after the kernel's call:\n{answer['message']}")
         return Failure(case=case, **answer | {"index": tuple(answer["index"])})
+
+    def compiled(self, cases: Sequence[Case]) -> Compiled:
+        """Compile the programs of these cases in the worker (`assay.verify.harness.compilation`)."""
+        worker = self._worker = self._worker or self._started()
+        worker.longest = COMPILATION
+        worker.submit(pickle.dumps(list(cases)), COMPILATION)
+        result = worker.result()
+        if isinstance(result, Lost):  # the cases will show why
+            self.end()
+            return Compiled()
+        answer = unpack(result)
+        return unpacked(answer) if "pinned" in answer else Compiled()
 
     @property
     def _has_limit(self) -> bool:
@@ -190,7 +204,7 @@ class Isolation:
         memory = self.memory if self._has_limit else 0
         how = {
             name: getattr(call, name)
-            for name in ("listed", "framework", "timeout", "environment", "pretend", "refuses")
+            for name in ("listed", "framework", "timeout", "environment", "pretend", "refuses", "assignment")
         }
         arguments = (memory, target, how, harness.contract, str(harness.device))
         worker = self._forked(arguments) if self.is_of_device else Process.start(_serve_new, *arguments)
@@ -264,7 +278,8 @@ def _heartbeat(parent: Parent) -> Callable[[Case, float], None]:
 def _serve(parent: Parent, make_harness: Callable[[], KernelHarness], memory: int) -> None:
     """Receive cases, and which aspects to ignore; send outputs or failures. ``memory`` 0 sets no limit.
 
-    The answer to an op's name is None, if the kernel and that op can be imported here.
+    The answer to an op's name is None, if the kernel and that op can be imported here; to a list of cases it is what
+    was compiled for them.
     """
 
     @cache
@@ -282,6 +297,7 @@ def _serve(parent: Parent, make_harness: Callable[[], KernelHarness], memory: in
             seen_of_call = {
                 "left_changed": list(harness.call.left_changed),
                 "launches": harness.call.watch.launches,
+                "assigned": harness.call.assignment.as_data(),
                 "warned": as_data(caught),
             }
             if not isinstance(seen, Failure):
@@ -289,7 +305,7 @@ def _serve(parent: Parent, make_harness: Callable[[], KernelHarness], memory: in
         except Exception as error:
             if not lost_device.is_lost(error):
                 raise
-            seen, seen_of_call = lost_device.failure_by(error, case), {}
+            seen, seen_of_call = lost_device.failure_by(error, case), {"assigned": harness.call.assignment.as_data()}
         return pack(seen_of_call | {name: getattr(seen, name) for name in _SENT})
 
     def answer(message: bytes) -> bytes:
@@ -299,6 +315,10 @@ def _serve(parent: Parent, make_harness: Callable[[], KernelHarness], memory: in
             if isinstance(content, str):
                 spec(content)
                 return pack(None)
+            if isinstance(content, list):
+                made = compiled(ready(), content)
+                ready().call.assignment.take({"refused": made.refused})
+                return pack(as_plain(made))
             return seen_in(*content)
         except Exception:
             return pack({"kind": "error", "message": traceback.format_exc(), "device_lost": False})

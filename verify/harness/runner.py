@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +34,7 @@ import torch
 
 from assay.golden.errors import Undecided
 from assay.golden.evaluation.golden import Golden
-from assay.interpreter import device_to_pretend
+from assay.interpreter import Assignment, device_to_pretend
 from assay.runtime.deadline import WALL_FACTOR
 from assay.runtime.environment import seed_generators, standard_environment, with_changes
 from assay.runtime.tensors import same_numbers
@@ -110,6 +110,9 @@ class Observer(Protocol):
     def blocking(self) -> AbstractContextManager[None]:
         """Return a context with new processes, in which each launch on CUDA waits for its end."""
 
+    def compiled(self, cases: Sequence[Case]) -> Any:
+        """Compile the programs of these cases where the kernel runs (`assay.verify.harness.compilation`)."""
+
 
 @dataclass(frozen=True)
 class KernelHarness:
@@ -143,6 +146,7 @@ class KernelHarness:
             environment,
             pretend=pretend,
             refuses=settings.refuses,
+            assignment=Assignment(on_device=torch.device(settings.device).type != "cpu"),
         )
         return KernelHarness(call, settings.contract, settings.device)
 
@@ -159,7 +163,19 @@ class KernelHarness:
     @standard_environment()
     def try_case(self, case: Case) -> Result:
         """Build a case, call the kernel and judge the results; nothing is judged if rounding decides what the reference
-        computes."""
+        computes.
+
+        The result's case pins the configurations in which autotuned launches ran on a device.
+        """
+        self.call.assignment.begin(case.configs)
+        result = self._tried(case)
+        used = self.call.assignment.used
+        if not used:
+            return result
+        failure = result.failure and replace(result.failure, case=replace(result.failure.case, configs=used))
+        return replace(result, case=replace(result.case, configs=used), failure=failure)
+
+    def _tried(self, case: Case) -> Result:
         try:
             if case.protocol == "bias":
                 return try_series(case, self.try_case, self.contract, self.oracle.evaluate_in)
@@ -200,6 +216,7 @@ class KernelHarness:
         """Make the calls of the case's protocol; return the outputs, or a failure other than wrong numbers."""
         namespaces = Namespaces()
         seed_generators(case.seed)
+        self.call.assignment.begin(case.configs)
         seen = (
             self._in_plain_process(case, inputs) if case.protocol == "outside" else self._in_this_process(case, inputs)
         )
@@ -335,4 +352,4 @@ def failure_or_suspicion(harness: KernelHarness, case: Case) -> Failure | None:
     result = harness.try_case(case)
     if result.failure is not None or not has_independent_data(case):
         return result.failure
-    return judge_statistically(harness.oracle, case, result).failure
+    return judge_statistically(harness.oracle, result.case, result).failure

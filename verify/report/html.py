@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 
-from assay.verify.cases.case import Case
+from assay.verify.cases.case import Case, configs_in_words
 from assay.verify.findings import EDGES, STEPS, ErrorMap, Findings
 from assay.verify.report.rendering import environment as plain_environment
 from assay.verify.report.text import failure_in_words, greatest
@@ -195,6 +195,7 @@ def shown_case(case: Case) -> Mapping[str, Any]:
         "edits": [(f"{name}{list(index)}", f"{value:g}") for name, index, value in case.edits if value != 0],
         "memory": _MEMORY[case.memory],
         "protocol": _PROTOCOLS.get(case.protocol, case.protocol),
+        "configs": configs_in_words(case.configs),
     }
 
 

@@ -82,8 +82,8 @@ def markdown(lines: Sequence[Line]) -> str:
 
 def append(path: str | Path, lines: Iterable[Line]) -> None:
     """Append the summary of ``lines`` to a file; raise OSError if it can't be written."""
-    with Path(path).open("a", encoding="utf-8") as file:
-        file.write("\n" + markdown(list(lines)))
+    with Path(path).open("ab", buffering=0) as file:
+        file.write(f"\n{markdown(list(lines))}".encode())  # by one call: other runs append to it too
 
 
 def _row(line: Line) -> str:

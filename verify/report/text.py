@@ -23,6 +23,11 @@ def text_report(result: Findings) -> str:
     lines.append(f"  cases       {result.cases} decided, {result.elements} elements, worst ratio {result.worst:.3g}")
     lines += [f"  not judged  {count} elements {reason}" for reason, count in result.left_out.items()]
     lines += [f"  refused     {count} cases: {words}" for words, count in result.refused.items()]
+    if result.compiled:
+        lines.append(
+            f"  compiled    {result.compiled} programs in {result.compile_seconds:.3g} s, before the first case"
+        )
+    lines += [f"  refused     {config}: {words}" for config, words in result.refused_configs.items()]
     if result.unlimited:
         lines.append("  no limit    on time: it acts in a process's main thread only, or with isolate=True")
     if result.unrounded:
