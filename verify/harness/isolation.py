@@ -43,6 +43,7 @@ from assay.verify.errors import SettingError
 from assay.verify.findings import KINDS, Failure
 from assay.verify.harness import lost_device
 from assay.verify.harness.call import GRACE, Call
+from assay.verify.harness.clean_process import START
 from assay.verify.harness.compilation import Compiled, as_plain, compiled, unpacked
 from assay.verify.harness.runner import KernelHarness
 from assay.verify.harness.target import load_target, target_of
@@ -137,7 +138,7 @@ class Isolation:
                     f"isolate: a new process can't run the kernel: {why}; expected one that it can import"
                 )
         worker = self._worker
-        worker.heartbeats, worker.longest = _HEARTBEATS, MOST * call.timeout + GRACE
+        worker.heartbeats, worker.longest = _HEARTBEATS, MOST * call.timeout + START
         worker.on_heartbeat = lambda seconds: call.report(case, WALL_FACTOR * seconds)  # this process only waits
         submitted = worker.submit(pickle.dumps((case, ignored_aspects)), call.timeout + GRACE)
         call.report(case, WALL_FACTOR * submitted)
