@@ -7,17 +7,19 @@ rules"), and the ``.hatchet`` file of triton.profiler, a tree of frames with "co
 from __future__ import annotations
 
 import csv
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from assay.runtime.files import read_text
+from assay.runtime.records import from_json
 from assay.verify.errors import BenchError
 
 _HIGH = 60.0  # percent of a peak from which a unit bounds a kernel, as in Nsight Compute's own rules
 _LOW_OCCUPANCY = 30.0  # percent below which latency is put down to too few resident warps
 _CONFLICTS = 0.1  # bank conflicts per wavefront of shared memory from which they are reported
+_EXPECTED = "expected Nsight Compute's table (ncu --csv --page details), or Proton's .hatchet"
 _DURATION = "Duration"
 _MEMORY = ("DRAM Throughput", "Memory Throughput")
 _COMPUTE = ("Compute (SM) Throughput",)
@@ -34,18 +36,20 @@ def counters(path: Path) -> list[str]:
 
     Raises `BenchError` if the file has neither format.
     """
+    text = read_text(path, BenchError)
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BenchError(f"--profile {path}: can't be read ({error})") from None
-    if text.lstrip().startswith(("[", "{")):
-        return list(_of_proton(path, text))
-    lines = text.splitlines()
+        return list(_of_proton(path, text) if text.lstrip().startswith(("[", "{")) else _of_nsight(path, text))
+    except BenchError:
+        raise
+    except (csv.Error, ArithmeticError, AttributeError, KeyError, TypeError, ValueError):  # another form of either
+        raise BenchError(f"--profile {path}: {_EXPECTED}, got another form of it") from None
+
+
+def _of_nsight(path: Path, text: str) -> Iterator[str]:
+    lines = text.split("\n")
     head = next((index for index, line in enumerate(lines) if '"Metric Name"' in line), None)
     if head is None:
-        raise BenchError(
-            f"--profile {path}: expected Nsight Compute's table (ncu --csv --page details), or Proton's .hatchet"
-        )
+        raise BenchError(f"--profile {path}: {_EXPECTED}")
     kernels: dict[str, dict[str, tuple[float, str]]] = defaultdict(dict)
     for row in csv.DictReader(lines[head:]):
         value = _number(row.get("Metric Value"))
@@ -54,7 +58,10 @@ def counters(path: Path) -> list[str]:
                 value,
                 row.get("Metric Unit") or "",
             )
-    return [f"{name}: {', '.join(_words(result))}" for name, result in kernels.items()]
+    if not kernels:
+        raise BenchError(f"--profile {path}: {_EXPECTED}, got a table without numbers")
+    for name, result in kernels.items():
+        yield f"{name}: {', '.join(_words(result))}"
 
 
 def _words(result: Mapping[str, tuple[float, str]]) -> Iterator[str]:
@@ -97,10 +104,7 @@ def _number(text: str | None) -> float | None:
 
 
 def _of_proton(path: Path, text: str) -> Iterator[str]:
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise BenchError(f"--profile {path}: is no JSON ({error})") from None
+    content = from_json(text, f"--profile {path}", BenchError)
     kernels: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for frame in _leaves(content):
         metrics = frame.get("metrics", {})

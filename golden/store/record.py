@@ -97,7 +97,7 @@ class Record:
             if written != actual:
                 raise ValueError(f"its SHA-256 is {actual[:16]}..., but {written[:16]}... was written down")
             return _parsed(data, where)
-        except (ValueError, KeyError, TypeError, SafetensorError, RecipeError) as error:
+        except (ValueError, AttributeError, KeyError, TypeError, RecursionError, SafetensorError, RecipeError) as error:
             raise DamagedRecord(f"{where} is damaged: {error}; {REMAKE}") from None
 
 

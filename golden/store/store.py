@@ -141,7 +141,7 @@ class Store:
             content: dict[str, Any] = json.loads(data)["manifest"]
             if _with_checksum(content) != data:
                 raise ValueError("its SHA-256 is another")
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise DamagedRecord(f"{where} is damaged: {error}; build its campaign again") from None
         return content
 

@@ -29,6 +29,7 @@ from assay.precision.loading.quiet import one_line, quiet
 from assay.precision.schemes import scheme_named
 from assay.precision.schemes.ggml import block_types
 from assay.runtime.errors import NotInstalled, listed
+from assay.runtime.files import read_text
 from assay.runtime.modules import optional
 from assay.runtime.results import installed_version
 
@@ -133,7 +134,7 @@ def _compressed_tensors(export: _Export, file: str) -> Verified:
     library: Any = optional("compressed_tensors", purpose=_PURPOSE, extra="audit")
     quantization: Any = optional("compressed_tensors.quantization", purpose=_PURPOSE, extra="audit")
     match: Any = optional("compressed_tensors.utils.match", purpose=_PURPOSE, extra="audit")
-    content = json.loads((export.folder / file).read_text(encoding="utf-8"))
+    content = json.loads(read_text(export.folder / file, CannotExport))
     config = quantization.QuantizationConfig.model_validate(content.get("quantization_config", content))
     linear = torch.nn.Linear(1, 1, device="meta")
 
@@ -179,7 +180,7 @@ def _torchao(export: _Export, file: str) -> Verified:
     """Compare the configuration of each linear in an ``FqnToConfig``."""
     core: Any = optional("torchao.core.config", purpose=_PURPOSE, extra="audit")
     held = export.held["torchao"]
-    read = core.config_from_dict(json.loads((export.folder / file).read_text(encoding="utf-8"))).fqn_to_config
+    read = core.config_from_dict(json.loads(read_text(export.folder / file, CannotExport))).fqn_to_config
     wrong = []
     for site in export.names:
         entry = entry_of(scheme_named(held[site]))[0] if site in held else None
@@ -196,7 +197,7 @@ def _gguf_types(export: _Export, file: str) -> Verified:
     Raises ValueError for an invalid pattern or type.
     """
     gguf = library()
-    patterns = types_in((export.folder / file).read_text(encoding="utf-8"))
+    patterns = types_in(read_text(export.folder / file, CannotExport))
     for pattern, kind in patterns:
         try:
             re.compile(pattern)
@@ -268,7 +269,7 @@ def _mlx_program(export: _Export, file: str) -> Verified:
     Raises ValueError where it has no layers.
     """
     nn: Any = optional("mlx.nn", purpose=_PURPOSE, extra="audit")
-    layers = layers_in((export.folder / file).read_text(encoding="utf-8"))
+    layers = layers_in(read_text(export.folder / file, CannotExport))
     model = nn.Module()
     for name in export.names:
         *parents, last = name.split(".")
@@ -288,7 +289,7 @@ def _mlx_program(export: _Export, file: str) -> Verified:
 def _mlx_model(export: _Export, folder: Path) -> Verified:
     """Compare the parameters in config.json of a folder by mlx_lm, and let MLX dequantise its tensors by them."""
     mlx: Any = optional("mlx.core", purpose=_PURPOSE, extra="audit")
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))["quantization"]
+    config = json.loads(read_text(folder / "config.json", CannotExport))["quantization"]
     tensors = {name: each for path in folder.glob("*.safetensors") for name, each in mlx.load(str(path)).items()}
     default = {"group_size": config["group_size"], "bits": config["bits"], "mode": config.get("mode", "affine")}
     parameters: dict[str, dict[str, Any]] = {}

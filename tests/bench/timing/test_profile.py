@@ -57,7 +57,17 @@ def test_protons_tree_is_put_in_words(tmp_path: Path) -> None:
     assert counters(path) == ["k: 2 us, the mean of 4 launches"]
 
 
-@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "{", "[]"])
+OTHERS = [
+    *("", "a,b\n1,2\n", "{", "[]", "[" * 10_000, '{"metrics": 3}', '{"metrics": {"time (ns)": "long"}}'),
+    *(
+        '{"metrics": {"time (ns)": 1, "count": 0}}',
+        '{"frame": 3, "metrics": {"time (ns)": 1}}',
+        '"other ""Metric Name"""\n1\n',
+    ),
+]
+
+
+@pytest.mark.parametrize("text", OTHERS)
 def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
     """What is neither is told in one line."""
     path = tmp_path / "file"
