@@ -138,7 +138,8 @@ class Isolation:
                     f"isolate: a new process can't run the kernel: {why}; expected one that it can import"
                 )
         worker = self._worker
-        worker.heartbeats, worker.longest = _HEARTBEATS, MOST * call.timeout + START
+        worker.heartbeats = _HEARTBEATS
+        worker.longest = max(MOST * call.timeout + GRACE, WALL_FACTOR * (call.timeout + START))
         worker.on_heartbeat = lambda seconds: call.report(case, WALL_FACTOR * seconds)  # this process only waits
         submitted = worker.submit(pickle.dumps((case, ignored_aspects)), call.timeout + GRACE)
         call.report(case, WALL_FACTOR * submitted)
