@@ -43,6 +43,7 @@ def doctor() -> int:
     looks: list[tuple[str, Callable[[], Iterable[Row]]]] = [
         ("versions", _versions),
         ("devices", _devices),
+        ("sandbox", _sandbox),
         *([("compilers", _compilers)] if triton else []),
         ("kernels", _kernels),
         *((words, partial(_tried, words, test)) for words, test in tests.items()),
@@ -117,6 +118,12 @@ def reported_faults(tool: str, version: str) -> list[str]:
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
+def _sandbox() -> Iterator[Row]:
+    from assay.runtime.sandbox import unavailable, version
+
+    yield "sandbox", f"none for `assay judge`: {why}" if (why := unavailable()) else version()
 
 
 def _kernels() -> Iterator[Row]:

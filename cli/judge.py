@@ -40,6 +40,10 @@ def judge(
     memory: Annotated[
         float, Option(min=0.01, max=settings.MOST_MEMORY, help="GiB that the solution's process may hold.")
     ] = 8.0,
+    sandbox: Annotated[
+        str, Option(metavar="auto|bwrap|none", help="Where the solution runs; auto: in a sandbox, if there is one.")
+    ] = "auto",
+    require_sandbox: Annotated[bool, Option("--require-sandbox", help="As --sandbox bwrap.")] = False,
     timed: Annotated[bool, Option("--timing/--no-timing", help="Time it beside the reference.")] = True,
     compiled: Annotated[
         bool | None,
@@ -84,6 +88,7 @@ def judge(
         "memory": memory,
         "timed": timed,
         "compiled": compiled,
+        "sandbox": "bwrap" if require_sandbox else sandbox,
     }
     if list_ is not None:
         if problem or trial or trace:

@@ -35,6 +35,7 @@ from assay.verify.errors import SettingError
 from assay.verify.findings import ASPECTS, Aspect, Failure
 from assay.verify.harness.target import about
 
+_MOST_PRINTED = 32 << 20  # bytes in a judgement: compilers print megabytes
 _TRUSTED_SHARE = 0.01  # of judged elements must be nonzero; a strided transposed convolution has one in 27
 _STATUSES = {"shape": "INCORRECT_SHAPE", "dtype": "INCORRECT_DTYPE", "crash": "RUNTIME_ERROR", "timeout": "TIMEOUT"}
 
@@ -80,6 +81,7 @@ def verdict_of(report: Report, run: Run | None, outcome: str = "", note: str = "
         not_judged=tuple(dict.fromkeys(report.not_judged)),
         speed=report.speed,
         workloads=tuple(report.workloads),
+        sandbox=report.host.sandboxed,
     )
 
 
@@ -170,6 +172,7 @@ def judge(
     compiled: bool | None = None,
     seconds: float | None = None,
     trial: str = "",
+    sandbox: Literal["auto", "bwrap", "none"] = "auto",
 ) -> SolutionVerdict:
     """Judge a solution of a problem: a KernelBench file, a FlashInfer Trace definition, a folder with reference.py and
     task.yml, or a robust-kbench folder (docs/judge.md).
@@ -183,15 +186,18 @@ def judge(
     starts with. ``timed``: time it and the reference alternately, at the first stated size or at "all" of them, which
     are then judged too; with ``compiled`` (None: except at quick effort) also the reference under `torch.compile`; for
     ``seconds`` each (None: by effort). ``trial``: make only the call of this line, from an earlier verdict.
+    ``sandbox``: "auto" runs the solution in a sandbox where this machine has one, and the verdict says otherwise why
+    not; "bwrap" needs it, "none" takes none (docs/sandbox.md).
 
     Raises `ProblemError`, `SettingError`, `ContractError` or `ReproError` if the judgement can't be made; whatever the
     solution does becomes part of the verdict.
     """
     promised = contract_from_table(contract) if isinstance(contract, str) else contract or Contract()
-    options = Options(effort, seed, str(device), promised, timeout, memory, timed, compiled, seconds)
+    options = Options(effort, seed, str(device), promised, timeout, memory, timed, compiled, seconds, sandbox)
     result, answer = read(problem, solution)
     only = Trial.of_line(trial) if trial else None
-    return judged(Report(result, answer, options, str(solution)), only)
+    with options.host(result) as host:
+        return judged(Report(result, answer, options, str(solution), host), only)
 
 
 def judged(report: Report, only: Trial | None = None) -> SolutionVerdict:
@@ -209,7 +215,7 @@ def _verdict(report: Report, only: Trial | None) -> SolutionVerdict:
         return verdict_of(report, None, "REFUSED", words)
     texts = "".join(text for name, text in answer.files.items() if name.endswith(".py"))
     pretend = not has_gpu and ("triton" in texts or "cuda" in texts)
-    with options.process(answer) as process:
+    with options.process(answer, report.host) as process:
         run = Run(report.problem, process, options.contract, options.seed, options.effort, pretend)
         run.cheats += _in_the_text(report.problem, answer)
         try:
@@ -224,6 +230,11 @@ def _verdict(report: Report, only: Trial | None) -> SolutionVerdict:
             run.cheats += detected_cheats(error.seen, set())
             run.fail("numbers", failure, error.during or Trial())
         run.of_all()
+    detached, printed = report.host.left_behind()
+    if detached:
+        run.cheats.append(Cheat("leaves-processes", f"{detached} at the end"))
+    if printed > _MOST_PRINTED:
+        run.cheats.append(Cheat("floods-output", f"{printed >> 20} MiB"))
     return verdict_of(report, run)
 
 

@@ -10,7 +10,7 @@ from assay.judge.problems.problem import Answer, Problem
 from assay.judge.problems.sizes import limits, small
 from assay.judge.reference_model import ReferenceModel
 from assay.judge.run import Run
-from assay.judge.solution.solution_process import SolutionProcess
+from assay.judge.solution.solution_process import SolutionHost, SolutionProcess
 from assay.judge.solution.trials import Trial
 from assay.judge.speed import Speed
 from assay.judge.verdict import Workload
@@ -34,6 +34,7 @@ class Options:
     timed: bool | Literal["all"] = True
     compiled: bool | None = None
     seconds: float | None = None
+    sandbox: str = "auto"
 
     def __post_init__(self) -> None:
         """Raise `SettingError` for values that are not allowed."""
@@ -42,19 +43,24 @@ class Options:
         if self.effort not in EFFORTS:
             raise SettingError(f"effort={self.effort!r}; expected one of {', '.join(EFFORTS)}")
 
-    def process(self, answer: Answer) -> SolutionProcess:
+    def host(self, problem: Problem) -> SolutionHost:
+        """Return where a judgement's processes run, which don't see the problem's folder. Raises `SettingError`."""
+        return SolutionHost(self.sandbox, problem.path.parent, gpus=self.device != "cpu")
+
+    def process(self, answer: Answer, host: SolutionHost) -> SolutionProcess:
         """Return a new process for a solution."""
-        return SolutionProcess(answer, device=self.device, timeout=self.timeout, memory=self.memory)
+        return SolutionProcess(answer, host, device=self.device, timeout=self.timeout, memory=self.memory)
 
 
 @dataclass
 class Report:
-    """A problem, a solution (``path`` as the user gave it), and the results so far: sizes judged and not, speed."""
+    """A problem, a solution (``path`` as the user gave it), where it runs, and the results so far: sizes, speed."""
 
     problem: Problem
     answer: Answer
     options: Options
     path: str
+    host: SolutionHost
     sizes: list[str] = field(default_factory=list)
     not_judged: list[str] = field(default_factory=list)
     workloads: list[Workload] = field(default_factory=list)

@@ -30,17 +30,25 @@ CHEATS: Mapping[str, str] = {
     "patched-timer": "calls take longer than the solution's process says, or its clock is replaced",
     "stack-inspection": "the solution inspects its callers, or objects that aren't its own",
     "reads-files": "the solution opens, or searches for, files that aren't its own",
-    "starts-processes": "the solution starts processes or talks to a network while it is called",
+    "writes-files": "the solution writes files outside of its folder",
+    "starts-processes": "the solution starts processes while it is called",
+    "leaves-processes": "processes go on that the solution has started and detached",
+    "uses-network": "the solution talks to a network",
+    "calls-c-library": "the solution calls the C library itself, past what watches it",
+    "reads-environment": "the solution reads environment variables that no library documents",
+    "floods-output": "the solution prints without end",
     "reference-imported": "the solution imports the reference or a grader",
     "reference-pasted": "the solution computes what the reference's own text says, word for word",
 }
-SUSPECT = frozenset({"reference-pasted"})
+SUSPECT = frozenset({"reference-pasted", "reads-environment"})
 """Cheats that leave the results right: the verdict is a warning."""
 
 _STACK = {"sys._getframe", "sys._current_frames", "gc.get_objects", "gc.get_referrers", "gc.get_referents"}
 _READ = "object.__getattr__"
 _TRACING = {"sys.settrace", "sys.setprofile"}
-_PROCESSES = {"subprocess.Popen", "os.system", "os.fork", "os.posix_spawn", "socket.connect"}
+_PROCESSES = {"subprocess.Popen", "os.system", "os.fork", "os.posix_spawn"}
+_NETWORK = {"socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo"}
+_SINGLE = {"write": "writes-files", "ctypes.dlopen": "calls-c-library", "os.environ": "reads-environment"}
 _FILES = {"open", "os.listdir", "os.scandir", "os.rename", "os.link"}
 _NUMERIC_SETTINGS = (
     "default_dtype",
@@ -81,24 +89,24 @@ def detected_cheats(seen: Mapping[str, Any], aliased: set[int], building: bool =
     ``aliased``: inputs whose memory the reference's own results use.
     """
     results = []
-    changed = [entry for entry in _rows(seen, "settings") if any(part in entry[0] for part in _NUMERIC_SETTINGS)]
+    changed = [entry for entry in seen.get("settings", ()) if any(part in entry[0] for part in _NUMERIC_SETTINGS)]
     if changed:
         results.append(Cheat("global-state", "; ".join(f"{name}: {old} -> {new}" for name, old, new in changed[:3])))
-    if replaced := [str(name) for name in seen.get("replaced") or ()]:
+    if replaced := seen.get("replaced"):
         clocks = [name for name in replaced if name in _TIMERS]
         results += [Cheat("patched-timer", ", ".join(clocks))] if clocks else []
         results += [Cheat("patched-library", ", ".join(replaced[:4]))] if len(clocks) < len(replaced) else []
-    for event, what, line in _rows(seen, "events"):
+    for event, what, line in seen.get("events", ()):
         results += _of_event(event, what, line, building=building)
-    if odd := [str(name) for _, name in _pairs(seen, "odd") if name not in _CLASSES]:
+    if odd := [name for _, name in seen.get("odd", ()) if name not in _CLASSES]:
         results.append(Cheat("other-class", ", ".join(odd)))
     if late := seen.get("late"):
         results.append(Cheat("late-results", f"result {late[0]} changed after the call"))
-    if seen.get("threads") and float(seen.get("busy") or 0) > _BUSY:
+    if seen.get("threads") and seen.get("busy", 0.0) > _BUSY:
         results.append(Cheat("late-results", f"threads at work after the call: {', '.join(seen['threads'])[:80]}"))
     if seen.get("stale") and not aliased:
         results.append(Cheat("stale-buffer", f"result {seen['stale'][0]}"))
-    if alias := [(k, j) for k, j in _pairs(seen, "aliases") if j not in aliased]:
+    if alias := [(k, j) for k, j in seen.get("aliases", ()) if j not in aliased]:
         results.append(Cheat("output-is-input", f"result {alias[0][0]} lies in argument {alias[0][1]}"))
     return results
 
@@ -113,19 +121,10 @@ def _of_event(event: str, what: str, line: str, *, building: bool) -> list[Cheat
         return [Cheat("stack-inspection", f"{event}{f' of {what}' if event == _READ else ''} at {line}")]
     if event in _PROCESSES and not building:
         return [Cheat("starts-processes", f"{event} {what[:60]} at {line}")]
+    if event in _NETWORK:
+        return [Cheat("uses-network", f"{event} at {line}")]
+    if event in _SINGLE:
+        return [Cheat(_SINGLE[event], f"{what[:80]} at {line}")]
     if event in _FILES:
         return [Cheat("reads-files", f"{what[:80]} at {line}")]
     return []
-
-
-def _rows(seen: Mapping[str, Any], name: str) -> list[tuple[str, str, str]]:
-    """Return the entries of three texts; entries of another form are dropped (the process may send anything)."""
-    entries = seen.get(name)
-    rows = entries if isinstance(entries, list) else []
-    return [(str(row[0]), str(row[1]), str(row[2])) for row in rows if isinstance(row, list) and len(row) == 3]
-
-
-def _pairs(seen: Mapping[str, Any], name: str) -> list[tuple[Any, Any]]:
-    entries = seen.get(name)
-    rows = entries if isinstance(entries, list) else []
-    return [(row[0], row[1]) for row in rows if isinstance(row, list) and len(row) == 2]

@@ -11,7 +11,7 @@ from assay.judge.problems.sizes import sizes_text
 from assay.judge.report import Report
 from assay.judge.run import Run
 from assay.judge.solution.inputs import may_roll
-from assay.judge.solution.solution_process import SolutionError, SolutionProcess
+from assay.judge.solution.solution_process import SolutionError, SolutionHost, SolutionProcess
 from assay.judge.solution.trials import Observation
 from assay.judge.speed import Speed, Stopwatch, Time, alternate, compared, hidden
 from assay.judge.under_test import SolutionUnderTest
@@ -41,13 +41,14 @@ def timed(report: Report, run: Run, under_test: SolutionUnderTest, first: Observ
     size = sum(part.numel() * part.element_size() for part in first.outputs)
     most = max(2, _BYTES // max(2 * size, 1)) if indices else len(data)
     with ExitStack() as stack:
+        host = stack.enter_context(SolutionHost.of_reference())  # which the solution can't slow down
         for name, values in zip(names, arguments, strict=True):
             run.process.store(name, values)
         own, notes, others = Stopwatch(run.process, names, seeds, indices), [], {}
         compiles = options.effort != "quick" if options.compiled is None else options.compiled
         for title in ("reference", *(["compiled"] if compiles else [])):
             try:
-                process = stack.enter_context(options.process(own_answer(report.problem)))
+                process = stack.enter_context(options.process(own_answer(report.problem), host))
                 _prepare(process, report, under_test)
                 for name, values in zip(names, arguments, strict=True):
                     process.store(name, values)

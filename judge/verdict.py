@@ -46,7 +46,7 @@ class SolutionVerdict(Verdict):
     ``format`` is the problem's format, ``cheats`` the detected cheats (`assay.judge.tampering.CHEATS`), ``sizes`` the
     sizes at which it was judged, ``not_judged`` the stated sizes at which it was not, with the reason. ``workloads``
     are the results at each stated size, with its speed if it was timed; ``speed`` is the first of these, or that at
-    other sizes, or None.
+    other sizes, or None. ``sandbox``: what the solution ran in, "not sandboxed: ..." with the reason otherwise.
     """
 
     problem: str = ""
@@ -58,6 +58,7 @@ class SolutionVerdict(Verdict):
     speed: Speed | None = None
     workloads: tuple[Workload, ...] = ()
     retries: Count = 0
+    sandbox: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data, as `Verdict.as_dict`, with each cheat's description and the speed factor."""
@@ -79,6 +80,8 @@ class SolutionVerdict(Verdict):
         lines += [f"  not judged  {words}" for words in self.not_judged]
         if self.speed is not None:
             lines.append(f"  speed       {self.speed}")
+        if self.sandbox:
+            lines.append(f"  sandbox     {self.sandbox}")
         return visible("\n".join(lines))
 
 

@@ -17,7 +17,9 @@ import faulthandler
 import os
 import pickle
 import resource
+import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -34,21 +36,26 @@ from pathlib import Path
 from typing import IO, Any
 
 from assay.runtime.deadline import CpuLimit, process_clock
+from assay.runtime.sandbox import Sandbox
 
 GIB = 2**30
 _ANSWER, _HEARTBEAT = b"a", b"h"
 _NOTE_BYTES = 1 << 16  # longer notes are cut
+_NO_MESSAGE = "its process sent what is no answer"
 _TICK = 1.0  # seconds between two checks of a silent process
 _MEMORY_TICK = 0.05  # the same with a memory limit
 _START = 300.0  # seconds that a new interpreter may take for its imports
 _GRACE = 10.0  # seconds that a process has to end after it has closed its pipe
 _FAILED = 70  # exit status of a fork whose main function raised
 _PR_SET_PDEATHSIG = 1  # of Linux's <linux/prctl.h>
+_LARGEST = 1 << 34  # bytes of an answer
+_READ = 1 << 20  # bytes that are read at once
+_READS = 256  # that one look at a pipe makes: a process that sends on and on doesn't keep the others waiting
 _START_TEXT = """
 import ctypes, os
 pipe = {pipe}
 if {dies}: ctypes.CDLL(None).prctl(1, 9)
-if os.getppid() != {parent}: os._exit(1)
+if {parent} and os.getppid() != {parent}: os._exit(1)
 """
 _WORKER = """
 import pickle
@@ -82,15 +89,22 @@ class Lost:
 class Process:
     """A process, by its number, and the pipe to it.
 
-    ``on_heartbeat`` is called with the seconds until the process's next sign of life. ``memory``: the bytes that it may
-    hold beyond those at its first message; polled every 50 ms, for platforms and devices where `limit_memory` can't be
-    used.
+    ``on_heartbeat`` is called with the seconds until the process's next sign of life. ``memory``: the bytes that it and
+    its children may hold beyond those at its first message, or at `limit_from_now`; polled every 50 ms, for platforms
+    and devices where `limit_memory` can't be used.
+
+    For a process that nobody trusts: ``heartbeats``, how many may come before an answer; ``longest``, the seconds that
+    one may ask for; ``largest``, the bytes of an answer. What is no message loses the process, and no part of one is
+    waited for beyond the limit of time.
     """
 
     def __init__(self, pid: int, pipe: Connection, *, log: IO[bytes] | None = None, ready: bool = False) -> None:
         self.pid, self.pipe = pid, pipe
         self.on_heartbeat: Callable[[float], None] | None = None
-        self.memory = 0
+        self.memory, self.largest = 0, _LARGEST
+        self.heartbeats, self.longest = float("inf"), float("inf")
+        self._beats, self._received = 0, bytearray()
+        self._socket = socket.fromfd(pipe.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)
         self._log, self._ready = log, ready
         self._code: int | None = None
         self._timeout = 0.0
@@ -118,6 +132,7 @@ class Process:
                 ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() == parent:
                 pipe.close()
+                _close_all_but(other.fileno())
                 main(Parent(other))
             status = 0
         finally:
@@ -144,15 +159,23 @@ class Process:
 
     @classmethod
     def start_plain(
-        cls, body: str, arguments: Iterable[str] = (), environment: Mapping[str, str] | None = None, quiet: bool = True
+        cls,
+        body: str,
+        arguments: Iterable[str] = (),
+        environment: Mapping[str, str] | None = None,
+        quiet: bool = True,
+        sandbox: Sandbox | None = None,
     ) -> Process:
         """Start a new interpreter that runs the text ``body``, which may be independent of this package."""
         log = tempfile.TemporaryFile() if quiet else None  # noqa: SIM115 - as long as the process
         pipe, other = Pipe()
+        dies = _dies_with_parent()
+        parent = 0 if sandbox else os.getpid()  # which is no process of the sandbox's
         with other:
-            start = _START_TEXT.format(dies=_dies_with_parent(), parent=os.getpid(), pipe=other.fileno())
+            start = _START_TEXT.format(dies=dies and not sandbox, parent=parent, pipe=other.fileno())
+            command = [sys.executable, "-P", "-c", start + body, *arguments]
             child = subprocess.Popen(
-                [sys.executable, "-P", "-c", start + body, *arguments],
+                sandbox.command(command, environment or {}, dies=dies) if sandbox else command,
                 pass_fds=[other.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log or 2,
@@ -177,40 +200,77 @@ class Process:
 
     def submit(self, message: bytes, timeout: float) -> float:
         """Send a message, which `poll` answers; return the seconds until the next sign of life (more at startup)."""
-        self._timeout, self._note = timeout, ""
+        self._timeout, self._note, self._beats = timeout, "", 0
         self._limit = CpuLimit(timeout if self._ready else max(timeout, _START), process_clock(self.pid))
         if self._log is not None:
             os.ftruncate(self._log.fileno(), 0)
             os.lseek(self._log.fileno(), 0, os.SEEK_SET)  # also for the process, which shares the file offset
         with suppress(OSError):  # `poll` will notice that it has ended
-            self.pipe.send_bytes(message)
+            self._send(message)
         return self._limit.seconds
+
+    def _send(self, message: bytes) -> None:
+        """Send a message as `Connection.send_bytes` does, until the limit of time: the process may not read."""
+        left = memoryview(_framed(message))
+        while left and not self._limit.is_over():
+            select.select([], [self._socket], [], self._limit.next_check)
+            with suppress(BlockingIOError):
+                left = left[self._socket.send(left, socket.MSG_DONTWAIT) :]
+
+    def _receive(self) -> bytes | None:
+        """Return the next message, as `Connection.send_bytes` sends it; None if there isn't a whole one yet.
+
+        Raises `EOFError` and `OSError` where the pipe is closed, `ValueError` for what is no message.
+        """
+        for _ in range(_READS):
+            message = _message_of(self._received, self.largest)
+            if message is not None:
+                return message
+            try:
+                data = self._socket.recv(_READ, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return None
+            if not data:
+                raise EOFError
+            self._received += data
+        return None
 
     def poll(self) -> bytes | Lost | None:
         """Return the answer, or how the process was lost, or None if neither is known yet."""
         alive = self.alive  # checked before the pipe is read, so that everything sent before the end is read
         try:
-            while self.pipe.poll():
-                frame = self.pipe.recv_bytes()
+            while (frame := self._receive()) is not None:
                 self._ready = True
-                self._resident = self._resident or (_resident(self.pid) if self.memory else 0)
+                if self.memory and not self._resident:
+                    self.limit_from_now()
                 if frame[:1] == _ANSWER:
                     return frame[1:]
-                (seconds,) = struct.unpack_from("<d", frame, 1)  # a heartbeat
+                if frame[:1] != _HEARTBEAT or len(frame) < 9 or self._beats >= self.heartbeats:
+                    return self._lost("crash", _NO_MESSAGE)
+                (seconds,) = struct.unpack_from("<d", frame, 1)
+                if not 0.0 <= seconds <= self.longest:  # nor NaN
+                    return self._lost("crash", _NO_MESSAGE)
+                self._beats += 1
                 self._note = frame[9:].decode("utf-8", errors="replace")
                 self._limit = CpuLimit(seconds or self._timeout, process_clock(self.pid))
                 if self.on_heartbeat is not None:
                     self.on_heartbeat(self._limit.seconds)
+        except ValueError:
+            return self._lost("crash", _NO_MESSAGE)
         except (EOFError, OSError):
             return self._lost("crash")
         if not alive:
             return self._lost("crash")
-        if self._resident and _resident(self.pid) - self._resident > self.memory:
+        if self._resident and _held(self.pid, self._resident + self.memory) > self._resident + self.memory:
             return self._lost("crash", f"it held more than {self.memory / GIB:.3g} GiB of memory")
         if self._limit.is_over():
             limit = self._limit.seconds
             return self._lost("timeout", f"nothing came back for {limit:g} s, and it could not be interrupted")
         return None
+
+    def limit_from_now(self) -> None:
+        """Count the memory that it may hold from what it holds now."""
+        self._resident = _held(self.pid)
 
     def result(self) -> bytes | Lost:
         """Wait for the answer or loss that `poll` returns."""
@@ -224,6 +284,7 @@ class Process:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
             self.pipe.close()
+            self._socket.close()
         if self.alive:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)  # it has no process group yet
@@ -245,6 +306,11 @@ class Process:
         size = os.fstat(self._log.fileno()).st_size
         text = os.pread(self._log.fileno(), 1 << 16, max(0, size - (1 << 16))).decode("utf-8", errors="replace")
         return [line.strip() for line in text.splitlines() if line.strip()]
+
+    @property
+    def printed_bytes(self) -> int:
+        """Return the bytes that a quiet process has printed since the last message."""
+        return os.fstat(self._log.fileno()).st_size if self._log is not None else 0
 
     def last_words(self) -> str:
         """Return the last line that a quiet process has printed."""
@@ -308,11 +374,78 @@ def limit_memory(beyond: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
+def _framed(message: bytes) -> bytes:
+    """Return a message with the header that `multiprocessing.connection.Connection` reads."""
+    size = len(message)
+    return (struct.pack("!i", size) if size < 1 << 31 else struct.pack("!iQ", -1, size)) + message
+
+
+def _message_of(received: bytearray, largest: int) -> bytes | None:
+    """Take the first message, as `_framed`, from what has come; None if it isn't whole yet.
+
+    Raises `ValueError` for one of more than ``largest`` bytes.
+    """
+    if len(received) < 4:
+        return None
+    (size,), head = struct.unpack_from("!i", received), 4
+    if size == -1:
+        if len(received) < 12:
+            return None
+        (size,), head = struct.unpack_from("!Q", received, 4), 12
+    if not 0 <= size <= largest:
+        raise ValueError(f"a message of {size} bytes")
+    if len(received) < head + size:
+        return None
+    message = bytes(memoryview(received)[head : head + size])
+    del received[: head + size]
+    return message
+
+
+def _close_all_but(kept: int) -> None:
+    """Close all files but the standard ones and ``kept``: a kernel must not find the pipes of this process's parent."""
+    os.closerange(3, kept)
+    os.closerange(kept + 1, max(resource.getrlimit(resource.RLIMIT_NOFILE)[0], kept + 1))
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes below a process, itself included, by Linux's /proc."""
+    children: dict[int, list[int]] = {}
+    for entry in os.scandir("/proc") if os.path.isdir("/proc") else ():
+        if entry.name.isdigit():
+            with suppress(OSError, ValueError):  # it has ended
+                fields = Path(entry.path, "stat").read_text(errors="replace").rpartition(")")[2].split()
+                children.setdefault(int(fields[1]), []).append(int(entry.name))
+    results = [pid]
+    for each in results:
+        results += children.get(each, [])
+    return results
+
+
+def _held(pid: int, most: float = 0.0) -> int:
+    """Return the bytes of memory that a process and its children hold, at least if they are more than ``most``.
+
+    Pages that several of them share count once, for which the system needs milliseconds: asked where more than ``most``
+    is held otherwise.
+    """
+    processes = descendants(pid)
+    held = sum(map(_resident, processes))
+    return sum(map(_proportional, processes)) if held > most and len(processes) > 1 else held
+
+
 def _resident(pid: int) -> int:
     """Return the bytes of memory that a process holds; 0 if unknown."""
     with suppress(OSError):
         return _pages(str(pid), 1)
     return 0
+
+
+def _proportional(pid: int) -> int:
+    """Return the bytes of memory that a process holds, its share of pages that others hold too."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) << 10
+    return _resident(pid)
 
 
 def _pages(process: str, column: int) -> int:
@@ -326,10 +459,47 @@ def _dies_with_parent() -> bool:
 
 
 _SERVER = """
+def _end_children(forks):
+    import os, signal, time
+    count, detached, forks = 0, set(), {str(each).encode() for each in forks}
+    for _ in range(400):
+        parents, left = {}, [os.getpid()]
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    fields = file.read().rpartition(b")")[2].split()
+            except OSError:
+                continue
+            if fields[0] != b"Z":
+                if fields[3] not in forks:
+                    detached.add(int(name))
+                parents.setdefault(int(fields[1]), []).append(int(name))
+        for each in left:
+            left += parents.get(each, [])
+        for pid in left[1:]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                pass
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            pass
+        detached &= set(left[1:])
+        count = max(count, len(detached))
+        if len(left) == 1:
+            return f"{count} left, all ended"
+        time.sleep(0.005)
+    return f"{count} left, not ended"
+
 def _serve_forks(pipe, serve):
     import ctypes, os, signal
     from multiprocessing import connection, reduction
-    parent = os.getpid()
+    parent, forks = os.getpid(), set()
+    with __import__("contextlib").suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: what a process leaves behind is this one's child
+        ctypes.CDLL(None).prctl(4, 0)  # PR_SET_DUMPABLE: no process may trace this one
     while True:
         try:
             what, pid = pipe.recv_bytes().decode().split()
@@ -345,6 +515,8 @@ def _serve_forks(pipe, serve):
                 os.setsid()
                 with __import__("contextlib").suppress(OSError, AttributeError):
                     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+                    ctypes.CDLL(None).prctl(4, 1)
+                os.write(handle, b"p")  # whose credentials tell the process's number outside of a sandbox
                 status = 1
                 try:
                     if os.getppid() == parent:
@@ -355,6 +527,10 @@ def _serve_forks(pipe, serve):
             for each in (handle,) if log is None else (handle, log):
                 os.close(each)
             answer = str(found)
+            forks.add(found)
+        elif what == "clean":
+            answer = _end_children(forks)
+            forks.clear()
         else:
             try:
                 ended, status = os.waitpid(int(pid), 0 if what == "wait" else os.WNOHANG)
@@ -372,13 +548,21 @@ class ForkServer:
     this package. `_SERVER` answers two kinds of messages: to fork, with one end of a pipe that the new process serves,
     and to report the exit code of one of its processes. These end with the server, and the server with the process that
     started it. ``environment``: the environment variables of all of them. ``quiet`` drops what they print; else it
-    goes to standard error.
+    goes to standard error. ``sandbox``: what all of them run in.
     """
 
-    def __init__(self, body: str, serve: str, environment: Mapping[str, str], *, quiet: bool = True) -> None:
+    def __init__(
+        self,
+        body: str,
+        serve: str,
+        environment: Mapping[str, str],
+        *,
+        quiet: bool = True,
+        sandbox: Sandbox | None = None,
+    ) -> None:
         rest = f"\n_serve_forks(connection.Connection(pipe), {serve})\n"
         text = f"{body}\n{_SERVER}\nfrom multiprocessing import connection{rest}"
-        self._process = Process.start_plain(text, environment=environment, quiet=quiet)
+        self._process = Process.start_plain(text, environment=environment, quiet=quiet, sandbox=sandbox)
 
     @classmethod
     def kept(cls, body: str, serve: str, environment: Mapping[str, str], *, quiet: bool = True) -> ForkServer:
@@ -402,12 +586,14 @@ class ForkServer:
         """
         log = tempfile.TemporaryFile() if quiet else None  # noqa: SIM115 - as long as the process
         ours, theirs = Pipe()
-        with theirs:
+        with theirs, socket.fromfd(ours.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as receiver:
+            _say_who(receiver, True)
             self._process.pipe.send_bytes(b"fork 1" if log else b"fork 0")
             reduction.send_handle(self._process.pipe, theirs.fileno(), None)
             if log is not None:
                 reduction.send_handle(self._process.pipe, log.fileno(), None)
-        return _ForkedProcess(int(self._answer()), ours, self, log)
+            number = int(self._answer())
+        return _ForkedProcess(number, ours, self, log)
 
     def exit_code(self, pid: int, *, wait: bool = False) -> int | None:
         """Return the exit code of a process, None while it runs; ``wait`` for its end. -9 where the server is lost."""
@@ -423,20 +609,58 @@ class ForkServer:
             raise OSError("the fork server doesn't answer")
         return self._process.pipe.recv_bytes(64).decode()
 
+    def clean(self) -> int | None:
+        """End its processes, with those that they left behind in sessions of their own; return how many these were.
+
+        None if the server is lost, or something doesn't end.
+        """
+        try:
+            self._process.pipe.send_bytes(b"clean 0")
+            count, _, words = self._answer().partition(" ")
+            return int(count) if words == "left, all ended" else None
+        except (OSError, EOFError, ValueError):
+            return None
+
+    @property
+    def printed(self) -> int:
+        """Return the bytes that its processes have printed, if it is quiet."""
+        return self._process.printed_bytes
+
     def end(self) -> None:
-        """End it and its processes."""
+        """End it and its processes, with those that they left behind."""
+        if self._process.alive:
+            self.clean()
         self._process.kill()
 
 
 _kept: dict[tuple[int, str], ForkServer] = {}
+_CREDENTIALS = struct.Struct("3i")  # Linux's struct ucred: process, user, group
+
+
+def _say_who(receiver: socket.socket, on: bool) -> None:
+    """Let messages come with their sender's numbers, where the system is Linux."""
+    if hasattr(socket, "SO_PASSCRED"):
+        receiver.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, int(on))
 
 
 class _ForkedProcess(Process):
-    """A process whose exit code its server knows."""
+    """A process whose exit code its server knows, which calls it ``number``."""
 
-    def __init__(self, pid: int, pipe: Connection, server: ForkServer, log: IO[bytes] | None) -> None:
-        super().__init__(pid, pipe, log=log, ready=True)
-        self._server = server
+    def __init__(self, number: int, pipe: Connection, server: ForkServer, log: IO[bytes] | None) -> None:
+        super().__init__(number, pipe, log=log, ready=True)
+        self._server, self._number = server, number
+        self.pid = self._first_byte() or number
+
+    def _first_byte(self) -> int:
+        """Receive the process's first byte; return its sender's number in this namespace, 0 where that isn't Linux's.
+
+        Raises `OSError` if none comes.
+        """
+        if not select.select([self._socket], [], [], _START)[0]:
+            raise OSError("the fork server doesn't answer")
+        _, about, _, _ = self._socket.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
+        _say_who(self._socket, False)
+        return next((_CREDENTIALS.unpack(data)[0] for _, _, data in about), 0)
 
     def _exit_code(self, *, wait: bool = False) -> int | None:
-        return self._server.exit_code(self.pid, wait=wait)
+        return self._server.exit_code(self._number, wait=wait)

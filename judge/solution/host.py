@@ -16,6 +16,7 @@ import json
 import os
 import pickle
 import random
+import resource
 import site
 import sys
 import sysconfig
@@ -34,11 +35,12 @@ _MAX_EVENTS = 12  # of each kind: enough to name a cheat, and a loop that opens 
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _FILES = ("open", "os.listdir", "os.scandir", "os.rename", "os.link")
+_NETWORK = ("socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo")
 _INSIDE = ("tb_frame", "gi_frame", "cr_frame")
 _EVENTS = frozenset((
     *_FILES, "os.mkdir", "import", "sys._getframe", "sys._current_frames", "sys.settrace", "sys.setprofile",
     "gc.get_objects", "gc.get_referrers", "gc.get_referents", "object.__getattr__",
-    "subprocess.Popen", "os.system", "os.fork", "os.posix_spawn", "socket.connect",
+    "subprocess.Popen", "os.system", "os.fork", "os.posix_spawn", "ctypes.dlopen", *_NETWORK,
 ))  # fmt: skip
 _SYSTEM_PATHS = (
     "/usr/lib", "/usr/local/lib", "/usr/share", "/usr/include", "/usr/bin", "/lib", "/lib64", "/opt/cuda", "/opt/rocm",
@@ -47,6 +49,11 @@ _SYSTEM_PATHS = (
     "/dev/zero", "/dev/random", "/dev/urandom", "/dev/dri", "/dev/kfd", "/etc/os-release", "/etc/localtime",
     "/etc/ld.so.cache", "/etc/mime.types",
 )  # fmt: skip
+_VARIABLES = (
+    "CUDA", "CUBLAS", "CUDNN", "NVIDIA", "NVCC", "TORCH", "PYTORCH", "TRITON", "OMP_", "MKL", "OPENBLAS", "XLA", "JAX",
+    "HIP", "ROCM", "ROCR", "LC_", "PYTHON", "KMP", "NUMBA", "CUTE", "CUTLASS", "TILELANG", "TVM", "MAX_JOBS", "TF32",
+)  # fmt: skip
+_USUAL_VARIABLES = ("HOME", "PATH", "LANG", "TMPDIR", "TEMP", "TMP", "USER", "CC", "CXX", "LD_LIBRARY_PATH", "PWD")
 _OWN_PROC_FILES = ("status", "stat", "statm", "cgroup", "mountinfo")
 _LOADERS = ("serialization.py", "_weights_only_unpickler.py")
 _COMPILERS = ("_inductor/", "_dynamo/", "_functorch/", "fx/", "utils/cpp_extension", "utils/_triton")
@@ -96,14 +103,42 @@ class _Watched:
         elif event == "os.mkdir":
             self.created.add(_real(os.fsdecode(arguments[0])))
             return
+        elif event == "ctypes.dlopen":
+            if arguments[0] and not os.path.basename(os.fsdecode(arguments[0])).startswith(("libc.", "libc-")):
+                return
+            what = "the C library"
         elif event in _FILES:
+            if self._writes_outside(event, arguments):
+                self._add("write", what, self._line(_frame(2), by_libraries=True))
+                return
             what = self._foreign(event, arguments)
             if not what:
                 return
-        line = self._line(_frame(2), by_libraries=event in _FILES)
+        self._add(event, what, self._line(_frame(2), by_libraries=event in _FILES))
+
+    def read_variable(self, name: Any) -> None:
+        """Note that the solution reads an environment variable, or all, that no library documents."""
+        if not self.active or str(name).startswith(_VARIABLES) or name in _USUAL_VARIABLES:
+            return
+        frame: Any = _frame(2)
+        while frame is not None and _name(frame) in ("<frozen os>", "<frozen _collections_abc>"):
+            frame = frame.f_back
+        if frame is not None and _name(frame).startswith(self.folder):  # a library's reads are its own
+            self._add("os.environ", str(name)[:80], self._line(frame, by_libraries=False))
+
+    def _add(self, event: str, what: str, line: str) -> None:
         entry = [event, what, line]
         if line and entry not in self.events and sum(old[0] == event for old in self.events) < _MAX_EVENTS:
             self.events.append(entry)
+
+    def _writes_outside(self, event: str, arguments: tuple[Any, ...]) -> bool:
+        """Return whether a file is opened for writing that is neither in the solution's folder nor a device."""
+        flags = arguments[2] if event == "open" and isinstance(arguments[2], int) else 0
+        if isinstance(arguments[0], int) or not arguments[0] or not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            return False
+        path = _real(os.fsdecode(_fspath(arguments[0])))
+        own = (_real(os.path.dirname(self.folder)), _real(tempfile.gettempdir()), "/dev")
+        return not any(path.startswith(root + os.sep) for root in own)
 
     def _foreign(self, event: str, arguments: tuple[Any, ...]) -> str:
         """Return the path that is read or listed if it is neither the solution's own nor free to read, else ""."""
@@ -176,10 +211,26 @@ watched = _Watched()
 sys.addaudithook(watched.hook)
 
 
+class Variables(type(os.environ)):  # type: ignore[misc]
+    """The environment variables, whose readers are noted."""
+
+    def __getitem__(self, name: Any) -> Any:
+        watched.read_variable(name)
+        return super().__getitem__(name)
+
+    def __iter__(self) -> Any:
+        watched.read_variable("all of them")
+        return super().__iter__()
+
+
+os.environ.__class__ = Variables
+
+
 _SPACES: tuple[Any, ...] = (
     torch, torch.Tensor, torch.nn.functional, torch.testing, torch.cuda, np, np.testing, time, random,
 )  # fmt: skip
 _LIBRARY = os.path.dirname(torch.__file__)
+_MODULES = {name: sys.modules[name] for name in ("torch", "torch.nn", "numpy", "time", "random", "sys", "os")}
 own_classes: list[type] = []
 
 
@@ -236,6 +287,10 @@ def _spaces() -> tuple[Any, ...]:
 def replaced(before: list[dict[str, Any]]) -> list[str]:
     """Restore the functions that were replaced since ``before``, of libraries only public ones; return their names."""
     results = []
+    for name, module in _MODULES.items():
+        if sys.modules.get(name) is not module:
+            results.append(f"sys.modules[{name!r}]")
+            sys.modules[name] = module
     for space, old in zip(_spaces(), before, strict=True):
         now = dict(vars(space))
         for name, value in old.items():
@@ -424,9 +479,26 @@ def unbound(module: Any, registered: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in result.items() if name not in registered}
 
 
+def limit(memory: int) -> None:
+    """Let this process and its children hold ``memory`` bytes more, start so many, and write files of so many bytes.
+
+    0 sets no limit of memory. No limit can be raised again: what a solution allocates at once is refused before the
+    judging process looks. See `assay.runtime.process.limit_memory`.
+    """
+    limits = {resource.RLIMIT_NPROC: _PROCESSES, resource.RLIMIT_FSIZE: _FILE_SIZE, resource.RLIMIT_CORE: 0}
+    if memory and resource.getrlimit(resource.RLIMIT_DATA)[1] == resource.RLIM_INFINITY:
+        with contextlib.suppress(OSError), open("/proc/self/statm", encoding="ascii") as pages:
+            limits[resource.RLIMIT_DATA] = int(pages.read().split()[5]) * os.sysconf("SC_PAGE_SIZE") + memory
+    for kind, most in limits.items():
+        with contextlib.suppress(OSError, ValueError):  # a lower limit is in force
+            resource.setrlimit(kind, (most, most))
+
+
 _no_grad, _seed, _clock, _sleep, _cpu_times = torch.no_grad, torch.manual_seed, time.perf_counter, time.sleep, os.times
 _threads, _abspath, _module = threading.enumerate, os.path.abspath, torch.nn.Module
 _disable_gc, _enable_gc = gc.disable, gc.enable
+_PROCESSES = 4096  # threads and processes of the user: torch.compile starts many
+_FILE_SIZE = 1 << 32  # bytes
 _PAUSE = 0.03  # seconds after a call in which late writes show; the CPU time used in it shows background threads
 
 
@@ -450,6 +522,7 @@ class _Host:
     def build(self, request: dict[str, Any]) -> Any:
         """Import the solution's main file and construct its callable."""
         folder, before = _abspath(request["folder"]), watched.folder
+        limit(request["memory"])
         for name, module in list(sys.modules.items()):
             if str(getattr(module, "__file__", "")).startswith(before):
                 del sys.modules[name]

@@ -1,19 +1,25 @@
-"""The judging process's handle on a solution's process (`host`): starts it, sends requests, ends it.
+"""The judging process's handle on a solution's processes (`host`): starts them, sends requests, ends them.
 
-Answers are plain data, and may have any form: the solution can take over its process.
+All processes of a judgement are in one sandbox, where this machine has one (`assay.runtime.sandbox`). Answers are plain
+data, and may have any form: the solution can take over its process.
 """
 
 from __future__ import annotations
 
+import atexit
 import math
+import os
 import pickle
+import shutil
+import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+import msgspec
 import torch
 
 from assay.judge.problems.kernelbench import rewritten
@@ -21,10 +27,13 @@ from assay.judge.problems.problem import Answer, Instance, Sizes
 from assay.judge.solution import host
 from assay.runtime.files import OwnFolder
 from assay.runtime.process import GIB, ForkServer, Lost, Process, clean_environment
+from assay.runtime.sandbox import Sandbox, bare_environment, hides, unavailable, version
 from assay.runtime.tensors import unpack
+from assay.verify.errors import SettingError
 
 _NO_ANSWER = "its process answered with what is no answer"
-_START = 120.0  # seconds for importing and building a solution; it may compile
+_IMPORT = 4.0  # times the limit of a request for importing and building a solution; it may compile
+SANDBOXES = ("auto", "bwrap", "none")
 
 
 class SolutionError(Exception):
@@ -49,6 +58,95 @@ class Called:
     seen: dict[str, Any]
 
 
+class SolutionHost:
+    """Where the processes of one judgement run: a folder and a fork server, in a sandbox; a context manager.
+
+    ``sandbox``: "auto" takes one where this machine has it, "bwrap" needs it, "none" takes none. ``hidden``: a folder
+    that is not there. ``sandboxed``: in words what it runs in, "not sandboxed: ..." with the reason otherwise. At the
+    end nothing of the judgement is left, and the server, which has imported torch, waits for the next. Raises
+    `SettingError` where a sandbox is needed and there is none.
+    """
+
+    def __init__(self, sandbox: str, hidden: Path, *, gpus: bool) -> None:
+        if sandbox not in SANDBOXES:
+            raise SettingError(f"sandbox={sandbox!r}; expected one of {', '.join(map(repr, SANDBOXES))}")
+        why = "not asked for" if sandbox == "none" else unavailable()
+        if why and sandbox == "bwrap":
+            raise SettingError(f"sandbox='bwrap': {why}")
+        self.sandboxed = f"not sandboxed: {why}" if why else version()
+        own = () if why or hides(hidden) else (hidden,)
+        self._keep((bool(why), own, gpus), lambda folder: None if why else Sandbox(folder, own, gpus), bare_environment)
+
+    @classmethod
+    def of_reference(cls) -> SolutionHost:
+        """Return where the reference is timed: apart from the solution, with the user's caches of compilers."""
+        host = cls.__new__(cls)
+        host.sandboxed = "not sandboxed: the problem's own"
+        host._keep(("reference",), lambda folder: None, lambda folder: clean_environment())
+        return host
+
+    def _keep(
+        self,
+        key: tuple[object, ...],
+        box: Callable[[Path], Sandbox | None],
+        environment: Callable[[Path], dict[str, str]],
+    ) -> None:
+        """Take the kept server of this key, or start it."""
+        self._key = os.getpid(), os.getcwd(), *key  # a fork of this process needs its own
+        if self._key not in _servers:
+            folder = OwnFolder("assay-solution-")
+            variables = {**environment(folder.path), "PYTHONDONTWRITEBYTECODE": "1"}
+            server = ForkServer(_PROGRAM, "_serve", variables, sandbox=box(folder.path))
+            _servers[self._key] = server, folder
+        self._server, self._folder = _servers[self._key]
+        self.folder = self._folder.path
+        self._printed = self._server.printed
+
+    def __enter__(self) -> SolutionHost:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._server.clean() is None:
+            _end(self._key)
+        else:
+            _empty(self.folder)
+
+    def left_behind(self) -> tuple[int, int]:
+        """End all processes; return how many were detached, and the bytes that all have printed."""
+        printed = self._server.printed - self._printed
+        return self._server.clean() or 0, printed
+
+    def fork(self) -> Process:
+        """Return a new process of `host`. Raises `SolutionError` where the solution has ended the server."""
+        try:
+            return self._server.fork()
+        except (OSError, EOFError, ValueError):
+            raise SolutionError("it ended the process that starts its processes", lost=True) from None
+
+
+_servers: dict[tuple[object, ...], tuple[ForkServer, OwnFolder]] = {}
+
+
+def _empty(folder: Path) -> None:
+    for entry in folder.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
+
+
+def _end(key: tuple[object, ...]) -> None:
+    server, folder = _servers.pop(key)
+    server.end()
+    folder.close()
+
+
+@atexit.register
+def _end_all() -> None:
+    for key in [key for key in _servers if key[0] == os.getpid()]:
+        _end(key)
+
+
 class SolutionProcess:
     """A solution in a process of its own; a context manager, which ends the process.
 
@@ -59,6 +157,7 @@ class SolutionProcess:
     def __init__(
         self,
         answer: Answer,
+        where: SolutionHost,
         *,
         device: str = "cpu",
         timeout: float = 30.0,
@@ -66,9 +165,11 @@ class SolutionProcess:
         threads: int = 1,
     ) -> None:
         self._answer, self._device, self._timeout, self._threads = answer, device, timeout, threads
-        self._folder = OwnFolder("assay-solution-")
-        self._process: Process = _fork_server().fork()
-        self._process.memory = int(memory * GIB)
+        self._folder = Path(tempfile.mkdtemp(dir=where.folder))
+        self._process = where.fork()
+        self._memory = int(memory * GIB)
+        self._process.memory, self._process.largest, self._process.heartbeats = self._memory, self._memory, 0
+        self._process.limit_from_now()
         self._built, self._results = 0, list[tuple[Any, Any]]()
         self._names: tuple[str, ...] = ()
         self.build_observations: list[dict[str, Any]] = []
@@ -81,7 +182,7 @@ class SolutionProcess:
 
     def __exit__(self, *exception: object) -> None:
         self._process.kill()
-        self._folder.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def ask(self, do: str, timeout: float | None = None, **question: Any) -> dict[str, Any]:
         """Send a request and return its answer. Raises `SolutionError`."""
@@ -96,8 +197,9 @@ class SolutionProcess:
         if not isinstance(answer, dict):
             raise SolutionError(_NO_ANSWER)
         if "error" in answer:
-            seen = answer.get("seen")
-            raise SolutionError(str(answer["error"]), seen=seen if isinstance(seen, dict) else {})
+            with _answering():
+                seen = _observed(answer.get("seen", {}))
+            raise SolutionError(str(answer["error"]), seen=seen)
         return answer
 
     def build(
@@ -115,7 +217,7 @@ class SolutionProcess:
         """
         known = {name: value for name, value in (given or {}).items() if isinstance(value, int)}
         self._built += 1
-        folder = self._folder.path / f"solution{self._built}"
+        folder = self._folder / f"solution{self._built}"
         for name, text in self._answer.files.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -123,8 +225,9 @@ class SolutionProcess:
         entry = self._answer.entry
         answer = self.ask(
             "build",
-            max(_START, self._timeout),
+            _IMPORT * self._timeout,
             folder=str(folder),
+            memory=self._memory if self._device == "cpu" else 0,
             module=Path(self._answer.main).with_suffix("").as_posix().replace("/", "."),
             entry=entry.name,
             kind=entry.kind,
@@ -140,7 +243,7 @@ class SolutionProcess:
         self._results = [(shape, dtype) for _, shape, dtype in instance.results]
         self._names = tuple(name for name, _, _ in instance.results)
         with _answering():
-            self.build_observations.append(_mapping(answer["seen"]))
+            self.build_observations.append(_observed(answer["seen"]))
             own, unbound = (
                 {str(name): _tensor(value) for name, value in _mapping(answer[key]).items()}
                 for key in ("state", "unbound")
@@ -175,7 +278,7 @@ class SolutionProcess:
         how: dict[str, Any] = {"seed": seed, "keep": keep, "pause": pause, "dirt": dirt, "fill": fill}
         answer = self.ask("call", name=name, results=self._results, into=self._names, **how)
         with _answering():
-            return Called([_tensor(value) for value in answer["outputs"]], _mapping(answer["seen"]))
+            return Called([_tensor(value) for value in answer["outputs"]], _observed(answer["seen"]))
 
     def time(
         self, names: Sequence[str], seeds: Sequence[int], rolled: Sequence[int], shifts: Sequence[int]
@@ -191,7 +294,7 @@ class SolutionProcess:
             results = [float(value) for value in answer["seconds"]]
             if len(results) != len(shifts):
                 raise ValueError
-            return results, _mapping(answer["seen"])
+            return results, _observed(answer["seen"])
 
     def fetch(self, numbers: Sequence[int]) -> list[Called]:
         """Return the results of the timed calls with these numbers. Raises `SolutionError`."""
@@ -200,7 +303,7 @@ class SolutionProcess:
             timed = [_mapping(one) for one in answer["timed"]]
             if len(timed) != len(numbers):
                 raise ValueError
-            return [Called([_tensor(value) for value in one["outputs"]], _mapping(one["seen"])) for one in timed]
+            return [Called([_tensor(value) for value in one["outputs"]], _observed(one["seen"])) for one in timed]
 
     @property
     def processor_seconds(self) -> float:
@@ -216,11 +319,6 @@ class SolutionProcess:
 
 
 _PROGRAM = Path(str(host.__file__)).read_text(encoding="utf-8")
-
-
-def _fork_server() -> ForkServer:
-    """Return the fork server of solutions' processes: it has torch, the program `host`, and nothing else."""
-    return ForkServer.kept(_PROGRAM, "_serve", {**clean_environment(), "PYTHONDONTWRITEBYTECODE": "1"})
 
 
 def _resized(name: str, text: str, sizes: Sizes, given: Mapping[str, int]) -> str:
@@ -246,6 +344,27 @@ def _tensor(value: Any) -> torch.Tensor:
     if not isinstance(value, torch.Tensor):
         raise TypeError
     return value
+
+
+class _Observed(TypedDict, total=False):
+    """The host's observations of a call, as they cross over: see `host._Host`."""
+
+    settings: list[tuple[str, str, str]]
+    replaced: list[str]
+    events: list[tuple[str, str, str]]
+    nesting: str
+    odd: list[tuple[int, str]]
+    mutated: list[int]
+    aliases: list[tuple[int, int]]
+    stale: list[int]
+    late: list[int]
+    busy: float
+    threads: list[str]
+
+
+def _observed(value: Any) -> dict[str, Any]:
+    """Return observations of the right types. Raises `ValueError` for others."""
+    return dict(msgspec.convert(value, _Observed))
 
 
 def _mapping(value: Any) -> dict[str, Any]:

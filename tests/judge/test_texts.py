@@ -226,7 +226,9 @@ def test_the_repeat_line_is_quoted_for_a_shell(tmp_path: Path) -> None:
     name = tmp_path / "x;touch y; $(id) 'z.py"
     name.write_text(GOOD)
     problem, answer = read(tmp_path / "problem.py", name)
-    words = shlex.split(Report(problem, answer, Options(seed=3), str(name)).repro(Trial(sizes={"it's": 3})))
+    options = Options(seed=3)
+    with options.host(problem) as host:
+        words = shlex.split(Report(problem, answer, options, str(name), host).repro(Trial(sizes={"it's": 3})))
     assert words[:6] == ["assay", "judge", str(tmp_path / "problem.py"), str(name), "--seed", "3"]
     assert Trial.of_line(words[7]).sizes == {"it's": 3}
 

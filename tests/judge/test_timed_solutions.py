@@ -1,6 +1,7 @@
 """Times of solutions: by a clock that none reaches, of calls that none can foresee or tell from others."""
 
 import time
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from assay.judge import timing
 from assay.judge.solution import host
 from assay.judge.solution.inputs import Kind, may_roll, rolled
-from assay.judge.solution.solution_process import SolutionProcess
+from assay.judge.solution.solution_process import SolutionHost, SolutionProcess
 from assay.judge.speed import Series, Stopwatch, compared
 from assay.judge.verdict import SolutionVerdict
 
@@ -168,7 +169,8 @@ def test_answers_of_no_form_are_a_verdict(judged: Judged, answer: str) -> None:
 def test_processor_time_of_a_process_can_be_read() -> None:
     from assay.judge.problems.problem import Answer, Entry
 
-    with SolutionProcess(Answer("none", {}, "none.py", Entry("none"))) as process:
+    answer = Answer("none", {}, "none.py", Entry("none"))
+    with SolutionHost("auto", Path("problems"), gpus=False) as host, SolutionProcess(answer, host) as process:
         assert 0 <= process.processor_seconds < 60
 
 

@@ -40,16 +40,18 @@ from assay.runtime.tensors import pack, unpack
 from assay.verify.cases.case import Case, build
 from assay.verify.contract import Contract
 from assay.verify.errors import SettingError
-from assay.verify.findings import Failure
+from assay.verify.findings import KINDS, Failure
 from assay.verify.harness import lost_device
 from assay.verify.harness.call import GRACE, Call
+from assay.verify.harness.clean_process import START
 from assay.verify.harness.compilation import Compiled, as_plain, compiled, unpacked
 from assay.verify.harness.runner import KernelHarness
 from assay.verify.harness.target import load_target, target_of
-from assay.verify.harness.time_limit import COMPILATION
+from assay.verify.harness.time_limit import COMPILATION, MOST
 
 _REFUSED = ("MemoryError", "can't allocate memory", "bad_alloc", "RESOURCE_EXHAUSTED")
 _SERVER = "from assay.verify.harness.isolation import serve_fork"
+_HEARTBEATS = 1000  # of one case: each call sends three
 _IMPORTS = 300.0  # seconds that a new worker may take to import the kernel's module
 _SENT = ("kind", "message", "output", "index", "device_lost", "aspect")  # of a failure
 
@@ -136,6 +138,7 @@ class Isolation:
                     f"isolate: a new process can't run the kernel: {why}; expected one that it can import"
                 )
         worker = self._worker
+        worker.heartbeats, worker.longest = _HEARTBEATS, MOST * call.timeout + START
         worker.on_heartbeat = lambda seconds: call.report(case, WALL_FACTOR * seconds)  # this process only waits
         submitted = worker.submit(pickle.dumps((case, ignored_aspects)), call.timeout + GRACE)
         call.report(case, WALL_FACTOR * submitted)
@@ -148,7 +151,11 @@ class Isolation:
             error = next(filter(lost_device.says_lost, worker.printed()), "").removeprefix("what():").strip()
             message = f"{result.message.partition(' (')[0]}: {error}" if error else result.message
             return Failure(result.kind, case, message, device_lost=self.is_of_device)
-        answer = unpack(result)
+        try:
+            answer = _answer_of(result)
+        except Exception as error:  # the kernel may have written to the worker's pipe
+            self.end()
+            return Failure("crash", case, f"its process answered with what is no answer ({type(error).__name__})")
         call.left_changed.update(dict.fromkeys(answer.pop("left_changed", ())))
         call.watch.launches |= answer.pop("launches", False)
         call.assignment.take(answer.pop("assigned", {}))
@@ -171,6 +178,7 @@ class Isolation:
     def compiled(self, cases: Sequence[Case]) -> Compiled:
         """Compile the programs of these cases in the worker (`assay.verify.harness.compilation`)."""
         worker = self._worker = self._worker or self._started()
+        worker.longest = COMPILATION
         worker.submit(pickle.dumps(list(cases)), COMPILATION)
         result = worker.result()
         if isinstance(result, Lost):  # the cases will show why
@@ -214,6 +222,22 @@ class Isolation:
         with contextlib.suppress(OSError):  # the first question will notice that it has ended
             worker.pipe.send_bytes(pickle.dumps((sys.path, os.getcwd(), variables, pickle.dumps(arguments))))
         return worker
+
+
+_KINDS = frozenset((*KINDS, "error"))
+
+
+def _answer_of(result: bytes) -> dict[str, Any]:
+    """Return an answer of `_serve`, whose forms are checked. Raises an exception of any class for another."""
+    answer = unpack(result)
+    if "outputs" in answer:
+        if not all(isinstance(output, torch.Tensor) for output in answer["outputs"]):
+            raise TypeError
+    elif answer["kind"] not in _KINDS or not isinstance(answer["message"], str):
+        raise ValueError
+    if not all(isinstance(name, str) for name in answer.get("left_changed", ())):
+        raise TypeError
+    return dict(answer)
 
 
 def _serve_copy(parent: Parent, harness: KernelHarness, memory: int) -> None:

@@ -20,7 +20,7 @@ COMPILATION = 600.0
 
 _TICK = 1.0  # seconds between two looks at a call, less where it may take little
 _SLACK = 8.0  # how many times what earlier calls tell a call may take
-_MOST = 10.0  # times its limit, whatever they tell
+MOST = 10.0  # times its limit, whatever they tell
 _COMPILERS = ("torch._dynamo.convert_frame", "torch._inductor.compile", "torch.utils.cpp_extension",
               "triton.compiler.", "jax._src.compiler", "numba.core.compiler", "subprocess")  # fmt: skip
 """Modules one of whose functions is under way while a kernel is compiled, which other processes may do."""
@@ -92,7 +92,7 @@ class Pace:
         In proportion to the work of the case, or to how many programs it has where these grow faster.
         """
         growth = max(now / then for now, then in zip(_work(case), self.work, strict=True))
-        return min(max(timeout, _SLACK * self.longest * max(1.0, growth)), _MOST * timeout)
+        return min(max(timeout, _SLACK * self.longest * max(1.0, growth)), MOST * timeout)
 
     def add(self, case: Case, seconds: float) -> None:
         """A call took this many seconds."""

@@ -206,6 +206,48 @@ CHEATS: dict[str, Pair] = {
         linear("subprocess.run(['true'])\nSOFTMAX\nreturn result", "import subprocess"),
         linear("SOFTMAX\nreturn result", "import os\ncores = os.cpu_count()"),
     ),
+    "writes-files": (
+        LINEAR,
+        linear("with open('/opt/answer', 'w') as file:\n    file.write('x')\nSOFTMAX\nreturn result").replace(
+            "with open('/opt/answer', 'w') as file:\n    file.write('x')\n",
+            "try:\n            open('/opt/answer', 'w')\n        except OSError:\n            pass\n        ",
+        ),
+        linear(
+            "SOFTMAX\nreturn result",
+            "import os, tempfile\nopen('notes', 'w').close()\nos.close(tempfile.mkstemp()[0])",
+        ),
+    ),
+    "leaves-processes": (
+        LINEAR,
+        linear(
+            "SOFTMAX\nreturn result",
+            "import subprocess\nsubprocess.Popen(['sleep', '30'], start_new_session=True)",
+        ),
+        linear("SOFTMAX\nreturn result", "import subprocess\nsubprocess.run(['true'], start_new_session=True)"),
+    ),
+    "uses-network": (
+        LINEAR,
+        linear(
+            "SOFTMAX\nreturn result",
+            "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', 9))",
+        ),
+        linear("SOFTMAX\nreturn result", "import socket\na, b = socket.socketpair()\na.send(b'x')"),
+    ),
+    "calls-c-library": (
+        LINEAR,
+        linear("SOFTMAX\nreturn result", "import ctypes\nctypes.CDLL(None).getppid()"),
+        linear("SOFTMAX\nreturn result", "import ctypes\nsize = ctypes.sizeof(ctypes.c_double)"),
+    ),
+    "reads-environment": (
+        LINEAR,
+        linear("SOFTMAX\nreturn result", "import os\nsecret = os.environ.get('API_TOKEN')"),
+        linear("SOFTMAX\nreturn result", "import os\nforced = os.environ.get('TRITON_INTERPRET')"),
+    ),
+    "floods-output": (
+        LINEAR,
+        linear("SOFTMAX\nreturn result", "print('x' * (40 << 20))"),
+        linear("SOFTMAX\nreturn result", "print('x' * (1 << 20))"),
+    ),
     "reference-imported": (
         LINEAR,
         linear("return Model.forward(self, x)", "from problem import Model"),
@@ -233,7 +275,7 @@ CHEATS: dict[str, Pair] = {
     ),
 }
 
-WARNED = ("reference-pasted",)
+WARNED = ("reference-pasted", "reads-environment")
 """What is no fault of the results."""
 TIMED = ("patched-timer", "only-untimed")
 """What only times show."""
