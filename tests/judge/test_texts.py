@@ -19,14 +19,17 @@ from assay.judge.problems import flashinfer_trace, reference_folder
 from assay.judge.problems.expressions import value_of
 from assay.judge.problems.kernelbench import constants, endless, rewritten
 from assay.judge.problems.problem import ProblemError
-from assay.judge.problems.reading import read
+from assay.judge.problems.reading import read, read_problem
+from assay.judge.problems.sizes import limits, near
+from assay.judge.reference_model import ReferenceModel
 from assay.judge.report import Options, Report
 from assay.judge.solution.source import imported_graders, is_pasted, patches
 from assay.judge.solution.trials import Trial
 from assay.runtime.errors import AssayError
+from assay.verify import Contract
 
 from .judged.formats import DEFINITION, INTO
-from .judged.kernels import LINEAR, linear
+from .judged.kernels import LINEAR, RELU, linear
 
 GOOD = linear("SOFTMAX\nreturn result")
 
@@ -48,9 +51,9 @@ def test_sizes_are_rewritten_where_the_tree_says_whatever_ends_lines(ends: str, 
         ast.parse(text)
     except SyntaxError:  # a form feed amid a line
         return
-    found = rewritten(text, {"R": 1000, "N": 7})
-    assert constants(found) == {**constants(text), "R": 1000, "N": 7}
-    before, after = (ast.dump(ast.parse(one)) for one in (text, found))
+    result = rewritten(text, {"R": 1000, "N": 7})
+    assert constants(result) == {**constants(text), "R": 1000, "N": 7}
+    before, after = (ast.dump(ast.parse(one)) for one in (text, result))
     assert re.sub("value=64", "value=1000", before, count=1).split("targets")[2] == after.split("targets")[2]
 
 
@@ -228,6 +231,17 @@ def test_the_repeat_line_is_quoted_for_a_shell(tmp_path: Path) -> None:
         words = shlex.split(Report(problem, answer, options, str(name), host).repro(Trial(sizes={"it's": 3})))
     assert words[:6] == ["assay", "judge", str(tmp_path / "problem.py"), str(name), "--seed", "3"]
     assert Trial.of_line(words[7]).sizes == {"it's": 3}
+
+
+def test_sizes_that_no_machine_holds_and_a_reference_without_results_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "large.py").write_text(RELU.replace("batch = 96", f"batch = {2**39}"))
+    (tmp_path / "none.py").write_text(RELU.replace("return torch.relu(x)", "return None"))
+    large, none = (read_problem(tmp_path / f"{name}.py") for name in ("large", "none"))
+    with pytest.raises(ProblemError, match="expected sizes that a machine holds"):
+        near(large, large.given[0], limits("quick")["given"])
+    instance = none.make({"batch": 4, "features": 4}, 0)
+    with pytest.raises(ProblemError, match="expected a tensor from the reference"):
+        ReferenceModel.of(instance, Contract(), "none").case(instance.draw(0))
 
 
 @pytest.mark.parametrize(

@@ -250,6 +250,14 @@ def test_a_damaged_file_is_named(llama: Path, file: str, content: bytes | None, 
     assert says in refusal(llama, BadModel)
 
 
+@pytest.mark.parametrize("name", ["num_hidden_layers", "n_layer"])
+def test_more_layers_than_weights_are_refused_at_once(llama: Path, name: str) -> None:
+    config = json.loads((llama / "config.json").read_text())
+    for content in ({**config, name: 10**9}, {**config, "text_config": {name: 10**9}}):
+        (llama / "config.json").write_text(json.dumps(content))
+        assert f"{name}: expected at most 1,000, by its weights, got 1,000,000,000" in refusal(llama, BadModel)
+
+
 def test_cut_off_weights_are_refused(llama: Path) -> None:
     whole = (llama / "model.safetensors").read_bytes()
     (llama / "model.safetensors").write_bytes(whole[:-100])
