@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,8 @@ def start(campaign: Path, store: Path, left: Path, errors: int = subprocess.DEVN
         stdout=subprocess.PIPE,
         stderr=errors,
         start_new_session=True,
+        # a run that was started in the background of a script has SIGINT ignored, and passes that on
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
 
 
