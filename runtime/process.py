@@ -213,7 +213,7 @@ class Process:
         """Send a message as `Connection.send_bytes` does, until the limit of time: the process may not read."""
         left = memoryview(_framed(message))
         while left and not self._limit.is_over():
-            select.select([], [self._socket], [], self._limit.next_check)
+            select.select([], [self._socket], [], min(self._limit.next_check, _TICK))
             with suppress(BlockingIOError):
                 left = left[self._socket.send(left, socket.MSG_DONTWAIT) :]
 

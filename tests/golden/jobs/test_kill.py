@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,17 +26,22 @@ seeds = %d
 """
 
 
+_MAIN = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests were started in the background
+runpy.run_module("assay.cli.main", run_name="__main__")
+"""
+
+
 def start(campaign: Path, store: Path, left: Path, errors: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
     arguments = ["golden", "build", str(campaign), "--store", str(store), "--workers", "2"]
     return subprocess.Popen(
-        [sys.executable, "-m", "assay.cli.main", *arguments, "--import", "tests.golden.jobs.poison"],
+        [sys.executable, "-c", _MAIN, *arguments, "--import", "tests.golden.jobs.poison"],
         cwd=ROOT,
         env=os.environ | {FOLDER: str(left), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=errors,
         start_new_session=True,
-        # a run that was started in the background of a script has SIGINT ignored, and passes that on
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
 
 
