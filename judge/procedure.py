@@ -230,11 +230,12 @@ def _verdict(report: Report, only: Trial | None) -> SolutionVerdict:
             run.cheats += detected_cheats(error.seen, set())
             run.fail("numbers", failure, error.during or Trial())
         run.of_all()
-    detached, printed = report.host.left_behind()
-    if detached:
-        run.cheats.append(Cheat("leaves-processes", f"{detached} at the end"))
-    if printed > _MOST_PRINTED:
-        run.cheats.append(Cheat("floods-output", f"{printed >> 20} MiB"))
+    detached = report.host.left_behind()
+    if detached != 0:
+        words = "they don't end" if detached is None else f"{detached} at the end"
+        run.cheats.append(Cheat("leaves-processes", words))
+    if process.printed > _MOST_PRINTED:
+        run.cheats.append(Cheat("floods-output", f"{process.printed >> 20} MiB"))
     return verdict_of(report, run)
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import stat
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -87,8 +87,15 @@ class OwnFolder:
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
 
     def close(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+        _remove(self.path)
         os.close(self._descriptor)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, also one that is deeper than Python's recursion, or has folders without permissions."""
+    for command in (["chmod", "-R", "u+rwx", str(folder)], ["rm", "-rf", str(folder)]):
+        with suppress(OSError):
+            subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
 
 
 _NEW = 60.0  # seconds for which a folder without a lock may be about to get one
@@ -102,7 +109,7 @@ def _remove_abandoned(prefix: str) -> None:
                 state = os.fstat(descriptor)
                 if state.st_uid == os.geteuid() and time.time() - state.st_mtime > _NEW:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises while its process lives
-                    shutil.rmtree(folder, ignore_errors=True)
+                    _remove(folder)
             finally:
                 os.close(descriptor)
 

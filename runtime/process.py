@@ -103,7 +103,7 @@ class Process:
         self.on_heartbeat: Callable[[float], None] | None = None
         self.memory, self.largest = 0, _LARGEST
         self.heartbeats, self.longest = float("inf"), float("inf")
-        self._beats, self._received = 0, bytearray()
+        self._beats, self._received, self._unsolicited = 0, bytearray(), False
         self._socket = socket.fromfd(pipe.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)
         self._log, self._ready = log, ready
         self._code: int | None = None
@@ -205,6 +205,8 @@ class Process:
         if self._log is not None:
             os.ftruncate(self._log.fileno(), 0)
             os.lseek(self._log.fileno(), 0, os.SEEK_SET)  # also for the process, which shares the file offset
+        # What comes before the question is no answer to it.
+        self._unsolicited = not self.heartbeats and (bool(self._received) or _ready(self._socket, select.POLLIN, 0))
         with suppress(OSError):  # `poll` will notice that it has ended
             self._send(message)
         return self._limit.seconds
@@ -213,7 +215,7 @@ class Process:
         """Send a message as `Connection.send_bytes` does, until the limit of time: the process may not read."""
         left = memoryview(_framed(message))
         while left and not self._limit.is_over():
-            select.select([], [self._socket], [], min(self._limit.next_check, _TICK))
+            _ready(self._socket, select.POLLOUT, min(self._limit.next_check, _TICK))
             with suppress(BlockingIOError):
                 left = left[self._socket.send(left, socket.MSG_DONTWAIT) :]
 
@@ -240,6 +242,8 @@ class Process:
         alive = self.alive  # checked before the pipe is read, so that everything sent before the end is read
         try:
             while (frame := self._receive()) is not None:
+                if self._unsolicited:
+                    return self._lost("crash", _NO_MESSAGE)
                 self._ready = True
                 if self.memory and not self._resident:
                     self.limit_from_now()
@@ -374,6 +378,13 @@ def limit_memory(beyond: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
+def _ready(what: socket.socket, event: int, seconds: float) -> bool:
+    """Wait until a socket can be read or written; return whether it can."""
+    poll = select.poll()
+    poll.register(what, event)
+    return bool(poll.poll(1000 * seconds))
+
+
 def _framed(message: bytes) -> bytes:
     """Return a message with the header that `multiprocessing.connection.Connection` reads."""
     size = len(message)
@@ -403,8 +414,10 @@ def _message_of(received: bytearray, largest: int) -> bytes | None:
 
 def _close_all_but(kept: int) -> None:
     """Close all files but the standard ones and ``kept``: a kernel must not find the pipes of this process's parent."""
-    os.closerange(3, kept)
-    os.closerange(kept + 1, max(resource.getrlimit(resource.RLIMIT_NOFILE)[0], kept + 1))
+    for descriptor in [int(name) for name in os.listdir("/dev/fd")]:
+        if descriptor > 2 and descriptor != kept:
+            with suppress(OSError):  # the listed folder's own
+                os.close(descriptor)
 
 
 def descendants(pid: int) -> list[int]:
@@ -459,6 +472,12 @@ def _dies_with_parent() -> bool:
 
 
 _SERVER = """
+def _empty(folders):
+    import subprocess
+    for folder in folders:
+        for command in (["chmod", "-R", "u+rwx", folder], ["find", folder, "-xdev", "-mindepth", "1", "-delete"]):
+            subprocess.run(command, stdout=-3, stderr=-3)
+
 def _end_children(forks):
     import os, signal, time
     count, detached, forks = 0, set(), {str(each).encode() for each in forks}
@@ -497,6 +516,7 @@ def _serve_forks(pipe, serve):
     import ctypes, os, signal
     from multiprocessing import connection, reduction
     parent, forks = os.getpid(), set()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with __import__("contextlib").suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: what a process leaves behind is this one's child
         ctypes.CDLL(None).prctl(4, 0)  # PR_SET_DUMPABLE: no process may trace this one
@@ -513,6 +533,7 @@ def _serve_forks(pipe, serve):
                 for output in (1, 2) if log is not None else ():
                     os.dup2(log, output)
                 os.setsid()
+                signal.signal(signal.SIGINT, signal.default_int_handler)
                 with __import__("contextlib").suppress(OSError, AttributeError):
                     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
                     ctypes.CDLL(None).prctl(4, 1)
@@ -529,8 +550,10 @@ def _serve_forks(pipe, serve):
             answer = str(found)
             forks.add(found)
         elif what == "clean":
+            folders = pipe.recv_bytes().decode().split("\\n")
             answer = _end_children(forks)
             forks.clear()
+            _empty([folder for folder in folders if folder])
         else:
             try:
                 ended, status = os.waitpid(int(pid), 0 if what == "wait" else os.WNOHANG)
@@ -587,7 +610,7 @@ class ForkServer:
         log = tempfile.TemporaryFile() if quiet else None  # noqa: SIM115 - as long as the process
         ours, theirs = Pipe()
         with theirs, socket.fromfd(ours.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as receiver:
-            _say_who(receiver, True)
+            _pass_credentials(receiver, True)
             self._process.pipe.send_bytes(b"fork 1" if log else b"fork 0")
             reduction.send_handle(self._process.pipe, theirs.fileno(), None)
             if log is not None:
@@ -609,22 +632,18 @@ class ForkServer:
             raise OSError("the fork server doesn't answer")
         return self._process.pipe.recv_bytes(64).decode()
 
-    def clean(self) -> int | None:
+    def clean(self, folders: Iterable[str] = ()) -> int | None:
         """End its processes, with those that they left behind in sessions of their own; return how many these were.
 
-        None if the server is lost, or something doesn't end.
+        ``folders`` are emptied then, by it. None if the server is lost, or something doesn't end.
         """
         try:
             self._process.pipe.send_bytes(b"clean 0")
+            self._process.pipe.send_bytes("\n".join(folders).encode())
             count, _, words = self._answer().partition(" ")
             return int(count) if words == "left, all ended" else None
         except (OSError, EOFError, ValueError):
             return None
-
-    @property
-    def printed(self) -> int:
-        """Return the bytes that its processes have printed, if it is quiet."""
-        return self._process.printed_bytes
 
     def end(self) -> None:
         """End it and its processes, with those that they left behind."""
@@ -637,7 +656,7 @@ _kept: dict[tuple[int, str], ForkServer] = {}
 _CREDENTIALS = struct.Struct("3i")  # Linux's struct ucred: process, user, group
 
 
-def _say_who(receiver: socket.socket, on: bool) -> None:
+def _pass_credentials(receiver: socket.socket, on: bool) -> None:
     """Let messages come with their sender's numbers, where the system is Linux."""
     if hasattr(socket, "SO_PASSCRED"):
         receiver.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, int(on))
@@ -656,10 +675,12 @@ class _ForkedProcess(Process):
 
         Raises `OSError` if none comes.
         """
-        if not select.select([self._socket], [], [], _START)[0]:
-            raise OSError("the fork server doesn't answer")
-        _, about, _, _ = self._socket.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
-        _say_who(self._socket, False)
+        data, about = b"", list[tuple[int, int, bytes]]()
+        if _ready(self._socket, select.POLLIN, _START):
+            data, about, _, _ = self._socket.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
+        if data != b"p":
+            raise OSError("the forked process has ended at once")
+        _pass_credentials(self._socket, False)
         return next((_CREDENTIALS.unpack(data)[0] for _, _, data in about), 0)
 
     def _exit_code(self, *, wait: bool = False) -> int | None:

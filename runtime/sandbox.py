@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,6 +25,20 @@ _NAMESPACES = (
     "--cap-drop", "ALL",
 )  # fmt: skip
 _HIDDEN = ("/tmp", "/var/tmp", "/run", "/root", "/home", "/mnt", "/media")
+_SYSTEM = (
+    "/",
+    "/usr",
+    "/usr/local",
+    "/opt",
+    "/etc",
+    "/lib",
+    "/bin",
+    "/var",
+    "/srv",
+)  # never hidden as a problem's folder
+SHARED = ("/tmp", "/var/tmp", "/dev/shm")
+"""Folders in memory that can be written besides its own: code names them."""
+_MOST_SHARED = 1 << 30  # bytes of each
 _GPU_NODES = ("/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/dri/*", "/dev/kfd")
 _KEPT = (
     "LANG", "LC_ALL", "LC_CTYPE", "TZ", "PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES",
@@ -35,12 +50,12 @@ _KEPT = (
 @cache
 def unavailable() -> str:
     """Return why this machine has no sandbox, in words; empty if it has one."""
-    path = shutil.which(_PROGRAM)
-    if path is None:
+    if shutil.which(_PROGRAM) is None:
         return f"{_PROGRAM} isn't installed ({_INSTALL})"
-    command = [path, *_NAMESPACES, "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--", "true"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        with tempfile.TemporaryDirectory() as folder:
+            command = Sandbox(Path(folder)).command([sys.executable, "-S", "-c", ""], {"LANG": "C"})
+            done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{_PROGRAM} doesn't run ({error})"
     if done.returncode:
@@ -67,13 +82,13 @@ def hides(path: Path) -> bool:
 
 
 def _always_hidden() -> list[Path]:
-    folders = {Path(os.path.realpath(path)) for path in (*_HIDDEN, Path.home(), Path.cwd())}
+    folders = {Path(os.path.realpath(path)) for path in (*_HIDDEN, tempfile.gettempdir(), Path.home(), Path.cwd())}
     return sorted(path for path in folders - {Path("/")} if path.is_dir())
 
 
 @dataclass(frozen=True)
 class Sandbox:
-    """A sandbox in which ``folder`` alone can be written, besides shared memory (/dev/shm).
+    """A sandbox in which ``folder`` alone can be written, besides what is in memory (`SHARED`).
 
     ``hidden``: folders whose content isn't there, besides those of users and temporary files; what Python itself needs
     of them is. ``gpus``: the device nodes of GPUs are there.
@@ -85,21 +100,24 @@ class Sandbox:
 
     def command(self, command: Sequence[str], environment: Mapping[str, str], *, dies: bool = True) -> list[str]:
         """Return the command that runs ``command`` inside; ``dies`` with the process that starts it."""
-        arguments = [_PROGRAM, *_NAMESPACES, *(["--die-with-parent"] if dies else []), "--ro-bind", "/", "/"]
-        own = [Path(os.path.realpath(path)) for path in self.hidden if not hides(path)]
+        # As process 1 it can't be stopped or killed from inside.
+        arguments = [_PROGRAM, *_NAMESPACES, "--as-pid-1", *(["--die-with-parent"] if dies else [])]
+        arguments += ["--ro-bind", "/", "/"]
+        own = [Path(os.path.realpath(path)) for path in self.hidden if not hides(path) and str(path) not in _SYSTEM]
         empty = [str(path) for path in sorted([*_always_hidden(), *own])]
         for path in empty:
-            arguments += ["--tmpfs", path]
+            arguments += ["--perms", "1777", "--size", str(_MOST_SHARED), "--tmpfs", path]
         for needed in _needed():
             if any(needed.is_relative_to(path) for path in empty):
                 arguments += ["--ro-bind", str(needed), str(needed)]
         arguments += ["--dev", "/dev", "--proc", "/proc"]
+        arguments += ["--perms", "1777", "--size", str(_MOST_SHARED), "--tmpfs", "/dev/shm"]
         if self.gpus:
             for node in sorted(str(node) for pattern in _GPU_NODES for node in Path("/").glob(pattern[1:])):
                 arguments += ["--dev-bind", node, node]
         folder = os.path.realpath(self.folder)
         arguments += ["--bind", folder, folder, "--chdir", folder, "--clearenv"]
-        for path in empty:
+        for path in ("/dev", *(path for path in empty if path not in SHARED)):
             arguments += ["--remount-ro", path]
         for name, value in environment.items():
             arguments += ["--setenv", name, value]

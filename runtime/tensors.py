@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 _IN_MEMORY = 256 << 20  # bytes of a `TensorCache`
+_MOST_HEAD = 16 << 20  # bytes of a header: Python's objects take twenty times as many
 _HEAD = 8  # bytes that hold the length of the JSON header
 
 
@@ -46,6 +47,8 @@ def unpack(data: bytes) -> Any:
     """Unpack: tensors are on the CPU, without graph, with the same bits; tuples become lists."""
     view = memoryview(bytearray(data))  # tensors may be written to
     size = int.from_bytes(view[:_HEAD], "little")
+    if size > _MOST_HEAD:
+        raise ValueError(f"a header of {size} bytes")
     return _deserialised(json.loads(bytes(view[_HEAD : _HEAD + size])), view, [_HEAD + size])
 
 
@@ -69,7 +72,9 @@ def _deserialised(value: Any, view: memoryview, index: list[int]) -> Any:
     if "dict" in value:
         return {name: _deserialised(part, view, index) for name, part in value["dict"].items()}
     name, shape, size = value["tensor"]
-    dtype = getattr(torch, name)
+    dtype = vars(torch).get(name)
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"no dtype {name!r}")
     index[0] += size
     part = view[index[0] - size : index[0]]
     # cloned, since bytes within a message need not be aligned for the dtype

@@ -18,6 +18,7 @@ import pickle
 import random
 import resource
 import site
+import socket
 import sys
 import sysconfig
 import tempfile
@@ -103,6 +104,8 @@ class _Watched:
         elif event == "os.mkdir":
             self.created.add(_real(os.fsdecode(arguments[0])))
             return
+        elif event in _NETWORK and getattr(arguments[0], "family", None) == socket.AF_UNIX:
+            return  # processes of its own
         elif event == "ctypes.dlopen":
             if arguments[0] and not os.path.basename(os.fsdecode(arguments[0])).startswith(("libc.", "libc-")):
                 return
@@ -137,7 +140,7 @@ class _Watched:
         if isinstance(arguments[0], int) or not arguments[0] or not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
             return False
         path = _real(os.fsdecode(_fspath(arguments[0])))
-        own = (_real(os.path.dirname(self.folder)), _real(tempfile.gettempdir()), "/dev")
+        own = (_real(os.path.dirname(self.folder)), _real(tempfile.gettempdir()), "/tmp", "/var/tmp", "/dev")
         return not any(path.startswith(root + os.sep) for root in own)
 
     def _foreign(self, event: str, arguments: tuple[Any, ...]) -> str:
@@ -217,10 +220,6 @@ class Variables(type(os.environ)):  # type: ignore[misc]
     def __getitem__(self, name: Any) -> Any:
         watched.read_variable(name)
         return super().__getitem__(name)
-
-    def __iter__(self) -> Any:
-        watched.read_variable("all of them")
-        return super().__iter__()
 
 
 os.environ.__class__ = Variables
@@ -485,7 +484,9 @@ def limit(memory: int) -> None:
     0 sets no limit of memory. No limit can be raised again: what a solution allocates at once is refused before the
     judging process looks. See `assay.runtime.process.limit_memory`.
     """
-    limits = {resource.RLIMIT_NPROC: _PROCESSES, resource.RLIMIT_FSIZE: _FILE_SIZE, resource.RLIMIT_CORE: 0}
+    limits = {resource.RLIMIT_FSIZE: _FILE_SIZE, resource.RLIMIT_CORE: 0}
+    if os.getppid() == 1:  # in a sandbox: elsewhere the user's other processes count too
+        limits[resource.RLIMIT_NPROC] = _PROCESSES
     if memory and resource.getrlimit(resource.RLIMIT_DATA)[1] == resource.RLIM_INFINITY:
         with contextlib.suppress(OSError), open("/proc/self/statm", encoding="ascii") as pages:
             limits[resource.RLIMIT_DATA] = int(pages.read().split()[5]) * os.sysconf("SC_PAGE_SIZE") + memory
@@ -522,6 +523,11 @@ class _Host:
     def build(self, request: dict[str, Any]) -> Any:
         """Import the solution's main file and construct its callable."""
         folder, before = _abspath(request["folder"]), watched.folder
+        for name, text in request["files"].items():
+            path = os.path.join(folder, name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
         limit(request["memory"])
         for name, module in list(sys.modules.items()):
             if str(getattr(module, "__file__", "")).startswith(before):

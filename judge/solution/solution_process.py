@@ -10,8 +10,7 @@ import atexit
 import math
 import os
 import pickle
-import shutil
-import tempfile
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,11 +26,13 @@ from assay.judge.problems.problem import Answer, Instance, Sizes
 from assay.judge.solution import host
 from assay.runtime.files import OwnFolder
 from assay.runtime.process import GIB, ForkServer, Lost, Process, clean_environment
-from assay.runtime.sandbox import Sandbox, bare_environment, hides, unavailable, version
+from assay.runtime.sandbox import SHARED, Sandbox, bare_environment, hides, unavailable, version
 from assay.runtime.tensors import unpack
 from assay.verify.errors import SettingError
 
 _NO_ANSWER = "its process answered with what is no answer"
+_LARGEST = 1 << 31  # bytes of an answer
+_LONGEST_ERROR = 2000  # characters
 _IMPORT = 4.0  # times the limit of a request for importing and building a solution; it may compile
 SANDBOXES = ("auto", "bwrap", "none")
 
@@ -93,46 +94,39 @@ class SolutionHost:
     ) -> None:
         """Take the kept server of this key, or start it."""
         self._key = os.getpid(), os.getcwd(), *key  # a fork of this process needs its own
+        self._boxed = key[0] is False
+        if self._key in _servers and not _servers[self._key][0].alive:
+            _end(self._key)
+        for other in [each for each in _servers if each[:1] + each[2:3] == (os.getpid(), key[0]) and each != self._key]:
+            _end(other)  # each holds a torch in memory
         if self._key not in _servers:
             folder = OwnFolder("assay-solution-")
             variables = {**environment(folder.path), "PYTHONDONTWRITEBYTECODE": "1"}
             server = ForkServer(_PROGRAM, "_serve", variables, sandbox=box(folder.path))
             _servers[self._key] = server, folder
-        self._server, self._folder = _servers[self._key]
-        self.folder = self._folder.path
-        self._printed = self._server.printed
+        self._server, folder = _servers[self._key]
+        self.folder = folder.path
 
     def __enter__(self) -> SolutionHost:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._server.clean() is None:
+        if self.left_behind() is None:
             _end(self._key)
-        else:
-            _empty(self.folder)
 
-    def left_behind(self) -> tuple[int, int]:
-        """End all processes; return how many were detached, and the bytes that all have printed."""
-        printed = self._server.printed - self._printed
-        return self._server.clean() or 0, printed
+    def left_behind(self) -> int | None:
+        """End all processes and empty what they could write; return how many were detached, None if some don't end."""
+        return self._server.clean([str(self.folder), *(SHARED if self._boxed else ())])
 
     def fork(self) -> Process:
-        """Return a new process of `host`. Raises `SolutionError` where the solution has ended the server."""
+        """Return a new process of `host`. Raises `SolutionError` where there is none any more."""
         try:
-            return self._server.fork()
+            return self._server.fork(quiet=True)
         except (OSError, EOFError, ValueError):
-            raise SolutionError("it ended the process that starts its processes", lost=True) from None
+            raise SolutionError("its processes can't be started any more", lost=True) from None
 
 
 _servers: dict[tuple[object, ...], tuple[ForkServer, OwnFolder]] = {}
-
-
-def _empty(folder: Path) -> None:
-    for entry in folder.iterdir():
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry, ignore_errors=True)
-        else:
-            entry.unlink(missing_ok=True)
 
 
 def _end(key: tuple[object, ...]) -> None:
@@ -165,10 +159,12 @@ class SolutionProcess:
         threads: int = 1,
     ) -> None:
         self._answer, self._device, self._timeout, self._threads = answer, device, timeout, threads
-        self._folder = Path(tempfile.mkdtemp(dir=where.folder))
+        # This process never writes there: the solution may put links in the way.
+        self._folder = where.folder / secrets.token_hex(8)
         self._process = where.fork()
-        self._memory = int(memory * GIB)
-        self._process.memory, self._process.largest, self._process.heartbeats = self._memory, self._memory, 0
+        self._memory, self.printed = int(memory * GIB), 0
+        self._process.memory, self._process.heartbeats = self._memory, 0
+        self._process.largest = min(self._memory, _LARGEST)
         self._process.limit_from_now()
         self._built, self._results = 0, list[tuple[Any, Any]]()
         self._names: tuple[str, ...] = ()
@@ -181,11 +177,12 @@ class SolutionProcess:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.printed += self._process.printed_bytes
         self._process.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def ask(self, do: str, timeout: float | None = None, **question: Any) -> dict[str, Any]:
         """Send a request and return its answer. Raises `SolutionError`."""
+        self.printed += self._process.printed_bytes
         self._process.submit(pickle.dumps({"do": do, **question}), timeout or self._timeout)
         result = self._process.result()
         if isinstance(result, Lost):
@@ -199,7 +196,7 @@ class SolutionProcess:
         if "error" in answer:
             with _answering():
                 seen = _observed(answer.get("seen", {}))
-            raise SolutionError(str(answer["error"]), seen=seen)
+            raise SolutionError(str(answer["error"])[:_LONGEST_ERROR], seen=seen)
         return answer
 
     def build(
@@ -218,15 +215,13 @@ class SolutionProcess:
         known = {name: value for name, value in (given or {}).items() if isinstance(value, int)}
         self._built += 1
         folder = self._folder / f"solution{self._built}"
-        for name, text in self._answer.files.items():
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(_resized(name, text, instance.sizes, known), encoding="utf-8")
+        files = {name: _resized(name, text, instance.sizes, known) for name, text in self._answer.files.items()}
         entry = self._answer.entry
         answer = self.ask(
             "build",
             _IMPORT * self._timeout,
             folder=str(folder),
+            files=files,
             memory=self._memory if self._device == "cpu" else 0,
             module=Path(self._answer.main).with_suffix("").as_posix().replace("/", "."),
             entry=entry.name,

@@ -6,6 +6,7 @@ import pytest
 
 from assay.judge.tampering import CHEATS as NAMES
 from assay.judge.verdict import SolutionVerdict
+from assay.runtime.sandbox import unavailable
 
 from .conftest import Judged
 from .judged.cheats import CHEATS, TIMED, WARNED
@@ -42,6 +43,29 @@ def test_an_unwritten_result_is_wrong_and_not_of_lower_precision(result: str, ju
 
 def test_every_name_has_a_cheat_and_a_twin() -> None:
     assert set(CHEATS) == set(NAMES)
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        "[os.makedirs(f'../solution{n}') or os.symlink('VICTIM', f'../solution{n}/solution.py') for n in range(2, 9)]",
+        "os.mkfifo('../pipe') or os.chmod('.', 0)",
+        "__import__('subprocess').run(['mkdir', '-p', 'd/' * 1500])",
+        "[open('/tmp/left', 'w').close(), open('/dev/shm/left', 'w').close()]",
+    ],
+    ids=["links", "locked", "deep", "shared"],
+)
+@pytest.mark.skipif(bool(unavailable()), reason=f"no sandbox: {unavailable()}")
+def test_what_a_solution_leaves_is_in_nobodys_way(tmp_path: Path, judged: Judged, left: str) -> None:
+    """Neither the judge, which writes nothing there, nor the next solution meets it."""
+    victim = tmp_path / "victim.py"
+    victim.write_text("untouched")
+    judged(calling("pass", "import os\n" + left.replace("VICTIM", str(victim))))
+    assert victim.read_text() == "untouched"
+    look = "import os\nassert os.listdir('/dev/shm') == os.listdir('..')[1:] == [] and not os.path.exists('/tmp/left')"
+    verdict = judged(calling("pass", look))
+    assert verdict.outcome != "INCONCLUSIVE", str(verdict)
+    assert verdict.failure is None or "AssertionError" not in verdict.failure.message, str(verdict)
 
 
 def calling(line: str, before: str = "") -> str:
