@@ -51,7 +51,7 @@ def test_every_name_has_a_cheat_and_a_twin() -> None:
         "[os.makedirs(f'../solution{n}') or os.symlink('VICTIM', f'../solution{n}/solution.py') for n in range(2, 9)]",
         "os.mkfifo('../pipe') or os.chmod('.', 0)",
         "__import__('subprocess').run(['mkdir', '-p', 'd/' * 1500])",
-        "[open('/tmp/left', 'w').close(), open('/dev/shm/left', 'w').close()]",
+        "[open(folder + '/left', 'w').close() for folder in ('/var/tmp', '/dev/shm')]",
     ],
     ids=["links", "locked", "deep", "shared"],
 )
@@ -62,7 +62,7 @@ def test_what_a_solution_leaves_is_in_nobodys_way(tmp_path: Path, judged: Judged
     victim.write_text("untouched")
     judged(calling("pass", "import os\n" + left.replace("VICTIM", str(victim))))
     assert victim.read_text() == "untouched"
-    look = "import os\nassert os.listdir('/dev/shm') == os.listdir('..')[1:] == [] and not os.path.exists('/tmp/left')"
+    look = "import os\nassert os.listdir('/dev/shm') == os.listdir('..')[1:] == os.listdir('/var/tmp') == []"
     verdict = judged(calling("pass", look))
     assert verdict.outcome != "INCONCLUSIVE", str(verdict)
     assert verdict.failure is None or "AssertionError" not in verdict.failure.message, str(verdict)
