@@ -208,9 +208,11 @@ CHEATS: dict[str, Pair] = {
     ),
     "writes-files": (
         LINEAR,
-        linear("with open('/opt/answer', 'w') as file:\n    file.write('x')\nSOFTMAX\nreturn result").replace(
-            "with open('/opt/answer', 'w') as file:\n    file.write('x')\n",
-            "try:\n            open('/opt/answer', 'w')\n        except OSError:\n            pass\n        ",
+        linear(
+            "with open('/no-such-folder/answer', 'w') as file:\n    file.write('x')\nSOFTMAX\nreturn result"
+        ).replace(
+            "with open('/no-such-folder/answer', 'w') as file:\n    file.write('x')\n",
+            "try:\n            open('/no-such-folder/answer', 'w')\n        except OSError:\n            pass\n        ",
         ),
         linear(
             "SOFTMAX\nreturn result",
