@@ -209,10 +209,13 @@ CHEATS: dict[str, Pair] = {
     "writes-files": (
         LINEAR,
         linear(
-            "with open('/no-such-folder/answer', 'w') as file:\n    file.write('x')\nSOFTMAX\nreturn result"
-        ).replace(
-            "with open('/no-such-folder/answer', 'w') as file:\n    file.write('x')\n",
-            "try:\n            open('/no-such-folder/answer', 'w')\n        except OSError:\n            pass\n        ",
+            """
+            with contextlib.suppress(OSError):
+                open('/no-such-folder/answer', 'w')
+            SOFTMAX
+            return result
+            """,
+            "import contextlib",
         ),
         linear(
             "SOFTMAX\nreturn result",
