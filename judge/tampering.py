@@ -33,6 +33,7 @@ CHEATS: Mapping[str, str] = {
     "writes-files": "the solution writes files outside of its folder",
     "starts-processes": "the solution starts processes while it is called",
     "leaves-processes": "processes go on that the solution has started and detached",
+    "signals-processes": "the solution sends signals to the process that it comes from, or to all",
     "uses-network": "the solution talks to a network",
     "calls-c-library": "the solution calls the C library itself, past what watches it",
     "reads-environment": "the solution reads environment variables that no library documents",
@@ -48,7 +49,13 @@ _READ = "object.__getattr__"
 _TRACING = {"sys.settrace", "sys.setprofile"}
 _PROCESSES = {"subprocess.Popen", "os.system", "os.fork", "os.posix_spawn"}
 _NETWORK = {"socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo"}
-_SINGLE = {"write": "writes-files", "ctypes.dlopen": "calls-c-library", "os.environ": "reads-environment"}
+_SINGLE = {
+    "os.kill": "signals-processes",
+    "os.killpg": "signals-processes",
+    "write": "writes-files",
+    "ctypes.dlopen": "calls-c-library",
+    "os.environ": "reads-environment",
+}
 _FILES = {"open", "os.listdir", "os.scandir", "os.rename", "os.link"}
 _NUMERIC_SETTINGS = (
     "default_dtype",

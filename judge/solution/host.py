@@ -41,7 +41,7 @@ _INSIDE = ("tb_frame", "gi_frame", "cr_frame")
 _EVENTS = frozenset((
     *_FILES, "os.mkdir", "import", "sys._getframe", "sys._current_frames", "sys.settrace", "sys.setprofile",
     "gc.get_objects", "gc.get_referrers", "gc.get_referents", "object.__getattr__",
-    "subprocess.Popen", "os.system", "os.fork", "os.posix_spawn", "ctypes.dlopen", *_NETWORK,
+    "subprocess.Popen", "os.system", "os.fork", "os.posix_spawn", "os.kill", "os.killpg", "ctypes.dlopen", *_NETWORK,
 ))  # fmt: skip
 _SYSTEM_PATHS = (
     "/usr/lib", "/usr/local/lib", "/usr/share", "/usr/include", "/usr/bin", "/lib", "/lib64", "/opt/cuda", "/opt/rocm",
@@ -104,6 +104,9 @@ class _Watched:
         elif event == "os.mkdir":
             self.created.add(_real(os.fsdecode(arguments[0])))
             return
+        elif event in ("os.kill", "os.killpg"):
+            if arguments[0] not in (os.getppid(), 0, 1, -1):
+                return  # a process of its own
         elif event in _NETWORK and getattr(arguments[0], "family", None) == socket.AF_UNIX:
             return  # processes of its own
         elif event == "ctypes.dlopen":

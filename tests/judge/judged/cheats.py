@@ -230,6 +230,11 @@ CHEATS: dict[str, Pair] = {
         ),
         linear("SOFTMAX\nreturn result", "import subprocess\nsubprocess.run(['true'], start_new_session=True)"),
     ),
+    "signals-processes": (
+        LINEAR,
+        linear("SOFTMAX\nreturn result", "import os\nos.kill(os.getppid(), 0)"),
+        linear("SOFTMAX\nreturn result", "import os\nos.kill(os.getpid(), 0)"),
+    ),
     "uses-network": (
         LINEAR,
         linear(
