@@ -25,17 +25,8 @@ _NAMESPACES = (
     "--cap-drop", "ALL",
 )  # fmt: skip
 _HIDDEN = ("/tmp", "/var/tmp", "/run", "/root", "/home", "/mnt", "/media")
-_SYSTEM = (
-    "/",
-    "/usr",
-    "/usr/local",
-    "/opt",
-    "/etc",
-    "/lib",
-    "/bin",
-    "/var",
-    "/srv",
-)  # never hidden as a problem's folder
+# Never hidden as a problem's folder: programs and libraries are there.
+_SYSTEM = ("/", "/usr", "/usr/local", "/opt", "/etc", "/lib", "/bin", "/var", "/srv")
 SHARED = ("/tmp", "/var/tmp", "/dev/shm")
 """Folders in memory that can be written besides its own: code names them."""
 _MOST_SHARED = 1 << 30  # bytes of each

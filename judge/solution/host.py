@@ -123,7 +123,7 @@ class _Watched:
         self._add(event, what, self._line(_frame(2), by_libraries=event in _FILES))
 
     def read_variable(self, name: Any) -> None:
-        """Note that the solution reads an environment variable, or all, that no library documents."""
+        """Note that the solution reads an environment variable that no library documents."""
         if not self.active or str(name).startswith(_VARIABLES) or name in _USUAL_VARIABLES:
             return
         frame: Any = _frame(2)

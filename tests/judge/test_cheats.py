@@ -62,10 +62,10 @@ def test_what_a_solution_leaves_is_in_nobodys_way(tmp_path: Path, judged: Judged
     victim.write_text("untouched")
     judged(calling("pass", "import os\n" + left.replace("VICTIM", str(victim))))
     assert victim.read_text() == "untouched"
-    look = "import os\nassert os.listdir('/dev/shm') == os.listdir('..')[1:] == os.listdir('/var/tmp') == []"
+    look = "import os\nassert os.listdir('/dev/shm') == os.listdir('/var/tmp') == os.listdir('../..')[1:] == []"
     verdict = judged(calling("pass", look))
-    assert verdict.outcome != "INCONCLUSIVE", str(verdict)
-    assert verdict.failure is None or "AssertionError" not in verdict.failure.message, str(verdict)
+    assert "AssertionError" not in str(verdict)
+    assert verdict.aspects["numbers"].status == "kept", str(verdict)
 
 
 def calling(line: str, before: str = "") -> str:
