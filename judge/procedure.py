@@ -300,8 +300,7 @@ def _given(report: Report, run: Run, given: Sizes, limit: Extent) -> None:
         report.workloads.append(workload_of(report, sizes_text(choice, given), given, first))
     if not first.outputs:
         return
-    if choice.extent.operations < limit.operations // 4:
-        run.one_element(under_test, first)
+    run.stated_sizes(under_test, first, few=choice.extent.operations >= limit.operations // 4)
     is_next = report.speed is None or (report.options.timed == "all" and choice.kind == "given")
     if report.options.timed and is_next:
         speed = time_it(report, run, under_test, first)
