@@ -23,8 +23,8 @@ _MOST_CALLS = 200  # of a series: each keeps a copy of its results
 _LATENCY = 0.003  # seconds that a request and its answer, and the checks after a series, may take
 _PARALLEL = 1.3  # CPU seconds per second that one thread and the clocks' resolution can't explain
 _SHORTEST = 2e-6  # seconds of the shortest call, with the watching around it
-_IDLE = 0.25  # of the time between its series in which a solution may work: it is asked nothing
-_LEAST_IDLE = 0.05  # CPU seconds of it, which spinning threads and clocks explain
+_IDLE = 0.05  # of the time between its series in which a solution may work: it is asked nothing
+_LEAST_IDLE = 0.02  # CPU seconds of it, more than the clocks' resolution
 _LEAST = 1e-4  # CPU seconds below which threads are not estimated
 
 
@@ -91,9 +91,10 @@ class Series:
 class Stopwatch:
     """One side of a timing: its process, the stored arguments' names with their seeds, and the seconds of its calls.
 
-    ``rolled`` and ``scaled``: indices of the tensors that are rolled, and multiplied, from call to call, by ``changes``
-    in the last series. ``renew``: stores other arguments and returns their seeds, before each series, where none can be
-    changed. ``idle``: CPU and wall seconds between its series, in which the others run.
+    ``rolled`` and ``scaled``: indices of the tensors that are rolled, and multiplied by factors of so many ``bits``,
+    from call to call, by ``changes`` in the last series. ``renew``: stores other arguments and returns their seeds,
+    before each series, where none can be changed. ``idle``: CPU and wall seconds between its series, in which the
+    others run.
     """
 
     process: SolutionProcess
@@ -101,6 +102,7 @@ class Stopwatch:
     seeds: Sequence[int]
     rolled: Sequence[int]
     scaled: Sequence[int] = ()
+    bits: int = 12
     renew: Callable[[], Sequence[int]] | None = None
     seconds: list[float] = field(default_factory=list)
     cheats: list[Cheat] = field(default_factory=list)
@@ -117,7 +119,8 @@ class Stopwatch:
         if self.renew is not None:
             self.seeds = self.renew()
         self.changes = [
-            (secrets.randbelow(2**31) if self.rolled else 0, _factor() if self.scaled else 1.0) for _ in range(count)
+            (secrets.randbelow(2**31) if self.rolled else 0, _factor(self.bits) if self.scaled else 1.0)
+            for _ in range(count)
         ]
         used, began = self.process.processor_seconds, time.perf_counter()
         reported, seen = self.process.time(self.names, self.seeds, self.rolled, self.scaled, self.changes)
@@ -142,9 +145,10 @@ class Stopwatch:
         ]
 
 
-def _factor() -> float:
-    """Return a random factor from 0.5 to 1 of 12 bits: products with it are rounded once, in whichever format."""
-    return (2048 + secrets.randbelow(2048)) / 4096
+def _factor(bits: int) -> float:
+    """Return a random factor from 0.5 to 1. Its product with a number is rounded once, in whichever way it is made."""
+    half = 1 << bits - 1
+    return (half + secrets.randbelow(half)) / (2 * half)
 
 
 def alternate(sides: Sequence[Stopwatch], seconds: float, most: int) -> None:

@@ -6,6 +6,9 @@ import secrets
 from contextlib import ExitStack
 from dataclasses import replace
 
+import torch
+from torch.utils._pytree import tree_leaves
+
 from assay.judge.problems.own import own_answer
 from assay.judge.problems.sizes import sizes_text
 from assay.judge.report import Report
@@ -52,7 +55,10 @@ def timed(report: Report, run: Run, under_test: SolutionUnderTest, first: Observ
         host = stack.enter_context(SolutionHost.of_reference())  # which the solution can't slow down
         for name, values in zip(names, arguments, strict=True):
             run.process.store(name, values)
-        own = Stopwatch(run.process, names, seeds, indices, factors, None if changes else renewed)
+        # As many as a product in float64 of a number of float32, and in float32 of one of 16 bits, doesn't round.
+        tensors = [leaf for leaf in tree_leaves(first.arguments) if isinstance(leaf, torch.Tensor)]
+        bits = 12 if any(tensor.element_size() == 2 for tensor in tensors) else 24
+        own = Stopwatch(run.process, names, seeds, indices, factors, bits, None if changes else renewed)
         notes, others = [], {}
         compiles = options.effort != "quick" if options.compiled is None else options.compiled
         for title in ("reference", *(["compiled"] if compiles else [])):
@@ -64,7 +70,7 @@ def timed(report: Report, run: Run, under_test: SolutionUnderTest, first: Observ
                 if title == "compiled":
                     process.compile()
                     process.time(names[:1], seeds[:1], [], [], [(0, 1.0)] * 2)
-                others[title] = Stopwatch(process, names, seeds, indices, factors)
+                others[title] = Stopwatch(process, names, seeds, indices, factors, bits)
             except SolutionError as error:
                 notes.append(f"the {title} can't be timed here ({one_line(error)[:_LONGEST_NOTE]})")
         for _ in range(_TRIES):

@@ -239,7 +239,7 @@ def limit(memory: int) -> None:
 
 _no_grad, _seed, _clock, _sleep, _cpu_times = torch.no_grad, torch.manual_seed, time.perf_counter, time.sleep, os.times
 _threads, _abspath, _module = threading.enumerate, os.path.abspath, torch.nn.Module
-_disable_gc, _enable_gc, _synchronize = gc.disable, gc.enable, torch.cuda.synchronize
+_disable_gc, _enable_gc, _synchronize, _library = gc.disable, gc.enable, torch.cuda.synchronize, torch.library.Library
 _PROCESSES = 4096  # threads and processes of the user: torch.compile starts many
 _FILE_SIZE = 1 << 32  # bytes
 _PAUSE = 0.03  # seconds after a call in which late writes show; the CPU time used in it shows background threads
@@ -284,6 +284,9 @@ class _Host:
         for name, module in list(sys.modules.items()):
             if str(getattr(module, "__file__", "")).startswith(before):
                 del sys.modules[name]
+                for value in list(vars(module).values()):
+                    if type(value) is _library:
+                        value._destroy()  # type: ignore[no-untyped-call]  # its operations can be registered again
         sys.path[:] = [folder, *(path for path in sys.path if path != before)]
         watched.folder = folder
         os.chdir(folder)
