@@ -45,9 +45,8 @@ NUMPY, CPU, COPY, TO = torch.Tensor.numpy, torch.Tensor.cpu, torch.Tensor.copy_,
 UINT8, SUBCLASS, ADDRESS = torch.uint8, torch.Tensor.as_subclass, torch.Tensor.data_ptr
 MULTIPLY, PARAMETER = torch.Tensor.mul, torch.nn.Parameter
 # The encoder in C, no part of which can be replaced.
-_encoded: Any = json.encoder.c_make_encoder(  # type: ignore[misc]
-    None, None, json.encoder.c_encode_basestring_ascii, None, ": ", ", ", False, False, True
-)
+_encoder: Any = json.encoder
+_encoded = _encoder.c_make_encoder(None, None, _encoder.c_encode_basestring_ascii, None, ": ", ", ", False, False, True)
 _MOST_RESULTS = 1000
 
 
@@ -117,7 +116,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and content_of(a)[1] == content_of(b)[1]
 
 
-_items, _iterated = dict.items, {list: list.__iter__, tuple: tuple.__iter__}
+_items, _listed, _tupled = dict.items, list.__iter__, tuple.__iter__
 _roll, _flat, _as = torch.roll, torch.Tensor.flatten, torch.Tensor.view_as
 _EMPTY = (
     torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default, torch.ops.aten.empty_strided.default,
@@ -136,7 +135,7 @@ def parts(result: Any, names: tuple[str, ...] = ()) -> tuple[list[Any], str]:
         content = dict(_items(result))
         result = [content[name] for name in names] if set(names) == set(content) else list(content.values())
     elif issubclass(kind, list | tuple):
-        result = list(_iterated[list if issubclass(kind, list) else tuple](result))
+        result = list(_listed(result) if issubclass(kind, list) else _tupled(result))
     else:
         return ([], "") if result is None else ([result], "*")
     inner = [parts(part) for part in result]

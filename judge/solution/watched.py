@@ -245,10 +245,10 @@ _LIBRARY = os.path.dirname(torch.__file__)
 _MODULES = {name: sys.modules[name] for name in ("torch", "torch.nn", "numpy", "time", "random", "sys", "os")}
 own_classes: list[type] = []
 _OPERATIONS = ("clone", "copy_", "contiguous", "as_strided", "view", "_to_copy", "empty.memory_format", "fill_.Scalar")
-_dump, _handler, _pid = torch._C._dispatch_dump, signal.getsignal, os.getpid  # type: ignore[attr-defined]
+_dump, _handler, _pid = torch._C._dispatch_dump, signal.getsignal, os.getpid
 _SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 _SMALL = 2.0**-60
-_function_modes, _dispatch_modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack  # type: ignore[attr-defined]
+_function_modes, _dispatch_modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
 
 
 def settings() -> dict[str, str]:
@@ -318,7 +318,7 @@ def replaced(before: Before) -> list[str]:
     _, callbacks, *modes, handlers, pid = near()
     results = [
         f"signal.{one.name}" for one, old, now in zip(_SIGNALS, before.near[4], handlers, strict=True) if now is not old
-    ]  # type: ignore[attr-defined]
+    ]
     results += ["gc.callbacks"] if callbacks != before.near[1] else []
     results += ["torch's modes"] if modes != list(before.near[2:4]) else []
     results += ["the process by a fork of it"] if pid != before.near[5] else []
