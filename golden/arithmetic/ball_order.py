@@ -12,6 +12,7 @@ from assay.golden.arithmetic.ball import Ball, ElementaryBalls, expm1_upper, spr
 from assay.golden.arithmetic.base import Order
 from assay.golden.arithmetic.double_double import DoubleDouble
 from assay.golden.arithmetic.model import RADIUS_ROUNDING
+from assay.golden.arithmetic.real import two_to
 
 Tensor = torch.Tensor
 
@@ -31,7 +32,7 @@ def _product(x: Tensor) -> Tensor:
     if not fraction.shape[-1]:
         return x.prod(-1, keepdim=True)
     half = total.clamp(-3000, 3000) // 2  # in two steps, neither of which overflows unless the product does
-    return torch.ldexp(torch.ldexp(fraction, half), total.clamp(-3000, 3000) - half)
+    return fraction * two_to(half) * two_to(total.clamp(-3000, 3000) - half)
 
 
 class OrderBalls(ElementaryBalls):

@@ -39,7 +39,7 @@ class SequenceBalls(ElementaryBalls):
         Subtracting later terms from a longer sum is not covered.
         """
         count, late = x.shape[-1], int(self.model.accumulate.format.unit_roundoff <= self.u)
-        lost = x.mid.new_tensor(_gammas(self.model.accumulate, self.model.chance, count, late))
+        lost = torch.tensor(_gammas(self.model.accumulate, self.model.chance, count, late), dtype=torch.float64)
         rounding = self.model.sum_rounding(count)
         mid, magnitude = x.mid.cumsum(-1), x.magnitude.cumsum(-1)
         rad = lost * rounding * magnitude
