@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -124,9 +125,7 @@ def test_every_boundary_of_a_long_run_is_found(bounds):
         found = Explorer(plan.harness, [Axis(base, {"M": 1}, {}, values)], 60.0, dense=True).result()
     edges = [1, *bounds, 8193]
     seen = set(probes(values, found.constants, dense=True))
-    expected = [
-        (first, last - 1) for first, last in zip(edges, edges[1:], strict=False) if seen & {*range(first, last)}
-    ]
+    expected = [(first, last - 1) for first, last in itertools.pairwise(edges) if seen & {*range(first, last)}]
     runs = sorted(run for variant in found.variants for run in variant.runs[0])
     if len(expected) == len(edges) - 1:  # a short series between two observed sizes is not seen
         assert runs == expected
