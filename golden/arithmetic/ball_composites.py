@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import torch
 
-from assay.golden.arithmetic.ball import Ball, ElementaryBalls
+from assay.golden.arithmetic.ball import Ball, ElementaryBalls, overflowing
+from assay.golden.arithmetic.model import outward
 
 Tensor = torch.Tensor
 
@@ -119,19 +120,22 @@ class CompositeBalls(ElementaryBalls):
         """
         centred, deviation_error, moment, overflow = self._moments(x)
         root = self.rsqrt(moment + eps)
-        return Ball(centred, torch.where(overflow, math.inf, deviation_error), self.model), root
+        if self.model.beyond != "infinity":  # then the root has what follows from it
+            deviation_error = torch.where(overflow, math.inf, deviation_error)
+        return self.ball(centred, deviation_error), root
 
     def variance(self, x: Ball, correction: float = 0.0) -> Ball:
         """Return sum (x - mean)^2 / (n - correction) along the last axis, with the bound of `standardize`."""
         n = x.shape[-1]
         _, _, moment, overflow = self._moments(x)
+        moment = moment.inner
         if n <= correction:
             return Ball(torch.full_like(moment.mid, math.nan), None, self.model)
         mid, rad = moment.mid * n / (n - correction), moment.radius * n / (n - correction)
         error = rad + 2 * self.u * (mid.abs() + rad) + self.model.tiny
         constant = (x.mid == x.mid[..., :1]).all(-1, keepdim=True) & (x.radius == 0).all(-1, keepdim=True)
         error = torch.where(constant & (x.mid[..., :1] == 0), 0.0, error)
-        return Ball(mid, torch.where(overflow, math.inf, error), self.model)
+        return overflowing(self.model, mid, error, overflow & mid.isfinite())
 
     def _moments(self, x: Ball) -> tuple[Tensor, Tensor, Ball, Tensor]:
         """Return x - mean and its error, its mean square, and a mask of where the sum of squares may overflow."""
@@ -143,8 +147,6 @@ class CompositeBalls(ElementaryBalls):
         centred = x.mid - mean
         squares = (centred * centred).sum(-1, keepdim=True)
         variance = squares / n
-        if self.model.beyond == "infinity":  # the sum of squares overflows, even if the mean square does not
-            variance = torch.where(squares > self.model.range, math.inf, variance)
         mean_error = (gamma(n + 2) + 2 * self.u) * size.mean(-1, keepdim=True) + own_mean
         rounding = self.u * (centred.abs() + mean_error + 2 * size + 2 * mean.abs()) + self.model.tiny
         deviation_error = mean_error + own + rounding
@@ -156,8 +158,14 @@ class CompositeBalls(ElementaryBalls):
             + (gamma(n + 5) + 4 * self.u) * (variance + mean_error * mean_error + 2 * spread * root_mean_square)
             + self.model.tiny
         )
-        overflow = n * root_mean_square * root_mean_square > self.model.largest
-        return centred, deviation_error, Ball(variance, variance_error, self.model), overflow
+        overflow = ~(n * root_mean_square * root_mean_square <= self.model.largest) & x.mid.isfinite().all(
+            -1, keepdim=True
+        )
+        if self.model.beyond == "infinity":  # the sum of squares overflows, even if the mean square does not
+            sure = squares - outward(n * variance_error) > self.model.surely_beyond
+            variance = torch.where(sure, math.inf, variance)
+        moment = overflowing(self.model, variance, variance_error, overflow & variance.isfinite())
+        return centred, deviation_error, moment, overflow
 
     def _own(self, x: Ball) -> tuple[Tensor | float, Tensor | float, Tensor | float]:
         """Return the radii of a row, their mean, and the sum of the mean and the root mean square; zero if exact."""
@@ -185,12 +193,15 @@ class CompositeBalls(ElementaryBalls):
 
     def gate_mul(self, x: Ball, gate: Ball) -> Ball:
         """Return x times a gate, or x divided by the gate's reciprocal."""
-        product = x * gate
+        product, lost = x * gate, None
+        if product.own is not None:
+            product, lost = product.inner, product.lost
         product = Ball(product.mid, product.radius + self.model.function_underflow("div"), self.model)
+        product = product if lost is None else product.or_none(lost)
         if not x.mid.numel() or bool(x.mid.amin() > -math.inf):
             return product
         closed = x.mid == -math.inf
-        return Ball(torch.where(closed, 0.0, product.mid), torch.where(closed, 0.0, product.radius), self.model)
+        return self.where(closed, self.exact(torch.zeros_like(product.mid)), product)
 
     def product(self, a: Ball, b: Ball, c: Ball, stage: str = "") -> Ball:
         return self._in_any_order(self.round(a * b, stage) * c, a, b, c)
@@ -202,8 +213,10 @@ class CompositeBalls(ElementaryBalls):
         y = x + bias
         if self.model.certifies or y.rad is None:
             return y
-        rad = y.rad + 2 * self.u * bias.magnitude
-        return Ball(y.mid, torch.where(x.radius.isinf(), math.inf, rad), self.model)  # of NaN plus a bias too
+        rad = y.inner.radius + 2 * self.u * bias.magnitude
+        rad = torch.where(x.inner.radius.isinf(), math.inf, rad)  # of NaN plus a bias too
+        sum_ = Ball(y.mid, rad, self.model)
+        return sum_ if y.own is None else sum_.or_none(y.lost)
 
     def _in_any_order(self, y: Ball, *factors: Ball) -> Ball:
         """Return a product of three, any two of which may overflow, or underflow by an amount that the third enlarges.
@@ -212,12 +225,14 @@ class CompositeBalls(ElementaryBalls):
         -88, where it underflows, is a hundredth of the slope. If the rest is zero only in exact arithmetic (a mean has
         a rounding error), the product is NaN or infinite.
         """
-        if self.model.certifies or y.rad is None:
+        if self.model.certifies:
             return y
         a, b, c = (torch.where(factor.magnitude.isfinite(), factor.magnitude, 0.0) for factor in factors)
         overflow = (a * b > self.model.largest) | (b * c > self.model.largest) | (a * c > self.model.largest)
-        rad = y.rad + self.model.function_underflow("div") * (a + b + c)
-        product = Ball(y.mid, torch.where(overflow & y.mid.isfinite(), math.inf, rad), self.model)
+        if y.rad is None and not bool(overflow.any()):
+            return y
+        rad = y.radius if y.rad is None else y.rad + self.model.function_underflow("div") * (a + b + c)
+        product = overflowing(self.model, y.mid, rad, overflow & y.mid.isfinite())
         if y.is_finite:
             return product
         least, certain = torch.ones_like(y.mid), torch.zeros_like(y.mid, dtype=torch.bool)  # that it is NaN
