@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from assay.golden.arithmetic.ball import Ball, ElementaryBalls, overflowing
+from assay.golden.arithmetic.ball import Ball, ElementaryBalls, overflowing, spread_of_log
 from assay.golden.arithmetic.model import outward
 
 Tensor = torch.Tensor
@@ -22,6 +22,7 @@ FOLDED_LOG2E = 1.45  # log2 e = 1.4427, rounded up
 _BLOCK = 2**18  # numbers in a block that fits in a processor's cache
 _FEW_ROWS, _LARGEST_BLOCK = 64, 2**21  # rows in a block at least, as long as it has no more numbers
 _SLOPE_OF_SIGMOID = 128.0  # below -88, where the sigmoid s underflows, the slope s (1 + x (1 - s)) is 100 s at most
+_FAR = 60.0  # below the largest number; its exponential is far below one unit in the last place of their sum
 _FAR_BELOW = -200.0  # the exponential of less is zero in every 16-bit format
 
 
@@ -73,13 +74,39 @@ class CompositeBalls(ElementaryBalls):
         """Return max + log sum, in any base: the sum's relative error, and a few roundings of its parts.
 
         With the stages "exponentials" and "normalizer" (`_log_total`) the maximum is added to the stored logarithm.
+        Numbers with large radii have the bound of `_moved_lse`.
         """
         largest = self.max(x)
         shift = torch.where(torch.isfinite(largest.mid), largest.mid, 0.0)
         log_total, moved, kept = self._log_total(x, shift)
         mid = shift + log_total.mid
         rad = log_total.radius + BASE_CHANGE * self.u * (mid.abs() + shift.abs() + log_total.mid.abs())
+        if x.rad is not None and not (self.model.certifies or self.stores("normalizer")):
+            rad = torch.fmin(rad, self._moved_lse(x, mid, shift))
         return self.unspecified(torch.isinf(largest.mid), Ball(mid + moved, rad + kept, self.model))
+
+    def _moved_lse(self, x: Ball, lse: Tensor, shift: Tensor) -> Tensor:
+        """Return the radius of log sum exp of a kernel's numbers y, |y_i - x_i| <= r_i, which grows with r, not exp(r).
+
+        |lse(y) - lse(x)| <= R, the largest r_i, as the slopes of lse are shares that add up to one. To that come the
+        errors at y of an evaluation by exp(y_i - m), m = max y: each argument has one of t_i = 4 u (|y_i| + |m|), so
+        that the sum's is relatively at most e^t - 1, t the largest of the terms within `_FAR` of the maximum, plus
+        exp(t_i - g_i) of each other one, which is at least g_i = m - x_i - 2 R below it; and the errors of `logsumexp`.
+        """
+        count, model = x.shape[-1], self.model
+        known = x.mid.isfinite()
+        most = torch.where(known, x.radius, 0.0).amax(-1, keepdim=True) if count else torch.zeros_like(lse)
+        size = torch.where(known, x.magnitude, 0.0)
+        argument = 4 * self.u * (size + shift.abs() + most)
+        gap = shift - torch.where(known, x.mid, -math.inf) - 2 * most
+        near = torch.where(gap <= _FAR, argument, 0.0).amax(-1, keepdim=True) if count else torch.zeros_like(lse)
+        far = torch.where(gap > _FAR, torch.exp(argument - gap), 0.0).sum(-1, keepdim=True)
+        own = model.function_error("exp") + self.rescaling(count) + model.gamma(count)
+        total = torch.expm1(near) * (1 + own) + own + far
+        log_total = lse.abs() + shift.abs() + 2 * most  # at least the logarithm's magnitude
+        error = spread_of_log(torch.ones_like(lse), total) + model.function_error("log") * log_total
+        error = error + 2 * self.u * model.ulps.get("log_near_one", 0.0) + BASE_CHANGE * self.u * 2 * log_total
+        return torch.where((x.mid == math.inf).any(-1, keepdim=True), math.inf, most + error)
 
     def log_softmax(self, x: Ball) -> Ball:
         """Return x - lse, or (x - max) - log sum, which rounds twice at the result's size."""
