@@ -326,8 +326,10 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         """
         size = mid.abs() + spread if scale is None else scale
         rad = spread + self.model.function_error(name) * size + self.model.function_underflow(name)
-        if argument is None or all_finite(mid):
+        if argument is None or (all_finite(mid) and argument.is_finite):
             return self.ball(mid, rad)
+        if not self.model.certifies:
+            rad = torch.where(argument.mid.isinf() & (mid == 0), 0.0, rad)  # every kernel's exp(-inf)
         least = argument.mid - outward(argument.radius)  # where exp doesn't overflow, and others have no pole
         unsure = (argument.radius > 0) & (least <= (math.log(self.model.range) + 1 if name == "exp" else 0.0))
         return overflowing(self.model, mid, rad, None, mid.isinf() & argument.mid.isfinite() & unsure)
@@ -375,13 +377,13 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         if largest < 0.5 and largest - float(x.mid.min()) < math.log(self.model.largest):
             # No underflow, expm1(e) <= e (1 + e), and the other bound is not smaller.
             spread = mid * ((1.0 - mid) + 2.0**-52) * error * (1.0 + largest)
-            return self._function(mid, spread + own * (mid + spread) if own else spread, "sigmoid")
+            return self._function(mid, spread + own * (mid + spread) if own else spread, "sigmoid", argument=x)
         error = torch.where(torch.isinf(x.mid), 0.0, error)
         spread = torch.fmin(mid * torch.sigmoid(-x.mid) * expm1_upper(error), torch.sigmoid(error - x.mid.abs()))
         spread = torch.where(torch.isinf(x.radius), math.inf, spread)  # the argument may have overflowed, into NaN
         may_vanish = -x.mid + error > math.log(self.model.largest)
         most = torch.maximum(mid, torch.exp(x.mid + error))
-        return self._function(mid, torch.where(may_vanish, most, spread + own * (mid + spread)), "sigmoid")
+        return self._function(mid, torch.where(may_vanish, most, spread + own * (mid + spread)), "sigmoid", argument=x)
 
     def rsqrt(self, x: Ball) -> Ball:
         mid = 1 / torch.sqrt(x.mid)

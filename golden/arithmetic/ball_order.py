@@ -235,8 +235,10 @@ class OrderBalls(ElementaryBalls):
             size = 4.0 * size  # PyTorch's erfc has two ulps, in the tail too
         own = self.model.function_error(name) * size + self.model.function_underflow(name)
         rad = spread + own
-        if all_finite(mid):
+        if all_finite(mid) and x.is_finite:
             return Ball(mid, rad, self.model)
+        if not self.model.certifies:
+            rad = torch.where(x.mid.isinf() & (mid == 0), 0.0, rad)
         rad = torch.where(mid.isfinite(), torch.where(spread.isinf(), math.inf, rad), 0.0)
         nearest = torch_function(name, x.mid - torch.copysign(outward(x.radius), x.mid))
         unsure = (x.radius > 0) & ~nearest.isinf()
