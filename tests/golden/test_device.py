@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from assay.configs import table
 from assay.golden import Golden, evaluate, spec, specs
 from assay.golden.arithmetic import Arb, BallArithmetic
-from assay.golden.arithmetic.ball import _EXPONENTIAL, _RELATIVE_TO_ONE, _SPREADS
+from assay.golden.arithmetic.ball_order import _EXPONENTIAL, _RELATIVE_TO_ONE, _SPREADS
 from assay.golden.arithmetic.model import EVALUATION
 from assay.golden.arithmetic.real import ONLY_ON_CPU, two_to
 from assay.golden.evaluation.call import run
