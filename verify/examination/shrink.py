@@ -22,6 +22,7 @@ from assay.runtime.deadline import CpuLimit, thread_clock
 from assay.verify.cases.case import Case, Edit, contents
 from assay.verify.cases.layouts import tied_axes
 from assay.verify.cases.sampler import Sampler
+from assay.verify.cases.sequences import shorter
 from assay.verify.findings import Failure
 
 MOST = 1024
@@ -303,7 +304,8 @@ def _simpler(failure: Failure, sampler: Sampler) -> Iterator[Case]:
     """Yield simpler cases of the same sizes: protocol, memory, options, layouts, distributions, single elements."""
     case = failure.case
     if case.protocol != "once":
-        yield replace(case, protocol="once")
+        yield replace(case, protocol="once", before=())
+    yield from shorter(case)
     if case.memory != "plain":
         yield replace(case, memory="plain")
     if case.unused != "plain":
