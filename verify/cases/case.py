@@ -19,7 +19,7 @@ from assay.golden.inputs.values import INTEGERS, draw
 from assay.golden.signature import Signature, TensorSpec
 from assay.runtime.errors import AssayError
 from assay.runtime.records import structured
-from assay.verify.cases.layouts import Guarded, tied_axes, with_layout
+from assay.verify.cases.layouts import LAYOUTS, Guarded, tied_axes, with_layout
 from assay.verify.errors import ReproError, SettingError
 
 Tensor = torch.Tensor
@@ -246,10 +246,18 @@ def _is_wide_float(dtype: str) -> bool:
     return format.kind == "float" and format.bits >= 16
 
 
+def layout_of(case: Case, tensor: TensorSpec) -> str:
+    """Return the layout of a tensor; matrices of a domain are never made of one row."""
+    layout, shape = case.layouts.get(tensor.name, LAYOUTS[0]), case.shape(tensor)
+    if tensor.role == "spd" and any(axis >= len(shape) - 2 for axis in tied_axes(layout, shape)):
+        return LAYOUTS[0]
+    return layout
+
+
 def contents(case: Case, tensor: TensorSpec) -> torch.Tensor:
     """Return the values of a tensor, contiguous, in its dtype."""
     shape = case.shape(tensor)
-    tied = tied_axes(case.layouts.get(tensor.name, "contiguous"), shape)
+    tied = tied_axes(layout_of(case, tensor), shape)
     start = [case.origin.get(symbol, 0) for symbol in tensor.dims]
     distribution = case.values.get(tensor.name, "")
     result = draw(tensor, case.sizes, case.dtypes[tensor.name], distribution, case.seed, start=start, tied=tied)
@@ -293,5 +301,6 @@ class Inputs:
 def build(case: Case, device: torch.device | str = "cpu") -> Inputs:
     """Return the case's tensors, each placed in memory by its layout."""
     values = all_contents(case)
-    guarded = {name: with_layout(x, case.layouts.get(name, "contiguous"), device) for name, x in values.items()}
-    return Inputs(guarded, tuple(tensor.name for tensor in case.signature.tensors if tensor.keyword))
+    tensors = case.signature.tensors
+    guarded = {t.name: with_layout(values[t.name], layout_of(case, t), device) for t in tensors}
+    return Inputs(guarded, tuple(tensor.name for tensor in tensors if tensor.keyword))

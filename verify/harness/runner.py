@@ -112,7 +112,7 @@ class _History:
 
     def words(self, number: int) -> str:
         """Return which calls came before this one, as the beginning of a message; empty if none did."""
-        if len(self._calls) == 1:
+        if number == 1:
             return ""
         return f"in call {number} of {len(self._calls)} ({sequence_in_words(self._calls[:-1])}): "
 
