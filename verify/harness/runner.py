@@ -111,10 +111,10 @@ class _History:
         self._first: dict[str, tuple[int, Outputs]] = {}  # the first results of equal calls
 
     def words(self, number: int) -> str:
-        """Return which calls came before this one, as the beginning of a message; empty if none did."""
+        """Return which calls came before this one, as the end of a message; empty if none did."""
         if number == 1:
             return ""
-        return f"in call {number} of {len(self._calls)} ({sequence_in_words(self._calls[:-1])}): "
+        return f", in call {number} of {len(self._calls)} ({sequence_in_words(self._calls[:-1])})"
 
     def change(self, case: Case, number: int) -> Failure | None:
         """Return a failure if the call of this number has changed the result of an earlier one.
@@ -342,10 +342,10 @@ class KernelHarness:
             if isinstance(outputs, Failure):
                 if call.dtype or (outputs.kind == "refused" and (call.sizes or call.options)):
                     continue  # nothing was promised for it
-                before = "" if outputs.kind in ("refused", "not_interpreted") else history.words(number)
-                return replace(outputs, message=f"{before}{outputs.message}")
+                which = "" if outputs.kind in ("refused", "not_interpreted") else history.words(number)
+                return replace(outputs, message=f"{outputs.message}{which}")
             if failure := self._damage(case, given):
-                return replace(failure, message=f"{history.words(number)}{failure.message}")
+                return replace(failure, message=f"{failure.message}{history.words(number)}")
             if failure := history.change(made, number) or (
                 history.difference(made, number, outputs) if self.contract.deterministic else None
             ):
