@@ -77,10 +77,14 @@ class Call:
         parts = {each.name: selected(each, self.tensors[each.name], index) for each in self.signature.tensors}
         return replace(self, tensors=parts)
 
-    def results(self, xp: Arithmetic, chosen: Mapping[str, Tensor] | None = None) -> tuple[Any, ...]:
+    def results(
+        self, xp: Arithmetic, chosen: Mapping[str, Tensor] | None = None, choices: Any = None
+    ) -> tuple[Any, ...]:
         """Return the results as numbers of the arithmetic ``xp``.
 
-        ``chosen``: a kernel's own choices by result name, for an op whose other results depend on them.
+        ``chosen``: a kernel's own choices by result name, for an op whose other results depend on them. ``choices``:
+        what a reference takes where its numbers leave decisions open (`assay.golden.lowering.choices`); other
+        definitions don't read it.
         """
         numbers = {
             tensor.name: xp.integers(value) if tensor.is_integer else xp.exact(value.to(torch.float64))
@@ -93,6 +97,7 @@ class Call:
             handed[name] = xp.exact(value.to(torch.float64)) if value.is_floating_point() else xp.integers(value)
         if self.spec.needs_dtypes:
             plain["dtypes"] = [value.dtype for value in self.tensors.values()]
+            plain |= {} if choices is None else {"choices": choices}
         try:
             with xp.precision():
                 results = self.spec.definition(xp, *numbers.values(), **handed, **plain)
@@ -189,9 +194,10 @@ def run(
     tensors: Sequence[Any],
     options: Mapping[str, Any],
     chosen: Mapping[str, torch.Tensor] | None = None,
+    choices: Any = None,
 ) -> tuple[Any, ...]:
     """Return the results of a definition as numbers of the arithmetic ``xp``: `bind` and `Call.results` in one."""
-    return bind(definition, tensors, options).results(xp, chosen)
+    return bind(definition, tensors, options).results(xp, chosen, choices)
 
 
 def bind(definition: Spec, tensors: Sequence[Any], options: Mapping[str, Any]) -> Call:

@@ -38,17 +38,21 @@ def rule(names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def elementwise(names: str, *, floating: bool = False) -> Callable[[Rule], Rule]:
+def elementwise(names: str, *, floating: bool = False, deciding: bool = False) -> Callable[[Rule], Rule]:
     """Decorate a function ``(xp, *numbers, **options)`` that computes these operations element by element.
 
-    ``floating``: the result of integers is floating-point.
+    ``floating``: the result of integers is floating-point. ``deciding``: the function has steps, and gets the lowering
+    in place of ``xp``.
     """
 
     def register(function: Rule) -> Rule:
         def compute(ctx: Any, *args: Any, **kwargs: Any) -> Any:
             dtype = promoted(args, floating)
             numbers = [ctx.number(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
-            result = ctx.xp.in_blocks(lambda *parts: function(ctx.xp, *parts, **kwargs), *numbers)
+            if deciding:
+                result = function(ctx, *numbers, **kwargs)
+            else:
+                result = ctx.xp.in_blocks(lambda *parts: function(ctx.xp, *parts, **kwargs), *numbers)
             ctx.observe(names, numbers, result)
             return ctx.wrap(result, dtype)
 

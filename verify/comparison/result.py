@@ -63,12 +63,14 @@ class Result(Counts):
     """The result of one trial.
 
     ``ratio`` has the ratio of each element of the output that a failure names, float64, NaN for unjudged elements.
-    ``sampled`` says what was judged of a case that is too large to judge whole.
+    ``sampled`` says what was judged of a case that is too large to judge whole. ``own_choices``: where the reference
+    leaves a choice open, the kernel made another than the likeliest.
     """
 
     case: Case
     failure: Failure | None = None
     sampled: str = ""
+    own_choices: bool = False
     outputs: tuple[torch.Tensor, ...] = ()
     ratio: torch.Tensor | None = field(default=None, repr=False)
     tolerances: tuple[Tolerance, ...] = field(default=(), repr=False)
