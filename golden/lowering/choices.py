@@ -207,8 +207,9 @@ class Answered(Choices):
         wanted = self._wanted.get(number, {})
         index = [at for at in wanted if at < answers.numel()]
         if index:
-            asked = answers.clone()
-            asked.view(-1)[index] = torch.tensor([wanted[at] for at in index], dtype=torch.float64).to(answers.dtype)
+            asked = answers.reshape(-1).clone()
+            asked[index] = torch.tensor([wanted[at] for at in index], dtype=torch.float64).to(answers.dtype)
+            asked = asked.reshape(answers.shape)
             allowed = open_ & (decision.admits(asked) if self.checked else True)
             answers = torch.where(allowed, asked, answers)
         self.sites[number] = Site(decision, answers, line())

@@ -205,10 +205,21 @@ class Lowering(TorchDispatchMode):  # type: ignore[no-untyped-call]
             order = self.xp.compare(number, self.xp.exact(torch.zeros((), dtype=torch.float64)))
             return self.decided_mask(order.less | order.more | order.unordered, ~order.same, lambda: ~order.same)
         if not dtype.is_floating_point:
-            return self.wrap(self.step(torch.trunc, read(traced)), dtype)
+            return self.wrap(self._whole(read(traced), dtype), dtype)
         memory, stage = traced.memory, _stage(traced.dtype, dtype)
         same = not stage and bool(memory.stage) and traced.dtype == dtype
         return self.wrap(read(traced, unrounded=same), dtype, memory.stage if same else stage, memory.is_softmax)
+
+    def _whole(self, number: Any, dtype: torch.dtype) -> Any:
+        """Return numbers cut to integers of a dtype; unknown where one is NaN or out of its range, as C++ has it."""
+        limits = torch.iinfo(dtype)
+        low, high = self.xp.enclosure(number)
+        lost = ~((low > limits.min - 1.0) & (high < limits.max + 1.0))
+        if not bool(lost.any()):
+            return self.step(torch.trunc, number)
+        whole = self.step(torch.trunc, self.xp.chosen(lost, self.xp.exact(torch.zeros_like(low)), number))
+        ends = torch.full_like(low, torch.inf)
+        return self.xp.chosen(lost, self.xp.interval(-ends, ends), whole)
 
     def concrete(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the plain numbers of a tensor, all of which must be known; raise `Undecided` otherwise."""

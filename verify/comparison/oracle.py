@@ -214,9 +214,7 @@ class Oracle:
         others = [size for symbol, size in case.sizes.items() if symbol not in long]
         return replace(model, chance=Chance.of(SUMS * prod(others), RATE, format.precision))
 
-    def _evaluate(
-        self, case: Case, values: Values, chosen: Values | None, xp: Any, choices: Choices
-    ) -> list[Golden]:
+    def _evaluate(self, case: Case, values: Values, chosen: Values | None, xp: Any, choices: Choices) -> list[Golden]:
         keywords = {tensor.name: values[tensor.name] for tensor in case.signature.tensors if tensor.keyword}
         tensors = [value for name, value in values.items() if name not in keywords]
         results = run(case.definition, xp, tensors, {**case.options, **keywords}, chosen, choices)
@@ -281,6 +279,8 @@ def tolerances_of(
     ]
     overflows: Sequence[tuple[Golden, Golden] | None] = overflow_evaluations or [None] * len(allowed)
     spreads: Sequence[Golden | None] = nan_propagated or [None] * len(allowed)
+    # an integer doesn't overflow on the way to infinity
+    overflows = [None if is_integral else overflow for overflow, is_integral in zip(overflows, integral, strict=True)]
     results = zip(case.signature.returns, case.result_formats, golden, allowed, overflows, spreads, strict=True)
     return [
         tolerance(

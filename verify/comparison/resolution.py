@@ -138,7 +138,7 @@ class Resolver:
             run = self._tried(search.answers())
             if not _any(run.broken):
                 break
-            if search.is_complete:
+            if search.is_complete and _count(run.broken) == search.unexplained:
                 return run, run.broken
             if not left:
                 break
@@ -245,7 +245,7 @@ class _Search:
         self.is_finest = is_finest
         self.is_complete = True
         self._order = count()
-        wrong = {int(n) for owner, mask in zip(owners, base.broken, strict=True) for n in owner[mask].unique()}
+        wrong = {int(n) for owner, mask in zip(owners, base.broken, strict=True) for n in owner[mask].tolist()}
         self.pending: dict[int, list[tuple[int, int, int, Answers]]] = {group: [] for group in wrong}
         self.seen: dict[int, set[frozenset[tuple[Element, float]]]] = {group: set() for group in wrong}
         self.best: dict[int, tuple[int, Answers]] = {}
@@ -282,6 +282,11 @@ class _Search:
         """Return the best answers of all groups."""
         return self._joined({group: answers for group, (_, answers) in self.best.items()})
 
+    @property
+    def unexplained(self) -> int:
+        """The number of elements that the best answers leave broken, if the groups are independent."""
+        return sum(broken for broken, _ in self.best.values())
+
     def _joined(self, groups: Mapping[int, Answers]) -> Answers:
         joined = dict(self.fixed)
         for answers in groups.values():
@@ -297,8 +302,10 @@ class _Search:
             if number in self.base.sites and number not in self.groups.numbers:
                 continue
             known = self.groups.numbers.get(number)
-            new = site.decision.open if known is None or known.shape != site.answers.shape else (
-                site.decision.open & (known < 0)
+            new = (
+                site.decision.open
+                if known is None or known.shape != site.answers.shape
+                else (site.decision.open & (known < 0))
             )
             for index in new.reshape(-1).nonzero()[:, 0].tolist():
                 yield number, index

@@ -31,7 +31,9 @@ def _register_comparison(name: str, certain: Callable[[Order], Tensor], excluded
     def compare(ctx: Lowering, x: Any, y: Any) -> Tensor:
         a, b = _number(ctx, x), _number(ctx, y)
         order = ctx.xp.compare(a, b) if x is not y else _with_itself(ctx, a)
-        return ctx.decided_mask(certain(order), ~excluded(order), lambda: function(middle(ctx.xp, a), middle(ctx.xp, b)))
+        return ctx.decided_mask(
+            certain(order), ~excluded(order), lambda: function(middle(ctx.xp, a), middle(ctx.xp, b))
+        )
 
 
 def _with_itself(ctx: Lowering, number: Any) -> Order:

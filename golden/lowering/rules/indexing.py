@@ -72,8 +72,10 @@ def _reachable(ctx: Lowering, position: Callable[..., Tensor], *indices: Ends) -
         if last - first > _MOST_REACHED:
             raise ctx.undecided("indices")
         for value in range(first, last + 1):
-            reached.append(position(*(torch.clamp(torch.full_like(low, value), low, high) for low, high in indices))[open_])
-    return least, torch.cat(reached).unique()
+            reached.append(
+                position(*(torch.clamp(torch.full_like(low, value), low, high) for low, high in indices))[open_]
+            )
+    return least, torch.cat(reached)
 
 
 def _common_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
@@ -236,7 +238,7 @@ def _index_put(ctx: Lowering, x: Tensor, indices: Sequence[Any], values: Tensor,
 
     def position(*known: Tensor) -> Tensor:
         taken = iter(known)
-        return torch.ops.aten.index.Tensor(_flat_indices(x), [i if i is None else next(taken) for i in indices])  # type: ignore[no-any-return]
+        return torch.ops.aten.index.Tensor(_flat_indices(x), [i if i is None else next(taken) for i in indices])
 
     flat, reached = _reachable(ctx, position, *(_ends_of(ctx, index) for index in given))
     result = _put(ctx, x, flat, broadcast(ctx.xp, _cast_number(ctx, values, x.dtype), flat.shape), accumulate)
