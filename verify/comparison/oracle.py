@@ -279,8 +279,9 @@ def tolerances_of(
     ]
     overflows: Sequence[tuple[Golden, Golden] | None] = overflow_evaluations or [None] * len(allowed)
     spreads: Sequence[Golden | None] = nan_propagated or [None] * len(allowed)
-    # an integer doesn't overflow on the way to infinity
-    overflows = [None if is_integral else overflow for overflow, is_integral in zip(overflows, integral, strict=True)]
+    floats = [format.kind == "float" for format in case.result_formats]
+    # a whole number has no infinity for what overflowed on the way
+    overflows = [overflow if is_float else None for overflow, is_float in zip(overflows, floats, strict=True)]
     results = zip(case.signature.returns, case.result_formats, golden, allowed, overflows, spreads, strict=True)
     return [
         tolerance(

@@ -67,9 +67,13 @@ class Resolver:
 
     def resolve(self) -> Resolved:
         """Return the limits under the answers that explain the most."""
-        first = self._tried({})
-        if not first.sites or not _any(first.broken):
-            return Resolved(first.limits, first.sites)
+        choices = Answered()
+        limits = self.limits_of(choices)
+        if not choices.sites:
+            return Resolved(limits, {})
+        first = _Run({}, limits, choices.sites, self.broken_in(limits))
+        if not _any(first.broken):
+            return Resolved(limits, first.sites)
         run = self._hinted(first)
         if not _any(run.broken):
             return Resolved(run.limits, run.sites, own=True)
@@ -130,7 +134,9 @@ class Resolver:
             owners = [torch.zeros_like(mask, dtype=torch.int64) for mask in run.broken]
             if level and len(groups.keys) > 1:
                 found = self._owners(run, groups) if is_enclosed else None
-                if found is None or any(bool((owner[mask] < 0).any()) for owner, mask in zip(found, run.broken)):
+                if found is None or any(
+                    bool((owner[mask] < 0).any()) for owner, mask in zip(found, run.broken, strict=True)
+                ):
                     continue
                 owners = found
             search = _Search(self, run, groups, owners, is_finest=level == depth > 0)

@@ -139,7 +139,7 @@ def _masked_fill(ctx: Lowering, x: Tensor, where: Tensor, value: Any) -> Tensor:
 
 
 def ranked(xp: Any, number: Any, k: int, largest: bool, stable: bool = False) -> tuple[Any, Ranking]:
-    """Return the first k of the last axis in order, and their indices. NaN is larger than all numbers, as in PyTorch."""
+    """Return the first k of the last axis in order, and their indices. NaN is above all numbers, as in PyTorch."""
     nan = xp.enclosure(number)[0].isnan()
     if bool(nan.any()):
         values, ranking = ranked(xp, xp.chosen(nan, constant(xp, torch.inf), number), k, largest, stable)
