@@ -174,13 +174,22 @@ class Choices:
 
     def __init__(self, answers: Sequence[Any] = ()) -> None:
         self.answers = answers
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what a run that didn't end has taken."""
         self.branches: list[list[Any]] = []
         self.sites: dict[int, Site] = {}
         self.count = 0
 
     def take(self, decision: Decision, line: Callable[[], str]) -> Ends:
-        """Return the ends of what this run takes for each decision of a site: equal where it is one answer."""
+        """Return the ends of what this run takes for each decision of a site: equal where it is one answer.
+
+        Raises `Undecided` on a device where a decision is open: the CPU takes them.
+        """
         number, self.count = self.count, self.count + 1
+        if decision.guess.device.type != "cpu" and bool(decision.open.any()):
+            raise Undecided(f"{line()}: numbers on a device that rounding leaves open", line())
         return self._taken(number, decision, line)
 
     def _taken(self, number: int, decision: Decision, line: Callable[[], str]) -> Ends:
@@ -227,6 +236,8 @@ class Followed(Choices):
         site = self.followed.get(number)
         if site is None:
             return decision.without(decision.guess)
+        if site.answers.device != decision.guess.device:
+            raise Undecided(f"{line()}: answers of a run on another device", line())
         if site.answers.shape != decision.guess.shape:
             raise Undecided(f"{line()}: a choice that rounding leaves open changes a shape", line())
         followed = site.decision.open
@@ -245,7 +256,7 @@ class Loosened(Followed):
     def _taken(self, number: int, decision: Decision, line: Callable[[], str]) -> Ends:
         least, most = decision.ends
         site = self.followed.get(number)
-        if site is None or site.answers.shape != decision.guess.shape:
+        if site is None or site.answers.device != least.device or site.answers.shape != decision.guess.shape:
             return least, most
         first, last = site.decision.ends
         fixed = site.decision.open & (first == least) & (last == most) & ~self.loose(number, site)
