@@ -67,10 +67,11 @@ class SequenceBalls(ElementaryBalls):
         """
         shape = (decay.mid[..., :0] + term.mid[..., :0]).shape[:-1] + term.mid.shape[-1:]
         a, a_rad, b, b_rad = (part.broadcast_to(shape) for part in (decay.mid, decay.radius, term.mid, term.radius))
+        sizes = term.magnitude.broadcast_to(shape)
         h, most, rad = (torch.zeros(shape[:-1], dtype=torch.float64) for _ in range(3))
         lost, beyond = (torch.zeros(shape[:-1], dtype=torch.bool) for _ in range(2))
         reach = torch.zeros(shape[:-1], dtype=torch.float64)
-        steps: list[tuple[Tensor, Tensor, Tensor]] = []
+        steps: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         more = (math.ceil(math.log2(max(shape[-1], 1))) + 2) * self.u
         tiny = 2 * (self.model.tiny + self.model.underflow(self.model.accumulate.format))
         unit = max(self.u, self.model.accumulate.format.unit_roundoff)
@@ -88,17 +89,17 @@ class SequenceBalls(ElementaryBalls):
             lost |= (h.isnan() | unclear) & ~given  # NaN perhaps by a decay that overflowed
             h = torch.where(lost & ~given, 0.0, h)
             inherited = (size + a_rad[..., t]) * rad + a_rad[..., t] * most + b_rad[..., t]
-            most = size * most + b[..., t].abs()
+            most = size * most + (sizes[..., t] if self.model.regroup else b[..., t].abs())
             rad = inherited + _STEP * unit * (most + inherited) + tiny
             beyond |= (
                 ~(torch.maximum(most + rad, reach) <= self.model.largest) & h.isfinite()
             )  # what overflowed stays so
             own = torch.where(lost, math.inf, rad + more * (most + rad))
-            steps.append((h, torch.where(h.isfinite(), own, 0.0), beyond.clone()))
+            steps.append((h, torch.where(h.isfinite(), own, 0.0), beyond.clone(), most + rad))
         if not steps:
             return Ball(b, None, self.model)
-        mid, rad, may = (torch.stack(parts, -1) for parts in zip(*steps, strict=True))
-        return overflowing(self.model, mid, rad, may)
+        mid, rad, may, mass = (torch.stack(parts, -1) for parts in zip(*steps, strict=True))
+        return overflowing(self.model, mid, rad, may).regrouped(rad, mass)
 
     def solve_unit_lower(self, lower: Ball, right: Ball) -> Ball:
         """Solve in sequence, by blocks, or by inverses of diagonal blocks of any width, themselves computed so.
