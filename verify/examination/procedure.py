@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
 from assay.golden.arithmetic import BallArithmetic
 from assay.golden.errors import Undecided
 from assay.golden.evaluation.call import bind
+from assay.golden.evaluation.device import evaluating_on
 from assay.interpreter import emulated_device, emulated_emission, emulating, lasting, pretended, suspended
 from assay.runtime.environment import generators_kept, standard_environment
 from assay.runtime.errors import names_checked
@@ -28,10 +29,11 @@ from assay.verify.examination.plan import Plan, make_plan
 from assay.verify.examination.repro import repro_line
 from assay.verify.examination.run import Progress, Run, Tally
 from assay.verify.examination.sensitivity import sensitivity_check
-from assay.verify.findings import Detectable
+from assay.verify.findings import Detectable, Variant
 from assay.verify.harness import lost_device
 from assay.verify.harness.call import signature_mismatch
 from assay.verify.harness.compilation import Compiled
+from assay.verify.harness.compilers import ptxas_version, suspected_faults
 from assay.verify.harness.frameworks import drops_roundings
 from assay.verify.harness.isolation import Isolation
 from assay.verify.harness.refusals import refusals
@@ -45,6 +47,7 @@ _WARNINGS = {
     "special": "NaN, infinities or signed zeros differ, of which the contract says nothing (nonfinite=)",
     "subnormals": "subnormals differ, of which the contract says nothing (subnormals=)",
 }
+_WRONG = ("contract", "exact", "nonfinite")  # kinds of failures: numbers
 _TRUSTED_SHARE = 0.1  # mean share of judged goldens that must be nonzero: a kernel that returns zeros gets those right
 
 
@@ -171,6 +174,27 @@ def examination(
         if watch is not None:
             watch(repro_line(settings, target, case), seconds)
 
+    with _planned(kernel, settings, target, heartbeat) as plan:
+        return _verdict(plan, target, progress or (lambda phase, done, of: None))
+
+
+def observed_variants(kernel: Callable[..., Any], settings: Settings, target: str = "") -> tuple[Variant, ...]:
+    """Return what the kernel runs at which sizes, none of them tried; see `examination`."""
+    with _planned(kernel, settings, target_of(kernel) or target) as plan:
+        run = Run(plan, lambda phase, done, of: None)
+        run.execute(("none",))  # but for the first case, which shows whether the kernel launches programs
+        run.observe_variants()
+        return run.variants
+
+
+@contextmanager
+def _planned(
+    kernel: Callable[..., Any],
+    settings: Settings,
+    target: str,
+    heartbeat: Callable[[Case, float], None] | None = None,
+) -> Iterator[Plan]:
+    """Return the plan of an examination, in a context with all that it needs."""
     with ExitStack() as stack:
         stack.enter_context(warned_once())
         stack.enter_context(lasting())  # keeps the interpreter's changes to Triton from call to call
@@ -186,7 +210,8 @@ def examination(
             plan = replace(plan, harness=replace(plan.harness, isolation=isolation))
         stack.enter_context(generators_kept())
         stack.enter_context(standard_environment())
-        return _verdict(plan, target, progress or (lambda phase, done, of: None))
+        stack.enter_context(evaluating_on(settings.device))
+        yield plan
 
 
 def _isolation(plan: Plan, target: str) -> Isolation | None:
@@ -210,7 +235,7 @@ def _isolation(plan: Plan, target: str) -> Isolation | None:
 def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
     """Run the sensitivity check and the phases, diagnose the failures, and return the verdict."""
     started = time.perf_counter()
-    tally, detectable, made = Tally(), list[Detectable](), Compiled()
+    tally, detectable, made, variants = Tally(), list[Detectable](), Compiled(), tuple[Variant, ...]()
     if plan.refusal:
         outcome, note = "REFUSED", plan.refusal
     else:
@@ -218,6 +243,7 @@ def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
         run.compile_beforehand()
         made = run.compiled
         tally, detectable = run.execute(), run.detectable
+        variants = run.variants
         if tally.broken:
             progress("shrinking", 0, 0)
         if run.device_lost:  # every further case would fail, whatever it is
@@ -253,8 +279,9 @@ def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
         seconds=time.perf_counter() - started,
         seed=plan.settings.seed,
         note=note,
-        remarks=() if plan.refusal else _remarks(plan),
+        remarks=() if plan.refusal else (*_remarks(plan), *_of_compiler(tally, made, plan.settings.device)),
         at=tally.at,
+        variants=variants,
         left_changed=tuple(plan.harness.call.left_changed),
         unlimited=not (plan.harness.isolation or can_be_limited()),
         # XLA may have left out roundings in this process; an isolated kernel runs in another one
@@ -281,8 +308,6 @@ def _outcome(tally: Tally, undetected_corruption: str | None, settings: Settings
         return "INCONCLUSIVE", tally.undecided
     if tally.cases == 0 or tally.judged == 0:
         return "VACUOUS", "nothing was decided: no element of any case was judged"
-    if tally.unresolved:
-        return "INCONCLUSIVE", f"{tally.unresolved} elements lie within the golden's own radius of the limit"
     if tally.mostly_left_out:
         return "MISTRUSTED", tally.mostly_left_out
     if tally.nonzero < _TRUSTED_SHARE * tally.cases:
@@ -294,6 +319,18 @@ def _outcome(tally: Tally, undetected_corruption: str | None, settings: Settings
     if warned:
         return "WARN", " and ".join(warned)
     return "PASS", ""
+
+
+def _of_compiler(tally: Tally, made: Compiled, device: str) -> list[str]:
+    """Return the reported faults of the compiler that a lost device, or wrong numbers on one, may come from."""
+    failures = [aspect.failure for aspect in tally.aspects.values() if aspect.status == "broken" and aspect.failure]
+    alike = any(failure.device_lost or failure.kind in _WRONG for failure in failures)
+    if not alike or not made.programs or not lost_device.can_be_lost(device):
+        return []
+    try:
+        return suspected_faults("ptxas", ptxas_version(), made.instructions)
+    except RuntimeError:  # without a ptxas that can be run nothing was compiled, but loaded
+        return []
 
 
 def _remarks(plan: Plan) -> tuple[str, ...]:

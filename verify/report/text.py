@@ -8,10 +8,12 @@ from collections.abc import Sequence
 
 from assay.runtime.output import visible
 from assay.verify.cases.case import edits_in_words
-from assay.verify.findings import ASPECTS, Aspect, Detectable, ErrorMap, Failure, Findings
+from assay.verify.comparison.result import UNRESOLVED
+from assay.verify.findings import ASPECTS, Aspect, Detectable, ErrorMap, Failure, Findings, Variant
 from assay.verify.harness.frameworks import MEND
 
 _WIDTH = 100  # width of a case's lines
+_FEW_VARIANTS = 3  # that are named as not tried
 _LIKELY = 3  # explanations that are shown
 _LIMIT = {"unlikely": "rounding takes it"}
 
@@ -22,6 +24,8 @@ def text_report(result: Findings) -> str:
     lines.append(f"  contract    {result.contract}")
     lines.append(f"  cases       {result.cases} decided, {result.elements} elements, worst ratio {result.worst:.3g}")
     lines += [f"  not judged  {count} elements {reason}" for reason, count in result.left_out.items()]
+    if result.unresolved:
+        lines.append(f"  unresolved  {result.unresolved} elements {UNRESOLVED}")
     lines += [f"  refused     {count} cases: {words}" for words, count in result.refused.items()]
     if result.compiled:
         lines.append(
@@ -36,8 +40,9 @@ def text_report(result: Findings) -> str:
         lines += detectable(result.detectable)
     if result.note:
         lines.append(f"  why         {result.note}")
-    lines += [f"  formula     {words}" for words in result.remarks]
+    lines += [line for words in result.remarks for line in _folded("remark", words)]
     lines += [f"  at          {words}" for words in result.at]
+    lines += _untried(result.variants)
     lines += [f"  left        {words}; put back" for words in result.left_changed]
     lines += [_row(name, result.aspects[name]) for name in ASPECTS if name in result.aspects]
     for name, aspect in result.violated.items():
@@ -55,6 +60,42 @@ def _vacuous(result: Findings) -> str:
     further = all(level.vacuous for level in result.detectable if level.length >= min(lengths))
     words = f"{lengths[0]:,} terms or more" if further else " and ".join(f"{n:,}" for n in lengths) + " terms"
     return f", vacuous at {words}"
+
+
+def variants_in_words(variants: Sequence[Variant]) -> list[str]:
+    """Return one line for each variant: at which sizes, which programs with which constants."""
+    return [f"  {sizes_in_words(each)}: {_what_runs(each)}" for each in variants] or ["  nothing was observed"]
+
+
+def sizes_in_words(variant: Variant) -> str:
+    """Return the sizes of a variant, e.g. "M 513-1,024 or N 1-64"; "and" where they come together."""
+    spans = {symbol: ", ".join(_span(*run) for run in runs) for symbol, runs in variant.runs.items()}
+    together = len(spans) > 1 and len(set(spans.values())) == 1 and variant.together
+    if together:
+        return f"{' = '.join(spans)} {next(iter(spans.values()))}"
+    return " or ".join(f"{symbol} {words}" for symbol, words in spans.items())
+
+
+def _span(first: int, last: int) -> str:
+    return f"{first:,}" if first == last else f"{first:,}-{last:,}"
+
+
+def _what_runs(variant: Variant) -> str:
+    if variant.refusal:
+        return f"refused, {variant.refusal}"
+    configs = f" with {'; '.join(variant.configs)}" if variant.configs else ""
+    return f"{', '.join(variant.launches) or 'no operator'}{configs}"
+
+
+def _untried(variants: Sequence[Variant]) -> list[str]:
+    """Return a line of how many variants were tried, and which were not."""
+    if len(variants) < 2:
+        return []
+    left = [sizes_in_words(each) for each in variants if not each.tried and not each.refusal]
+    words = (
+        f"; not tried: {'; '.join(left[:_FEW_VARIANTS])}{', ...' if len(left) > _FEW_VARIANTS else ''}" if left else ""
+    )
+    return [f"  variants    {sum(each.tried for each in variants)} of {len(variants)} tried{words}"]
 
 
 def detectable(result: Sequence[Detectable]) -> list[str]:
