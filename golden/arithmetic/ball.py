@@ -115,10 +115,9 @@ class Ball:
     def regrouped(self, spread: Tensor, mass: Tensor) -> Ball:
         """Return a sum or a product that a kernel may distribute and regroup: chunks, trees, another factor first.
 
-        It is a sum of products of numbers that are none themselves; ``mass`` is that of the products' magnitudes.
-        However it is grouped, no partial result exceeds the mass, of which a rounding loses u: here 2 u for each
-        operation, as a grouping may form twice as many products. ``spread``: the operands' radii, each times the mass
-        of the other factor.
+        It is a sum of products of other numbers; ``mass`` is that of the products' magnitudes. However it is grouped,
+        no partial result exceeds the mass, of which a rounding loses u: here 2 u for each operation, as a grouping may
+        form twice as many products. ``spread``: the operands' radii, each times the mass of the other factor.
         """
         if not self.model.regroup:
             return self
@@ -234,9 +233,7 @@ class Ball:
     @property
     def lost(self) -> Tensor:
         """Return where the ball holds a number or none."""
-        if self.own is None:
-            return torch.zeros_like(self.mid, dtype=torch.bool)
-        return self.unspecified & (self.own >= 0)
+        return self.unspecified & (_owned(self) >= 0)
 
     @property
     def inner(self) -> Ball:
@@ -246,8 +243,7 @@ class Ball:
     def or_none(self, mask: Tensor) -> Ball:
         """Return the ball where ``mask`` also holds NaN and infinities."""
         mask = mask & ~self.mid.isnan() & ~self.unspecified
-        own = torch.full_like(self.mid, -1.0) if self.own is None else self.own
-        own = torch.where(mask, torch.where(self.mid.isinf(), math.inf, self.radius), own)
+        own = torch.where(mask, torch.where(self.mid.isinf(), math.inf, self.radius), _owned(self))
         return Ball(
             torch.where(mask & self.mid.isinf(), 0.0, self.mid),
             torch.where(mask, math.inf, self.radius),
@@ -284,6 +280,10 @@ def overflowing(
         over |= may & known
     own = torch.where(over, rad, -1.0) if model.beyond == "infinity" else None
     return Ball(mid, torch.where(over, math.inf, rad), model, own)
+
+
+def _owned(x: Ball) -> Tensor:
+    return torch.full_like(x.mid, -1.0) if x.own is None else x.own
 
 
 def _is_unsigned(x: Ball) -> Tensor:
@@ -441,8 +441,7 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         rad = None if x.rad is None and other.rad is None else torch.where(mask, x.radius, other.radius)
         own = None
         if x.own is not None or other.own is not None:
-            of_x, of_y = (-torch.ones_like(part.mid) if part.own is None else part.own for part in (x, other))
-            own = torch.where(mask, of_x, of_y)
+            own = torch.where(mask, _owned(x), _owned(other))
         mass = torch.where(mask, x.magnitude, other.magnitude) if self.model.regroup else None
         return Ball(torch.where(mask, x.mid, other.mid), rad, self.model, own, mass)
 
@@ -525,12 +524,9 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         other one; then it may become NaN.
         """
         none = special.isinf() & (unknown | total.unspecified | (total.mid == -special))
-        if total.own is None:
-            total = Ball(total.mid, total.radius, self.model, torch.full_like(total.mid, -1.0))
         mid = torch.where(special == 0, total.mid, torch.where(none, 0.0, special))
         rad = torch.where(none | (unknown & ~special.isnan()), math.inf, torch.where(special == 0, total.radius, 0.0))
-        assert total.own is not None
-        own = torch.where(unknown | (special != 0), -1.0, total.own)
+        own = torch.where(unknown | (special != 0), -1.0, _owned(total))
         return Ball(mid, rad, self.model, torch.where(none, math.inf, own))
 
     def rescaling(self, terms: int) -> float:
@@ -671,7 +667,7 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
             rad = change([torch.broadcast_to(part.radius, part.mid.shape) for part in parts])
         own = None
         if any(part.own is not None for part in parts):
-            own = change([-torch.ones_like(part.mid) if part.own is None else part.own for part in parts])
+            own = change([_owned(part) for part in parts])
         mass = change([part.magnitude for part in parts]) if self.model.regroup else None
         return Ball(change([part.mid for part in parts]), rad, self.model, own, mass)
 

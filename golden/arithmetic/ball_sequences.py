@@ -268,13 +268,14 @@ class SequenceBalls(ElementaryBalls):
         plain = copy(self)
         plain.model = replace(model, stages={})
         normalized = model.stages["normalized"].unit_roundoff if "normalized" in model.stages else 0.0
-        kept = [Ball(x.mid, (x.radius - normalized * x.mid.abs()).clamp(min=0), plain.model) for x in (q, k)]
-        rest = plain.delta_rule(*kept, Ball(v.mid, v.rad, plain.model), factor, decays, decay, beta)
+        rest_q, rest_k = (Ball(x.mid, (x.radius - normalized * x.mid.abs()).clamp(min=0), plain.model) for x in (q, k))
+        rest = plain.delta_rule(rest_q, rest_k, Ball(v.mid, v.rad, plain.model), factor, decays, decay, beta)
         parts = (q.mid * q.as_ball(factor).mid, k.mid, v.mid, decays.mid.tril(), decay.mid, beta.mid)
         shape = v.shape[:-2]
         tensors = [part.expand(*shape, *part.shape[len(shape) :]).flatten(0, len(shape) - 1) for part in parts]
         units = {name: format.unit_roundoff**2 for name, format in model.stages.items()}
-        heads = [_delta_variance(*head, units) for head in zip(*tensors, strict=True)]
+        by_head = zip(*tensors, strict=True)
+        heads = [_delta_variance(a, b, c, d, e, f, units) for a, b, c, d, e, f in by_head]
         return rest.radius + chance.deviations * torch.sqrt(torch.stack(heads).reshape(rest.shape) / 3)
 
     def _decays(self, decays: Ball, decay: Ball) -> tuple[Tensor, Tensor]:

@@ -86,4 +86,5 @@ def detectable(length: int, seen: Sequence[tuple[Result, Result]]) -> Detectable
         levels.append(min(of_results))
     if not levels or (levels[0] == math.inf and not any(map(_has_numbers, seen))):
         return None
-    return Detectable(length, *levels, vacuous=min(levels) > HOLLOW)
+    broken, suspect = levels
+    return Detectable(length, broken, suspect, min(levels) > HOLLOW)
