@@ -200,7 +200,7 @@ def _address(url: str) -> str:
 
 
 def _whole_key(store: Store, prefix: str) -> str:
-    results = [key for key in store.keys() if key.startswith(prefix.lower())]  # noqa: SIM118  a store is no mapping
+    results = [key for key in store.keys() if prefix and key.startswith(prefix.lower())]  # noqa: SIM118  a store is no mapping
     if len(results) == 1:
         return results[0]
     several = f"{len(results)} records, {results[0][:16]}... and {results[1][:16]}... among them" if results else ""

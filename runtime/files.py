@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import stat
 import subprocess
 import tempfile
@@ -77,7 +78,8 @@ def named(path: str | Path) -> str:
 class OwnFolder:
     """A temporary folder, removed by `close`, or by the next process that makes one if its own was killed.
 
-    Its process holds its lock. ``path`` begins with ``prefix``, which no others use.
+    Its process holds its lock. ``path`` begins with ``prefix``, which no others use. As a context manager it gives its
+    path, and removes it.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -86,6 +88,12 @@ class OwnFolder:
         self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
 
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
     def close(self) -> None:
         _remove(self.path)
         os.close(self._descriptor)
@@ -93,6 +101,8 @@ class OwnFolder:
 
 def _remove(folder: Path) -> None:
     """Remove a folder, also one that is deeper than Python's recursion, or has folders without permissions."""
+    with suppress(OSError, RecursionError):
+        return shutil.rmtree(folder)
     for command in (["chmod", "-R", "u+rwx", str(folder)], ["rm", "-rf", str(folder)]):
         with suppress(OSError):
             subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)

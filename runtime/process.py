@@ -27,6 +27,7 @@ import tempfile
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -106,6 +107,8 @@ class Process:
         self._beats, self._received, self._unsolicited = 0, bytearray(), False
         self._socket = socket.fromfd(pipe.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)
         self._log, self._ready = log, ready
+        if log is not None:
+            weakref.finalize(self, log.close)
         self._code: int | None = None
         self._timeout = 0.0
         self._limit = CpuLimit(0.0, process_clock(pid))

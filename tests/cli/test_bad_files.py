@@ -86,6 +86,17 @@ def test_it_is_one_line(command: str, words: str, folder: Path, capsys: pytest.C
     assert (folder / "notes").read_text() == "my notes"
 
 
+def test_a_removed_current_folder_is_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "gone").mkdir()
+    monkeypatch.chdir(folder / "gone")
+    (folder / "gone").rmdir()
+    assert main(["doctor"]) == 2
+    assert capsys.readouterr().err == "assay: the current folder has been removed; change to one that exists\n"
+    monkeypatch.chdir(folder)
+
+
 def test_a_report_that_is_ours_may_be_replaced(folder: Path) -> None:
     for content in ("", "# Speed and accuracy on this"):
         (folder / "page").write_text(content)
