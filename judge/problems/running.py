@@ -8,6 +8,7 @@ import io
 import linecache
 import math
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -43,7 +44,10 @@ def executed(source: str, where: Path, name: str = "problem") -> dict[str, Any]:
         _module(name, module),
         cuda_if(needs_cuda(source)),
     ):
-        exec(compile(source, title, "exec"), vars(module))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of odd numbers and escapes
+            code = compile(source, title, "exec")
+        exec(code, vars(module))
     return vars(module)
 
 

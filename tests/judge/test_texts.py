@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import time
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -244,6 +245,14 @@ def test_sizes_that_no_machine_holds_and_a_reference_without_results_are_refused
     instance = none.make({"batch": 4, "features": 4}, 0)
     with pytest.raises(ProblemError, match="expected a tensor from the reference"):
         ReferenceModel.of(instance, Contract(), "none").case(instance.draw(0))
+
+
+def test_odd_numbers_and_escapes_warn_nobody(tmp_path: Path) -> None:
+    (tmp_path / "problem.py").write_text(f'{LINEAR}\nodd = 1if 1else 0, "\\d"\n')
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        problem = read_problem(tmp_path / "problem.py")
+        assert problem.make(problem.given[0], 0).draw(0)
 
 
 @pytest.mark.parametrize(
