@@ -61,15 +61,23 @@ class CpuLimit:
     """A limit of ``seconds``, from now on; ``clock`` returns the processor time.
 
     ``most_uncounted``: further seconds for work that isn't counted, such as compilation. ``queued`` returns the seconds
-    for which threads have waited for a core; where that isn't known, the clock: they may always have.
+    for which threads have waited for a core; where that isn't known, the clock: they may always have. ``others``
+    returns the processor time of processes that it may wait for, such as compilers; it is asked where nothing else runs.
     """
 
     def __init__(
-        self, seconds: float, clock: Clock, most_uncounted: float = 0.0, queued: Callable[[], float] | None = None
+        self,
+        seconds: float,
+        clock: Clock,
+        most_uncounted: float = 0.0,
+        *,
+        queued: Callable[[], float] | None = None,
+        others: Callable[[], float] | None = None,
     ) -> None:
         self.seconds, self.most_uncounted = seconds, most_uncounted
-        self._clock, self._queued = clock, queued or time.monotonic
-        self._began = self._checked = self._ran = time.monotonic()
+        self._clock, self._queued, self._others = clock, queued or time.monotonic, others
+        self._spent = 0.0
+        self._began = self._checked = self._ran = self._asked = time.monotonic()
         self._last, self._waited = clock(), self._queued()
         self._wall = self._own = self._unhindered = 0.0
         self.uncounted = 0.0
@@ -89,6 +97,11 @@ class CpuLimit:
         if last[1] - whole > _IDLE_SHARE * passed:
             self._ran = now
         idle = now - self._ran >= max(_LEAST_IDLE, _IDLE_PART * self.seconds)
+        if idle and self._wall >= self.seconds and self._others is not None:
+            spent, since = self._others() - self._spent, now - self._asked
+            self._spent, self._asked = self._spent + spent, now
+            if spent > _IDLE_SHARE * since:
+                self._ran, idle = now, False
         late = self._wall >= WALL_FACTOR * self.seconds or self._unhindered >= ASLEEP_FACTOR * self.seconds
         return self._wall >= self.seconds and (self._own >= self.seconds or idle or late)
 

@@ -203,7 +203,9 @@ class Process:
         return os.waitstatus_to_exitcode(status) if pid else None
 
     def _limited(self, seconds: float) -> CpuLimit:
-        return CpuLimit(seconds, process_clock(self.pid), queued=queue_clock(self.pid))
+        return CpuLimit(
+            seconds, process_clock(self.pid), queued=queue_clock(self.pid), others=lambda: _spent_below(self.pid)
+        )
 
     def submit(self, message: bytes, timeout: float) -> float:
         """Send a message, which `poll` answers; return the seconds until the next sign of life (more at startup)."""
@@ -439,6 +441,15 @@ def descendants(pid: int) -> list[int]:
     for each in results:
         results += children.get(each, [])
     return results
+
+
+def _spent_below(pid: int) -> float:
+    """Return the seconds of processor time of the processes below a process."""
+    spent = 0.0
+    for each in descendants(pid)[1:]:
+        with suppress(OSError, IndexError):  # it has ended
+            spent += process_clock(each)()[1]
+    return spent
 
 
 def _held(pid: int, most: float = 0.0) -> int:

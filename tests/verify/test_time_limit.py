@@ -64,6 +64,14 @@ def test_who_wakes_up_now_and_then_has_longer_only_where_others_take_the_cores(
     assert watch.over_after(given, 1000, 0.014) == over
 
 
+@pytest.mark.parametrize(("until", "over"), [(0.0, 30.0), (10.0, 38.0), (45.0, 54.0), (1000.0, 900.0)])
+def test_who_waits_for_a_compiler_has_longer(monkeypatch: pytest.MonkeyPatch, until: float, over: float) -> None:
+    """``until``: when the compiler ends, which uses a tenth of a processor."""
+    watch = Watch(monkeypatch)
+    given = CpuLimit(30.0, watch.clock, others=lambda: 0.1 * min(watch.now, until))
+    assert watch.over_after(given, 1000, 0.0) == over
+
+
 def test_a_process_that_wakes_up_now_and_then_is_ended_in_time() -> None:
     process = subprocess.Popen([sys.executable, "-Sc", "import time\nwhile True: time.sleep(1e-3)"])
     try:
