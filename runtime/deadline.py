@@ -62,7 +62,7 @@ class CpuLimit:
 
     ``most_uncounted``: further seconds for work that isn't counted, such as compilation. ``queued`` returns the seconds
     for which threads have waited for a core; where that isn't known, the clock: they may always have. ``others``
-    returns the processor time of processes that it may wait for, such as compilers, and is called where nothing else runs.
+    returns the processor time of processes that it may wait for, such as compilers: called where nothing else runs.
     """
 
     def __init__(
