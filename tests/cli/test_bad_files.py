@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as unhurried
 from hypothesis import strategies as st
 
 from assay.cli import settings
@@ -152,6 +153,7 @@ ANY = st.recursive(
 ROW = {"name": "a", "target": "a:b", "spec": "softmax", "dtypes": ["bfloat16"], "shapes": {"N": [3]}, "options": {}}
 
 
+@unhurried(deadline=None)
 @given(st.sampled_from([*ROW, "contract", "seeds", "package", "requires", "cost", "at", "other"]), ANY)
 def test_any_entry_of_a_table_is_read_or_refused(name: str, value: Any) -> None:
     with suppress(AssayError):
