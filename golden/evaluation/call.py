@@ -3,6 +3,8 @@ makes it."""
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,12 +16,14 @@ import torch
 from assay.golden.arithmetic import Arithmetic, Exact
 from assay.golden.errors import DefinitionError, InputError, OptionError
 from assay.golden.evaluation.cutting import selected
+from assay.golden.evaluation.device import device_for, on_cpu, placed
 from assay.golden.evaluation.golden import Golden, golden_of
 from assay.golden.registry import Spec
 from assay.golden.signature import Signature, TensorSpec, symbols_in
 
 Tensor = torch.Tensor
 
+_LOG = logging.getLogger(__name__)
 _MOST_WHOLE = 2**53  # whole numbers up to it are float64 numbers
 Index = Mapping[str, Tensor | slice]
 _BLOCK = 2**17  # numbers in a block of rows, so that its intermediates fit in a processor's cache
@@ -71,6 +75,16 @@ class Call:
         """Return the size of a symbol that is a dimension of some tensor."""
         holder = next(tensor for tensor in self.signature.tensors if symbol in tensor.dims)
         return self.tensors[holder.name].shape[holder.dims.index(symbol)]
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers the tensors and the results have."""
+        results = sum(math.prod(tensor.shape(self.sizes)) for tensor in self.signature.returns)
+        return results + sum(value.numel() for value in self.tensors.values())
+
+    def on(self, device: torch.device) -> Call:
+        """Return the call with its tensors on a device."""
+        return replace(self, tensors={name: value.to(device) for name, value in self.tensors.items()})
 
     def part(self, index: Index) -> Call:
         """Return the call restricted to these indices along each symbol."""
@@ -190,8 +204,21 @@ def run(
     options: Mapping[str, Any],
     chosen: Mapping[str, torch.Tensor] | None = None,
 ) -> tuple[Any, ...]:
-    """Return the results of a definition as numbers of the arithmetic ``xp``: `bind` and `Call.results` in one."""
-    return bind(definition, tensors, options).results(xp, chosen)
+    """Return the results of a definition as numbers of the arithmetic ``xp``: `bind` and `Call.results` in one.
+
+    Balls of a large call are evaluated on the device of `evaluating_on`. Should that fail, by too little memory or an
+    operation that it lacks, the CPU evaluates them, whose errors are those of the definition.
+    """
+    call = bind(definition, tensors, options)
+    if (device := device_for(xp, call.numbers)) is not None:
+        try:
+            with placed(xp, device) as balls:
+                moved = {name: value.to(device) for name, value in (chosen or {}).items()}
+                results = call.on(device).results(balls, moved)
+            return tuple(map(on_cpu, results))
+        except Exception as error:
+            _LOG.info("%s is evaluated on the CPU, since %s failed: %s", definition.name, device, error)
+    return call.results(xp, chosen)
 
 
 def bind(definition: Spec, tensors: Sequence[Any], options: Mapping[str, Any]) -> Call:

@@ -21,11 +21,12 @@ from assay.verify import Verdict
 from assay.verify.campaign.survey import Job, examine_job
 from assay.verify.campaign.table import Entry
 from assay.verify.errors import DeviceLost, SettingError
-from assay.verify.examination import diagnosis
+from assay.verify.examination import diagnosis, procedure, run
 from assay.verify.examination.aspects import attributed_to
 from assay.verify.examination.repro import parse_line
 from assay.verify.findings import Aspect
 from assay.verify.harness import call, frameworks, isolation, lost_device
+from assay.verify.harness.compilation import Compiled
 from assay.verify.settings import Settings
 
 from .examined import fails, failure_of, first, passes, quick
@@ -133,6 +134,28 @@ def test_a_lost_device_is_a_finding(kernels: Any, processes: Any, name: str, wor
 def broken(verdict: Verdict) -> Aspect:
     assert list(verdict.broken) == ["memory"], str(verdict)
     return verdict.aspects["memory"]
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "version", "named"),
+    [
+        ("loses_by_torch", 2, "12.8.93", True),
+        ("loses_by_torch", 1, "12.8.93", False),
+        ("loses_by_torch", 2, "13.3", False),
+        ("softmax", 2, "12.8.93", False),
+    ],
+)
+def test_a_verdict_names_a_compiler_whose_fault_it_may_be(
+    kernels: Any, monkeypatch: pytest.MonkeyPatch, name: str, count: int, version: str, named: bool
+) -> None:
+    """Only of a failure, of kernels with the instructions that the reports are about, in the versions reported."""
+    made = Compiled(programs=1, instructions={"wgmma.commit_group": count})
+    monkeypatch.setattr(run.Run, "compile_beforehand", lambda self: setattr(self, "compiled", made))
+    monkeypatch.setattr(procedure, "ptxas_version", lambda: version)
+    verdict = first(getattr(kernels, name), **SMALL)
+    words = f"ptxas {version}, which made its machine code, is reported for illegal memory accesses and wrong numbers"
+    assert [words in remark for remark in verdict.remarks] == [True] * named
+    assert ("remark      perhaps the compiler's fault" in str(verdict)) == named
 
 
 def test_the_other_cases_go_on_in_a_new_process(kernels: Any, processes: Any) -> None:

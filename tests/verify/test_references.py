@@ -234,7 +234,7 @@ def test_an_ill_conditioned_formula_is_remarked_on() -> None:
     assert "in by_moments: a difference loses" in cancels
     overflows = examine(unshifted, unshifted, tensors="x[T,D] -> y[T,D]", **asked)
     assert "elements overflow" in overflows.remarks[0]
-    assert "formula     on data of a large mean" in str(overflows)
+    assert "remark      on data of a large mean" in str(overflows)
     assert examine(stable, stable, tensors="x[T,D] -> y[T,D]", **asked).remarks == ()
 
 

@@ -37,7 +37,7 @@ def text_report(result: Findings) -> str:
         lines += detectable(result.detectable)
     if result.note:
         lines.append(f"  why         {result.note}")
-    lines += [f"  formula     {words}" for words in result.remarks]
+    lines += [line for words in result.remarks for line in _folded("remark", words)]
     lines += [f"  at          {words}" for words in result.at]
     lines += _untried(result.variants)
     lines += [f"  left        {words}; put back" for words in result.left_changed]
