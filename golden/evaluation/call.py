@@ -91,10 +91,14 @@ class Call:
         parts = {each.name: selected(each, self.tensors[each.name], index) for each in self.signature.tensors}
         return replace(self, tensors=parts)
 
-    def results(self, xp: Arithmetic, chosen: Mapping[str, Tensor] | None = None) -> tuple[Any, ...]:
+    def results(
+        self, xp: Arithmetic, chosen: Mapping[str, Tensor] | None = None, choices: Any = None
+    ) -> tuple[Any, ...]:
         """Return the results as numbers of the arithmetic ``xp``.
 
-        ``chosen``: a kernel's own choices by result name, for an op whose other results depend on them.
+        ``chosen``: a kernel's own choices by result name, for an op whose other results depend on them. ``choices``:
+        what a reference takes where its numbers leave decisions open (`assay.golden.lowering.choices`); other
+        definitions don't read it.
         """
         numbers = {
             tensor.name: xp.integers(value) if tensor.is_integer else xp.exact(value.to(torch.float64))
@@ -107,6 +111,7 @@ class Call:
             handed[name] = xp.exact(value.to(torch.float64)) if value.is_floating_point() else xp.integers(value)
         if self.spec.needs_dtypes:
             plain["dtypes"] = [value.dtype for value in self.tensors.values()]
+            plain |= {} if choices is None else {"choices": choices}
         try:
             with xp.precision():
                 results = self.spec.definition(xp, *numbers.values(), **handed, **plain)
@@ -203,22 +208,26 @@ def run(
     tensors: Sequence[Any],
     options: Mapping[str, Any],
     chosen: Mapping[str, torch.Tensor] | None = None,
+    choices: Any = None,
 ) -> tuple[Any, ...]:
     """Return the results of a definition as numbers of the arithmetic ``xp``: `bind` and `Call.results` in one.
 
-    Balls of a large call are evaluated on the device of `evaluating_on`. Should that fail, by too little memory or an
-    operation that it lacks, the CPU evaluates them, whose errors are those of the definition.
+    Balls of a large call are evaluated on the device of `evaluating_on`. Should that fail, by too little memory, an
+    operation that it lacks, or a choice that rounding leaves open, the CPU evaluates them, whose errors are those of
+    the definition.
     """
     call = bind(definition, tensors, options)
     if (device := device_for(xp, call.numbers)) is not None:
         try:
             with placed(xp, device) as balls:
                 moved = {name: value.to(device) for name, value in (chosen or {}).items()}
-                results = call.on(device).results(balls, moved)
+                results = call.on(device).results(balls, moved, choices)
             return tuple(map(on_cpu, results))
         except Exception as error:
             _LOG.info("%s is evaluated on the CPU, since %s failed: %s", definition.name, device, error)
-    return call.results(xp, chosen)
+            if choices is not None:
+                choices.restart()
+    return call.results(xp, chosen, choices)
 
 
 def bind(definition: Spec, tensors: Sequence[Any], options: Mapping[str, Any]) -> Call:

@@ -305,8 +305,6 @@ def _outcome(tally: Tally, undetected_corruption: str | None, settings: Settings
         return "INCONCLUSIVE", tally.undecided
     if tally.cases == 0 or tally.judged == 0:
         return "VACUOUS", "nothing was decided: no element of any case was judged"
-    if tally.unresolved:
-        return "INCONCLUSIVE", f"{tally.unresolved} elements lie within the golden's own radius of the limit"
     if tally.mostly_left_out:
         return "MISTRUSTED", tally.mostly_left_out
     if tally.nonzero < _TRUSTED_SHARE * tally.cases:
