@@ -207,11 +207,8 @@ def judge(
 def judged(report: Report, only: Trial | None = None) -> SolutionVerdict:
     """Judge a solution that was read; only the trial ``only`` if it is given."""
     started = time.perf_counter()
-<<<<<<< HEAD
-    with generators_kept(), standard_environment(), watched(seconds=report.options.timeout):
-=======
-    with generators_kept(), standard_environment(), evaluating_on(report.options.device):
->>>>>>> main
+    device, seconds = report.options.device, report.options.timeout
+    with generators_kept(), standard_environment(), evaluating_on(device), watched(seconds=seconds):
         return replace(_verdict(report, only), seconds=time.perf_counter() - started)
 
 
