@@ -306,8 +306,8 @@ def _given(report: Report, run: Run, given: Sizes) -> None:
         report.workloads.append(workload_of(report, sizes_text(choice, given), given, first))
     if not first.outputs:
         return
-    if choice.extent.within(replace(on_cpu, operations=on_cpu.operations // 4 - 1)):
-        run.one_element(under_test, first)
+    few = not choice.extent.within(replace(on_cpu, operations=on_cpu.operations // 4 - 1))
+    run.stated_sizes(under_test, first, few=few)
     is_next = report.speed is None or (report.options.timed == "all" and choice.kind == "given")
     if report.options.timed and is_next:
         speed = time_it(report, run, under_test, first)

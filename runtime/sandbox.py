@@ -28,7 +28,7 @@ _NAMESPACES = (
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/sys", "/nix/store", "/gnu/store")
 _SETTINGS = (
     "alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "nsswitch.conf", "passwd", "group", "localtime",
-    "timezone", "locale.conf", "OpenCL", "nvidia", "rocm",
+    "timezone", "locale.conf", "os-release", "mime.types", "OpenCL", "nvidia", "rocm",
 )  # fmt: skip
 """What programs read of /etc: neither keys nor passwords."""
 _TOOLS = ("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "ROCM_PATH", "CC", "CXX", "TRITON_PTXAS_PATH")
