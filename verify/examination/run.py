@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TypeVar
 
 from assay.configs import table
+from assay.golden.errors import DefinitionError
 from assay.golden.evaluation.golden import Golden
 from assay.golden.inputs.distributions import EVERY, EXACT, EXTREME, MIDPOINTS
 from assay.runtime.deadline import CpuLimit, thread_clock
@@ -417,7 +419,9 @@ def _variants(run: Run, name: str) -> None:
     cases = run.observe_variants().cases(run.plan.settings.effort)
     limit = CpuLimit(_VARIANTS_SHARE * (_SHORT_RUN + thread_clock()[0] - run.started[0]), thread_clock)
     for case, number in run.reporting(name, cases):
-        result = None if limit.is_over() else run.attempt(name, case)
+        result = None
+        with suppress(DefinitionError):  # a reference may refuse a size that nobody asked for
+            result = None if limit.is_over() else run.attempt(name, case)
         if result is not None and number is not None:
             run.tried_variants.add(number)
 
