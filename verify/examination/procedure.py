@@ -28,7 +28,7 @@ from assay.verify.examination.plan import Plan, make_plan
 from assay.verify.examination.repro import repro_line
 from assay.verify.examination.run import Progress, Run, Tally
 from assay.verify.examination.sensitivity import sensitivity_check
-from assay.verify.findings import Detectable
+from assay.verify.findings import Detectable, Pairs
 from assay.verify.harness import lost_device
 from assay.verify.harness.call import signature_mismatch
 from assay.verify.harness.compilation import Compiled
@@ -45,6 +45,7 @@ _WARNINGS = {
     "special": "NaN, infinities or signed zeros differ, of which the contract says nothing (nonfinite=)",
     "subnormals": "subnormals differ, of which the contract says nothing (subnormals=)",
 }
+_UNRESOLVED_SHARE = 1e-3  # of judged elements: more that are unresolved are too many for a PASS
 _TRUSTED_SHARE = 0.1  # mean share of judged goldens that must be nonzero: a kernel that returns zeros gets those right
 
 
@@ -210,14 +211,14 @@ def _isolation(plan: Plan, target: str) -> Isolation | None:
 def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
     """Run the sensitivity check and the phases, diagnose the failures, and return the verdict."""
     started = time.perf_counter()
-    tally, detectable, made = Tally(), list[Detectable](), Compiled()
+    tally, detectable, made, pairs = Tally(), list[Detectable](), Compiled(), Pairs()
     if plan.refusal:
         outcome, note = "REFUSED", plan.refusal
     else:
         undetected, run = sensitivity_check(plan), Run(plan, progress)
         run.compile_beforehand()
         made = run.compiled
-        tally, detectable = run.execute(), run.detectable
+        tally, detectable, pairs = run.execute(), run.detectable, run.pairs()
         if tally.broken:
             progress("shrinking", 0, 0)
         if run.device_lost:  # every further case would fail, whatever it is
@@ -247,6 +248,7 @@ def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
         unresolved=tally.unresolved,
         histogram=tally.histogram,
         detectable=tuple(detectable),
+        pairs=pairs,
         seconds=time.perf_counter() - started,
         seed=plan.settings.seed,
         note=note,
@@ -278,7 +280,7 @@ def _outcome(tally: Tally, undetected_corruption: str | None, settings: Settings
         return "INCONCLUSIVE", tally.undecided
     if tally.cases == 0 or tally.judged == 0:
         return "VACUOUS", "nothing was decided: no element of any case was judged"
-    if tally.unresolved:
+    if tally.unresolved > _UNRESOLVED_SHARE * tally.judged:
         return "INCONCLUSIVE", f"{tally.unresolved} elements lie within the golden's own radius of the limit"
     if tally.mostly_left_out:
         return "MISTRUSTED", tally.mostly_left_out

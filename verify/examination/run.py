@@ -22,6 +22,7 @@ from assay.runtime.deadline import CpuLimit, thread_clock
 from assay.verify.cases.at_shape import PROTOCOL as AT
 from assay.verify.cases.at_shape import at_cases
 from assay.verify.cases.case import Case
+from assay.verify.cases.factors import Covering, Factors
 from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.cases.sampler import SMALL, TILE
 from assay.verify.cases.stored import stored_cases
@@ -32,7 +33,7 @@ from assay.verify.comparison.statistics import detectable, judge_statistically
 from assay.verify.examination import phases
 from assay.verify.examination.aspects import aspects_of, attributed_to, without_aspect
 from assay.verify.examination.plan import Plan
-from assay.verify.findings import Aspect, Detectable, Failure
+from assay.verify.findings import Aspect, Detectable, Failure, Pairs
 from assay.verify.harness import lost_device
 from assay.verify.harness.compilation import Compiled, compiled
 from assay.verify.harness.runner import KernelHarness, failure_or_suspicion
@@ -217,6 +218,10 @@ class Run:
     """What was compiled for them."""
     harness: KernelHarness = field(init=False)
     """Calls the kernel; it skips checks of properties that are already broken."""
+    planned: Sequence[Case] = ()
+    """The cases of the fixed phases, whose pairs of factors the fuzzed cases need not cover."""
+    judged: list[Case] = field(default_factory=list)
+    """The cases that gave a result."""
     losses: int = 0
     """How many processes, other than this one, the kernel has lost or left hanging."""
     loss_budget: int = 6
@@ -284,6 +289,8 @@ class Run:
             words = f"{result.failure.message}; {lost_device.LOST}" if self.device_lost else result.failure.message
             result = replace(result, failure=replace(result.failure, message=words))
         failure, shown = result.failure, aspects_of(case)
+        if failure is None or failure.kind not in ("not_interpreted", "refused"):
+            self.judged.append(case)
         if failure is not None and self.compiled.chosen:
             failure = replace(failure, case=self.compiled.named(failure.case, self.beforehand))
         if failure is None:
@@ -336,6 +343,12 @@ class Run:
             self.tally += Tally(aspects={aspect: Aspect("suspect", failure=second.failure)})
         return result, second
 
+    def pairs(self) -> Pairs:
+        """Return the pairs of factors that the judged cases cover."""
+        covering = Covering(Factors(self.plan.sampler), map(self.plan.sampler.tied, self.judged))
+        covered, feasible = covering.pairs
+        return Pairs(covered, feasible, covering.left_out)
+
     def reporting(self, phase: str, items: Sequence[T]) -> Iterator[T]:
         """Yield the items, and report the progress after each."""
         for done, item in enumerate(items, 1):
@@ -370,11 +383,13 @@ def cases_beforehand(plan: Plan) -> list[Case]:
     drawn: list[Case] = []
     if settings.goldens is not None:
         drawn += [stored.case for stored in stored_cases(settings.goldens, sampler)]
-    drawn += [case for _, case in arranged(fixed_cases(plan), settings.effort)]
+    fixed = [case for _, case in arranged(fixed_cases(plan), settings.effort)]
+    drawn += fixed
     for _, cases in phases.length_cases(sampler, quick=settings.effort == "quick"):
         drawn += cases
-    if settings.fuzzed:
-        phases.fuzz(sampler, settings.fuzzed, drawn.append)
+    drawn += (rows := list(phases.covering_cases(sampler, fixed, settings.fuzzed)))
+    if len(rows) < settings.fuzzed:
+        phases.fuzz(sampler, settings.fuzzed - len(rows), drawn.append)
     for series in phases.over_limit_cases(sampler):
         drawn += series
     drawn += at_cases(sampler, settings.at)
@@ -383,7 +398,9 @@ def cases_beforehand(plan: Plan) -> list[Case]:
 
 def _fixed(run: Run, name: str) -> None:
     """Try the cases of all fixed phases, the best kinds first."""
-    for phase, case in run.reporting(name, arranged(fixed_cases(run.plan), run.plan.settings.effort)):
+    fixed = arranged(fixed_cases(run.plan), run.plan.settings.effort)
+    run.planned = [case for _, case in fixed]
+    for phase, case in run.reporting(name, fixed):
         run.attempt(phase, case)
 
 
@@ -408,7 +425,7 @@ def _stored(run: Run, name: str) -> None:
 
 
 def _fuzz(run: Run, name: str) -> None:
-    """Try fuzzed cases; the search climbs towards larger ratios of error to radius."""
+    """Try the cases that cover what the fixed ones leave, then a search towards larger ratios of error to radius."""
     examples, done = run.plan.settings.fuzzed, 0
 
     def one(case: Case) -> float | None:
@@ -418,8 +435,10 @@ def _fuzz(run: Run, name: str) -> None:
         result = run.attempt(name, case)
         return None if result is None else result.worst
 
-    if examples:
-        phases.fuzz(run.plan.sampler, examples, one)
+    for case in phases.covering_cases(run.plan.sampler, run.planned, examples):
+        one(case)
+    if done < examples:
+        phases.fuzz(run.plan.sampler, examples - done, one)
 
 
 def _over_limit(run: Run, name: str) -> None:

@@ -22,6 +22,11 @@ def text_report(result: Findings) -> str:
     lines.append(f"  contract    {result.contract}")
     lines.append(f"  cases       {result.cases} decided, {result.elements} elements, worst ratio {result.worst:.3g}")
     lines += [f"  not judged  {count} elements {reason}" for reason, count in result.left_out.items()]
+    if result.unresolved:
+        lines.append(f"  unresolved  {result.unresolved} elements lie within the golden's own radius of the limit")
+    if result.pairs.feasible:
+        covered = f"{result.coverage:.0%} of the pairs of factors"
+        lines.append("  covered     " + "; ".join(filter(None, (covered, result.coverage.left_out))))
     lines += [f"  refused     {count} cases: {words}" for words, count in result.refused.items()]
     if result.compiled:
         lines.append(
