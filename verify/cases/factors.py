@@ -317,10 +317,11 @@ class Covering:
                 return sampler.case(choose, options=options)
             sizes[symbol] = drawn[name]
             self._drawn[symbol, drawn[name].bit_length()] += 1
-        values, layouts = {}, {}
+        drawn_from: dict[str, str] = {}
+        layouts: dict[str, str] = {}
         for tensor in shuffled(signature.tensors, choose):
             kinds = factors.kinds[tensor.name]
-            values[tensor.name] = choose(kinds[best(f"values of {tensor.name}", kinds)])
+            drawn_from[tensor.name] = choose(kinds[best(f"values of {tensor.name}", kinds)])
             layouts[tensor.name] = best(f"layout of {tensor.name}", sampler.layouts)
         unused = sampler.definition.inputs.unused is not None
         complete = sampler.tied_sizes({symbol: sizes.get(symbol, 0) for symbol in signature.symbols})
@@ -329,7 +330,7 @@ class Covering:
             sizes=complete,
             dtypes={tensor.name: dtype_of(tensor, sampler.dtype) for tensor in signature.tensors},
             options=options,
-            values={tensor.name: values[tensor.name] for tensor in signature.tensors},
+            values={tensor.name: drawn_from[tensor.name] for tensor in signature.tensors},
             layouts={tensor.name: layouts[tensor.name] for tensor in signature.tensors},
             seed=choose(range(1 << 24)),
             out_dtype=sampler.out_dtype,
