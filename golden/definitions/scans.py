@@ -140,7 +140,7 @@ _SCAN: dict[str, Any] = {
     "u[B,D,L], delta[B,D,L], a:float32[D,S], b[B,S,L], c[B,S,L], skip:float32[D] -> y[B,D,L]",
     rows="B",
     independent=("D",),
-    work="8*B*D*S*L",
+    work="(8*B*D*S+512)*L",
     reduction=Reduction("S"),
     **_SCAN,
     faults=(
@@ -267,7 +267,7 @@ def _of_last_batch(again: Any, u: Any, delta: Any, b: Any, c: Any, dy: Any) -> A
     "u[B,D,L], delta[B,D,L], a:float32[D,S], b[B,S,L], c[B,S,L], skip:float32[D], dy[B,D,L] "
     "-> du[B,D,L], ddelta[B,D,L], da:float32[D,S], db[B,S,L], dc[B,S,L], dskip:float32[D]",
     reduced=("B", "D"),
-    work="40*B*D*S*L",
+    work="(40*B*D*S+512)*L",
     reduction=Reduction("L"),
     **_SCAN,
     gradient_of="selective_scan",

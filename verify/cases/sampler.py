@@ -195,7 +195,7 @@ class Sampler:
             pool = sorted(pool)[:_FEWEST] if style == "small" else pool
         elif symbol in self.definition.axes.groups:
             pool = [sizes[self.definition.axes.groups[symbol]] * group for group in _GROUPS]
-        elif self._is_batch(signature, symbol) and not long:
+        elif self.is_batch(signature, symbol) and not (long and symbol in self.definition.axes.grid):
             pool = _BATCHES
         elif long and not pool:
             pool = LARGE if choose(range(4)) else HUGE if symbol in self.definition.axes.grid else VAST
@@ -216,7 +216,7 @@ class Sampler:
             size = int(choose(fitting))
         return -(-size // step) * step
 
-    def _is_batch(self, signature: Signature, symbol: str) -> bool:
+    def is_batch(self, signature: Signature, symbol: str) -> bool:
         """Whether a symbol counts batches or groups of heads, whose programs are much alike and only take time."""
         axes, dims = self.definition.axes, signature.tensors[0].dims
         return symbol in axes.groups.values() or (symbol == axes.rows and len(dims) > 2 and symbol == dims[0])

@@ -64,6 +64,7 @@ _LONG_SUM = (64, 512)  # a tile, and a sum over several of them
 _PEAK = 100.0  # far above normal numbers: it dominates a softmax or a norm if it is taken in
 # (size, rows): one more than common block sizes; odd numbers of rows, fewer where rows are long
 _BLOCK_BOUNDARIES = ((513, 31), (1025, 127), (2049, 3), (4097, 3))
+_SLOW_BOUNDARIES = ((2049, 3), (257, 3))  # of what is gone through step by step; the first that fits
 # ends beyond 16 bits; each about GROWTH times the one before at most, so that its time can be extrapolated
 _GROWING = (17, 257, 2049, 4097, 2**16 + 65)
 _FEW = 10 * 2**16  # elements of a tensor with more rows than 16 bits count: about ten for each row
@@ -142,8 +143,9 @@ def exact_cases(sampler: Sampler) -> Iterator[Case]:
         yield _ordinary(base, "integers", sizes={**base.sizes, **equal})
     for base in _base_cases(sampler, "long", ("small",), most=1):
         for symbol in sampler.free_symbols(base):
-            longer = [sizes for size in _LONG if sampler.fits(sizes := {**base.sizes, symbol: size})]
-            if longer and symbol not in base.definition.axes.grid:
+            sizes_of_sum = _LONG[-1:] if _is_slow(base, symbol) else _LONG
+            longer = [sizes for size in sizes_of_sum if sampler.fits(sizes := {**base.sizes, symbol: size})]
+            if longer and symbol not in (*base.definition.axes.grid, *base.definition.axes.gathered):
                 yield _ordinary(base, "integers", sizes=longer[0])
 
 
@@ -201,10 +203,14 @@ def block_boundary_cases(sampler: Sampler) -> Iterator[Case]:
     base = sampler.case(_least, style="small", options=choose(sampler.option_sets()))
     free, rows = sampler.free_symbols(base), _rows(base)
     for symbol in free:
-        for size, count in _BLOCK_BOUNDARIES if symbol not in (*base.definition.axes.grid, rows) else ():
-            sizes = {**base.sizes, **({rows: count} if rows in free else {}), symbol: size}
-            if not sampler.fits(sizes):
-                continue
+        if symbol in (*base.definition.axes.grid, *base.definition.axes.gathered, rows):
+            continue
+        boundaries = _SLOW_BOUNDARIES if _is_slow(base, symbol) else _BLOCK_BOUNDARIES
+        sized = [
+            ({**base.sizes, **({rows: count} if rows in free else {}), symbol: n}, count) for n, count in boundaries
+        ]
+        fitting = [(sizes, count) for sizes, count in sized if sampler.fits(sizes)]
+        for sizes, count in fitting[:1] if _is_slow(base, symbol) else fitting:
             for distribution in ("normal", "wide")[: 1 + (count > 3)]:
                 case = _ordinary(base, distribution, sizes=sizes, seed=choose(range(1 << 24)))
                 yield case
@@ -225,6 +231,11 @@ def aligned_cases(sampler: Sampler) -> Iterator[Case]:
             sizes = _aligned(sampler, base, {symbol: longest if symbol in over else size for symbol in base.sizes})
             if sizes != base.sizes and (over or size == longest):
                 yield _ordinary(base, data, unused="plain", seed=choose(range(1 << 24)), sizes=sizes)
+
+
+def _is_slow(case: Case, symbol: str) -> bool:
+    """Whether the indices along a symbol are gone through one after another, as those of a recurrence are."""
+    return symbol in symbols_in(case.definition.sizes.sequential_steps or "")
 
 
 def _aligned(sampler: Sampler, case: Case, wanted: Mapping[str, int]) -> dict[str, int]:

@@ -125,7 +125,8 @@ class Tally(Counts):
 
     ``at`` describes what was judged of each large case. ``not_interpreted`` names what the interpreter lacks.
     ``refused`` counts the documented refusals by message. ``nonzero`` adds up, for each case, the share of judged
-    elements whose golden isn't zero, so that a large case of zeros counts as one case.
+    elements whose golden isn't zero, so that a large case of zeros counts as one case. ``mostly_left`` counts, by
+    output, the cases that leave more than half of it unjudged.
 
     A broken or suspect aspect holds its first failure, and the error map of that output.
     """
@@ -136,6 +137,7 @@ class Tally(Counts):
     at: tuple[str, ...] = ()
     not_interpreted: tuple[str, ...] = ()
     refused: Counter[str] = field(default_factory=Counter)
+    mostly_left: Counter[str] = field(default_factory=Counter)
 
     @staticmethod
     def of(phase: str, result: Result, aspects: Iterable[str]) -> Tally:
@@ -144,7 +146,11 @@ class Tally(Counts):
         aspect = Aspect(status, 1, result.worst, result.failure, map=map_of(result))
         at = (result.sampled,) if result.sampled else ()
         tally = Tally(cases=1, phases={phase: 1}, aspects=dict.fromkeys(aspects, aspect), at=at).counting(result)
-        return replace(tally, nonzero=result.nonzero / max(result.judged, 1))
+        left = Counter[str]()
+        for (output, _), count in result.left_out.items():
+            left[output] += count
+        mostly_left = Counter(output for output, count in left.items() if count > result.judged_of[output])
+        return replace(tally, nonzero=result.nonzero / max(result.judged, 1), mostly_left=mostly_left)
 
     @property
     def broken(self) -> set[str]:
@@ -168,11 +174,12 @@ class Tally(Counts):
 
     @property
     def mostly_left_out(self) -> str:
-        """The first output of which more than half isn't judged, with the reasons; empty if there is none."""
+        """The first output of which more than half isn't judged, in all and in most cases, with the reasons; empty if
+        there is none."""
         for output in dict.fromkeys(output for output, _ in self.left_out):
             reasons = {reason: count for (name, reason), count in self.left_out.items() if name == output}
             left, judged = sum(reasons.values()), self.judged_of[output]
-            if left > judged:
+            if left > judged and self.mostly_left[output] > self.cases / 2:
                 words = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
                 return f"{left} of {left + judged} elements of {output} were not judged: {words}"
         return ""
@@ -185,7 +192,7 @@ class Tally(Counts):
             cases = new.cases + (old.cases if name in aspects else 0)
             aspects[name] = replace(gravest, cases=cases, worst=max(old.worst, new.worst))
         phases.update(other.phases)
-        names = ("cases", "at", "not_interpreted", "refused")
+        names = ("cases", "at", "not_interpreted", "refused", "mostly_left")
         sums = {name: getattr(self, name) + getattr(other, name) for name in names}
         return replace(self.counting(other), aspects=aspects, phases=phases, **sums)
 
