@@ -12,7 +12,9 @@ from typer import Argument, Option
 
 from assay.cli import settings
 from assay.cli.progress import ProgressBar, note, report_error
+from assay.judge import TEMPORARY
 from assay.runtime.engines import engine_named, part_of
+from assay.runtime.files import remove_abandoned
 from assay.runtime.pool import Raised, core_count, run_alone
 from assay.runtime.process import Lost
 from assay.verify.errors import SettingError
@@ -100,7 +102,10 @@ def judge(
         )
     settings.check_ours("--trace", trace, '{"definition": ')
     item = problem, solution, {**options, "trial": trial}, trace
-    answer = run_alone(_one, item, preload=_PRELOAD, timeout=3600.0, quiet=False)
+    try:
+        answer = run_alone(_one, item, preload=_PRELOAD, timeout=3600.0, quiet=False)
+    finally:
+        remove_abandoned(TEMPORARY)  # the process that judged is ended without a chance to do it
     if isinstance(answer, Lost):
         return report_error(f"the process that judged was lost: {answer.message}", status=1)
     if isinstance(answer, Raised):
@@ -143,6 +148,7 @@ def _listed(path: Path, options: dict[str, Any], out: Path | None, *, jobs: int,
                 print(json.dumps(line, separators=(",", ":"), allow_nan=False), flush=True)
             counts[line["outcome"]] += 1
             bar.advance()
+    remove_abandoned(TEMPORARY)
     words = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common()) or "none"
     note(f"judged {counts.total()}: {words}")
     if counts.total() < len(left):

@@ -17,10 +17,11 @@ from assay.cli.progress import examined, note, report_error
 from assay.runtime.engines import engine_named, part_of
 from assay.runtime.modules import is_module
 from assay.runtime.pool import Pool, worker_count
+from assay.runtime.records import plain
 from assay.verify.errors import SettingError, TargetError
 
 if TYPE_CHECKING:
-    from assay.verify.campaign.survey import Row
+    from assay.verify.campaign.survey import Job, Row
     from assay.verify.campaign.table import Entry
 
 _ARGUMENT = (
@@ -29,6 +30,7 @@ _ARGUMENT = (
 )
 _REFERENCE = "A PyTorch function or module that it is held against, in place of --spec."
 _TENSORS = "What --reference takes and gives, e.g. 'x[T,D], weight[D] -> y[T,D]'."
+_VARIANTS = "Only list what the kernels run at which sizes: programs, their constants, paths of host code."
 _OUT = "Folder for the reports; verdicts that it holds of the same kernels are not made again."
 _SUMMARY = 'Append a table in Markdown, e.g. to "$GITHUB_STEP_SUMMARY".'
 _PRELOAD = "assay.verify.campaign.survey"
@@ -68,6 +70,7 @@ def verify(
     as_json: settings.AsJson = False,
     summary: Annotated[Path | None, Option(metavar="FILE", help=_SUMMARY)] = None,
     ops: settings.Ops = None,
+    variants: Annotated[bool, Option("--variants", help=_VARIANTS)] = False,
 ) -> int:
     """Examine kernels against the contract of what they implement.
 
@@ -109,6 +112,8 @@ def verify(
         )
         number, of = part_of(part, len(jobs))
         jobs = jobs[number - 1 :: of]
+        if variants:
+            return _list_variants(jobs, as_json)
         names = [name_of(job) for job in jobs] if out is not None else []  # of the current sources
         rows = known(out, jobs) if out is not None else {}
         if rows:
@@ -135,6 +140,26 @@ def verify(
     if interrupted:
         return report_error(f"interrupted; {len(rows)} of {len(jobs)} examinations are done", status=130)
     return status
+
+
+def _list_variants(jobs: Sequence[Job], as_json: bool) -> int:
+    """Print what each kernel runs at which sizes; return the exit status."""
+    from assay.verify.campaign.survey import variants_of_job
+    from assay.verify.report.text import variants_in_words
+
+    listed, missing = [], 0
+    for job in jobs:
+        if reason := job.entry.absence(job.settings.device):
+            missing = report_error(reason)
+            continue
+        found = variants_of_job(job)
+        words = {"kernel": job.entry.name, "dtype": job.settings.dtype_name}
+        listed.append(words | {"variants": [plain(vars(variant)) for variant in found]})
+        if not as_json:
+            print("\n".join([f"{job.entry.name} in {job.settings.dtype_name}", *variants_in_words(found)]))
+    if as_json:
+        print(json.dumps(listed, indent=2))
+    return missing
 
 
 def _question(spec: str, reference: list[str] | None, tensors: str) -> str:

@@ -7,6 +7,7 @@ lock.
 from __future__ import annotations
 
 import fcntl
+import glob
 import os
 import stat
 import subprocess
@@ -75,20 +76,62 @@ def named(path: str | Path) -> str:
 
 
 class OwnFolder:
-    """A temporary folder, removed by `close`, or by the next process that makes one if its own was killed.
+    """A temporary folder, removed by `close`, or by `remove_abandoned` if its process was killed.
 
-    Its process holds its lock. ``path`` begins with ``prefix``, which no others use.
+    Its process holds its lock. ``path`` begins with ``prefix``, which no others use. ``parent``: where it is made; in
+    the system's temporary folder if left out.
     """
 
-    def __init__(self, prefix: str) -> None:
-        _remove_abandoned(prefix)
-        self.path = Path(tempfile.mkdtemp(prefix=prefix))
-        self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+    def __init__(self, prefix: str, parent: Path | None = None) -> None:
+        remove_abandoned(prefix, parent)
+        unlocked = Path(tempfile.mkdtemp(prefix=f"{prefix}{_UNLOCKED}", dir=parent))
+        self._descriptor = os.open(unlocked, os.O_RDONLY | os.O_CLOEXEC)
+        _lock_now(self._descriptor)
+        self.path = unlocked.rename(unlocked.with_name(unlocked.name.replace(_UNLOCKED, "", 1)))
 
     def close(self) -> None:
         _remove(self.path)
         os.close(self._descriptor)
+
+
+_UNLOCKED = "unlocked-"  # in the name of a folder that is about to get its lock
+_UNFINISHED = ".assay-"  # in the name of a file that is being written
+_RANDOM = "?" * 8  # what `tempfile` adds to a prefix
+_NEW = 60.0  # seconds for which a folder or file without a lock may be about to get one
+
+
+def remove_abandoned(prefix: str, parent: Path | None = None) -> None:
+    """Remove the folders of `OwnFolder` whose processes have ended."""
+    parent = parent or Path(tempfile.gettempdir())
+    for middle in ("", _UNLOCKED):
+        for folder in parent.glob(f"{glob.escape(prefix)}{middle}{_RANDOM}"):
+            if _is_abandoned(folder, locked_once=not middle):
+                _remove(folder)
+
+
+def _is_abandoned(path: Path, *, locked_once: bool) -> bool:
+    """Return whether the process of a file or folder has ended: it is this user's and nobody holds its lock.
+
+    One that may not have had its lock yet (``locked_once``) has a minute for it.
+    """
+    with suppress(OSError):  # it is gone
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            state = os.fstat(descriptor)
+            settled = locked_once or time.time() - state.st_mtime > _NEW
+            return settled and state.st_uid == os.geteuid() and _lock_now(descriptor)
+        finally:
+            os.close(descriptor)
+    return False
+
+
+def _lock_now(descriptor: int) -> bool:
+    """Take a file's lock if nobody has it; return False if somebody has it, or the file system knows no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _remove(folder: Path) -> None:
@@ -96,22 +139,6 @@ def _remove(folder: Path) -> None:
     for command in (["chmod", "-R", "u+rwx", str(folder)], ["rm", "-rf", str(folder)]):
         with suppress(OSError):
             subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
-
-
-_NEW = 60.0  # seconds for which a folder without a lock may be about to get one
-
-
-def _remove_abandoned(prefix: str) -> None:
-    for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        with suppress(OSError):
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                state = os.fstat(descriptor)
-                if state.st_uid == os.geteuid() and time.time() - state.st_mtime > _NEW:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises while its process lives
-                    _remove(folder)
-            finally:
-                os.close(descriptor)
 
 
 @contextmanager
@@ -149,22 +176,35 @@ def write_text_atomically(path: str | Path, text: str) -> Path:
     return write_bytes_atomically(path, text.encode())
 
 
-def write_bytes_atomically(path: str | Path, content: bytes) -> Path:
+def write_bytes_atomically(path: str | Path, content: bytes, *, tidy: bool = True) -> Path:
     """Write a file, and its missing folders; return its path.
 
     Concurrent readers, and readers after a crash, see either the former content or the new one, never a part. Raises
-    `OSError`, and then leaves nothing behind.
+    `OSError`, and then leaves nothing behind. ``tidy``: remove what killed writers of this file left behind, which
+    lists its folder.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    if tidy:
+        for other in target.parent.glob(f".{glob.escape(target.name)}{_UNFINISHED}{_RANDOM}"):
+            remove_unfinished(other)
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}{_UNFINISHED}", dir=target.parent)
     try:
         with open(descriptor, "wb") as file:
+            _lock_now(descriptor)  # before its first byte: see `remove_unfinished`
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        return Path(temporary).replace(target)
+            Path(temporary).chmod(0o644)
+            return Path(temporary).replace(target)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def remove_unfinished(temporary: Path) -> None:
+    """Remove a temporary file of `write_bytes_atomically` if its writer has ended."""
+    with suppress(FileNotFoundError):
+        # Its lock is there before its first byte.
+        if _UNFINISHED in temporary.name and _is_abandoned(temporary, locked_once=temporary.stat().st_size > 0):
+            temporary.unlink()

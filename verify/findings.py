@@ -246,6 +246,25 @@ class Pairs:
 
 
 @dataclass(frozen=True)
+class Variant:
+    """What calls at some sizes run: the same lines of the kernel's own host code, operators and programs.
+
+    ``sizes`` are the first and last size of each symbol that reaches it by itself, or ``together`` with the others, as
+    large as they, where none does; ``runs`` the series of neighbouring sizes between them that were observed.
+    ``launches`` name the programs, or else the functions of torch, ``configs`` the programs' constants and options.
+    ``tried``: a case of it was judged. ``refusal`` is the error with which the host's code refuses these sizes.
+    """
+
+    sizes: dict[str, tuple[Count, Count]]
+    launches: tuple[str, ...]
+    configs: tuple[str, ...] = ()
+    tried: bool = False
+    together: bool = False
+    runs: dict[str, tuple[tuple[Count, Count], ...]] = field(default_factory=dict)
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
 class Findings:
     """What an examination found; `assay.verify.Verdict` with its reports.
 
@@ -261,6 +280,7 @@ class Findings:
     verdict's ``failure``, its explanations and so on are those of the ``gravest`` broken one.
     ``pairs`` counts the pairs of levels of factors (sizes, options, distributions, layouts, ...) that cases covered.
     ``at`` says of each case at the sizes of production what was judged of it, and what not.
+    ``variants`` are what the kernel runs at which sizes (`Variant`), observed before sizes were chosen.
     ``left_out`` counts the elements that weren't judged, by reason. ``unlimited``: no time limit could act, since the
     kernel was called in a thread other than its process's main one.
     ``refused`` counts the cases that the kernel refused as it documents (``refuses=``), by its words.
@@ -293,6 +313,7 @@ class Findings:
     note: str = ""
     remarks: tuple[str, ...] = ()
     at: tuple[str, ...] = ()
+    variants: tuple[Variant, ...] = ()
     left_changed: tuple[str, ...] = ()
     unlimited: bool = False
     unrounded: bool = False

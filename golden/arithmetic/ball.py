@@ -24,8 +24,7 @@ from assay.formats.rounding import round_to
 from assay.golden.arithmetic.arbitrary_precision import working_precision
 from assay.golden.arithmetic.base import Arithmetic, Formula
 from assay.golden.arithmetic.double_double import add_radii, two_sum
-from assay.golden.arithmetic.model import EVALUATION, RoundingModel, all_finite, outward
-from assay.golden.arithmetic.real import torch_function
+from assay.golden.arithmetic.model import EVALUATION, RADIUS_ROUNDING, RoundingModel, all_finite, outward
 
 Tensor = torch.Tensor
 
@@ -35,15 +34,25 @@ _FEW = 8  # terms of a sum that are checked first for whether it may be exact
 
 @dataclass(frozen=True, eq=False)
 class Ball:
-    """Midpoints ``mid`` and radii ``rad`` (None: exact; else broadcastable to them), under one rounding model."""
+    """Midpoints ``mid`` and radii ``rad`` (None: exact; else broadcastable to them), under one rounding model.
+
+    - A finite midpoint with a finite radius: a number within the radius.
+    - A midpoint that is NaN or infinite: that itself, whatever the radius.
+    - A finite midpoint with an infinite radius: anything, NaN and infinities included.
+    - Where ``own`` is set as well (zero or more): a number within ``own`` of the midpoint, or none, NaN or an infinity.
+      An infinite ``own``: none. An operation that doesn't pass it on leaves anything, which is less, and never wrong.
+
+    If overflow is followed (`RoundingModel.beyond`), a number that certainly overflows is the infinity.
+    """
 
     mid: Tensor
     rad: Tensor | None
     model: RoundingModel
+    own: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.model.beyond == "infinity":
-            mid, over = self.mid, self.mid.abs() > self.model.range
+            mid, over = self.mid, self.mid.abs() - outward(self.radius) > self.model.surely_beyond
             object.__setattr__(self, "mid", torch.where(over, torch.copysign(mid.new_tensor(math.inf), mid), mid))
             if self.rad is not None:
                 object.__setattr__(self, "rad", torch.where(over, 0.0, self.rad))
@@ -68,6 +77,11 @@ class Ball:
         return all_finite(self.mid)
 
     @cached_property
+    def is_known(self) -> bool:
+        """Return whether all midpoints and radii are finite."""
+        return self.is_finite and (self.rad is None or all_finite(self.rad))
+
+    @cached_property
     def largest(self) -> Tensor:
         """Return the largest |midpoint| of each matrix, [..., 1, 1]."""
         return self.mid.abs().amax((-1, -2), keepdim=True) if self.mid.numel() else self.mid.new_zeros(())
@@ -80,7 +94,8 @@ class Ball:
     def map(self, change: Callable[[Tensor], Tensor]) -> Ball:
         """Apply the same rearrangement to midpoints and radii."""
         rad = None if self.rad is None else change(torch.broadcast_to(self.rad, self.mid.shape))
-        return Ball(change(self.mid), rad, self.model)
+        own = None if self.own is None else change(torch.broadcast_to(self.own, self.mid.shape))
+        return Ball(change(self.mid), rad, self.model, own)
 
     def __getitem__(self, key: Any) -> Ball:
         return self.map(lambda part: part[key])
@@ -89,37 +104,42 @@ class Ball:
         return self.map(lambda part: part.reshape(*shape))  # type: ignore[arg-type]  # torch takes both forms
 
     def __neg__(self) -> Ball:
-        return Ball(-self.mid, self.rad, self.model)
+        return Ball(-self.mid, self.rad, self.model, self.own)
 
     def __add__(self, other: Ball | float) -> Ball:
         other = self.as_ball(other)
+        if self.own is not None or other.own is not None:
+            return (self.inner + other.inner).or_none(self.lost | other.lost)
         tiny = self.model.tiny if self.model.flush else 0.0  # otherwise subnormal sums are exact
         spread = add_radii(self.rad, other.rad)
-        return self.rounded(self.mid + other.mid, spread, lambda: two_sum(self.mid, other.mid)[1] == 0, tiny)
+        return self.rounded(other, self.mid + other.mid, spread, lambda: two_sum(self.mid, other.mid)[1] == 0, tiny)
 
     def __sub__(self, other: Ball | float) -> Ball:
         return self + (-self.as_ball(other))
 
     def __mul__(self, other: Ball | float) -> Ball:
         other = self.as_ball(other)
+        if self.own is not None or other.own is not None:
+            return (self.inner * other.inner).or_none(self.lost | other.lost)
         spread = add_radii(
             None if self.rad is None else self.rad * other.magnitude,
             None if other.rad is None else self.mid.abs() * other.rad,
         )
-        return self.rounded(
-            self.mid * other.mid, spread, lambda: _is_float32(self.mid) & _is_float32(other.mid), self.model.tiny
-        )
+        exact = lambda: _is_float32(self.mid) & _is_float32(other.mid)  # noqa: E731
+        return self.rounded(other, self.mid * other.mid, spread, exact, self.model.tiny, is_product=True)
 
     def __truediv__(self, other: Ball | float) -> Ball:
         other = self.as_ball(other)
+        if self.own is not None:
+            return (self.inner / other).or_none(self.lost)
         mid = self.mid / other.mid
         least = other.mid.abs() - outward(other.radius)
         spread = (self.radius + mid.abs() * other.radius) / least.clamp(min=0)
         rad = spread + self.model.function_error("div") * (mid.abs() + spread) + self.model.function_underflow("div")
-        unknown = (least <= 0) & (other.radius > 0) & torch.isfinite(self.mid)  # the divisor may be zero
-        if bool(unknown.any()):
-            mid, rad = torch.where(unknown, mid.nan_to_num(), mid), torch.where(unknown, math.inf, rad)
-        return Ball(mid, self.bounded(mid, rad), self.model)
+        unknown = (least <= 0) & (other.radius > 0) & torch.isfinite(other.mid)  # the divisor may be zero
+        if not bool(unknown.any()) and (self.model.is_unlimited or bool((mid.abs() + rad <= self.model.largest).all())):
+            return Ball(mid, rad, self.model)
+        return self.limited(mid, rad, (self, other), unknown)
 
     __radd__ = __add__
     __rmul__ = __mul__
@@ -138,25 +158,109 @@ class Ball:
         exact = bool(self.model.represents(mid)) or not math.isfinite(value)
         return Ball(mid, None if exact else mid.abs() * self.model.unit_roundoff + self.model.tiny, self.model)
 
-    def rounded(self, mid: Tensor, spread: Tensor | None, is_exact: Callable[[], Tensor], tiny: float = 0.0) -> Ball:
-        """Return the result of one operation: the operands' spread, and one rounding unless ``is_exact()``."""
+    def rounded(
+        self,
+        other: Ball,
+        mid: Tensor,
+        spread: Tensor | None,
+        is_exact: Callable[[], Tensor],
+        tiny: float,
+        *,
+        is_product: bool = False,
+    ) -> Ball:
+        """Return a sum or a product with ``other``: the operands' spread, and one rounding unless ``is_exact()``."""
         if spread is not None:
             rad = spread + self.model.unit_roundoff * (mid.abs() + spread) + tiny
-            return Ball(mid, self.bounded(mid, rad), self.model)
-        exact = is_exact() & self.model.represents(mid)
-        if self.model.flush:
-            exact &= (mid == 0) | (mid.abs() >= self.model.compute.smallest_normal)
-        if bool(exact.all()):
-            return Ball(mid, None, self.model)
-        rad = torch.where(exact, 0.0, self.model.unit_roundoff * mid.abs() + tiny)
-        return Ball(mid, self.bounded(mid, rad), self.model)
+        else:
+            exact = is_exact() & self.model.represents(mid)
+            if self.model.flush:
+                exact &= (mid == 0) | (mid.abs() >= self.model.compute.smallest_normal)
+            if bool(exact.all()):
+                return Ball(mid, None, self.model)
+            rad = torch.where(exact, 0.0, self.model.unit_roundoff * mid.abs() + tiny)
+        if self.model.is_unlimited or bool((mid.abs() + rad <= self.model.largest).all()):
+            return Ball(mid, rad, self.model)
+        unsigned = None
+        if is_product:
+            unsigned = (self.mid.isinf() & _is_unsigned(other)) | (_is_unsigned(self) & other.mid.isinf())
+        return self.limited(mid, rad, (self, other), unsigned)
+
+    def limited(self, mid: Tensor, rad: Tensor, operands: Sequence[Ball], unknown: Tensor | None = None) -> Ball:
+        """Return a result that may overflow, unspecified where an operand is, or ``unknown`` for another reason."""
+        given = torch.zeros_like(mid, dtype=torch.bool)
+        unknown = given if unknown is None else unknown
+        for ball in operands:
+            given = given | ball.mid.isnan()
+            unknown = unknown | ball.unspecified
+        return overflowing(self.model, mid, rad, None, unknown & ~given)
 
     def bounded(self, mid: Tensor, rad: Tensor) -> Tensor:
         """Return ``rad``, infinite where a kernel may overflow on a finite number."""
-        if math.isinf(self.model.largest * 2):  # float64: no larger format
-            return rad
-        fits = mid.abs() + rad <= self.model.largest
-        return rad if bool(fits.all()) else torch.where(torch.isfinite(mid) & ~fits, math.inf, rad)
+        return overflowing(self.model, mid, rad).radius
+
+    @property
+    def unspecified(self) -> Tensor:
+        """Return where the ball holds anything."""
+        return self.mid.isfinite() & ~self.radius.isfinite()
+
+    @property
+    def lost(self) -> Tensor:
+        """Return where the ball holds a number or none."""
+        if self.own is None:
+            return torch.zeros_like(self.mid, dtype=torch.bool)
+        return self.unspecified & (self.own >= 0)
+
+    @property
+    def inner(self) -> Ball:
+        """Return the ball of the numbers, without what overflow may have left instead."""
+        return self if self.own is None else Ball(self.mid, torch.where(self.lost, self.own, self.radius), self.model)
+
+    def or_none(self, mask: Tensor) -> Ball:
+        """Return the ball where ``mask`` also holds NaN and infinities."""
+        mask = mask & ~self.mid.isnan() & ~self.unspecified
+        own = torch.full_like(self.mid, -1.0) if self.own is None else self.own
+        own = torch.where(mask, torch.where(self.mid.isinf(), math.inf, self.radius), own)
+        return Ball(
+            torch.where(mask & self.mid.isinf(), 0.0, self.mid),
+            torch.where(mask, math.inf, self.radius),
+            self.model,
+            own,
+        )
+
+
+def overflowing(
+    model: RoundingModel, mid: Tensor, rad: Tensor, may: Tensor | None = None, unknown: Tensor | None = None
+) -> Ball:
+    """Return a ball as the model's ``beyond`` has it where it leaves the range, or ``may`` overflow on the way.
+
+    - "anything": unspecified. "nothing": the ball itself.
+    - "infinity": the infinity where it certainly leaves the range (`Ball`); else the ball, or none.
+
+    ``unknown``: where it is unspecified. A radius that is infinite or NaN leaves a finite midpoint unspecified; an
+    infinite midpoint is itself.
+    """
+    if unknown is None and may is None and (model.is_unlimited or bool((mid.abs() + rad <= model.largest).all())):
+        return Ball(mid, rad, model)
+    number = mid.isfinite()
+    if unknown is not None:
+        mid, number = torch.where(unknown & ~number, 0.0, mid), number | unknown
+        rad = torch.where(unknown, math.inf, rad)
+    rad = torch.where(number, rad, 0.0).nan_to_num(nan=math.inf, posinf=math.inf)
+    if model.is_unlimited:
+        return Ball(mid, rad, model)
+    known = number & rad.isfinite()
+    over = known & ~(mid.abs() + rad <= model.largest)
+    if model.beyond == "infinity":
+        over &= mid.abs() - outward(rad) <= model.surely_beyond
+    if may is not None:
+        over |= may & known
+    own = torch.where(over, rad, -1.0) if model.beyond == "infinity" else None
+    return Ball(mid, torch.where(over, math.inf, rad), model, own)
+
+
+def _is_unsigned(x: Ball) -> Tensor:
+    """Return where a ball holds numbers of either sign, or zero and others."""
+    return (x.mid.abs() <= x.radius) & (x.radius > 0)
 
 
 def _is_float32(x: Tensor) -> Tensor:
@@ -210,13 +314,25 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
 
     def ball(self, mid: Tensor, rad: Tensor) -> Ball:
         """Return a ball whose radius is infinite where a kernel may overflow."""
-        made = Ball(mid, rad, self.model)
-        return Ball(mid, made.bounded(mid, rad), self.model)
+        return overflowing(self.model, mid, rad)
 
-    def _function(self, mid: Tensor, spread: Tensor, name: str, scale: float | None = None) -> Ball:
-        """Return a function's value: its spread, and its own error relative to ``scale`` (default: the value)."""
+    def _function(
+        self, mid: Tensor, spread: Tensor, name: str, scale: float | None = None, argument: Ball | None = None
+    ) -> Ball:
+        """Return a function's value: its spread, and its own error relative to ``scale`` (default: the value).
+
+        ``argument``: of a function with poles, or one that overflows; infinite values of arguments that aren't exact
+        are unspecified.
+        """
         size = mid.abs() + spread if scale is None else scale
-        return self.ball(mid, spread + self.model.function_error(name) * size + self.model.function_underflow(name))
+        rad = spread + self.model.function_error(name) * size + self.model.function_underflow(name)
+        if argument is None or (all_finite(mid) and argument.is_finite):
+            return self.ball(mid, rad)
+        if not self.model.certifies:
+            rad = torch.where(argument.mid.isinf() & (mid == 0), 0.0, rad)  # every kernel's exp(-inf)
+        least = argument.mid - outward(argument.radius)  # where exp doesn't overflow, and others have no pole
+        unsure = (argument.radius > 0) & (least <= (math.log(self.model.range) + 1 if name == "exp" else 0.0))
+        return overflowing(self.model, mid, rad, None, mid.isinf() & argument.mid.isfinite() & unsure)
 
     def exp(self, x: Ball) -> Ball:
         return self._exp(x.mid, x.radius)
@@ -229,7 +345,7 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         if not all_finite(spread):
             spread = torch.where(mid == 0, torch.exp(argument + error), spread)
             spread = torch.where(argument == -math.inf, 0.0, spread)
-        return self._function(mid, spread, "exp")
+        return self._function(mid, spread, "exp", argument=Ball(argument, error, self.model))
 
     def exp_shifted(self, x: Ball, shift: Ball) -> Ball:
         """Return exp(x - shift); x log2 e and shift log2 e may each be rounded before they are subtracted."""
@@ -239,7 +355,7 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
 
     def log(self, x: Ball) -> Ball:
         mid = torch.log(x.mid)
-        return self._function(mid, torch.where(x.radius == 0, 0.0, spread_of_log(x.mid, x.radius)), "log")
+        return self._function(mid, torch.where(x.radius == 0, 0.0, spread_of_log(x.mid, x.radius)), "log", argument=x)
 
     def erf(self, x: Ball, *, absolute: float = False) -> Ball:
         mid = torch.erf(x.mid)
@@ -261,31 +377,38 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         if largest < 0.5 and largest - float(x.mid.min()) < math.log(self.model.largest):
             # No underflow, expm1(e) <= e (1 + e), and the other bound is not smaller.
             spread = mid * ((1.0 - mid) + 2.0**-52) * error * (1.0 + largest)
-            return self._function(mid, spread + own * (mid + spread) if own else spread, "sigmoid")
+            return self._function(mid, spread + own * (mid + spread) if own else spread, "sigmoid", argument=x)
         error = torch.where(torch.isinf(x.mid), 0.0, error)
         spread = torch.fmin(mid * torch.sigmoid(-x.mid) * expm1_upper(error), torch.sigmoid(error - x.mid.abs()))
         spread = torch.where(torch.isinf(x.radius), math.inf, spread)  # the argument may have overflowed, into NaN
         may_vanish = -x.mid + error > math.log(self.model.largest)
         most = torch.maximum(mid, torch.exp(x.mid + error))
-        return self._function(mid, torch.where(may_vanish, most, spread + own * (mid + spread)), "sigmoid")
+        return self._function(mid, torch.where(may_vanish, most, spread + own * (mid + spread)), "sigmoid", argument=x)
 
     def rsqrt(self, x: Ball) -> Ball:
         mid = 1 / torch.sqrt(x.mid)
         least = (x.mid - outward(x.radius)).clamp(min=0)
         spread = torch.where(x.radius == 0, 0.0, 0.5 * x.radius / (least * torch.sqrt(least)))
-        return self._function(mid, spread, "rsqrt")
+        return self._function(mid, spread, "rsqrt", argument=x)
 
     def minimum(self, x: Ball, bound: float) -> Ball:
         limit = x.as_ball(bound)
         return Ball(x.mid.clamp(max=bound), _max_radius(x.rad, limit.rad), self.model)
 
     def maximum(self, x: Ball, y: Ball) -> Ball:
-        return Ball(torch.maximum(x.mid, y.mid), _max_radius(x.rad, y.rad), self.model)
+        mid, rad = torch.maximum(x.mid, y.mid), _max_radius(x.rad, y.rad)
+        if rad is None or all_finite(mid):
+            return Ball(mid, rad, self.model)
+        return Ball(mid, rad, self.model).limited(mid, rad, (x, y))
 
     def where(self, mask: Tensor, x: Ball, y: Ball | float) -> Ball:
         other = x.as_ball(y)
         rad = None if x.rad is None and other.rad is None else torch.where(mask, x.radius, other.radius)
-        return Ball(torch.where(mask, x.mid, other.mid), rad, self.model)
+        own = None
+        if x.own is not None or other.own is not None:
+            of_x, of_y = (-torch.ones_like(part.mid) if part.own is None else part.own for part in (x, other))
+            own = torch.where(mask, of_x, of_y)
+        return Ball(torch.where(mask, x.mid, other.mid), rad, self.model, own)
 
     def above(self, x: Ball, bound: float) -> Tensor:
         return x.mid > bound
@@ -296,6 +419,12 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         gamma_n if converting to the accumulator rounds too.
         """
         terms = max(x.shape[axis] - (self.model.accumulate.format.unit_roundoff <= self.u), 0)
+        if x.own is not None:
+            return self.sum(x.inner, axis, rescaled=rescaled).or_none(x.lost.any(axis, keepdim=True))
+        if not (self.model.is_unlimited or x.is_known):
+            total = self.sum(self.numbers(x), axis, rescaled=rescaled)
+            special = torch.where(x.mid.isfinite(), 0.0, x.mid).sum(axis, keepdim=True)
+            return self._with_special(total, special, x.unspecified.any(axis, keepdim=True))
         mid = x.mid.sum(axis, keepdim=True)
         magnitude = x.magnitude.sum(axis, keepdim=True)
         lost = self.model.gamma(terms) + (self.rescaling(x.shape[axis]) if rescaled else 0.0)
@@ -314,19 +443,52 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         return self._partly_overflowing(mid, rad, magnitude)
 
     def _partly_overflowing(self, mid: Tensor, rad: Tensor, magnitude: Tensor) -> Ball:
-        """Return a sum whose partial sums, in some order, reach the sum of its positive terms, or of its negative ones.
+        """Return a sum of finite terms, some of whose partial sums may overflow.
 
-        If overflow is followed (`RoundingModel.beyond`), the sum is infinite if the terms of one sign overflow, and
-        unspecified if both do.
+        Let P and N be the sums of the magnitudes of the positive and of the negative terms, with their radii. Every
+        partial sum of a kernel's terms, in any order and tree, is in [-N, P], and rounded in [-N - rad, P + rad], since
+        ``rad`` holds gamma_n of all magnitudes. So none exceeds the range R if P + rad <= R, and none is below -R if N
+        + rad <= R. P is (magnitude + mid) / 2 + r / 2, with r <= rad the sum of the radii; N likewise.
+
+        - Neither may: the ball.
+        - One may, say above: no -inf and so no NaN arises, and what reaches inf stays there: the ball, or inf. If all
+          of the ball is above R, so is every last sum: inf, in every order.
+        - Both may: the ball, either infinity, or NaN where they meet. A sum that is above R in exact arithmetic ends at
+          -inf in an order that begins with the negative terms.
+
+        (mid and magnitude are rounded in float64, within 2^-30 of the magnitude: `RADIUS_ROUNDING`.)
         """
-        if self.model.beyond == "infinity":
-            above, below = ((magnitude + side * mid) / 2 > self.model.range for side in (1, -1))
-            followed = torch.where(above, math.inf, torch.where(below, -math.inf, mid))
-            both = above & below & mid.isfinite()
-            rad = torch.where(both, math.inf, torch.where(above | below, 0.0, rad))
-            return Ball(torch.where(both, 0.0, torch.where(mid.isfinite(), followed, mid)), rad, self.model)
-        overflow = (magnitude > self.model.largest) & torch.isfinite(mid)
-        return self.ball(mid, torch.where(overflow, math.inf, rad))
+        model = self.model
+        if model.is_unlimited or bool((magnitude + 2 * rad <= model.largest).all()):
+            return Ball(mid, rad, model)
+        more = 2 * rad + (RADIUS_ROUNDING - 1) * magnitude
+        above, below = (~((magnitude + side * mid) / 2 + more <= model.range) for side in (1, -1))
+        may = above | below
+        if model.beyond == "infinity":
+            may &= (above & below) | (mid.abs() - outward(rad + more) <= model.surely_beyond)
+        return overflowing(model, mid, rad, may)
+
+    def numbers(self, x: Ball) -> Ball:
+        """Return x, zero where it is NaN, infinite or unspecified."""
+        known = x.mid.isfinite() & x.radius.isfinite()
+        return Ball(
+            torch.where(known, x.mid, 0.0), None if x.rad is None else torch.where(known, x.rad, 0.0), self.model
+        )
+
+    def _with_special(self, total: Ball, special: Tensor, unknown: Tensor) -> Ball:
+        """Return a sum of finite terms ``total`` and of others, unspecified where a term is (``unknown``).
+
+        ``special``: the sum of the infinite and NaN terms, else zero. An infinity stays unless the rest may be the
+        other one; then it may become NaN.
+        """
+        none = special.isinf() & (unknown | total.unspecified | (total.mid == -special))
+        if total.own is None:
+            total = Ball(total.mid, total.radius, self.model, torch.full_like(total.mid, -1.0))
+        mid = torch.where(special == 0, total.mid, torch.where(none, 0.0, special))
+        rad = torch.where(none | (unknown & ~special.isnan()), math.inf, torch.where(special == 0, total.radius, 0.0))
+        assert total.own is not None
+        own = torch.where(unknown | (special != 0), -1.0, total.own)
+        return Ball(mid, rad, self.model, torch.where(none, math.inf, own))
 
     def rescaling(self, terms: int) -> float:
         """Return the error of a running sum that is multiplied by exp(old - new) once per block (`RoundingModel`)."""
@@ -357,6 +519,12 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         If all products are multiples of one unit and their magnitudes add up to at most 2^bits units, every
         partial sum is exact in any order. ``terms``: how many of the products may be nonzero.
         """
+        if any(x is not None and x.own is not None for x in (a, b, plus)):
+            product = self.matmul(a.inner, b.inner, None if plus is None else plus.inner, terms=terms)
+            lost = a.lost.any(-1, keepdim=True) | b.lost.any(-2, keepdim=True)
+            return product.or_none(lost if plus is None else lost | plus.lost)
+        if not (self.model.is_unlimited or all(x is None or x.is_known for x in (a, b, plus))):
+            return self._special_product(a, b, plus, a.shape[-1] if terms is None else terms)
         terms = (a.shape[-1] if terms is None else terms) + (plus is not None)
         a, b = self.operand(a), self.operand(b)
         mid = a.mid @ b.mid
@@ -389,6 +557,20 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         ):
             rad = rad if spread is None else rad + spread * rounding
         return self._partly_overflowing(mid, rad, magnitude)
+
+    def _special_product(self, a: Ball, b: Ball, plus: Ball | None, terms: int) -> Ball:
+        """Return `matmul` where some numbers are NaN, infinite or unspecified: zero times those is NaN, or may be."""
+        added = None if plus is None else self.numbers(plus)
+        total = self.matmul(self.numbers(a), self.numbers(b), added, terms=terms)
+        special = torch.where(a.mid.isfinite().all(-1, keepdim=True) & b.mid.isfinite().all(-2, keepdim=True), 0.0, 1.0)
+        special = torch.where(special > 0, a.mid @ b.mid, 0.0)
+        unknown = a.unspecified.any(-1, keepdim=True) | b.unspecified.any(-2, keepdim=True)
+        infinite, loose = [x.mid.isinf().double() for x in (a, b)], [_is_unsigned(x).double() for x in (a, b)]
+        unknown = unknown | (infinite[0] @ loose[1] + loose[0] @ infinite[1] > 0)
+        if plus is not None:
+            special = special + torch.where(plus.mid.isfinite(), 0.0, plus.mid)
+            unknown = unknown | plus.unspecified
+        return self._with_special(total, special, unknown)
 
     def operand(self, x: Ball) -> Ball:
         """Return ``x`` as a unit that truncates operands reads it; rounding them before is no less accurate.
@@ -435,7 +617,10 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         rad = None
         if any(part.rad is not None for part in parts):
             rad = change([torch.broadcast_to(part.radius, part.mid.shape) for part in parts])
-        return Ball(change([part.mid for part in parts]), rad, self.model)
+        own = None
+        if any(part.own is not None for part in parts):
+            own = change([-torch.ones_like(part.mid) if part.own is None else part.own for part in parts])
+        return Ball(change([part.mid for part in parts]), rad, self.model, own)
 
     def stores(self, stage: str) -> bool:
         """Return whether a kernel may round at this stage."""
@@ -445,6 +630,8 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         format = self.model.stages.get(stage)
         if format is None:
             return x
+        if x.own is not None:
+            return self.round(x.inner, stage).or_none(x.lost)
         size = x.magnitude
         lost = format.unit_roundoff * size + self.model.underflow(format)
         if x.rad is None:  # numbers of the format aren't rounded, but may be flushed
@@ -464,138 +651,6 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         size = x.magnitude
         rad = x.radius + format.unit_roundoff * size + self.model.underflow(format) / factor
         return Ball(x.mid, torch.where(size * factor > format.largest, math.inf, rad), self.model)
-
-    def function(self, name: str, x: Ball) -> Ball:
-        mid = torch_function(name, x.mid)
-        if name in _EXPONENTIAL:
-            spread = _EXPONENTIAL[name](self, x, mid)
-        elif x.rad is None:
-            spread = x.radius
-        else:
-            spread = torch.where(x.radius == 0, 0.0, _SPREADS[name](x.mid, mid, x.radius))
-            mid, spread = self._at_the_edge(name, x, mid, spread)
-        size = mid.abs() + spread
-        if name in _RELATIVE_TO_ONE:
-            size = (_RELATIVE_TO_ONE[name] if self.model.certifies else 1.0) * (size + 1)
-        elif name == "erfc" and self.model.certifies:
-            size = 4.0 * size  # PyTorch's erfc has two ulps, in the tail too
-        own = self.model.function_error(name) * size + self.model.function_underflow(name)
-        rad = spread + own
-        if not all_finite(mid):
-            rad = torch.where(mid.isfinite(), torch.where(spread.isinf(), math.inf, rad), 0.0)
-        return Ball(mid, rad, self.model)
-
-    def _at_the_edge(self, name: str, x: Ball, mid: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
-        """Return midpoints and spreads, unspecified where the ball contains a pole or the end of the domain."""
-        if name == "reciprocal":
-            unsure = x.mid.abs() <= x.radius
-        elif name in _LEAST:
-            unsure = (x.mid - _LEAST[name]).abs() <= x.radius
-        else:
-            return mid, spread
-        unsure &= (x.radius > 0) & x.mid.isfinite()  # at infinity the function has its limit
-        return torch.where(unsure, 0.0, mid), torch.where(unsure, math.inf, spread)
-
-    def _argument_error(self, x: Ball) -> Tensor:
-        """Return the error of an exponential's argument, rounded once more: kernels fold log2 e into it."""
-        return torch.where(x.mid.isinf(), 0.0, x.radius + 2 * self.u * x.mid.abs())
-
-    def _of_exponential(self, x: Ball, mid: Tensor) -> Tensor:
-        """Return exp(x) (exp(e) - 1); the derivative of expm1 is the same."""
-        value, error = torch.exp(x.mid), self._argument_error(x)
-        return torch.where(value == 0, torch.exp(x.mid + error), value * expm1_upper(error))
-
-    def _of_exp2(self, x: Ball, mid: Tensor) -> Tensor:
-        error = self._argument_error(x)
-        return torch.where(mid == 0, torch.exp2(x.mid + error), mid * expm1_upper(error))
-
-    def _of_sigmoid(self, x: Ball, mid: Tensor) -> Tensor:
-        return self.sigmoid(x).radius
-
-    def _of_softplus(self, x: Ball, mid: Tensor) -> Tensor:
-        """softplus' = sigmoid <= min(1, exp); max(x, 0) + log1p(exp(-|x|)) has the errors of three functions."""
-        error = self._argument_error(x)
-        spread = torch.minimum(error, torch.sigmoid(x.mid) * expm1_upper(error))
-        spread = torch.where(mid == 0, torch.exp(x.mid + error), spread)
-        own = self.model.function_error("exp") + self.model.function_error("log1p") + self.u
-        own = max(0.0, own - self.model.function_error("softplus"))
-        absolute = self.model.function_underflow("exp")
-        return torch.where(x.mid.isinf(), 0.0, spread + own * (mid + spread) + absolute)
-
-
-Spread = Callable[[Tensor, Tensor, Tensor], Tensor]
-_LEAST = {"log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0, "sqrt": 0.0, "rsqrt": 0.0, "acosh": 1.0}
-"""The lower end of a function's domain."""
-
-
-def _inverse_sine(x: Tensor, r: Tensor) -> Tensor:
-    """Return r / sqrt(1 - (|x| + r)^2), for arcsine and arccosine; infinite where the ball leaves the domain."""
-    most = x.abs() + outward(r)
-    return torch.where(most < 1, r / torch.sqrt((1 - most) * (1 + most)), math.inf)
-
-
-def _inverse_error_function(x: Tensor, r: Tensor) -> Tensor:
-    """Return sqrt(pi) / 2 exp(erfinv(z)^2) r, at the largest |z| of the ball."""
-    most = x.abs() + outward(r)
-    return torch.where(most < 1, r * (0.5 * math.sqrt(math.pi)) * torch.exp(torch.erfinv(most) ** 2 * 1.01), math.inf)
-
-
-def _of_gamma(x: Tensor, r: Tensor) -> Tensor:
-    """Return |digamma| r; digamma ascends for positive numbers, so at the ball's ends. Infinite for others."""
-    least, most = x - outward(r), x + outward(r)
-    slope = torch.maximum(torch.digamma(least).abs(), torch.digamma(most).abs())
-    return torch.where(least > 0, r * slope * (1 + 1e-9), math.inf)
-
-
-def _of_digamma(x: Tensor, r: Tensor) -> Tensor:
-    """Return trigamma r at the least number of the ball, at most 1/z^2 + 1/z; infinite for negative ones."""
-    least = x - outward(r)
-    return torch.where(least > 0, r * (1 / (least * least) + 1 / least), math.inf)
-
-
-_RELATIVE_TO_ONE = {"lgamma": 16.0, "digamma": 16.0, "erfinv": 8.0}
-"""Functions whose errors are relative to 1 + |f|, since their value may be zero when the terms that it is computed from
-are
-not; and how many times the usual ulps PyTorch's float64 versions need."""
-_SPREADS: dict[str, Spread] = {
-    "log": lambda x, y, r: spread_of_log(x, r),
-    "log2": lambda x, y, r: spread_of_log(x, r) / math.log(2),
-    "log1p": lambda x, y, r: spread_of_log(1 + x, r),
-    "tanh": lambda x, y, r: spread_of_tanh(x, r),
-    "erf": lambda x, y, r: spread_of_erf(x, r),
-    "sqrt": lambda x, y, r: r / y,
-    "rsqrt": lambda x, y, r: 0.5 * r / ((x - outward(r)) * torch.sqrt(x - outward(r))),
-    "reciprocal": lambda x, y, r: y.abs() * r / (x.abs() - outward(r)),
-    "sin": lambda x, y, r: r.clamp(max=2.0),
-    "cos": lambda x, y, r: r.clamp(max=2.0),
-    "log10": lambda x, y, r: spread_of_log(x, r) / math.log(10),
-    "tan": lambda x, y, r: (r / (x.cos().abs() - outward(r)).clamp(min=0) ** 2).nan_to_num(
-        nan=math.inf, posinf=math.inf
-    ),
-    "atan": lambda x, y, r: r / (1 + (x.abs() - outward(r)).clamp(min=0) ** 2),
-    "asinh": lambda x, y, r: r / torch.sqrt(1 + (x.abs() - outward(r)).clamp(min=0) ** 2),
-    "sinh": lambda x, y, r: r * torch.cosh(x.abs() + r),
-    "cosh": lambda x, y, r: r * torch.sinh(x.abs() + r),
-    "asin": lambda x, y, r: _inverse_sine(x, r),
-    "acos": lambda x, y, r: _inverse_sine(x, r),
-    "acosh": lambda x, y, r: r / torch.sqrt((x - outward(r)).clamp(min=1) ** 2 - 1),
-    "atanh": lambda x, y, r: r / (1 - (x.abs() + outward(r)).clamp(max=1) ** 2),
-    "erfc": lambda x, y, r: spread_of_erf(x, r),
-    "erfinv": lambda x, y, r: _inverse_error_function(x, r),
-    "lgamma": lambda x, y, r: _of_gamma(x, r),
-    "digamma": lambda x, y, r: _of_digamma(x, r),
-}
-"""Bounds on |f(z) - f(x)| for |z - x| <= r: of x, y = f(x) and r > 0.
-
-|sqrt z - sqrt x| <= |z - x| / sqrt x.
-"""
-_EXPONENTIAL: dict[str, Callable[[ElementaryBalls, Ball, Tensor], Tensor]] = {
-    "exp": ElementaryBalls._of_exponential,
-    "expm1": ElementaryBalls._of_exponential,
-    "exp2": ElementaryBalls._of_exp2,
-    "sigmoid": ElementaryBalls._of_sigmoid,
-    "softplus": ElementaryBalls._of_softplus,
-}
 
 
 def expm1_upper(error: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from assay.golden.arithmetic.ball import Ball, expm1_upper
+from assay.golden.arithmetic.ball import Ball, expm1_upper, overflowing
 from assay.golden.arithmetic.ball_composites import BASE_CHANGE, FOLDED_LOG2E, WELL_CONDITIONED, CompositeBalls
 from assay.golden.arithmetic.ball_order import OrderBalls
 from assay.golden.arithmetic.ball_products import ProductBalls
@@ -62,8 +62,8 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
         )
         if k.rad is not None:
             split = split + q.magnitude @ k.rad.transpose(-1, -2) * q.as_ball(scale).magnitude
-        rad = torch.where(unscaled > self.model.largest, math.inf, torch.maximum(product.radius, split))
-        scores = self.ball(product.mid, rad)
+        rad = torch.maximum(product.radius, split)
+        scores = overflowing(self.model, product.mid, rad, unscaled > self.model.largest)
         if "scores" not in self.model.stages:
             return scores
         factor = q.as_ball(scale)
@@ -138,7 +138,7 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
             + absolute * (visible.to(torch.float64) @ size)
             + (keys + 1) * model.function_underflow("div")
         )
-        rad = torch.where(visible.double() @ size > model.largest, math.inf, rad)
+        may = visible.double() @ size > model.largest
         if values.rad is not None:
             rad = rad + (weights + weighted_error) @ values.rad / least
         mid = out
@@ -162,7 +162,8 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
         log_error = model.function_error("log") * log_total.abs() + near_one
         lse_error = total_error + BASE_CHANGE * u * (lse.abs() + largest.abs()) + log_error
         lse_error = torch.where(lse == -math.inf, 0.0, lse_error + model.tiny)
-        out_ball, lse_ball = self.ball(mid, rad), self.unspecified(sees & largest.isinf(), self.ball(lse, lse_error))
+        out_ball = overflowing(model, mid, rad, may & mid.isfinite() & sees)
+        lse_ball = self.unspecified(sees & largest.isinf(), self.ball(lse, lse_error))
         lse_ball = self.spilled(lambda: rows_reached(scores, visible), lse_ball)
         return self.spilled(lambda: reached(scores, visible, values), out_ball), lse_ball
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import torch
 
-from assay.golden.arithmetic.ball import Ball, ElementaryBalls
+from assay.golden.arithmetic.ball import Ball, ElementaryBalls, overflowing, spread_of_log
+from assay.golden.arithmetic.model import outward
 
 Tensor = torch.Tensor
 
@@ -21,6 +22,7 @@ FOLDED_LOG2E = 1.45  # log2 e = 1.4427, rounded up
 _BLOCK = 2**18  # numbers in a block that fits in a processor's cache
 _FEW_ROWS, _LARGEST_BLOCK = 64, 2**21  # rows in a block at least, as long as it has no more numbers
 _SLOPE_OF_SIGMOID = 128.0  # below -88, where the sigmoid s underflows, the slope s (1 + x (1 - s)) is 100 s at most
+_FAR = 60.0  # below the largest number; its exponential is far below one unit in the last place of their sum
 _FAR_BELOW = -200.0  # the exponential of less is zero in every 16-bit format
 
 
@@ -72,13 +74,39 @@ class CompositeBalls(ElementaryBalls):
         """Return max + log sum, in any base: the sum's relative error, and a few roundings of its parts.
 
         With the stages "exponentials" and "normalizer" (`_log_total`) the maximum is added to the stored logarithm.
+        Numbers with large radii have the bound of `_moved_lse`.
         """
         largest = self.max(x)
         shift = torch.where(torch.isfinite(largest.mid), largest.mid, 0.0)
         log_total, moved, kept = self._log_total(x, shift)
         mid = shift + log_total.mid
         rad = log_total.radius + BASE_CHANGE * self.u * (mid.abs() + shift.abs() + log_total.mid.abs())
+        if x.rad is not None and not (self.model.certifies or self.stores("normalizer")):
+            rad = torch.fmin(rad, self._moved_lse(x, mid, shift))
         return self.unspecified(torch.isinf(largest.mid), Ball(mid + moved, rad + kept, self.model))
+
+    def _moved_lse(self, x: Ball, lse: Tensor, shift: Tensor) -> Tensor:
+        """Return the radius of log sum exp of a kernel's numbers y, |y_i - x_i| <= r_i, which grows with r, not exp(r).
+
+        |lse(y) - lse(x)| <= R, the largest r_i, as the slopes of lse are shares that add up to one. To that come the
+        errors at y of an evaluation by exp(y_i - m), m = max y: each argument has one of t_i = 4 u (|y_i| + |m|), so
+        that the sum's is relatively at most e^t - 1, t the largest of the terms within `_FAR` of the maximum, plus
+        exp(t_i - g_i) of each other one, which is at least g_i = m - x_i - 2 R below it; and the errors of `logsumexp`.
+        """
+        count, model = x.shape[-1], self.model
+        known = x.mid.isfinite()
+        most = torch.where(known, x.radius, 0.0).amax(-1, keepdim=True) if count else torch.zeros_like(lse)
+        size = torch.where(known, x.magnitude, 0.0)
+        argument = 4 * self.u * (size + shift.abs() + most)
+        gap = shift - torch.where(known, x.mid, -math.inf) - 2 * most
+        near = torch.where(gap <= _FAR, argument, 0.0).amax(-1, keepdim=True) if count else torch.zeros_like(lse)
+        far = torch.where(gap > _FAR, torch.exp(argument - gap), 0.0).sum(-1, keepdim=True)
+        own = model.function_error("exp") + self.rescaling(count) + model.gamma(count)
+        total = torch.expm1(near) * (1 + own) + own + far
+        log_total = lse.abs() + shift.abs() + 2 * most  # at least the logarithm's magnitude
+        error = spread_of_log(torch.ones_like(lse), total) + model.function_error("log") * log_total
+        error = error + 2 * self.u * model.ulps.get("log_near_one", 0.0) + BASE_CHANGE * self.u * 2 * log_total
+        return torch.where((x.mid == math.inf).any(-1, keepdim=True), math.inf, most + error)
 
     def log_softmax(self, x: Ball) -> Ball:
         """Return x - lse, or (x - max) - log sum, which rounds twice at the result's size."""
@@ -119,19 +147,22 @@ class CompositeBalls(ElementaryBalls):
         """
         centred, deviation_error, moment, overflow = self._moments(x)
         root = self.rsqrt(moment + eps)
-        return Ball(centred, torch.where(overflow, math.inf, deviation_error), self.model), root
+        if self.model.beyond != "infinity":  # then the root has what follows from it
+            deviation_error = torch.where(overflow, math.inf, deviation_error)
+        return self.ball(centred, deviation_error), root
 
     def variance(self, x: Ball, correction: float = 0.0) -> Ball:
         """Return sum (x - mean)^2 / (n - correction) along the last axis, with the bound of `standardize`."""
         n = x.shape[-1]
         _, _, moment, overflow = self._moments(x)
+        moment = moment.inner
         if n <= correction:
             return Ball(torch.full_like(moment.mid, math.nan), None, self.model)
         mid, rad = moment.mid * n / (n - correction), moment.radius * n / (n - correction)
         error = rad + 2 * self.u * (mid.abs() + rad) + self.model.tiny
         constant = (x.mid == x.mid[..., :1]).all(-1, keepdim=True) & (x.radius == 0).all(-1, keepdim=True)
         error = torch.where(constant & (x.mid[..., :1] == 0), 0.0, error)
-        return Ball(mid, torch.where(overflow, math.inf, error), self.model)
+        return overflowing(self.model, mid, error, overflow & mid.isfinite())
 
     def _moments(self, x: Ball) -> tuple[Tensor, Tensor, Ball, Tensor]:
         """Return x - mean and its error, its mean square, and a mask of where the sum of squares may overflow."""
@@ -143,8 +174,6 @@ class CompositeBalls(ElementaryBalls):
         centred = x.mid - mean
         squares = (centred * centred).sum(-1, keepdim=True)
         variance = squares / n
-        if self.model.beyond == "infinity":  # the sum of squares overflows, even if the mean square does not
-            variance = torch.where(squares > self.model.range, math.inf, variance)
         mean_error = (gamma(n + 2) + 2 * self.u) * size.mean(-1, keepdim=True) + own_mean
         rounding = self.u * (centred.abs() + mean_error + 2 * size + 2 * mean.abs()) + self.model.tiny
         deviation_error = mean_error + own + rounding
@@ -156,8 +185,14 @@ class CompositeBalls(ElementaryBalls):
             + (gamma(n + 5) + 4 * self.u) * (variance + mean_error * mean_error + 2 * spread * root_mean_square)
             + self.model.tiny
         )
-        overflow = n * root_mean_square * root_mean_square > self.model.largest
-        return centred, deviation_error, Ball(variance, variance_error, self.model), overflow
+        overflow = ~(n * root_mean_square * root_mean_square <= self.model.largest) & x.mid.isfinite().all(
+            -1, keepdim=True
+        )
+        if self.model.beyond == "infinity":  # the sum of squares overflows, even if the mean square does not
+            sure = squares - outward(n * variance_error) > self.model.surely_beyond
+            variance = torch.where(sure, math.inf, variance)
+        moment = overflowing(self.model, variance, variance_error, overflow & variance.isfinite())
+        return centred, deviation_error, moment, overflow
 
     def _own(self, x: Ball) -> tuple[Tensor | float, Tensor | float, Tensor | float]:
         """Return the radii of a row, their mean, and the sum of the mean and the root mean square; zero if exact."""
@@ -185,12 +220,15 @@ class CompositeBalls(ElementaryBalls):
 
     def gate_mul(self, x: Ball, gate: Ball) -> Ball:
         """Return x times a gate, or x divided by the gate's reciprocal."""
-        product = x * gate
+        product, lost = x * gate, None
+        if product.own is not None:
+            product, lost = product.inner, product.lost
         product = Ball(product.mid, product.radius + self.model.function_underflow("div"), self.model)
+        product = product if lost is None else product.or_none(lost)
         if not x.mid.numel() or bool(x.mid.amin() > -math.inf):
             return product
         closed = x.mid == -math.inf
-        return Ball(torch.where(closed, 0.0, product.mid), torch.where(closed, 0.0, product.radius), self.model)
+        return self.where(closed, self.exact(torch.zeros_like(product.mid)), product)
 
     def product(self, a: Ball, b: Ball, c: Ball, stage: str = "") -> Ball:
         return self._in_any_order(self.round(a * b, stage) * c, a, b, c)
@@ -202,8 +240,10 @@ class CompositeBalls(ElementaryBalls):
         y = x + bias
         if self.model.certifies or y.rad is None:
             return y
-        rad = y.rad + 2 * self.u * bias.magnitude
-        return Ball(y.mid, torch.where(x.radius.isinf(), math.inf, rad), self.model)  # of NaN plus a bias too
+        rad = y.inner.radius + 2 * self.u * bias.magnitude
+        rad = torch.where(x.inner.radius.isinf(), math.inf, rad)  # of NaN plus a bias too
+        sum_ = Ball(y.mid, rad, self.model)
+        return sum_ if y.own is None else sum_.or_none(y.lost)
 
     def _in_any_order(self, y: Ball, *factors: Ball) -> Ball:
         """Return a product of three, any two of which may overflow, or underflow by an amount that the third enlarges.
@@ -212,12 +252,14 @@ class CompositeBalls(ElementaryBalls):
         -88, where it underflows, is a hundredth of the slope. If the rest is zero only in exact arithmetic (a mean has
         a rounding error), the product is NaN or infinite.
         """
-        if self.model.certifies or y.rad is None:
+        if self.model.certifies:
             return y
         a, b, c = (torch.where(factor.magnitude.isfinite(), factor.magnitude, 0.0) for factor in factors)
         overflow = (a * b > self.model.largest) | (b * c > self.model.largest) | (a * c > self.model.largest)
-        rad = y.rad + self.model.function_underflow("div") * (a + b + c)
-        product = Ball(y.mid, torch.where(overflow & y.mid.isfinite(), math.inf, rad), self.model)
+        if y.rad is None and not bool(overflow.any()):
+            return y
+        rad = y.radius if y.rad is None else y.rad + self.model.function_underflow("div") * (a + b + c)
+        product = overflowing(self.model, y.mid, rad, overflow & y.mid.isfinite())
         if y.is_finite:
             return product
         least, certain = torch.ones_like(y.mid), torch.zeros_like(y.mid, dtype=torch.bool)  # that it is NaN

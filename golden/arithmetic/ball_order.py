@@ -1,4 +1,4 @@
-"""Ends and order of balls, and functions that depend on them: maxima, powers, roots and products."""
+"""Ends and order of balls, and functions that depend on them: maxima, powers, roots, products and elementary ones."""
 
 from __future__ import annotations
 
@@ -8,10 +8,19 @@ from typing import Any
 
 import torch
 
-from assay.golden.arithmetic.ball import Ball, ElementaryBalls, expm1_upper, spread_of_log
+from assay.golden.arithmetic.ball import (
+    Ball,
+    ElementaryBalls,
+    expm1_upper,
+    overflowing,
+    spread_of_erf,
+    spread_of_log,
+    spread_of_tanh,
+)
 from assay.golden.arithmetic.base import Order
 from assay.golden.arithmetic.double_double import DoubleDouble
-from assay.golden.arithmetic.model import RADIUS_ROUNDING
+from assay.golden.arithmetic.model import RADIUS_ROUNDING, all_finite, outward
+from assay.golden.arithmetic.real import torch_function
 
 Tensor = torch.Tensor
 
@@ -62,7 +71,7 @@ class OrderBalls(ElementaryBalls):
 
     def held(self, y: Ball, x: Ball) -> tuple[Ball, bool]:
         overflows = not y.is_finite and bool((x.mid.isfinite() & y.mid.isinf()).any())
-        return (y if y.rad is None else Ball(y.mid, y.bounded(y.mid, y.rad), self.model)), overflows
+        return (y if y.rad is None else overflowing(self.model, y.mid, y.rad)), overflows
 
     def open_beyond(self, x: Ball) -> Ball:
         beyond = ~x.mid.isfinite()
@@ -123,7 +132,8 @@ class OrderBalls(ElementaryBalls):
         odd = near & (exponent.mid != exponent.mid.round())  # undefined for negative numbers
         rad = torch.where(odd & (x.mid - x.radius < 0), math.inf, rad)
         mid = torch.where(near & ~mid.isfinite(), 0.0, mid)
-        return Ball(mid, torch.where(mid.isfinite(), Ball(mid, rad, self.model).bounded(mid, rad), 0.0), self.model)
+        operands = (x,) if isinstance(y, (int, float)) else (x, exponent)
+        return Ball(mid, None, self.model).limited(mid, torch.where(mid.isfinite(), rad, 0.0), operands)
 
     def root(self, x: Ball) -> Ball:
         """Return the square root; near zero an interval from zero to sqrt(x + r)."""
@@ -170,7 +180,7 @@ class OrderBalls(ElementaryBalls):
         ]  # log of the largest product of some of them
         largest_of_any = math.log(self.model.largest) if self.model.largest < math.inf else _LOG_LARGEST
         overflow = (partial > largest_of_any) & x.mid.isfinite().all(-1, keepdim=True)
-        return self.ball(torch.where(overflow & mid.isinf(), 0.0, mid), torch.where(overflow, math.inf, rad))
+        return overflowing(self.model, torch.where(overflow & mid.isinf(), 0.0, mid), rad, overflow)
 
     def _lost_below(self, x: Ball) -> Tensor:
         """Return the underflow errors of products of some factors, times the product of the other factors.
@@ -208,3 +218,140 @@ class OrderBalls(ElementaryBalls):
             return Ball(x.mid.sort(-1).values, None, self.model)
         least, most = self.enclosure(x)
         return self.interval(least.sort(-1).values, most.sort(-1).values)
+
+    def function(self, name: str, x: Ball) -> Ball:
+        mid = torch_function(name, x.mid)
+        if name in _EXPONENTIAL:
+            spread = _EXPONENTIAL[name](self, x, mid)
+        elif x.rad is None:
+            spread = x.radius
+        else:
+            spread = torch.where(x.radius == 0, 0.0, _SPREADS[name](x.mid, mid, x.radius))
+            mid, spread = self._at_the_edge(name, x, mid, spread)
+        size = mid.abs() + spread
+        if name in _RELATIVE_TO_ONE:
+            size = (_RELATIVE_TO_ONE[name] if self.model.certifies else 1.0) * (size + 1)
+        elif name == "erfc" and self.model.certifies:
+            size = 4.0 * size  # PyTorch's erfc has two ulps, in the tail too
+        own = self.model.function_error(name) * size + self.model.function_underflow(name)
+        rad = spread + own
+        if all_finite(mid) and x.is_finite:
+            return Ball(mid, rad, self.model)
+        if not self.model.certifies:
+            rad = torch.where(x.mid.isinf() & (mid == 0), 0.0, rad)
+        rad = torch.where(mid.isfinite(), torch.where(spread.isinf(), math.inf, rad), 0.0)
+        nearest = torch_function(name, x.mid - torch.copysign(outward(x.radius), x.mid))
+        unsure = (x.radius > 0) & ~nearest.isinf()
+        return overflowing(self.model, mid, rad, None, mid.isinf() & x.mid.isfinite() & unsure)
+
+    def _at_the_edge(self, name: str, x: Ball, mid: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
+        """Return midpoints and spreads, unspecified where the ball contains a pole or the end of the domain."""
+        if name == "reciprocal":
+            unsure = x.mid.abs() <= x.radius
+        elif name in _LEAST:
+            unsure = (x.mid - _LEAST[name]).abs() <= x.radius
+        else:
+            return mid, spread
+        unsure &= (x.radius > 0) & x.mid.isfinite()  # at infinity the function has its limit
+        return torch.where(unsure, 0.0, mid), torch.where(unsure, math.inf, spread)
+
+    def _argument_error(self, x: Ball) -> Tensor:
+        """Return the error of an exponential's argument, rounded once more: kernels fold log2 e into it."""
+        return torch.where(x.mid.isinf(), 0.0, x.radius + 2 * self.u * x.mid.abs())
+
+    def _of_exponential(self, x: Ball, mid: Tensor) -> Tensor:
+        """Return exp(x) (exp(e) - 1); the derivative of expm1 is the same."""
+        value, error = torch.exp(x.mid), self._argument_error(x)
+        return torch.where(value == 0, torch.exp(x.mid + error), value * expm1_upper(error))
+
+    def _of_exp2(self, x: Ball, mid: Tensor) -> Tensor:
+        error = self._argument_error(x)
+        return torch.where(mid == 0, torch.exp2(x.mid + error), mid * expm1_upper(error))
+
+    def _of_sigmoid(self, x: Ball, mid: Tensor) -> Tensor:
+        return self.sigmoid(x).radius
+
+    def _of_softplus(self, x: Ball, mid: Tensor) -> Tensor:
+        """softplus' = sigmoid <= min(1, exp); max(x, 0) + log1p(exp(-|x|)) has the errors of three functions."""
+        error = self._argument_error(x)
+        spread = torch.minimum(error, torch.sigmoid(x.mid) * expm1_upper(error))
+        spread = torch.where(mid == 0, torch.exp(x.mid + error), spread)
+        own = self.model.function_error("exp") + self.model.function_error("log1p") + self.u
+        own = max(0.0, own - self.model.function_error("softplus"))
+        absolute = self.model.function_underflow("exp")
+        return torch.where(x.mid.isinf(), 0.0, spread + own * (mid + spread) + absolute)
+
+
+Spread = Callable[[Tensor, Tensor, Tensor], Tensor]
+_LEAST = {"log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0, "sqrt": 0.0, "rsqrt": 0.0, "acosh": 1.0}
+"""The lower end of a function's domain."""
+
+
+def _inverse_sine(x: Tensor, r: Tensor) -> Tensor:
+    """Return r / sqrt(1 - (|x| + r)^2), for arcsine and arccosine; infinite where the ball leaves the domain."""
+    most = x.abs() + outward(r)
+    return torch.where(most < 1, r / torch.sqrt((1 - most) * (1 + most)), math.inf)
+
+
+def _inverse_error_function(x: Tensor, r: Tensor) -> Tensor:
+    """Return sqrt(pi) / 2 exp(erfinv(z)^2) r, at the largest |z| of the ball."""
+    most = x.abs() + outward(r)
+    return torch.where(most < 1, r * (0.5 * math.sqrt(math.pi)) * torch.exp(torch.erfinv(most) ** 2 * 1.01), math.inf)
+
+
+def _of_gamma(x: Tensor, r: Tensor) -> Tensor:
+    """Return |digamma| r; digamma ascends for positive numbers, so at the ball's ends. Infinite for others."""
+    least, most = x - outward(r), x + outward(r)
+    slope = torch.maximum(torch.digamma(least).abs(), torch.digamma(most).abs())
+    return torch.where(least > 0, r * slope * (1 + 1e-9), math.inf)
+
+
+def _of_digamma(x: Tensor, r: Tensor) -> Tensor:
+    """Return trigamma r at the least number of the ball, at most 1/z^2 + 1/z; infinite for negative ones."""
+    least = x - outward(r)
+    return torch.where(least > 0, r * (1 / (least * least) + 1 / least), math.inf)
+
+
+_RELATIVE_TO_ONE = {"lgamma": 16.0, "digamma": 16.0, "erfinv": 8.0}
+"""Functions whose errors are relative to 1 + |f|, since their value may be zero when the terms that it is computed from
+are
+not; and how many times the usual ulps PyTorch's float64 versions need."""
+_SPREADS: dict[str, Spread] = {
+    "log": lambda x, y, r: spread_of_log(x, r),
+    "log2": lambda x, y, r: spread_of_log(x, r) / math.log(2),
+    "log1p": lambda x, y, r: spread_of_log(1 + x, r),
+    "tanh": lambda x, y, r: spread_of_tanh(x, r),
+    "erf": lambda x, y, r: spread_of_erf(x, r),
+    "sqrt": lambda x, y, r: r / y,
+    "rsqrt": lambda x, y, r: 0.5 * r / ((x - outward(r)) * torch.sqrt(x - outward(r))),
+    "reciprocal": lambda x, y, r: y.abs() * r / (x.abs() - outward(r)),
+    "sin": lambda x, y, r: r.clamp(max=2.0),
+    "cos": lambda x, y, r: r.clamp(max=2.0),
+    "log10": lambda x, y, r: spread_of_log(x, r) / math.log(10),
+    "tan": lambda x, y, r: (r / (x.cos().abs() - outward(r)).clamp(min=0) ** 2).nan_to_num(
+        nan=math.inf, posinf=math.inf
+    ),
+    "atan": lambda x, y, r: r / (1 + (x.abs() - outward(r)).clamp(min=0) ** 2),
+    "asinh": lambda x, y, r: r / torch.sqrt(1 + (x.abs() - outward(r)).clamp(min=0) ** 2),
+    "sinh": lambda x, y, r: r * torch.cosh(x.abs() + r),
+    "cosh": lambda x, y, r: r * torch.sinh(x.abs() + r),
+    "asin": lambda x, y, r: _inverse_sine(x, r),
+    "acos": lambda x, y, r: _inverse_sine(x, r),
+    "acosh": lambda x, y, r: r / torch.sqrt((x - outward(r)).clamp(min=1) ** 2 - 1),
+    "atanh": lambda x, y, r: r / (1 - (x.abs() + outward(r)).clamp(max=1) ** 2),
+    "erfc": lambda x, y, r: spread_of_erf(x, r),
+    "erfinv": lambda x, y, r: _inverse_error_function(x, r),
+    "lgamma": lambda x, y, r: _of_gamma(x, r),
+    "digamma": lambda x, y, r: _of_digamma(x, r),
+}
+"""Bounds on |f(z) - f(x)| for |z - x| <= r: of x, y = f(x) and r > 0.
+
+|sqrt z - sqrt x| <= |z - x| / sqrt x.
+"""
+_EXPONENTIAL: dict[str, Callable[[OrderBalls, Ball, Tensor], Tensor]] = {
+    "exp": OrderBalls._of_exponential,
+    "expm1": OrderBalls._of_exponential,
+    "exp2": OrderBalls._of_exp2,
+    "sigmoid": OrderBalls._of_sigmoid,
+    "softplus": OrderBalls._of_softplus,
+}

@@ -10,7 +10,7 @@ from functools import lru_cache
 import torch
 
 from assay.formats.accumulator import Accumulator
-from assay.golden.arithmetic.ball import Ball, ElementaryBalls, lowest_bit
+from assay.golden.arithmetic.ball import Ball, ElementaryBalls, lowest_bit, overflowing
 from assay.golden.arithmetic.model import Chance, RoundingModel
 
 Tensor = torch.Tensor
@@ -38,14 +38,20 @@ class SequenceBalls(ElementaryBalls):
 
         Subtracting later terms from a longer sum is not covered.
         """
+        if not (self.model.is_unlimited or x.is_known):
+            if x.own is not None:
+                return self.cumsum(x.inner).or_none(x.lost.cummax(-1).values)
+            numbers = self.cumsum(self.numbers(x))
+            special = torch.where(x.mid.isfinite(), 0.0, x.mid).cumsum(-1)
+            unknown = x.unspecified.cummax(-1).values if x.shape[-1] else x.unspecified
+            return self._with_special(numbers, special, unknown)
         count, late = x.shape[-1], int(self.model.accumulate.format.unit_roundoff <= self.u)
         lost = x.mid.new_tensor(_gammas(self.model.accumulate, self.model.chance, count, late))
         rounding = self.model.sum_rounding(count)
         mid, magnitude = x.mid.cumsum(-1), x.magnitude.cumsum(-1)
         rad = lost * rounding * magnitude
         if x.rad is not None:
-            overflow = (magnitude > self.model.largest) & torch.isfinite(mid)
-            return self.ball(mid, torch.where(overflow, math.inf, rad + rounding * x.rad.cumsum(-1)))
+            return self._partly_overflowing(mid, rad + rounding * x.rad.cumsum(-1), magnitude)
         return self._summed(mid, rad, magnitude, lowest_bit(x.mid).cummin(-1).values if count else mid)
 
     def recurrence(self, decay: Ball, term: Ball) -> Ball:
@@ -60,25 +66,37 @@ class SequenceBalls(ElementaryBalls):
         shape = (decay.mid[..., :0] + term.mid[..., :0]).shape[:-1] + term.mid.shape[-1:]
         a, a_rad, b, b_rad = (part.broadcast_to(shape) for part in (decay.mid, decay.radius, term.mid, term.radius))
         h, most, rad = (torch.zeros(shape[:-1], dtype=torch.float64) for _ in range(3))
-        lost = torch.zeros(shape[:-1], dtype=torch.bool)
-        steps: list[tuple[Tensor, Tensor]] = []
+        lost, beyond = (torch.zeros(shape[:-1], dtype=torch.bool) for _ in range(2))
+        reach = torch.zeros(shape[:-1], dtype=torch.float64)
+        steps: list[tuple[Tensor, Tensor, Tensor]] = []
         more = (math.ceil(math.log2(max(shape[-1], 1))) + 2) * self.u
         tiny = 2 * (self.model.tiny + self.model.underflow(self.model.accumulate.format))
         unit = max(self.u, self.model.accumulate.format.unit_roundoff)
         for t in range(shape[-1]):
             size = a[..., t].abs()
             given = h.isnan() | a[..., t].isnan() | b[..., t].isnan()
+            unclear = (a[..., t].isfinite() & ~a_rad[..., t].isfinite()) | (
+                b[..., t].isfinite() & ~b_rad[..., t].isfinite()
+            )
+            before = ~((size + a_rad[..., t]) * (h.abs() + rad) <= self.model.largest) | beyond
+            reach = (size + a_rad[..., t]) * reach.clamp(min=1)  # of products of decays, which a scan forms
+            unclear |= (b[..., t].isinf() & before) | (h.isinf() & ~(reach <= self.model.largest))
+            unclear |= a[..., t].isinf() & (t > 0)  # in a scan it multiplies sums of either sign
             h = a[..., t] * h + b[..., t] if t else b[..., t]
-            lost |= h.isnan() & ~given  # perhaps by a decay that overflowed
-            h = torch.where(lost, 0.0, h)
+            lost |= (h.isnan() | unclear) & ~given  # NaN perhaps by a decay that overflowed
+            h = torch.where(lost & ~given, 0.0, h)
             inherited = (size + a_rad[..., t]) * rad + a_rad[..., t] * most + b_rad[..., t]
             most = size * most + b[..., t].abs()
             rad = inherited + _STEP * unit * (most + inherited) + tiny
-            own = torch.where(lost | (most > self.model.largest), math.inf, rad + more * (most + rad))
-            steps.append((h, torch.where(h.isfinite(), own, 0.0)))
+            beyond |= (
+                ~(torch.maximum(most + rad, reach) <= self.model.largest) & h.isfinite()
+            )  # what overflowed stays so
+            own = torch.where(lost, math.inf, rad + more * (most + rad))
+            steps.append((h, torch.where(h.isfinite(), own, 0.0), beyond.clone()))
         if not steps:
             return Ball(b, None, self.model)
-        return self.ball(torch.stack([mid for mid, _ in steps], -1), torch.stack([part for _, part in steps], -1))
+        mid, rad, may = (torch.stack(parts, -1) for parts in zip(*steps, strict=True))
+        return overflowing(self.model, mid, rad, may)
 
     def solve_unit_lower(self, lower: Ball, right: Ball) -> Ball:
         """Solve in sequence, by blocks, or by inverses of diagonal blocks of any width, themselves computed so.
@@ -111,9 +129,12 @@ class SequenceBalls(ElementaryBalls):
         growth = (sized @ error + through @ block @ most).tril(-1)
         rad = torch.linalg.solve_triangular(one - growth, sized @ rho + through @ delta, upper=False)
         unknown = ~(x.isfinite() & rad.isfinite())
-        overflow = (most @ (x.abs() + rad) + given) > self.model.largest
-        hidden = unknown & right.mid.isfinite().all(-2, keepdim=True) & below.isfinite().all((-1, -2))[..., None, None]
-        return self.ball(torch.where(hidden, 0.0, x), torch.where(unknown | overflow, math.inf, rad))
+        reach = torch.maximum(most @ (x.abs() + rad) + given, sized.amax(-1, keepdim=True))
+        overflow = ~(reach.nan_to_num(nan=math.inf).cummax(-2).values <= self.model.largest)  # rows below take it in
+        regular = right.mid.isfinite().all(-2, keepdim=True) & below.isfinite().all((-1, -2))[..., None, None]
+        mid = torch.where(unknown & regular, 0.0, x)
+        strange = unknown & ~regular & ~x.isnan()  # infinities that meet by turns
+        return overflowing(self.model, mid, torch.where(unknown, math.inf, rad), overflow & x.isfinite(), strange)
 
     def where_above(self, x: Ball, bound: float, y: Ball, z: Ball | float) -> Ball:
         """Return y where x > bound, else z; unspecified where the bound is inside x's ball."""

@@ -92,7 +92,8 @@ class RoundingModel:
     "nearest_away", "toward_zero", "stochastic": to either neighbour); ``rescale_every`` how many terms of a running sum
     of exponentials come before it is rescaled to a new maximum. With ``chance`` successive roundings have its
     probabilistic bound, not the worst case. ``beyond``: the result if an intermediate may overflow: "anything";
-    "nothing", as if there were no overflow; or "infinity" if the exact one overflows. ``spills``: results are
+    "nothing", as if there were no overflow; or "infinity" if every kernel's overflows, and else the number that it is
+    without overflow, or none. ``spills``: results are
     unspecified where a masked or unread NaN or infinity enters a sum with a weight of zero. ``certifies`` marks the
     model of the float64 evaluation itself, whose algorithms are known, so that orders and formulas of kernels are not
     covered.
@@ -118,8 +119,18 @@ class RoundingModel:
 
     @property
     def largest(self) -> float:
-        """Return the magnitude beyond which an intermediate may have any value."""
-        return self.range if self.beyond == "anything" else math.inf
+        """Return the magnitude beyond which an intermediate may overflow."""
+        return math.inf if self.beyond == "nothing" else self.range
+
+    @property
+    def surely_beyond(self) -> float:
+        """Return the magnitude beyond which every kernel's intermediate is infinite, if that is followed."""
+        return self.range * (1 + 2 * self.unit_roundoff) if self.beyond == "infinity" else math.inf
+
+    @property
+    def is_unlimited(self) -> bool:
+        """Return whether overflow needs no check: float64 has no larger format."""
+        return math.isinf(self.largest * 2)
 
     @property
     def range(self) -> float:

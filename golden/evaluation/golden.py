@@ -52,6 +52,9 @@ def golden_of(result: Any) -> Golden:
     if isinstance(result, DoubleDouble):
         finite = math.isfinite(radius.sum().item())
         return Golden(value, radius if finite else _without_nan(radius), result.rest)
+    if isinstance(result, Ball) and result.own is not None:  # a number within ``own``, or none
+        value = torch.where(result.lost & result.own.isinf(), math.nan, value)
+        radius = torch.where(result.lost, result.own * RADIUS_ROUNDING, radius)
     return Golden(value, _without_nan(radius))
 
 

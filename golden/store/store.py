@@ -30,7 +30,7 @@ import fsspec
 
 from assay.golden.errors import DamagedRecord, MissingRecord, OtherFormat, StoreError
 from assay.golden.store.record import REMAKE, Record
-from assay.runtime.files import write_bytes_atomically
+from assay.runtime.files import remove_unfinished, write_bytes_atomically
 
 _MARK = "assay-store.json"
 _MARK_CONTENT = b'{"format":1,"what":"golden records of assay"}\n'
@@ -241,7 +241,7 @@ class _Files:
         path = self._path(name)
         with self._errors("write", name):
             if self._is_local:
-                write_bytes_atomically(path, data)
+                write_bytes_atomically(path, data, tidy=False)  # its folders are large; see `sweep`
             elif self._one_put:
                 self._system.pipe_file(path, data)
             else:
@@ -262,9 +262,11 @@ class _Files:
             yield from (name for name in self._all(folder) if not _is_temporary(name))
 
     def sweep(self) -> None:
-        """Remove unfinished files that are old."""
+        """Remove unfinished files whose writers have ended, elsewhere than on a disk those that are old."""
         for name in filter(_is_temporary, self._all("") if not self._one_put else ()):
             with self._errors("remove", name), contextlib.suppress(FileNotFoundError, NotImplementedError):
+                if self._is_local:
+                    remove_unfinished(Path(self._path(name)))
                 if time.time() - self._system.modified(self._path(name)).timestamp() > _ABANDONED_AFTER:
                     self._system.rm_file(self._path(name))
 

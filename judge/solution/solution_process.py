@@ -21,6 +21,7 @@ from typing import Any, TypedDict
 import msgspec
 import torch
 
+from assay.judge import TEMPORARY
 from assay.judge.problems.kernelbench import rewritten
 from assay.judge.problems.problem import Answer, Instance, Sizes
 from assay.judge.solution import host
@@ -100,7 +101,7 @@ class SolutionHost:
         for other in [each for each in _servers if each[:1] + each[2:3] == (os.getpid(), key[0]) and each != self._key]:
             _end(other)  # each holds a torch in memory
         if self._key not in _servers:
-            folder = OwnFolder("assay-solution-")
+            folder = OwnFolder(TEMPORARY)
             variables = {**environment(folder.path), "PYTHONDONTWRITEBYTECODE": "1"}
             server = ForkServer(_PROGRAM, "_serve", variables, sandbox=box(folder.path))
             _servers[self._key] = server, folder

@@ -4,8 +4,8 @@ Also the schemes that an audit may choose from when its recommendation is to be 
 """
 
 import shlex
-import tempfile
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from assay.precision.observation.qparams import QParams
 from assay.precision.observation.sites import Site
 from assay.precision.schemes import SCHEMES
 from assay.precision.targets import formats_of, kind_of, target_named
+from assay.runtime.files import OwnFolder
 
 FORMATS = tuple(TARGETS)
 """The configurations that `export` can write."""
@@ -108,8 +109,8 @@ def export(
         checkpoint = False
     manifest.check(folder, texts, overwrite)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as room:
-        index = Path(room) / "new"  # has the permissions of a folder that the user makes; the temporary one has not
+    with closing(OwnFolder(f".{folder.name}.assay-", folder.parent)) as room:
+        index = room.path / "new"  # has the permissions of a folder that the user makes; the temporary one has not
         index.mkdir()
         for file, text in texts.items():
             (index / file).write_bytes(text if isinstance(text, bytes) else text.encode())

@@ -24,6 +24,7 @@ from assay.golden.arithmetic import (
 )
 from assay.golden.arithmetic.ball import Ball, ElementaryBalls
 from assay.golden.arithmetic.ball_composites import CompositeBalls
+from assay.golden.arithmetic.ball_order import OrderBalls
 from assay.golden.arithmetic.double_double import DoubleDouble
 from assay.golden.arithmetic.double_double_functions import FUNCTIONS
 from tests.golden.drawing import Case
@@ -119,8 +120,8 @@ PLANTS: tuple[tuple[str, type, str, Change, str, int | None], ...] = (
     ("mpmath's mask is shifted", Multiprecision, "attend", shifted, "causal", None),
     ("mpmath's sum drops a term", Multiprecision, "sum", first_dropped, "rmsnorm", None),
     ("mpmath's erf is off by 1e-12", Multiprecision, "apply", nudged, "gelu", None),
-    ("Ball's functions are off by 1e-12", ElementaryBalls, "function", nudged, "exp2", None),
-    ("Ball's functions have no radius", ElementaryBalls, "function", shrunk, "sine", None),
+    ("Ball's functions are off by 1e-12", OrderBalls, "function", nudged, "exp2", None),
+    ("Ball's functions have no radius", OrderBalls, "function", shrunk, "sine", None),
     ("Ball's slope of silu is off by 1e-12", CompositeBalls, "silu_slope", nudged, "slope", None),
     ("Ball's gradients of attention have no radius", BallArithmetic, "attend_backward", shrunk, "gradient", None),
     ("Arb's functions are off by 1e-12", Arb, "function", nudged, "sine", 30),

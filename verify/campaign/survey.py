@@ -15,9 +15,9 @@ from assay.runtime.engines import Engine, run_retried
 from assay.runtime.pool import Heartbeat, Raised
 from assay.runtime.process import Lost
 from assay.verify.campaign.table import Entry
-from assay.verify.examination.procedure import examination
+from assay.verify.examination.procedure import examination, observed_variants
 from assay.verify.examination.repro import parse_line
-from assay.verify.findings import Failure, broken_by
+from assay.verify.findings import Failure, Variant, broken_by
 from assay.verify.harness.target import load_target
 from assay.verify.report.text import failure_in_words
 from assay.verify.settings import Settings
@@ -134,6 +134,12 @@ def examine_job(job: Job, heartbeat: Heartbeat) -> Verdict:
         kernel = load_target(job.entry.target)
         verdict = examination(kernel, job.settings, watch=watch, target=job.entry.target)
     return replace(verdict, kernel=job.entry.name)
+
+
+def variants_of_job(job: Job) -> tuple[Variant, ...]:
+    """Return what a job's kernel runs at which sizes, in this process."""
+    with emulating(job.settings.faithful, job.settings.pretend, job.settings.emission):
+        return observed_variants(load_target(job.entry.target), job.settings, job.entry.target)
 
 
 def _row(job: Job, outcome: str, *, reason: str, trace: str = "") -> Row:

@@ -226,6 +226,8 @@ def judge(got: Tensor, allowed: Tolerance) -> Judgement:
         low, high, _ = _interval(
             allowed.overflow_interval.value, allowed.overflow_interval.radius, allowed.out, allowed.contract
         )
+        followed = allowed.overflow_interval.value
+        allowed_beside &= ~(followed.isinf() & (followed.sign() == golden.sign()) & (y == -followed))
         allowed_beside |= (y >= low) & (y <= high)
     may_be_nan = golden.isnan() | ends.may_be_nan | allowed.no_number
     passes = torch.where(nan, may_be_nan, (y >= ends.low) & (y <= ends.high) | allowed_beside)

@@ -16,6 +16,7 @@ The cases of the phases from exact to bias are fixed beforehand and come interle
 | every_number   | for an elementwise op, every number of a format of 16 bits or fewer                               |
 | invariants     | the same call twice; other data first, in other and in the same memory; rows alone; poisoned memory |
 | bias           | series of calls with fresh data, whose errors may not all have the same sign                      |
+| variants       | each program and path of host code that some size reaches (`assay.verify.examination.variants`)   |
 | emitted        | for an interpreted kernel: contracted sums and approximate functions, as in NVIDIA's backend      |
 | plain_process  | for an isolated kernel: one call in a process without a trace of an examination                   |
 | lengths        | sums of 8 to 65,536 terms of ordinary data, each also judged by the likely size of rounding errors |

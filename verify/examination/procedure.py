@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -28,7 +28,7 @@ from assay.verify.examination.plan import Plan, make_plan
 from assay.verify.examination.repro import repro_line
 from assay.verify.examination.run import Progress, Run, Tally
 from assay.verify.examination.sensitivity import sensitivity_check
-from assay.verify.findings import Detectable, Pairs
+from assay.verify.findings import Detectable, Pairs, Variant
 from assay.verify.harness import lost_device
 from assay.verify.harness.call import signature_mismatch
 from assay.verify.harness.compilation import Compiled
@@ -172,6 +172,27 @@ def examination(
         if watch is not None:
             watch(repro_line(settings, target, case), seconds)
 
+    with _planned(kernel, settings, target, heartbeat) as plan:
+        return _verdict(plan, target, progress or (lambda phase, done, of: None))
+
+
+def observed_variants(kernel: Callable[..., Any], settings: Settings, target: str = "") -> tuple[Variant, ...]:
+    """Return what the kernel runs at which sizes, none of them tried; see `examination`."""
+    with _planned(kernel, settings, target_of(kernel) or target) as plan:
+        run = Run(plan, lambda phase, done, of: None)
+        run.execute(("none",))  # but for the first case, which shows whether the kernel launches programs
+        run.observe_variants()
+        return run.variants
+
+
+@contextmanager
+def _planned(
+    kernel: Callable[..., Any],
+    settings: Settings,
+    target: str,
+    heartbeat: Callable[[Case, float], None] | None = None,
+) -> Iterator[Plan]:
+    """Return the plan of an examination, in a context with all that it needs."""
     with ExitStack() as stack:
         stack.enter_context(warned_once())
         stack.enter_context(lasting())  # keeps the interpreter's changes to Triton from call to call
@@ -187,7 +208,7 @@ def examination(
             plan = replace(plan, harness=replace(plan.harness, isolation=isolation))
         stack.enter_context(generators_kept())
         stack.enter_context(standard_environment())
-        return _verdict(plan, target, progress or (lambda phase, done, of: None))
+        yield plan
 
 
 def _isolation(plan: Plan, target: str) -> Isolation | None:
@@ -211,14 +232,16 @@ def _isolation(plan: Plan, target: str) -> Isolation | None:
 def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
     """Run the sensitivity check and the phases, diagnose the failures, and return the verdict."""
     started = time.perf_counter()
-    tally, detectable, made, pairs = Tally(), list[Detectable](), Compiled(), Pairs()
+    tally, detectable, made = Tally(), list[Detectable](), Compiled()
+    pairs, variants = Pairs(), tuple[Variant, ...]()
     if plan.refusal:
         outcome, note = "REFUSED", plan.refusal
     else:
         undetected, run = sensitivity_check(plan), Run(plan, progress)
         run.compile_beforehand()
         made = run.compiled
-        tally, detectable, pairs = run.execute(), run.detectable, run.pairs()
+        tally, detectable = run.execute(), run.detectable
+        pairs, variants = run.pairs(), run.variants
         if tally.broken:
             progress("shrinking", 0, 0)
         if run.device_lost:  # every further case would fail, whatever it is
@@ -254,6 +277,7 @@ def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
         note=note,
         remarks=() if plan.refusal else _remarks(plan),
         at=tally.at,
+        variants=variants,
         left_changed=tuple(plan.harness.call.left_changed),
         unlimited=not (plan.harness.isolation or can_be_limited()),
         # XLA may have left out roundings in this process; an isolated kernel runs in another one

@@ -33,7 +33,8 @@ from assay.verify.comparison.statistics import detectable, judge_statistically
 from assay.verify.examination import phases
 from assay.verify.examination.aspects import aspects_of, attributed_to, without_aspect
 from assay.verify.examination.plan import Plan
-from assay.verify.findings import Aspect, Detectable, Failure, Pairs
+from assay.verify.examination.variants import Search
+from assay.verify.findings import Aspect, Detectable, Failure, Pairs, Variant
 from assay.verify.harness import lost_device
 from assay.verify.harness.compilation import Compiled, compiled
 from assay.verify.harness.runner import KernelHarness, failure_or_suspicion
@@ -200,6 +201,8 @@ class Tally(Counts):
 _RISING = ("not tried", "kept", "suspect", "broken")
 _UNDECIDED_SHARE = 0.1  # more undecided elements than this are too many for a PASS
 _TIME_LIMIT = 4.0  # the most seconds of a case in a growing series, extrapolated from the case before it
+_VARIANTS_SHARE = 0.25  # of the processor time of the cases before them, that cases of variants may take
+_SHORT_RUN = 1.0  # seconds that a run counts as having taken at least
 _LONG_CASE = 1.0  # the most seconds of a case at the next length
 _OVERHEAD = 1000  # sums shorter than this take about as long whatever their length: their time isn't extrapolated
 _MOST_MASKED = 3  # an aspect is given up after this many of its cases failed by another aspect
@@ -219,6 +222,10 @@ class Run:
     """How many cases of each aspect failed by another aspect."""
     detectable: list[Detectable] = field(default_factory=list)
     """What the check notices at each length tried."""
+    search: Search | None = None
+    """What was observed of the kernel's variants; None until their phase."""
+    tried_variants: set[int] = field(default_factory=set)
+    """The numbers of variants of which a case was judged."""
     beforehand: Sequence[Case] = ()
     """The cases whose programs were compiled beforehand."""
     compiled: Compiled = field(default_factory=Compiled)
@@ -229,6 +236,8 @@ class Run:
     """The cases of the fixed phases, whose pairs of factors the fuzzed cases need not cover."""
     judged: list[Case] = field(default_factory=list)
     """The cases that gave a result."""
+    started: tuple[float, float] = field(default_factory=thread_clock)
+    """The thread's processor time when the run began."""
     losses: int = 0
     """How many processes, other than this one, the kernel has lost or left hanging."""
     loss_budget: int = 6
@@ -253,11 +262,23 @@ class Run:
             broken |= {"conduct"}
         return broken | ({"bias"} if "numbers" in broken else set())
 
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """What the kernel runs at which sizes; empty where it wasn't observed."""
+        return () if self.search is None else self.search.listed(self.tried_variants)
+
+    def observe_variants(self) -> Search:
+        """Observe the kernel at many sizes, the first time."""
+        if self.search is None:
+            self.search = Search.of(self.harness, self.plan.sampler, self.plan.settings.effort)
+        return self.search
+
     def compile_beforehand(self) -> None:
         """On a device compile the programs that the cases need, all at once, before the first case."""
         assignment, isolation = self.harness.call.assignment, self.harness.isolation
         if assignment.on_device and self.plan.settings.framework == "torch":
-            self.beforehand = cases_beforehand(self.plan)
+            variants = self.observe_variants().cases(self.plan.settings.effort)
+            self.beforehand = [*cases_beforehand(self.plan), *(case for case, _ in variants)]
             cases = self.beforehand
             self.harness.call.report(cases[0], COMPILATION)
             self.compiled = isolation.compiled(cases) if isolation is not None else compiled(self.harness, cases)
@@ -411,6 +432,19 @@ def _fixed(run: Run, name: str) -> None:
         run.attempt(phase, case)
 
 
+def _variants(run: Run, name: str) -> None:
+    """Try the cases of the kernel's variants, the first of each before any second, until time is up.
+
+    An isolated kernel takes its time in another process; there the number of cases is the limit.
+    """
+    cases = run.observe_variants().cases(run.plan.settings.effort)
+    limit = CpuLimit(_VARIANTS_SHARE * (_SHORT_RUN + thread_clock()[0] - run.started[0]), thread_clock)
+    for case, number in run.reporting(name, cases):
+        result = None if limit.is_over() else run.attempt(name, case)
+        if result is not None and number is not None:
+            run.tried_variants.add(number)
+
+
 def _emitted(run: Run, name: str) -> None:
     """Try ordinary cases with the arithmetic that NVIDIA's backend emits, if the kernel is interpreted."""
     for case in phases.emitted_cases(run.plan.sampler) if run.harness.call.watch.launches else ():
@@ -505,6 +539,7 @@ def _lengths(run: Run, name: str) -> None:
 PHASES: tuple[tuple[str, Callable[[Run, str], None]], ...] = (
     ("stored", _stored),
     ("fixed", _fixed),
+    ("variants", _variants),
     ("emitted", _emitted),
     ("plain_process", _plain_process),
     ("lengths", _lengths),

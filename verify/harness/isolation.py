@@ -23,7 +23,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from multiprocessing.connection import Connection
 from typing import Any
@@ -48,6 +48,7 @@ from assay.verify.harness.compilation import Compiled, as_plain, compiled, unpac
 from assay.verify.harness.runner import KernelHarness
 from assay.verify.harness.target import load_target, target_of
 from assay.verify.harness.time_limit import COMPILATION, MOST
+from assay.verify.harness.variants import Axis, Question, Variants, unpacked_variants, variants_of
 
 _REFUSED = ("MemoryError", "can't allocate memory", "bad_alloc", "RESOURCE_EXHAUSTED")
 _SERVER = "from assay.verify.harness.isolation import serve_fork"
@@ -188,6 +189,18 @@ class Isolation:
         answer = unpack(result)
         return unpacked(answer) if "pinned" in answer else Compiled()
 
+    def variants(self, axes: Sequence[Axis], seconds: float, *, dense: bool) -> Variants:
+        """Observe the kernel's variants in the worker (`assay.verify.harness.variants`)."""
+        worker = self._worker = self._worker or self._started()
+        worker.longest = COMPILATION
+        worker.submit(pickle.dumps(Question(tuple(axes), seconds, dense)), COMPILATION)
+        result = worker.result()
+        if isinstance(result, Lost):  # the cases will show why
+            self.end()
+            return Variants()
+        answer = unpack(result)
+        return unpacked_variants(answer) if "constants" in answer else Variants()
+
     @property
     def _has_limit(self) -> bool:
         """Whether the system enforces the worker's memory limit; a device's driver may allocate without one."""
@@ -281,7 +294,7 @@ def _serve(parent: Parent, make_harness: Callable[[], KernelHarness], memory: in
     """Receive cases, and which aspects to ignore; send outputs or failures. ``memory`` 0 sets no limit.
 
     The answer to an op's name is None, if the kernel and that op can be imported here; to a list of cases it is what
-    was compiled for them.
+    was compiled for them, to a `Question` the kernel's variants.
     """
 
     @cache
@@ -321,6 +334,8 @@ def _serve(parent: Parent, make_harness: Callable[[], KernelHarness], memory: in
                 made = compiled(ready(), content)
                 ready().call.assignment.take({"refused": made.refused})
                 return pack(as_plain(made))
+            if isinstance(content, Question):
+                return pack(asdict(variants_of(ready(), content.axes, content.seconds, dense=content.dense)))
             return seen_in(*content)
         except Exception:
             return pack({"kind": "error", "message": traceback.format_exc(), "device_lost": False})

@@ -110,6 +110,9 @@ class Observer(Protocol):
     def blocking(self) -> AbstractContextManager[None]:
         """Return a context with new processes, in which each launch on CUDA waits for its end."""
 
+    def variants(self, axes: Sequence[Any], seconds: float, *, dense: bool) -> Any:
+        """Observe the kernel's variants where it runs (`assay.verify.harness.variants`)."""
+
     def compiled(self, cases: Sequence[Case]) -> Any:
         """Compile the programs of these cases where the kernel runs (`assay.verify.harness.compilation`)."""
 

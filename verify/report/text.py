@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 from assay.runtime.output import visible
 from assay.verify.cases.case import edits_in_words
-from assay.verify.findings import ASPECTS, Aspect, Detectable, ErrorMap, Failure, Findings
+from assay.verify.findings import ASPECTS, Aspect, Detectable, ErrorMap, Failure, Findings, Variant
 from assay.verify.harness.frameworks import MEND
 
 _WIDTH = 100  # width of a case's lines
+_FEW_VARIANTS = 3  # that are named as not tried
 _LIKELY = 3  # explanations that are shown
 _LIMIT = {"unlikely": "rounding takes it"}
 
@@ -43,6 +44,7 @@ def text_report(result: Findings) -> str:
         lines.append(f"  why         {result.note}")
     lines += [f"  formula     {words}" for words in result.remarks]
     lines += [f"  at          {words}" for words in result.at]
+    lines += _untried(result.variants)
     lines += [f"  left        {words}; put back" for words in result.left_changed]
     lines += [_row(name, result.aspects[name]) for name in ASPECTS if name in result.aspects]
     for name, aspect in result.violated.items():
@@ -50,6 +52,42 @@ def text_report(result: Findings) -> str:
     if result.violated and not result.target:
         lines.append("              (this kernel has no importable name: add --target package.module:function)")
     return visible("\n".join(lines))
+
+
+def variants_in_words(variants: Sequence[Variant]) -> list[str]:
+    """Return one line for each variant: at which sizes, which programs with which constants."""
+    return [f"  {sizes_in_words(each)}: {_what_runs(each)}" for each in variants] or ["  nothing was observed"]
+
+
+def sizes_in_words(variant: Variant) -> str:
+    """Return the sizes of a variant, e.g. "M 513-1,024 or N 1-64"; "and" where they come together."""
+    spans = {symbol: ", ".join(_span(*run) for run in runs) for symbol, runs in variant.runs.items()}
+    together = len(spans) > 1 and len(set(spans.values())) == 1 and variant.together
+    if together:
+        return f"{' = '.join(spans)} {next(iter(spans.values()))}"
+    return " or ".join(f"{symbol} {words}" for symbol, words in spans.items())
+
+
+def _span(first: int, last: int) -> str:
+    return f"{first:,}" if first == last else f"{first:,}-{last:,}"
+
+
+def _what_runs(variant: Variant) -> str:
+    if variant.refusal:
+        return f"refused, {variant.refusal}"
+    configs = f" with {'; '.join(variant.configs)}" if variant.configs else ""
+    return f"{', '.join(variant.launches) or 'no operator'}{configs}"
+
+
+def _untried(variants: Sequence[Variant]) -> list[str]:
+    """Return a line of how many variants were tried, and which were not."""
+    if len(variants) < 2:
+        return []
+    left = [sizes_in_words(each) for each in variants if not each.tried and not each.refusal]
+    words = (
+        f"; not tried: {'; '.join(left[:_FEW_VARIANTS])}{', ...' if len(left) > _FEW_VARIANTS else ''}" if left else ""
+    )
+    return [f"  variants    {sum(each.tried for each in variants)} of {len(variants)} tried{words}"]
 
 
 def detectable(result: Sequence[Detectable]) -> list[str]:

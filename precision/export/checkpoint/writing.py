@@ -3,9 +3,8 @@
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from assay.precision.observation.sites import Site
 from assay.precision.observation.streaming import streamed_parameters
 from assay.precision.schemes import FakeQuantizer, store
 from assay.precision.targets import engines, kind_of
+from assay.runtime.files import OwnFolder
 from assay.runtime.modules import optional
 
 
@@ -436,18 +436,15 @@ def _whole(folder: Path, overwrite: bool) -> Iterator[tuple[Path, bool]]:
     if replaced and not overwrite:
         raise CannotExport(f"{folder} exists: give another folder, or pass overwrite=True to replace it")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    room = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        index = room / "new"
+    with closing(OwnFolder(f".{folder.name}.assay-", folder.parent)) as room:
+        index = room.path / "new"
         index.mkdir()  # has the permissions of a folder that the user makes; the temporary one has not
         yield index, replaced
         if replaced:
-            os.rename(folder, room / "old")
+            os.rename(folder, room.path / "old")
         try:
             os.rename(index, folder)
-        except OSError:
+        except BaseException:
             if replaced:
-                os.rename(room / "old", folder)
+                os.rename(room.path / "old", folder)
             raise
-    finally:
-        shutil.rmtree(room, ignore_errors=True)

@@ -1,0 +1,121 @@
+"""Kernels that run other code at some sizes: honest ones, and twins that are wrong in one variant alone."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import torch
+import triton
+import triton.language as tl
+
+WRONG = 1.06
+_BUCKETS = (16, 128, 700, 1500)
+_TILES = {24: 8, 48: 16, 96: 32, 100: 4, 192: 64}
+
+
+def product(a, b):
+    return (a.float() @ b.float()).to(a.dtype)
+
+
+def bucketed(a, b):
+    """Take another path for each bucket of M, as a dispatcher does."""
+    bucket = bisect_left(_BUCKETS, a.shape[0])
+    return product(a, b) if bucket != 2 else product(a.contiguous(), b)
+
+
+def wrong_bucket(a, b):
+    """Be wrong for M in 513 to 1024, by a path of the host's code."""
+    if 512 < a.shape[0] <= 1024:
+        return (product(a, b).float() * WRONG).to(a.dtype)
+    return product(a, b)
+
+
+def wrong_islands(a, b):
+    """Be wrong at five values of M, by a table: the path is the same at all sizes."""
+    factor = {24: WRONG, 48: WRONG, 96: WRONG, 100: WRONG, 192: WRONG}.get(a.shape[0], 1.0)
+    return (product(a, b).float() * factor).to(a.dtype)
+
+
+def wrong_table(a, b):
+    """Be wrong where a table of the module has a large tile."""
+    return (product(a, b).float() * (WRONG if _TILES.get(a.shape[0], 0) == 64 else 1.0)).to(a.dtype)
+
+
+def wrong_wide(a, b):
+    """Be wrong where two sizes are large at once."""
+    if a.shape[0] > 200 and b.shape[1] > 200:
+        return (product(a, b).float() * WRONG).to(a.dtype)
+    return product(a, b)
+
+
+@triton.jit
+def _scale(x, y, N, BLOCK: tl.constexpr, FACTOR: tl.constexpr, SECOND: tl.constexpr):
+    row = tl.program_id(0)
+    columns = tl.arange(0, BLOCK)
+    values = tl.load(x + row * N + columns, mask=columns < N, other=0.0).to(tl.float32)
+    values = tl.where(values == float("-inf"), -0.0, values / (1 + tl.exp(-values)))
+    if SECOND and N == 417:
+        values *= 1.06
+    tl.store(y + row * N + columns, values * FACTOR, mask=columns < N)
+
+
+def _silu(x, factor, second=False):
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    if x.numel():
+        rows, columns = x.numel() // x.shape[-1], x.shape[-1]
+        _scale[(rows,)](x, y, columns, triton.next_power_of_2(columns), factor(columns), second)
+    return y
+
+
+def silu(x):
+    return _silu(x, lambda columns: 1.0)
+
+
+def wrong_block(x):
+    """Launch a program that is wrong for one block size alone."""
+    return _silu(x, lambda columns: 1.06 if triton.next_power_of_2(columns) == 2048 else 1.0)
+
+
+def wrong_inside(x):
+    """Compare the size inside of the program."""
+    return _silu(x, lambda columns: 1.0, True)
+
+
+def refusing(a, b):
+    """Refuse wide products."""
+    if a.shape[0] > 300:
+        raise NotImplementedError("M must be at most 300")
+    return product(a, b)
+
+
+calls: list[int] = []
+
+
+def counting(a, b):
+    """Count the calls."""
+    calls.append(a.shape[0])
+    return product(a, b)
+
+
+def _first(a, b):
+    return product(a, b)
+
+
+def _second(a, b):
+    return product(a.contiguous(), b)
+
+
+def _third(a, b):
+    return product(a, b.contiguous())
+
+
+def _fourth(a, b):
+    return product(a.clone(), b)
+
+
+def _fifth(a, b):
+    return product(a, b.clone())
+
+
+PATHS = (_first, _second, _third, _fourth, _fifth)

@@ -1,0 +1,165 @@
+"""The phase of variants: an ordinary case for each program and path of host code that some size reaches.
+
+Every bucket of a dispatcher is another program, and a size that no case has may run one that nobody has tried. The
+kernel is observed along each size by itself, and along all together, for a few of the listed options
+(`assay.verify.harness.variants`). Then come cases: first one for each variant; then, unless the effort is quick, the
+others of both ends and the middle of each series of sizes that are one variant. The constants with which the kernel's
+source compares something are sizes too, of the sizes in turn, with the sizes above and below.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+from assay.verify.cases.case import Case
+from assay.verify.cases.sampler import MOST_ELEMENTS, MOST_WORK, SMALL, Sampler, with_values
+from assay.verify.findings import Variant
+from assay.verify.harness.runner import KernelHarness
+from assay.verify.harness.variants import Axis, ObservedVariant, Variants, variants_of
+
+LARGEST = 8192
+"""The largest size at which a kernel is observed."""
+_LARGEST_TOGETHER = 2048
+_OBSERVED = {"quick": (1, 0.5), "usual": (4, 2.0), "thorough": (8, 8.0)}
+"""By effort: the most option sets, and seconds of processor time after which no more sizes are tried."""
+_LATER_RUNS = 6  # of one variant's series of sizes, beyond the longest three: scattered ones
+_FEW_CONSTANTS = 16  # of a quick effort
+_MOST_RUNS = 12  # that a verdict lists for one variant and symbol
+
+
+@dataclass(frozen=True)
+class Search:
+    """What was observed of a kernel along ``axes``, and the cases to try for it."""
+
+    sampler: Sampler
+    axes: Sequence[Axis]
+    found: Variants
+
+    @staticmethod
+    def of(harness: KernelHarness, sampler: Sampler, effort: str) -> Search:
+        """Observe a kernel."""
+        sets, seconds = _OBSERVED[effort]
+        drawn = [sampler.case(_smallest, style="small", options=options) for options in sampler.option_sets()[:sets]]
+        plain = {"layouts": {}, "protocol": "once", "memory": "plain", "unused": "plain"}
+        bases = [with_values(base, "normal", **plain) for base in drawn]
+        axes = [axis for base in bases for axis in _axes(sampler, base, runs_all=not harness.call.watch.launches)]
+        dense = effort != "quick"
+        if harness.isolation is not None:
+            return Search(sampler, axes, harness.isolation.variants(axes, seconds, dense=dense))
+        return Search(sampler, axes, variants_of(harness, axes, seconds, dense=dense))
+
+    def cases(self, effort: str) -> list[tuple[Case, int | None]]:
+        """Return the cases, each with the number of its variant; None for a case of a constant."""
+        results: dict[str, tuple[Case, int | None]] = {}
+        for case, number in self._drawn(effort):
+            results.setdefault(f"{case.sizes} {case.options}", (case, number))
+        return list(results.values())
+
+    def listed(self, tried: Collection[int]) -> tuple[Variant, ...]:
+        """Return the variants as a verdict lists them, of which those of the numbers in ``tried`` were tried."""
+        return tuple(self._listed(each, number in tried) for number, each in enumerate(self.found.variants))
+
+    def _listed(self, variant: ObservedVariant, tried: bool) -> Variant:
+        runs: dict[str, set[tuple[int, int]]] = {}
+        together = all(len(self.axes[index].steps) > 1 for index in variant.runs)
+        for index, own in variant.runs.items():
+            symbols = self.axes[index].steps
+            for symbol in symbols if len(symbols) == 1 or together else ():
+                runs.setdefault(symbol, set()).update(own)
+        return Variant(
+            sizes={symbol: (min(own)[0], max(last for _, last in own)) for symbol, own in runs.items()},
+            launches=variant.launches,
+            configs=variant.configs,
+            tried=tried,
+            together=together,
+            runs={symbol: tuple(sorted(own)[:_MOST_RUNS]) for symbol, own in runs.items()},
+            refusal=variant.refusal,
+        )
+
+    def _drawn(self, effort: str) -> Iterator[tuple[Case, int | None]]:
+        variants = [(number, each) for number, each in enumerate(self.found.variants) if not each.refusal]
+        for number, variant in variants:
+            yield from ((case, number) for case in islice(self._begins(variant), 1))
+        quick = effort == "quick"
+        constants = self.found.constants[: _FEW_CONSTANTS if quick else None]
+        for offset in (0,) if quick else (0, 1, -1):
+            yield from self._cheapest_first((self._at(constant + offset), None) for constant in constants)
+        if not quick:
+            yield from self._cheapest_first((self._ends(variant), number) for number, variant in variants)
+
+    def _cheapest_first(self, drawn: Iterable[tuple[Iterator[Case], int | None]]) -> list[tuple[Case, int | None]]:
+        cases = [(case, number) for some, number in drawn for case in some]
+        return sorted(cases, key=lambda drawn: self.sampler.cost(drawn[0].sizes))
+
+    def _begins(self, variant: ObservedVariant) -> Iterator[Case]:
+        """Yield the first size of each series of the variant, the longest series first."""
+        for index, runs in variant.runs.items():
+            yield from self._cases(index, [first for first, _ in sorted(runs, key=_length, reverse=True)])
+
+    def _ends(self, variant: ObservedVariant) -> Iterator[Case]:
+        """Yield both ends and the middle of the longest series, and where some others begin."""
+        for index, runs in variant.runs.items():
+            longest = sorted(runs, key=_length, reverse=True)
+            ends = [value for first, last in longest[:3] for value in (last, first, (first + last) // 2)]
+            yield from self._cases(index, [*ends, *(first for first, _ in longest[3 : 3 + _LATER_RUNS])])
+
+    def _at(self, size: int) -> Iterator[Case]:
+        """Yield cases in which this is the size of each symbol in turn."""
+        for index, axis in enumerate(self.axes):
+            if len(axis.steps) == 1 and size in axis.values:
+                yield from self._cases(index, [size])
+
+    def _cases(self, index: int, wanted: Iterable[int]) -> Iterator[Case]:
+        """Yield the cases along an axis at these values, or those nearest, that an examination has time for."""
+        axis = self.axes[index]
+        for value in wanted:
+            nearest = value if value in axis.values else min(axis.values, key=lambda each: abs(each - value))
+            case = replace(axis.base, sizes=axis.sizes(nearest), seed=value)
+            tensors = (*case.signature.tensors, *case.signature.returns)
+            steps, work = self.sampler.cost(case.sizes)
+            if self.sampler.max_steps is not None:  # interpreted programs run one after the other
+                steps = max(steps, self.found.launched(index, value))
+            most_steps = steps if self.sampler.max_steps is None else self.sampler.max_steps
+            elements = sum(math.prod(case.shape(tensor)) for tensor in tensors)
+            if elements <= MOST_ELEMENTS and work <= MOST_WORK and steps <= most_steps:
+                yield case
+
+
+def _axes(sampler: Sampler, base: Case, *, runs_all: bool) -> Iterator[Axis]:
+    """Yield the axes of a base case: each symbol that may vary alone, and then all that may have any size, together.
+
+    ``runs_all``: operators of torch run, and aren't recorded as launches are, so that the sizes together stay small.
+    """
+    definition = sampler.definition
+    partners = set(definition.sizes.multiples.values())
+    for symbol in base.signature.symbols:
+        if symbol in sampler.ties or symbol in partners:
+            continue
+        step = definition.step(base.signature, symbol, base.sizes)
+        known = sampler.shapes.get(symbol) or definition.sizes.allowed.get(symbol)
+        values: Sequence[int] = range(step, LARGEST + 1, step)
+        if known:
+            values = sorted({size for size in known if size and size % step == 0})
+        if len(values) > 1:
+            yield Axis(base, {symbol: 1}, sampler.ties, values)
+    together = dict.fromkeys(sampler.free_symbols(base), 1)
+    last = _LARGEST_TOGETHER
+    while runs_all and last > 1 and definition.cost({**base.sizes, **dict.fromkeys(together, last)}) > MOST_WORK:
+        last //= 2
+    if len(together) > 1:
+        yield Axis(base, together, sampler.ties, range(1, last + 1))
+
+
+def _smallest(values: Sequence[Any]) -> Any:
+    """Return the least of the sizes that a symbol may have; 3 if any size will do, so that sums have several terms."""
+    if isinstance(values, range):
+        return values[0]
+    return 3 if tuple(values) == SMALL else min(values)
+
+
+def _length(run: tuple[int, int]) -> int:
+    return run[1] - run[0]
