@@ -51,6 +51,7 @@ def unused_slots(block_table: torch.Tensor, seq_lens: torch.Tensor, **caches: to
     stages={"query": None, "scores": None, "probabilities": "input"},
     rows="B",
     work="16*B*H*max_pages*page*D",
+    sequential_steps="B*Hkv*max_pages",
     sizes={"D": SIZES["D"]},
     groups={"H": "Hkv"},
     gathered=("P",),
@@ -111,7 +112,8 @@ def attention_decode(
     stages={"probabilities": "input", "query": None, "scores": None},
     rows="B",
     work="16*B*H*max_pages*page*(D+Dr)",
-    sizes={"D": (16, 32, 64, 128, 256, 512), "Dr": (8, 16, 32, 64, 128)},  # of latent vectors and their positions
+    sequential_steps="B*ceil(H/16)*max_pages",
+    sizes={"D": (16, 32, 64, 128, 256, 512), "Dr": (8, 16, 32, 64)},  # of latent vectors and their positions
     independent=("H",),
     gathered=("P",),
     grid=("B", "P"),

@@ -13,7 +13,7 @@ from assay.golden.errors import ShapeError
 from assay.golden.options import choice, count, flag
 from assay.golden.registry import Fault, Reduction, altered, define
 
-SIZES = {"k": (1, 2, 3, 4, 6, 8, 10, 16, 22)}  # experts of a token, up to the most that models have
+SIZES = {"k": (1, 2, 3, 6, 8, 10)}  # experts of a token, up to the most that models have
 ROUTING = {"top_k": count(2, usual=(2, 1)), "renormalize": flag(True), "scoring": choice("softmax", "sigmoid")}
 
 

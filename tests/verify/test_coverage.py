@@ -42,7 +42,7 @@ def test_planned_cases_cover_more_pairs_than_drawn_ones(op: str) -> None:
     """All that they cover can be covered, and every case is within the limits of the sampler."""
     chosen, choose = sampler(op), seeded(0)
     factors = Factors(chosen)
-    planned = list(covering_cases(chosen, (), 16))
+    planned = list(covering_cases(Factors(chosen), (), 16))
     drawn = [chosen.case(choose) for _ in planned]
     (covered, feasible), (others, _) = (Covering(factors, cases).pairs for cases in (planned, drawn))
     assert len(planned) == 12
@@ -55,22 +55,22 @@ def test_planned_cases_cover_more_pairs_than_drawn_ones(op: str) -> None:
 
 
 def test_the_same_seed_gives_the_same_planned_cases() -> None:
-    first, again, other = (list(covering_cases(sampler("attention", seed=seed), (), 8)) for seed in (3, 3, 4))
+    first, again, other = (list(covering_cases(Factors(sampler("attention", seed=seed)), (), 8)) for seed in (3, 3, 4))
     assert first == again != other
 
 
 def test_planned_cases_do_not_repeat_what_is_covered() -> None:
     """The second half covers pairs that the first half left."""
     chosen = sampler("rmsnorm")
-    factors, first = Factors(chosen), list(covering_cases(chosen, (), 40))
-    second = list(covering_cases(chosen, first, 40))
+    factors, first = Factors(chosen), list(covering_cases(Factors(chosen), (), 40))
+    second = list(covering_cases(Factors(chosen), first, 40))
     assert Covering(factors, [*first, *second]).pairs[0] > 1.3 * Covering(factors, first).pairs[0]
 
 
 def test_what_no_case_can_have_is_not_missed() -> None:
     """By restrictions, by multiples, and because it is too large; few sizes are covered completely."""
     narrow = sampler("softmax", shapes={"R": [3], "N": [64, 128]}, layouts=["contiguous"], options={})
-    cases = list(covering_cases(narrow, (), 120))
+    cases = list(covering_cases(Factors(narrow), (), 120))
     covered, feasible = Covering(Factors(narrow), cases).pairs
     assert covered == feasible > 0
     groups = Factors(sampler("gemm_int4"))  # K is a multiple of g, which is 32 or more

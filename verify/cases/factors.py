@@ -114,7 +114,7 @@ class Factors:
         """Return sizes of those in ``wanted``, the others at their least; None if none are possible within the limits
         of ``sampler``."""
         order = self.in_order(signature)
-        divisors = sampler.definition.sizes.multiples.values()
+        multiples = sampler.definition.sizes.multiples
 
         def extended(sizes: dict[str, int]) -> dict[str, int] | None:
             if len(sizes) == len(order):
@@ -122,17 +122,29 @@ class Factors:
             symbol = order[len(sizes)]
             step, least = sampler.step(signature, symbol, sizes), self._least(symbol, options)
             if symbol in wanted:
-                possible = iter(self._multiples(symbol, wanted[symbol], step, least))
+                possible = self._multiples(symbol, wanted[symbol], step, least)
+                possible = possible if symbol in multiples.values() else possible[:1]
             else:
-                classes = self.symbols[symbol].values()
-                possible = (s for some in classes for s in self._multiples(symbol, some, step, max(least, 1)))
-            for size in possible if symbol in divisors else islice(possible, 1):
+                dividends = [
+                    wanted[name] for name, partner in multiples.items() if partner == symbol and name in wanted
+                ]
+                possible = self._smallest(symbol, step, max(least, 1), dividends)
+            for size in possible:
                 result = extended({**sizes, symbol: size})
                 if result is not None:
                     return result
             return None
 
         return extended({})
+
+    def _smallest(self, symbol: str, step: int, least: int, dividends: Sequence[Sequence[int]]) -> list[int]:
+        """Return the smallest size that is a multiple of ``step``, not below ``least``, and divides one of each of the
+        ``dividends``; an empty list if there is none."""
+        listed = self.sampler.shapes.get(symbol) or self.sampler.definition.sizes.allowed.get(symbol)
+        sizes: Iterable[int] = sorted(listed) if listed else range(-(-least // step) * step, BOUNDARIES[-1], step)
+        fitting = (size for size in sizes if size >= least and size % step == 0)
+        dividing = (size for size in fitting if all(any(n % size == 0 for n in some) for some in dividends))
+        return list(islice(dividing, 1))
 
     def of_class(
         self, options: Mapping[str, Any], signature: Signature, symbol: str, name: str, sizes: Mapping[str, int]

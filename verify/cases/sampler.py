@@ -42,6 +42,7 @@ _INTERPRETED_ELEMENTS = 2**14  # an interpreted kernel takes a hundred times as 
 _INTERPRETED_WORK = 2**20  # likewise
 _INTERPRETED_STEPS = 1024  # programs and scan steps, about a millisecond each whatever their size
 _BATCHES = (1, 2, 3)
+_GATHERED = (1, 2, 3, 4, 8, 17, 64)  # experts, most of which take time and are alike
 _FEWEST = 4  # of an op's own sizes, that small cases have
 _GROUPS = (1, 2, 3, 4, 5, 7, 8, 16)
 
@@ -197,6 +198,8 @@ class Sampler:
             pool = [sizes[self.definition.axes.groups[symbol]] * group for group in _GROUPS]
         elif self.is_batch(signature, symbol) and not (long and symbol in self.definition.axes.grid):
             pool = _BATCHES
+        elif symbol in self.definition.axes.gathered and symbol not in self.definition.axes.grid and not long:
+            pool = _GATHERED
         elif long and not pool:
             pool = LARGE if choose(range(4)) else HUGE if symbol in self.definition.axes.grid else VAST
         elif not pool:

@@ -449,12 +449,13 @@ def _sizes_of_sum(sampler: Sampler, base: Case, over: str, longest: int) -> dict
     return None
 
 
-def covering_cases(sampler: Sampler, covered: Iterable[Case], examples: int) -> Iterator[Case]:
+def covering_cases(factors: Factors, covered: Iterable[Case], examples: int) -> Iterator[Case]:
     """Yield cases that cover the most pairs of factors that ``covered`` leave, and then those before them.
 
     They depend on nothing that was measured, so that the same seed gives the same cases.
     """
-    choose, covering = _chooser(sampler, "covering"), Covering(Factors(sampler), covered)
+    sampler = factors.sampler
+    choose, covering = _chooser(sampler, "covering"), Covering(factors, covered)
     for index in range(round(_COVERING_SHARE * examples)):
         case = covering.next_case(choose, _one_of(sampler, _SHARES[index % len(_SHARES)]))
         covering.add(case)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import TypeVar
 
 from assay.configs import table
@@ -371,9 +371,14 @@ class Run:
             self.tally += Tally(aspects={aspect: Aspect("suspect", failure=second.failure)})
         return result, second
 
+    @cached_property
+    def factors(self) -> Factors:
+        """The factors of its cases; read once the first case has shown whether the kernel is interpreted."""
+        return Factors(self.plan.sampler)
+
     def pairs(self) -> Pairs:
         """Return the pairs of factors that the judged cases cover."""
-        covering = Covering(Factors(self.plan.sampler), map(self.plan.sampler.tied, self.judged))
+        covering = Covering(self.factors, map(self.plan.sampler.tied, self.judged))
         covered, feasible = covering.pairs
         return Pairs(covered, feasible, covering.left_out)
 
@@ -415,7 +420,7 @@ def cases_beforehand(plan: Plan) -> list[Case]:
     drawn += fixed
     for _, cases in phases.length_cases(sampler, quick=settings.effort == "quick"):
         drawn += cases
-    drawn += (rows := list(phases.covering_cases(sampler, fixed, settings.fuzzed)))
+    drawn += (rows := list(phases.covering_cases(Factors(sampler), fixed, settings.fuzzed)))
     if len(rows) < settings.fuzzed:
         phases.fuzz(sampler, settings.fuzzed - len(rows), drawn.append)
     for series in phases.over_limit_cases(sampler):
@@ -476,7 +481,7 @@ def _fuzz(run: Run, name: str) -> None:
         result = run.attempt(name, case)
         return None if result is None else result.worst
 
-    for case in phases.covering_cases(run.plan.sampler, run.planned, examples):
+    for case in phases.covering_cases(run.factors, run.planned, examples):
         one(case)
     if done < examples:
         phases.fuzz(run.plan.sampler, examples - done, one)

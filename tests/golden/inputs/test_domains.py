@@ -27,7 +27,7 @@ LISTED_SIZES = {
     "B": "sequences of a ragged batch, which definitions go through one by one",
     "W": "taps of a causal convolution",
 }
-LARGEST_LISTED = {"B": 129, "W": 7, "g": 128, "D": 256, "Dv": 256, "Dr": 64, "S": 128, "H": 32, "k": 22}
+LARGEST_LISTED = {"B": 129, "W": 7, "g": 128, "D": 256, "Dv": 256, "Dr": 64, "S": 128, "H": 32, "k": 10}
 OWN = [
     pytest.param(op, tensor, id=f"{op}-{tensor.name}")
     for op in specs()
