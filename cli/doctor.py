@@ -4,7 +4,6 @@ import importlib.util
 import json
 import os
 import platform
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +21,6 @@ from assay.runtime.results import installed_version
 Row: TypeAlias = tuple[str, str | Text]
 """A row's subject and its text."""
 _FIRST = 20  # characters of the first column
-_HOPPER = 90  # its compute capability times ten
 _PACKAGES = (  # distribution, and its purpose if it is optional
     ("kernel-assay", ""),
     ("torch", ""),
@@ -90,34 +88,14 @@ def _devices() -> Iterator[Row]:
 
 def _compilers() -> Iterator[Row]:
     """Yield the assembler that Triton runs for Hopper, and the faults that are reported of its version."""
-    from triton import knobs
-    from triton.backends.nvidia import compiler
+    from assay.verify.harness.compilers import ptxas_version, reported_faults
 
     try:
-        tool = compiler.get_ptxas(_HOPPER) if hasattr(compiler, "get_ptxas") else knobs.nvidia.ptxas
-        version = str(tool.version)
+        version = ptxas_version()
     except RuntimeError as error:
         yield "ptxas", f"{error}; set TRITON_PTXAS_PATH to one that can be run"
         return
     yield "ptxas", "\n".join([f"{version}, for Hopper", *reported_faults("ptxas", version)])
-
-
-def reported_faults(tool: str, version: str) -> list[str]:
-    """Return what others have reported of this version of a compiler, by configs/compilers.toml, in lines."""
-    from assay.configs import table
-
-    lines = []
-    for fault in table("compilers")["fault"]:
-        if fault["tool"] == tool and _numbers(fault["from"]) <= _numbers(version) < _numbers(fault["before"]):
-            range_ = f"{fault['from']} to {fault['before']}, exclusive"
-            lines.append(f"reported of {range_}, not reproduced here: {fault['what']}")
-            lines += [f"- {report}" for report in fault["reports"]]
-            lines.append(f"remedy: {fault['remedy']}")
-    return lines
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version))
 
 
 def _sandbox() -> Iterator[Row]:

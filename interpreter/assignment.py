@@ -1,4 +1,6 @@
-"""In which configuration each autotuned launch of a case runs: in an examination no autotuner times anything.
+"""How the launches of a case run: in which configuration where they are tuned, and their programs in which order.
+
+In an examination no autotuner times anything.
 
 An `Assignment` belongs to one kernel. The configuration of a launch is a function of its tuning key, as in the
 interpreter (`assay.interpreter.configurations.pick_config`), so that calls of one kind agree, and CPU and GPU with each
@@ -38,10 +40,14 @@ class Refusal:
 
 
 class Assignment:
-    """The configurations of one case after the other; ``on_device``: autotuners would time them otherwise."""
+    """The configurations of one case after the other; ``on_device``: autotuners would time them otherwise.
+
+    ``order`` is that of the programs of interpreted launches: 0 ascending, 1 descending, else shuffled by this seed.
+    """
 
     def __init__(self, *, on_device: bool = False) -> None:
         self.on_device = on_device
+        self.order = 0
         self.refused: dict[str, Refusal] = {}
         """Refusals by a digest of the program."""
         self.choices: dict[Any, Choice] = {}
@@ -144,4 +150,9 @@ def current() -> Assignment | None:
     return _current[-1] if _current and _current[-1].is_active else None
 
 
-__all__ = ["Assignment", "Choice", "Configs", "Refusal", "current"]
+def program_order() -> int:
+    """Return the order (`Assignment.order`) in which programs are interpreted now."""
+    return _current[-1].order if _current else 0
+
+
+__all__ = ["Assignment", "Choice", "Configs", "Refusal", "current", "program_order"]

@@ -31,17 +31,21 @@ from assay.interpreter.numerics.emission import (
     flushed,
     reshaped,
 )
-from assay.interpreter.numerics.floats import NARROW, encode, erf, fma, rsqrt, to_float, to_integer
+from assay.interpreter.numerics.floats import NARROW, Array, encode, erf, fma, rsqrt, to_float, to_integer
 from assay.interpreter.numerics.libdevice import libdevice
 from assay.interpreter.numerics.ptx_floats import run_inline
 from assay.interpreter.operators import TensorHandle, handle_of, np_dtype, numbers
-from assay.interpreter.sanitizer import MEMORY, Launch, Sanitizer
+from assay.interpreter.sanitizer import MEMORY, Launch, Sanitizer, line_of_kernel
 
 TARGET = GPUTarget("cuda", 90, 32)
 """The device whose numbers these are."""
 
 _COMPARISONS = (np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal)
 _EXACT = (np.negative, np.abs, np.floor, np.ceil)
+_ORDERLESS = ("AND", "OR", "MAX", "MIN", "UMAX", "UMIN")
+"""Atomic operations that leave the same bits in every order."""
+_POISON = 0x1B1D5EED4AFE5F5D  # its lower 8, 16 and 32 bits are large odd numbers too; its small multiples no addresses
+_HUGE = {"fp16": 2.0**15}
 _LOG2_E = np.float32(1.4426950408889634)
 _REDUCTIONS = {
     "ADD": np.add,
@@ -247,6 +251,19 @@ class FaithfulBuilder(Arithmetic):
         inside = values[(values >= 0) & (values < bins)]
         return TensorHandle(np.bincount(inside.astype(np.int64), minlength=bins).astype(np.int32), tl.int32)
 
+    def create_masked_load(self, ptrs: Any, mask: Any, other: Any, cache_policy: Any, is_volatile: bool) -> Any:
+        """Without ``other`` the masked lanes are undefined (`tl.load`); the sanitizer says what they hold."""
+        if (
+            other is None
+            and self.sanitizer is not None
+            and self.sanitizer.unloaded != "plain"
+            and not np.all(mask.data)
+        ):
+            self.sanitizer.unloaded_lines[line_of_kernel()] = None
+            dtype = ptrs.get_element_ty()
+            other = TensorHandle(np.full(ptrs.data.shape, unloaded_value(self.sanitizer.unloaded, dtype)), dtype)
+        return super().create_masked_load(ptrs, mask, other, cache_policy, is_volatile)
+
     def create_descriptor_load(self, desc: Any, indices: Any, *policies: Any) -> Any:
         loaded = super().create_descriptor_load(desc, indices, *policies)
         return _pad_with_nan(loaded, lambda: desc.materialize_pointers(indices), desc.padding)
@@ -279,6 +296,10 @@ class FaithfulBuilder(Arithmetic):
 
     def create_atomic_rmw(self, rmw: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
         """Triton's up to 3.9 adds the bit patterns of 16-bit floats and cannot exchange floats."""
+        if rmw.name not in _ORDERLESS and isinstance(plain._interpreter, Launch):
+            is_sum = rmw == ir.ATOMIC_OP.FADD
+            name = f"atomic_{rmw.name.lower().removeprefix('f')}"
+            plain._interpreter.note_atomic(name, ptr.data, mask.data, is_sum=is_sum)
         if rmw == ir.ATOMIC_OP.XCHG and val.data.dtype.kind == "f":
             bits = TensorHandle(np.ascontiguousarray(val.data).view(f"u{val.data.itemsize}"), val.dtype)
             before = super().create_atomic_rmw(rmw, ptr, bits, mask, sem, scope)
@@ -287,6 +308,13 @@ class FaithfulBuilder(Arithmetic):
             return super().create_atomic_rmw(rmw, ptr, val, mask, sem, scope)
         add = partial(self.binary_op, op=np.add)
         return _read_modify_write(add, ptr, val, mask, self.ir_sem_to_interpreter_sem[sem])
+
+    def create_atomic_cas(self, ptr: Any, cmp: Any, val: Any, sem: Any, scope: Any) -> Any:
+        """Triton's, noted by the sanitizer."""
+        if isinstance(plain._interpreter, Launch):
+            everywhere = np.ones(ptr.data.shape, bool)
+            plain._interpreter.note_atomic("atomic_cas", ptr.data, everywhere, is_sum=False)
+        return super().create_atomic_cas(ptr, cmp, val, sem, scope)
 
     def create_descriptor_reduce(self, kind: Any, desc: Any, value: Any, indices: Any) -> None:
         """Reduce into memory element by element; elements outside of the tensor are left out."""
@@ -306,6 +334,21 @@ class FaithfulBuilder(Arithmetic):
     create_atomic_load = partialmethod(_atomically, name="create_atomic_load")
     create_atomic_store = partialmethod(_atomically, name="create_atomic_store")
     create_atomic_poll = partialmethod(_atomically, name="create_atomic_poll")
+
+
+def unloaded_value(content: str, dtype: Any) -> Array:
+    """Return what a lane holds whose mask is false in a load without ``other``, as an array without dimensions.
+
+    NaN, or with "huge" a large number, of floats; a large odd number of integers, which is out of bounds as an index.
+    """
+    if dtype.is_floating():
+        value = np.nan if content == "nan" else _HUGE.get(dtype.name, 2.0**7 if dtype.is_fp8() else 2.0**100)
+        return np.asarray(handle_of(np.asarray(value), dtype).data)
+    stored = np_dtype(dtype)
+    if stored == np.bool_:
+        return np.asarray(True)
+    pattern = _POISON & ((1 << (8 * stored.itemsize - 1)) - 1)
+    return np.asarray(pattern).astype(stored)
 
 
 def _convert(src: Any, dst_type: Any, *, toward_zero: bool = False) -> Any:

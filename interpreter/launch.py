@@ -1,5 +1,8 @@
 """Launching a kernel on the interpreter: arguments typed as in a GPU launch, then one program after another.
 
+The order of programs is that of the call's `Assignment`. A program that waits for another, by atomics on one address
+again and again, lets the next one run meanwhile (only where the launch is sanitized).
+
 A launch returns a `Launched`, as Triton returns a `CompiledKernel`. Inside functions that `torch.compile` compiled, a
 launch is an operator of the graph; a graph with one runs operator by operator, others are compiled as always.
 """
@@ -34,7 +37,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from assay.formats.devices import DEFAULT_CUDA_DEVICE, cuda_device_named
 from assay.interpreter import kernels
-from assay.interpreter.assignment import current
+from assay.interpreter.assignment import current, program_order
 from assay.interpreter.compiler import attributed_error
 from assay.interpreter.configurations import REFUSALS, in_one_line, pick_config, pretended_timing, program_of
 from assay.interpreter.errors import SanitizerError
@@ -43,6 +46,7 @@ from assay.interpreter.fake_cuda.tensors import true_device
 from assay.interpreter.fake_cuda.world import pretended
 from assay.interpreter.language import language
 from assay.interpreter.operators import handle_of
+from assay.interpreter.races import arranged
 from assay.interpreter.replacing import Change, Shared, replaced
 from assay.interpreter.sanitizer import Launch
 from assay.runtime.environment import standard_environment
@@ -90,12 +94,26 @@ def launch(owner: Any, arguments: Sequence[Any], keywords: dict[str, Any], grid:
         outer = getattr(builder, "grid_dim", None), getattr(builder, "grid_idx", None)
         builder.set_grid_dim(*sizes)
         builder.warps = warps
+        pending = dict.fromkeys(arranged(sizes, program_order()))
+
+        def run_program(next_program: tuple[int, ...]) -> None:
+            nonlocal program
+            waiting, program = program, next_program
+            del pending[program]
+            builder.set_grid_idx(*program)
+            if checked is not None:
+                checked.begin(program)
+            run(**typed)
+            program = waiting
+            builder.set_grid_idx(*program)
+
+        program: tuple[int, ...] = (0, 0, 0)
+        if checked is not None and num_programs > 1:
+            # the first that is left: programs that wait do so for those before them
+            checked.let_another_run = lambda: run_program(min(pending)) if pending else None
         try:
-            for program in np.ndindex(*sizes):
-                builder.set_grid_idx(*program)
-                if checked is not None:
-                    checked.begin(program)
-                run(**typed)
+            while pending:
+                run_program(next(iter(pending)))
         except (InterpreterError, SanitizerError):
             raise
         except Exception as error:

@@ -8,7 +8,9 @@ Flanagan and Freund, FastTrack, PLDI 2009). Programs are interpreted one after a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -17,6 +19,16 @@ from assay.interpreter.numerics.floats import Array
 _EMPTY = 0  # the history of a cell without accesses: it holds its value from before the launch
 _REPLACED = -1  # ends a history: before it the cell held another value
 _MAX_PENDING = 2**21  # addresses of one kind of access that are queued before they are entered into the cells
+
+
+def arranged(grid: Sequence[int], order: int) -> list[tuple[int, ...]]:
+    """Return the programs of a grid, ascending (0), descending (1), or shuffled by the seed ``order``."""
+    programs = list(np.ndindex(*grid))
+    if order == 1:
+        programs.reverse()
+    elif order:
+        random.Random(order).shuffle(programs)
+    return programs
 
 
 class Ordering:
@@ -38,6 +50,16 @@ class Ordering:
     def _next_segment(self, program: tuple[int, ...]) -> None:
         self.segment += 1
         self._programs.append(program)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let other programs begin and end inside; the present one then continues, with what it knew before."""
+        program, known = self._programs[self.segment], self._known
+        known[program] = self.segment
+        yield
+        self._known = known
+        self.first = self.segment + 1
+        self._next_segment(program)
 
     def program(self, segment: int) -> tuple[int, ...]:
         """Return the program of a segment."""

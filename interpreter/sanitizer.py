@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 from triton.runtime import interpreter as plain
 
-from assay.interpreter.errors import SanitizerError
+from assay.interpreter.errors import NotInterpreted, SanitizerError
 from assay.interpreter.numerics.floats import Array
 from assay.interpreter.races import Ordering, Shadow
 from assay.runtime.dispatch import ALLOCATIONS, AllocationMode
@@ -30,6 +31,10 @@ _MAX_TENSORS = 2**15
 _MAX_SHADOWED = 2**30  # bytes of a storage whose races are checked; its shadow is an int32 per element and kind
 _MAX_LOCKS = 64  # addresses of one atomic operation that order programs individually
 _MAX_WATCHED = 2**28  # bytes of an allocation that is watched; larger ones count as written
+_MAX_CONTENDED = 2**20  # addresses of one line's atomics that are compared with those of other programs
+_MOST_POLLS = 4096  # of a program that nothing but waiting ones can end
+_MOST_WAITING = 32  # programs that wait, each inside of another
+_PATIENCE = 64  # atomic operations on one address in a row after which a program seems to wait for another
 
 MEMORY = plain._interpreter
 """The memory functions of Triton's interpreter."""
@@ -42,12 +47,18 @@ class Sanitizer:
     """The state that outlives a launch: allocated tensors, the first finding, the number of launches.
 
     A tensor of ``tensors`` may be accessed within its own span; any other within its storage, or within the span of
-    those of ``tensors`` that share its storage.
+    those of ``tensors`` that share its storage. ``unloaded`` is the content of lanes that a load leaves without a
+    value, their mask being false and no ``other`` given: "plain" (zero), "nan" or "huge".
     """
 
-    def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
+    def __init__(self, tensors: Iterable[torch.Tensor] = (), unloaded: str = "plain") -> None:
         self.finding: SanitizerError | None = None
         self.launches = 0
+        self.unloaded = unloaded
+        self.contended: dict[str, Contended] = {}
+        """By source line, the atomic operations of several programs on one address."""
+        self.unloaded_lines: dict[str, None] = {}
+        """The source lines of loads that left lanes undefined, in order."""
         self.allocations = Allocations()
         self._spans: set[tuple[int, int]] = set()
         self._joint_spans: dict[int, tuple[int, int]] = {}
@@ -87,6 +98,32 @@ class Sanitizer:
         low, high, allocation = self.memory(tensor)
         own = span(tensor)
         return own if allocation is None and own in self._spans else (low, high)
+
+
+@dataclass
+class Contended:
+    """The atomic operations of one source line: ``words`` name it, and ``is_sum`` if floats are added."""
+
+    words: str
+    is_sum: bool
+    shared: bool = False
+    _addresses: list[tuple[tuple[int, ...], Array]] = field(default_factory=list)
+    _count: int = 0
+
+    def note(self, program: tuple[int, ...], addresses: Array) -> None:
+        """Note an operation; ``shared`` becomes true if another program's has an address in common with it."""
+        if self.shared or self._count > _MAX_CONTENDED:
+            return
+        self.shared = any(other != program and np.isin(addresses, seen).any() for other, seen in self._addresses)
+        self._addresses.append((program, addresses))
+        self._count += len(addresses)
+
+
+def contended_lines(contended: Iterable[Contended]) -> str:
+    """Return the source lines whose atomics depend on the order of programs, sums of floats first; empty if none do."""
+    shared = [each for each in contended if each.shared]
+    sums = [each for each in shared if each.is_sum]
+    return ", ".join(dict.fromkeys(each.words for each in sums or shared))
 
 
 @dataclass(frozen=True)
@@ -131,6 +168,11 @@ class Launch:
         self._shadows: dict[int, Shadow] = {}
         self._program: tuple[int, ...] = (0, 0, 0)
         self._semantic: Any = None  # of the current atomic operation
+        self._last_polled: Array | None = None
+        self._polls = 0
+        self._waiting = 0  # programs that wait while another runs
+        self.let_another_run: Callable[[], None] | None = None
+        """Runs a program that hasn't begun, if there is one, while the present one waits."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(MEMORY, name)
@@ -150,9 +192,39 @@ class Launch:
         return np.uint64(len(self._regions) - 1) << _SHIFT
 
     def begin(self, program: tuple[int, ...]) -> None:
-        self._program = program
+        self._program, self._last_polled = program, None
         if self._several:
             self._ordering.begin(program)
+
+    def note_atomic(self, operation: str, pointers: Array, mask: Array, *, is_sum: bool) -> None:
+        """Note an atomic operation for `contended_lines`."""
+        if not self._several:
+            return
+        line = line_of_kernel()
+        noted = self._sanitizer.contended.get(line)
+        if noted is None:
+            words = f"tl.{operation} at {line}"
+            noted = self._sanitizer.contended[line] = Contended(words, is_sum)
+        noted.note((self._sanitizer.launches, *self._program), pointers[np.asarray(mask)])
+
+    def _wait(self, pointers: Array) -> None:
+        """Let another program run if the present one only repeats this access, as one that waits for it does.
+
+        Raises `NotInterpreted` if that one waits for a program that waits itself.
+        """
+        is_same = self._last_polled is not None and np.array_equal(self._last_polled, pointers)
+        self._last_polled, self._polls = pointers, self._polls + 1 if is_same else 0
+        if self._polls < _PATIENCE or self.let_another_run is None:
+            return
+        if (self._polls > _MOST_POLLS and self._waiting) or self._waiting > _MOST_WAITING:
+            raise NotInterpreted("programs wait for each other in a way that the interpreter does not follow")
+        before = self._program, self._semantic, self._waiting
+        self._semantic, self._waiting, polls = None, self._waiting + 1, self._polls
+        begun = self._ordering.segment
+        with self._ordering.paused():
+            self.let_another_run()
+        self._program, self._semantic, self._waiting = before
+        self._last_polled, self._polls = pointers, 0 if self._ordering.segment > begun + 1 else polls  # 0: one has run
 
     @contextlib.contextmanager
     def atomically(self, semantic: Any) -> Iterator[None]:
@@ -223,6 +295,7 @@ class Launch:
 
     def enter_atomic(self, pointers: Array, mask: Array, width: int, semantic: Any, *, reads: bool = True) -> Array:
         """Check an atomic operation, order programs as ``semantic`` says, and return the untagged addresses."""
+        self._wait(pointers)
         for region, addresses, _ in self._by_region(pointers, mask, width, "atomically stores to"):
             if region is None:
                 continue
@@ -313,6 +386,17 @@ class Launch:
 
     def _error(self, kind: str, tensor: str, index: int, what: str) -> SanitizerError:
         return SanitizerError(kind, tensor, index, self._program, what, self._kernel)
+
+
+def line_of_kernel() -> str:
+    """Return the line of the kernel's source that is being interpreted, as file:line."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith(_INTERPRETERS):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+
+
+_INTERPRETERS = ("assay.interpreter", "triton", "functools", "contextlib")
 
 
 def _changed(target: tuple[Array, Array] | None, addresses: Array, values: Array) -> Array:

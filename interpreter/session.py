@@ -58,18 +58,20 @@ def sanitized(
     device: str | None = None,
     allocations: bool = True,
     emission: Emission | None = None,
+    unloaded: str = "plain",
 ) -> Iterator[Sanitizer]:
     """`faithful`, with every memory access of a kernel checked; a finding is raised as `SanitizerError`.
 
     Loads and stores must stay within the storage of the argument that their pointer was derived from, and for
     ``tensors`` within the tensor. Elements of tensors allocated inside (torch.empty and the like; with ``allocations``)
     must be written before they are loaded. Two programs of a launch may access one element, with at least one changing
-    it, only if atomics order or perform these accesses. The context's value has the attributes ``finding`` (the first
-    `SanitizerError`, or None) and ``launches``.
+    it, only if atomics order or perform these accesses. Lanes that a load leaves without a value (a false mask, and no
+    ``other``) hold zero, or NaN and large numbers with ``unloaded`` "nan" or "huge". The context's value has the
+    attributes ``finding`` (the first `SanitizerError`, or None) and ``launches``.
     """
     from assay.interpreter.sanitizer import Sanitizer
 
-    sanitizer = Sanitizer(tensors)
+    sanitizer = Sanitizer(tensors, unloaded)
     with _interpreting(device, sanitizer, emission), sanitizer.allocations if allocations else contextlib.nullcontext():
         yield sanitizer
 
@@ -78,21 +80,30 @@ class Watch:
     """Sanitizes the calls of one kernel of any kind.
 
     Allocations are watched by a dispatch mode of torch, which disables `torch.compile`. So they are watched only after
-    the first call that has launched a Triton kernel; ``launches`` says whether one has.
+    the first call that has launched a Triton kernel; ``launches`` says whether one has. ``contended`` names the source
+    lines of the last call whose atomics depend on the order of programs, ``unloaded`` those of the last call with
+    poisoned lanes whose loads leave some undefined.
     """
 
     def __init__(self) -> None:
         self.launches = False
+        self.contended = self.unloaded = ""
         self._can_allocate = True
 
     @contextlib.contextmanager
-    def interpreting(self, tensors: Iterable[torch.Tensor], emission: Emission | None = None) -> Iterator[Sanitizer]:
+    def interpreting(
+        self, tensors: Iterable[torch.Tensor], emission: Emission | None = None, unloaded: str = "plain"
+    ) -> Iterator[Sanitizer]:
         """Interpret and sanitize one call inside; ``tensors`` are the kernel's arguments."""
-        with sanitized(tensors, allocations=False, emission=emission) as sanitizer:
+        from assay.interpreter.sanitizer import contended_lines
+
+        with sanitized(tensors, allocations=False, emission=emission, unloaded=unloaded) as sanitizer:
             try:
                 yield sanitizer
             finally:
                 self.launches |= sanitizer.launches > 0
+                self.contended = contended_lines(sanitizer.contended.values())
+                self.unloaded = ", ".join(sanitizer.unloaded_lines) or self.unloaded
 
     def allocating(self, sanitizer: Sanitizer | None) -> contextlib.AbstractContextManager[object]:
         """Return a context that watches allocations, if they are watched."""

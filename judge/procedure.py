@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 
 from assay.bench.timing.timed import bits_of
+from assay.golden.evaluation.device import evaluating_on
 from assay.judge.problems.own import own_answer
 from assay.judge.problems.problem import Answer, Problem, Sizes
 from assay.judge.problems.reading import read
@@ -203,7 +204,7 @@ def judge(
 def judged(report: Report, only: Trial | None = None) -> SolutionVerdict:
     """Judge a solution that was read; only the trial ``only`` if it is given."""
     started = time.perf_counter()
-    with generators_kept(), standard_environment():
+    with generators_kept(), standard_environment(), evaluating_on(report.options.device):
         return replace(_verdict(report, only), seconds=time.perf_counter() - started)
 
 
@@ -267,7 +268,7 @@ def _all(report: Report, run: Run) -> None:
                 run.other_sizes(_bench(report, run, other, given))
     most = len(problem.given) if report.options.timed == "all" else _GIVEN[report.options.effort]
     for stated in problem.given[:most]:
-        _given(report, run, stated, limit["given"])
+        _given(report, run, stated)
     for stated in problem.given[most:]:
         report.not_judged.append(f"{_named(stated)}: this effort judges {most} of {len(problem.given)} that are stated")
     if run.refusal and not any(each.outputs for each in run.observations) and not run.is_explicit:
@@ -281,9 +282,10 @@ def _bench(report: Report, run: Run, choice: Choice, given: Sizes) -> SolutionUn
     return run.build(choice, given)
 
 
-def _given(report: Report, run: Run, given: Sizes, limit: Extent) -> None:
+def _given(report: Report, run: Run, given: Sizes) -> None:
     """Judge at stated sizes, or the nearest that this machine can run: single calls and timed ones."""
-    choice = near(report.problem, given, limit)
+    on_cpu = limits(report.options.effort)["given"]
+    choice = near(report.problem, given, limits(report.options.effort, report.options.device)["given"])
     if choice is None:
         report.not_judged.append(f"{_named(given)}: beyond this machine")
         return
@@ -300,8 +302,8 @@ def _given(report: Report, run: Run, given: Sizes, limit: Extent) -> None:
         report.workloads.append(workload_of(report, sizes_text(choice, given), given, first))
     if not first.outputs:
         return
-    if choice.extent.operations < limit.operations // 4:
-        run.one_element(under_test, first)
+    few = not choice.extent.within(replace(on_cpu, operations=on_cpu.operations // 4 - 1))
+    run.stated_sizes(under_test, first, few=few)
     is_next = report.speed is None or (report.options.timed == "all" and choice.kind == "given")
     if report.options.timed and is_next:
         speed = time_it(report, run, under_test, first)

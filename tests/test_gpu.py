@@ -14,7 +14,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = (
     *("random_tensors", "interpreter_bits", "accumulators", "libraries", "kernels", "model_audit"),
-    *("device", "crashes", "pytorch"),
+    *("device", "crashes", "goldens", "pytorch"),
 )
 
 

@@ -274,7 +274,8 @@ class Findings:
     through, or nothing was decided; REFUSED, where the contract says nothing about what was asked, or the interpreter
     can't run the kernel. ``cases`` were decided; ``worst`` is the largest |kernel - golden| / radius. ``detectable`` is
     what the check notices at each length examined. ``note`` says why an outcome is neither PASS nor FAIL.
-    ``remarks`` name the lines at which a reference's own formula is ill-conditioned, and what that costs.
+    ``remarks`` name the lines at which a reference's own formula is ill-conditioned, and what that costs; and of a
+    failure on a device the reported faults of the compiler that it may come from.
 
     ``histogram`` counts the judged elements by ratio, in the bins of `EDGES`. ``aspects`` holds each of `ASPECTS`; a
     verdict's ``failure``, its explanations and so on are those of the ``gravest`` broken one.

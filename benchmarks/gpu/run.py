@@ -26,7 +26,7 @@ from assay.runtime.pool import core_count
 HERE = Path(__file__).resolve().parent
 OUT = HERE.parents[1] / "build" / "gpu"
 QUICK = ("device", "accumulators", "interpreter_bits", "random_tensors", "kernels", "crashes")
-PARTS = (*QUICK, "pytorch", "model_audit", "libraries")
+PARTS = (*QUICK, "goldens", "pytorch", "model_audit", "libraries")
 ALONE = ("libraries",)  # times: nothing runs beside them
 POOLS = ("kernels", "crashes", "pytorch")  # parts that start processes of their own
 SECONDS = {"quick": 120.0, "all": 480.0}

@@ -53,7 +53,7 @@ class Ball:
     def __post_init__(self) -> None:
         if self.model.beyond == "infinity":
             mid, over = self.mid, self.mid.abs() - outward(self.radius) > self.model.surely_beyond
-            object.__setattr__(self, "mid", torch.where(over, torch.copysign(mid.new_tensor(math.inf), mid), mid))
+            object.__setattr__(self, "mid", torch.where(over, torch.copysign(mid.new_full((), math.inf), mid), mid))
             if self.rad is not None:
                 object.__setattr__(self, "rad", torch.where(over, 0.0, self.rad))
 
@@ -154,7 +154,7 @@ class Ball:
         """Return a ball for ``value``; a kernel rounds a constant that is not in the compute format."""
         if isinstance(value, Ball):
             return value
-        mid = self.mid.new_tensor(float(value))
+        mid = self.mid.new_full((), float(value))
         exact = bool(self.model.represents(mid)) or not math.isfinite(value)
         return Ball(mid, None if exact else mid.abs() * self.model.unit_roundoff + self.model.tiny, self.model)
 
@@ -282,7 +282,12 @@ def lowest_bit(x: Tensor) -> Tensor:
 
 
 class ElementaryBalls(Arithmetic[Ball, Tensor]):
-    """Ball arithmetic under a rounding model; the default model certifies the float64 evaluation itself."""
+    """Ball arithmetic under a rounding model; the default model certifies the float64 evaluation itself.
+
+    ``block_scale``: how many times as many numbers a block has as fit in a processor's cache, so as to fill a device.
+    """
+
+    block_scale = 1
 
     def __init__(self, model: RoundingModel = EVALUATION) -> None:
         self.model = model
@@ -310,7 +315,7 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         return Ball(mid, torch.tensor(off * (1 + 1e-15) + self.u * abs(value)), self.model)
 
     def in_blocks(self, function: Callable[..., Any], *numbers: Any, whole: int = 0) -> Any:
-        return in_blocks(function, numbers, whole)
+        return in_blocks(function, numbers, whole, self.block_scale)
 
     def ball(self, mid: Tensor, rad: Tensor) -> Ball:
         """Return a ball whose radius is infinite where a kernel may overflow."""
@@ -692,20 +697,20 @@ _BLOCK = 2**15
 _MIN_NUMBERS = 4 * _BLOCK  # fewer are evaluated at once
 
 
-def in_blocks(function: Callable[..., Any], numbers: Sequence[Any], whole: int = 0) -> Any:
+def in_blocks(function: Callable[..., Any], numbers: Sequence[Any], whole: int = 0, scale: int = 1) -> Any:
     """Return ``function(*numbers)``, independent along all axes but the last ``whole``, evaluated a block at a time.
 
-    Intermediates stay in a processor's cache, and need no new memory. ``numbers`` are balls, broadcast against one
-    another, and other arguments, which are passed unchanged. The result is a ball or a tuple of balls, of their common
-    shape except for the last ``whole`` axes.
+    Intermediates stay in a processor's cache, and need no new memory; blocks are ``scale`` times as large as that.
+    ``numbers`` are balls, broadcast against one another, and other arguments, which are passed unchanged. The result is
+    a ball or a tuple of balls, of their common shape except for the last ``whole`` axes.
     """
     balls = [number for number in numbers if isinstance(number, Ball)]
     shape = np.broadcast_shapes(*(ball.shape for ball in balls))  # torch's takes ten times as long
-    if math.prod(shape) < _MIN_NUMBERS:
+    if math.prod(shape) < _MIN_NUMBERS * scale:
         return function(*numbers)
     mids: list[Tensor] = []
     radii: list[Tensor | None] = []
-    for block in _blocks(shape[: len(shape) - whole], math.prod(shape[len(shape) - whole :])):
+    for block in _blocks(shape[: len(shape) - whole], math.prod(shape[len(shape) - whole :]), _BLOCK * scale):
         parts = [_part(number, block, len(shape)) if isinstance(number, Ball) else number for number in numbers]
         result_of_block = function(*parts)
         results = result_of_block if isinstance(result_of_block, tuple) else (result_of_block,)
@@ -725,14 +730,14 @@ def in_blocks(function: Callable[..., Any], numbers: Sequence[Any], whole: int =
     return joined if isinstance(result_of_block, tuple) else joined[0]
 
 
-def _blocks(shape: Sequence[int], width: int) -> list[tuple[slice, ...]]:
-    """Return slices of the leading axes, each of about `_BLOCK` numbers; ``width`` numbers stay together."""
+def _blocks(shape: Sequence[int], width: int, size: int) -> list[tuple[slice, ...]]:
+    """Return slices of the leading axes, each of about ``size`` numbers; ``width`` numbers stay together."""
     axes: list[list[slice]] = []
     inner = math.prod(shape) * width
-    for size in shape:
-        inner //= size
-        step = max(_BLOCK // inner, 1)
-        axes.append([slice(first, min(first + step, size)) for first in range(0, size, step)])
+    for count in shape:
+        inner //= count
+        step = max(size // inner, 1)
+        axes.append([slice(first, min(first + step, count)) for first in range(0, count, step)])
         if step > 1:
             break
     return list(itertools.product(*axes))

@@ -44,7 +44,7 @@ class CompositeBalls(ElementaryBalls):
 
     def blocks(self, rows: int, width: int) -> list[tuple[int, int]]:
         """Return blocks that fit in a processor's cache, or have enough rows to amortise reading what they share."""
-        step = max(_BLOCK // max(width, 1), min(_FEW_ROWS, _LARGEST_BLOCK // max(width, 1)), 1)
+        step = max(self.block_scale * _BLOCK // max(width, 1), min(_FEW_ROWS, _LARGEST_BLOCK // max(width, 1)), 1)
         return [(first, min(first + step, rows)) for first in range(0, rows, step)] or [(0, 0)]
 
     def gather(self, x: Ball, index: Tensor) -> Ball:

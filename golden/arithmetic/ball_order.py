@@ -20,7 +20,7 @@ from assay.golden.arithmetic.ball import (
 from assay.golden.arithmetic.base import Order
 from assay.golden.arithmetic.double_double import DoubleDouble
 from assay.golden.arithmetic.model import RADIUS_ROUNDING, all_finite, outward
-from assay.golden.arithmetic.real import torch_function
+from assay.golden.arithmetic.real import torch_function, two_to
 
 Tensor = torch.Tensor
 
@@ -40,7 +40,7 @@ def _product(x: Tensor) -> Tensor:
     if not fraction.shape[-1]:
         return x.prod(-1, keepdim=True)
     half = total.clamp(-3000, 3000) // 2  # in two steps, neither of which overflows unless the product does
-    return torch.ldexp(torch.ldexp(fraction, half), total.clamp(-3000, 3000) - half)
+    return fraction * two_to(half) * two_to(total.clamp(-3000, 3000) - half)
 
 
 class OrderBalls(ElementaryBalls):
@@ -302,7 +302,7 @@ def _inverse_error_function(x: Tensor, r: Tensor) -> Tensor:
 def _of_gamma(x: Tensor, r: Tensor) -> Tensor:
     """Return |digamma| r; digamma ascends for positive numbers, so at the ball's ends. Infinite for others."""
     least, most = x - outward(r), x + outward(r)
-    slope = torch.maximum(torch.digamma(least).abs(), torch.digamma(most).abs())
+    slope = torch.maximum(torch_function("digamma", least).abs(), torch_function("digamma", most).abs())
     return torch.where(least > 0, r * slope * (1 + 1e-9), math.inf)
 
 

@@ -46,7 +46,7 @@ class SequenceBalls(ElementaryBalls):
             unknown = x.unspecified.cummax(-1).values if x.shape[-1] else x.unspecified
             return self._with_special(numbers, special, unknown)
         count, late = x.shape[-1], int(self.model.accumulate.format.unit_roundoff <= self.u)
-        lost = x.mid.new_tensor(_gammas(self.model.accumulate, self.model.chance, count, late))
+        lost = torch.tensor(_gammas(self.model.accumulate, self.model.chance, count, late), dtype=torch.float64)
         rounding = self.model.sum_rounding(count)
         mid, magnitude = x.mid.cumsum(-1), x.magnitude.cumsum(-1)
         rad = lost * rounding * magnitude

@@ -12,6 +12,8 @@ from assay.golden.arithmetic.base import Arithmetic, Formula
 
 Tensor = torch.Tensor
 LEAST_E8M0 = 2.0**-127
+ONLY_ON_CPU = ("lgamma", "digamma")
+"""Functions without a maximum error on CUDA: of lgamma for some negative numbers; digamma is PyTorch's own."""
 
 
 class Real(Arithmetic[Tensor, Tensor]):
@@ -119,7 +121,12 @@ class Real(Arithmetic[Tensor, Tensor]):
 
 
 def torch_function(name: str, x: Tensor) -> Tensor:
-    """Return torch's float64 function of that name; a root is taken before its reciprocal."""
+    """Return torch's float64 function of that name; a root is taken before its reciprocal.
+
+    On another device those without a published bound there are computed on the CPU.
+    """
+    if name in ONLY_ON_CPU and x.device.type != "cpu":
+        return torch_function(name, x.cpu()).to(x.device)
     if name == "rsqrt":
         return 1 / torch.sqrt(x)
     if name == "softplus":
@@ -127,11 +134,21 @@ def torch_function(name: str, x: Tensor) -> Tensor:
     return getattr(torch, name)(x)
 
 
+def two_to(exponent: Tensor) -> Tensor:
+    """Return 2^exponent in float64, exactly: a device's pow needn't be; zero or infinite beyond its range."""
+    half = exponent.to(torch.int64) // 2
+
+    def normal(exponent: Tensor) -> Tensor:
+        return ((exponent.clamp(-1022, 1024) + 1023) << 52).view(torch.float64)
+
+    return normal(half) * normal(exponent - half)
+
+
 def power_of_two(x: Tensor, *, above: bool) -> Tensor:
     """Return the powers of `Arithmetic.power_of_two`; NaN and infinities are unchanged."""
     significand, exponent = torch.frexp(x)
     exact = significand == 0.5
-    power = torch.ldexp(torch.ones_like(x), torch.where(exact | ~torch.tensor(above), exponent - 1, exponent))
+    power = two_to(torch.where(exact | ~torch.tensor(above), exponent - 1, exponent))
     return torch.where((x > 0) & x.isfinite(), power.clamp(min=LEAST_E8M0), x)
 
 

@@ -3,6 +3,8 @@ makes it."""
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,12 +16,14 @@ import torch
 from assay.golden.arithmetic import Arithmetic, Exact
 from assay.golden.errors import DefinitionError, InputError, OptionError
 from assay.golden.evaluation.cutting import selected
+from assay.golden.evaluation.device import device_for, on_cpu, placed, release
 from assay.golden.evaluation.golden import Golden, golden_of
 from assay.golden.registry import Spec
 from assay.golden.signature import Signature, TensorSpec, symbols_in
 
 Tensor = torch.Tensor
 
+_LOG = logging.getLogger(__name__)
 _MOST_WHOLE = 2**53  # whole numbers up to it are float64 numbers
 Index = Mapping[str, Tensor | slice]
 _BLOCK = 2**17  # numbers in a block of rows, so that its intermediates fit in a processor's cache
@@ -72,15 +76,29 @@ class Call:
         holder = next(tensor for tensor in self.signature.tensors if symbol in tensor.dims)
         return self.tensors[holder.name].shape[holder.dims.index(symbol)]
 
+    @property
+    def numbers(self) -> int:
+        """How many numbers the tensors and the results have."""
+        results = sum(math.prod(tensor.shape(self.sizes)) for tensor in self.signature.returns)
+        return results + sum(value.numel() for value in self.tensors.values())
+
+    def on(self, device: torch.device) -> Call:
+        """Return the call with its tensors on a device."""
+        return replace(self, tensors={name: value.to(device) for name, value in self.tensors.items()})
+
     def part(self, index: Index) -> Call:
         """Return the call restricted to these indices along each symbol."""
         parts = {each.name: selected(each, self.tensors[each.name], index) for each in self.signature.tensors}
         return replace(self, tensors=parts)
 
-    def results(self, xp: Arithmetic, chosen: Mapping[str, Tensor] | None = None) -> tuple[Any, ...]:
+    def results(
+        self, xp: Arithmetic, chosen: Mapping[str, Tensor] | None = None, choices: Any = None
+    ) -> tuple[Any, ...]:
         """Return the results as numbers of the arithmetic ``xp``.
 
-        ``chosen``: a kernel's own choices by result name, for an op whose other results depend on them.
+        ``chosen``: a kernel's own choices by result name, for an op whose other results depend on them. ``choices``:
+        what a reference takes where its numbers leave decisions open (`assay.golden.lowering.choices`); other
+        definitions don't read it.
         """
         numbers = {
             tensor.name: xp.integers(value) if tensor.is_integer else xp.exact(value.to(torch.float64))
@@ -93,6 +111,7 @@ class Call:
             handed[name] = xp.exact(value.to(torch.float64)) if value.is_floating_point() else xp.integers(value)
         if self.spec.needs_dtypes:
             plain["dtypes"] = [value.dtype for value in self.tensors.values()]
+            plain |= {} if choices is None else {"choices": choices}
         try:
             with xp.precision():
                 results = self.spec.definition(xp, *numbers.values(), **handed, **plain)
@@ -189,9 +208,25 @@ def run(
     tensors: Sequence[Any],
     options: Mapping[str, Any],
     chosen: Mapping[str, torch.Tensor] | None = None,
+    choices: Any = None,
 ) -> tuple[Any, ...]:
-    """Return the results of a definition as numbers of the arithmetic ``xp``: `bind` and `Call.results` in one."""
-    return bind(definition, tensors, options).results(xp, chosen)
+    """Return the results of a definition as numbers of the arithmetic ``xp``: `bind` and `Call.results` in one.
+
+    Balls of a large call are evaluated on the device of `evaluating_on`. Should that fail, by too little memory, an
+    operation that it lacks, or a choice that rounding leaves open, the CPU evaluates them, whose errors are those of
+    the definition.
+    """
+    call = bind(definition, tensors, options)
+    if (device := device_for(xp, call.numbers)) is not None:
+        try:
+            return _evaluated_on(device, call, xp, chosen or {}, choices)
+        except Exception as error:
+            _LOG.info("%s is evaluated on the CPU, since %s failed: %s", definition.name, device, error)
+            if choices is not None:
+                choices.restart()
+        finally:
+            release(device)
+    return call.results(xp, chosen, choices)
 
 
 def bind(definition: Spec, tensors: Sequence[Any], options: Mapping[str, Any]) -> Call:
@@ -278,3 +313,13 @@ def _check_integers(
         got = f"{offsets[0]}..{offsets[-1]}"
     if got:
         raise InputError(f"{definition.name}: {tensor.name} must rise from 0 to {highest}, got {got}")
+
+
+def _evaluated_on(
+    device: torch.device, call: Call, xp: Arithmetic, chosen: Mapping[str, torch.Tensor], choices: Any
+) -> tuple[Any, ...]:
+    """Return the results of a call that a device evaluates, on the CPU."""
+    with placed(xp, device) as balls:
+        moved = {name: value.to(device) for name, value in chosen.items()}
+        results = call.on(device).results(balls, moved, choices)
+    return tuple(map(on_cpu, results))

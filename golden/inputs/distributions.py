@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from assay.formats.codes import all_values
 from assay.formats.format import Format, format_named
+from assay.golden.inputs.domains import names_in_domain
 from assay.golden.inputs.random_bits import bits, integers, normal, uniform
-from assay.golden.signature import TensorSpec
+from assay.golden.signature import DOMAINS, TensorSpec
 
 Integers = npt.NDArray[np.int64]
 _E4M3, _INT8 = format_named("float8_e4m3fn"), format_named("int8")
@@ -305,6 +306,8 @@ def names_of(tensor: TensorSpec) -> tuple[str, ...]:
     """The distributions that a tensor's elements may have, the plainest first."""
     if tensor.inputs:
         return tuple(tensor.inputs)
+    if tensor.role in DOMAINS:
+        return names_in_domain(tensor, REAL)
     if tensor.role in STRUCTURED:
         return STRUCTURED[tensor.role]
     if tensor.role == "length":

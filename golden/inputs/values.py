@@ -21,6 +21,7 @@ from assay.golden.errors import RecipeError
 from assay.golden.inputs.distributions import (
     EVERY,
     MIDPOINTS,
+    REAL,
     RELATIVE,
     ROLES,
     STRUCTURED,
@@ -35,7 +36,8 @@ from assay.golden.inputs.distributions import (
     offset_values,
     pair_values,
 )
-from assay.golden.signature import TensorSpec, dimension
+from assay.golden.inputs.domains import drawn_in_domain, into_domain
+from assay.golden.signature import DOMAINS, TensorSpec, dimension
 from assay.runtime.errors import unknown
 
 VERSION = 1  # of the inputs' numbers: raised whenever a seed gives other numbers than before
@@ -112,7 +114,9 @@ def draw(
             signed = torch.where(signed >= 2**31, signed - 2**32, signed)
         return signed.to(torch_dtype(dtype))
     if kind == EVERY:
-        return stored(torch.from_numpy(every_value(draws)), dtype)
+        return stored(into_domain(tensor, torch.from_numpy(every_value(draws)), format), dtype)
+    if tensor.role in DOMAINS and own is None:
+        return stored(torch.from_numpy(np.array(drawn_in_domain(tensor, draws, kind, REAL.get(kind)))), dtype)
     if kind == MIDPOINTS:
         return stored(torch.from_numpy(midpoints(draws, int(tensor.bound))), dtype)
     values = torch.from_numpy(np.array((own or ROLES[tensor.role][kind])(draws)))
@@ -127,7 +131,7 @@ def _tiled(tensor: TensorSpec, sizes: Mapping[str, int], dtype: str, seed: int) 
     """
     shape = tensor.shape(sizes)
     count = reduce(mul, shape, 1)
-    if count <= _TILE or tensor.inputs or tensor.role in (*STRUCTURED, "length"):
+    if count <= _TILE or tensor.inputs or tensor.role in (*STRUCTURED, "length", "simplex", "sorted", "spd"):
         return draw(tensor, sizes, dtype, "uniform" if tensor.role == "offsets" else "", seed)
     tile = draw(replace(tensor, dims=(str(_TILE),)), sizes, dtype, "", seed)
     return tile.repeat(-(-count // _TILE))[:count].reshape(shape)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import linecache
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from types import FrameType
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from assay.golden.lowering.choices import Choices
 from assay.golden.lowering.dispatch import Lowering, is_of_reference
 
 Change = Callable[..., Any]
@@ -42,9 +43,9 @@ class _AtCallSites(Lowering):  # type: ignore[no-untyped-call]
     """
 
     def __init__(
-        self, call: Change, xp: Any, operand_dtype: torch.dtype | None = None, answers: Sequence[Any] = ()
+        self, call: Change, xp: Any, operand_dtype: torch.dtype | None = None, choices: Choices | None = None
     ) -> None:
-        super().__init__(xp, operand_dtype, answers)
+        super().__init__(xp, operand_dtype, choices)
         self._call, self._nested = call, False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -14,6 +14,7 @@ import torch
 
 from assay.golden.arithmetic import BallArithmetic
 from assay.golden.arithmetic.ball import Ball
+from assay.golden.lowering.choices import Choices
 from assay.golden.lowering.dispatch import Lowering, calling_line
 
 _MIN_BITS = 6.0  # every formula loses fewer somewhere
@@ -35,9 +36,9 @@ class ConditioningLowering(Lowering):  # type: ignore[no-untyped-call]
     """A lowering that records what each line of the reference loses."""
 
     def __init__(
-        self, xp: BallArithmetic, operand_dtype: torch.dtype | None = None, answers: Sequence[Any] = ()
+        self, xp: BallArithmetic, operand_dtype: torch.dtype | None = None, choices: Choices | None = None
     ) -> None:
-        super().__init__(xp, operand_dtype, answers)
+        super().__init__(xp, operand_dtype, choices)
         self.losses: dict[str, Loss] = {}
 
     def observe(self, names: str, numbers: Sequence[Any], result: Any) -> None:

@@ -18,7 +18,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from assay.golden.arithmetic.ball import Ball
 from assay.golden.errors import MissingOperation, Undecided
+from assay.golden.lowering.choices import Between, Choices, Decision
 from assay.golden.lowering.rule_table import RULES
 from assay.golden.lowering.tensor import TracedMemory, TracedTensor, contiguous_strides, read, write
 
@@ -33,19 +35,17 @@ class Lowering(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     ``operand_dtype``: the 16-bit dtype of the inputs, to which kernels round operands of products; None if wider.
     ``overflowed``: an exponential beyond float64's range was used, so infinities and NaN tell nothing.
-    ``answers``: the first answers to choices that the numbers leave open. `choices` lists the admissible answers to
-    each choice, the one taken first.
+    ``choices``: what the run takes where its numbers leave decisions open; by default the interval of all answers.
     """
 
-    def __init__(self, xp: Any, operand_dtype: torch.dtype | None = None, answers: Sequence[Any] = ()) -> None:
+    def __init__(self, xp: Any, operand_dtype: torch.dtype | None = None, choices: Choices | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         # A mode is kept from being compiled by importing the compiler, which takes seconds: only where it is loaded.
         if "torch._dynamo" in sys.modules and Lowering.__torch_dispatch__ is _DISPATCH:
             Lowering.__torch_dispatch__ = torch._disable_dynamo(_DISPATCH)  # type: ignore[method-assign, attr-defined]
         self.xp = xp
         self.operand_dtype = operand_dtype
-        self.answers = answers
-        self.choices: list[list[Any]] = []
+        self.choices = choices or Choices()
         self.overflowed = False
         self._decomposing: list[Any] = []
         self._outside: dict[int, tuple[torch.Tensor, TracedTensor]] = {}
@@ -203,13 +203,23 @@ class Lowering(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if dtype == torch.bool:
             number = read(traced)
             order = self.xp.compare(number, self.xp.exact(torch.zeros((), dtype=torch.float64)))
-            ends = (order.less | order.more | order.unordered), ~order.same
-            return self.wrap(self.xp.interval(*(end.double() for end in ends)), dtype)
+            return self.decided_mask(order.less | order.more | order.unordered, ~order.same, lambda: ~order.same)
         if not dtype.is_floating_point:
-            return self.wrap(self.xp.step(torch.trunc, read(traced)), dtype)
+            return self.wrap(self._whole(read(traced), dtype), dtype)
         memory, stage = traced.memory, _stage(traced.dtype, dtype)
         same = not stage and bool(memory.stage) and traced.dtype == dtype
         return self.wrap(read(traced, unrounded=same), dtype, memory.stage if same else stage, memory.is_softmax)
+
+    def _whole(self, number: Any, dtype: torch.dtype) -> Any:
+        """Return numbers cut to integers of a dtype; unknown where one is NaN or out of its range, as C++ has it."""
+        limits = torch.iinfo(dtype)
+        low, high = self.xp.enclosure(number)
+        lost = ~((low > limits.min - 1.0) & (high < limits.max + 1.0))
+        if not bool(lost.any()):
+            return self.step(torch.trunc, number)
+        whole = self.step(torch.trunc, self.xp.chosen(lost, self.xp.exact(torch.zeros_like(low)), number))
+        ends = torch.full_like(low, torch.inf)
+        return self.xp.chosen(lost, self.xp.interval(-ends, ends), whole)
 
     def concrete(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the plain numbers of a tensor, all of which must be known; raise `Undecided` otherwise."""
@@ -220,13 +230,38 @@ class Lowering(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise self.undecided(f"{int(unknown.sum())} of {low.numel()} numbers")
         return low.to(tensor.dtype)
 
-    def choose(self, admissible: Sequence[Any]) -> Any:
-        """Return one of the admissible answers to a choice; other runs take the others."""
-        number = len(self.choices)
-        if len(admissible) > MAX_BRANCHES:
+    def decided(self, decision: Decision, dtype: torch.dtype) -> torch.Tensor:
+        """Return what this run takes for the decisions of a site, as integers or a mask; plain ones if it takes one
+        answer to each."""
+        least, most = self.choices.take(decision, calling_line)
+        if torch.equal(least, most):
+            return least.to(dtype)
+        return self.wrap(self.xp.interval(least.double(), most.double()), dtype)
+
+    def decided_mask(
+        self, certain: torch.Tensor, possible: torch.Tensor, guess: Callable[[], torch.Tensor]
+    ) -> torch.Tensor:
+        """Return a mask that is ``certain`` at some elements and ``possible`` at others; ``guess`` is the likeliest."""
+        if torch.equal(certain, possible):
+            self.choices.count += 1
+            return certain
+        likeliest = (guess() | certain) & possible
+        return self.decided(Between(certain.double(), possible.double(), likeliest.double()), torch.bool)
+
+    def step(self, function: Callable[[torch.Tensor], torch.Tensor], number: Any) -> Any:
+        """Return a rising step function of a number (floor, ceil, trunc, round, sign)."""
+        least, most = map(function, self.xp.enclosure(number))
+        guess = function(middle(self.xp, number))
+        least, most = self.choices.take(Between(least, most, guess), calling_line)
+        return self.xp.interval(least, most)
+
+    def branch(self, admissible: Sequence[Any]) -> Any:
+        """Return one of the admissible answers to a Python number that is open; other runs take the others."""
+        taken, number = self.choices, len(self.choices.branches)
+        if len(admissible) > MAX_BRANCHES or type(taken) is not Choices:
             raise self.undecided(f"a choice among {len(admissible)}")
-        answer = self.answers[number] if number < len(self.answers) else admissible[0]
-        self.choices.append([answer, *(other for other in admissible if other != answer)])
+        answer = taken.answers[number] if number < len(taken.answers) else admissible[0]
+        taken.branches.append([answer, *(other for other in admissible if other != answer)])
         return answer
 
     def undecided(self, what: str) -> Undecided:
@@ -254,14 +289,22 @@ def run_branches(
     results = []
     while pending:
         answers = pending.pop()
-        ctx = make(xp, operand_dtype, answers)
-        results.append(run(ctx))
-        taken = [admissible[0] for admissible in ctx.choices]
+        choices = Choices(answers)
+        results.append(run(make(xp, operand_dtype, choices)))
+        taken = [admissible[0] for admissible in choices.branches]
         for number in range(len(answers), len(taken)):
-            pending += [[*taken[:number], other] for other in ctx.choices[number][1:]]
+            pending += [[*taken[:number], other] for other in choices.branches[number][1:]]
         if len(results) + len(pending) > MAX_BRANCHES:
             raise Undecided(f"rounding leaves more than {MAX_BRANCHES} ways through the reference open")
     return results
+
+
+def middle(xp: Any, number: Any) -> torch.Tensor:
+    """Return the likeliest values of numbers."""
+    if isinstance(number, Ball):
+        return number.mid
+    low, high = xp.enclosure(number)
+    return torch.where(low == high, low, low / 2 + high / 2)
 
 
 def calling_line() -> str:

@@ -7,6 +7,7 @@ dtype follows PyTorch's type promotion. A rule of `rule` gets the lowering and t
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,24 +39,43 @@ def rule(names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def elementwise(names: str, *, floating: bool = False) -> Callable[[Rule], Rule]:
+def elementwise(names: str, *, floating: bool = False, deciding: bool = False) -> Callable[[Rule], Rule]:
     """Decorate a function ``(xp, *numbers, **options)`` that computes these operations element by element.
 
-    ``floating``: the result of integers is floating-point.
+    ``floating``: the result of integers is floating-point. ``deciding``: the function has steps, and gets the lowering
+    in place of ``xp``.
     """
 
     def register(function: Rule) -> Rule:
-        def compute(ctx: Any, *args: Any, **kwargs: Any) -> Any:
+        def compute(overload: Any, ctx: Any, *args: Any, **kwargs: Any) -> Any:
             dtype = promoted(args, floating)
             numbers = [ctx.number(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
-            result = ctx.xp.in_blocks(lambda *parts: function(ctx.xp, *parts, **kwargs), *numbers)
+            if deciding:
+                result = function(ctx, *numbers, **kwargs)
+            else:
+                result = ctx.xp.in_blocks(lambda *parts: function(ctx.xp, *parts, **kwargs), *numbers)
+            if not dtype.is_floating_point:
+                result = _with_known_integers(ctx, overload, args, kwargs, result)
             ctx.observe(names, numbers, result)
             return ctx.wrap(result, dtype)
 
-        RULES.update(dict.fromkeys(overloads(names), compute))
+        RULES.update({overload: partial(compute, overload) for overload in overloads(names)})
         return function
 
     return register
+
+
+def _with_known_integers(ctx: Any, operation: Any, args: Any, kwargs: Any, result: Any) -> Any:
+    """Return the result with PyTorch's own integers where those of all operands are known: integers don't round."""
+    known, operands = torch.tensor(True), []
+    for arg in args:
+        if isinstance(arg, torch.Tensor):
+            least, most = ctx.xp.enclosure(ctx.number(arg))
+            same = least == most
+            known, arg = known & same, torch.where(same, least, 1.0).to(arg.dtype)
+        operands.append(arg)
+    eager = operation(*operands, **kwargs)
+    return ctx.xp.chosen(known.expand(eager.shape), ctx.xp.exact(eager), result)
 
 
 def promoted(args: Any, floating: bool) -> torch.dtype:

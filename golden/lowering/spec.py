@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from assay.golden.arithmetic import Arithmetic, BallArithmetic
 from assay.golden.errors import DefinitionError, Undecided, UnknownSpec
 from assay.golden.inputs.values import INTEGERS
+from assay.golden.lowering.choices import Answered, Choices
 from assay.golden.lowering.conditioning import ConditioningLowering, remarks
 from assay.golden.lowering.dispatch import Lowering, run_branches
 from assay.golden.lowering.examples import TensorCall, title_of
@@ -64,9 +65,17 @@ class Definition:
         module = getattr(self.forms[0], "__module__", None) or "__main__"
         object.__setattr__(self, "__module__", module)  # as a function, which a definition usually is, has it
 
-    def __call__(self, xp: Arithmetic, *numbers: Any, dtypes: Sequence[torch.dtype], **options: Any) -> Any:
+    def __call__(
+        self,
+        xp: Arithmetic,
+        *numbers: Any,
+        dtypes: Sequence[torch.dtype],
+        choices: Choices | None = None,
+        **options: Any,
+    ) -> Any:
+        """Return the results; where numbers leave decisions open what ``choices`` takes, by default all answers."""
         try:
-            return self._evaluate(xp, numbers, dtypes, options)
+            return self._evaluate(xp, numbers, dtypes, options, choices)
         except (AssayError, MemoryError):
             raise
         except Exception as error:
@@ -80,17 +89,25 @@ class Definition:
         self, xp: BallArithmetic, numbers: Sequence[Any], dtypes: Sequence[torch.dtype], options: Mapping[str, Any]
     ) -> list[str]:
         """Describe where the first form is ill-conditioned on these numbers, and what that costs."""
-        ctx = ConditioningLowering(xp, _operand_dtype(dtypes))
+        ctx = ConditioningLowering(xp, _operand_dtype(dtypes), Answered())
         results = _run(self.forms[0], ctx, numbers, dtypes, options)
         return remarks(ctx.losses, results, xp.u)
 
     def _evaluate(
-        self, xp: Any, numbers: Sequence[Any], dtypes: Sequence[torch.dtype], options: Mapping[str, Any]
+        self,
+        xp: Any,
+        numbers: Sequence[Any],
+        dtypes: Sequence[torch.dtype],
+        options: Mapping[str, Any],
+        choices: Choices | None,
     ) -> Any:
         operand_dtype = _operand_dtype(dtypes)
         forms: list[tuple[Any, ...]] = []  # of each its results: the hull over all admissible answers to open decisions
         for form in self.forms:
             run = partial(_run, form, numbers=numbers, dtypes=dtypes, options=options)
+            if choices is not None:
+                forms.append(run(self.lowering(xp, operand_dtype, choices)))
+                continue
             runs = run_branches(run, xp, operand_dtype, self.lowering)
             forms.append(runs[0] if len(runs) == 1 else tuple(_hull(xp, parts) for parts in zip(*runs, strict=True)))
         for form, other in zip(self.forms[1:], forms[1:], strict=True):

@@ -301,11 +301,12 @@ def sizes_text(choice: Choice, given: Sizes) -> str:
     return ", ".join(f"{name}={value}" for name, value in list(shown.items())[:8])
 
 
-def limits(effort: str) -> Mapping[str, Extent]:
-    """Return the largest cost of calls for each kind of sizes."""
+def limits(effort: str, device: str = "cpu") -> Mapping[str, Extent]:
+    """Return the largest cost of calls for each kind of sizes; of given ones goldens are evaluated on ``device``."""
     more = {"quick": 1, "usual": 4, "thorough": 16}[effort]
+    given = Extent(2**20, 2**29) if torch.device(device).type == "cpu" else Extent(2**24, 2**37)
     return {
         "small": Extent(2**15 * more, 2**23 * more),
         "wide": Extent(2**17 * more, 2**25 * more),
-        "given": Extent(2**20 * more, 2**29 * more),
+        "given": Extent(given.elements * more, given.operations * more),
     }

@@ -18,6 +18,7 @@ from assay.cli import doctor, progress, settings
 from assay.cli.main import main
 from assay.golden.registry import spec
 from assay.verify.campaign import table as survey_table
+from assay.verify.harness.compilers import reported_faults
 
 HERE = Path(__file__).parent
 USER = "kernels_of_a_user"
@@ -322,9 +323,9 @@ def test_the_doctor_reports_a_fault(capsys: pytest.CaptureFixture[str], monkeypa
     [("12.8.93", True), ("12.8", True), ("13.1.80", True), ("13.3", False), ("13.4.59", False), ("12.4", False)],
 )
 def test_the_doctor_tells_what_is_reported_of_a_compiler(version: str, reported: bool) -> None:
-    lines = doctor.reported_faults("ptxas", version)
+    lines = reported_faults("ptxas", version)
     assert bool(lines) == reported
-    assert doctor.reported_faults("nvcc", version) == []
+    assert reported_faults("nvcc", version) == []
     if reported:
         assert lines[0].startswith("reported of 12.8 to 13.3, exclusive, not reproduced here: ")
         assert any("triton-lang/triton#10486" in line for line in lines)

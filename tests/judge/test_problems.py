@@ -1,11 +1,13 @@
 """Problems of every format are read: reference, arguments, sizes that may change, and a solution's entry."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
+from assay.judge import procedure
 from assay.judge.problems.flashinfer_trace import Definition, Tensor, drawn, value_of
 from assay.judge.problems.kernelbench import constants, rewritten
 from assay.judge.problems.problem import ProblemError
@@ -80,6 +82,22 @@ def test_sizes_beyond_a_machine_are_asked_without_memory(tmp_path: Path) -> None
     choice = near(problem, problem.given[0], limits("quick")["given"])
     assert (choice.kind, choice.sizes["features"]) == ("near", 64)
     assert choice.extent.within(limits("quick")["given"])
+
+
+def test_a_gpu_takes_stated_sizes_that_a_cpu_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A KernelBench product, by the goldens that a GPU evaluates; the solution runs where it is judged."""
+    text = LINEAR.replace("batch = 96", "batch = 2048").replace("features = 64", "features = 2048")
+    filled(tmp_path, {"p.py": text, "s.py": linear("return result")})
+    problem = read_problem(tmp_path / "p.py")
+    assert problem.given[0] == {"batch": 2048, "features": 2048}
+    kinds = [near(problem, problem.given[0], limits("quick", device)["given"]).kind for device in ("cpu", "cuda:0")]
+    assert kinds == ["near", "given"]
+    asked = []
+    monkeypatch.setattr(procedure, "evaluating_on", lambda device: asked.append(device) or nullcontext())
+    monkeypatch.setattr(procedure, "limits", lambda effort, device="cpu": asked.append(device) or limits(effort))
+    filled(tmp_path, {"small.py": LINEAR})
+    judge(tmp_path / "small.py", tmp_path / "s.py", effort="quick", timed=False)
+    assert set(asked) == {"cpu"}
 
 
 def test_flashinfer_trace(trace: Path) -> None:

@@ -27,7 +27,8 @@ from assay.verify.examination import run
 from assay.verify.examination.plan import Plan, make_plan
 from assay.verify.examination.repro import run_line
 from assay.verify.harness import runner
-from assay.verify.harness.compilation import Compiled, as_plain, compiled, missing, unpacked
+from assay.verify.harness.compilation import Compiled, Program, as_plain, compile_one, compiled, missing, unpacked
+from assay.verify.harness.compilers import suspected_faults
 from assay.verify.reference import spec_name_of
 from assay.verify.settings import Settings
 
@@ -60,6 +61,16 @@ def _greedy_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     tl.store(y_ptr + i, tl.where(x > 0, x, x * 0), mask=i < n)
 
 
+@triton.jit
+def _dots_kernel(x_ptr, y_ptr, SECOND: tl.constexpr):
+    i = tl.arange(0, 64)[:, None] * 64 + tl.arange(0, 64)[None, :]
+    x = tl.load(x_ptr + i)
+    y = tl.dot(x, x)
+    if SECOND:
+        y = tl.dot(x, y.to(tl.bfloat16))
+    tl.store(y_ptr + i, y)
+
+
 def _launched(kernel: Any, x: torch.Tensor, *arguments: float) -> torch.Tensor:
     x = x.contiguous()
     y = torch.empty_like(x)
@@ -88,19 +99,19 @@ def relu(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x > 0, x, x * 0)
 
 
-def examined(kernel: Any, monkeypatch: pytest.MonkeyPatch, *, compiling: bool = False) -> Verdict:
+def examined(kernel: Any, monkeypatch: pytest.MonkeyPatch, *, compiling: bool = False, **settings: Any) -> Verdict:
     """Examine a kernel as a relu, quickly, with its configurations assigned as on a device."""
     monkeypatch.setattr(runner, "Assignment", lambda **_: Assignment(on_device=True))
     if not compiling:
         monkeypatch.setattr(run, "compiled", lambda harness, cases: Compiled())
-    return examine(kernel, relu, tensors="x[R,N] -> y[R,N]", dtype="float32", effort="quick")
+    return examine(kernel, relu, tensors="x[R,N] -> y[R,N]", dtype="float32", effort="quick", **settings)
 
 
 @cache
 def faulty() -> Verdict:
     """Return the verdict of a kernel that is wrong in one configuration."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        return examined(wrong_in_one, monkeypatch)
+        return examined(wrong_in_one, monkeypatch, every_aspect=False, layouts=["contiguous"])
 
 
 def plan_of(kernel: Any) -> Plan:
@@ -141,7 +152,8 @@ def test_every_configuration_is_examined_and_the_tuner_learns_nothing(monkeypatc
 
 
 def test_a_cpu_s_verdict_has_no_configurations() -> None:
-    verdict = examine(wrong_in_one, relu, tensors="x[R,N] -> y[R,N]", dtype="float32", effort="quick", shrinking=False)
+    asked: dict[str, Any] = {"dtype": "float32", "effort": "quick", "shrinking": False, "every_aspect": False}
+    verdict = examine(wrong_in_one, relu, tensors="x[R,N] -> y[R,N]", **asked)
     assert verdict.failure is not None
     assert verdict.failure.case.configs == {}
 
@@ -198,6 +210,24 @@ def test_what_no_case_has_is_pinned() -> None:
     choice, cases = Choice("k", "a", ("a", "b")), of_columns(plan_of(right), 3, 5, 4)
     assert missing({0: [choice], 1: [choice], 2: []}, cases, Assignment()) == {1: {"k": ("b",)}}
     assert missing({0: [choice], 1: [Choice("k", "b", ("a", "b"))]}, cases, Assignment()) == {}
+
+
+def test_a_program_with_several_dots_is_one_that_its_compiler_s_faults_may_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    with pretend_cuda("h100"):
+        x, y = (torch.empty(64, 64, dtype=dtype, device="cuda") for dtype in (torch.bfloat16, torch.float32))
+        made = [compile_one(Program(_dots_kernel, (x, y), {"SECOND": second}, None)) for second in (False, True)]
+    assert made == [("", {"wgmma.commit_group": 1}), ("", {"wgmma.commit_group": 2})]
+    assert suspected_faults("ptxas", "12.8.93", made[0][1]) == []
+    assert suspected_faults("ptxas", "13.3", made[1][1]) == []
+    (words,) = suspected_faults("ptxas", "12.8.93", made[1][1])
+    assert words.startswith(
+        "perhaps the compiler's fault, not the kernel's: ptxas 12.8.93, which made its machine code"
+    )
+    assert "triton-lang/triton#10486, " in words
+    assert "To know, set TRITON_PTXAS_PATH to a ptxas of 13.3 or later, and examine again" in words
 
 
 def test_a_refused_configuration_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

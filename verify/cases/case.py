@@ -19,7 +19,7 @@ from assay.golden.inputs.values import INTEGERS, draw
 from assay.golden.signature import Signature, TensorSpec
 from assay.runtime.errors import AssayError
 from assay.runtime.records import structured
-from assay.verify.cases.layouts import Guarded, tied_axes, with_layout
+from assay.verify.cases.layouts import LAYOUTS, Guarded, tied_axes, with_layout
 from assay.verify.errors import ReproError, SettingError
 
 Tensor = torch.Tensor
@@ -71,13 +71,34 @@ Edit = tuple[str, tuple[int, ...], float]
 
 
 @dataclass(frozen=True)
+class EarlierCall:
+    """A call before the judged one (`assay.verify.cases.sequences`).
+
+    ``data`` 0 is the case's own, another number another draw. ``memory`` is that of the case's tensors ("same"), or
+    "other". ``sizes``, ``options`` and ``dtype`` are those that differ from the case's; such calls have other memory.
+    """
+
+    data: int = 0
+    memory: str = "same"
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    dtype: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields that differ from their defaults."""
+        content = {part.name: getattr(self, part.name) for part in fields(self)}
+        return {name: value for name, value in content.items() if value and value != "same"}
+
+
+@dataclass(frozen=True)
 class Case(Recipe):
     """One call of a kernel: the recipe of its inputs, their memory layouts, and the calls to make.
 
     ``values`` are the names of the tensors' distributions; elsewhere in this package values are tensors.
     ``layouts`` are those of the tensors, by name. ``edits`` set single elements, ``(tensor, coordinates, value)``.
     ``memory`` is the content of fresh memory: "plain" (whatever was there), "nan" or "huge" (2^100). ``protocol`` says
-    which calls are made, see `assay.verify.harness.runner`. ``unused`` is the content of elements on which no result
+    which calls are made, see `assay.verify.harness.runner`; ``before`` are the calls before the judged one, where they
+    are other ones than the protocol always makes. ``unused`` is the content of elements on which no result
     depends: "plain" (numbers as elsewhere) or "nan". ``origin`` are the first coordinates along a symbol: elements keep
     their values when a shape is cut at the front. ``out_dtype`` is that of the first result, if stated. ``configs`` are
     the configurations in which autotuned launches run on a device, by kernel (`assay.interpreter.Assignment`); cases
@@ -88,6 +109,7 @@ class Case(Recipe):
     edits: tuple[Edit, ...] = ()
     memory: str = "plain"
     protocol: str = "once"
+    before: tuple[EarlierCall, ...] = ()
     unused: str = "plain"
     origin: Mapping[str, int] = field(default_factory=dict)
     out_dtype: str | None = None
@@ -139,6 +161,8 @@ class Case(Recipe):
         """Return the fields that differ from their defaults, for `from_dict`; JSON has no NaN, so edits are text."""
         content = {f.name: getattr(self, f.name) for f in fields(self)}
         changed = {name: value for name, value in content.items() if value and value != _DEFAULTS.get(name)}
+        if self.before:
+            changed["before"] = [call.as_dict() for call in self.before]
         if self.edits:
             changed["edits"] = [[tensor, list(index), str(value)] for tensor, index, value in self.edits]
         return {"spec": self.spec, "sizes": self.sizes, "dtypes": self.dtypes, **changed}
@@ -152,6 +176,11 @@ class Case(Recipe):
                 content = {**content, "edits": edits}
             case = structured(content, Case, "case", ReproError)
             case = replace(case, options={name: tuples(value) for name, value in case.options.items()})
+            before = (
+                replace(call, options={name: tuples(value) for name, value in call.options.items()})
+                for call in case.before
+            )
+            case = replace(case, before=tuple(before))
             case.definition.complete(case.options)
             missing = set(case.signature.symbols) - set(case.sizes)
         except (AssayError, TypeError, ValueError) as error:
@@ -217,10 +246,18 @@ def _is_wide_float(dtype: str) -> bool:
     return format.kind == "float" and format.bits >= 16
 
 
+def layout_of(case: Case, tensor: TensorSpec) -> str:
+    """Return the layout of a tensor; matrices of a domain are never made of one row."""
+    layout, shape = case.layouts.get(tensor.name, LAYOUTS[0]), case.shape(tensor)
+    if tensor.role == "spd" and any(axis >= len(shape) - 2 for axis in tied_axes(layout, shape)):
+        return LAYOUTS[0]
+    return layout
+
+
 def contents(case: Case, tensor: TensorSpec) -> torch.Tensor:
     """Return the values of a tensor, contiguous, in its dtype."""
     shape = case.shape(tensor)
-    tied = tied_axes(case.layouts.get(tensor.name, "contiguous"), shape)
+    tied = tied_axes(layout_of(case, tensor), shape)
     start = [case.origin.get(symbol, 0) for symbol in tensor.dims]
     distribution = case.values.get(tensor.name, "")
     result = draw(tensor, case.sizes, case.dtypes[tensor.name], distribution, case.seed, start=start, tied=tied)
@@ -264,5 +301,6 @@ class Inputs:
 def build(case: Case, device: torch.device | str = "cpu") -> Inputs:
     """Return the case's tensors, each placed in memory by its layout."""
     values = all_contents(case)
-    guarded = {name: with_layout(x, case.layouts.get(name, "contiguous"), device) for name, x in values.items()}
-    return Inputs(guarded, tuple(tensor.name for tensor in case.signature.tensors if tensor.keyword))
+    tensors = case.signature.tensors
+    guarded = {t.name: with_layout(values[t.name], layout_of(case, t), device) for t in tensors}
+    return Inputs(guarded, tuple(tensor.name for tensor in tensors if tensor.keyword))

@@ -233,6 +233,8 @@ def try_series(case: Case, attempt: Callable[[Case], Result], contract: Contract
         calls.append(result)
         if result.failure is not None or case.definition.outputs.chosen or not result.tolerances:
             return result
+        if result.own_choices:  # an evaluation of the definition alone makes others
+            return result
         nearest: dict[Name, Score] = {}
         for stage_rounding in (None, *every):
             beside = scores(result, contract, evaluate, stage_rounding)

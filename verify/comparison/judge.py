@@ -170,7 +170,7 @@ def tolerance(
         overflow_interval = Golden(torch.where(overflows, infinite.value, math.nan), infinite.radius)
     said = torch.isfinite(radius) | ~torch.isfinite(allowed.value)
     judged = said & ~(special & (contract.nonfinite == "unspecified"))
-    own = torch.where(special, 0.0, own)
+    own = torch.where(special | ~judged, 0.0, own)
     radius = torch.where(special | ~said, 0.0, radius)
     if not rounded:
         return Tolerance(

@@ -19,13 +19,15 @@ from assay.golden.errors import StoreError
 from assay.golden.evaluation.call import run
 from assay.golden.evaluation.golden import Golden, golden_of
 from assay.golden.inputs.values import INTEGERS
+from assay.golden.lowering.choices import Answered, Choices, Followed, Loosened
 from assay.golden.registry import Spec
 from assay.golden.signature import symbols_in
 from assay.runtime.environment import standard_environment
 from assay.verify.cases.case import Case, all_contents
 from assay.verify.comparison.error_map import histogram
 from assay.verify.comparison.judge import Judgement, Tolerance, judge, tolerance
-from assay.verify.comparison.result import Counts, Result
+from assay.verify.comparison.resolution import Resolved, Resolver
+from assay.verify.comparison.result import UNDECIDED, Counts, Result
 from assay.verify.contract import Contract
 from assay.verify.findings import Difference, Failure, coordinates
 
@@ -69,26 +71,26 @@ class Oracle:
         wrong = self._wrong_choice(case, values, chosen)
         if wrong is not None:
             return replace(result, failure=wrong[0], ratio=wrong[1])
-        allowed = self.tolerances(case, values, chosen)
-        finite = _is_finite(definition, values)
-        for index, (tensor, got, limits) in enumerate(zip(signature.returns, outputs, allowed, strict=True)):
+        resolved = self._resolved(case, values, outputs, chosen, except_outputs)
+        finite = _is_finite(case.definition, values)
+        for index, (tensor, got, limits) in enumerate(zip(signature.returns, outputs, resolved.limits, strict=True)):
             if tensor.is_integer or tensor.name in except_outputs:
                 continue
-            if not finite and self.contract.nonfinite == "unspecified":  # then they may come out anywhere
-                limits = replace(limits, judged=limits.judged & got.cpu().double().isfinite())
-            if finite and "float64" in case.dtypes.values():  # the evaluation itself may have overflowed
-                limits = replace(limits, judged=limits.judged & limits.golden.isfinite())
+            limits = self._restricted(case, limits, got, finite=finite)
             judgement = judge(got, limits)
             if bool(judgement.unresolved.any()) and definition.cost(case.sizes) <= _ARB_WORK:
-                limits = self.tolerances(case, values, chosen, proven=True)[index]
+                answers = Followed(resolved.sites)
+                proven = self.tolerances(case, values, chosen, choices=answers, proven=True)[index]
+                limits = replace(proven, judged=limits.judged)
                 judgement = judge(got, limits)
             judged = int(limits.judged.count_nonzero())
+            undecided = resolved.undecided[index] if resolved.undecided else torch.zeros_like(limits.judged)
             counts = Counts(
                 worst=judgement.worst,
                 judged=judged,
                 nonzero=int((limits.judged & (limits.golden != 0)).count_nonzero()),
                 judged_of=Counter({tensor.name: judged}),
-                left_out=self._left_out(tensor.name, limits, finite=finite),
+                left_out=self._left_out(tensor.name, limits, undecided, resolved.line, finite=finite),
                 unresolved=int(judgement.unresolved.count_nonzero()),
                 histogram=histogram(judgement.ratio, limits.judged.numel() - judged),
             )
@@ -97,10 +99,51 @@ class Oracle:
                 ratio = torch.where(limits.judged, judgement.ratio, torch.nan)
                 failure = failure_of(case, tensor.name, got, judgement)
                 return replace(result, failure=failure, ratio=ratio, worst=max(result.worst, failure.ratio or 0.0))
-        return result
+        return replace(result, own_choices=resolved.own)
 
-    def _left_out(self, output: str, limits: Tolerance, *, finite: bool) -> Counter[tuple[str, str]]:
+    def _resolved(
+        self,
+        case: Case,
+        values: Values,
+        outputs: tuple[torch.Tensor, ...],
+        chosen: Values,
+        except_outputs: Container[str],
+    ) -> Resolved:
+        """Return what the contract allows, given the answers that explain the outputs where a reference leaves some
+        open."""
+        finite = _is_finite(case.definition, values)
+
+        def broken_in(limits: list[Tolerance]) -> list[torch.Tensor]:
+            masks = []
+            for tensor, got, part in zip(case.signature.returns, outputs, limits, strict=True):
+                skipped = tensor.is_integer or tensor.name in except_outputs
+                part = self._restricted(case, part, got, finite=finite)
+                masks.append(torch.zeros_like(part.judged) if skipped else judge(got, part).broken)
+            return masks
+
+        def limits_of(choices: Choices) -> list[Tolerance]:
+            return self.tolerances(case, values, chosen, choices=choices)
+
+        return Resolver(limits_of, broken_in, outputs).resolve()
+
+    def _restricted(self, case: Case, limits: Tolerance, got: torch.Tensor, *, finite: bool) -> Tolerance:
+        """Return the limits without the elements that this output may leave unjudged."""
+        if not finite and self.contract.nonfinite == "unspecified":  # then they may come out anywhere
+            limits = replace(limits, judged=limits.judged & got.cpu().double().isfinite())
+        if finite and "float64" in case.dtypes.values():  # the evaluation itself may have overflowed
+            limits = replace(limits, judged=limits.judged & limits.golden.isfinite())
+        return limits
+
+    def _left_out(
+        self, output: str, limits: Tolerance, undecided: torch.Tensor, line: str, *, finite: bool
+    ) -> Counter[tuple[str, str]]:
         """Return the number of unjudged elements, by output and reason."""
+        left = int(undecided.count_nonzero())
+        if left:
+            reason = f"{UNDECIDED} ({line})"
+            others = replace(limits, judged=limits.judged | undecided)
+            nothing = torch.zeros_like(undecided)
+            return Counter({(output, reason): left}) + self._left_out(output, others, nothing, line, finite=finite)
         without = ~limits.judged
         total = int(without.count_nonzero())
         if not total:
@@ -116,31 +159,38 @@ class Oracle:
         values: Values,
         chosen: Values | None = None,
         *,
+        choices: Choices | None = None,
         proven: bool = False,
     ) -> list[Tolerance]:
-        """Return what the contract allows of each output, for inputs of these ``values``; ``proven``: evaluated by
-        Arb."""
-        model = self.model(case)
+        """Return what the contract allows of each output, for inputs of these ``values``.
+
+        ``choices``: the answers to what a reference leaves open, by default the likeliest. ``proven``: evaluated by
+        Arb.
+        """
+        model, choices = self.model(case), choices or Answered()
         with one_thread():
-            if proven or self.precomputed is None:
+            allowed = self._evaluate(case, values, chosen, BallArithmetic(model), choices)
+            sites = choices.followed if isinstance(choices, Followed) else choices.sites
+
+            def evaluated(xp: Any) -> list[Golden]:
+                return self._evaluate(case, values, chosen, xp, Followed(sites))
+
+            if proven or self.precomputed is None or sites:
                 own = BallArithmetic(replace(EVALUATION, rounding=self.contract.code_rounding))
-                golden = self._evaluate(case, values, chosen, Arb(_ARB_DIGITS) if proven else own)
+                golden = evaluated(Arb(_ARB_DIGITS) if proven else own)
             else:
                 golden = [_without_low_word(stored) for stored in self.precomputed]
-            allowed = self._evaluate(case, values, chosen, BallArithmetic(model))
             overflow_evaluations, nan_propagated = [], []
             if self.contract.nonfinite == "masked":
-                nan_propagated = self._evaluate(case, values, chosen, BallArithmetic(replace(model, spills=True)))
+                nan_propagated = evaluated(BallArithmetic(replace(model, spills=True)))
             may_overflow = any(bool((part.radius.isinf() & part.value.isfinite()).any()) for part in allowed)
             # which elements overflow depends on the order of factors in products and gradients: those aren't judged
             has_one_order = not case.definition.sizes.work and case.definition.outputs.gradient_of is None
-            if may_overflow and has_one_order:
+            if may_overflow and has_one_order and not isinstance(choices, Loosened):
                 overflow_models = [BallArithmetic(replace(model, beyond=beyond)) for beyond in ("nothing", "infinity")]
-                overflow_evaluations = list(
-                    zip(*(self._evaluate(case, values, chosen, xp) for xp in overflow_models), strict=True)
-                )
+                overflow_evaluations = list(zip(*(evaluated(xp) for xp in overflow_models), strict=True))
         # a stored golden and its allowed ball that are disjoint have no exact result in both
-        pairs = zip(golden, allowed, strict=True) if self.precomputed is not None else ()
+        pairs = zip(golden, allowed, strict=True) if self.precomputed is not None and not sites else ()
         if any(bool(((g.value - a.value).abs() > g.radius + a.radius).any()) for g, a in pairs):
             mend = "run assay golden check STORE --sample 1000000, which names it, then assay golden discard"
             raise StoreError(f"a stored golden is not what the definition gives; {mend} ({case})")
@@ -151,7 +201,7 @@ class Oracle:
         """Return the results of a case on its own data in another ball arithmetic; choices are those of the
         definition."""
         with one_thread():
-            return self._evaluate(case, all_contents(case), None, arithmetic)
+            return self._evaluate(case, all_contents(case), None, arithmetic, Answered())
 
     def model(self, case: Case) -> RoundingModel:
         """Return the contract's rounding model for a case, statistical if ``statistical``."""
@@ -164,10 +214,10 @@ class Oracle:
         others = [size for symbol, size in case.sizes.items() if symbol not in long]
         return replace(model, chance=Chance.of(SUMS * prod(others), RATE, format.precision))
 
-    def _evaluate(self, case: Case, values: Values, chosen: Values | None, xp: Any) -> list[Golden]:
+    def _evaluate(self, case: Case, values: Values, chosen: Values | None, xp: Any, choices: Choices) -> list[Golden]:
         keywords = {tensor.name: values[tensor.name] for tensor in case.signature.tensors if tensor.keyword}
         tensors = [value for name, value in values.items() if name not in keywords]
-        results = run(case.definition, xp, tensors, {**case.options, **keywords}, chosen)
+        results = run(case.definition, xp, tensors, {**case.options, **keywords}, chosen, choices)
         return [_without_low_word(golden_of(part)) for part in results]
 
     def admitted(self, case: Case, values: Values, chosen: Values) -> torch.Tensor | None:
@@ -191,7 +241,7 @@ class Oracle:
         name = case.definition.outputs.chosen[0]
         index = tuple(int(position) for position in (~right).nonzero()[0])
         position = [tensor.name for tensor in case.signature.returns].index(name)
-        best = self._evaluate(case, values, None, BallArithmetic())[position]
+        best = self._evaluate(case, values, None, BallArithmetic(), Answered())[position]
         failure = Failure(
             "contract",
             case,
@@ -229,6 +279,9 @@ def tolerances_of(
     ]
     overflows: Sequence[tuple[Golden, Golden] | None] = overflow_evaluations or [None] * len(allowed)
     spreads: Sequence[Golden | None] = nan_propagated or [None] * len(allowed)
+    floats = [format.kind == "float" for format in case.result_formats]
+    # a whole number has no infinity for what overflowed on the way
+    overflows = [overflow if is_float else None for overflow, is_float in zip(overflows, floats, strict=True)]
     results = zip(case.signature.returns, case.result_formats, golden, allowed, overflows, spreads, strict=True)
     return [
         tolerance(

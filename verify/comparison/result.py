@@ -3,7 +3,8 @@
 What became of an element without a verdict of its own:
 
 - *unjudged*: the contract doesn't restrict it; ``left_out`` counts these by output and reason, ``unjudged`` in total.
-- *undecided*: unjudged for one reason, `UNDECIDED`: the reference branches on a comparison that rounding leaves open.
+- *undecided*: unjudged for one reason, `UNDECIDED`: it hangs on a choice that rounding leaves open, and neither is it
+  explained by one of the admissible answers that were tried, nor were all tried (`resolution`).
 - *unresolved*: judged and not broken, but so near the limit that the golden's own radius leaves open on which side.
 """
 
@@ -63,12 +64,14 @@ class Result(Counts):
     """The result of one trial.
 
     ``ratio`` has the ratio of each element of the output that a failure names, float64, NaN for unjudged elements.
-    ``sampled`` says what was judged of a case that is too large to judge whole.
+    ``sampled`` says what was judged of a case that is too large to judge whole. ``own_choices``: where the reference
+    leaves a choice open, the kernel made another than the likeliest.
     """
 
     case: Case
     failure: Failure | None = None
     sampled: str = ""
+    own_choices: bool = False
     outputs: tuple[torch.Tensor, ...] = ()
     ratio: torch.Tensor | None = field(default=None, repr=False)
     tolerances: tuple[Tolerance, ...] = field(default=(), repr=False)
@@ -76,6 +79,8 @@ class Result(Counts):
 
 UNDECIDED = "where rounding decides what the reference computes"
 """A reason why elements aren't judged; the line of the reference that compares is appended."""
+UNRESOLVED = "within the golden's own radius of the limit"
+"""Why judged elements are neither surely right nor wrong."""
 
 
 def undecided(case: Case, error: Undecided) -> Result:

@@ -74,7 +74,7 @@ def _is_minus_zero(value: float) -> bool:
 def without_aspect(aspect: str, case: Case, sampler: Sampler) -> Case:
     """Return the case changed so that it doesn't show this aspect; the same case if that isn't possible."""
     if aspect == _OF_PROTOCOLS.get(case.protocol):
-        return replace(case, protocol="once")
+        return replace(case, protocol="once", before=())
     match aspect:
         case "memory":
             return replace(case, memory="plain", unused="plain")

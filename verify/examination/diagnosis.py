@@ -270,7 +270,9 @@ def _classified(failure: Failure, harness: KernelHarness) -> Failure:
     if failure.kind not in ("contract", "exact", "nonfinite"):
         return failure
     if _depends_on_memory(failure, harness):  # first: what memory held may be right when it is tried again
-        message = f"the output holds what was in memory before the call ({failure.message})"
+        lines = harness.call.watch.unloaded
+        lanes = f", or in lanes that a load leaves undefined (its mask false, no other: {lines})" if lines else ""
+        message = f"the output holds what was in memory before the call{lanes} ({failure.message})"
         return replace(failure, kind="unwritten_output", message=message)
     if any(
         harness.try_case(failure.case).failure is None for _ in range(2)

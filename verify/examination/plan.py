@@ -80,7 +80,7 @@ def make_plan(
         settings,
         kernel=getattr(kernel, "__qualname__", None) or getattr(kernel, "__name__", None) or repr(kernel),
         dtype=", ".join(dict.fromkeys(first.dtypes.values())),
-        harness=KernelHarness.of(kernel, settings, heartbeat),
+        harness=KernelHarness.of(kernel, settings, heartbeat, sampler),
         sampler=sampler,
         refusal=_refusal(contract, first),
     )

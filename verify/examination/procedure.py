@@ -11,6 +11,7 @@ from typing import Any, Literal
 from assay.golden.arithmetic import BallArithmetic
 from assay.golden.errors import Undecided
 from assay.golden.evaluation.call import bind
+from assay.golden.evaluation.device import evaluating_on
 from assay.interpreter import emulated_device, emulated_emission, emulating, lasting, pretended, suspended
 from assay.runtime.environment import generators_kept, standard_environment
 from assay.runtime.errors import names_checked
@@ -32,6 +33,7 @@ from assay.verify.findings import Detectable, Pairs, Variant
 from assay.verify.harness import lost_device
 from assay.verify.harness.call import signature_mismatch
 from assay.verify.harness.compilation import Compiled
+from assay.verify.harness.compilers import ptxas_version, suspected_faults
 from assay.verify.harness.frameworks import drops_roundings
 from assay.verify.harness.isolation import Isolation
 from assay.verify.harness.refusals import refusals
@@ -45,7 +47,7 @@ _WARNINGS = {
     "special": "NaN, infinities or signed zeros differ, of which the contract says nothing (nonfinite=)",
     "subnormals": "subnormals differ, of which the contract says nothing (subnormals=)",
 }
-_UNRESOLVED_SHARE = 1e-3  # of judged elements: more that are unresolved are too many for a PASS
+_WRONG = ("contract", "exact", "nonfinite")  # kinds of failures: numbers
 _TRUSTED_SHARE = 0.1  # mean share of judged goldens that must be nonzero: a kernel that returns zeros gets those right
 
 
@@ -208,6 +210,7 @@ def _planned(
             plan = replace(plan, harness=replace(plan.harness, isolation=isolation))
         stack.enter_context(generators_kept())
         stack.enter_context(standard_environment())
+        stack.enter_context(evaluating_on(settings.device))
         yield plan
 
 
@@ -275,7 +278,7 @@ def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
         seconds=time.perf_counter() - started,
         seed=plan.settings.seed,
         note=note,
-        remarks=() if plan.refusal else _remarks(plan),
+        remarks=() if plan.refusal else (*_remarks(plan), *_of_compiler(tally, made, plan.settings.device)),
         at=tally.at,
         variants=variants,
         left_changed=tuple(plan.harness.call.left_changed),
@@ -304,8 +307,6 @@ def _outcome(tally: Tally, undetected_corruption: str | None, settings: Settings
         return "INCONCLUSIVE", tally.undecided
     if tally.cases == 0 or tally.judged == 0:
         return "VACUOUS", "nothing was decided: no element of any case was judged"
-    if tally.unresolved > _UNRESOLVED_SHARE * tally.judged:
-        return "INCONCLUSIVE", f"{tally.unresolved} elements lie within the golden's own radius of the limit"
     if tally.mostly_left_out:
         return "MISTRUSTED", tally.mostly_left_out
     if tally.nonzero < _TRUSTED_SHARE * tally.cases:
@@ -317,6 +318,18 @@ def _outcome(tally: Tally, undetected_corruption: str | None, settings: Settings
     if warned:
         return "WARN", " and ".join(warned)
     return "PASS", ""
+
+
+def _of_compiler(tally: Tally, made: Compiled, device: str) -> list[str]:
+    """Return the reported faults of the compiler that a lost device, or wrong numbers on one, may come from."""
+    failures = [aspect.failure for aspect in tally.aspects.values() if aspect.status == "broken" and aspect.failure]
+    alike = any(failure.device_lost or failure.kind in _WRONG for failure in failures)
+    if not alike or not made.programs or not lost_device.can_be_lost(device):
+        return []
+    try:
+        return suspected_faults("ptxas", ptxas_version(), made.instructions)
+    except RuntimeError:  # without a ptxas that can be run nothing was compiled, but loaded
+        return []
 
 
 def _remarks(plan: Plan) -> tuple[str, ...]:

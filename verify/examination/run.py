@@ -27,7 +27,7 @@ from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.cases.sampler import SMALL, TILE
 from assay.verify.cases.stored import stored_cases
 from assay.verify.comparison.error_map import map_of
-from assay.verify.comparison.result import UNDECIDED, Counts, Result, by_reason
+from assay.verify.comparison.result import UNDECIDED, UNRESOLVED, Counts, Result, by_reason
 from assay.verify.comparison.sampled import case_label
 from assay.verify.comparison.statistics import detectable, judge_statistically
 from assay.verify.examination import phases
@@ -165,13 +165,14 @@ class Tally(Counts):
 
     @property
     def undecided(self) -> str:
-        """The reason why elements are undecided, if the reference's own numbers leave over a tenth of them open; else
-        empty."""
+        """Why elements are undecided or unresolved, if over a tenth of all are; else empty."""
         reasons = {reason: n for reason, n in by_reason(self.left_out).items() if reason.startswith(UNDECIDED)}
+        total = self.judged + sum(reasons.values())
+        reasons[UNRESOLVED] = self.unresolved
         left = sum(reasons.values())
-        if left <= _UNDECIDED_SHARE * (self.judged + left):
+        if left <= _UNDECIDED_SHARE * total:
             return ""
-        return f"{left} of {self.judged + left} elements, {max(reasons, key=lambda reason: reasons[reason])}"
+        return f"{left} of {total} elements, {max(reasons, key=lambda reason: reasons[reason])}"
 
     @property
     def mostly_left_out(self) -> str:
@@ -199,7 +200,7 @@ class Tally(Counts):
 
 
 _RISING = ("not tried", "kept", "suspect", "broken")
-_UNDECIDED_SHARE = 0.1  # more undecided elements than this are too many for a PASS
+_UNDECIDED_SHARE = 0.1  # more undecided and unresolved elements than this are too many for a PASS
 _TIME_LIMIT = 4.0  # the most seconds of a case in a growing series, extrapolated from the case before it
 _VARIANTS_SHARE = 0.25  # of the processor time of the cases before them, that cases of variants may take
 _SHORT_RUN = 1.0  # seconds that a run counts as having taken at least

@@ -19,9 +19,10 @@ from dataclasses import dataclass, replace
 from assay.golden.inputs.distributions import names_of
 from assay.golden.signature import TensorSpec
 from assay.runtime.deadline import CpuLimit, thread_clock
-from assay.verify.cases.case import Case, Edit, contents
+from assay.verify.cases.case import Case, Edit, contents, layout_of
 from assay.verify.cases.layouts import tied_axes
 from assay.verify.cases.sampler import Sampler
+from assay.verify.cases.sequences import shorter
 from assay.verify.findings import Failure
 
 MOST = 1024
@@ -35,38 +36,49 @@ Fails = Callable[[Case], bool]
 
 @dataclass
 class _Tensor:
-    """A tensor being reduced: the case as it is, and the nonzero elements of this tensor."""
+    """A tensor being reduced: the case as it is, and the elements of this tensor that aren't as ``fill`` has them."""
 
     case: Case
-    name: str
+    spec: TensorSpec
+    fill: str
     elements: dict[tuple[int, ...], float]
 
     def written(self, elements: dict[tuple[int, ...], float]) -> Case:
-        """Return the case with these elements, and zeros elsewhere."""
-        others = tuple(edit for edit in self.case.edits if edit[0] != self.name)
-        own: tuple[Edit, ...] = tuple((self.name, index, value) for index, value in elements.items())
-        return replace(self.case, values={**self.case.values, self.name: "zeros"}, edits=(*others, *own))
+        """Return the case with these elements, and the distribution ``fill`` elsewhere."""
+        name = self.spec.name
+        others = tuple(edit for edit in self.case.edits if edit[0] != name)
+        own: tuple[Edit, ...] = tuple((name, index, value) for index, value in elements.items())
+        return replace(self.case, values={**self.case.values, name: self.fill}, edits=(*others, *own))
+
+    def may_be(self, value: float) -> bool:
+        """Whether an element may have this value."""
+        return self.spec.interval is None or value in self.spec.interval
 
 
 def with_few_elements(case: Case, fails: Fails) -> Case:
     """Return the case with as few elements as ``fails`` needs; the same case if no tensor gets shorter to write
     down."""
     for tensor in case.signature.tensors:
-        if tensor.role == "real" and "zeros" in names_of(tensor) and 0 < math.prod(case.shape(tensor)) <= MOST:
-            case = _reduced(case, tensor, fails)
+        fill = next((name for name in _CONSTANT if name in names_of(tensor)), "")
+        if tensor.role in ("real", "in") and fill and 0 < math.prod(case.shape(tensor)) <= MOST:
+            case = _reduced(case, tensor, fill, fails)
     return case
 
 
-def _reduced(case: Case, tensor: TensorSpec, fails: Fails) -> Case:
+_CONSTANT = ("zeros", "ones", "constant")
+"""Distributions of equal elements, the simplest first; "constant" is that of an interval without zero and one."""
+
+
+def _reduced(case: Case, tensor: TensorSpec, fill: str, fails: Fails) -> Case:
     others = tuple(edit for edit in case.edits if edit[0] != tensor.name)
-    for kind in ("zeros", "ones"):
+    for kind in _CONSTANT:
         if case.values.get(tensor.name) == kind and len(others) == len(case.edits):
             return case
         if kind in names_of(tensor):
             plain = replace(case, values={**case.values, tensor.name: kind}, edits=others)
             if fails(plain):
                 return plain
-    result = _Tensor(case, tensor.name, _elements(case, tensor))
+    result = _Tensor(case, tensor, fill, _elements(case, tensor, fill))
     fewest = _fewest(result, fails)
     if len(fewest) > READABLE:
         return case
@@ -74,13 +86,15 @@ def _reduced(case: Case, tensor: TensorSpec, fails: Fails) -> Case:
 
 
 def _with(result: _Tensor, elements: dict[tuple[int, ...], float]) -> _Tensor:
-    return _Tensor(result.written(elements), result.name, elements)
+    return _Tensor(result.written(elements), result.spec, result.fill, elements)
 
 
-def _elements(case: Case, tensor: TensorSpec) -> dict[tuple[int, ...], float]:
-    """Return the nonzero elements (and -0) by index; for elements that a layout makes equal, the first."""
+def _elements(case: Case, tensor: TensorSpec, fill: str) -> dict[tuple[int, ...], float]:
+    """Return the elements by index that the distribution ``fill`` would change; where a layout makes some equal, the
+    first."""
     values, tied = contents(case, tensor).double(), _tied(case, tensor)
-    indices = (values != 0) | values.signbit()
+    filled = contents(replace(case, values={**case.values, tensor.name: fill}, edits=()), tensor).double()
+    indices = (values != filled) | (values.signbit() != filled.signbit())
     results = {}
     for row in indices.nonzero().tolist():
         index = tuple(0 if axis in tied else position for axis, position in enumerate(row))
@@ -89,7 +103,7 @@ def _elements(case: Case, tensor: TensorSpec) -> dict[tuple[int, ...], float]:
 
 
 def _tied(case: Case, tensor: TensorSpec) -> tuple[int, ...]:
-    return tied_axes(case.layouts.get(tensor.name, "contiguous"), case.shape(tensor))
+    return tied_axes(layout_of(case, tensor), case.shape(tensor))
 
 
 def _fewest(tensor: _Tensor, fails: Fails) -> dict[tuple[int, ...], float]:
@@ -118,10 +132,10 @@ def _of_few_bits(tensor: _Tensor, fails: Fails) -> Case:
     ones = dict.fromkeys(tensor.elements, 1.0)
     if any(not math.isfinite(value) for value in tensor.elements.values()) or ones == tensor.elements:
         return tensor.case
-    if fails(tensor.written(ones)):
+    if tensor.may_be(1.0) and fails(tensor.written(ones)):
         return tensor.written(ones)
     for index, value in list(tensor.elements.items()):
-        for simple in _simpler_edits(value):
+        for simple in filter(tensor.may_be, _simpler_edits(value)):
             other = {**tensor.elements, index: simple}
             if fails(tensor.written(other)):
                 tensor = _with(tensor, other)
@@ -303,7 +317,8 @@ def _simpler(failure: Failure, sampler: Sampler) -> Iterator[Case]:
     """Yield simpler cases of the same sizes: protocol, memory, options, layouts, distributions, single elements."""
     case = failure.case
     if case.protocol != "once":
-        yield replace(case, protocol="once")
+        yield replace(case, protocol="once", before=())
+    yield from shorter(case)
     if case.memory != "plain":
         yield replace(case, memory="plain")
     if case.unused != "plain":
@@ -328,9 +343,10 @@ def _simpler_options(case: Case, sampler: Sampler) -> Iterator[Case]:
 def _simpler_values(case: Case) -> Iterator[Case]:
     for tensor in case.signature.tensors:
         names = names_of(tensor)
-        simple = names[:1] if tensor.role != "real" else tuple(name for name in _SIMPLE if name in names)
+        is_real = tensor.role in ("real", "in", "sorted")
+        simple = tuple(name for name in _SIMPLE if name in names) if is_real else names[:1]
         now = case.values.get(tensor.name, names[0])
-        if now in ("zeros", "ones"):  # nothing is simpler
+        if now in _CONSTANT:  # nothing is simpler
             continue
         for name in simple:
             if name == now:

@@ -1,7 +1,8 @@
 """A call of a kernel: with a time limit, poisoned fresh memory, and a check of the form of its results.
 
 `PoisonedMemory` intercepts allocations during a call, also those inside operators of libraries: it fills every
-uninitialised tensor with NaN or 2^100 and puts guard zones around it. `litter` only leaves NaN in memory that the
+uninitialised tensor with NaN or 2^100 and puts guard zones around it. In an interpreted kernel the lanes that a masked
+load leaves without a value hold NaN or large numbers then too. `litter` only leaves NaN in memory that the
 allocator will hand out next; it costs nothing and reaches compiled code too.
 """
 
@@ -237,13 +238,14 @@ class Call:
         for dtype in self.default_dtype:
             wanted = with_setting(wanted, torch.get_default_dtype, dtype)
         emission = NVIDIA if case.protocol == EMITTED else None
+        memory = poison.memory if poison is not None else "plain"
         limit = self.pace.limit(case, self.timeout)
         timer: CpuLimit | None = None
         self.report(case, limit + GRACE)
         try:
             with (  # the interpreter outside of what a time-out interrupts
                 pretend_cuda(self.pretend) if self.pretend else contextlib.nullcontext(),
-                self._launching(input_tensors, emission, interpreted=interpreted) as sanitizer,
+                self._launching(input_tensors, emission, memory, interpreted=interpreted) as sanitizer,
                 time_limit(limit, lambda: self.report(case, limit + GRACE)) as timer,
                 poison or contextlib.nullcontext(),
                 self.watch.allocating(sanitizer),
@@ -309,14 +311,14 @@ class Call:
 
     @contextlib.contextmanager
     def _launching(
-        self, tensors: list[torch.Tensor], emission: Emission | None, *, interpreted: bool
+        self, tensors: list[torch.Tensor], emission: Emission | None, memory: str, *, interpreted: bool
     ) -> Iterator[Sanitizer | None]:
         """Interpret the launches of a call inside, or run them in the configurations that are assigned."""
         if self.launching is not None:
             with self.launching(self.assignment):
                 yield None
         elif interpreted:
-            with self.watch.interpreting(tensors, emission) as sanitizer, self.assignment.current():
+            with self.watch.interpreting(tensors, emission, memory) as sanitizer, self.assignment.current():
                 yield sanitizer
         elif self.assignment.on_device:
             with assigned(self.assignment):

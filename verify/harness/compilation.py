@@ -30,6 +30,7 @@ from assay.runtime.environment import with_setting
 from assay.runtime.pool import core_count
 from assay.runtime.process import Lost, Parent, Process, wait_for
 from assay.verify.cases.case import Case, build
+from assay.verify.harness.compilers import counted
 from assay.verify.harness.runner import KernelHarness
 from assay.verify.harness.time_limit import COMPILATION, Pace
 
@@ -41,7 +42,8 @@ _FILLED = "huge"  # what recorded calls find in memory that no kernel writes: fl
 class Compiled:
     """What was compiled beforehand: ``programs`` in ``seconds``.
 
-    By the index of a case, ``chosen`` are its configurations and ``pinned`` those that are pinned to it; ``refused`` is
+    ``instructions`` are the most of each instruction of configs/compilers.toml in one program. By the index of a case,
+    ``chosen`` are its configurations and ``pinned`` those that are pinned to it; ``refused`` is
     what an assignment knows of refusals (`Assignment.as_data`).
     """
 
@@ -50,6 +52,7 @@ class Compiled:
     chosen: Mapping[int, Configs] = field(default_factory=dict)
     pinned: Mapping[int, Configs] = field(default_factory=dict)
     refused: Mapping[str, Any] = field(default_factory=dict)
+    instructions: Mapping[str, int] = field(default_factory=dict)
 
     def case(self, case: Case, cases: Sequence[Case]) -> Case:
         """Return a case with what is pinned to it among ``cases``."""
@@ -113,7 +116,7 @@ def _compiled_here(
     started = time.perf_counter()
     recorder = Recorder()
 
-    def compile(programs: Sequence[Program]) -> list[str]:
+    def compile(programs: Sequence[Program]) -> list[Made]:
         return side_by_side(programs, parent)
 
     environment = with_setting(harness.call.environment, torch.get_num_threads, 1)
@@ -135,7 +138,7 @@ def _compiled_here(
 class Search:
     """Finds the programs of cases, compiles them, and pins configurations that no case has.
 
-    The calls of ``harness`` are recorded by ``recorder``; ``compile`` returns the errors of programs.
+    The calls of ``harness`` are recorded by ``recorder``; ``compile`` compiles programs.
     """
 
     def __init__(
@@ -143,7 +146,7 @@ class Search:
         harness: KernelHarness,
         cases: Sequence[Case],
         recorder: Recorder,
-        compile: Callable[[Sequence[Program]], Sequence[str]],
+        compile: Callable[[Sequence[Program]], Sequence[Made]],
     ) -> None:
         self._harness, self._cases, self._recorder, self._compiler = harness, cases, recorder, compile
         self._assignment = harness.call.assignment
@@ -152,6 +155,7 @@ class Search:
         self._keys: dict[int, set[str]] = {}
         self._pinned: dict[int, Configs] = {}
         self._errors: dict[str, str] = {}
+        self._instructions: Counter[str] = Counter()
 
     def result(self, started: float) -> Compiled:
         """Return what was compiled since ``started``."""
@@ -168,7 +172,7 @@ class Search:
         programs = sum(not error for error in self._errors.values())
         seconds, refused = time.perf_counter() - started, self._assignment.as_data()["refused"]
         chosen = {index: configs for index, configs in self._chosen.items() if configs}
-        return Compiled(programs, seconds, chosen, self._pinned, refused)
+        return Compiled(programs, seconds, chosen, self._pinned, refused, self._instructions)
 
     def _record(self, index: int) -> None:
         """Make the calls of a case, with launches recorded."""
@@ -189,8 +193,9 @@ class Search:
         while new := [key for key in self._recorder.programs if key not in self._errors]:
             programs = [self._recorder.programs[key] for key in new]
             refused = set()
-            for key, error in zip(new, self._compiler(programs), strict=True):
+            for key, (error, instructions) in zip(new, self._compiler(programs), strict=True):
                 self._errors[key] = error
+                self._instructions |= Counter(instructions)
                 tuned = self._recorder.programs[key].tuned
                 if error and tuned is not None and self._assignment.refuse(*tuned, error):
                     refused.add(key)
@@ -302,12 +307,16 @@ class Recorder:
         return f"{owner.cache_key} {keys[0]}" if keys else None
 
 
-def side_by_side(programs: Sequence[Program], parent: Parent | None = None) -> list[str]:
-    """Compile programs in forks of this process, one on each core; return their errors, empty where there is none.
+Made = tuple[str, Mapping[str, int]]
+"""The error by which a tuner would rule a program out, else nothing; and how many of which instructions it has."""
+
+
+def side_by_side(programs: Sequence[Program], parent: Parent | None = None) -> list[Made]:
+    """Compile programs in forks of this process, one on each core.
 
     ``parent`` gets a sign of life for each.
     """
-    results, waiting = ["" for _ in programs], iter(range(len(programs)))
+    results, waiting = list[Made](("", {}) for _ in programs), iter(range(len(programs)))
     workers = [_compiler(programs) for _ in range(min(core_count(), len(programs)))]
     busy: dict[int, int] = {}  # the number of a program, by that of its worker
     try:
@@ -324,10 +333,11 @@ def side_by_side(programs: Sequence[Program], parent: Parent | None = None) -> l
                     continue
                 index = busy.pop(number)
                 if isinstance(answer, Lost):
-                    results[index] = f"the compiler crashed: {answer.message}"
+                    results[index] = f"the compiler crashed: {answer.message}", {}
                     workers[number] = _compiler(programs)
                 else:
-                    results[index] = answer.decode()
+                    error, instructions = json.loads(answer)
+                    results[index] = error, instructions
                 if parent is not None:
                     parent.heartbeat(seconds=COMPILATION)
     finally:
@@ -337,11 +347,13 @@ def side_by_side(programs: Sequence[Program], parent: Parent | None = None) -> l
 
 def _compiler(programs: Sequence[Program]) -> Process:
     """Return a fork of this process that compiles programs by their numbers."""
-    return Process.fork(lambda parent: parent.serve(lambda number: compile_one(programs[int(number)]).encode()))
+    return Process.fork(
+        lambda parent: parent.serve(lambda number: json.dumps(compile_one(programs[int(number)])).encode())
+    )
 
 
-def compile_one(program: Program) -> str:
-    """Compile a program into Triton's cache; return the error by which a tuner would rule it out, else nothing."""
+def compile_one(program: Program) -> Made:
+    """Compile a program into Triton's cache."""
     from triton.runtime import driver
     from triton.runtime.errors import OutOfResources
 
@@ -356,10 +368,10 @@ def compile_one(program: Program) -> str:
         if kernel is not None and kernel.metadata.shared > limit:  # which Triton sees when it loads a kernel
             raise OutOfResources(kernel.metadata.shared, limit, "shared memory")
     except REFUSALS as error:
-        return in_one_line(error)
+        return in_one_line(error), {}
     except Exception:  # the kernel's own mistake, which its calls will show
-        return ""
-    return ""
+        return "", {}
+    return "", {} if kernel is None else counted(str(kernel.asm.get("ptx", "")))
 
 
 __all__ = ["Compiled", "Program", "Recorder", "Search", "as_plain", "compiled", "missing", "side_by_side", "unpacked"]

@@ -160,6 +160,7 @@ class Isolation:
             return Failure("crash", case, f"its process answered with what is no answer ({type(error).__name__})")
         call.left_changed.update(dict.fromkeys(answer.pop("left_changed", ())))
         call.watch.launches |= answer.pop("launches", False)
+        call.watch.unloaded = answer.pop("unloaded", "") or call.watch.unloaded
         call.assignment.take(answer.pop("assigned", {}))
         warn_again(answer.pop("warned", ()))
         if "outputs" in answer:
@@ -312,6 +313,7 @@ def _serve(parent: Parent, make_harness: Callable[[], KernelHarness], memory: in
             seen_of_call = {
                 "left_changed": list(harness.call.left_changed),
                 "launches": harness.call.watch.launches,
+                "unloaded": harness.call.watch.unloaded,
                 "assigned": harness.call.assignment.as_data(),
                 "warned": as_data(caught),
             }

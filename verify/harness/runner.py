@@ -3,9 +3,10 @@
 Protocols:
 
 - "once": one call.
-- "repeat": the same call twice must give the same bits.
-- "after_other", "after_refill": a call with other data of the same shapes comes first, in other memory or in the same.
-- "after_many": many such calls come first, as in a benchmark.
+- "repeat", "after_other", "after_refill", "after_many": calls before the judged one (`assay.verify.cases.sequences`).
+  Each result is held until the last call and must stay as it was; equal calls must give the same bits. Programs of
+  interpreted kernels run in another order in each call: ascending in the last, descending in the one before it,
+  shuffled in others.
 - "emitted": Triton kernels compute with the arithmetic that NVIDIA's backend emits.
 - "outside": the call is made in a plain process, where the kernel can't detect the examination. The phase is
   "plain_process", the module `assay.verify.harness.clean_process`, and the aspect "conduct", which "after_refill" and
@@ -39,7 +40,9 @@ from assay.runtime.deadline import WALL_FACTOR
 from assay.runtime.environment import seed_generators, standard_environment, with_changes
 from assay.runtime.tensors import same_numbers
 from assay.verify.cases.at_shape import PROTOCOL as AT
-from assay.verify.cases.case import Case, Inputs, all_contents, build
+from assay.verify.cases.case import Case, EarlierCall, Inputs, all_contents, build
+from assay.verify.cases.sampler import Sampler
+from assay.verify.cases.sequences import call_of, earlier_calls, sequence_in_words, with_sequence
 from assay.verify.comparison.bias import try_series
 from assay.verify.comparison.oracle import Oracle
 from assay.verify.comparison.result import Result, undecided
@@ -93,8 +96,72 @@ def _is_of_torch(name: str, value: Any) -> bool:
 
 Outputs = tuple[torch.Tensor, ...]
 
-_OTHER_SEED = 7_777_777  # added to a case's seed, for other data of the same shapes
-_MANY = 40  # equal calls of the protocol "after_many", as a benchmark makes them
+
+_RECENT = 8  # results that are compared after each call
+
+
+class _History:
+    """The results of a sequence of calls, which are held while later calls are made."""
+
+    def __init__(self, calls: Sequence[EarlierCall]) -> None:
+        self._calls = calls
+        self._held: list[
+            tuple[int, torch.Tensor, torch.Tensor]
+        ] = []  # number of the call, result, and its numbers then
+        self._first: dict[str, tuple[int, Outputs]] = {}  # the first results of equal calls
+
+    def words(self, number: int) -> str:
+        """Return which calls came before this one, as the end of a message; empty if none did."""
+        if number == 1:
+            return ""
+        return f", in call {number} of {len(self._calls)} ({sequence_in_words(self._calls[:-1])})"
+
+    def change(self, case: Case, number: int) -> Failure | None:
+        """Return a failure if the call of this number has changed the result of an earlier one.
+
+        Of many results the latest are compared after each call, and all after the last.
+        """
+        for earlier, result, then in self._held if number == len(self._calls) else self._held[-_RECENT:]:
+            if not same_numbers(result, then):
+                words = f"a later call changed an earlier call's result: call {number} that of call {earlier}"
+                calls = sequence_in_words(self._calls[:-1])
+                return failure_of(case, "nondeterministic", f"{words} of {len(self._calls)} ({calls})")
+        return None
+
+    def difference(self, case: Case, number: int, outputs: Outputs) -> Failure | None:
+        """Return a failure if an equal call gave other bits."""
+        earlier, first = self._first.setdefault(_key(case), (number, tuple(output.clone() for output in outputs)))
+        for index, (one, two) in enumerate(zip(first, outputs, strict=True)):
+            if not same_numbers(one, two):
+                a, b = one.double(), two.double()
+                different = ((a != b) & ~(a.isnan() & b.isnan())).nonzero()  # empty if only zeros' bits are
+                element = tuple(int(position) for position in different[0]) if len(different) else ()
+                words = "the same call gave other bits the second time"
+                if len(self._calls) > 2:
+                    calls = sequence_in_words(self._calls[:-1])
+                    words = f"two equal calls gave other bits: {earlier} and {number} of {len(self._calls)} ({calls})"
+                return failure_of(case, "nondeterministic", words, index, element)
+        return None
+
+    def hold(self, number: int, outputs: Outputs, inputs: Inputs) -> None:
+        """Hold the results of a call, but for those that are views of its inputs."""
+        memory = {guarded.buffer.untyped_storage().data_ptr() for guarded in inputs.guarded.values()}
+        for output in outputs:
+            if output.untyped_storage().data_ptr() not in memory:
+                self._held.append((number, output, output.clone()))
+
+
+def _key(case: Case) -> str:
+    """Return what equal calls of a sequence have in common."""
+    return repr((case.seed, case.edits, sorted(case.sizes.items()), sorted(case.options.items()), case.dtypes))
+
+
+def _refilled(inputs: Inputs, case: Case) -> Inputs:
+    """Return the case's data in the memory of these inputs."""
+    values = all_contents(case)
+    return Inputs(
+        {name: g.refill(values[name].to(g.tensor.device)) for name, g in inputs.guarded.items()}, inputs.keywords
+    )
 
 
 class Observer(Protocol):
@@ -123,7 +190,7 @@ class KernelHarness:
 
     ``goldens`` are those of the case at hand, if already known. ``ignored_aspects`` are broken ones to ignore, so that
     the rest can be judged: that the kernel changes its inputs (`memory`), or library functions (`conduct`).
-    ``isolation`` makes the calls in another process.
+    ``isolation`` makes the calls in another process. ``sampler`` draws the other sizes of sequences of calls.
     """
 
     call: Call
@@ -132,10 +199,14 @@ class KernelHarness:
     goldens: tuple[Golden, ...] | None = None
     ignored_aspects: frozenset[str] = frozenset()
     isolation: Observer | None = None
+    sampler: Sampler | None = None
 
     @staticmethod
     def of(
-        kernel: Callable[..., Any], settings: Settings, heartbeat: Callable[[Case, float], None] | None = None
+        kernel: Callable[..., Any],
+        settings: Settings,
+        heartbeat: Callable[[Case, float], None] | None = None,
+        sampler: Sampler | None = None,
     ) -> KernelHarness:
         """Return the harness of a kernel under these settings; ``heartbeat`` is the callback of `Call`."""
         environment = with_changes(settings.environment)
@@ -151,12 +222,17 @@ class KernelHarness:
             refuses=settings.refuses,
             assignment=Assignment(on_device=torch.device(settings.device).type != "cpu"),
         )
-        return KernelHarness(call, settings.contract, settings.device)
+        return KernelHarness(call, settings.contract, settings.device, sampler=sampler)
 
     @property
     def outlives_device(self) -> bool:
         """Whether this process goes on when the kernel loses its device."""
         return self.isolation is not None and self.isolation.is_of_device
+
+    @property
+    def _takes_other_dtypes(self) -> bool:
+        """Whether a call in a dtype that the contract doesn't name can do no harm: it is compiled for nobody."""
+        return torch.device(self.device).type == "cpu" and self.call.framework == "torch"
 
     @property
     def oracle(self) -> Oracle:
@@ -171,6 +247,8 @@ class KernelHarness:
         The result's case pins the configurations in which autotuned launches ran on a device.
         """
         self.call.assignment.begin(case.configs)
+        if self.sampler is not None:
+            case = with_sequence(case, self.sampler, other_dtypes=self._takes_other_dtypes)
         result = self._tried(case)
         used = self.call.assignment.used
         if not used:
@@ -200,6 +278,9 @@ class KernelHarness:
             if not lost_device.is_lost(error):
                 raise
             return Result(case, lost_device.failure_by(error, case))
+        if result.failure is not None and (calls := earlier_calls(case)):
+            message = f"{result.failure.message}, after earlier calls: {sequence_in_words(calls)}"
+            return replace(result, failure=replace(result.failure, message=message))
         if result.failure is None or case.protocol != EMITTED:
             return result
         how = "with a b + c rounded once and functions approximate, as NVIDIA's backend has them"
@@ -231,51 +312,69 @@ class KernelHarness:
 
     def _in_this_process(self, case: Case, inputs: Inputs) -> Outputs | Failure:
         """Make the calls in this process."""
-        before: Outputs = ()
-        if case.protocol.startswith("after_"):
-            first, inputs = self._other_data_first(case, inputs)
-            if isinstance(first, Failure):
-                return first
-            before = first
-        held = tuple(output.clone() for output in before)
-        outputs = self.call(case, inputs)
-        if case.protocol == AT and not isinstance(outputs, Failure):
-            outputs = self._unwritten(case, inputs, outputs) or self.call(replace(case, memory="plain"), inputs)
-        if isinstance(outputs, Failure):
-            return outputs
+        if case.protocol == AT:
+            outputs = self.call(case, inputs)
+            if not isinstance(outputs, Failure):
+                outputs = self._unwritten(case, inputs, outputs) or self.call(replace(case, memory="plain"), inputs)
+            return outputs if isinstance(outputs, Failure) else self._damage(case, inputs) or outputs
+        outputs = self._in_sequence(case, inputs)
+        return outputs if isinstance(outputs, Failure) else self._alone(case, outputs) or outputs
+
+    def _damage(self, case: Case, inputs: Inputs) -> Failure | None:
         damage = inputs.damage()
-        if damage is not None and "memory" not in self.ignored_aspects:
-            name, kind = damage
-            verb = "changed" if kind == "input_mutated" else "wrote beyond"
-            return failure_of(case, kind, f"the kernel {verb} its input {name}")
-        if any(not same_numbers(now, then) for now, then in zip(before, held, strict=True)):
-            return failure_of(case, "nondeterministic", "a later call changed an earlier call's result")
-        return self._repeated(case, inputs, outputs) or self._alone(case, outputs) or outputs
+        if damage is None or "memory" in self.ignored_aspects:
+            return None
+        name, kind = damage
+        verb = "changed" if kind == "input_mutated" else "wrote beyond"
+        return failure_of(case, kind, f"the kernel {verb} its input {name}")
 
-    def _other_data_first(self, case: Case, inputs: Inputs) -> tuple[Outputs | Failure, Inputs]:
-        """Call with other data of the same shapes; return the outputs, and the case's own data, in the same memory
-        unless the protocol is "after_other"."""
-        other = replace(case, seed=case.seed + _OTHER_SEED, edits=())
-        if case.protocol == "after_other":
-            return self.call(case, build(other, self.device)), inputs
+    def _in_sequence(self, case: Case, inputs: Inputs) -> Outputs | Failure:
+        """Make the calls of a case one after another; return the results of the last."""
+        calls = (*earlier_calls(case), EarlierCall())
+        if case.protocol == "repeat" and not self.contract.deterministic:
+            calls = calls[-1:]
+        history, outputs, held = _History(calls), (), 0
+        for number, call in enumerate(calls, 1):
+            made, given = call_of(case, call), inputs
+            if call.memory != "same" or call.sizes or call.options or call.dtype:
+                given = build(made, self.device)
+            elif call.data != held:
+                given = inputs = _refilled(inputs, made)
+                held = call.data
+            outputs = self._ordered_call(made, given, order=len(calls) - number)
+            if isinstance(outputs, Failure):
+                if call.dtype or (outputs.kind == "refused" and (call.sizes or call.options)):
+                    continue  # nothing was promised for it
+                which = "" if outputs.kind in ("refused", "not_interpreted") else history.words(number)
+                return replace(outputs, message=f"{outputs.message}{which}")
+            if failure := self._damage(case, given):
+                return replace(failure, message=f"{failure.message}{history.words(number)}")
+            if failure := history.change(made, number) or (
+                history.difference(made, number, outputs) if self.contract.deterministic else None
+            ):
+                lines = self.call.watch.contended
+                more = (
+                    f"; programs ran in another order, which {lines} depends on"
+                    if lines and "bits" in failure.message
+                    else ""
+                )
+                return replace(failure, case=case, message=failure.message + more)
+            history.hold(number, outputs, given)
+        assert isinstance(outputs, tuple)
+        return outputs
 
-        def refilled(data: Case) -> Inputs:
-            values = all_contents(data)
-            filled = {name: g.refill(values[name].to(g.tensor.device)) for name, g in inputs.guarded.items()}
-            return Inputs(filled, inputs.keywords)
-
-        others = refilled(other)
-        first = last = self.call(case, others)
-        if case.protocol == "after_many" and not isinstance(first, Failure):
-            held = tuple(output.clone() for output in first)
-            for _ in range(_MANY - 1):
-                last = self.call(case, others)
-                if isinstance(last, Failure):
-                    break
-            if not isinstance(last, Failure) and self.contract.deterministic and not all(map(same_numbers, last, held)):
-                words = f"the last of {_MANY} equal calls gave other bits than the first"
-                last = failure_of(case, "nondeterministic", words)
-        return last, refilled(case)
+    def _ordered_call(self, case: Case, inputs: Inputs, order: int) -> Outputs | Failure:
+        """Make a call in which interpreted programs run in this order, or ascending if they can't."""
+        assignment = self.call.assignment
+        assignment.order = order if self.contract.deterministic else 0
+        try:
+            outputs = self.call(case, inputs)
+            if not assignment.order or not isinstance(outputs, Failure) or outputs.kind != "not_interpreted":
+                return outputs
+            assignment.order = 0
+            return self.call(case, inputs)
+        finally:
+            assignment.order = 0
 
     def _in_plain_process(self, case: Case, inputs: Inputs) -> Outputs | Failure:
         """Return the kernel's outputs in a plain process, or the failure of that call."""
@@ -288,24 +387,6 @@ class KernelHarness:
         if result.lacks_gpu or self.call.pretend:
             return self.call(case, inputs)
         return failure_of(case, "crash", f"in a process of its own: {result.message}")
-
-    def _repeated(self, case: Case, inputs: Inputs, outputs: Outputs) -> Failure | None:
-        if case.protocol != "repeat" or not self.contract.deterministic:
-            return None
-        held = tuple(output.clone() for output in outputs)
-        again = self.call(case, inputs)
-        if isinstance(again, Failure):
-            return replace(again, message=f"in the second of two equal calls: {again.message}")
-        for index, (first, second) in enumerate(zip(held, again, strict=True)):
-            if not same_numbers(first, second):
-                a, b = first.double(), second.double()
-                different = (
-                    (a != b) & ~(a.isnan() & b.isnan())
-                ).nonzero()  # empty if only the bits of zeros or NaN are
-                element = tuple(int(position) for position in different[0]) if len(different) else ()
-                words = "the same call gave other bits the second time"
-                return failure_of(case, "nondeterministic", words, index, element)
-        return None
 
     def _alone(self, case: Case, outputs: Outputs) -> Failure | None:
         symbol = case.definition.row_axis(case.options)

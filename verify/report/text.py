@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from assay.runtime.output import visible
 from assay.verify.cases.case import edits_in_words
+from assay.verify.comparison.result import UNRESOLVED
 from assay.verify.findings import ASPECTS, Aspect, Detectable, ErrorMap, Failure, Findings, Variant
 from assay.verify.harness.frameworks import MEND
 
@@ -24,7 +25,7 @@ def text_report(result: Findings) -> str:
     lines.append(f"  cases       {result.cases} decided, {result.elements} elements, worst ratio {result.worst:.3g}")
     lines += [f"  not judged  {count} elements {reason}" for reason, count in result.left_out.items()]
     if result.unresolved:
-        lines.append(f"  unresolved  {result.unresolved} elements lie within the golden's own radius of the limit")
+        lines.append(f"  unresolved  {result.unresolved} elements {UNRESOLVED}")
     if result.pairs.feasible:
         covered = f"{result.coverage:.0%} of the pairs of factors"
         lines.append("  covered     " + "; ".join(filter(None, (covered, result.coverage.left_out))))
@@ -42,7 +43,7 @@ def text_report(result: Findings) -> str:
         lines += detectable(result.detectable)
     if result.note:
         lines.append(f"  why         {result.note}")
-    lines += [f"  formula     {words}" for words in result.remarks]
+    lines += [line for words in result.remarks for line in _folded("remark", words)]
     lines += [f"  at          {words}" for words in result.at]
     lines += _untried(result.variants)
     lines += [f"  left        {words}; put back" for words in result.left_changed]

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from assay.golden.arithmetic.base import Order
-from assay.golden.lowering.dispatch import Lowering
+from assay.golden.lowering.choices import Between, Decision, Ranking
+from assay.golden.lowering.dispatch import Lowering, middle
 from assay.golden.lowering.rule_table import constant, promoted, rule
 from assay.golden.lowering.tensor import axis_last, permuted
 
@@ -24,11 +25,15 @@ def _number(ctx: Lowering, x: Any) -> Any:
 
 
 def _register_comparison(name: str, certain: Callable[[Order], Tensor], excluded: Callable[[Order], Tensor]) -> None:
+    function: Any = getattr(torch, name)
+
     @rule(f"{name}.Tensor {name}.Scalar")
     def compare(ctx: Lowering, x: Any, y: Any) -> Tensor:
         a, b = _number(ctx, x), _number(ctx, y)
         order = ctx.xp.compare(a, b) if x is not y else _with_itself(ctx, a)
-        return mask(ctx, certain(order), ~excluded(order))
+        return ctx.decided_mask(
+            certain(order), ~excluded(order), lambda: function(middle(ctx.xp, a), middle(ctx.xp, b))
+        )
 
 
 def _with_itself(ctx: Lowering, number: Any) -> Order:
@@ -59,10 +64,12 @@ def truth(ctx: Lowering, x: Any) -> Ternary:
     if not isinstance(x, Tensor):
         scalar = torch.tensor(bool(x))
         return scalar, scalar
-    if type(x) is Tensor and not x.is_floating_point():
-        return x.bool(), x.bool()
+    if x.dtype != torch.bool:
+        x = ctx.cast(x, torch.bool)
+    if type(x) is Tensor:
+        return x, x
     low, high = ctx.xp.enclosure(ctx.number(x))
-    return (low > 0) | (high < 0) | low.isnan(), ~((low == 0) & (high == 0))
+    return low > 0, high > 0
 
 
 @rule("logical_not bitwise_not")
@@ -116,7 +123,8 @@ def _allclose(ctx: Lowering, *args: Any, **options: Any) -> bool:
 @rule("signbit")
 def _signbit(ctx: Lowering, x: Tensor) -> Tensor:
     low, high = ctx.xp.enclosure(ctx.number(x))
-    return mask(ctx, (high < 0) | (torch.signbit(low) & (low == high)), (low < 0) | torch.signbit(low))
+    certain, possible = (high < 0) | (torch.signbit(low) & (low == high)), (low < 0) | torch.signbit(low)
+    return ctx.decided_mask(certain, possible, lambda: torch.signbit(middle(ctx.xp, ctx.number(x))))
 
 
 @rule("where.self where.ScalarOther where.ScalarSelf where.Scalar")
@@ -130,67 +138,39 @@ def _masked_fill(ctx: Lowering, x: Tensor, where: Tensor, value: Any) -> Tensor:
     return ctx.wrap(ctx.xp.select(*truth(ctx, where), _number(ctx, value), ctx.number(x)), x.dtype)
 
 
-def ranked(xp: Any, number: Any, k: int, largest: bool) -> tuple[Any, Tensor, Tensor]:
-    """Return the first k of the last axis in order, and the least and the greatest index that each may come from.
-
-    Index j may be the i-th if at most i numbers certainly precede it and, with those that may, at least i do. Ties of
-    exact numbers leave the index open too: kernels differ there. NaN is larger than all numbers, as in PyTorch.
-    """
+def ranked(xp: Any, number: Any, k: int, largest: bool, stable: bool = False) -> tuple[Any, Ranking]:
+    """Return the first k of the last axis in order, and their indices. NaN is above all numbers, as in PyTorch."""
     nan = xp.enclosure(number)[0].isnan()
     if bool(nan.any()):
-        values, first, last = ranked(xp, xp.chosen(nan, constant(xp, torch.inf), number), k, largest)
+        values, ranking = ranked(xp, xp.chosen(nan, constant(xp, torch.inf), number), k, largest, stable)
         order, nan_count = torch.arange(values.shape[-1]), nan.sum(-1, keepdim=True)
         are_nan = order < nan_count if largest else order >= nan.shape[-1] - nan_count
-        return xp.chosen(are_nan, constant(xp, torch.nan), values), first, last
+        return xp.chosen(are_nan, constant(xp, torch.nan), values), ranking
     signed = -number if largest else number
     low, high = xp.enclosure(signed)
     values = xp.ordered(signed)[..., :k]
-    values = -values if largest else values
-    low_sorted, high_sorted = low.sort(-1).values, high.sort(-1).values
-    low_k, high_k = low_sorted[..., :k], high_sorted[..., :k]
-    index = torch.argsort(low / 2 + high / 2, dim=-1, stable=True)[..., :k]
-    low_at, high_at = torch.gather(low, -1, index), torch.gather(high, -1, index)
-    before = torch.cat([torch.full_like(high_k[..., :1], -torch.inf), high_sorted[..., : k - 1]], -1)
-    after = torch.cat([low_sorted, torch.full_like(low_k[..., :1], torch.inf)], -1)[..., 1 : k + 1]
-    certain = (low_at == low_k) & (high_at == high_k) & (before < low_at) & (after > high_at)
-    if bool(certain.all()):
-        return values, index, index
-    first, last = index.clone(), index.clone()
-    for open_index in (~certain).nonzero():
-        *rest, rank = (int(i) for i in open_index)
-        row = tuple(rest)
-        may = (low[row] <= high_k[(*row, rank)]) & (high[row] >= low_k[(*row, rank)])
-        admissible = may.nonzero()[:, 0] if low.shape[-1] else index[row]
-        first[(*row, rank)], last[(*row, rank)] = admissible.min(), admissible.max()
-    return values, first, last
+    index = torch.argsort(middle(xp, signed), dim=-1, stable=True)[..., :k]
+    return (-values if largest else values), Ranking(low, high, index, stable)
 
 
-def indices(ctx: Lowering, first: Tensor, last: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Return integers between two ends; plain ones if the ends agree."""
-    if torch.equal(first, last):
-        return first.to(dtype)
-    return ctx.wrap(ctx.xp.interval(first.double(), last.double()), dtype)
-
-
-def _extreme(xp: Any, number: Any, largest: bool) -> tuple[Any, Tensor, Tensor]:
-    """Return the maximum or minimum of the last axis, NaN if there is one, and its indices as `ranked` does."""
-    values, first, last = ranked(xp, number if largest else -number, 1, True)
-    return (values if largest else -values), first, last
+def indices(ctx: Lowering, least: Tensor, most: Tensor, guess: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Return integers between two ends, which agree with ``guess`` where they agree."""
+    return ctx.decided(Between(least, most, guess), dtype)
 
 
 def _along(
-    ctx: Lowering, x: Tensor, dim: int, select: Callable[[Any], tuple[Any, Tensor, Tensor]], keepdim: bool = True
+    ctx: Lowering, x: Tensor, dim: int, select: Callable[[Any], tuple[Any, Decision]], keepdim: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Apply ``select``, which returns values and the ends of their indices along the last axis, along any axis."""
+    """Apply ``select``, which returns values and their indices along the last axis, along any axis."""
     if not x.ndim:
         return ctx.wrap(ctx.number(x), x.dtype), torch.zeros((), dtype=torch.int64)
     number, back = axis_last(ctx.xp, ctx.number(x), dim % x.ndim)
-    values, first, last = select(number)
-    if keepdim:
-        first, last = (end.permute(*back).contiguous() for end in (first, last))
-        return ctx.wrap(permuted(ctx.xp, values, back), x.dtype), indices(ctx, first, last)
+    values, ranking = select(number)
+    index = ctx.decided(ranking, torch.int64)
     shape = tuple(n for axis, n in enumerate(x.shape) if axis != dim % x.ndim)
-    return ctx.wrap(values.reshape(shape), x.dtype), indices(ctx, first.reshape(shape), last.reshape(shape))
+    with ctx:
+        index = index.permute(*back).contiguous() if keepdim else index.reshape(shape)
+    return ctx.wrap(permuted(ctx.xp, values, back) if keepdim else values.reshape(shape), x.dtype), index
 
 
 @rule("topk")
@@ -202,7 +182,7 @@ def _topk(ctx: Lowering, x: Tensor, k: int, dim: int = -1, largest: bool = True,
 def _sort(
     ctx: Lowering, x: Tensor, dim: int = -1, descending: bool = False, stable: bool | None = None
 ) -> tuple[Tensor, Tensor]:
-    return _along(ctx, x, dim, lambda number: ranked(ctx.xp, number, int(number.shape[-1]), descending))
+    return _along(ctx, x, dim, lambda number: ranked(ctx.xp, number, int(number.shape[-1]), descending, bool(stable)))
 
 
 @rule("argsort argsort.stable")
@@ -211,10 +191,10 @@ def _argsort(ctx: Lowering, x: Tensor, *args: Any, **options: Any) -> Tensor:
 
 
 def _register_extremes(name: str, largest: bool) -> None:
-    def extreme(xp: Any, number: Any) -> tuple[Any, Tensor, Tensor]:
-        """Return the extreme of the last axis, NaN if there is one, and its indices as `ranked` does."""
-        values, first, last = ranked(xp, number if largest else -number, 1, True)
-        return (values if largest else -values), first, last
+    def extreme(xp: Any, number: Any) -> tuple[Any, Ranking]:
+        """Return the extreme of the last axis, NaN if there is one, and its index."""
+        values, ranking = ranked(xp, number if largest else -number, 1, True)
+        return (values if largest else -values), ranking
 
     @rule(f"{name}.dim")
     def along(ctx: Lowering, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
@@ -224,19 +204,20 @@ def _register_extremes(name: str, largest: bool) -> None:
     def argument(ctx: Lowering, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
         if dim is not None:
             return along(ctx, x, dim, keepdim)[1]
-        _, first, last = extreme(ctx.xp, ctx.number(x).reshape((-1,)))
-        shape = (1,) * x.ndim if keepdim else ()
-        return indices(ctx, first.reshape(shape), last.reshape(shape))
+        index = ctx.decided(extreme(ctx.xp, ctx.number(x).reshape((-1,)))[1], torch.int64)
+        with ctx:
+            return index.reshape((1,) * x.ndim if keepdim else ())
 
     @rule(f"cum{name}")
     def running(ctx: Lowering, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-        def select(number: Any) -> tuple[Any, Tensor, Tensor]:
+        def select(number: Any) -> tuple[Any, Between]:
             signed = number if largest else -number
             values, (low, high) = ctx.xp.cummax(signed), ctx.xp.enclosure(signed)
             index = torch.arange(low.shape[-1]).expand(low.shape)
             last = torch.where(high >= low.cummax(-1).values, index, 0).cummax(-1).values
             certain = torch.where(low >= high.cummax(-1).values, index, 0).cummax(-1).values
-            return (values if largest else -values), certain, last
+            guess = middle(ctx.xp, signed).cummax(-1).indices.clamp(certain, last)
+            return (values if largest else -values), Between(certain, last, guess)
 
         return _along(ctx, x, dim, select)
 
@@ -267,7 +248,8 @@ def _searchsorted(
     possible = ~order.more if inclusive else ~(order.more | order.same)
     nan = xp.compare(queries, queries).unordered  # a value of NaN is above all boundaries
     certain = certain | (nan[..., None] if nan.ndim else nan)
-    return indices(ctx, certain.sum(-1), possible.sum(-1), torch.int32 if out_int32 else torch.int64)
+    least, most = certain.sum(-1), possible.sum(-1)
+    return indices(ctx, least, most, (least + most) // 2, torch.int32 if out_int32 else torch.int64)
 
 
 @rule("bucketize.Tensor")

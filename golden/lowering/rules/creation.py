@@ -122,14 +122,14 @@ def _copy_(ctx: Lowering, x: Tensor, source: Tensor, non_blocking: bool = False)
 
 @rule("_local_scalar_dense item")
 def _item(ctx: Lowering, x: Tensor) -> Any:
-    """Return a Python number that is known, or choose among the integers or truth values that it may be."""
+    """Return a Python number that is known, or branch into the integers or truth values that it may be."""
     low, high = (end.item() for end in ctx.xp.enclosure(ctx.number(x)))
     kind: Any = float if x.is_floating_point() else bool if x.dtype == torch.bool else int
     if low == high:
         return kind(low)
     if x.is_floating_point() or not math.isfinite(high - low):
         raise ctx.undecided(f"the digits of a number between {low:g} and {high:g}, taken out as Python's,")
-    return ctx.choose([kind(value) for value in range(math.ceil(low), math.floor(high) + 1)])
+    return ctx.branch([kind(value) for value in range(math.ceil(low), math.floor(high) + 1)])
 
 
 @rule("is_nonzero")

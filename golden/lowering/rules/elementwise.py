@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from assay.golden.arithmetic import Ball
 from assay.golden.lowering.dispatch import Lowering
 from assay.golden.lowering.rule_table import constant, elementwise, promoted, rule
 
@@ -54,7 +55,6 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "clamp clamp.Tensor clip clip.Tensor clamp_min clamp_min.Tensor": clamped,
     "clamp_max clamp_max.Tensor": lambda xp, x, max: clamped(xp, x, None, max),
     "relu": lambda xp, x: xp.larger_of(x, constant(xp, 0.0)),
-    "sign sgn": lambda xp, x: xp.step(torch.sign, x),
     "addcmul": lambda xp, x, a, b, value=1: x + scaled(a * b, value),
     "addcdiv": lambda xp, x, a, b, value=1: x + scaled(a / b, value),
     "hardsigmoid": lambda xp, x: eager_at_special_values(
@@ -64,27 +64,32 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
         xp, torch.pow, xp.power(x, y), x, y
     ),
     "pow.Scalar": lambda xp, x, y: xp.function("exp2", y) if x == 2 else xp.power(constant(xp, x), y),
-    "round.decimals": lambda xp, x, decimals=0: xp.step(torch.round, x * 10.0**decimals) / 10.0**decimals,
     "silu": lambda xp, x: gated(xp, x, xp.sigmoid(x)),
     "mish": lambda xp, x: gated(xp, x, xp.tanh(xp.function("softplus", x))),
-    "remainder.Tensor remainder.Scalar": lambda xp, x, y: eager_at_special_values(
-        xp, torch.remainder, x - xp.step(torch.floor, x / y) * y, x, y
-    ),
-    "fmod.Tensor fmod.Scalar": lambda xp, x, y: eager_at_special_values(
-        xp, torch.fmod, x - xp.step(torch.trunc, x / y) * y, x, y
-    ),
     "hypot": lambda xp, x, y: eager_at_special_values(xp, torch.hypot, xp.root(x * x + y * y), x, y),
     "lerp.Scalar lerp.Tensor": lambda xp, x, y, weight: xp.any_formula(
         lambda: x + (y - x) * weight, lambda: y - (y - x) * (1.0 - weight)
     ),
 }
+_DECIDING: dict[str, Callable[..., Any]] = {
+    "sign sgn": lambda ctx, x: ctx.step(torch.sign, x),
+    "round.decimals": lambda ctx, x, decimals=0: ctx.step(torch.round, x * 10.0**decimals) / 10.0**decimals,
+    "remainder.Tensor remainder.Scalar": lambda ctx, x, y: eager_at_special_values(
+        ctx.xp, torch.remainder, x - ctx.step(torch.floor, quotient(ctx.xp, x, y)) * y, x, y
+    ),
+    "fmod.Tensor fmod.Scalar": lambda ctx, x, y: eager_at_special_values(
+        ctx.xp, torch.fmod, x - ctx.step(torch.trunc, quotient(ctx.xp, x, y)) * y, x, y
+    ),
+}
 _FLOATING: dict[str, Callable[..., Any]] = {
-    "div.Tensor div.Scalar true_divide.Tensor": lambda xp, x, y: x / y,
+    "div.Tensor div.Scalar true_divide.Tensor": lambda xp, x, y: quotient(xp, x, y),
     "rad2deg": lambda xp, x: x * xp.constant(lambda sqrt, pi: 180 / pi),
     "deg2rad": lambda xp, x: x * xp.constant(lambda sqrt, pi: pi / 180),
 }
 for _names, _function in _ARITHMETIC.items():
     elementwise(_names)(_function)
+for _names, _function in _DECIDING.items():
+    elementwise(_names, deciding=True)(_function)
 for _names, _function in _FLOATING.items():
     elementwise(_names, floating=True)(_function)
 
@@ -94,13 +99,25 @@ def _unless_nan(xp: Any, x: Any, y: Any, extreme: Any) -> Any:
     return xp.chosen(xp.compare(x, x).unordered, y, xp.chosen(xp.compare(y, y).unordered, x, extreme))
 
 
-@elementwise("div.Tensor_mode div.Scalar_mode")
-def _div_mode(xp: Any, x: Any, y: Any, rounding_mode: str | None = None) -> Any:
-    quotient = x / y
+def quotient(xp: Any, x: Any, y: Any) -> Any:
+    """Return x / y, exact where a known x is divided by a known power of two, as by every way of dividing."""
+    if not (isinstance(x, Ball) and isinstance(y, (Ball, int, float))):
+        return x / y
+    result, divisor = x / y, torch.as_tensor(y.mid if isinstance(y, Ball) else float(y), dtype=torch.float64)
+    exact = (divisor.frexp().mantissa.abs() == 0.5) & (x.radius == 0) & (result.mid * divisor == x.mid)
+    exact &= (y.radius == 0) if isinstance(y, Ball) else True
+    exact &= result.radius.isfinite() & x.model.represents(result.mid)
+    exact &= (result.mid.abs() >= x.model.compute.smallest_normal) | (result.mid == 0)
+    return xp.chosen(exact.expand(result.mid.shape), xp.exact(result.mid), result) if bool(exact.any()) else result
+
+
+@elementwise("div.Tensor_mode div.Scalar_mode", deciding=True)
+def _div_mode(ctx: Lowering, x: Any, y: Any, rounding_mode: str | None = None) -> Any:
+    ratio = quotient(ctx.xp, x, y)
     if rounding_mode is None:
-        return quotient
-    rounded = xp.step(getattr(torch, rounding_mode), quotient)
-    return eager_at_special_values(xp, lambda a, b: torch.div(a, b, rounding_mode=rounding_mode), rounded, x, y)
+        return ratio
+    rounded = ctx.step(getattr(torch, rounding_mode), ratio)
+    return eager_at_special_values(ctx.xp, lambda a, b: torch.div(a, b, rounding_mode=rounding_mode), rounded, x, y)
 
 
 def _register_overflowing(name: str) -> None:
@@ -127,7 +144,7 @@ for _name in _FUNCTIONS.split():
 for _name in ("exp", "exp2", "expm1", "sinh", "cosh"):
     _register_overflowing(_name)
 for _name in ("floor", "ceil", "trunc", "round"):
-    elementwise(_name)(lambda xp, x, name=_name: xp.step(getattr(torch, name), x))
+    elementwise(_name, deciding=True)(lambda ctx, x, name=_name: ctx.step(getattr(torch, name), x))
 
 
 @elementwise("atan2", floating=True)

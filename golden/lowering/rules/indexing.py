@@ -6,13 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from assay.golden.lowering.dispatch import Lowering
 from assay.golden.lowering.rule_table import constant, rule
-from assay.golden.lowering.tensor import broadcast, overwritten, read
+from assay.golden.lowering.tensor import TracedTensor, broadcast, overwritten, read
 
 Tensor = torch.Tensor
+Ends = tuple[Any, Any]
+_MOST_REACHED = 4096  # the most indices to which an open one is written, one after another
 
 
 def _flat_indices(x: Tensor) -> Tensor:
@@ -20,13 +22,60 @@ def _flat_indices(x: Tensor) -> Tensor:
     return torch.arange(x.numel()).reshape(x.shape)
 
 
-def rearranged(ctx: Lowering, x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply ``change``, a rearrangement of torch's tensors, to numbers, which are not yet rounded if x isn't."""
-    traced = ctx.traced(x)
-    index = ctx.xp.integers(change(_flat_indices(x)))
+def rearranged(ctx: Lowering, x: Tensor, change: Callable[..., Tensor], *known: Ends) -> Tensor:
+    """Apply ``change``, a rearrangement of torch's tensors, to numbers, which are not yet rounded if x isn't.
+
+    ``known``: its further arguments, each by the least and the greatest that it may be; an element of the result that
+    isn't the same for both is unknown.
+    """
+    traced, flat_indices = ctx.traced(x), _flat_indices(x)
+    least, most = (change(flat_indices, *(ends[side] for ends in known)) for side in (0, 1))
+    if least.shape != most.shape:
+        raise ctx.undecided("indices")
+    index = ctx.xp.integers(least)
     flat = read(traced, unrounded=True).reshape((-1,))
     number = ctx.xp.rearranged(lambda arrays: arrays[0][index], [flat])
+    if not torch.equal(least, most):
+        number = ctx.xp.chosen(least != most, _unknown(ctx.xp, least.shape), number)
     return ctx.wrap(number, traced.dtype, traced.memory.stage)
+
+
+def _unknown(xp: Any, shape: Sequence[int]) -> Any:
+    """Return numbers of which nothing is known."""
+    ends = torch.full(tuple(shape), torch.inf, dtype=torch.float64)
+    return xp.interval(-ends, ends)
+
+
+def _ends_of(ctx: Lowering, tensor: Tensor) -> Ends:
+    """Return the least and the greatest integers of a tensor, the same where they are known."""
+    if not isinstance(tensor, TracedTensor):
+        return tensor, tensor
+    least, most = ctx.xp.enclosure(ctx.number(tensor))
+    if not bool((least.isfinite() & most.isfinite()).all()):
+        raise ctx.undecided("indices")
+    return least.to(tensor.dtype), most.to(tensor.dtype)
+
+
+def _reachable(ctx: Lowering, position: Callable[..., Tensor], *indices: Ends) -> tuple[Tensor, Tensor]:
+    """Return the positions of elements that are written, and those that the open ones may be written to.
+
+    ``position`` makes flat positions of indices.
+    """
+    least, most = (position(*(ends[side] for ends in indices)) for side in (0, 1))
+    if least.shape != most.shape:
+        raise ctx.undecided("indices")
+    open_ = least != most
+    reached = [least[:0].reshape(-1)]
+    bounds = [ends for ends in indices if not torch.equal(*ends)]
+    if bounds:
+        first, last = min(int(low.min()) for low, _ in bounds), max(int(high.max()) for _, high in bounds)
+        if last - first > _MOST_REACHED:
+            raise ctx.undecided("indices")
+        for value in range(first, last + 1):
+            reached.append(
+                position(*(torch.clamp(torch.full_like(low, value), low, high) for low, high in indices))[open_]
+            )
+    return least, torch.cat(reached)
 
 
 def _common_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
@@ -56,10 +105,14 @@ def _register_rearrangement(name: str, *, nearest: bool = False) -> None:
 
     @rule(name)
     def compute(ctx: Lowering, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        known = tree_map(lambda arg: ctx.concrete(arg) if isinstance(arg, Tensor) else arg, args)
-        if nearest:
-            return rearranged(ctx, x, lambda index: function(index.double(), *known, **kwargs).long())
-        return rearranged(ctx, x, lambda index: function(index, *known, **kwargs))
+        leaves, structure = tree_flatten(args)
+        ends = [_ends_of(ctx, leaf) if isinstance(leaf, Tensor) else (leaf, leaf) for leaf in leaves]
+
+        def change(index: Tensor, *known: Any) -> Tensor:
+            result: Tensor = function(index.double() if nearest else index, *tree_unflatten(known, structure), **kwargs)
+            return result.long()
+
+        return rearranged(ctx, x, change, *ends)
 
 
 _REARRANGEMENTS = """flip roll rot90 repeat repeat_interleave.self_int repeat_interleave.self_Tensor pixel_shuffle
@@ -71,10 +124,6 @@ for _axes in (1, 2, 3):
     _register_rearrangement(f"_upsample_nearest_exact{_axes}d", nearest=True)
 
 
-def _concrete_indices(ctx: Lowering, indices: Sequence[Any]) -> list[Any]:
-    return [None if index is None else ctx.concrete(index) for index in indices]
-
-
 def _put(ctx: Lowering, x: Tensor, index: Tensor, values: Any, accumulate: bool = False) -> Tensor:
     """Return x with ``values`` at distinct flat indices; ``accumulate``: added at indices that may repeat."""
     x = ctx.traced(x)
@@ -82,6 +131,17 @@ def _put(ctx: Lowering, x: Tensor, index: Tensor, values: Any, accumulate: bool 
         return _reduce_at(ctx, x, index, values, "sum")
     flat, index = ctx.number(x).reshape((-1,)), ctx.xp.integers(index.reshape(-1))
     return ctx.wrap(overwritten(ctx.xp, flat, index, values.reshape((-1,))).reshape(tuple(x.shape)), x.dtype)
+
+
+def _with_unknown(ctx: Lowering, result: Tensor, reached: Tensor) -> Tensor:
+    """Return a tensor that is unknown at flat positions."""
+    if not len(reached):
+        return result
+    unknown = torch.zeros(result.numel(), dtype=torch.bool)
+    unknown[reached] = True
+    shape = tuple(result.shape)
+    number = ctx.xp.chosen(unknown.reshape(shape), _unknown(ctx.xp, shape), ctx.number(result))
+    return ctx.wrap(number, result.dtype)
 
 
 _NEUTRAL = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "amax": -torch.inf, "amin": torch.inf}
@@ -132,32 +192,33 @@ def _scatter_indices(x: Tensor, dim: int, index: Tensor) -> Tensor:
 def _scatter_reduce(
     ctx: Lowering, x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
-    traced, concrete = ctx.traced(x), ctx.concrete(index)
     if not x.ndim:
         with ctx:
             return _scatter_reduce(ctx, x[None], 0, index[None], src[None], reduce, include_self=include_self)[0]
-    values = _cast_number(ctx, src, x.dtype)[tuple(slice(0, n) for n in concrete.shape)]
-    return _reduce_at(ctx, traced, _scatter_indices(x, dim, concrete), values, reduce, include_self=include_self)
+    flat, reached = _reachable(ctx, lambda i: _scatter_indices(x, dim, i), _ends_of(ctx, index))
+    values = _cast_number(ctx, src, x.dtype)[tuple(slice(0, n) for n in flat.shape)]
+    result = _reduce_at(ctx, ctx.traced(x), flat, values, reduce, include_self=include_self)
+    return _with_unknown(ctx, result, reached)
 
 
 @rule("scatter.src scatter.value scatter.reduce scatter.value_reduce")
 def _scatter(ctx: Lowering, x: Tensor, dim: int, index: Tensor, src: Any, *, reduce: str = "", **_: Any) -> Tensor:
     """Write, add or multiply values at the indices along ``dim``."""
-    traced, concrete = ctx.traced(x), ctx.concrete(index)
     if not x.ndim:
         raise ctx.unsupported(torch.ops.aten.scatter.src, "of a single number has no lowering rule")
-    flat = _scatter_indices(x, dim, concrete)
-    if isinstance(src, Tensor):
-        values = _cast_number(ctx, src, x.dtype)[tuple(slice(0, n) for n in concrete.shape)]
-    else:
-        values = broadcast(ctx.xp, constant(ctx.xp, src), concrete.shape)
-    if reduce == "add":
-        return _reduce_at(ctx, traced, flat, values, "sum")
-    if reduce == "multiply":
-        return _reduce_at(ctx, traced, flat, values, "prod")
-    if reduce:
+    if reduce not in ("", "add", "multiply"):
         raise ctx.unsupported(torch.ops.aten.scatter.reduce, f"with reduce={reduce!r} has no lowering rule")
-    return _put(ctx, traced, flat, values)
+    flat, reached = _reachable(ctx, lambda i: _scatter_indices(x, dim, i), _ends_of(ctx, index))
+    if isinstance(src, Tensor):
+        values = _cast_number(ctx, src, x.dtype)[tuple(slice(0, n) for n in flat.shape)]
+    else:
+        values = broadcast(ctx.xp, constant(ctx.xp, src), flat.shape)
+    traced = ctx.traced(x)
+    if reduce:
+        result = _reduce_at(ctx, traced, flat, values, "sum" if reduce == "add" else "prod")
+    else:
+        result = _put(ctx, traced, flat, values)
+    return _with_unknown(ctx, result, reached)
 
 
 @rule("scatter_add")
@@ -173,8 +234,15 @@ def _put_flat(ctx: Lowering, x: Tensor, index: Tensor, source: Tensor, accumulat
 
 @rule("index_put")
 def _index_put(ctx: Lowering, x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False) -> Tensor:
-    flat = torch.ops.aten.index.Tensor(_flat_indices(x), _concrete_indices(ctx, indices))
-    return _put(ctx, x, flat, broadcast(ctx.xp, _cast_number(ctx, values, x.dtype), flat.shape), accumulate)
+    given = [index for index in indices if index is not None]
+
+    def position(*known: Tensor) -> Tensor:
+        taken = iter(known)
+        return torch.ops.aten.index.Tensor(_flat_indices(x), [i if i is None else next(taken) for i in indices])
+
+    flat, reached = _reachable(ctx, position, *(_ends_of(ctx, index) for index in given))
+    result = _put(ctx, x, flat, broadcast(ctx.xp, _cast_number(ctx, values, x.dtype), flat.shape), accumulate)
+    return _with_unknown(ctx, result, reached)
 
 
 @rule("index_reduce")

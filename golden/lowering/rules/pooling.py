@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from assay.golden.lowering.dispatch import Lowering
+from assay.golden.lowering.dispatch import Lowering, calling_line
 from assay.golden.lowering.rule_table import rule
-from assay.golden.lowering.rules.comparisons import indices, ranked
+from assay.golden.lowering.rules.comparisons import ranked
 from assay.golden.lowering.rules.products import as_list, padded, windows_of
 from assay.golden.lowering.tensor import axis_last, permuted
 
@@ -72,7 +72,7 @@ def _register_max_pool(axes: int) -> None:
             return flat
 
         def index() -> Any:
-            _, first, last = ranked(ctx.xp, windows, 1, True)
+            first, last = ctx.choices.take(ranked(ctx.xp, windows, 1, True)[1], calling_line)
             return ctx.xp.interval(*(flat_index(end).double().reshape(shape) for end in (first, last)))
 
         values = ctx.wrap(ctx.xp.largest_of(windows).reshape(shape), x.dtype)
@@ -140,13 +140,14 @@ def _register_adaptive_pools(axes: int) -> None:
         values, firsts, lasts = [], [], []
         for cell, index in cells:
             elements = cell.reshape((*lead, index.numel()))
-            _, first, last = ranked(xp, elements, 1, True)
+            first, last = ctx.choices.take(ranked(xp, elements, 1, True)[1], calling_line)
             values.append(xp.largest_of(elements))
             firsts.append(index.reshape(-1)[first])
             lasts.append(index.reshape(-1)[last])
         shape = (*lead, *targets)
-        first, last = torch.cat(firsts, -1).reshape(shape), torch.cat(lasts, -1).reshape(shape)
-        return ctx.wrap(xp.concatenate(values, -1).reshape(shape), x.dtype), indices(ctx, first, last)
+        ends = (torch.cat(parts, -1).reshape(shape).double() for parts in (firsts, lasts))
+        index = ctx.wrap(xp.interval(*ends), torch.int64)
+        return ctx.wrap(xp.concatenate(values, -1).reshape(shape), x.dtype), index
 
 
 for _axes in (1, 2, 3):

@@ -10,6 +10,7 @@ import torch
 from assay.golden.arithmetic import Arithmetic
 from assay.golden.evaluation.call import bind, run
 from assay.golden.inputs.values import torch_dtype
+from assay.golden.lowering.choices import Answered
 from assay.golden.registry import spec
 from assay.verify.cases.case import Case
 from assay.verify.explanation.fault_models.fault_model import FaultModel, Kernel
@@ -39,7 +40,7 @@ def evaluate(
     xp = arithmetic(*settings)
     xp.case, xp.given = case, dict(values)  # type: ignore[attr-defined]  # read by the mixin of an alteration
     keywords = {tensor.name: values.pop(tensor.name) for tensor in case.signature.tensors if tensor.keyword}
-    results = run(definition, xp, list(values.values()), options | keywords, chosen)
+    results = run(definition, xp, list(values.values()), options | keywords, chosen, Answered())
     return fault.results(xp, results, case) if fault is not None and fault.results else results
 
 
