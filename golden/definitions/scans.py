@@ -141,7 +141,7 @@ _SCAN: dict[str, Any] = {
     rows="B",
     independent=("D",),
     work="(8*B*D*S+512)*L",
-    reduction=Reduction("S"),
+    reduction=Reduction("L"),
     **_SCAN,
     faults=(
         Fault("scan_chunks_apart", "every 16 positions the state begins at zero: it is not carried over",
@@ -182,7 +182,7 @@ def selective_scan(xp: Arithmetic[N], u: N, delta: N, a: N, b: N, c: N, skip: N,
     sizes=HEAD_SIZES,
     work="2*B*H*T*(T+D)*(Dv+16)",
     inputs={"gate": _GATES},
-    reduction=Reduction("D"),
+    reduction=Reduction("T"),
     grid=("B", "H"),
     faults=(
         "inputs_in_tf32",
@@ -425,7 +425,7 @@ def _by_system(updates: Callable[..., Any], behind: int = 0) -> Callable[..., An
             "signed": lambda draws: draws.normal(),
         },
     },
-    reduction=Reduction("D"),
+    reduction=Reduction("T"),
     grid=("B", "H"),
     faults=(
         "inputs_in_tf32",

@@ -28,7 +28,7 @@ from assay.judge.problems.kernelbench import rewritten
 from assay.judge.problems.problem import Answer, Instance, Sizes
 from assay.runtime.files import OwnFolder
 from assay.runtime.process import GIB, ForkServer, Lost, Process, clean_environment, descendants
-from assay.runtime.sandbox import SHARED, Sandbox, bare_environment, hides, unavailable, version
+from assay.runtime.sandbox import QUEUES, SHARED, Sandbox, bare_environment, unavailable, version
 from assay.runtime.tensors import unpack
 from assay.verify.errors import SettingError
 
@@ -77,7 +77,7 @@ class SolutionHost:
         if why and sandbox == "bwrap":
             raise SettingError(f"sandbox='bwrap': {why}")
         self.sandboxed = f"not sandboxed: {why}" if why else version()
-        own = () if why or hides(hidden) else (hidden,)
+        own = () if why else (hidden,)
         self._keep((bool(why), own, gpus), lambda folder: None if why else Sandbox(folder, own, gpus), bare_environment)
 
     @classmethod
@@ -118,7 +118,7 @@ class SolutionHost:
 
     def left_behind(self) -> int | None:
         """End all processes and empty what they could write; return how many were detached, None if some don't end."""
-        return self._server.clean([str(self.folder), *(SHARED if self._boxed else ())])
+        return self._server.clean([str(self.folder), *((*SHARED, QUEUES) if self._boxed else ())])
 
     def fork(self) -> Process:
         """Return a new process of `host`. Raises `SolutionError` where there is none any more."""
