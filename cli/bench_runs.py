@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,9 +89,9 @@ def _in_processes(function: Callable[[Any, Heartbeat], Any], item: Any, count: i
     with ProgressBar("run", count) as bar:
         for _ in range(count):
             answer = run_alone(function, item, preload=preload, timeout=_SILENT)
-            if isinstance(answer, Raised) and not answer.user_error:
-                print(answer.trace, file=sys.stderr)
-            if isinstance(answer, Raised | Lost):
+            if isinstance(answer, Raised):
+                raise answer.again(BenchError, "bench: ")
+            if isinstance(answer, Lost):
                 raise BenchError(f"bench: {answer.message}")
             results.append(answer)
             bar.advance()

@@ -42,6 +42,8 @@ def fingerprint(
     """Read a kernel's accumulator, order of summation, rounding, subnormals and NaN policy from its results."""
     from assay.verify.settings import Settings
 
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)  # it fails before anything is read
     said: dict[str, Any] = {"framework": framework, "device": device, "timeout": timeout, "out_dtype": out_dtype}
     op = Settings(registry.spec(spec, target).qualified_name)
     chosen = settings.adapted(op, option, shape, dtype=settings.one_dtype(dtype), **said)

@@ -201,9 +201,10 @@ def _address(url: str) -> str:
 
 def _whole_key(store: Store, prefix: str) -> str:
     results = [key for key in store.keys() if key.startswith(prefix.lower())]  # noqa: SIM118  a store is no mapping
-    if len(results) == 1:
+    if len(results) == 1 and prefix:
         return results[0]
-    several = f"{len(results)} records, {results[0][:16]}... and {results[1][:16]}... among them" if results else ""
+    few = len(results) < 2
+    several = "" if few else f"{len(results)} records, {results[0][:16]}... and {results[1][:16]}... among them"
     raise StoreError(f"key {prefix!r}: {several or 'no record'}; expected what one record's key begins with")
 
 

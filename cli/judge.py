@@ -14,6 +14,7 @@ from assay.cli import settings
 from assay.cli.progress import ProgressBar, note, report_error
 from assay.judge import TEMPORARY
 from assay.runtime.engines import engine_named, part_of
+from assay.runtime.errors import AssayError
 from assay.runtime.files import remove_abandoned
 from assay.runtime.pool import Raised, core_count, run_alone
 from assay.runtime.process import Lost
@@ -107,9 +108,11 @@ def judge(
     finally:
         remove_abandoned(TEMPORARY)  # the process that judged is ended without a chance to do it
     if isinstance(answer, Lost):
-        return report_error(f"the process that judged was lost: {answer.message}", status=1)
+        from assay.judge.batch import lost_words
+
+        return report_error(lost_words(answer), status=2 if answer.note else 1)
     if isinstance(answer, Raised):
-        return report_error(answer.message if answer.user_error else f"{answer.message}\n{answer.trace}")
+        raise answer.again(AssayError)
     text, line, passed = answer
     print(line if as_json else text)
     return int(not passed)
@@ -117,11 +120,13 @@ def judge(
 
 def _one(item: tuple[str, str, dict[str, Any], Path | None], heartbeat: Any) -> tuple[str, str, bool]:
     """Return a verdict as text and as JSON, and whether it passes, in a worker."""
+    from assay.judge.problems.running import watched
     from assay.judge.procedure import judge
     from assay.judge.trace import write_traces
 
     problem, solution, options, trace = item
-    verdict = judge(problem, solution, **options)
+    with watched(report=heartbeat):
+        verdict = judge(problem, solution, **options)
     if trace is not None:
         write_traces(trace, verdict)
     return str(verdict), verdict.to_line(), verdict.passed

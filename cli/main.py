@@ -16,7 +16,7 @@ from assay.cli.fingerprint import fingerprint
 from assay.cli.inspect import inspect
 from assay.cli.judge import judge
 from assay.cli.power import power
-from assay.cli.progress import report_error
+from assay.cli.progress import report_error, report_unforeseen
 from assay.cli.repro import repro
 from assay.cli.survey import survey
 from assay.cli.tune import tune
@@ -89,6 +89,10 @@ def main(arguments: Sequence[str]) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     try:
+        os.getcwd()
+    except OSError:  # torch can't compute there
+        return report_error("the current folder has been removed; change to one that exists")
+    try:
         return app(list(arguments), prog_name="assay", standalone_mode=False) or 0
     except AssayError as error:
         return report_error(str(error))
@@ -102,7 +106,7 @@ def _run(arguments: Sequence[str]) -> int:
     except Exception as error:
         # The class of usage errors is click's in some versions of typer and its own in others.
         if not hasattr(error, "format_message"):
-            raise
+            return report_unforeseen(error)
         context = getattr(error, "ctx", None)
         return report_error(f"{error.format_message()} (see: {context.command_path if context else 'assay'} --help)")
 

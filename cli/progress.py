@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
+import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -15,7 +18,10 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from assay.runtime.errors import one_line
 from assay.runtime.output import beneath, visible
+from assay.runtime.pool import Unforeseen
+from assay.runtime.results import installed_version
 
 if TYPE_CHECKING:
     from assay.verify.campaign.survey import Job, Row
@@ -33,6 +39,22 @@ def report_error(message: str, status: int = 2) -> int:
     """Print one line on standard error; return ``status``, the exit status."""
     note(" ".join(message.split()))
     return status
+
+
+def report_unforeseen(error: Exception) -> int:
+    """Print an error that nobody foresaw in one line, which names a file with its traceback; return 2."""
+    trace = error.trace if isinstance(error, Unforeseen) else "".join(traceback.format_exception(error))
+    words = one_line(error if isinstance(error, Unforeseen) else f"{type(error).__name__}: {error}")
+    try:
+        descriptor, path = tempfile.mkstemp(prefix="assay-error-", suffix=".txt")
+        with open(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(
+                f"assay {installed_version('kernel-assay')}, Python {sys.version}\n{shlex.join(sys.argv)}\n\n{trace}"
+            )
+        where = f"{path} has the traceback"
+    except OSError:
+        where = "no temporary file can be written for its traceback"
+    return report_error(f"unforeseen error ({words}); {where}, please report it")
 
 
 class _VisibleConsole(Console):

@@ -19,8 +19,11 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
+from assay.golden.arithmetic import Real
 from assay.golden.errors import DefinitionError, OptionError, UnknownSpec
+from assay.golden.inputs.values import draw, dtype_of
 from assay.golden.options import Option
+from assay.golden.result_shapes import with_result_shapes
 from assay.golden.signature import Inputs, Signature, TensorSpec, dimension, parse
 from assay.runtime.errors import unknown
 from assay.runtime.modules import import_users_module
@@ -239,9 +242,10 @@ class Spec:
     exempt: tuple[str, ...] = ()
     import_name: str = ""
     needs_dtypes: bool = False
+    _shapes: dict[str, tuple[TensorSpec, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        grid = self.axes.grid or self.signature().tensors[0].leading
+        grid = self.axes.grid or self._written_signature({}).tensors[0].leading
         object.__setattr__(self, "axes", replace(self.axes, grid=grid))
         multiples = {**self.axes.groups, **self.sizes.multiples}
         object.__setattr__(self, "sizes", replace(self.sizes, multiples=multiples))
@@ -255,14 +259,65 @@ class Spec:
         return self.name if _is_built_in(module) or module == "__main__" else f"{module}:{self.name}"
 
     def signature(self, options: Mapping[str, Any] | None = None) -> Signature:
-        """Return the signature under ``options`` (defaults where left out)."""
+        """Return the signature under ``options`` (defaults where left out).
+
+        Results without dimensions get those that the definition gives them; `DefinitionError` if none fit.
+        """
+        signature = self._written_signature(options or {})
+        if all(tensor.has_shape for tensor in signature.returns):
+            return signature
+        complete = self.complete(options or {})
+        key = repr((self.version, self.signature_text, sorted(complete.items())))
+        if key not in self._shapes:
+            self._shapes[key] = with_result_shapes(
+                self.name,
+                signature,
+                self._sizes_to_try(signature, complete),
+                lambda sizes: self._result_shapes(signature, complete, sizes),
+            ).returns
+        return replace(signature, returns=self._shapes[key])
+
+    def _written_signature(self, options: Mapping[str, Any]) -> Signature:
         text = self.signature_text
-        signature = parse(text if isinstance(text, str) else text(self.complete(options or {})))
+        signature = parse(text if isinstance(text, str) else text(self.complete(options)))
         by_option = {symbol: name for symbol, name in self.sizes.multiples.items() if name in self.options}
         if by_option:
-            complete = self.complete(options or {})
+            complete = self.complete(options)
             signature = replace(signature, steps={symbol: complete[name] for symbol, name in by_option.items()})
         return signature.with_inputs(self.inputs.distributions) if self.inputs.distributions else signature
+
+    def _sizes_to_try(self, signature: Signature, options: Mapping[str, Any]) -> Iterator[dict[str, int]]:
+        """Yield sizes that the definition may run at: all different, all in tiles, all equal."""
+        partners = self.sizes.multiples.values()
+        for choose in (
+            lambda index: (5, 7, 11, 13, 17, 19)[index % 6],
+            lambda index: 16 * (index + 2),
+            lambda index: 16,
+        ):
+            sizes: dict[str, int] = {}
+            for index, symbol in enumerate(sorted(signature.symbols, key=lambda name: name not in partners)):
+                allowed = [size for size in self.sizes.allowed.get(symbol, ()) if size]
+                step = self.step(signature, symbol, sizes)
+                size = allowed[min(index, len(allowed) - 1)] if allowed else choose(index) * step
+                least = int(options[self.sizes.minimum[symbol]]) if symbol in self.sizes.minimum else 1
+                sizes[symbol] = -(-max(size, least) // step) * step
+            yield {symbol: sizes[symbol] for symbol in signature.symbols}
+
+    def _result_shapes(
+        self, signature: Signature, options: Mapping[str, Any], sizes: Mapping[str, int]
+    ) -> list[tuple[int, ...]]:
+        """Return the shapes of the results of the definition, evaluated in float64 at these sizes."""
+        xp, drawn = Real(), {t.name: draw(t, sizes, dtype_of(t, "float32"), "", 0) for t in signature.tensors}
+        numbers = {
+            t.name: xp.integers(drawn[t.name]) if t.is_integer else xp.exact(drawn[t.name].double())
+            for t in signature.tensors
+        }
+        keywords = {tensor.name: numbers.pop(tensor.name) for tensor in signature.tensors if tensor.keyword}
+        plain: dict[str, Any] = {name: value for name, value in options.items() if name not in keywords}
+        if self.needs_dtypes:
+            plain["dtypes"] = [value.dtype for value in drawn.values()]
+        results = self.definition(xp, *numbers.values(), **keywords, **plain)
+        return [tuple(map(int, each.shape)) for each in (results if isinstance(results, tuple) else (results,))]
 
     @property
     def signatures(self) -> Iterator[Signature]:

@@ -94,12 +94,14 @@ def launch(owner: Any, arguments: Sequence[Any], keywords: dict[str, Any], grid:
         outer = getattr(builder, "grid_dim", None), getattr(builder, "grid_idx", None)
         builder.set_grid_dim(*sizes)
         builder.warps = warps
-        pending = dict.fromkeys(arranged(sizes, program_order()))
+        program: tuple[int, ...] = (0, 0, 0)
+        begun: set[tuple[int, ...]] = set()
+        ascending = iter(arranged(sizes, 0))
 
         def run_program(next_program: tuple[int, ...]) -> None:
             nonlocal program
             waiting, program = program, next_program
-            del pending[program]
+            begun.add(program)
             builder.set_grid_idx(*program)
             if checked is not None:
                 checked.begin(program)
@@ -107,13 +109,18 @@ def launch(owner: Any, arguments: Sequence[Any], keywords: dict[str, Any], grid:
             program = waiting
             builder.set_grid_idx(*program)
 
-        program: tuple[int, ...] = (0, 0, 0)
+        def run_another() -> None:
+            """Run the first program that hasn't begun: those that wait do so for others before them."""
+            first = next((other for other in ascending if other not in begun), None)
+            if first is not None:
+                run_program(first)
+
         if checked is not None and num_programs > 1:
-            # the first that is left: programs that wait do so for those before them
-            checked.let_another_run = lambda: run_program(min(pending)) if pending else None
+            checked.let_another_run = run_another
         try:
-            while pending:
-                run_program(next(iter(pending)))
+            for next_program in arranged(sizes, program_order()):
+                if next_program not in begun:
+                    run_program(next_program)
         except (InterpreterError, SanitizerError):
             raise
         except Exception as error:

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from assay.judge.problems.problem import ProblemError
+from assay.judge.problems.running import watched
 from assay.runtime.engines import Engine, run_retried
 from assay.runtime.files import append_line, named, read_text
 from assay.runtime.pool import Heartbeat, Raised
@@ -114,18 +115,26 @@ def stored(path: Path) -> set[str]:
 def run(list_: list[Item], engine: Engine) -> Iterator[tuple[Item, dict[str, Any]]]:
     """Each item with its line, as they come; an item that can't be judged costs itself alone. One whose process was
     lost, as on a machine that went, is judged once more."""
-    for index, answer in run_retried(engine, one, list_):
+    for index, answer in run_retried(engine, one, list_, again=lambda lost: lost.kind == "crash"):
         item = list_[index]
         results: dict[str, Any]
         if isinstance(answer, Raised):
-            results = {"outcome": "ERROR", "error": answer.message}
+            trace = {} if answer.user_error else {"trace": answer.trace}
+            results = {"outcome": "ERROR", "error": answer.message, **trace}
         elif isinstance(answer, Lost):
-            words = f"the process that judged was lost: {answer.message}"
-            results = {"outcome": "ERROR", "error": words, "lost": True}
+            results = {"outcome": "ERROR", "error": lost_words(answer), "lost": True}
         else:
             results = answer
         own = {"key": item.key, "problem": item.problem, "solution": item.solution}
         yield item, {**own, **{name: value for name, value in item.beside.items() if name not in own}, **results}
+
+
+def lost_words(lost: Lost) -> str:
+    """Say how a judging process was lost, and in which of the problem's own code, if it was in any."""
+    if not lost.note:
+        return f"the process that judged was lost: {lost.message}"
+    how = "took too long" if lost.kind == "timeout" else "ended the process"
+    return f"{lost.note}: the problem's code {how} ({lost.message})"
 
 
 def one(item: Item, heartbeat: Heartbeat) -> dict[str, Any]:
@@ -134,8 +143,9 @@ def one(item: Item, heartbeat: Heartbeat) -> dict[str, Any]:
 
     if item.error:
         raise ProblemError(item.error)
-    heartbeat(item.solution)
-    return judge(item.problem, item.solution, **item.settings).as_dict()
+    heartbeat()
+    with watched(report=heartbeat):
+        return judge(item.problem, item.solution, **item.settings).as_dict()
 
 
 def add(path: Path, line: Mapping[str, Any]) -> None:

@@ -17,6 +17,7 @@ from assay.golden.evaluation.device import evaluating_on
 from assay.judge.problems.own import own_answer
 from assay.judge.problems.problem import Answer, Problem, Sizes
 from assay.judge.problems.reading import read
+from assay.judge.problems.running import watched
 from assay.judge.problems.sizes import Choice, Extent, edge, extent, limits, near, odd, sizes_text, small, wide
 from assay.judge.report import Options, Report
 from assay.judge.run import Run
@@ -183,19 +184,21 @@ def judge(
     constant, with numbers of any amplitude, and in memory whose numbers change. All results, also those of timed calls,
     are compared with the reference's golden, within the tolerance of ``contract``.
 
-    ``effort``: how much is tried. ``timeout``: seconds of CPU time per request. ``memory``: GiB beyond what its process
-    starts with. ``timed``: time it and the reference alternately, at the first stated size or at "all" of them, which
-    are then judged too; with ``compiled`` (None: except at quick effort) also the reference under `torch.compile`; for
-    ``seconds`` each (None: by effort). ``trial``: make only the call of this line, from an earlier verdict.
+    ``effort``: how much is tried. ``timeout``: seconds of CPU time per request, and for each call of the problem's own
+    code, four times as much for what may compile. ``memory``: GiB beyond what its process starts with. ``timed``: time
+    it and the reference alternately, at the first stated size or at "all" of them, which are then judged too; with
+    ``compiled`` (None: except at quick effort) also the reference under `torch.compile`; for ``seconds`` each (None: by
+    effort). ``trial``: make only the call of this line, from an earlier verdict.
     ``sandbox``: "auto" runs the solution in a sandbox where this machine has one, and the verdict says otherwise why
     not; "bwrap" needs it, "none" takes none (docs/sandbox.md).
 
-    Raises `ProblemError`, `SettingError`, `ContractError` or `ReproError` if the judgement can't be made; whatever the
-    solution does becomes part of the verdict.
+    Raises `ProblemError`, `ProblemTimeout`, `SettingError`, `ContractError` or `ReproError` if the judgement can't be
+    made; whatever the solution does becomes part of the verdict.
     """
     promised = contract_from_table(contract) if isinstance(contract, str) else contract or Contract()
     options = Options(effort, seed, str(device), promised, timeout, memory, timed, compiled, seconds, sandbox)
-    result, answer = read(problem, solution)
+    with watched(seconds=timeout):
+        result, answer = read(problem, solution)
     only = Trial.of_line(trial) if trial else None
     with options.host(result) as host:
         return judged(Report(result, answer, options, str(solution), host), only)
@@ -204,7 +207,8 @@ def judge(
 def judged(report: Report, only: Trial | None = None) -> SolutionVerdict:
     """Judge a solution that was read; only the trial ``only`` if it is given."""
     started = time.perf_counter()
-    with generators_kept(), standard_environment(), evaluating_on(report.options.device):
+    device, seconds = report.options.device, report.options.timeout
+    with generators_kept(), standard_environment(), evaluating_on(device), watched(seconds=seconds):
         return replace(_verdict(report, only), seconds=time.perf_counter() - started)
 
 
@@ -302,8 +306,8 @@ def _given(report: Report, run: Run, given: Sizes) -> None:
         report.workloads.append(workload_of(report, sizes_text(choice, given), given, first))
     if not first.outputs:
         return
-    if choice.extent.within(replace(on_cpu, operations=on_cpu.operations // 4 - 1)):
-        run.one_element(under_test, first)
+    few = not choice.extent.within(replace(on_cpu, operations=on_cpu.operations // 4 - 1))
+    run.stated_sizes(under_test, first, few=few)
     is_next = report.speed is None or (report.options.timed == "all" and choice.kind == "given")
     if report.options.timed and is_next:
         speed = time_it(report, run, under_test, first)

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from assay.golden.lowering import reference_spec
 from assay.judge.problems.problem import Instance, ProblemError
+from assay.judge.problems.running import explaining
 from assay.judge.solution.host import parts
 from assay.runtime.environment import generators_kept, seed_generators, standard_environment
 from assay.runtime.errors import one_line
@@ -179,22 +180,25 @@ class ReferenceModel:
     def _result(self, arguments: Sequence[Any]) -> Any:
         leaves, structure = tree_flatten(tuple(arguments))
         copies = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        with torch.no_grad():
-            return self.call(tree_unflatten(copies, structure))
+        return self._called(tree_unflatten(copies, structure))
+
+    def _called(self, arguments: Sequence[Any]) -> Any:
+        """Return the results of `call` without gradients. Raises `ProblemError` and `ProblemTimeout`."""
+        with torch.no_grad(), explaining(self.name, "the reference"):
+            return self.call(arguments)
 
     def is_finite(self, arguments: Sequence[Any]) -> bool:
         """Return whether eager PyTorch's results are all finite."""
         try:
             return all(bool(part.double().isfinite().all()) for part in self.eager(arguments))
-        except (RuntimeError, ValueError, IndexError):
+        except ProblemError:
             return False
 
     def writes_to(self, arguments: Sequence[Any]) -> tuple[set[int], set[int]]:
         """Return the indices of the argument tensors that the reference writes to, and of those its results alias."""
         leaves, structure = tree_flatten(tuple(arguments))
         copies = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        with torch.no_grad():
-            results = tensors_of(self.call(tree_unflatten(copies, structure)))
+        results = tensors_of(self._called(tree_unflatten(copies, structure)))
         tensors = [(a, b) for a, b in zip(leaves, copies, strict=True) if isinstance(a, Tensor)]
         changed = {index for index, (a, b) in enumerate(tensors) if not torch.equal(a.double(), b.double())}
         own = {part.untyped_storage().data_ptr() for part in results if part.numel()}

@@ -133,6 +133,20 @@ class Run:
         if base.outputs:
             self.one_element(under_test, base)
 
+    def stated_sizes(self, under_test: SolutionUnderTest, first: Observation, *, few: bool) -> None:
+        """Call at stated sizes after the ``first`` call: other weights and amplitudes, single elements changed.
+
+        ``few``: with few calls, because one takes long. If the solution takes no other sizes, all calls are made here.
+        """
+        if not few and self.refusal and not any(one.trial.kind == "small" and one.outputs for one in self.observations):
+            self.first(under_test)
+            return
+        if not few:
+            self.one_element(under_test, first)
+        if under_test.can_redraw:
+            self._loaded(under_test)
+        self.take(under_test.tried(under_test.trial("mixed", self.seed + 9), name="b"), ["shapes"])
+
     def _loaded(self, under_test: SolutionUnderTest) -> bool:
         try:
             under_test.load_redrawn()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import secrets
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from assay.judge.solution.solution_process import Called, SolutionProcess
@@ -23,6 +23,8 @@ _MOST_CALLS = 200  # of a series: each keeps a copy of its results
 _LATENCY = 0.003  # seconds that a request and its answer, and the checks after a series, may take
 _PARALLEL = 1.3  # CPU seconds per second that one thread and the clocks' resolution can't explain
 _SHORTEST = 2e-6  # seconds of the shortest call, with the watching around it
+_IDLE = 0.05  # of the time between its series in which a solution may work: it is asked nothing
+_LEAST_IDLE = 0.02  # CPU seconds of it, more than the clocks' resolution
 _LEAST = 1e-4  # CPU seconds below which threads are not estimated
 
 
@@ -89,25 +91,42 @@ class Series:
 class Stopwatch:
     """One side of a timing: its process, the stored arguments' names with their seeds, and the seconds of its calls.
 
-    ``rolled``: indices of the tensors that are rolled from call to call. ``shifts``: those of the last series.
+    ``rolled`` and ``scaled``: indices of the tensors that are rolled, and multiplied by factors of so many ``bits``,
+    from call to call, by ``changes`` in the last series. ``renew``: stores other arguments and returns their seeds,
+    before each series, where none can be changed. ``idle``: CPU and wall seconds between its series, in which the
+    others run.
     """
 
     process: SolutionProcess
     names: Sequence[str]
     seeds: Sequence[int]
     rolled: Sequence[int]
+    scaled: Sequence[int] = ()
+    bits: int = 12
+    renew: Callable[[], Sequence[int]] | None = None
     seconds: list[float] = field(default_factory=list)
     cheats: list[Cheat] = field(default_factory=list)
     series: list[Series] = field(default_factory=list)
-    shifts: list[int] = field(default_factory=list)
+    changes: list[tuple[int, float]] = field(default_factory=list)
+    idle: list[tuple[float, float]] = field(default_factory=list)
+    _ended: tuple[float, float] | None = None
 
     def run(self, count: int) -> Series:
         """Make ``count`` calls. Raises `SolutionError`."""
-        self.shifts = [secrets.randbelow(2**31) if self.rolled else 0 for _ in range(count)]
+        if self._ended is not None:
+            used, ended = self._ended
+            self.idle.append((self.process.processor_seconds - used, time.perf_counter() - ended))
+        if self.renew is not None:
+            self.seeds = self.renew()
+        self.changes = [
+            (secrets.randbelow(2**31) if self.rolled else 0, _factor(self.bits) if self.scaled else 1.0)
+            for _ in range(count)
+        ]
         used, began = self.process.processor_seconds, time.perf_counter()
-        reported, seen = self.process.time(self.names, self.seeds, self.rolled, self.shifts)
+        reported, seen = self.process.time(self.names, self.seeds, self.rolled, self.scaled, self.changes)
         passed = time.perf_counter() - began
-        used = self.process.processor_seconds - used
+        self._ended = self.process.processor_seconds, time.perf_counter()
+        used = self._ended[0] - used
         right = [value for value in reported if 0.0 <= value <= passed]
         if len(right) < len(reported):
             self.cheats.append(Cheat("patched-timer", f"its clock tells {min(reported):.3g} s of a call"))
@@ -116,14 +135,20 @@ class Stopwatch:
         self.series.append(Series(count, passed, used, sum(right)))
         return self.series[-1]
 
-    def sampled(self, count: int) -> list[tuple[int, int, Called]]:
-        """Return the results of random calls of the last series: index of the arguments, shift, and results."""
-        numbers = sorted({secrets.randbelow(len(self.shifts)) for _ in range(count)})
+    def sampled(self, count: int) -> list[tuple[int, tuple[int, float], Called]]:
+        """Return the results of random calls of the last series: seed of the arguments, change, and results."""
+        numbers = sorted({secrets.randbelow(len(self.changes)) for _ in range(count)})
         result = self.process.fetch(numbers)
         return [
-            (number % len(self.names), self.shifts[number], called)
+            (self.seeds[number % len(self.names)], self.changes[number], called)
             for number, called in zip(numbers, result, strict=True)
         ]
+
+
+def _factor(bits: int) -> float:
+    """Return a random factor from 0.5 to 1. Its product with a number is rounded once, in whichever way it is made."""
+    half = 1 << bits - 1
+    return (half + secrets.randbelow(half)) / (2 * half)
 
 
 def alternate(sides: Sequence[Stopwatch], seconds: float, most: int) -> None:
@@ -172,6 +197,10 @@ def compared(own: Stopwatch, reference: Stopwatch | None, *, on_cpu: bool) -> li
         calls, passed = sum(one.count for one in own.series), sum(one.passed for one in own.series)
         words = f"{calls} calls took {passed:.3g} s, and {reported * calls:.3g} s by its own clock"
         own.cheats.append(Cheat("patched-timer", words))
+    worked, waited = (sum(part) for part in zip((0.0, 0.0), *own.idle, strict=True))
+    if worked > max(_IDLE * waited, _LEAST_IDLE):
+        words = f"its processes worked {worked:.2g} s of the {waited:.2g} s between its timed calls"
+        own.cheats.append(Cheat("late-results", words))
     passed, busy = sum(one.passed for one in own.series), sum(one.busy for one in own.series)
     if not on_cpu or not busy > max(_PARALLEL * passed, _LEAST):
         return []

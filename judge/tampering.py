@@ -44,9 +44,17 @@ CHEATS: Mapping[str, str] = {
 SUSPECT = frozenset({"reference-pasted", "reads-environment"})
 """Cheats that leave the results right: the verdict is a warning."""
 
-_STACK = {"sys._getframe", "sys._current_frames", "gc.get_objects", "gc.get_referrers", "gc.get_referents"}
+_STACK = {
+    "sys._getframe",
+    "sys._current_frames",
+    "sys._current_exceptions",
+    "sys.addaudithook",
+    "gc.get_objects",
+    "gc.get_referrers",
+    "gc.get_referents",
+}
 _READ = "object.__getattr__"
-_TRACING = {"sys.settrace", "sys.setprofile"}
+_TRACING = {"sys.settrace", "sys.setprofile", "sys.monitoring.register_callback"}
 _PROCESSES = {"subprocess.Popen", "os.system", "os.fork", "os.posix_spawn"}
 _NETWORK = {"socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo"}
 _SINGLE = {
@@ -54,6 +62,7 @@ _SINGLE = {
     "os.killpg": "signals-processes",
     "write": "writes-files",
     "ctypes.dlopen": "calls-c-library",
+    "object.__setattr__": "patched-library",
     "os.environ": "reads-environment",
 }
 _FILES = {"open", "os.listdir", "os.scandir", "os.rename", "os.link"}
@@ -63,6 +72,7 @@ _NUMERIC_SETTINGS = (
     "autocast",
     "flush_denormal",
     "default_device",
+    "rounding mode",
     "fp32_precision",
     "mkldnn",
 )

@@ -2,8 +2,8 @@
 
 Code that hangs either computes forever or waits forever. So `CpuLimit` limits the processor time of the thread that
 computes; if the thread waits, the time in which no thread of its process runs; and, as a last resort, wall-clock time,
-by a large factor. Code that only waits for a core of a busy machine gets some processor time now and then, and exceeds
-neither of the first two limits.
+by a large factor: a smaller one for time in which no thread waits for a core, where Linux reports that. Code that only
+waits for a core of a busy machine gets some processor time now and then, and exceeds neither of the first two limits.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from pathlib import Path
 
 WALL_FACTOR = 30.0
 """Wall-clock limit of a `CpuLimit`, as a multiple of its seconds."""
+ASLEEP_FACTOR = 4.0
+"""The same of the time in which no thread of the process waits for a core."""
 BUDGET_WALL_FACTOR = 4.0
 """Wall-clock limit of a `CpuBudget`, as a multiple of its seconds."""
 
@@ -58,32 +60,49 @@ class CpuBudget:
 class CpuLimit:
     """A limit of ``seconds``, from now on; ``clock`` returns the processor time.
 
-    ``most_uncounted``: further seconds for work that isn't counted, such as compilation.
+    ``most_uncounted``: further seconds for work that isn't counted, such as compilation. ``queued`` returns the seconds
+    for which threads have waited for a core; where that isn't known, the clock: they may always have. ``others``
+    returns the processor time of processes that it may wait for, such as compilers: called where nothing else runs.
     """
 
-    def __init__(self, seconds: float, clock: Clock, most_uncounted: float = 0.0) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        clock: Clock,
+        most_uncounted: float = 0.0,
+        *,
+        queued: Callable[[], float] | None = None,
+        others: Callable[[], float] | None = None,
+    ) -> None:
         self.seconds, self.most_uncounted = seconds, most_uncounted
-        self._clock = clock
-        self._began = self._checked = self._ran = time.monotonic()
-        self._last = clock()
-        self._wall = self._own = 0.0
+        self._clock, self._queued, self._others = clock, queued or time.monotonic, others
+        self._spent = 0.0
+        self._began = self._checked = self._ran = self._asked = time.monotonic()
+        self._last, self._waited = clock(), self._queued()
+        self._wall = self._own = self._unhindered = 0.0
         self.uncounted = 0.0
 
     def is_over(self, *, counted: bool = True) -> bool:
         """Return whether the time is up; ``counted``: whether the time since the last call counts."""
-        now, last = time.monotonic(), self._clock()
-        passed, (before, whole) = now - self._checked, self._last
-        self._checked, self._last = now, last
+        now, last, waited = time.monotonic(), self._clock(), self._queued()
+        passed, (before, whole), hindered = now - self._checked, self._last, waited - self._waited
+        self._checked, self._last, self._waited = now, last, waited
         if not counted:
             self.uncounted += passed
             self._ran = now
             return self.uncounted > self.most_uncounted
         self._wall += passed
+        self._unhindered += min(max(passed - hindered, 0.0), passed)
         self._own += last[0] - before
         if last[1] - whole > _IDLE_SHARE * passed:
             self._ran = now
         idle = now - self._ran >= max(_LEAST_IDLE, _IDLE_PART * self.seconds)
-        late = self._wall >= WALL_FACTOR * self.seconds
+        if idle and self._wall >= self.seconds and self._others is not None:
+            spent, since = self._others() - self._spent, now - self._asked
+            self._spent, self._asked = self._spent + spent, now
+            if spent > _IDLE_SHARE * since:
+                self._ran, idle = now, False
+        late = self._wall >= WALL_FACTOR * self.seconds or self._unhindered >= ASLEEP_FACTOR * self.seconds
         return self._wall >= self.seconds and (self._own >= self.seconds or idle or late)
 
     @property
@@ -116,6 +135,24 @@ def process_clock(pid: int) -> Clock:
 
     clock()
     return clock if files[1].exists() else lambda: (time.monotonic(), time.monotonic())
+
+
+def queue_clock(pid: int) -> Callable[[], float]:
+    """Return a function that returns the seconds for which the threads of a process have waited for a core, together.
+
+    Where Linux doesn't report it, the function returns the time.
+    """
+    last = 0.0
+
+    def clock() -> float:
+        nonlocal last
+        with suppress(OSError, ValueError, IndexError):  # a thread has ended
+            last = (
+                sum(int(file.read_text().split()[1]) for file in Path(f"/proc/{pid}/task").glob("*/schedstat")) * 1e-9
+            )
+        return last
+
+    return clock if Path(f"/proc/{pid}/schedstat").exists() else time.monotonic
 
 
 def kill_children_since(moment: float) -> None:

@@ -82,7 +82,7 @@ SETTINGS = (
 Environment = tuple[Any, ...]
 """The value of each of `SETTINGS`, in their order."""
 
-_DEVICE = [setting.read for setting in SETTINGS].index(torch.get_default_device)
+_read_device = torch.get_default_device
 _NAMES = [setting.name for setting in SETTINGS if setting.standard is not None]
 STANDARD: Environment = tuple(setting.standard for setting in SETTINGS)
 
@@ -144,19 +144,21 @@ def put(wanted: Environment, now: Environment | None = None) -> list[str]:
 def in_environment(wanted: Environment) -> Iterator[list[str]]:
     """Use the environment ``wanted`` inside, then restore the caller's; the list then names settings left changed."""
     before, left = environment(), list[str]()
-    put(wanted, before)
-    try:
-        yield left
-    finally:
-        left += put(wanted)
-        put(before, wanted)
+    device = next(value for setting, value in zip(SETTINGS, wanted, strict=True) if setting.read is _read_device)
+    with _default_device(device):
+        put(wanted)
+        try:
+            yield left
+        finally:
+            left += put(wanted)
+            put(_without_device(before))
 
 
 @contextlib.contextmanager
 def standard_environment() -> Iterator[None]:
     """Use the standard environment inside, and restore the caller's after."""
     before = environment()
-    with torch.device("cpu") if before[_DEVICE].type != "cpu" else contextlib.nullcontext():
+    with _default_device(torch.device("cpu")):
         changed = put(STANDARD, before)
         if before[0] and _threads_flush():  # torch's threads inherited the flag when they started
             torch.set_num_threads(1)
@@ -164,7 +166,18 @@ def standard_environment() -> Iterator[None]:
             yield
         finally:
             if changed:
-                put(before)
+                put(_without_device(before))
+
+
+@contextlib.contextmanager
+def _default_device(device: torch.device | None) -> Iterator[None]:
+    """Use a default device inside, as a block, which may be in another: `torch.set_default_device` would end that."""
+    with torch.device(device) if device not in (None, _read_device()) else contextlib.nullcontext():
+        yield
+
+
+def _without_device(wanted: Environment) -> Environment:
+    return with_setting(wanted, _read_device, None)
 
 
 def _threads_flush() -> bool:

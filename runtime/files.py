@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import glob
 import os
+import shutil
 import stat
 import subprocess
 import tempfile
@@ -79,7 +80,7 @@ class OwnFolder:
     """A temporary folder, removed by `close`, or by `remove_abandoned` if its process was killed.
 
     Its process holds its lock. ``path`` begins with ``prefix``, which no others use. ``parent``: where it is made; in
-    the system's temporary folder if left out.
+    the system's temporary folder if left out. As a context manager it gives its path, and removes it.
     """
 
     def __init__(self, prefix: str, parent: Path | None = None) -> None:
@@ -88,6 +89,12 @@ class OwnFolder:
         self._descriptor = os.open(unlocked, os.O_RDONLY | os.O_CLOEXEC)
         _lock_now(self._descriptor)
         self.path = unlocked.rename(unlocked.with_name(unlocked.name.replace(_UNLOCKED, "", 1)))
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def close(self) -> None:
         _remove(self.path)
@@ -136,6 +143,8 @@ def _lock_now(descriptor: int) -> bool:
 
 def _remove(folder: Path) -> None:
     """Remove a folder, also one that is deeper than Python's recursion, or has folders without permissions."""
+    with suppress(OSError, RecursionError):
+        return shutil.rmtree(folder)
     for command in (["chmod", "-R", "u+rwx", str(folder)], ["rm", "-rf", str(folder)]):
         with suppress(OSError):
             subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)

@@ -33,6 +33,14 @@ class Heartbeat(Protocol):
 Task = Callable[[Any, Heartbeat], Any]
 
 
+class Unforeseen(Exception):
+    """An exception of a task that is none of ours; ``trace`` is its traceback."""
+
+    def __init__(self, message: str, trace: str) -> None:
+        super().__init__(message)
+        self.trace = trace
+
+
 @dataclass(frozen=True)
 class Raised:
     """A task that raised; ``user_error`` if an `AssayError`, whose message tells the user what to do."""
@@ -46,6 +54,11 @@ class Raised:
         if isinstance(error, AssayError):
             return Raised(str(error), True, "")
         return Raised(f"{type(error).__name__}: {error}", False, "".join(traceback.format_exception(error)))
+
+    def again(self, kind: Callable[[str], AssayError], before: str = "") -> Exception:
+        """Return it as an exception here: of ``kind``, with words before its message, or `Unforeseen`."""
+        words = f"{before}{self.message}"
+        return kind(words) if self.user_error else Unforeseen(words, self.trace)
 
 
 def core_count() -> int:

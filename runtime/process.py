@@ -27,6 +27,7 @@ import tempfile
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import IO, Any
 
-from assay.runtime.deadline import CpuLimit, process_clock
+from assay.runtime.deadline import CpuLimit, process_clock, queue_clock
 from assay.runtime.sandbox import Sandbox
 
 GIB = 2**30
@@ -90,8 +91,8 @@ class Process:
     """A process, by its number, and the pipe to it.
 
     ``on_heartbeat`` is called with the seconds until the process's next sign of life. ``memory``: the bytes that it and
-    its children may hold beyond those at its first message, or at `limit_from_now`; polled every 50 ms, for platforms
-    and devices where `limit_memory` can't be used.
+    its children, in a sandbox detached ones too, may hold beyond those at its first message, or at `limit_from_now`;
+    polled every 50 ms, for platforms and devices where `limit_memory` can't be used.
 
     For a process that nobody trusts: ``heartbeats``, how many may come before an answer; ``longest``, the seconds that
     one may ask for; ``largest``, the bytes of an answer. What is no message loses the process, and no part of one is
@@ -100,15 +101,18 @@ class Process:
 
     def __init__(self, pid: int, pipe: Connection, *, log: IO[bytes] | None = None, ready: bool = False) -> None:
         self.pid, self.pipe = pid, pipe
+        self._holder = pid
         self.on_heartbeat: Callable[[float], None] | None = None
         self.memory, self.largest = 0, _LARGEST
         self.heartbeats, self.longest = float("inf"), float("inf")
         self._beats, self._received, self._unsolicited = 0, bytearray(), False
         self._socket = socket.fromfd(pipe.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)
         self._log, self._ready = log, ready
+        if log is not None:
+            weakref.finalize(self, log.close)
         self._code: int | None = None
         self._timeout = 0.0
-        self._limit = CpuLimit(0.0, process_clock(pid))
+        self._limit = self._limited(0.0)
         self._resident, self._note = 0, ""
 
     @classmethod
@@ -198,10 +202,15 @@ class Process:
         pid, status = os.waitpid(self.pid, 0 if wait else os.WNOHANG)
         return os.waitstatus_to_exitcode(status) if pid else None
 
+    def _limited(self, seconds: float) -> CpuLimit:
+        return CpuLimit(
+            seconds, process_clock(self.pid), queued=queue_clock(self.pid), others=lambda: _spent_below(self.pid)
+        )
+
     def submit(self, message: bytes, timeout: float) -> float:
         """Send a message, which `poll` answers; return the seconds until the next sign of life (more at startup)."""
         self._timeout, self._note, self._beats = timeout, "", 0
-        self._limit = CpuLimit(timeout if self._ready else max(timeout, _START), process_clock(self.pid))
+        self._limit = self._limited(timeout if self._ready else max(timeout, _START))
         if self._log is not None:
             os.ftruncate(self._log.fileno(), 0)
             os.lseek(self._log.fileno(), 0, os.SEEK_SET)  # also for the process, which shares the file offset
@@ -256,7 +265,7 @@ class Process:
                     return self._lost("crash", _NO_MESSAGE)
                 self._beats += 1
                 self._note = frame[9:].decode("utf-8", errors="replace")
-                self._limit = CpuLimit(seconds or self._timeout, process_clock(self.pid))
+                self._limit = self._limited(seconds or self._timeout)
                 if self.on_heartbeat is not None:
                     self.on_heartbeat(self._limit.seconds)
         except ValueError:
@@ -265,7 +274,7 @@ class Process:
             return self._lost("crash")
         if not alive:
             return self._lost("crash")
-        if self._resident and _held(self.pid, self._resident + self.memory) > self._resident + self.memory:
+        if self._resident and _held(self._holder, self._resident + self.memory) > self._resident + self.memory:
             return self._lost("crash", f"it held more than {self.memory / GIB:.3g} GiB of memory")
         if self._limit.is_over():
             limit = self._limit.seconds
@@ -274,7 +283,7 @@ class Process:
 
     def limit_from_now(self) -> None:
         """Count the memory that it may hold from what it holds now."""
-        self._resident = _held(self.pid)
+        self._resident = _held(self._holder)
 
     def result(self) -> bytes | Lost:
         """Wait for the answer or loss that `poll` returns."""
@@ -298,7 +307,7 @@ class Process:
 
     def ends_within(self, seconds: float) -> bool:
         """Wait for its end; return whether it came within ``seconds``, as `CpuLimit` counts them."""
-        limit = CpuLimit(seconds, process_clock(self.pid))
+        limit = self._limited(seconds)
         while self.alive and not limit.is_over():
             time.sleep(0.01)
         return not self.alive
@@ -434,6 +443,15 @@ def descendants(pid: int) -> list[int]:
     return results
 
 
+def _spent_below(pid: int) -> float:
+    """Return the seconds of processor time of the processes below a process."""
+    spent = 0.0
+    for each in descendants(pid)[1:]:
+        with suppress(OSError, IndexError):  # it has ended
+            spent += process_clock(each)()[1]
+    return spent
+
+
 def _held(pid: int, most: float = 0.0) -> int:
     """Return the bytes of memory that a process and its children hold, at least if they are more than ``most``.
 
@@ -477,6 +495,17 @@ def _empty(folders):
     for folder in folders:
         for command in (["chmod", "-R", "u+rwx", folder], ["find", folder, "-xdev", "-mindepth", "1", "-delete"]):
             subprocess.run(command, stdout=-3, stderr=-3)
+
+def _free_memory_and_queues():
+    import ctypes
+    library = ctypes.CDLL(None)
+    for kind, free in ("shm", library.shmctl), ("sem", library.semctl), ("msg", library.msgctl):
+        try:
+            with open(f"/proc/sysvipc/{kind}") as file:
+                for line in file.read().splitlines()[1:]:
+                    free(int(line.split()[1]), 0, 0) if kind == "sem" else free(int(line.split()[1]), 0, None)
+        except OSError:
+            pass
 
 def _end_children(forks):
     import os, signal, time
@@ -554,6 +583,8 @@ def _serve_forks(pipe, serve):
             answer = _end_children(forks)
             forks.clear()
             _empty([folder for folder in folders if folder])
+            if int(pid):  # in a sandbox, whose own they are
+                _free_memory_and_queues()
         else:
             try:
                 ended, status = os.waitpid(int(pid), 0 if what == "wait" else os.WNOHANG)
@@ -586,6 +617,7 @@ class ForkServer:
         rest = f"\n_serve_forks(connection.Connection(pipe), {serve})\n"
         text = f"{body}\n{_SERVER}\nfrom multiprocessing import connection{rest}"
         self._process = Process.start_plain(text, environment=environment, quiet=quiet, sandbox=sandbox)
+        self.pid, self.boxed = self._process.pid, sandbox is not None
 
     @classmethod
     def kept(cls, body: str, serve: str, environment: Mapping[str, str], *, quiet: bool = True) -> ForkServer:
@@ -635,10 +667,11 @@ class ForkServer:
     def clean(self, folders: Iterable[str] = ()) -> int | None:
         """End its processes, with those that they left behind in sessions of their own; return how many these were.
 
-        ``folders`` are emptied then, by it. None if the server is lost, or something doesn't end.
+        ``folders`` are emptied then, by it, and in a sandbox System V's memory, semaphores and queues. None if the
+        server is lost, or something doesn't end.
         """
         try:
-            self._process.pipe.send_bytes(b"clean 0")
+            self._process.pipe.send_bytes(b"clean 1" if self.boxed else b"clean 0")
             self._process.pipe.send_bytes("\n".join(folders).encode())
             count, _, words = self._answer().partition(" ")
             return int(count) if words == "left, all ended" else None
@@ -669,6 +702,8 @@ class _ForkedProcess(Process):
         super().__init__(number, pipe, log=log, ready=True)
         self._server, self._number = server, number
         self.pid = self._first_byte() or number
+        # What it detaches is the server's child; what others hold outside of a sandbox isn't this one's.
+        self._holder = server.pid if server.boxed else self.pid
 
     def _first_byte(self) -> int:
         """Receive the process's first byte; return its sender's number in this namespace, 0 where that isn't Linux's.

@@ -1,8 +1,8 @@
 """A sandbox for programs that nobody trusts: bubblewrap's namespaces of Linux.
 
-Inside, a program sees the file system read-only and without hidden folders, and writes to its own folder alone. It has
-no network, no environment variables but those given, and no process outside; all of its processes end with it. What
-that defends against, and what not, is in docs/sandbox.md.
+Inside, a program sees the system's programs and libraries, Python and what it imports, all read-only, and writes to its
+own folder alone. It has no network, no environment variables but those given, and no process outside; all of its
+processes end with it. What that defends against, and what not, is in docs/sandbox.md.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 _PROGRAM = "bwrap"
@@ -24,11 +25,20 @@ _NAMESPACES = (
     "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
     "--cap-drop", "ALL",
 )  # fmt: skip
-_HIDDEN = ("/tmp", "/var/tmp", "/run", "/root", "/home", "/mnt", "/media")
-# Never hidden as a problem's folder: programs and libraries are there.
-_SYSTEM = ("/", "/usr", "/usr/local", "/opt", "/etc", "/lib", "/bin", "/var", "/srv")
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/sys", "/nix/store", "/gnu/store")
+_SETTINGS = (
+    "alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "nsswitch.conf", "passwd", "group", "localtime",
+    "timezone", "locale.conf", "os-release", "mime.types", "OpenCL", "nvidia", "rocm",
+)  # fmt: skip
+"""What programs read of /etc: neither keys nor passwords."""
+_TOOLS = ("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "ROCM_PATH", "CC", "CXX", "TRITON_PTXAS_PATH")
+"""Variables whose folders and files are there too, outside of home and temporary folders."""
+_LIBRARIES = ("torch", "triton", "numpy")  # wherever they are installed
+_PRIVATE = ("/", "/tmp", "/var", "/run", "/root", "/home", "/mnt", "/media", "/etc", "/proc", "/dev")
 SHARED = ("/tmp", "/var/tmp", "/dev/shm")
 """Folders in memory that can be written besides its own: code names them."""
+QUEUES = "/dev/mqueue"
+"""The folder of POSIX message queues."""
 _MOST_SHARED = 1 << 30  # bytes of each
 _GPU_NODES = ("/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/dri/*", "/dev/kfd")
 _KEPT = (
@@ -67,22 +77,12 @@ def bare_environment(home: Path) -> dict[str, str]:
     return {**kept, **folders, "TORCHINDUCTOR_CACHE_DIR": str(home / "inductor"), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def hides(path: Path) -> bool:
-    """Return whether every sandbox hides this path."""
-    return any(Path(os.path.realpath(path)).is_relative_to(folder) for folder in _always_hidden())
-
-
-def _always_hidden() -> list[Path]:
-    folders = {Path(os.path.realpath(path)) for path in (*_HIDDEN, tempfile.gettempdir(), Path.home(), Path.cwd())}
-    return sorted(path for path in folders - {Path("/")} if path.is_dir())
-
-
 @dataclass(frozen=True)
 class Sandbox:
     """A sandbox in which ``folder`` alone can be written, besides what is in memory (`SHARED`).
 
-    ``hidden``: folders whose content isn't there, besides those of users and temporary files; what Python itself needs
-    of them is. ``gpus``: the device nodes of GPUs are there.
+    ``hidden``: folders whose content isn't there even where they are in one that is. ``gpus``: the device nodes of GPUs
+    are there.
     """
 
     folder: Path
@@ -93,26 +93,56 @@ class Sandbox:
         """Return the command that runs ``command`` inside; ``dies`` with the process that starts it."""
         # As process 1 it can't be stopped or killed from inside.
         arguments = [_PROGRAM, *_NAMESPACES, "--as-pid-1", *(["--die-with-parent"] if dies else [])]
-        arguments += ["--ro-bind", "/", "/"]
-        own = [Path(os.path.realpath(path)) for path in self.hidden if not hides(path) and str(path) not in _SYSTEM]
-        empty = [str(path) for path in sorted([*_always_hidden(), *own])]
-        for path in empty:
+        for path in SHARED[:2]:
             arguments += ["--perms", "1777", "--size", str(_MOST_SHARED), "--tmpfs", path]
-        for needed in _needed():
-            if any(needed.is_relative_to(path) for path in empty):
-                arguments += ["--ro-bind", str(needed), str(needed)]
+        seen = _seen()
+        for path in map(str, seen):
+            if os.path.islink(path):
+                arguments += ["--symlink", os.readlink(path), path]
+            else:
+                arguments += ["--ro-bind", path, path]
+        for hidden in sorted(Path(os.path.realpath(path)) for path in self.hidden):
+            if any(hidden.is_relative_to(path) for path in seen) and not any(
+                path.is_relative_to(hidden) for path in (*seen, *_needed())
+            ):
+                arguments += ["--tmpfs", str(hidden), "--remount-ro", str(hidden)]
         arguments += ["--dev", "/dev", "--proc", "/proc"]
+        if os.path.isdir("/proc/sys/fs/mqueue"):
+            arguments += ["--mqueue", QUEUES]
         arguments += ["--perms", "1777", "--size", str(_MOST_SHARED), "--tmpfs", "/dev/shm"]
         if self.gpus:
             for node in sorted(str(node) for pattern in _GPU_NODES for node in Path("/").glob(pattern[1:])):
                 arguments += ["--dev-bind", node, node]
         folder = os.path.realpath(self.folder)
         arguments += ["--bind", folder, folder, "--chdir", folder, "--clearenv"]
-        for path in ("/dev", *(path for path in empty if path not in SHARED)):
-            arguments += ["--remount-ro", path]
+        arguments += ["--remount-ro", "/dev", "--remount-ro", "/"]
         for name, value in environment.items():
             arguments += ["--setenv", name, value]
         return [*arguments, "--", *command]
+
+
+def _seen() -> list[Path]:
+    """Return the folders and files that are there, outer ones first."""
+    paths = {*map(Path, _SYSTEM), *(Path("/etc", name) for name in _SETTINGS), *_needed(), *_of_variables()}
+    paths |= {Path(os.path.realpath(path)) for path in paths}
+    results: list[Path] = []
+    for path in sorted(path for path in paths if path.exists()):
+        if not any(path.is_relative_to(other) for other in results):
+            results.append(path)
+    return results
+
+
+def _of_variables() -> list[Path]:
+    parts = (part for name in _TOOLS for part in os.environ.get(name, "").split(os.pathsep))
+    paths = [Path(part) for part in parts if os.path.isabs(part)]
+    private = [Path(os.path.realpath(path)) for path in (*_PRIVATE, tempfile.gettempdir(), Path.home(), Path.cwd())]
+    return [path for path in paths if not any(_is_in(path, one) for one in private)]
+
+
+def _is_in(path: Path, folder: Path) -> bool:
+    """Return whether a path is in a folder, or is the file system's root as that is."""
+    real = Path(os.path.realpath(path))
+    return real == folder or (folder != Path("/") and real.is_relative_to(folder))
 
 
 def _needed() -> list[Path]:
@@ -120,9 +150,10 @@ def _needed() -> list[Path]:
     paths: Iterable[str] = (
         sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), *(x for x in sys.path if x.endswith("-packages")),
         *(os.path.dirname(file) for file in _files_of_this_package()),
+        *(os.path.dirname(spec.origin) for name in _LIBRARIES if (spec := find_spec(name)) and spec.origin),
     )  # fmt: skip
-    real = {Path(os.path.realpath(path)) for path in paths if path} | {Path(path) for path in (sys.prefix,)}
-    return sorted(path for path in real - {Path("/")} if path.is_dir())
+    both = {Path(of(path)) for path in paths if path for of in (os.path.realpath, os.path.abspath)}
+    return sorted(path for path in both - {Path("/")} if path.is_dir())
 
 
 def _files_of_this_package() -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import warnings
 from types import CodeType
 from typing import Any, Literal
 
@@ -17,10 +18,13 @@ _PLAIN = (bool, int, float, complex, str, bytes, torch.dtype)
 def syntax_tree(text: str, mode: Literal["exec", "eval"] = "exec") -> Any:
     """Return the syntax tree of a Python text that anybody may have written. Raises `SyntaxError` if it has none.
 
-    `ast.parse` raises other errors too, for texts that are nested too deeply or hold a null character.
+    `ast.parse` raises other errors too, for texts that are nested too deeply or hold a null character. Its warnings, of
+    odd numbers and escapes, are dropped.
     """
     try:
-        return ast.parse(text, mode=mode)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(text, mode=mode)
     except (ValueError, RecursionError, MemoryError, OverflowError) as error:
         raise SyntaxError(first_line(error)) from None
 

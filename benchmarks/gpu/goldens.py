@@ -4,6 +4,7 @@ Elementary functions are compared with the correctly rounded results, by NVIDIA'
 (configs/cuda_functions.toml), sums and products with more digits.
 """
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -122,9 +123,17 @@ def _golden(part: Part, op: str, size: int) -> None:
         (result, *_) = map(golden_of, run(spec(op), BallArithmetic(), tensors, {}))
         yield from (result.value, result.radius)
 
+    left: list[logging.LogRecord] = []
+    handler, log = logging.Handler(), logging.getLogger("assay.golden.evaluation.call")
+    handler.emit = left.append  # type: ignore[method-assign]
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
     with evaluating_on(part.device, 0):
         value, radius = golden()
         here = _seconds(lambda: list(golden()))
+    log.removeHandler(handler)
+    why = left[0].getMessage() if left else ""
+    part.claim(f"goldens of {op} at {size} are evaluated on the device", not left, why)
     numbers = sum(tensor.numel() for tensor in tensors) + value.numel()
     if size <= 256:
         exact = evaluate(op, *tensors, digits=25)

@@ -38,10 +38,10 @@ Tensor = torch.Tensor
 
 _EXP_STEPS = 16  # log2 of the table's length
 # Adding it rounds a number to an integer n, which is then in the low bits of the sum.
-_ROUND_TO_INTEGER = torch.tensor(1.5 * 2.0**52, dtype=torch.float64)
+_ROUND_TO_INTEGER = torch.tensor(1.5 * 2.0**52, dtype=torch.float64, device="cpu")
 _OFFSET = 0x4338000000000000 >> _EXP_STEPS  # the bits of the sum without those of n
-_EXP_ERROR = torch.tensor(11.01 * U2, dtype=torch.float64)
-_SIXTH = torch.tensor(1 / 6, dtype=torch.float64)
+_EXP_ERROR = torch.tensor(11.01 * U2, dtype=torch.float64, device="cpu")
+_SIXTH = torch.tensor(1 / 6, dtype=torch.float64, device="cpu")
 _SHORT = 1.5 * 2.0**12  # adding and subtracting it leaves 23 bits
 _LEAST, _MOST = -746.0, 709.5  # exp is below 2^-1076, or overflows, outside of these
 

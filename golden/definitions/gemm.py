@@ -173,7 +173,7 @@ def nibbles(xp: Arithmetic[N, Idx], words: Idx, order: Sequence[int], *, axis: i
 
 
 _MX_BLOCK, _NV_BLOCK = 32, 16
-E2M1 = decode(torch.arange(16), "float4_e2m1fn").tolist()
+E2M1 = decode(torch.arange(16, device="cpu"), "float4_e2m1fn").tolist()
 
 
 @define(

@@ -16,7 +16,7 @@ import torch
 from assay.golden.arithmetic import Arithmetic, Exact
 from assay.golden.errors import DefinitionError, InputError, OptionError
 from assay.golden.evaluation.cutting import selected
-from assay.golden.evaluation.device import device_for, on_cpu, placed
+from assay.golden.evaluation.device import device_for, on_cpu, placed, release
 from assay.golden.evaluation.golden import Golden, golden_of
 from assay.golden.registry import Spec
 from assay.golden.signature import Signature, TensorSpec, symbols_in
@@ -219,14 +219,13 @@ def run(
     call = bind(definition, tensors, options)
     if (device := device_for(xp, call.numbers)) is not None:
         try:
-            with placed(xp, device) as balls:
-                moved = {name: value.to(device) for name, value in (chosen or {}).items()}
-                results = call.on(device).results(balls, moved, choices)
-            return tuple(map(on_cpu, results))
+            return _evaluated_on(device, call, xp, chosen or {}, choices)
         except Exception as error:
             _LOG.info("%s is evaluated on the CPU, since %s failed: %s", definition.name, device, error)
             if choices is not None:
                 choices.restart()
+        finally:
+            release(device)
     return call.results(xp, chosen, choices)
 
 
@@ -314,3 +313,13 @@ def _check_integers(
         got = f"{offsets[0]}..{offsets[-1]}"
     if got:
         raise InputError(f"{definition.name}: {tensor.name} must rise from 0 to {highest}, got {got}")
+
+
+def _evaluated_on(
+    device: torch.device, call: Call, xp: Arithmetic, chosen: Mapping[str, torch.Tensor], choices: Any
+) -> tuple[Any, ...]:
+    """Return the results of a call that a device evaluates, on the CPU."""
+    with placed(xp, device) as balls:
+        moved = {name: value.to(device) for name, value in chosen.items()}
+        results = call.on(device).results(balls, moved, choices)
+    return tuple(map(on_cpu, results))

@@ -114,3 +114,9 @@ def on_cpu(result: Any) -> Any:
     if isinstance(result, Ball):
         return Ball(result.mid.cpu(), None if result.rad is None else result.rad.cpu(), result.model)
     return result.cpu()
+
+
+def release(device: torch.device) -> None:
+    """Give memory that PyTorch keeps on a device back, since the kernel's process has the same device."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

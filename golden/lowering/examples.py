@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from assay.golden.errors import DefinitionError
+from assay.golden.result_shapes import expression_of
 from assay.runtime.output import silent
 
 _SYMBOLS = "BCDEFGHIJKLMNPQRSTUVWXYZ"
@@ -310,61 +311,11 @@ def _results(
         dims = []
         for axis, size in enumerate(result.shape):
             pairs = {name: [(n, int(other[number].shape[axis])) for n, other in samples[name]] for name in sizes}
-            text, unfitted = _expression(int(size), pairs, sizes)
+            text, unfitted = expression_of(int(size), pairs, sizes)
             dims.append(text)
             lost |= unfitted
         results.append((result, ",".join(dims)))
     return results, lost
-
-
-def _expression(
-    size: int, pairs: Mapping[str, list[tuple[int, int]]], sizes: Mapping[str, int]
-) -> tuple[str, set[str]]:
-    """Express a dimension by the one symbol, or the product or sum of two, that it changes with."""
-    varying = [name for name, points in pairs.items() if any(value != size for _, value in points)]
-    if not varying:
-        return str(size), set()
-    if len(varying) == 1:
-        (name,) = varying
-        points = [(sizes[name], size), *pairs[name]]
-        for text, function in _forms(name, points[0]):
-            if all(function(n) == value for n, value in points):
-                return text, set()
-    if len(varying) == 2:
-        a, b = varying
-        product = sizes[a] * sizes[b]
-        factor = size // product if product and size % product == 0 else 0
-        if (
-            factor
-            and all(v == factor * n * sizes[b] for n, v in pairs[a])
-            and all(v == factor * n * sizes[a] for n, v in pairs[b])
-        ):
-            return f"{a}*{b}" if factor == 1 else f"{factor}*{a}*{b}", set()
-        if size == sizes[a] + sizes[b] and all(v == n + sizes[b] for n, v in pairs[a]):
-            return f"{a}+{b}", set()
-    if len(varying) > 1:
-        return str(size), {min(varying, key=lambda name: sizes[name])}
-    return str(size), set(varying)
-
-
-def _forms(name: str, point: tuple[int, int]) -> Iterator[tuple[str, Callable[[int], int | None]]]:
-    """Yield expressions in one symbol that pass through a point: n, n + c, k n, k n + c, n / k, ceil of quotients."""
-    n, value = point
-    yield name, lambda x: x
-    shift = value - n
-    yield f"{name}{shift:+d}", lambda x: x + shift
-    if value % n == 0:
-        factor = value // n
-        yield f"{factor}*{name}", lambda x: factor * x
-    for factor in range(2, 5):
-        rest = value - factor * n
-        yield f"{factor}*{name}{rest:+d}", lambda x, factor=factor, rest=rest: factor * x + rest  # type: ignore[misc]
-    for divisor in range(2, 17):
-        if n % divisor == 0 and value == n // divisor:
-            yield f"{name}/{divisor}", lambda x, d=divisor: x // d if x % d == 0 else None  # type: ignore[misc]
-        for add in range(-divisor, divisor + 1):
-            if value == -(-(n + add) // divisor):
-                yield f"ceil(({name}{add:+d})/{divisor})", lambda x, d=divisor, add=add: -(-(x + add) // d)  # type: ignore[misc]
 
 
 def _role(tensor: _Tensor) -> str:

@@ -218,6 +218,7 @@ def reference_spec(
             raise DefinitionError(f"reference: expected a function or a module, got {type(form).__name__}")
     text = " ".join(tensors.split())
     try:
+        parse(text)  # first as it is, so that errors count its characters
         signature = parse(with_roles(text))
     except ValueError as error:
         raise DefinitionError(f"tensors={tensors!r}: {error}") from None

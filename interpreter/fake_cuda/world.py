@@ -10,10 +10,8 @@ import importlib.util
 import os
 import shutil
 import sys
-import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -130,12 +128,14 @@ def _nvidia_smi(name: str) -> Iterator[None]:
     if os.name != "posix" or shutil.which("nvidia-smi"):
         yield
         return
+    from assay.runtime.files import OwnFolder
+
     before = os.environ.get("PATH")
-    with tempfile.TemporaryDirectory(prefix="assay-", ignore_cleanup_errors=True) as folder:
-        tool = Path(folder, "nvidia-smi")
+    with OwnFolder("assay-device-") as folder:
+        tool = folder / "nvidia-smi"
         tool.write_text(f"#!/bin/sh\necho 'GPU 0: {name} (emulated)'\n", encoding="utf-8")
         tool.chmod(0o755)
-        os.environ["PATH"] = os.pathsep.join(filter(None, (before, folder)))
+        os.environ["PATH"] = os.pathsep.join(filter(None, (before, str(folder))))
         try:
             yield
         finally:

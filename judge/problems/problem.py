@@ -20,6 +20,10 @@ class ProblemError(AssayError, ValueError):
     """A problem or a solution that can't be read."""
 
 
+class ProblemTimeout(AssayError):
+    """The problem's own code took too long."""
+
+
 @dataclass(frozen=True)
 class Entry:
     """How a solution is called.

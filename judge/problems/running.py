@@ -6,8 +6,12 @@ import contextlib
 import dis
 import io
 import linecache
+import math
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,10 +19,16 @@ from typing import Any
 import torch
 
 from assay.interpreter import pretend_cuda
-from assay.judge.problems.problem import ProblemError
+from assay.judge.problems.problem import ProblemError, ProblemTimeout
 from assay.runtime.environment import generators_kept, seed_generators
 from assay.runtime.errors import one_line
 from assay.runtime.modules import asks_for_cuda
+from assay.runtime.pool import Heartbeat
+from assay.verify.harness.time_limit import KernelTimeout, time_limit
+
+READING = 4.0
+"""Times the limit of a call for running a problem's text: it may compile."""
+_LOST = 2.0  # times a limit, after which a process that can't be interrupted is given up
 
 
 def executed(source: str, where: Path, name: str = "problem") -> dict[str, Any]:
@@ -28,13 +38,16 @@ def executed(source: str, where: Path, name: str = "problem") -> dict[str, Any]:
     title = f"<{where}>"
     linecache.cache[title] = (len(source), None, list(io.StringIO(source, newline="")), title)
     with (
-        explaining(where, "the problem's own text"),
+        explaining(where, "the problem's own text", READING),
         beside(where.parent),
         generators_kept(),
         _module(name, module),
         cuda_if(needs_cuda(source)),
     ):
-        exec(compile(source, title, "exec"), vars(module))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of odd numbers and escapes
+            code = compile(source, title, "exec")
+        exec(code, vars(module))
     return vars(module)
 
 
@@ -102,12 +115,67 @@ def _is_raised(error: BaseException) -> bool:
     return trace is not None and dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
 
 
+@dataclass(frozen=True)
+class _Watch:
+    """The seconds for a call of the problem's own code, and what is called before and after one."""
+
+    seconds: float = math.inf
+    report: Heartbeat = lambda note="", seconds=0.0: None
+
+
+_UNWATCHED = _Watch()
+_watch = ContextVar("watch", default=_UNWATCHED)
+
+
 @contextlib.contextmanager
-def explaining(where: Path, what: str) -> Iterator[None]:
-    """Raise `ProblemError` of one line for whatever the problem's own code raises inside, an exit included."""
+def watched(**changes: Any) -> Iterator[None]:
+    """Watch calls of the problem's own code inside: ``seconds`` that each may take, and a worker's ``report``.
+
+    ``report`` gets a note of what is called, and the seconds after which the process may be taken for lost, since code
+    that doesn't come back to Python can't be interrupted.
+    """
+    before = _watch.set(replace(_watch.get(), **changes))
     try:
         yield
-    except ProblemError:
+    finally:
+        _watch.reset(before)
+
+
+@contextlib.contextmanager
+def limited(where: str | Path, what: str, times: float = 1.0) -> Iterator[None]:
+    """Raise `ProblemTimeout` where the problem's own code inside takes more than ``times`` the seconds of `watched`."""
+    watch = _watch.get()
+    seconds = times * watch.seconds
+    if seconds == math.inf:
+        yield
+        return
+
+    def report() -> None:
+        watch.report(f"{where}: {what}", _LOST * seconds)
+
+    report()
+    try:
+        with time_limit(seconds, report):
+            yield
+    except KernelTimeout:
+        words = (
+            f"the problem's code took longer than {seconds:g} s ({what}); make it faster, or raise the limit, timeout"
+        )
+        raise ProblemTimeout(f"{where}: {words}") from None
+    finally:
+        watch.report()
+
+
+@contextlib.contextmanager
+def explaining(where: str | Path, what: str, times: float = 1.0) -> Iterator[None]:
+    """Raise `ProblemError` of one line for whatever the problem's own code raises inside, an exit included.
+
+    It is `limited`.
+    """
+    try:
+        with limited(where, what, times):
+            yield
+    except (ProblemError, ProblemTimeout):
         raise
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and not _is_raised(error):  # Ctrl-C

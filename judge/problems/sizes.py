@@ -16,7 +16,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from assay.judge.problems.problem import Problem, ProblemError, Sizes
+from assay.judge.problems.problem import Problem, ProblemError, ProblemTimeout, Sizes
+from assay.judge.problems.running import limited
 
 _LEAST = 4  # smaller numbers are kernel sizes, strides, axes
 _CANDIDATE = 16  # from here on a number is an extent
@@ -94,12 +95,16 @@ def extent(problem: Problem, sizes: Sizes) -> Extent:
     except _Unanswered as error:  # a reference that reads numbers
         if error.elements > _NUMBERED:
             raise ProblemError(f"{problem.path}: the reference doesn't take {_shown(sizes)}: {error}") from None
+    except ProblemTimeout:
+        raise
     except Exception as error:
         if any(type(size) is int and size > _NUMBERED_SIZE for size in sizes.values()):
             raise ProblemError(f"{problem.path}: no arguments of {_shown(sizes)}: {error}") from None
     try:
         with torch.no_grad():
             return _extent(problem, sizes)
+    except ProblemTimeout:
+        raise
     except Exception as error:
         raise ProblemError(f"{problem.path}: the reference doesn't take {_shown(sizes)}: {error}") from None
 
@@ -122,7 +127,10 @@ def _extent(problem: Problem, sizes: Sizes) -> Extent:
     elements = _elements((arguments, state))
     with FlopCounterMode(display=False) as counter:
         try:
-            results = instance.reference(*arguments)
+            with limited(problem.path, "the reference"):
+                results = instance.reference(*arguments)
+        except ProblemTimeout:
+            raise
         except Exception as error:
             raise _Unanswered(error, elements) from None
     return Extent(elements + _elements(results), counter.get_total_flops())
@@ -142,6 +150,8 @@ def known_extent(problem: Problem, sizes: Sizes) -> Extent | None:
         return None
     try:
         return extent(problem, sizes)
+    except ProblemTimeout:
+        raise
     except Exception:
         return None
 

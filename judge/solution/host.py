@@ -1,12 +1,13 @@
 """The program that runs in a solution's process: it builds, calls, times and watches the solution.
 
-`assay.judge.solution.solution_process` runs this file's text on its own: it imports nothing from assay at module level
-(interpreted Triton kernels load the interpreter later), so a solution finds torch, NumPy and this text, and nothing
-else. Requests arrive as pickles from the judging process; answers are JSON and the bytes of plain tensors (read by
-`assay.runtime.tensors`), so that no object which the solution made crosses over. Functions that the answers depend on
-are bound to private names before the solution is imported, because a solution may patch torch or the standard library.
+`assay.judge.solution.solution_process` runs this file's text, behind that of `watched`, on its own: it imports nothing
+from assay at module level (interpreted Triton kernels load the interpreter later), so a solution finds torch, NumPy and
+this text, and nothing else. Requests arrive as pickles from the judging process; answers are JSON and the bytes of
+plain tensors (read by `assay.runtime.tensors`), so that no object which the solution made crosses over. Functions that
+the answers depend on are bound to private names before the solution is imported, because a solution may patch torch or
+the standard library.
 
-Sections: audit events, changed settings and libraries, tensors as bytes, results and arguments, the host itself.
+Sections: tensors as bytes, results and arguments, the host itself.
 """
 
 import contextlib
@@ -17,11 +18,7 @@ import os
 import pickle
 import random
 import resource
-import site
-import socket
 import sys
-import sysconfig
-import tempfile
 import threading
 import time
 import traceback
@@ -31,294 +28,26 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_frame, _real, _exists, _fspath = sys._getframe, os.path.realpath, os.path.lexists, os.fspath
-_MAX_EVENTS = 12  # of each kind: enough to name a cheat, and a loop that opens files can't flood the answer
-_STANDARD = os.path.dirname(os.__file__) + os.sep
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_FILES = ("open", "os.listdir", "os.scandir", "os.rename", "os.link")
-_NETWORK = ("socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo")
-_INSIDE = ("tb_frame", "gi_frame", "cr_frame")
-_EVENTS = frozenset((
-    *_FILES, "os.mkdir", "import", "sys._getframe", "sys._current_frames", "sys.settrace", "sys.setprofile",
-    "gc.get_objects", "gc.get_referrers", "gc.get_referents", "object.__getattr__",
-    "subprocess.Popen", "os.system", "os.fork", "os.posix_spawn", "os.kill", "os.killpg", "ctypes.dlopen", *_NETWORK,
-))  # fmt: skip
-_SYSTEM_PATHS = (
-    "/usr/lib", "/usr/local/lib", "/usr/share", "/usr/include", "/usr/bin", "/lib", "/lib64", "/opt/cuda", "/opt/rocm",
-    "/usr/local/cuda", "/sys/devices", "/sys/class", "/sys/bus", "/sys/module", "/sys/fs/cgroup", "/proc/cpuinfo",
-    "/proc/meminfo", "/proc/stat", "/proc/version", "/proc/filesystems", "/proc/driver", "/proc/sys", "/dev/null",
-    "/dev/zero", "/dev/random", "/dev/urandom", "/dev/dri", "/dev/kfd", "/etc/os-release", "/etc/localtime",
-    "/etc/ld.so.cache", "/etc/mime.types",
+from assay.judge.solution.watched import (
+    Before,
+    hide,
+    near,
+    own_classes,
+    replaced,
+    restore_settings,
+    settings,
+    watched,
 )  # fmt: skip
-_VARIABLES = (
-    "CUDA", "CUBLAS", "CUDNN", "NVIDIA", "NVCC", "TORCH", "PYTORCH", "TRITON", "OMP_", "MKL", "OPENBLAS", "XLA", "JAX",
-    "HIP", "ROCM", "ROCR", "LC_", "PYTHON", "KMP", "NUMBA", "CUTE", "CUTLASS", "TILELANG", "TVM", "MAX_JOBS", "TF32",
-)  # fmt: skip
-_USUAL_VARIABLES = ("HOME", "PATH", "LANG", "TMPDIR", "TEMP", "TMP", "USER", "CC", "CXX", "LD_LIBRARY_PATH", "PWD")
-_OWN_PROC_FILES = ("status", "stat", "statm", "cgroup", "mountinfo")
-_LOADERS = ("serialization.py", "_weights_only_unpickler.py")
-_COMPILERS = ("_inductor/", "_dynamo/", "_functorch/", "fx/", "utils/cpp_extension", "utils/_triton")
-
-
-def _roots() -> tuple[str, ...]:
-    """Return the folders that any program may read: Python, its libraries, compiler caches, facts about the machine."""
-    home = os.path.expanduser("~")
-    cache = os.path.join(tempfile.gettempdir(), "torchinductor_")
-    results = [*sysconfig.get_paths().values(), sys.prefix, sys.base_prefix, site.getusersitepackages(), *_SYSTEM_PATHS]
-    results += [path for path in sys.path if path.endswith("-packages")]
-    results += [os.path.join(home, ".triton"), os.path.join(home, ".cache"), cache, "/dev/nvidia"]
-    return tuple({_real(path) for path in results if path} - {"/"})
-
-
-class _Watched:
-    """Audit events that the solution caused: ``events`` has [event, object, line of the solution] for each.
-
-    A file is the solution's own if it is in its folder or the solution created it. It may also read ``roots``.
-    """
-
-    def __init__(self) -> None:
-        self.folder, self.active, self.events = "?", False, list[list[str]]()
-        self.roots, self.created, self.inside = _roots(), set[str](), threading.local()
-
-    def hook(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if not self.active or event not in _EVENTS or getattr(self.inside, "now", False):
-            return
-        self.inside.now = True  # recording an event raises events itself
-        try:
-            self._note(event, arguments)
-        finally:
-            self.inside.now = False
-
-    def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
-        what = str(arguments[0])[:200] if arguments else ""
-        if event == "object.__getattr__":
-            if arguments[1] not in _INSIDE or not self._is_own(_frame(2)):
-                return
-            what = arguments[1]
-        elif event == "import":
-            if what.partition(".")[0] != "assay":
-                return
-        elif event == "sys._getframe":
-            if not (self._is_own(_frame(2)) or _frame(2).f_globals.get("__name__") in ("inspect", "traceback")):
-                return
-        elif event == "os.mkdir":
-            self.created.add(_real(os.fsdecode(arguments[0])))
-            return
-        elif event in ("os.kill", "os.killpg"):
-            if arguments[0] not in (os.getppid(), 0, 1, -1):
-                return  # a process of its own
-        elif event in _NETWORK and getattr(arguments[0], "family", None) == socket.AF_UNIX:
-            return  # processes of its own
-        elif event == "ctypes.dlopen":
-            if arguments[0] and not os.path.basename(os.fsdecode(arguments[0])).startswith(("libc.", "libc-")):
-                return
-            what = "the C library"
-        elif event in _FILES:
-            if self._writes_outside(event, arguments):
-                self._add("write", what, self._line(_frame(2), by_libraries=True))
-                return
-            what = self._foreign(event, arguments)
-            if not what:
-                return
-        self._add(event, what, self._line(_frame(2), by_libraries=event in _FILES))
-
-    def read_variable(self, name: Any) -> None:
-        """Note that the solution reads an environment variable that no library documents."""
-        if not self.active or str(name).startswith(_VARIABLES) or name in _USUAL_VARIABLES:
-            return
-        frame: Any = _frame(2)
-        while frame is not None and _name(frame) in ("<frozen os>", "<frozen _collections_abc>"):
-            frame = frame.f_back
-        if frame is not None and _name(frame).startswith(self.folder):  # a library's reads are its own
-            self._add("os.environ", str(name)[:80], self._line(frame, by_libraries=False))
-
-    def _add(self, event: str, what: str, line: str) -> None:
-        entry = [event, what, line]
-        if line and entry not in self.events and sum(old[0] == event for old in self.events) < _MAX_EVENTS:
-            self.events.append(entry)
-
-    def _writes_outside(self, event: str, arguments: tuple[Any, ...]) -> bool:
-        """Return whether a file is opened for writing that is neither in the solution's folder nor a device."""
-        flags = arguments[2] if event == "open" and isinstance(arguments[2], int) else 0
-        if isinstance(arguments[0], int) or not arguments[0] or not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-            return False
-        path = _real(os.fsdecode(_fspath(arguments[0])))
-        own = (_real(os.path.dirname(self.folder)), _real(tempfile.gettempdir()), "/tmp", "/var/tmp", "/dev")
-        return not any(path.startswith(root + os.sep) for root in own)
-
-    def _foreign(self, event: str, arguments: tuple[Any, ...]) -> str:
-        """Return the path that is read or listed if it is neither the solution's own nor free to read, else ""."""
-        name = "." if arguments[0] is None else arguments[0]
-        if isinstance(name, int) or not name:
-            return ""
-        path = _real(os.fsdecode(_fspath(name)))
-        flags = arguments[2] if event == "open" and isinstance(arguments[2], int) else 0
-        if flags & os.O_CREAT and not _exists(path):
-            self.created.add(path)
-            return ""
-        if flags & os.O_ACCMODE == os.O_WRONLY:
-            return ""
-        own = (_real(os.path.dirname(self.folder)), *self.created)
-        if any(path == root or path.startswith(root + os.sep) for root in (*own, *self.roots)):
-            return ""
-        if path.startswith(tuple(root for root in self.roots if root.endswith(("torchinductor_", "nvidia")))):
-            return ""
-        process = path.split(os.sep)
-        if process[1] == "proc" and process[2:3] == [str(os.getpid())] and process[-1] in _OWN_PROC_FILES:
-            return ""
-        if event != "open" and _name(_frame(3)).startswith("<frozen importlib"):
-            return ""  # the import system searching sys.path
-        return path[:200]
-
-    def _is_own(self, frame: Any) -> bool:
-        """Return whether a frame runs the solution's text, or code that was generated at run time."""
-        return _name(frame).startswith(self.folder) or not _is_module(frame)
-
-    def _line(self, frame: Any, *, by_libraries: bool) -> str:
-        """Return the solution's line that caused an event, "" if none did.
-
-        The solution may act directly, through the standard library, generated code or torch's loaders; with
-        ``by_libraries`` also through other libraries, except compilers, which have files of their own.
-        """
-        while frame is not None:
-            name = _name(frame)
-            if name.startswith(self.folder):
-                return f"{name[len(self.folder) + 1 :]}:{frame.f_lineno}"
-            if _is_module(frame) and not _is_standard(name):
-                inner = name.removeprefix(_TORCH)
-                module = str(frame.f_globals["__name__"]).partition(".")[0]
-                if inner.startswith(_COMPILERS) or module in ("triton", "assay"):
-                    return ""
-                if not by_libraries and inner not in _LOADERS:
-                    return ""
-            frame = frame.f_back
-        return "" if threading.current_thread() is threading.main_thread() else "a thread of its own"
-
-
-def _name(frame: Any) -> str:
-    return str(frame.f_code.co_filename)
-
-
-def _is_standard(name: str) -> bool:
-    return name.startswith("<frozen") or (name.startswith(_STANDARD) and "-packages" not in name)
-
-
-def _is_module(frame: Any) -> bool:
-    """Return whether a frame's code comes from the module that it claims, and was not generated at run time."""
-    name, module = _name(frame), sys.modules.get(str(frame.f_globals.get("__name__")))
-    if module is None or vars(module) is not frame.f_globals:
-        return False
-    if module.__name__ == "__main__":
-        return frame.f_code.co_name != "<module>" or frame.f_back is None
-    return name.startswith("<frozen") or name == str(getattr(module, "__file__", ""))
-
-
-watched = _Watched()
-sys.addaudithook(watched.hook)
-
-
-class Variables(type(os.environ)):  # type: ignore[misc]
-    """The environment variables, whose readers are noted."""
-
-    def __getitem__(self, name: Any) -> Any:
-        watched.read_variable(name)
-        return super().__getitem__(name)
-
-
-os.environ.__class__ = Variables
-
-
-_SPACES: tuple[Any, ...] = (
-    torch, torch.Tensor, torch.nn.functional, torch.testing, torch.cuda, np, np.testing, time, random,
-)  # fmt: skip
-_LIBRARY = os.path.dirname(torch.__file__)
-_MODULES = {name: sys.modules[name] for name in ("torch", "torch.nn", "numpy", "time", "random", "sys", "os")}
-own_classes: list[type] = []
-
-
-def settings() -> dict[str, str]:
-    """Return the current global settings that change other code's numbers, by name, as text."""
-    cuda, cpu = torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)
-    convolution = getattr(torch.backends.cudnn, "conv", None)
-    values = {
-        "torch.get_default_dtype()": torch.get_default_dtype(),
-        "torch.get_default_device()": torch.get_default_device(),
-        "torch.get_num_threads()": torch.get_num_threads(),
-        "torch.is_grad_enabled()": torch.is_grad_enabled(),
-        "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision(),
-        "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled(),
-        "torch.is_autocast_enabled('cpu')": torch.is_autocast_enabled("cpu"),
-        "torch.is_autocast_enabled('cuda')": torch.is_autocast_enabled("cuda"),
-        "torch.get_autocast_dtype('cpu')": torch.get_autocast_dtype("cpu"),
-        "torch.set_flush_denormal": 5e-324 * 1.0 == 0.0,
-        "torch.backends.cudnn.conv.fp32_precision": getattr(convolution, "fp32_precision", ""),
-        "torch.backends.mkldnn.matmul.fp32_precision": getattr(cpu, "fp32_precision", ""),
-        "torch.backends.cuda.matmul.fp32_precision": getattr(cuda, "fp32_precision", ""),
-        "torch.backends.mkldnn.enabled": torch.backends.mkldnn.enabled,
-        "torch.backends.cudnn.enabled": torch.backends.cudnn.enabled,
-        "numpy.geterr()": sorted(np.geterr().items()),
-    }
-    for name in (
-        "allow_fp16_reduced_precision_reduction",
-        "allow_bf16_reduced_precision_reduction",
-        "allow_fp16_accumulation",
-    ):
-        values[f"torch.backends.cuda.matmul.{name}"] = getattr(cuda, name, None)
-    return {name: "ieee" if str(value) == "none" else str(value) for name, value in values.items()}
-
-
-def restore_settings(before: dict[str, str]) -> None:
-    """Restore the default dtype and the number of threads, which the next call depends on."""
-    torch.set_default_dtype(getattr(torch, before["torch.get_default_dtype()"].removeprefix("torch.")))
-    torch.set_num_threads(int(before["torch.get_num_threads()"]))
-
-
-def _public(name: str) -> bool:
-    return name[0] != "_" or name[:2] == "__"
-
-
-def namespaces() -> list[dict[str, Any]]:
-    """Return a snapshot of the watched libraries' and this module's names."""
-    return [dict(vars(space)) for space in _spaces()]
-
-
-def _spaces() -> tuple[Any, ...]:
-    return (*_SPACES, sys.modules["__main__"], *own_classes)
-
-
-def replaced(before: list[dict[str, Any]]) -> list[str]:
-    """Restore the functions that were replaced since ``before``, of libraries only public ones; return their names."""
-    results = []
-    for name, module in _MODULES.items():
-        if sys.modules.get(name) is not module:
-            results.append(f"sys.modules[{name!r}]")
-            sys.modules[name] = module
-    for space, old in zip(_spaces(), before, strict=True):
-        now = dict(vars(space))
-        for name, value in old.items():
-            other, own = now.get(name), "__main__" in (space.__name__, getattr(space, "__module__", ""))
-            if other is value or not (own or _public(name)) or not (callable(value) or callable(other)):
-                continue
-            code = getattr(other, "__code__", None)
-            if code is not None and code.co_filename.startswith(_LIBRARY):
-                continue  # torch wraps some of its own functions when torch._dynamo is imported
-            results.append(f"{'__main__.' * (own and isinstance(space, type))}{space.__name__}.{name}")
-            with contextlib.suppress(Exception):
-                setattr(space, name, value)
-        if isinstance(space, type):
-            for name in now.keys() - old.keys():
-                if _public(name) and any(name in vars(base) for base in space.__mro__[1:]):
-                    results.append(f"{space.__name__}.{name}")
-                    with contextlib.suppress(Exception):
-                        delattr(space, name)
-    return results
-
 
 TENSOR, NEW, DETACH, CLONE = torch.Tensor, torch.empty, torch.Tensor.detach, torch.Tensor.clone
 CONTIGUOUS, STRIDED, VIEW = torch.Tensor.contiguous, torch.Tensor.as_strided, torch.Tensor.view
 NUMPY, CPU, COPY, TO = torch.Tensor.numpy, torch.Tensor.cpu, torch.Tensor.copy_, torch.Tensor.to
 UINT8, SUBCLASS, ADDRESS = torch.uint8, torch.Tensor.as_subclass, torch.Tensor.data_ptr
-_dumps = json.dumps
+MULTIPLY, PARAMETER = torch.Tensor.mul, torch.nn.Parameter
+# The encoder in C, no part of which can be replaced.
+_encoder: Any = json.encoder
+_encoded = _encoder.c_make_encoder(None, None, _encoder.c_encode_basestring_ascii, None, ": ", ", ", False, False, True)
+_MOST_RESULTS = 1000
 
 
 def leaves(tree: Any) -> list[torch.Tensor]:
@@ -374,7 +103,7 @@ class Answer:
         return {"tensor": [str(plain.dtype).removeprefix("torch."), list(plain.shape), len(content)]}
 
     def packed(self, value: Any) -> bytes:
-        head = _dumps(value).encode()
+        head = "".join(_encoded(value, 0)).encode()
         return b"".join([len(head).to_bytes(8, "little"), head, *self.contents])
 
 
@@ -387,6 +116,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and content_of(a)[1] == content_of(b)[1]
 
 
+_items, _listed, _tupled = dict.items, list.__iter__, tuple.__iter__
 _roll, _flat, _as = torch.roll, torch.Tensor.flatten, torch.Tensor.view_as
 _EMPTY = (
     torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default, torch.ops.aten.empty_strided.default,
@@ -397,12 +127,16 @@ _EMPTY = (
 def parts(result: Any, names: tuple[str, ...] = ()) -> tuple[list[Any], str]:
     """Flatten lists, tuples and dicts, without None; return the values and their nesting as text, ``(*,(*,*))``.
 
-    A dict whose keys are ``names`` is read in their order. A list of one value is the same as the value.
+    A dict whose keys are ``names`` is read in their order. A list of one value is the same as the value. What a class
+    of its own makes of its content, which would be computed only now, isn't asked for.
     """
-    if isinstance(result, dict):
-        known = set(names) == set(result)
-        result = [result[name] for name in names] if known else list(result.values())
-    if not isinstance(result, list | tuple):
+    kind = type(result)
+    if issubclass(kind, dict):
+        content = dict(_items(result))
+        result = [content[name] for name in names] if set(names) == set(content) else list(content.values())
+    elif issubclass(kind, list | tuple):
+        result = list(_listed(result) if issubclass(kind, list) else _tupled(result))
+    else:
         return ([], "") if result is None else ([result], "*")
     inner = [parts(part) for part in result]
     flat = [leaf for results, _ in inner for leaf in results]
@@ -410,12 +144,16 @@ def parts(result: Any, names: tuple[str, ...] = ()) -> tuple[list[Any], str]:
     return flat, nested[0] if len(nested) == 1 else f"({','.join(nested)})" if nested else ""
 
 
-def roll_into(target: Any, base: Any, indices: list[int], shift: int) -> None:
-    """Copy ``base`` into the memory of ``target``; roll the tensors at ``indices`` by ``shift`` elements of memory.
+def roll_into(target: Any, base: Any, indices: list[int], shift: int, scaled: list[int], factor: float) -> None:
+    """Copy ``base`` into the memory of ``target``; roll the tensors at ``indices`` by ``shift`` elements of memory, and
+    multiply those at ``scaled`` by ``factor``.
 
     On the CPU the copy bypasses torch, so that no version counter shows the change.
     """
     for index, (now, old) in enumerate(zip(leaves(target), leaves(base), strict=True)):
+        if factor != 1.0 and index in scaled:
+            with _no_grad():
+                old = MULTIPLY(old, factor)
         by = shift % old.numel() if index in indices and old.numel() else 0
         if now.device.type != "cpu":
             with _no_grad():
@@ -464,7 +202,7 @@ def unbound(module: Any, registered: dict[str, Any]) -> dict[str, Any]:
 
     def walk(value: Any, path: str, depth: int) -> None:
         if isinstance(value, TENSOR):
-            plain = type(value) in (TENSOR, torch.nn.Parameter) and value.layout == torch.strided
+            plain = type(value) in (TENSOR, PARAMETER) and value.layout == torch.strided
             if plain and value.is_floating_point() and value.numel() and ADDRESS(value) not in known:
                 result.setdefault(path, value)
         elif depth and isinstance(value, dict):
@@ -499,11 +237,34 @@ def limit(memory: int) -> None:
 
 
 _no_grad, _seed, _clock, _sleep, _cpu_times = torch.no_grad, torch.manual_seed, time.perf_counter, time.sleep, os.times
-_threads, _abspath, _module = threading.enumerate, os.path.abspath, torch.nn.Module
-_disable_gc, _enable_gc = gc.disable, gc.enable
+_threads, _abspath, _module, _open = threading.enumerate, os.path.abspath, torch.nn.Module, open
+_disable_gc, _enable_gc, _synchronize, _library = gc.disable, gc.enable, torch.cuda.synchronize, torch.library.Library
 _PROCESSES = 4096  # threads and processes of the user: torch.compile starts many
 _FILE_SIZE = 1 << 32  # bytes
 _PAUSE = 0.03  # seconds after a call in which late writes show; the CPU time used in it shows background threads
+
+
+def _would_run(threads: list[threading.Thread]) -> bool:
+    """Return whether one of these threads wants a processor, each of three times."""
+    wanting = {thread.native_id for thread in threads}
+    for _ in range(3 if wanting else 0):
+        now = set()
+        for task in wanting:
+            with contextlib.suppress(OSError), _open(f"/proc/self/task/{task}/stat", "rb") as file:
+                now |= {task} if file.read().rpartition(b")")[2].split()[:1] == [b"R"] else set()
+        wanting = now
+        _sleep(_PAUSE / 3)
+    return bool(wanting)
+
+
+@contextlib.contextmanager
+def _without_gc() -> Any:
+    """Collect no garbage inside: a timed call isn't held up, and no finaliser runs before its results are copied."""
+    _disable_gc()
+    try:
+        yield
+    finally:
+        _enable_gc()
 
 
 class _Host:
@@ -517,7 +278,7 @@ class _Host:
         self.timed: list[Any] = []
         self.base: dict[str, Any] = {}
         self.unbound: dict[str, Any] = {}
-        self.before = namespaces()
+        self.before = Before()
         self.settings = settings()
         self.alive = {thread.ident for thread in _threads()}
         self.surroundings: Any = contextlib.nullcontext
@@ -535,6 +296,9 @@ class _Host:
         for name, module in list(sys.modules.items()):
             if str(getattr(module, "__file__", "")).startswith(before):
                 del sys.modules[name]
+                for value in list(vars(module).values()):
+                    if type(value) is _library:
+                        value._destroy()  # type: ignore[no-untyped-call]  # its operations can be registered again
         sys.path[:] = [folder, *(path for path in sys.path if path != before)]
         watched.folder = folder
         os.chdir(folder)
@@ -550,7 +314,7 @@ class _Host:
             self.surroundings = lambda: faithful(pretend="cuda")
             with self.surroundings():
                 pass  # imports of the interpreter itself must not count as the solution's
-            self.before = namespaces()
+            self.before = Before()
         random.seed(request["seed"])
         np.random.seed(request["seed"])
         _seed(request["seed"])
@@ -611,16 +375,19 @@ class _Host:
 
     def call(self, request: dict[str, Any]) -> Any:
         """Call the solution once; answer its results and the observations."""
+        with _without_gc():
+            return self._call(request)
+
+    def _call(self, request: dict[str, Any]) -> Any:
         arguments = self.stored[request["name"]]
         held = [CLONE(leaf) for leaf in leaves(arguments)]
         litter(request["dirt"])
         with contextlib.nullcontext() if request["fill"] is None else Filled(request["fill"]):
             outputs, nesting = parts(self._run(self._prepare(arguments, request)), request["into"])
-        answer, seen = Answer(), self._observations()
-        seen["nesting"] = nesting
         plain, odd = self._plain(outputs)
         copies = [CLONE(DETACH(value)) for value in plain]
-        seen["odd"] = odd
+        answer, seen = Answer(), self._observations()
+        seen["nesting"], seen["odd"] = nesting, odd
         seen["mutated"] = [
             k for k, (a, b) in enumerate(zip(leaves(arguments), held, strict=True)) if not same_bits(a, b)
         ]
@@ -635,34 +402,42 @@ class _Host:
             used = sum(_cpu_times()[:2])
             _sleep(_PAUSE)
             seen["late"] = [k for k, (a, b) in enumerate(zip(plain, copies, strict=True)) if not same_bits(a, b)]
-            seen["busy"] = sum(_cpu_times()[:2]) - used
-            seen["threads"] = [thread.name for thread in _threads() if thread.ident not in self.alive]
+            threads = [thread for thread in _threads() if thread.ident not in self.alive]
+            # On a busy machine a thread that would work may get no processor meanwhile.
+            seen["busy"] = _PAUSE if _would_run(threads) else sum(_cpu_times()[:2]) - used
+            seen["threads"] = [thread.name for thread in threads]
         self.results = [plain] if request["keep"] else []
         return answer, {"outputs": content, "seen": {"dict": seen}}
 
     def time(self, request: dict[str, Any]) -> Any:
-        """Time a call for each of ``shifts``; arguments of ``names`` take turns and are rolled by the shift.
+        """Time a call for each of ``changes``, a shift and a factor, by which the arguments of ``names`` are rolled and
+        multiplied in turn.
 
         No two calls have the same numbers. Results are copied as each call returns, for `fetch`.
         """
         names, seconds, self.results = request["names"], list[float](), []
-        self.timed = []
-        for count, shift in enumerate(request["shifts"]):
+        self.timed, changed = [], dict[str, None]()
+        for count, (shift, factor) in enumerate(request["changes"]):
             name = names[count % len(names)]
             arguments = self.stored[name]
             if name not in self.base:
                 self.base[name] = mapped(arguments, CLONE)
-            roll_into(arguments, self.base[name], request["rolled"], shift)
+            roll_into(arguments, self.base[name], request["rolled"], shift, request["scaled"], factor)
             work = self._prepare(arguments, {**request, "seed": request["seeds"][count % len(names)]})
-            began = _clock()
-            result = self._run(work)
-            if self.device != "cpu":
-                torch.cuda.synchronize()
-            seconds.append(_clock() - began)
-            plain, odd = self._plain(parts(result, request["into"])[0])
-            own = [k for k, value in enumerate(plain) if not any(overlap(value, x) for x in leaves(arguments))]
-            self.timed.append(([CLONE(DETACH(value)) for value in plain], plain, odd, own))
-        return Answer(), {"seconds": seconds, "seen": {"dict": self._observations()}}
+            with _without_gc():
+                began = _clock()
+                result = self._run(work)
+                if self.device != "cpu":
+                    _synchronize()
+                seconds.append(_clock() - began)
+                if near() != self.before.near:
+                    changed |= dict.fromkeys(replaced(self.before))
+                plain, odd = self._plain(parts(result, request["into"])[0])
+                own = [k for k, value in enumerate(plain) if not any(overlap(value, x) for x in leaves(arguments))]
+                self.timed.append(([CLONE(DETACH(value)) for value in plain], plain, odd, own))
+        seen = self._observations()
+        seen["replaced"] += changed.keys() - {*seen["replaced"]}
+        return Answer(), {"seconds": seconds, "seen": {"dict": seen}}
 
     def fetch(self, request: dict[str, Any]) -> Any:
         """Answer the results of the timed calls with these numbers, and which of them changed since."""
@@ -695,22 +470,18 @@ class _Host:
         return lambda: (self.callable(*arguments, *into), into)[1]
 
     def _run(self, work: Any) -> Any:
-        """Make a call without garbage collection, as timed calls need, and return its result."""
-        _disable_gc()
-        try:
-            with self._watching(), _no_grad():
-                return work()
-        finally:
-            _enable_gc()
+        """Make a call and return its result."""
+        with self._watching(), _no_grad():
+            return work()
 
     @staticmethod
     def _plain(outputs: list[Any]) -> tuple[list[torch.Tensor], list[list[Any]]]:
         """Return the outputs as plain tensors, and [index, class] of the ones that are not plain."""
         plain, odd = [], []
-        for index, value in enumerate(outputs):
+        for index, value in enumerate(outputs[:_MOST_RESULTS]):
             if type(value) in (int, float, bool):
                 value = torch.tensor(value)
-            if type(value) not in (TENSOR, torch.nn.Parameter) or value.layout != torch.strided or value.is_meta:
+            if type(value) not in (TENSOR, PARAMETER) or value.layout != torch.strided or value.is_meta:
                 odd.append([index, type(value).__name__])
                 value = SUBCLASS(DETACH(value), TENSOR) if is_wrapped(value) else NEW(0)
             plain.append(value)
@@ -738,6 +509,7 @@ own_classes += [_Host, type(watched)]
 
 
 def _serve(pipe: Any) -> None:
+    hide()
     host = _Host()
     while True:
         try:

@@ -99,6 +99,16 @@ def may_roll(arguments: tuple[Any, ...], of: Sequence[Kind]) -> list[int]:
     return [index for index, (leaf, kind) in enumerate(leaves) if kind.name == "free" and leaf.is_contiguous()]
 
 
+def may_scale(arguments: tuple[Any, ...], of: Sequence[Kind]) -> list[int]:
+    """Return the indices, among the tensors, of those that `scaled` changes; none if formats of 8 bits are among them.
+
+    Those aren't multiplied alike everywhere.
+    """
+    leaves = [(leaf, kind) for leaf, kind in zip(tree_flatten(arguments)[0], of, strict=True) if _is_tensor(leaf)]
+    indices = [index for index, (_, kind) in enumerate(leaves) if kind.name != "fixed"]
+    return indices if all(leaves[index][0].element_size() > 1 for index in indices) else []
+
+
 def rolled(arguments: tuple[Any, ...], indices: Sequence[int], shift: int) -> tuple[Any, ...]:
     """Roll the tensors with these indices (as of `may_roll`) in the order of their memory."""
     leaves, structure = tree_flatten(arguments)

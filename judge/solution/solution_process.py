@@ -10,11 +10,13 @@ import atexit
 import math
 import os
 import pickle
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -24,10 +26,9 @@ import torch
 from assay.judge import TEMPORARY
 from assay.judge.problems.kernelbench import rewritten
 from assay.judge.problems.problem import Answer, Instance, Sizes
-from assay.judge.solution import host
 from assay.runtime.files import OwnFolder
-from assay.runtime.process import GIB, ForkServer, Lost, Process, clean_environment
-from assay.runtime.sandbox import SHARED, Sandbox, bare_environment, hides, unavailable, version
+from assay.runtime.process import GIB, ForkServer, Lost, Process, clean_environment, descendants
+from assay.runtime.sandbox import QUEUES, SHARED, Sandbox, bare_environment, unavailable, version
 from assay.runtime.tensors import unpack
 from assay.verify.errors import SettingError
 
@@ -76,7 +77,7 @@ class SolutionHost:
         if why and sandbox == "bwrap":
             raise SettingError(f"sandbox='bwrap': {why}")
         self.sandboxed = f"not sandboxed: {why}" if why else version()
-        own = () if why or hides(hidden) else (hidden,)
+        own = () if why else (hidden,)
         self._keep((bool(why), own, gpus), lambda folder: None if why else Sandbox(folder, own, gpus), bare_environment)
 
     @classmethod
@@ -117,7 +118,7 @@ class SolutionHost:
 
     def left_behind(self) -> int | None:
         """End all processes and empty what they could write; return how many were detached, None if some don't end."""
-        return self._server.clean([str(self.folder), *(SHARED if self._boxed else ())])
+        return self._server.clean([str(self.folder), *((*SHARED, QUEUES) if self._boxed else ())])
 
     def fork(self) -> Process:
         """Return a new process of `host`. Raises `SolutionError` where there is none any more."""
@@ -277,18 +278,24 @@ class SolutionProcess:
             return Called([_tensor(value) for value in answer["outputs"]], _observed(answer["seen"]))
 
     def time(
-        self, names: Sequence[str], seeds: Sequence[int], rolled: Sequence[int], shifts: Sequence[int]
+        self,
+        names: Sequence[str],
+        seeds: Sequence[int],
+        rolled: Sequence[int],
+        scaled: Sequence[int],
+        changes: Sequence[tuple[int, float]],
     ) -> tuple[list[float], dict[str, Any]]:
-        """Return the seconds of a call for each of ``shifts``, with the arguments of ``names`` in turn.
+        """Return the seconds of a call for each of ``changes``, with the arguments of ``names`` in turn.
 
-        The tensors with indices ``rolled`` are rolled by the shift; random generators get the arguments' seed. Raises
-        `SolutionError`.
+        A change is a shift, by which the tensors with indices ``rolled`` are rolled, and a factor of those with indices
+        ``scaled``; random generators get the arguments' seed. Raises `SolutionError`.
         """
         how: dict[str, Any] = {"names": list(names), "seeds": list(seeds), "rolled": list(rolled)}
-        answer = self.ask("time", shifts=list(shifts), results=self._results, into=self._names, **how)
+        how |= {"scaled": list(scaled), "changes": list(changes)}
+        answer = self.ask("time", results=self._results, into=self._names, **how)
         with _answering():
             results = [float(value) for value in answer["seconds"]]
-            if len(results) != len(shifts):
+            if len(results) != len(changes):
                 raise ValueError
             return results, _observed(answer["seen"])
 
@@ -303,18 +310,28 @@ class SolutionProcess:
 
     @property
     def processor_seconds(self) -> float:
-        """Return the CPU seconds of all its threads; NaN if the system doesn't report them."""
-        try:
-            return time.clock_gettime(((~self._process.pid) << 3) | 2)  # the id of a process's CPU clock on Linux
-        except (OSError, OverflowError):
-            return math.nan
+        """Return the CPU seconds of its threads and of processes below it; NaN if the system doesn't report them."""
+        seconds = math.nan
+        for pid in reversed(descendants(self._process.pid)):
+            try:
+                # the id of a process's CPU clock on Linux
+                seconds = time.clock_gettime((~pid << 3) | 2) + (0.0 if math.isnan(seconds) else seconds)
+            except (OSError, OverflowError):  # it has ended
+                continue
+        return seconds
 
     def compile(self) -> None:
         """Replace the solution by its `torch.compile`d form. Raises `SolutionError`."""
         self.ask("compiled")
 
 
-_PROGRAM = Path(str(host.__file__)).read_text(encoding="utf-8")
+def _text(module: str) -> str:
+    """Return a module's text. The module isn't imported: it watches the process that it is in."""
+    return Path(str(find_spec(module).origin)).read_text(encoding="utf-8")  # type: ignore[union-attr]
+
+
+_IMPORTED = re.compile(r"from assay\.judge\.solution\.watched import \([^)]*\)[^\n]*\n")
+_PROGRAM = _IMPORTED.sub("", f"{_text('assay.judge.solution.watched')}\n{_text('assay.judge.solution.host')}")
 
 
 def _resized(name: str, text: str, sizes: Sizes, given: Mapping[str, int]) -> str:

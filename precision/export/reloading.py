@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import ctypes
 import json
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +25,7 @@ from assay.precision.loading.quiet import quiet
 from assay.precision.observation.streaming import device_of, streamed_parameters
 from assay.precision.schemes.ggml import block_types, library
 from assay.runtime.errors import AssayError, first_line
+from assay.runtime.files import OwnFolder
 from assay.runtime.modules import optional
 from assay.runtime.results import installed_version
 
@@ -159,8 +159,8 @@ def _gguf(audit: Audit, part: Part) -> torch.nn.Module:
     given = {
         site: named[kind] for site, several in tensors.items() for kind in kinds_of(several[0], types) & named.keys()
     }
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.gguf"
+    with OwnFolder("assay-gguf-") as folder:
+        path = folder / "model.gguf"
         sites = {str(site): site for site in audit.sites}
         write_gguf(audit.model, given, path, sites=sites, fits=audit.fits)
         return LlamaCpp(path)

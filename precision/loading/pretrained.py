@@ -7,7 +7,6 @@ Also holds weights in the 16 bits of their files and casts them to float32 one m
 from __future__ import annotations
 
 import math
-import tempfile
 import weakref
 from collections import UserDict
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ from assay.precision.errors import BadModel, UntrustedModel
 from assay.precision.loading.loaded import Kind, Loaded, commonest_dtype
 from assay.precision.loading.quiet import one_line, quiet
 from assay.runtime.errors import listed
-from assay.runtime.files import read_text
+from assay.runtime.files import OwnFolder, read_text
 from assay.runtime.memory import cast, map_large_blocks
 from assay.runtime.modules import optional
 from assay.runtime.records import from_json
@@ -181,12 +180,12 @@ def _model(
     max_memory: int | Mapping[int | str, int] | None,
     device: torch.device,
 ) -> Any:
-    # Weights that transformers stores in another layout than it computes with are written there.
-    folder = tempfile.TemporaryDirectory(prefix="assay-", ignore_cleanup_errors=True)
     placed: dict[str, Any] = {"dtype": dtype} | ({} if device.type == "cpu" else {"device_map": {"": device}})
     if max_memory is not None:
         stored = {kind for kind, _ in headers.values() if kind}
-        placed = {**_placed(max_memory, stored, dtype), "offload_folder": folder.name}
+        # Weights that transformers stores in another layout than it computes with are written there.
+        folder = OwnFolder("assay-weights-")
+        placed = {**_placed(max_memory, stored, dtype), "offload_folder": str(folder.path)}
     try:
         model, report = automatic.from_pretrained(
             path,
@@ -215,7 +214,7 @@ def _model(
             raise BadModel(f"{path} {problem} {listed(names)}; the weights and config.json must be of one model")
     if max_memory is not None:
         map_large_blocks()  # a memory limit holds only if freed memory is returned to the system
-        weakref.finalize(model, folder.cleanup)
+        weakref.finalize(model, folder.close)
         for parameter in model.parameters():
             if parameter.is_floating_point():
                 parameter.data = parameter.data.to(dtype)  # on the meta device: sets the dtype of what is read

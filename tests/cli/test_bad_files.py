@@ -2,10 +2,13 @@
 
 import os
 import shlex
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as unhurried
 from hypothesis import strategies as st
 
 from assay.cli import settings
@@ -14,6 +17,8 @@ from assay.cli.main import main
 from assay.cli.progress import console, console_table
 from assay.golden.registry import spec
 from assay.runtime.errors import AssayError
+from assay.verify.campaign.table import entries, entry_from_table
+from assay.verify.errors import TableError
 from assay.verify.examination.repro import parse_line
 from assay.verify.report.index import write_index
 from assay.verify.report.summary import Line, markdown
@@ -86,6 +91,17 @@ def test_it_is_one_line(command: str, words: str, folder: Path, capsys: pytest.C
     assert (folder / "notes").read_text() == "my notes"
 
 
+def test_a_removed_current_folder_is_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "gone").mkdir()
+    monkeypatch.chdir(folder / "gone")
+    (folder / "gone").rmdir()
+    assert main(["doctor"]) == 2
+    assert capsys.readouterr().err == "assay: the current folder has been removed; change to one that exists\n"
+    monkeypatch.chdir(folder)
+
+
 def test_a_report_that_is_ours_may_be_replaced(folder: Path) -> None:
     for content in ("", "# Speed and accuracy on this"):
         (folder / "page").write_text(content)
@@ -126,6 +142,35 @@ def test_an_index_has_what_the_folder_holds(tmp_path: Path) -> None:
     for content in (b"\xff", b"3\n", b"{}\n", b'{"page": "first.html"}\n', b"[" * 10_000):
         (tmp_path / "index.jsonl").write_bytes(content)
         assert "1 verdicts" in write_index(tmp_path, [row("first")]).read_text()
+
+
+WORD = st.text("aN1.:=-[ ", max_size=4)
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | WORD,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORD, inner, max_size=3),
+    max_leaves=5,
+)
+ROW = {"name": "a", "target": "a:b", "spec": "softmax", "dtypes": ["bfloat16"], "shapes": {"N": [3]}, "options": {}}
+
+
+@unhurried(deadline=None)
+@given(st.sampled_from([*ROW, "contract", "seeds", "package", "requires", "cost", "at", "other"]), ANY)
+def test_any_entry_of_a_table_is_read_or_refused(name: str, value: Any) -> None:
+    with suppress(AssayError):
+        entry_from_table({**ROW, name: value})
+
+
+@pytest.mark.parametrize("rows", ["[1]", "'a'", "[[]]", "[{}, 'a']", "[{package = []}]", "{a = 1}", "[{spec = [1]}]"])
+def test_rows_that_are_no_entries_are_one_line(rows: str, tmp_path: Path) -> None:
+    for text in (
+        f"kernel = {rows}",
+        f"packages = {rows}\n[[kernel]]\nname = 'a'",
+        f"kernel = [{{}}]\npackages.a = {rows}",
+    ):
+        (tmp_path / "table.toml").write_text(text)
+        with pytest.raises(TableError) as error:
+            entries(tmp_path / "table.toml")
+        assert "\n" not in str(error.value)
 
 
 @given(st.text(max_size=30))

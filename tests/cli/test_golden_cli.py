@@ -229,6 +229,17 @@ def test_a_wrong_record_is_discarded_and_made_again(tmp_path: Path, capsys: pyte
     assert main(("golden", "check", folder)) == 0
 
 
+def test_an_empty_key_is_no_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not that of a store's only one."""
+    built(tmp_path / "store")
+    store = Store(str(tmp_path / "store"))
+    for key in list(store.keys())[1:]:
+        store.discard(key)
+    assert main(("golden", "discard", str(tmp_path / "store"), "")) == 2
+    assert "key '': no record" in capsys.readouterr().err
+    assert len(list(store.keys())) == 1
+
+
 def test_a_store_with_odd_records_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

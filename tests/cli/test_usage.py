@@ -17,6 +17,8 @@ import pytest
 from assay.cli import doctor, progress, settings
 from assay.cli.main import main
 from assay.golden.registry import spec
+from assay.runtime.errors import AssayError
+from assay.runtime.pool import Raised
 from assay.verify.campaign import table as survey_table
 from assay.verify.harness.compilers import reported_faults
 
@@ -106,6 +108,23 @@ def test_help_lists_commands_with_whole_descriptions(capsys: pytest.CaptureFixtu
         said = capsys.readouterr().out.split("\n\n")[1]
         assert main((*path[:-1], "--help")) == 0
         assert " ".join(said.split()) in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("remote", [False, True], ids=["here", "worker"])
+def test_an_error_that_nobody_foresaw_is_a_line_and_a_file(
+    remote: bool, one_line: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(*_: object, **named: object) -> None:
+        try:
+            raise ZeroDivisionError("in\nthe middle")
+        except ZeroDivisionError as error:
+            raise (Raised.of(error).again(AssayError) if remote else error) from None
+
+    monkeypatch.setattr("assay.cli.main.app", fail)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    one_line(("doctor",), "unforeseen error (ZeroDivisionError: in the middle)")
+    (file,) = tmp_path.iterdir()
+    assert 'raise ZeroDivisionError("in' in file.read_text()
 
 
 def test_the_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:

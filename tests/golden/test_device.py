@@ -216,6 +216,17 @@ def test_where_the_device_fails_the_cpu_evaluates() -> None:
     assert torch.equal(here.radius, expected.radius)
 
 
+def test_the_device_s_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where an evaluation fails, as one on CUDA does here, which this build lacks."""
+    released: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: released.append("cuda"))
+    (expected,) = goldens(CASES[0])
+    with evaluating_on("cuda", 0):
+        (here,) = goldens(CASES[0])
+    assert released == ["cuda"]
+    assert torch.equal(here.value, expected.value)
+
+
 def test_powers_of_two_are_exact_in_their_whole_range() -> None:
     exponents = torch.arange(-1080, 1030)
     assert two_to(exponents).tolist() == [2.0**e if e < 1024 else torch.inf for e in exponents.tolist()]

@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import time
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,16 @@ from assay.judge import batch
 from assay.judge.problems import flashinfer_trace, reference_folder
 from assay.judge.problems.expressions import value_of
 from assay.judge.problems.kernelbench import constants, endless, rewritten
-from assay.judge.problems.problem import ProblemError
+from assay.judge.problems.problem import ProblemError, ProblemTimeout
 from assay.judge.problems.reading import read, read_problem
-from assay.judge.problems.sizes import limits, near
+from assay.judge.problems.running import watched
+from assay.judge.problems.sizes import limits, near, small
 from assay.judge.reference_model import ReferenceModel
 from assay.judge.report import Options, Report
 from assay.judge.solution.source import imported_graders, is_pasted, patches
 from assay.judge.solution.trials import Trial
 from assay.runtime.errors import AssayError
+from assay.runtime.process import Lost
 from assay.verify import Contract
 
 from .judged.formats import DEFINITION, INTO
@@ -244,6 +247,14 @@ def test_sizes_that_no_machine_holds_and_a_reference_without_results_are_refused
         ReferenceModel.of(instance, Contract(), "none").case(instance.draw(0))
 
 
+def test_odd_numbers_and_escapes_warn_nobody(tmp_path: Path) -> None:
+    (tmp_path / "problem.py").write_text(f'{LINEAR}\nodd = 1if 1else 0, "\\d"\n')
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        problem = read_problem(tmp_path / "problem.py")
+        assert problem.make(problem.given[0], 0).draw(0)
+
+
 @pytest.mark.parametrize(
     "raised", ["import sys; sys.exit(0)", "raise KeyboardInterrupt", "raise type('E', (BaseException,), {})"]
 )
@@ -253,3 +264,40 @@ def test_whatever_a_problem_raises_is_one_line(tmp_path: Path, raised: str) -> N
     problem, _ = read(tmp_path / "problem.py", tmp_path / "solution.py")
     with pytest.raises(ProblemError, match="the problem's own text failed"):
         problem.make(problem.given[0], 0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("batch = 96", "batch = 96\nwhile True: pass", "longer than 0.8 s (the problem's own text)"),
+        ("return torch.relu(x)", "import time; time.sleep(600)", "longer than 0.2 s (the reference)"),
+        ("return torch.relu(x)", "\n        while x.shape: x = torch.relu(x)", "longer than 0.2 s (the reference)"),
+        ("get_inputs():", "get_inputs():\n    while True: pass", "longer than 0.2 s (get_inputs())"),
+    ],
+    ids=["text", "sleeping", "reference", "inputs"],
+)
+def test_a_problem_that_never_ends_is_one_line(tmp_path: Path, before: str, after: str, words: str) -> None:
+    assert RELU.count(before) >= 1
+    (tmp_path / "problem.py").write_text(RELU.replace(before, after))
+    problem, began = read_problem(tmp_path / "problem.py"), time.monotonic()
+    with watched(seconds=0.2), pytest.raises(ProblemTimeout, match=re.escape(words)):
+        small(problem, problem.given[0], limits("quick")["small"])
+    assert time.monotonic() - began < 30
+
+
+def test_a_problem_that_cannot_be_interrupted_ends_with_its_process(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "problem.py").write_text(f"{RELU}\nsum(iter(int, 1))")
+    (tmp_path / "solution.py").write_text(GOOD)
+    command = ["judge", str(tmp_path / "problem.py"), str(tmp_path / "solution.py"), "--timeout", "0.1"]
+    assert main([*command, "--sandbox", "none"]) == 2
+    printed = capfd.readouterr().err
+    assert "problem.py: the problem's own text: the problem's code took too long (nothing came back for 0.8" in printed
+    assert printed.count("\n") == 1
+
+
+def test_a_judging_process_that_a_problem_ends_is_told_from_one_that_is_lost() -> None:
+    note, ending = "p.py: get_inputs()", "the process ended itself with status 0"
+    assert batch.lost_words(Lost("crash", ending, note)) == f"{note}: the problem's code ended the process ({ending})"
+    assert batch.lost_words(Lost("crash", ending)) == f"the process that judged was lost: {ending}"

@@ -4,6 +4,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,29 @@ def test_the_standard_environment_undoes_a_setting_for_its_length(name: str) -> 
     with standard_environment():
         assert STANDARD[place] is None or SETTINGS[place].read() == STANDARD[place]
     assert SETTINGS[place].read() == OTHERS[name]
+
+
+@pytest.mark.parametrize("block", [False, True], ids=["set", "block"])
+def test_the_callers_default_device_comes_back_in_a_call_and_after_it(block: bool) -> None:
+    """`torch.set_default_device` in a block would end the block."""
+    if not block:
+        torch.set_default_device("meta")
+    try:
+        with torch.device("meta") if block else nullcontext():
+            wanted = environment()
+            for _ in range(2):
+                with standard_environment():
+                    assert torch.ones(1).device.type == "cpu"
+                    with in_environment(wanted) as left:
+                        assert torch.ones(1).device.type == "meta"
+                        torch.set_default_dtype(torch.float64)
+                    assert len(left) == 1
+                    assert torch.ones(1).device.type == "cpu"
+                assert torch.ones(1).device.type == torch.get_default_device().type == "meta"
+    finally:
+        if not block:
+            torch.set_default_device(None)
+    assert torch.ones(1).device.type == torch.get_default_device().type == "cpu"
 
 
 def test_a_golden_of_subnormals_is_right_under_flush_to_zero() -> None:

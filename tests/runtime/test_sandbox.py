@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from assay.runtime.process import ForkServer, Lost, Process
-from assay.runtime.sandbox import Sandbox, bare_environment, unavailable
+from assay.runtime.sandbox import QUEUES, Sandbox, bare_environment, unavailable
 
 needs_sandbox = pytest.mark.skipif(bool(unavailable()), reason=f"no sandbox: {unavailable()}")
+
+
+SYSTEM = {"bin", "dev", "etc", "lib", "lib32", "lib64", "libx32", "nix", "gnu", "opt", "proc", "sbin", "sys", "tmp"}
 
 
 def inside(folder: Path, text: str, **options: object) -> str:
@@ -30,6 +33,9 @@ def inside(folder: Path, text: str, **options: object) -> str:
         ("open('VICTIM', 'w')", "FileNotFoundError"),
         ("open('/usr/lib/x', 'w')", "OSError: [Errno 30] Read-only file system"),
         ("import os; print(os.path.exists('HIDDEN/victim'))", "False"),
+        ("import os; print(os.path.exists('OTHER'), os.path.exists('/etc/shadow'))", "False False"),
+        ("import os; print(sorted(set(os.listdir('/')) - set(SEEN)))", "[]"),
+        ("open('/own', 'w')", "OSError: [Errno 30] Read-only file system"),
         ("import os; print(os.environ.get('SECRET'))", "None"),
         ("import os; print(os.environ['HOME'] == os.getcwd())", "True"),
         ("import socket; socket.create_connection(('127.0.0.1', PORT), 1)", "ConnectionRefusedError"),
@@ -38,7 +44,21 @@ def inside(folder: Path, text: str, **options: object) -> str:
         ("open('own', 'w').write('x'); print(open('own').read())", "x"),
         ("import assay.runtime.errors, numpy; print('here')", "here"),
     ],
-    ids=["outside", "system", "hidden", "secret", "home", "network", "signal", "processes", "own", "libraries"],
+    ids=[
+        "outside",
+        "system",
+        "hidden",
+        "other",
+        "root",
+        "root is read-only",
+        "secret",
+        "home",
+        "network",
+        "signal",
+        "processes",
+        "own",
+        "libraries",
+    ],
 )
 def test_a_program_sees_and_changes_nothing_of_others(
     text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -50,7 +70,9 @@ def test_a_program_sees_and_changes_nothing_of_others(
     victim = hidden / "victim"
     victim.write_text("untouched")
     with socket.create_server(("127.0.0.1", 0)) as server:
-        text = text.replace("VICTIM", str(victim)).replace("HIDDEN", str(hidden))
+        text = text.replace("VICTIM", str(victim)).replace("HIDDEN", str(hidden)).replace("OTHER", str(Path(__file__)))
+        seen = SYSTEM | {"usr", "var"} | {Path(path).parts[1] for path in (sys.prefix, sys.base_prefix, own)}
+        text = text.replace("SEEN", repr(seen))
         text = text.replace("PORT", str(server.getsockname()[1])).replace("PARENT", str(os.getpid()))
         assert words in inside(own, text, hidden=(hidden,))
     assert victim.read_text() == "untouched"
@@ -84,6 +106,57 @@ def test_what_a_forked_process_leaves_ends_with_the_judgement(boxed: bool, tmp_p
         again.kill()
     finally:
         server.end()
+
+
+SYSTEM_V = """
+import ctypes
+libc = ctypes.CDLL(None)
+def make():
+    return (libc.shmget(7, 4096, 0o1666), libc.semget(7, 1, 0o1666), libc.msgget(7, 0o1666),
+            libc.mq_open(b"/left", 0o101, 0o666, None))
+def left():
+    return (libc.shmget(7, 4096, 0o666), libc.semget(7, 1, 0o666), libc.msgget(7, 0o666),
+            libc.mq_open(b"/left", 0o1, 0o666, None))
+"""
+
+
+@needs_sandbox
+def test_nothing_in_memory_is_left_to_the_next_judgement(tmp_path: Path) -> None:
+    server = ForkServer(SYSTEM_V + SERVE, "serve", bare_environment(tmp_path), sandbox=Sandbox(tmp_path))
+    try:
+        for _ in range(2):
+            made, again = (asked(server, text) for text in ("min(make()) >= 0", "min(left()) >= 0"))
+            assert (made, again) == (b"True", b"True")
+            server.clean([QUEUES])
+            assert asked(server, "max(left())") == b"-1"
+    finally:
+        server.end()
+
+
+@needs_sandbox
+def test_what_a_detached_process_holds_counts(tmp_path: Path) -> None:
+    program = f"{sys.executable} -S -c 'held = bytearray(400 << 20); __import__(\\\"time\\\").sleep(60)'"
+    server = ForkServer(SERVE, "serve", bare_environment(tmp_path), sandbox=Sandbox(tmp_path))
+    try:
+        process = server.fork()
+        process.memory = 100 << 20
+        process.limit_from_now()
+        process.submit(f'os.system("setsid -f {program}"), time.sleep(30)'.encode(), 60)
+        lost = process.result()
+        assert isinstance(lost, Lost)
+        assert "it held more than 0.0977 GiB" in lost.message
+    finally:
+        server.end()
+
+
+def asked(server: ForkServer, text: str) -> bytes | Lost:
+    """Return the answer of a new process."""
+    process = server.fork()
+    process.submit(text.encode(), 10)
+    try:
+        return process.result()
+    finally:
+        process.kill()
 
 
 HEADER = struct.Struct("!i")

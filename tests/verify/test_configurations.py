@@ -99,19 +99,19 @@ def relu(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x > 0, x, x * 0)
 
 
-def examined(kernel: Any, monkeypatch: pytest.MonkeyPatch, *, compiling: bool = False) -> Verdict:
+def examined(kernel: Any, monkeypatch: pytest.MonkeyPatch, *, compiling: bool = False, **settings: Any) -> Verdict:
     """Examine a kernel as a relu, quickly, with its configurations assigned as on a device."""
     monkeypatch.setattr(runner, "Assignment", lambda **_: Assignment(on_device=True))
     if not compiling:
         monkeypatch.setattr(run, "compiled", lambda harness, cases: Compiled())
-    return examine(kernel, relu, tensors="x[R,N] -> y[R,N]", dtype="float32", effort="quick")
+    return examine(kernel, relu, tensors="x[R,N] -> y[R,N]", dtype="float32", effort="quick", **settings)
 
 
 @cache
 def faulty() -> Verdict:
     """Return the verdict of a kernel that is wrong in one configuration."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        return examined(wrong_in_one, monkeypatch)
+        return examined(wrong_in_one, monkeypatch, every_aspect=False, layouts=["contiguous"])
 
 
 def plan_of(kernel: Any) -> Plan:
@@ -145,14 +145,15 @@ def test_the_page_names_the_configuration(tmp_path: Path) -> None:
 
 def test_every_configuration_is_examined_and_the_tuner_learns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     HOOKED.clear()
-    assert examined(right, monkeypatch).passed
+    assert examined(right, monkeypatch, layouts=["contiguous"]).passed
     assert set(HOOKED) == {64, 128, 256}
     assert _relu_kernel.cache == {}
     assert "best_config" not in vars(_relu_kernel)
 
 
 def test_a_cpu_s_verdict_has_no_configurations() -> None:
-    verdict = examine(wrong_in_one, relu, tensors="x[R,N] -> y[R,N]", dtype="float32", effort="quick", shrinking=False)
+    asked: dict[str, Any] = {"dtype": "float32", "effort": "quick", "shrinking": False, "every_aspect": False}
+    verdict = examine(wrong_in_one, relu, tensors="x[R,N] -> y[R,N]", **asked)
     assert verdict.failure is not None
     assert verdict.failure.case.configs == {}
 
@@ -231,7 +232,8 @@ def test_a_program_with_several_dots_is_one_that_its_compiler_s_faults_may_meet(
 
 def test_a_refused_configuration_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    verdict = examined(greedy, monkeypatch, compiling=True)
+    few: dict[str, Any] = {"shapes": {"R": [1, 3], "N": [5, 64]}, "layouts": ["contiguous"]}
+    verdict = examined(greedy, monkeypatch, compiling=True, **few)
     assert verdict.passed
     assert verdict.compiled > 0
     ((config, message),) = verdict.refused_configs.items()

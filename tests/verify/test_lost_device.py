@@ -112,11 +112,27 @@ def test_an_error_that_hides_the_loss_does_not_hide_it_from_us(monkeypatch: pyte
         ("loses_by_launch", "RuntimeError: CUDA error: unspecified launch failure (at losing_kernels"),
         ("loses_by_triton", "RuntimeError: Triton Error [CUDA]: misaligned address (at losing_kernels"),
         ("loses_by_jax", "RuntimeError: INTERNAL: CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access"),
+        ("aborts", "the process was ended by SIGABRT"),
+        ("leaves", "the process ended itself with status 3"),
+    ],
+)
+def test_a_lost_device_is_a_finding(kernels: Any, processes: Any, name: str, words: str) -> None:
+    failure = failure_of(verdict := fails(first(getattr(kernels, name), **SMALL)))
+    broken(verdict)
+    assert (failure.kind, failure.device_lost, failure.case.sizes["N"]) == ("crash", True, 24)
+    assert failure.message.startswith(words)
+    assert len(processes()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("loses_by_torch", "AcceleratorError: CUDA error: an illegal memory access was encountered (at losing_kernels"),
         ("aborts", "the process was ended by SIGABRT: CUDA error: an illegal memory access was encountered;"),
         ("leaves", "the process ended itself with status 3;"),
     ],
 )
-def test_a_lost_device_is_a_finding(kernels: Any, processes: Any, name: str, words: str) -> None:
+def test_a_lost_device_is_shrunk_alone_in_new_processes(kernels: Any, processes: Any, name: str, words: str) -> None:
     verdict = fails(first(getattr(kernels, name), **FEW))
     aspect = broken(verdict)
     failure = failure_of(verdict)
@@ -142,7 +158,6 @@ def broken(verdict: Verdict) -> Aspect:
         ("loses_by_torch", 2, "12.8.93", True),
         ("loses_by_torch", 1, "12.8.93", False),
         ("loses_by_torch", 2, "13.3", False),
-        ("softmax", 2, "12.8.93", False),
     ],
 )
 def test_a_verdict_names_a_compiler_whose_fault_it_may_be(
@@ -156,6 +171,7 @@ def test_a_verdict_names_a_compiler_whose_fault_it_may_be(
     words = f"ptxas {version}, which made its machine code, is reported for illegal memory accesses and wrong numbers"
     assert [words in remark for remark in verdict.remarks] == [True] * named
     assert ("remark      perhaps the compiler's fault" in str(verdict)) == named
+    assert procedure._of_compiler(run.Tally(), made, "cuda") == []  # nothing failed
 
 
 def test_the_other_cases_go_on_in_a_new_process(kernels: Any, processes: Any) -> None:
@@ -191,12 +207,12 @@ def test_a_hang_counts_as_it_did_and_ends_its_process(
     assert len(processes()) == 3
 
 
-def test_an_honest_kernel_passes_in_one_other_process(kernels: Any, processes: Any) -> None:
-    """With the findings that it has in this process."""
+def test_an_honest_kernel_passes_in_other_processes(kernels: Any, processes: Any) -> None:
+    """With the findings that it has in this process: one observes its variants, and one makes all calls of cases."""
     kept = {"seconds": 0.0, "about": {}}
     verdict = passes(quick(kernels.softmax, **SMALL))
-    (pid,) = processes()
-    assert pid != os.getpid()
+    assert len(processes()) == 2
+    assert os.getpid() not in processes()
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(lost_device, "can_be_lost", lambda device: False)
         assert quick(kernels.softmax, **SMALL).as_dict() | kept == verdict.as_dict() | kept
@@ -299,7 +315,8 @@ def test_a_kernel_that_another_process_cannot_import_runs_in_this_one(kernels: A
     sys.modules["no_such_module"] = kernels
     try:
         passes(quick(kernels.softmax, **SMALL))
-        assert list(processes()) == [os.getpid()]
+        assert next(iter(processes())) == os.getpid()
+        assert len(processes()) == 2  # a fork observes its variants
         with pytest.raises(
             SettingError, match=r"^isolate: a new process can't run the kernel: .*no_such_module.*[^\n]$"
         ):

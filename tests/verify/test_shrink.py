@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from assay.golden.registry import spec
 from assay.verify import examine
@@ -255,3 +256,54 @@ def test_shrinking_ends_in_time() -> None:
     assert len(tried) == 3
     _, tried = shrunk("softmax", lambda case: True, sizes={"R": 60, "N": 60}, limits={"seconds": 0.0})
     assert len(tried) <= 1
+
+
+def logs(x: torch.Tensor, decay: torch.Tensor) -> torch.Tensor:
+    return x * torch.log(-decay)
+
+
+def logs_of_large(x: torch.Tensor, decay: torch.Tensor) -> torch.Tensor:
+    """Wrong from -3 down."""
+    return x * torch.log(-decay + 0.125 * (decay < -3))
+
+
+def shares(w: torch.Tensor) -> torch.Tensor:
+    return w * (1 + w.sum(-1, keepdim=True))
+
+
+def shares_of_few(w: torch.Tensor) -> torch.Tensor:
+    """Wrong where a share is more than a half."""
+    return w * (2 + 0.25 * (w > 0.5).any(-1, keepdim=True))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "reference", "tensors"),
+    [
+        (logs_of_large, logs, "x[T,D], decay[D]=in(-inf, 0) -> y[T,D]"),
+        (shares_of_few, shares, "w[T,E]=simplex, E=2*G -> y"),
+    ],
+    ids=["interval", "simplex"],
+)
+def test_every_case_and_every_step_of_shrinking_stays_in_the_domain(
+    kernel: Callable[..., Any], reference: Callable[..., Any], tensors: str
+) -> None:
+    calls: list[torch.Tensor] = []
+
+    def watched(*inputs: torch.Tensor) -> torch.Tensor:
+        calls.append(inputs[-1].detach().clone().double())
+        return kernel(*inputs)
+
+    few = {"effort": "quick", "examples": 0, "every_aspect": False, "dtype": "float32"}
+    verdict = examine(watched, reference, tensors=tensors, **few)
+    case = failure_of(verdict).case
+    assert max(case.sizes.values()) <= 4
+    assert len(calls) > 20
+    for last in calls:
+        if "simplex" in tensors:
+            assert bool((last >= 0).all())
+            assert bool((last.sum(-1) == 1).all())
+        else:
+            assert bool((last < 0).all())
+            assert bool(torch.isfinite(last).all())
+    if "interval" in tensors or "in(" in tensors:
+        assert [name for name, _, _ in case.edits] in ([], ["decay"])

@@ -54,6 +54,37 @@ def test_what_a_busy_machine_takes_is_not_counted(
     assert watch.over_after(CpuLimit(30.0, watch.clock), 1000, share, others=others) == over
 
 
+@pytest.mark.parametrize(("busy", "over"), [(0.0, 120.0), (0.5, 240.0), (0.98, 900.0)])
+def test_who_wakes_up_now_and_then_has_longer_only_where_others_take_the_cores(
+    monkeypatch: pytest.MonkeyPatch, busy: float, over: float
+) -> None:
+    """``busy``: the share of the time for which it waits for a core."""
+    watch = Watch(monkeypatch)
+    given = CpuLimit(30.0, watch.clock, queued=lambda: busy * watch.now)
+    assert watch.over_after(given, 1000, 0.014) == over
+
+
+@pytest.mark.parametrize(("until", "over"), [(0.0, 30.0), (10.0, 38.0), (45.0, 54.0), (1000.0, 900.0)])
+def test_who_waits_for_a_compiler_has_longer(monkeypatch: pytest.MonkeyPatch, until: float, over: float) -> None:
+    """``until``: when the compiler ends, which uses a tenth of a processor."""
+    watch = Watch(monkeypatch)
+    given = CpuLimit(30.0, watch.clock, others=lambda: 0.1 * min(watch.now, until))
+    assert watch.over_after(given, 1000, 0.0) == over
+
+
+def test_a_process_that_wakes_up_now_and_then_is_ended_in_time() -> None:
+    process = subprocess.Popen([sys.executable, "-Sc", "import time\nwhile True: time.sleep(1e-3)"])
+    try:
+        given = CpuLimit(0.3, deadline.process_clock(process.pid), queued=deadline.queue_clock(process.pid))
+        began = time.monotonic()
+        while not given.is_over():
+            time.sleep(0.05)
+        assert time.monotonic() - began < 9.0
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_who_computes_and_then_sleeps_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch(monkeypatch)
     given = CpuLimit(20.0, watch.clock)

@@ -19,7 +19,7 @@ from assay import configs
 from assay.golden.registry import spec
 from assay.runtime.errors import AssayError, unknown
 from assay.runtime.files import read_text
-from assay.runtime.records import Seed, from_toml
+from assay.runtime.records import Seed, from_toml, structured
 from assay.runtime.results import installed_version
 from assay.verify.errors import TableError
 from assay.verify.settings import OF_THE_RUN, Examples, Number, Settings, Text, fitting, names
@@ -79,6 +79,11 @@ class Entry:
         return f"there is no {self.requires} in this build" + (f"; {way}" if way else "")
 
 
+class _File(msgspec.Struct):
+    kernel: list[dict[str, Any]]
+    packages: dict[str, dict[str, Any]] = {}
+
+
 def entries(path: str | Path | None = None) -> tuple[Entry, ...]:
     """Return the entries of a table: a file, "survey" (the default) or "others", which the package contains.
 
@@ -89,13 +94,13 @@ def entries(path: str | Path | None = None) -> tuple[Entry, ...]:
     label = f"configs/{name}.toml" if bundled else name
     hint = "" if Path(name).suffix else f"or one that comes along: {', '.join(_BUNDLED)}"
     content = configs.table(name) if bundled else from_toml(read_text(name, TableError, hint), label, TableError)
-    rows, packages = content.get("kernel"), content.get("packages", {})
-    if not isinstance(rows, list) or not rows:
+    if not content.get("kernel"):
         raise TableError(f"{label}: expected [[kernel]] entries, found none")
+    file: _File = structured(content, _File, f"{label}:", TableError)
     results = []
-    for index, row in enumerate(rows, 1):
+    for index, row in enumerate(file.kernel, 1):
         try:
-            results.append(entry_from_table(packages.get(row.get("package"), {}) | row))
+            results.append(entry_from_table(file.packages.get(str(row.get("package")), {}) | row))
         except AssayError as error:
             raise TableError(f"{label}: entry {index} ({row.get('name', 'no name')}): {error}") from None
     return tuple(results)
@@ -115,7 +120,7 @@ def entry_from_table(row: Mapping[str, Any]) -> Entry:
         if not row.get(name):
             raise TableError(f"it needs a {name}")
     ours = fitting(Entry, {name: value for name, value in row.items() if name in own})
-    spec(row["spec"], ours["target"])
+    spec(str(row["spec"]), ours["target"])
     settings = Settings.from_table({name: value for name, value in row.items() if name not in own})
     for dtype in ours.get("dtypes", ()):
         replace(settings, dtype=dtype)  # this checks the dtype

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import math
 import pickle
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from assay.golden.registry import Spec, spec, specs
+from assay.runtime.files import OwnFolder
 from assay.runtime.process import Lost, Parent, Process, wait_for
 from assay.runtime.tensors import pack, same_numbers, unpack
 from assay.verify.errors import SettingError
@@ -53,7 +52,7 @@ class Group:
         self.world = world
         self.timeout = timeout
         self._ranks: list[Process] = []
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: OwnFolder | None = None
 
     def __enter__(self) -> Group:
         return self
@@ -80,14 +79,14 @@ class Group:
         for rank in self._ranks:
             rank.kill()
         if self._folder is not None:
-            self._folder.cleanup()
+            self._folder.close()
         self._ranks, self._folder = [], None
 
     def start(self) -> None:
         """Start the processes, unless they run; `RankError` where they don't come up."""
         if not self._ranks:
-            self._folder = tempfile.TemporaryDirectory(prefix="assay-")
-            settings = self.world, Path(self._folder.name, "rendezvous").as_uri(), self.timeout
+            self._folder = OwnFolder("assay-ranks-")
+            settings = self.world, (self._folder.path / "rendezvous").as_uri(), self.timeout
             self._ranks = [Process.start(_serve, rank, *settings, main_module=True) for rank in range(self.world)]
             self._answers([message_for(_ready, (), {})] * self.world, _START, "not started")
 

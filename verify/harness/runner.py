@@ -333,7 +333,8 @@ class KernelHarness:
         calls = (*earlier_calls(case), EarlierCall())
         if case.protocol == "repeat" and not self.contract.deterministic:
             calls = calls[-1:]
-        history, outputs, held = _History(calls), (), 0
+        history, held = _History(calls), 0
+        outputs: Outputs | Failure = ()
         for number, call in enumerate(calls, 1):
             made, given = call_of(case, call), inputs
             if call.memory != "same" or call.sizes or call.options or call.dtype:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from assay.verify.cases.case import Case, configs_in_words
+from assay.verify.cases.sequences import sequence_in_words
 from assay.verify.findings import EDGES, STEPS, ErrorMap, Findings
 from assay.verify.report.rendering import environment as plain_environment
 from assay.verify.report.text import failure_in_words, greatest
@@ -194,7 +195,9 @@ def shown_case(case: Case) -> Mapping[str, Any]:
         "zeros": sum(value == 0 for _, _, value in case.edits),
         "edits": [(f"{name}{list(index)}", f"{value:g}") for name, index, value in case.edits if value != 0],
         "memory": _MEMORY[case.memory],
-        "protocol": _PROTOCOLS.get(case.protocol, case.protocol),
+        "protocol": f"calls: {sequence_in_words(case.before)}"
+        if case.before
+        else _PROTOCOLS.get(case.protocol, case.protocol),
         "configs": configs_in_words(case.configs),
     }
 

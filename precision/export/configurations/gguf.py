@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from assay.precision.observation.qparams import QParams
 from assay.precision.observation.sites import Site
 from assay.precision.schemes import scheme_named
 from assay.precision.schemes.ggml import BlockType, block_types
+from assay.runtime.files import OwnFolder
 from assay.runtime.modules import optional
 from assay.runtime.results import installed_version
 
@@ -245,8 +245,8 @@ def _imatrix(fits: QParams, sites: Mapping[str, Site], tensors: Mapping[str, Seq
     gguf = library()
     # The importance matrix has no architecture.
     without = type("ImatrixWriter", (gguf.GGUFWriter,), {"add_architecture": lambda self: None})
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "imatrix.gguf"
+    with OwnFolder("assay-gguf-") as folder:
+        path = folder / "imatrix.gguf"
         writer = without(path, "")
         most = 0
         for site, names in tensors.items():
