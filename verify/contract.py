@@ -24,6 +24,7 @@ CHOICES = {
     "subnormals": ("keep", "flush", None),
     "nonfinite": ("ieee", "masked", "unspecified", None),
     "masked_rows": ("zero", "nan", "any"),
+    "order": ("written", "any"),
     "deterministic": (True, False),
     "batch_invariant": (True, False),
 }
@@ -67,6 +68,9 @@ class Contract:
     rescale_every: int = 16
     """Least number of keys or columns between rescalings of a running sum of exponentials to a new maximum (online
     softmax, log-sum-exp, attention); 1: at each one, as for increasing rows in a kernel without blocks."""
+    order: str = "written"
+    """How sums and products are grouped; "any" also lets them be distributed and regrouped, of a reference too: chunks
+    of a recurrence, a parallel scan, c b first as in Mamba-2, a row in parts. What cancels then widens the bound."""
     masked_rows: str = "zero"
     """The value of an attention row without a visible key."""
     deterministic: bool = True
@@ -131,6 +135,7 @@ class Contract:
             empty_row=_EMPTY_ROWS[self.masked_rows],
             rounding=self.rounding,
             rescale_every=self.rescale_every,
+            regroup=self.order == "any",
         )
 
     @property

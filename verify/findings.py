@@ -211,12 +211,13 @@ class Detectable:
     """The relative error, common to a whole output, that the check detects at one ``length`` of a sum.
 
     Half of the judged elements detect it: as a broken contract, or as suspect. It is the largest over several outputs,
-    and the smallest over several kinds of data.
+    and the smallest over several kinds of data. ``vacuous``: more than a tenth of the output may be wrong unseen.
     """
 
     length: Count
     broken: Ratio
     suspect: Ratio
+    vacuous: bool = False
 
 
 @dataclass(frozen=True)

@@ -43,12 +43,15 @@ class Ball:
       An infinite ``own``: none. An operation that doesn't pass it on leaves anything, which is less, and never wrong.
 
     If overflow is followed (`RoundingModel.beyond`), a number that certainly overflows is the infinity.
+
+    ``mass``: where sums and products may be regrouped (`regrouped`), the sum of magnitudes of all products in a number.
     """
 
     mid: Tensor
     rad: Tensor | None
     model: RoundingModel
     own: Tensor | None = None
+    mass: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.model.beyond == "infinity":
@@ -68,7 +71,9 @@ class Ball:
 
     @property
     def magnitude(self) -> Tensor:
-        """Return the largest absolute value in the ball."""
+        """Return the largest absolute value in the ball, or the sum of magnitudes that it has been added up from."""
+        if self.mass is not None:
+            return self.mass
         return self.mid.abs() if self.rad is None else self.mid.abs() + self.rad
 
     @cached_property
@@ -95,7 +100,8 @@ class Ball:
         """Apply the same rearrangement to midpoints and radii."""
         rad = None if self.rad is None else change(torch.broadcast_to(self.rad, self.mid.shape))
         own = None if self.own is None else change(torch.broadcast_to(self.own, self.mid.shape))
-        return Ball(change(self.mid), rad, self.model, own)
+        mass = None if self.mass is None else change(torch.broadcast_to(self.mass, self.mid.shape))
+        return Ball(change(self.mid), rad, self.model, own, mass)
 
     def __getitem__(self, key: Any) -> Ball:
         return self.map(lambda part: part[key])
@@ -104,10 +110,29 @@ class Ball:
         return self.map(lambda part: part.reshape(*shape))  # type: ignore[arg-type]  # torch takes both forms
 
     def __neg__(self) -> Ball:
-        return Ball(-self.mid, self.rad, self.model, self.own)
+        return Ball(-self.mid, self.rad, self.model, self.own, self.mass)
+
+    def regrouped(self, spread: Tensor, mass: Tensor) -> Ball:
+        """Return a sum or a product that a kernel may distribute and regroup: chunks, trees, another factor first.
+
+        It is a sum of products of other numbers; ``mass`` is that of the products' magnitudes. However it is grouped,
+        no partial result exceeds the mass, of which a rounding loses u: here 2 u for each operation, as a grouping may
+        form twice as many products. ``spread``: the operands' radii, each times the mass of the other factor.
+        """
+        if not self.model.regroup:
+            return self
+        rad = torch.maximum(self.radius, spread + 2 * self.model.unit_roundoff * mass + self.model.tiny)
+        may = ~(mass + rad <= self.model.largest) & self.mid.isfinite() & self.radius.isfinite()
+        wide = overflowing(self.model, self.mid, torch.where(self.mid.isfinite(), rad, 0.0), may)
+        return Ball(wide.mid, wide.rad, self.model, wide.own, mass.nan_to_num(nan=math.inf, posinf=math.inf))
 
     def __add__(self, other: Ball | float) -> Ball:
         other = self.as_ball(other)
+        if self.model.regroup:
+            return self._plus(other).regrouped(self.radius + other.radius, self.magnitude + other.magnitude)
+        return self._plus(other)
+
+    def _plus(self, other: Ball) -> Ball:
         if self.own is not None or other.own is not None:
             return (self.inner + other.inner).or_none(self.lost | other.lost)
         tiny = self.model.tiny if self.model.flush else 0.0  # otherwise subnormal sums are exact
@@ -119,6 +144,12 @@ class Ball:
 
     def __mul__(self, other: Ball | float) -> Ball:
         other = self.as_ball(other)
+        if self.model.regroup:
+            spread = self.radius * other.magnitude + self.magnitude * other.radius
+            return self._times(other).regrouped(spread, self.magnitude * other.magnitude)
+        return self._times(other)
+
+    def _times(self, other: Ball) -> Ball:
         if self.own is not None or other.own is not None:
             return (self.inner * other.inner).or_none(self.lost | other.lost)
         spread = add_radii(
@@ -194,10 +225,6 @@ class Ball:
             unknown = unknown | ball.unspecified
         return overflowing(self.model, mid, rad, None, unknown & ~given)
 
-    def bounded(self, mid: Tensor, rad: Tensor) -> Tensor:
-        """Return ``rad``, infinite where a kernel may overflow on a finite number."""
-        return overflowing(self.model, mid, rad).radius
-
     @property
     def unspecified(self) -> Tensor:
         """Return where the ball holds anything."""
@@ -206,9 +233,7 @@ class Ball:
     @property
     def lost(self) -> Tensor:
         """Return where the ball holds a number or none."""
-        if self.own is None:
-            return torch.zeros_like(self.mid, dtype=torch.bool)
-        return self.unspecified & (self.own >= 0)
+        return self.unspecified & (_owned(self) >= 0)
 
     @property
     def inner(self) -> Ball:
@@ -218,8 +243,7 @@ class Ball:
     def or_none(self, mask: Tensor) -> Ball:
         """Return the ball where ``mask`` also holds NaN and infinities."""
         mask = mask & ~self.mid.isnan() & ~self.unspecified
-        own = torch.full_like(self.mid, -1.0) if self.own is None else self.own
-        own = torch.where(mask, torch.where(self.mid.isinf(), math.inf, self.radius), own)
+        own = torch.where(mask, torch.where(self.mid.isinf(), math.inf, self.radius), _owned(self))
         return Ball(
             torch.where(mask & self.mid.isinf(), 0.0, self.mid),
             torch.where(mask, math.inf, self.radius),
@@ -256,6 +280,10 @@ def overflowing(
         over |= may & known
     own = torch.where(over, rad, -1.0) if model.beyond == "infinity" else None
     return Ball(mid, torch.where(over, math.inf, rad), model, own)
+
+
+def _owned(x: Ball) -> Tensor:
+    return torch.full_like(x.mid, -1.0) if x.own is None else x.own
 
 
 def _is_unsigned(x: Ball) -> Tensor:
@@ -315,6 +343,8 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         return Ball(mid, torch.tensor(off * (1 + 1e-15) + self.u * abs(value)), self.model)
 
     def in_blocks(self, function: Callable[..., Any], *numbers: Any, whole: int = 0) -> Any:
+        if self.model.regroup:  # a block's numbers have no mass
+            return function(*numbers)
         return in_blocks(function, numbers, whole, self.block_scale)
 
     def ball(self, mid: Tensor, rad: Tensor) -> Ball:
@@ -411,23 +441,30 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         rad = None if x.rad is None and other.rad is None else torch.where(mask, x.radius, other.radius)
         own = None
         if x.own is not None or other.own is not None:
-            of_x, of_y = (-torch.ones_like(part.mid) if part.own is None else part.own for part in (x, other))
-            own = torch.where(mask, of_x, of_y)
-        return Ball(torch.where(mask, x.mid, other.mid), rad, self.model, own)
+            own = torch.where(mask, _owned(x), _owned(other))
+        mass = torch.where(mask, x.magnitude, other.magnitude) if self.model.regroup else None
+        return Ball(torch.where(mask, x.mid, other.mid), rad, self.model, own, mass)
 
     def above(self, x: Ball, bound: float) -> Tensor:
         return x.mid > bound
 
     def sum(self, x: Ball, axis: int = -1, *, rescaled: bool = False) -> Ball:
+        total = self._total(x, axis, rescaled)
+        if not self.model.regroup:
+            return total
+        mass = x.magnitude.sum(axis, keepdim=True)
+        return total.regrouped(x.radius.sum(axis, keepdim=True) + self.model.gamma(x.shape[axis]) * mass, mass)
+
+    def _total(self, x: Ball, axis: int, rescaled: bool) -> Ball:
         """Return the sum, with gamma_(n-1) of the sum of magnitudes, in any order; exact if every partial sum is.
 
         gamma_n if converting to the accumulator rounds too.
         """
         terms = max(x.shape[axis] - (self.model.accumulate.format.unit_roundoff <= self.u), 0)
         if x.own is not None:
-            return self.sum(x.inner, axis, rescaled=rescaled).or_none(x.lost.any(axis, keepdim=True))
+            return self._total(x.inner, axis, rescaled).or_none(x.lost.any(axis, keepdim=True))
         if not (self.model.is_unlimited or x.is_known):
-            total = self.sum(self.numbers(x), axis, rescaled=rescaled)
+            total = self._total(self.numbers(x), axis, rescaled)
             special = torch.where(x.mid.isfinite(), 0.0, x.mid).sum(axis, keepdim=True)
             return self._with_special(total, special, x.unspecified.any(axis, keepdim=True))
         mid = x.mid.sum(axis, keepdim=True)
@@ -487,12 +524,9 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         other one; then it may become NaN.
         """
         none = special.isinf() & (unknown | total.unspecified | (total.mid == -special))
-        if total.own is None:
-            total = Ball(total.mid, total.radius, self.model, torch.full_like(total.mid, -1.0))
         mid = torch.where(special == 0, total.mid, torch.where(none, 0.0, special))
         rad = torch.where(none | (unknown & ~special.isnan()), math.inf, torch.where(special == 0, total.radius, 0.0))
-        assert total.own is not None
-        own = torch.where(unknown | (special != 0), -1.0, total.own)
+        own = torch.where(unknown | (special != 0), -1.0, _owned(total))
         return Ball(mid, rad, self.model, torch.where(none, math.inf, own))
 
     def rescaling(self, terms: int) -> float:
@@ -518,6 +552,15 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         return Ball(x.mid.amax(-1, keepdim=True), None if x.rad is None else x.rad.amax(-1, keepdim=True), self.model)
 
     def matmul(self, a: Ball, b: Ball, plus: Ball | None = None, *, terms: int | None = None) -> Ball:
+        product = self._product(a, b, plus, terms)
+        if not self.model.regroup:
+            return product
+        mass, spread = a.magnitude @ b.magnitude, a.radius @ b.magnitude + a.magnitude @ b.radius
+        if plus is not None:
+            mass, spread = mass + plus.magnitude, spread + plus.radius
+        return product.regrouped(spread + self.model.gamma(a.shape[-1] + 1) * mass, mass)
+
+    def _product(self, a: Ball, b: Ball, plus: Ball | None, terms: int | None) -> Ball:
         """Return a @ b + plus, with gamma_n |a| |b| for products rounded or fused, in any order; ``plus`` is one more
         term.
 
@@ -525,7 +568,7 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         partial sum is exact in any order. ``terms``: how many of the products may be nonzero.
         """
         if any(x is not None and x.own is not None for x in (a, b, plus)):
-            product = self.matmul(a.inner, b.inner, None if plus is None else plus.inner, terms=terms)
+            product = self._product(a.inner, b.inner, None if plus is None else plus.inner, terms)
             lost = a.lost.any(-1, keepdim=True) | b.lost.any(-2, keepdim=True)
             return product.or_none(lost if plus is None else lost | plus.lost)
         if not (self.model.is_unlimited or all(x is None or x.is_known for x in (a, b, plus))):
@@ -566,7 +609,7 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
     def _special_product(self, a: Ball, b: Ball, plus: Ball | None, terms: int) -> Ball:
         """Return `matmul` where some numbers are NaN, infinite or unspecified: zero times those is NaN, or may be."""
         added = None if plus is None else self.numbers(plus)
-        total = self.matmul(self.numbers(a), self.numbers(b), added, terms=terms)
+        total = self._product(self.numbers(a), self.numbers(b), added, terms)
         special = torch.where(a.mid.isfinite().all(-1, keepdim=True) & b.mid.isfinite().all(-2, keepdim=True), 0.0, 1.0)
         special = torch.where(special > 0, a.mid @ b.mid, 0.0)
         unknown = a.unspecified.any(-1, keepdim=True) | b.unspecified.any(-2, keepdim=True)
@@ -624,8 +667,9 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
             rad = change([torch.broadcast_to(part.radius, part.mid.shape) for part in parts])
         own = None
         if any(part.own is not None for part in parts):
-            own = change([-torch.ones_like(part.mid) if part.own is None else part.own for part in parts])
-        return Ball(change([part.mid for part in parts]), rad, self.model, own)
+            own = change([_owned(part) for part in parts])
+        mass = change([part.magnitude for part in parts]) if self.model.regroup else None
+        return Ball(change([part.mid for part in parts]), rad, self.model, own, mass)
 
     def stores(self, stage: str) -> bool:
         """Return whether a kernel may round at this stage."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
 from functools import lru_cache
@@ -20,6 +21,7 @@ _STEP = 3.0  # u per step: a product, a sum, and one more sum if a scan adds in 
 _FOLDED = 8.0  # u: beta, two decays and the scale as factors on either side of a product, each rounded there
 _FACTORS = 3  # exponentials besides one per step: of a chunk's first position, its last, and the position itself
 _FAINT = 1e-30  # decays below it have the absolute error of underflow, not a relative one
+_PROBABLE = 256  # length up to which independent errors are followed, in its third power
 _LONG = 256  # length up to which partial products are maximised exactly
 
 
@@ -65,10 +67,11 @@ class SequenceBalls(ElementaryBalls):
         """
         shape = (decay.mid[..., :0] + term.mid[..., :0]).shape[:-1] + term.mid.shape[-1:]
         a, a_rad, b, b_rad = (part.broadcast_to(shape) for part in (decay.mid, decay.radius, term.mid, term.radius))
+        sizes = term.magnitude.broadcast_to(shape)
         h, most, rad = (torch.zeros(shape[:-1], dtype=torch.float64) for _ in range(3))
         lost, beyond = (torch.zeros(shape[:-1], dtype=torch.bool) for _ in range(2))
         reach = torch.zeros(shape[:-1], dtype=torch.float64)
-        steps: list[tuple[Tensor, Tensor, Tensor]] = []
+        steps: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         more = (math.ceil(math.log2(max(shape[-1], 1))) + 2) * self.u
         tiny = 2 * (self.model.tiny + self.model.underflow(self.model.accumulate.format))
         unit = max(self.u, self.model.accumulate.format.unit_roundoff)
@@ -86,17 +89,17 @@ class SequenceBalls(ElementaryBalls):
             lost |= (h.isnan() | unclear) & ~given  # NaN perhaps by a decay that overflowed
             h = torch.where(lost & ~given, 0.0, h)
             inherited = (size + a_rad[..., t]) * rad + a_rad[..., t] * most + b_rad[..., t]
-            most = size * most + b[..., t].abs()
+            most = size * most + (sizes[..., t] if self.model.regroup else b[..., t].abs())
             rad = inherited + _STEP * unit * (most + inherited) + tiny
             beyond |= (
                 ~(torch.maximum(most + rad, reach) <= self.model.largest) & h.isfinite()
             )  # what overflowed stays so
             own = torch.where(lost, math.inf, rad + more * (most + rad))
-            steps.append((h, torch.where(h.isfinite(), own, 0.0), beyond.clone()))
+            steps.append((h, torch.where(h.isfinite(), own, 0.0), beyond.clone(), most + rad))
         if not steps:
             return Ball(b, None, self.model)
-        mid, rad, may = (torch.stack(parts, -1) for parts in zip(*steps, strict=True))
-        return overflowing(self.model, mid, rad, may)
+        mid, rad, may, mass = (torch.stack(parts, -1) for parts in zip(*steps, strict=True))
+        return overflowing(self.model, mid, rad, may).regrouped(rad, mass)
 
     def solve_unit_lower(self, lower: Ball, right: Ball) -> Ball:
         """Solve in sequence, by blocks, or by inverses of diagonal blocks of any width, themselves computed so.
@@ -249,7 +252,31 @@ class SequenceBalls(ElementaryBalls):
         for stage, size in sizes:
             limit = min(model.largest, model.stages[stage].largest if stage in model.stages else math.inf)
             beyond = beyond | ~(size <= limit).all(-2, keepdim=True)
+        if model.chance is not None and model.chance.deviations and model.stages and length <= _PROBABLE:
+            rad = torch.fmin(rad, self._probable_delta(q, k, v, factor, decays, decay, beta))
         return self.ball(torch.where(beyond, 0.0, out), torch.where(beyond, math.inf, rad))
+
+    def _probable_delta(
+        self, q: Ball, k: Ball, v: Ball, factor: Ball | float, decays: Ball, decay: Ball, beta: Ball
+    ) -> Tensor:
+        """Return the delta rule's probable radius: stages' roundings add up as independent errors (`_delta_variance`).
+
+        Everything else is as in the worst case without these stages.
+        """
+        model, chance = self.model, self.model.chance
+        assert chance is not None
+        plain = copy(self)
+        plain.model = replace(model, stages={})
+        normalized = model.stages["normalized"].unit_roundoff if "normalized" in model.stages else 0.0
+        rest_q, rest_k = (Ball(x.mid, (x.radius - normalized * x.mid.abs()).clamp(min=0), plain.model) for x in (q, k))
+        rest = plain.delta_rule(rest_q, rest_k, Ball(v.mid, v.rad, plain.model), factor, decays, decay, beta)
+        parts = (q.mid * q.as_ball(factor).mid, k.mid, v.mid, decays.mid.tril(), decay.mid, beta.mid)
+        shape = v.shape[:-2]
+        tensors = [part.expand(*shape, *part.shape[len(shape) :]).flatten(0, len(shape) - 1) for part in parts]
+        units = {name: format.unit_roundoff**2 for name, format in model.stages.items()}
+        by_head = zip(*tensors, strict=True)
+        heads = [_delta_variance(a, b, c, d, e, f, units) for a, b, c, d, e, f in by_head]
+        return rest.radius + chance.deviations * torch.sqrt(torch.stack(heads).reshape(rest.shape) / 3)
 
     def _decays(self, decays: Ball, decay: Ball) -> tuple[Tensor, Tensor]:
         """Return exp of sums of gates, zero ahead, and their errors, for one exponential or a product of one per
@@ -275,6 +302,94 @@ class SequenceBalls(ElementaryBalls):
             most = torch.maximum(most, state.abs())
             held = torch.maximum(held, most.amax(-2, keepdim=True))
         return torch.stack(by_keys, -2), torch.stack(by_queries, -2), held
+
+
+def _delta_variance(
+    q: Tensor, k: Tensor, v: Tensor, d: Tensor, g: Tensor, beta: Tensor, units: Mapping[str, float]
+) -> Tensor:
+    """Return the sum V of the squares of what roundings of stages change in a head's outputs [T, Dv], to first order.
+
+    q, k [T, D]; v [T, Dv]; decays d_es [T, T] from s to e; decays g and beta of each position [T]; the squared unit
+    roundoffs of stages. Each rounding is uniform within its unit roundoff times its number, so that |o' - o| <= lambda
+    sqrt(V / 3) with the probability of `Chance` (Hoeffding's bound for uniform errors).
+
+    A change e of the state S_c behind position c changes o_t by R_tc e, where R_tt = q_t and R_t(c-1) = g_c (R_tc -
+    beta_c (R_tc k_c) k_c): what the updates between leave of a read, never longer than q if keys have length one; K_tc
+    is the same of the read by k_t. A kernel's chunk from c to e reads S_c for positions up to e; then the change is by
+    R_tc - d_ec R_te, as the state itself goes on unrounded. An error e of u_s changes o_t by Y_ts e, Y_ts = R_ts k_s,
+    before a chunk's solution, and after it by P_ts e in its own chunk, by d_es R_te k_s e behind it: by Z_ts at most.
+    With c and e those of the chunks for which each is largest, V adds up:
+
+    - "state": (R_tc - d_ec R_te)^2 S_c^2 of all chunks (by dynamic programming over their ends).
+    - "normalized": q^2 S_t^2; k_s in its read and its write, 2 (R^2 k^2 u^2 + Y^2 beta^2 k^2 S^2).
+    - "updates": q and k as they read the state and within the chunk, x^2 ((d S_c)^2 + (S - d S_c)^2); keys as they are
+      written and read in the chunk, ((R_ts - d R_te)^2 + (d R_te)^2) k^2 u^2; beta v, Y^2 (beta v)^2; and, times Z^2,
+      u^2; what the inverse makes of values, (u + beta K S_c)^2, and of keys, beta^2 K^2 S_c^2, and the product of the
+      latter, (beta K S_c)^2.
+    - "inverse", and partial ones: 2 Z^2 X^2 (beta (v - K S_c))^2; "scores", or their factors: P^2 u^2.
+    """
+    state, normalized, updates, inverse, scores = (
+        units.get(name, 0.0) for name in ("state", "normalized", "updates", "inverse", "scores")
+    )
+    length, width = k.shape
+    strict = torch.ones(length, length, dtype=torch.float64).tril(-1)
+    solved = unit_lower_inverse(strict * beta[:, None] * (k @ k.mT) * d)
+    u = solved @ (beta[:, None] * v)
+    s, states = torch.zeros(width, v.shape[1], dtype=torch.float64), []
+    for t in range(length):
+        s = g[t] * s + k[t, :, None] * u[t]
+        states.append(s)
+    after = torch.stack([torch.zeros_like(s), *states])  # S before the first position, and behind each [T + 1, D, Dv]
+    ahead = torch.cat([d[:, :1] * g[:1], d], 1)  # decays from there [T, T + 1]
+
+    # Reads of each S_c, one row for each output, and one for each position's own update.
+    reads = torch.zeros(length + 1, 2 * length, width, dtype=torch.float64)
+    left = reads[0]
+    for c in range(length - 1, -1, -1):
+        left = left.clone()
+        left[c] = q[c]
+        reads[c + 1] = left
+        left[length + c] = 0.0
+        left = g[c] * (left - beta[c] * (left @ k[c])[:, None] * k[c])
+        left[length + c] = g[c] * k[c]
+    reads[0] = left
+    of_outputs, of_updates = reads[:, :length], reads[:, length:]
+    held = torch.einsum("ctd,cdj->ctj", of_updates, after)  # K S_c [T + 1, T, Dv]
+    of_keys = (torch.einsum("ctd,cdj->ctj", of_updates**2, after**2)).amax(0) * beta[:, None] ** 2
+    b, largest = beta[:, None], torch.zeros_like(u)
+    of_values = ((u + b * held) ** 2).amax(0) + ((b * held) ** 2).amax(0)
+    right = ((b * (v - held)) ** 2).amax(0)
+
+    into = torch.einsum("ctd,cd->tc", of_outputs[1:], k)  # Y [T, T]
+    further = (into.new_zeros(()) + (q @ k.mT) * d).abs()
+    variance, after_chunks = torch.zeros_like(u), [torch.zeros_like(u) for _ in range(length + 1)]
+    for c in range(length, -1, -1):
+        # A chunk that begins at the position c (from 0) takes in the output, or ends before a later one.
+        rest = (of_outputs[c] ** 2) @ after[c] ** 2
+        if c < length:
+            later = of_outputs[c + 1 :] * ahead[c:, c, None, None]
+            pieces = (of_outputs[c] - later) ** 2 @ after[c] ** 2
+            ends = torch.stack(after_chunks[c + 1 :])
+            rest = torch.maximum(rest, (pieces + ends).amax(0))
+        after_chunks[c] = rest
+        largest = torch.maximum(largest, rest)
+    variance = state * largest
+    for t in range(length):
+        early = ahead[t, : t + 2, None, None] * after[: t + 2]  # S_c decayed to t, c up to t
+        early[t + 1] = after[t + 1]
+        two = early**2 + (after[t + 1] - early) ** 2
+        variance[t] += (q[t] ** 2 @ two).amax(0) * updates + normalized * (q[t] ** 2 @ after[t + 1] ** 2)
+        before = early[: t + 1]
+        two = before**2 + (g[t] * after[t] - before) ** 2
+        by_key = (k[t] ** 2 @ two).amax(0) * updates + 2 * normalized * (k[t] ** 2 @ (g[t] * after[t]) ** 2)
+        variance += into[:, t, None] ** 2 * (beta[t] ** 2 * by_key)
+        here, later = of_outputs[t + 1], of_outputs[t + 1 :] * d[t:, t, None, None]
+        further[:, t] = torch.maximum(further[:, t], (later @ k[t]).abs().amax(0))
+        written = (((here - later) ** 2 + later**2) @ k[t] ** 2).amax(0)
+        variance += (updates * written + 2 * normalized * (here**2 @ k[t] ** 2))[:, None] * u[t] ** 2
+    moved = updates * (u**2 + of_values + of_keys) + 2 * inverse * (solved * strict) ** 2 @ right
+    variance = variance + further**2 @ moved + into**2 @ (updates * (b * v) ** 2)
+    return variance + max(scores, updates) * ((q @ k.mT) * d) ** 2 @ u**2
 
 
 def unit_lower_inverse(lower: Tensor) -> Tensor:

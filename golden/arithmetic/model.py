@@ -93,8 +93,8 @@ class RoundingModel:
     of exponentials come before it is rescaled to a new maximum. With ``chance`` successive roundings have its
     probabilistic bound, not the worst case. ``beyond``: the result if an intermediate may overflow: "anything";
     "nothing", as if there were no overflow; or "infinity" if every kernel's overflows, and else the number that it is
-    without overflow, or none. ``spills``: results are
-    unspecified where a masked or unread NaN or infinity enters a sum with a weight of zero. ``certifies`` marks the
+    without overflow, or none. ``spills``: results are unspecified where a masked or unread NaN or infinity enters a sum
+    with a weight of zero. ``regroup``: products and sums may be distributed and regrouped. ``certifies`` marks the
     model of the float64 evaluation itself, whose algorithms are known, so that orders and formulas of kernels are not
     covered.
     """
@@ -110,6 +110,7 @@ class RoundingModel:
     chance: Chance | None = None
     beyond: str = "anything"
     spills: bool = False
+    regroup: bool = False
     certifies: bool = False
 
     @property

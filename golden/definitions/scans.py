@@ -143,7 +143,7 @@ _SCAN: dict[str, Any] = {
     independent=("D",),
     long_sizes={"L": (2049, 257)},
     work="8*B*D*S*L",
-    reduction=Reduction("S"),
+    reduction=Reduction("L"),
     **_SCAN,
     faults=(
         Fault("scan_chunks_apart", "every 16 positions the state begins at zero: it is not carried over",
@@ -185,7 +185,7 @@ def selective_scan(xp: Arithmetic[N], u: N, delta: N, a: N, b: N, c: N, skip: N,
     long_sizes={"T": (193,)},
     work="2*B*H*T*(T+D)*Dv",
     inputs={"gate": _GATES},
-    reduction=Reduction("D"),
+    reduction=Reduction("T"),
     grid=("B", "H"),
     faults=(
         "inputs_in_tf32",
@@ -424,7 +424,7 @@ def _by_system(updates: Callable[..., Any], behind: int = 0) -> Callable[..., An
             "small": lambda draws: 2.0**-6 * draws.uniform(),
         },
     },
-    reduction=Reduction("D"),
+    reduction=Reduction("T"),
     grid=("B", "H"),
     faults=(
         "inputs_in_tf32",

@@ -237,11 +237,24 @@ def limit(memory: int) -> None:
 
 
 _no_grad, _seed, _clock, _sleep, _cpu_times = torch.no_grad, torch.manual_seed, time.perf_counter, time.sleep, os.times
-_threads, _abspath, _module = threading.enumerate, os.path.abspath, torch.nn.Module
+_threads, _abspath, _module, _open = threading.enumerate, os.path.abspath, torch.nn.Module, open
 _disable_gc, _enable_gc, _synchronize, _library = gc.disable, gc.enable, torch.cuda.synchronize, torch.library.Library
 _PROCESSES = 4096  # threads and processes of the user: torch.compile starts many
 _FILE_SIZE = 1 << 32  # bytes
 _PAUSE = 0.03  # seconds after a call in which late writes show; the CPU time used in it shows background threads
+
+
+def _would_run(threads: list[threading.Thread]) -> bool:
+    """Return whether one of these threads wants a processor, each of three times."""
+    wanting = {thread.native_id for thread in threads}
+    for _ in range(3 if wanting else 0):
+        now = set()
+        for task in wanting:
+            with contextlib.suppress(OSError), _open(f"/proc/self/task/{task}/stat", "rb") as file:
+                now |= {task} if file.read().rpartition(b")")[2].split()[:1] == [b"R"] else set()
+        wanting = now
+        _sleep(_PAUSE / 3)
+    return bool(wanting)
 
 
 @contextlib.contextmanager
@@ -389,8 +402,10 @@ class _Host:
             used = sum(_cpu_times()[:2])
             _sleep(_PAUSE)
             seen["late"] = [k for k, (a, b) in enumerate(zip(plain, copies, strict=True)) if not same_bits(a, b)]
-            seen["busy"] = sum(_cpu_times()[:2]) - used
-            seen["threads"] = [thread.name for thread in _threads() if thread.ident not in self.alive]
+            threads = [thread for thread in _threads() if thread.ident not in self.alive]
+            # On a busy machine a thread that would work may get no processor meanwhile.
+            seen["busy"] = _PAUSE if _would_run(threads) else sum(_cpu_times()[:2]) - used
+            seen["threads"] = [thread.name for thread in threads]
         self.results = [plain] if request["keep"] else []
         return answer, {"outputs": content, "seen": {"dict": seen}}
 

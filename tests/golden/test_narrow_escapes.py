@@ -1,9 +1,14 @@
 """Cases that once lay beyond a radius: honest kernels that were flagged, and digits that were lost."""
 
+import pytest
 import torch
 
-from assay.golden import evaluate
+from assay.formats.format import format_named
+from assay.golden import evaluate, spec
+from assay.golden.arithmetic import Ball, BallArithmetic
+from assay.verify.contract import Contract
 from tests.golden.allowance import rows, uses, worst
+from tests.golden.float32 import EXPONENTIALS, Functions
 
 
 def test_a_bias_that_takes_in_the_mean_is_held() -> None:
@@ -37,3 +42,27 @@ def test_a_subnormal_product_that_is_multiplied_up_is_held() -> None:
     s = torch.sigmoid(gate)
     results = (dy * up * s) * (1 + gate * (1 - s)), dy * (gate * s)
     assert worst(uses("swiglu_backward", (gate, up, dy), {}, [("torch", results)])).ratio <= 1
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0, 1000.0])
+def test_a_log_sum_exp_moves_no_farther_than_its_numbers(scale: float) -> None:
+    """Logits that are stored, and so off by much, leave the loss known: off by as much, not by exp of it."""
+    model = Contract().model(spec("logsumexp"), format_named("float32"))
+    drawn = torch.Generator().manual_seed(0)
+    x = scale * torch.randn(16, 33, generator=drawn)
+    off = 2.0**-8 * x.abs() + 0.01
+    ball = BallArithmetic(model).logsumexp(Ball(x.double(), off.double(), model))
+    assert bool((ball.radius <= 1.01 * off.amax(-1, keepdim=True) + 1e-3).all())
+    used = 0.0
+    largest = (x == x.amax(-1, keepdim=True)).float()
+    for signs in (1.0, -1.0, largest, -largest, torch.randn(x.shape, generator=drawn).sign()):
+        y = x + signs * off * (1 - 2.0**-20)
+        for name, exponential in EXPONENTIALS.items():
+            for sign in (-1, 0, 1):
+                f = Functions(sign)
+                most = y.amax(-1, keepdim=True)
+                found = most + f.log(exponential(f, y, most).sum(-1, keepdim=True))
+                use = ((found.double() - torch.logsumexp(x.double(), -1, keepdim=True)).abs() / ball.radius).max()
+                assert float(use) <= 1, name
+                used = max(used, float(use))
+    assert used > 0.9

@@ -91,6 +91,10 @@ def hidden_of_rounded(projected: Tensor, dtype: torch.dtype, stage: Any) -> Tens
     return (silu_values(gate) * up).to(dtype).to(torch.float32)
 
 
+def scaled_difference(a: Any, b: Any, c: Any) -> Any:
+    return (a - b) * c
+
+
 def attention_with_empty_rows(value: float, q: Tensor, k: Tensor, v: Tensor, *, causal: str) -> Tensor:
     """Rows that see nothing hold ``value``."""
     out = attention_rows(q, k, v, causal=causal)
@@ -175,17 +179,21 @@ FIELDS: dict[str, tuple[str, Kernel, dict[str, Any], dict[str, Any], dict[str, A
     "masked_rows-any-nan": ("attention", partial(EMPTY, math.nan), MASKED, {}, {"masked_rows": "any"}),
     "masked_rows-nan": ("attention", partial(EMPTY, math.nan), MASKED, {}, {"masked_rows": "nan"}),
     "masked_rows-zero": ("attention", partial(EMPTY, 0.0), MASKED, {"masked_rows": "nan"}, {}),
+    "order": (
+        scaled_difference, lambda a, b, c: a * c - b * c, {**F32, "tensors": "a[N], b[N], c[N] -> y[N]"},
+        {"nonfinite": "unspecified"}, {"nonfinite": "unspecified", "order": "any"},
+    ),
     "deterministic": ("gemm", gemm_random_order, F32, {}, {"deterministic": False}),
 }  # fmt: skip
 USUAL = (
     "accumulate-narrower", "accumulate-tf32-dot", "compute", "ulps-exp", "stages-hidden", "stages-activated",
     "stages-probabilities", "rounding-toward_zero", "rounding-stochastic", "overflow-saturate", "subnormals",
-    "nonfinite", "masked_rows-any", "deterministic",
+    "nonfinite", "masked_rows-any", "order", "deterministic",
 )  # fmt: skip
 """What a usual run takes: each field, and each way that it is honoured."""
 
 
-def verdict_of(op: str, kernel: Kernel, settings: dict[str, Any], contract: dict[str, Any]) -> Verdict:
+def verdict_of(op: Any, kernel: Kernel, settings: dict[str, Any], contract: dict[str, Any]) -> Verdict:
     return first(kernel, op, contract=Contract(**contract), **{"examples": 4, **settings})
 
 
@@ -194,7 +202,7 @@ def verdict_of(op: str, kernel: Kernel, settings: dict[str, Any], contract: dict
     [pytest.param(*row, id=name, marks=() if name in USUAL else pytest.mark.evidence) for name, row in FIELDS.items()],
 )
 def test_a_field_decides(
-    op: str, kernel: Kernel, settings: dict[str, Any], broken: dict[str, Any], kept: dict[str, Any]
+    op: Any, kernel: Kernel, settings: dict[str, Any], broken: dict[str, Any], kept: dict[str, Any]
 ) -> None:
     failed, passed = fails(verdict_of(op, kernel, settings, broken)), passes(verdict_of(op, kernel, settings, kept))
     assert passed.worst <= 1 < failed.worst or failure_of(failed).kind == "nondeterministic"

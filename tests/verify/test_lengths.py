@@ -1,5 +1,6 @@
 """Long sums: faults that begin at some length are found, and honest orders of summation are not suspect."""
 
+import json
 import math
 from collections.abc import Callable
 from functools import partial
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 
 from assay.golden import spec
+from assay.golden.arithmetic import Real
+from assay.golden.evaluation.call import run
 from assay.verify import Verdict, examine
 from assay.verify.cases.sampler import Sampler
 from assay.verify.contract import Contract
@@ -218,3 +221,39 @@ def test_every_length_tells_what_it_notices() -> None:
 def test_lengths_are_those_that_shapes_admit(op: str, shapes: dict[str, Any], lengths: list[int]) -> None:
     sampler = Sampler(spec(op), "bfloat16", shapes=shapes)
     assert [length for length, _ in length_cases(sampler)] == lengths
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    return (a.float() @ b.float()).to(a.dtype)
+
+
+def test_a_length_of_which_a_check_says_nothing_is_vacuous() -> None:
+    """A sum in bfloat16 may be off by n 2^-8: by 3 % of 8 terms, by more than the sum of 1,024."""
+    loose: dict[str, Any] = {"dtype": "float32", "effort": "quick", "contract": Contract(accumulate="bfloat16")}
+    loose |= {"shrinking": False, "examples": 0}
+    verdict = examine(product, "gemm", shapes={"K": [8, 200]}, **loose)
+    assert [(level.length, level.vacuous) for level in verdict.detectable] == [(8, False), (200, True)]
+    assert verdict.outcome == "PASS"
+    assert str(verdict).startswith("PASS, vacuous at 200 terms or more  ")
+    assert [level["vacuous"] for level in json.loads(verdict.to_json())["detectable"]] == [False, True]
+    verdict = examine(product, "gemm", shapes={"K": [200]}, **loose)
+    assert verdict.outcome == "VACUOUS", str(verdict)
+    assert str(verdict).startswith("VACUOUS  ")
+    assert not examine(lambda a, b: product(a, b) * 1.2, "gemm", shapes={"K": [8, 200]}, **loose).passed
+
+
+def test_a_delta_rule_with_a_decay_too_strong_is_suspect_at_length() -> None:
+    """In bfloat16 the worst case of 65 positions is larger than the output; independent roundings are a tenth of it."""
+
+    def rule(q: Any, k: Any, v: Any, gate: Any, beta: Any, *, normalized: bool, stronger: float) -> Tensor:
+        options = {"scale": None, "normalized": normalized}
+        (y,) = run(spec("gated_delta_rule"), Real(), (q, k, v, stronger * gate, beta), options)
+        return y.to(q.dtype)
+
+    asked: dict[str, Any] = {"dtype": "bfloat16", "effort": "quick", "options": {"normalized": [True]}, "examples": 0}
+    asked["shrinking"] = False
+    honest = examine(partial(rule, stronger=1.0), "gated_delta_rule", **asked)
+    assert honest.outcome == "PASS", str(honest)
+    assert [level.length for level in honest.detectable] == [8, 65]
+    assert honest.detectable[1].broken > 1 > 10 * honest.detectable[1].suspect
+    assert examine(partial(rule, stronger=1.5), "gated_delta_rule", **asked).outcome in ("WARN", "FAIL")

@@ -24,6 +24,8 @@ from assay.verify.comparison.oracle import Oracle
 from assay.verify.comparison.result import Result
 from assay.verify.findings import Detectable
 
+HOLLOW = 0.1
+"""The relative error of a whole output beyond which a check that lets it pass says nothing of its length."""
 INDEPENDENT = ("normal", "positive")
 """Distributions of numbers that are drawn each for itself."""
 
@@ -64,9 +66,14 @@ def least_errors(limits: Tolerance) -> torch.Tensor:
     return torch.where(nothing, torch.inf, gain)
 
 
+def _has_numbers(results: tuple[Result, Result]) -> bool:
+    """Whether some element should be a number other than zero."""
+    return any(bool((part.golden.isfinite() & (part.golden != 0)).any()) for part in results[0].tolerances)
+
+
 def detectable(length: int, seen: Sequence[tuple[Result, Result]]) -> Detectable | None:
-    """Return what is detected at a length, from pairs of results (worst case, statistical); None if nothing was
-    judged.
+    """Return what is detected at a length, from pairs of results (worst case, statistical); None if there is nothing
+    to judge.
 
     Of several outputs the largest median of their elements' errors counts, of several results the smallest.
     """
@@ -77,4 +84,7 @@ def detectable(length: int, seen: Sequence[tuple[Result, Result]]) -> Detectable
             known = [errors[errors.isfinite()] for errors in map(least_errors, result.tolerances)]
             of_results.append(max((float(part.median()) for part in known if part.numel()), default=math.inf))
         levels.append(min(of_results))
-    return Detectable(length, *levels) if levels and levels[0] < math.inf else None
+    if not levels or (levels[0] == math.inf and not any(map(_has_numbers, seen))):
+        return None
+    broken, suspect = levels
+    return Detectable(length, broken, suspect, min(levels) > HOLLOW)

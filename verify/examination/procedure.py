@@ -250,6 +250,9 @@ def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
             plan = replace(plan, settings=replace(plan.settings, shrinking=False))
         tally = replace(tally, aspects=diagnosed(tally.aspects, plan, target))
         outcome, note = _outcome(tally, undetected, plan.settings)
+        if outcome in ("PASS", "WARN") and detectable and all(level.vacuous for level in detectable):
+            least = min(level.suspect for level in detectable)
+            outcome, note = "VACUOUS", f"at every length an error of {least:.0%} of the whole output passes unseen"
         if run.losses and run.loss_budget <= 0:
             note = f"it ended early, as the kernel has lost {run.losses} processes or left them hanging"
     return Verdict(

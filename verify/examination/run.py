@@ -28,7 +28,7 @@ from assay.verify.cases.stored import stored_cases
 from assay.verify.comparison.error_map import map_of
 from assay.verify.comparison.result import UNDECIDED, UNRESOLVED, Counts, Result, by_reason
 from assay.verify.comparison.sampled import case_label
-from assay.verify.comparison.statistics import detectable, judge_statistically
+from assay.verify.comparison.statistics import INDEPENDENT, detectable, judge_statistically
 from assay.verify.examination import phases
 from assay.verify.examination.aspects import aspects_of, attributed_to, without_aspect
 from assay.verify.examination.plan import Plan
@@ -499,6 +499,10 @@ def _lengths(run: Run, name: str) -> None:
             seen.append(run.try_with_statistics(name, case))
             slow = slow and limit.is_over()  # one of them may compile
         result = detectable(length, [pair for pair in seen if pair is not None])
+        if result is not None and result.vacuous and len(cases) < len(INDEPENDENT):  # perhaps on these data alone
+            others = dict(phases.length_cases(run.plan.sampler)).get(length, cases)
+            seen += [run.try_with_statistics(name, case) for case in others if case.values != cases[0].values]
+            result = detectable(length, [pair for pair in seen if pair is not None])
         run.detectable += [result] if result is not None else []
         run.progress(name, done, len(series))
         if length > phases.QUICK_LENGTHS[-1]:

@@ -1,0 +1,126 @@
+"""Loops of references, and kernels that group their sums and products otherwise, under the contract's order "any"."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from assay.formats.format import format_named
+from assay.golden.arithmetic import BallArithmetic
+from assay.golden.evaluation.call import run
+from assay.golden.evaluation.golden import Golden, golden_of
+from assay.golden.lowering import reference_spec
+from assay.verify.contract import Contract
+
+Tensor = torch.Tensor
+
+
+def delta_loop(q: Any, k: Any, v: Any, beta: Any) -> Any:
+    """o_t = q_t S_t, S_t = S_(t-1) + beta_t k_t (v_t - k_t S_(t-1)); q, k, v [T, D], beta [T]."""
+    state, out = torch.zeros(k.shape[-1], v.shape[-1]), []
+    for t in range(k.shape[0]):
+        held = (k[t, :, None] * state).sum(0)
+        state = state + k[t, :, None] * (beta[t] * (v[t] - held))[None, :]
+        out.append((q[t, :, None] * state).sum(0))
+    return torch.stack(out)
+
+
+def delta_chunk(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+    """By the inverse of the triangular matrix of every eight positions."""
+    state, out = torch.zeros(k.shape[-1], v.shape[-1]), []
+    for queries, keys, values, b in zip(*(x.split(8) for x in (q, k, v, beta[:, None])), strict=True):
+        one = torch.eye(len(keys))
+        inverse = torch.linalg.solve_triangular(
+            one + (b * (keys @ keys.T)).tril(-1), one, upper=False, unitriangular=True
+        )
+        updates = inverse @ (b * values) - inverse @ (b * keys) @ state
+        out.append(queries @ state + (queries @ keys.T).tril() @ updates)
+        state = state + keys.T @ updates
+    return torch.cat(out)
+
+
+def scan_loop(x: Any, step: Any, b: Any, c: Any) -> Any:
+    """h_t = exp(-step_t) h_(t-1) + step_t x_t b_t, y_t = h_t c_t, as Mamba-2; x, b, c [T, D], step [T]."""
+    state, out = torch.zeros(x.shape[-1], b.shape[-1]), []
+    for t in range(x.shape[0]):
+        state = state * torch.exp(-step[t]) + (step[t] * x[t])[:, None] * b[t][None, :]
+        out.append((state * c[t][None, :]).sum(-1))
+    return torch.stack(out)
+
+
+def scan_chunk(x: Tensor, step: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """c b first, one chunk."""
+    level = -step.cumsum(0)
+    decay = torch.exp(level[:, None] - level[None, :]).tril()
+    return ((c @ b.T) * decay * step[None, :]) @ x
+
+
+def scan_doubled(x: Tensor, step: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """By doubling steps, all positions at once."""
+    state, decay, reach = (step[:, None] * x)[:, :, None] * b[:, None, :], torch.exp(-step), 1
+    while reach < len(x):
+        state = torch.cat([state[:reach], decay[reach:, None, None] * state[:-reach] + state[reach:]])
+        decay = torch.cat([decay[:reach], decay[reach:] * decay[:-reach]])
+        reach *= 2
+    return (state * c[:, None, :]).sum(-1)
+
+
+LOOPS: dict[str, tuple[Callable[..., Any], str, tuple[Callable[..., Tensor], ...]]] = {
+    "delta": (delta_loop, "q[T,D], k[T,D], v[T,D], beta[T] -> o[T,D]", (delta_loop, delta_chunk)),
+    "scan": (scan_loop, "x[T,D], step[T], b[T,D], c[T,D] -> y[T,D]", (scan_loop, scan_chunk, scan_doubled)),
+}
+
+
+def drawn(name: str, kind: str, length: int, seed: int) -> list[Tensor]:
+    source = torch.Generator().manual_seed(seed)
+    gate = 3 if name == "delta" else 1
+    tensors = [torch.randn(length, 4, generator=source) for _ in range(4)]
+    tensors = [{"normal": x, "integers": (5 * x).round(), "huge": 1e12 * x}[kind] for x in tensors]
+    tensors[gate] = torch.rand(length, generator=source)
+    return tensors
+
+
+def limits(name: str, order: str, tensors: list[Tensor]) -> tuple[Golden, Golden]:
+    """The golden, and what the contract with this order allows."""
+    definition = reference_spec(LOOPS[name][0], LOOPS[name][1])
+    model = Contract(order=order).model(definition, format_named("float32"))
+    results = [golden_of(run(definition, BallArithmetic(*with_model), tensors, {})[0]) for with_model in ((), (model,))]
+    return results[0], results[1]
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_every_grouping_of_a_loop_is_inside(name: str) -> None:
+    used, judged = 0.0, 0
+    for kind, length in (("normal", 16), ("integers", 16), ("normal", 5), ("huge", 9)):
+        if (name, kind) == ("delta", "huge"):  # zero times a later position's NaN is no grouping
+            continue
+        tensors = drawn(name, kind, length, seed=length)
+        golden, allowed = limits(name, "any", tensors)
+        known = allowed.radius.isfinite()
+        judged += int(known.count_nonzero())
+        for kernel in LOOPS[name][2]:
+            off = ((kernel(*tensors).double() - golden.value).abs() - golden.radius)[known]
+            assert bool((off <= allowed.radius[known]).all()), (kind, kernel)
+            used = max(used, float((off / allowed.radius[known]).max()))
+    assert judged > 60
+    assert used > 0.02
+
+
+def test_a_chunk_that_overflows_where_the_loop_does_not_is_open() -> None:
+    """Long keys let the state grow, and products with an inverse more so: as written, finite numbers are judged."""
+    tensors = drawn("delta", "normal", 32, seed=3)
+    tensors[1] = 8 * tensors[1]
+    y = delta_chunk(*tensors)
+    assert not bool(y.isfinite().all())
+    _, written = limits("delta", "written", tensors)
+    _, allowed = limits("delta", "any", tensors)
+    assert bool((written.radius.isfinite() & ~y.isfinite()).any())
+    assert bool(allowed.radius[~y.isfinite()].isinf().all())
+
+
+def test_a_wrong_kernel_is_outside_in_any_order() -> None:
+    tensors = drawn("scan", "normal", 16, seed=1)
+    golden, allowed = limits("scan", "any", tensors)
+    wrong = scan_chunk(tensors[0], 1.001 * tensors[1], *tensors[2:]).double()
+    assert float(((wrong - golden.value).abs() > allowed.radius).double().mean()) > 0.5
