@@ -221,6 +221,21 @@ def test_nothing_of_a_lost_worker_is_left(kernel: Callable[[Tensor], Tensor]) ->
     assert time.monotonic() - started_at < 30
 
 
+def sends_another_shape(x: Tensor) -> Tensor:
+    """Takes over how its process answers, and answers with what the case doesn't ask for."""
+    isolation = importlib.import_module("assay.verify.harness.isolation")
+    pack = vars(isolation)["pack"]
+    vars(isolation)["pack"] = lambda answer: pack({**answer, "outputs": (torch.ones(7),)})
+    return softmax(x)
+
+
+def test_results_of_another_shape_are_no_answer() -> None:
+    """They may be those of an earlier case, from a process that the kernel has forked; nothing is raised."""
+    answer = answer_of(sends_another_shape)
+    assert isinstance(answer, Failure)
+    assert answer.message == "its process answered with what is no answer (TypeError)"
+
+
 def test_a_fault_of_the_harness_is_not_the_kernels() -> None:
     with pytest.raises(RuntimeError, match="the worker failed before or after"):
         answer_of(softmax, Case("no such op", {}, {}))

@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 
+from assay.golden.inputs.values import torch_dtype
 from assay.golden.registry import spec
 from assay.interpreter import emulating
 from assay.runtime.deadline import WALL_FACTOR
@@ -154,7 +155,7 @@ class Isolation:
             message = f"{result.message.partition(' (')[0]}: {error}" if error else result.message
             return Failure(result.kind, case, message, device_lost=self.is_of_device)
         try:
-            answer = _answer_of(result)
+            answer = _answer_of(result, case)
         except Exception as error:  # the kernel may have written to the worker's pipe
             self.end()
             return Failure("crash", case, f"its process answered with what is no answer ({type(error).__name__})")
@@ -242,11 +243,15 @@ class Isolation:
 _KINDS = frozenset((*KINDS, "error"))
 
 
-def _answer_of(result: bytes) -> dict[str, Any]:
-    """Return an answer of `_serve`, whose forms are checked. Raises an exception of any class for another."""
+def _answer_of(result: bytes, case: Case) -> dict[str, Any]:
+    """Return an answer of `_serve` to a case, whose forms are checked. Raises an exception of any class for another."""
     answer = unpack(result)
     if "outputs" in answer:
-        if not all(isinstance(output, torch.Tensor) for output in answer["outputs"]):
+        shapes = [case.shape(tensor) for tensor in case.signature.returns]
+        dtypes = list(map(torch_dtype, case.result_dtypes))
+        if [(tuple(output.shape), output.dtype) for output in answer["outputs"]] != list(
+            zip(shapes, dtypes, strict=True)
+        ):
             raise TypeError
     elif answer["kind"] not in _KINDS or not isinstance(answer["message"], str):
         raise ValueError
