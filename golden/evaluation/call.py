@@ -78,8 +78,10 @@ class Call:
 
     @property
     def numbers(self) -> int:
-        """How many numbers the tensors and the results have."""
-        results = sum(math.prod(tensor.shape(self.sizes)) for tensor in self.signature.returns)
+        """How many numbers the tensors have, and the results whose dimensions these determine."""
+        symbols = self.sizes.keys()
+        known = [each for each in self.signature.returns if all({*symbols_in(text)} <= symbols for text in each.dims)]
+        results = sum(math.prod(tensor.shape(self.sizes)) for tensor in known)
         return results + sum(value.numel() for value in self.tensors.values())
 
     def on(self, device: torch.device) -> Call:

@@ -7,12 +7,16 @@ each result is held, and must stay as it was; equal calls must give equal bits; 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from math import prod
+from typing import Any
 
+from assay.golden.errors import ShapeError
+from assay.golden.inputs.recipe import check_sizes
 from assay.golden.inputs.values import dtype_of
+from assay.golden.registry import Spec
 from assay.verify.cases.case import Case, EarlierCall
 from assay.verify.cases.sampler import Sampler
 
@@ -50,7 +54,7 @@ def with_sequence(case: Case, sampler: Sampler, *, other_dtypes: bool) -> Case:
     others = [EarlierCall(data=2, memory="other"), EarlierCall(data=2), EarlierCall(memory="other"), _SAME]
     others += _of_other_sizes(case, sampler, chance)
     for options in sampler.option_sets():
-        if options != case.options and sampler.definition.signature(options).symbols == case.signature.symbols:
+        if options != case.options and _admits(sampler.definition, options, case.sizes):
             changed = {name: value for name, value in options.items() if value != case.options[name]}
             others.append(EarlierCall(2, "other", options=changed))
             break
@@ -59,6 +63,16 @@ def with_sequence(case: Case, sampler: Sampler, *, other_dtypes: bool) -> Case:
     first = [EarlierCall(2, "other", dtype=dtype)] if dtype else []  # a cache by shape keeps what comes first
     calls = [*first, _REFILLED, *(call for other in others for call in (other, _REFILLED))]
     return replace(case, before=(*calls, *(_REFILLED,) * (MANY - len(calls))))
+
+
+def _admits(definition: Spec, options: Mapping[str, Any], sizes: Mapping[str, int]) -> bool:
+    """Return whether a call under these options may have these sizes."""
+    signature = definition.signature(options)
+    try:
+        check_sizes(definition, signature, options, sizes)
+    except ShapeError:
+        return False
+    return all(size % definition.step(signature, symbol, sizes) == 0 for symbol, size in sizes.items())
 
 
 def _of_other_sizes(case: Case, sampler: Sampler, chance: random.Random) -> Iterator[EarlierCall]:
