@@ -107,7 +107,12 @@ def adapted_entries(entries: Iterable[Entry], dtype: Texts, *texts: Texts, **oth
 
 
 def check_ours(flag: str, path: Path | None, head: str) -> None:
-    """Raise `SettingError` if a file has content that doesn't begin with ``head``, as what assay writes there does."""
+    """Raise `SettingError` if a file has content that doesn't begin with ``head``, as what assay writes there does.
+
+    A folder isn't written to either.
+    """
+    if path is not None and path.is_dir():
+        raise SettingError(f"{flag} {path}: it is a folder; expected the name of a file")
     if path is None or not path.is_file():
         return
     with path.open("rb") as file:

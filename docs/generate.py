@@ -53,7 +53,7 @@ def signatures() -> str:
 def verdict() -> str:
     """Return the fields of verdicts and failures, outcomes and kinds."""
     lines = [
-        f"`Verdict`: {_names(Verdict, ('passed', 'to_json', 'to_html'))}. Outcomes: {_listed(OUTCOMES)}.",
+        f"`Verdict`: {_names(Verdict, ('coverage', 'passed', 'to_json', 'to_html'))}. Outcomes: {_listed(OUTCOMES)}.",
         f"`Failure`: {_names(Failure, ('percent',))}.",
         f"Kinds: {_listed(KINDS)}.",
     ]

@@ -90,7 +90,6 @@ class Sizes:
     minimum: the option that a symbol must not be less than (``{"E": "top_k"}``).
     may_be_zero: symbols that fuzzing may set to zero.
     default: sizes that a campaign over the whole op uses.
-    long: sizes beyond ``allowed``, of which one fixed case takes the first that fits (a sequence of many chunks).
     work: an expression for the operations of a call; default: the product of all sizes.
     sequential_steps: an expression for what the interpreter runs one after another where a kernel has tiles of 16: its
         programs, times the steps of a recurrence; None if few or cheap.
@@ -101,7 +100,6 @@ class Sizes:
     minimum: Mapping[str, str] = field(default_factory=dict)
     may_be_zero: tuple[str, ...] = ()
     default: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    long: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     work: str | None = None
     sequential_steps: str | None = None
 
@@ -376,7 +374,6 @@ _KEYWORDS = {part.name: (name, part.name) for name, record in _RECORDS.items() f
     "sizes": ("sizes", "allowed"),
     "min_sizes": ("sizes", "minimum"),
     "default_sizes": ("sizes", "default"),
-    "long_sizes": ("sizes", "long"),
     "inputs": ("inputs", "distributions"),
     # Names of earlier versions, which definitions outside of this repository may use.
     "separable": ("axes", "independent"),
@@ -399,8 +396,8 @@ def define(
     """Decorate a definition to register it as the spec ``name``.
 
     ``facts`` are fields of `Spec`, and those of its `Axes`, `Sizes`, `InputRules` and `OutputRules` by their own names,
-    except that `Sizes` takes ``sizes``, ``min_sizes``, ``default_sizes`` and ``long_sizes``, and `InputRules`
-    ``inputs``. ``may_be_zero`` defaults to the rows. Raises `DefinitionError` if an op of another module has that name.
+    except that `Sizes` takes ``sizes``, ``min_sizes`` and ``default_sizes``, and `InputRules` ``inputs``.
+    ``may_be_zero`` defaults to the rows. Raises `DefinitionError` if an op of another module has that name.
     """
 
     def register(definition: Callable[..., Any]) -> Callable[..., Any]:

@@ -220,6 +220,32 @@ class Detectable:
     vacuous: bool = False
 
 
+class Coverage(float):
+    """A share of pairs, from 0 to 1; ``left_out`` says in words what isn't covered."""
+
+    left_out: str = ""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The pairs of levels of two factors of an examination: covered ones, and those that a case can have.
+
+    A factor is a size, an option, the numbers or the layout of a tensor, the calls or the memory
+    (`assay.verify.cases.factors`); ``left_out`` says what no case covered.
+    """
+
+    covered: Count = 0
+    feasible: Count = 0
+    left_out: str = ""
+
+    @property
+    def coverage(self) -> Coverage:
+        """The share that is covered; 1 if there are no pairs to cover."""
+        coverage = Coverage(self.covered / self.feasible if self.feasible else 1.0)
+        coverage.left_out = self.left_out
+        return coverage
+
+
 @dataclass(frozen=True)
 class Variant:
     """What calls at some sizes run: the same lines of the kernel's own host code, operators and programs.
@@ -254,6 +280,7 @@ class Findings:
 
     ``histogram`` counts the judged elements by ratio, in the bins of `EDGES`. ``aspects`` holds each of `ASPECTS`; a
     verdict's ``failure``, its explanations and so on are those of the ``gravest`` broken one.
+    ``pairs`` counts the pairs of levels of factors (sizes, options, distributions, layouts, ...) that cases covered.
     ``at`` says of each case at the sizes of production what was judged of it, and what not.
     ``variants`` are what the kernel runs at which sizes (`Variant`), observed before sizes were chosen.
     ``left_out`` counts the elements that weren't judged, by reason. ``unlimited``: no time limit could act, since the
@@ -282,6 +309,7 @@ class Findings:
     unresolved: Count = 0
     histogram: tuple[Count, ...] = ()
     detectable: tuple[Detectable, ...] = ()
+    pairs: Pairs = Pairs()
     seconds: Annotated[float, Meta(ge=0)] = 0.0
     seed: int = 0
     note: str = ""
@@ -302,6 +330,11 @@ class Findings:
     def passed(self) -> bool:
         """Whether the outcome is PASS or WARN."""
         return self.outcome in ("PASS", "WARN")
+
+    @property
+    def coverage(self) -> Coverage:
+        """The share of pairs of levels of factors that cases covered, with what they left out in words."""
+        return self.pairs.coverage
 
     @property
     def broken(self) -> dict[str, Aspect]:

@@ -40,11 +40,12 @@ class Verdict(Findings):
         return write_text_atomically(path, verdict_page(self, power))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data: the fields, with the gravest ``failure`` and its ``repro`` line.
+        """Return plain data: the fields, the ``coverage``, the gravest ``failure`` and its ``repro`` line.
 
         Numbers that JSON lacks (NaN, infinities) are strings.
         """
-        return plain({**vars(self), "failure": self.failure, "repro": self.repro})
+        derived = {"coverage": float(self.coverage), "failure": self.failure, "repro": self.repro}
+        return plain({**vars(self), **derived})
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> Verdict:
@@ -52,7 +53,7 @@ class Verdict(Findings):
 
         Raises `msgspec.ValidationError`, `KeyError` or `ReproError` if it isn't one.
         """
-        fields = {name: value for name, value in content.items() if name not in ("failure", "repro")}
+        fields = {name: value for name, value in content.items() if name not in ("coverage", "failure", "repro")}
         fields["aspects"] = {name: _with_case(aspect) for name, aspect in content["aspects"].items()}
         return msgspec.convert(fields, Verdict, strict=False)
 

@@ -52,11 +52,10 @@ def tile_of_queries(
 
 
 SIZES = {
-    "B": (1, 2, 3),
-    "Hkv": (1, 2, 3),
-    "D": (8, 16, 32, 40, 64, 72, 80, 96, 128, 256),
-    "Dv": (8, 16, 24, 32, 64, 96, 128),
+    "D": (8, 16, 32, 40, 64, 72, 80, 96, 128, 192, 256),
+    "Dv": (8, 16, 24, 32, 64, 72, 80, 96, 128, 256),
 }
+"""Head sizes: those of models, and others that are multiples of 8."""
 
 
 @define(
@@ -228,7 +227,7 @@ def tile_of_tokens(
 _VARLEN: dict[str, Any] = {
     "options": {"causal": choice("none", "bottom_right"), "scale": number(None, usual=(None, 0.3))},
     "may_be_zero": ("Tq", "Tk"),
-    "sizes": {"B": (1, 2, 3, 5, 8, 9, 17), "Hkv": (1, 2, 3), "D": (8, 16, 32, 40, 64, 80, 128, 256)},
+    "sizes": {"B": (1, 2, 3, 5, 8, 9, 17, 64, 129), "D": SIZES["D"]},
     "groups": {"H": "Hkv"},
     "tiling": {"Tq": tile_of_tokens},
     "grid": ("B",),
@@ -416,7 +415,6 @@ _MOST = sys.float_info.max
     "merge_states",
     "o_a[T,H,D], lse_a:float32[T,H]=lse, o_b[T,H,D], lse_b:float32[T,H]=lse -> o[T,H,D], lse:float32[T,H]",
     rows="T",
-    sizes={"H": (1, 2, 3, 5, 33), "D": (1, 3, 8, 16, 33, 64, 128)},
     independent=("H",),
     unused=lambda *states: {  # outputs of empty states
         name: (lse == -math.inf)[..., None].expand(o.shape)
@@ -461,7 +459,6 @@ def _pairwise(xp: Any, o: Any, lse: Any) -> Any:
     "merge_cascade",
     "o[T,S,H,D], lse:float32[T,S,H]=lse -> merged[T,H,D], merged_lse:float32[T,H]",
     rows="T",
-    sizes={"S": (2, 3, 5, 1, 8), "H": (1, 2, 3, 5), "D": (1, 3, 8, 16, 33, 64, 128)},
     independent=("H",),
     unused=lambda o, lse: {"o": (lse == -math.inf)[..., None].expand(o.shape)},
     reduction=Reduction("S"),

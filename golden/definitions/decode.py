@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from assay.golden.arithmetic.base import Arithmetic, Idx, N
-from assay.golden.definitions.attention import heads_per_group, score_scale
+from assay.golden.definitions.attention import SIZES, heads_per_group, score_scale
 from assay.golden.options import flag, number
 from assay.golden.registry import Fault, Reduction, altered, define
 
@@ -51,13 +51,8 @@ def unused_slots(block_table: torch.Tensor, seq_lens: torch.Tensor, **caches: to
     stages={"query": None, "scores": None, "probabilities": "input"},
     rows="B",
     work="16*B*H*max_pages*page*D",
-    sizes={
-        "B": (1, 2, 3),
-        "Hkv": (1, 2, 3),
-        "D": (8, 16, 40, 64, 80, 128, 256),
-        "page": (1, 2, 5, 8, 16, 32, 64),
-        "max_pages": (1, 2, 3, 4, 6, 9, 13, 24, 64),
-    },
+    sequential_steps="B*Hkv*max_pages",
+    sizes={"D": SIZES["D"]},
     groups={"H": "Hkv"},
     gathered=("P",),
     grid=("B", "P"),
@@ -117,14 +112,8 @@ def attention_decode(
     stages={"probabilities": "input", "query": None, "scores": None},
     rows="B",
     work="16*B*H*max_pages*page*(D+Dr)",
-    sizes={
-        "B": (1, 2, 3),
-        "H": (1, 2, 3, 8, 16),
-        "D": (16, 32, 64, 128, 512),
-        "Dr": (8, 16, 64),
-        "page": (1, 2, 5, 8, 16, 32, 64),
-        "max_pages": (1, 2, 3, 4, 6, 9, 13),
-    },
+    sequential_steps="B*ceil(H/16)*max_pages",
+    sizes={"D": (16, 32, 64, 128, 256, 512), "Dr": (8, 16, 32, 64)},  # of latent vectors and their positions
     independent=("H",),
     gathered=("P",),
     grid=("B", "P"),

@@ -254,7 +254,7 @@ def _tail_of_classes(xp: Any, x: Any, weight: Any, target: Any, **options: Any) 
     stages={"logits": "input"},
     rows=_by_token,
     may_be_zero=("T",),
-    work="T*V*D",
+    work="T*V*(D+16)",
     sequential_steps="ceil(T/16)*ceil(V/32)",
     reduction=Reduction("D"),
     faults=(
@@ -303,7 +303,7 @@ def _first_chunk(xp: Any, x: Any, weight: Any, target: Any, **options: Any) -> A
     options=OPTIONS,
     stages={"logits": "input", "logit_gradient": "input"},
     may_be_zero=("T",),
-    work="3*T*V*D",
+    work="3*T*V*(D+16)",
     sequential_steps="ceil(T/16)*ceil(V/32)",
     reduction=Reduction("D"),
     gradient_of="linear_cross_entropy",
@@ -480,6 +480,9 @@ _UPSTREAM: Inputs = {
     "plain": lambda draws: 0.5 + draws.uniform(),
     "one": lambda draws: np.ones(draws.shape),
     "normal": lambda draws: draws.normal(),
+    "zeros": lambda draws: np.zeros(draws.shape),
+    "small": lambda draws: 2.0**-12 * draws.normal(),
+    "large": lambda draws: 2.0**10 * draws.normal(),
     "powers": lambda draws: 2.0**-2 * (1.0 + (draws.uniform() >= 0)),
 }
 

@@ -13,7 +13,7 @@ from assay.golden.errors import ShapeError
 from assay.golden.options import choice, count, flag
 from assay.golden.registry import Fault, Reduction, altered, define
 
-SIZES = {"k": (1, 2, 3, 6, 8), "E": (1, 2, 3, 4, 8, 17, 64)}
+SIZES = {"k": (1, 2, 3, 6, 8, 10)}  # experts of a token, up to the most that models have
 ROUTING = {"top_k": count(2, usual=(2, 1)), "renormalize": flag(True), "scoring": choice("softmax", "sigmoid")}
 
 
@@ -39,7 +39,7 @@ def check_choices(op: str, experts: int, top_k: int) -> None:
     options=ROUTING,
     rows="T",
     min_sizes={"E": "top_k"},
-    default_sizes={"E": (2, 4, 8, 17, 60, 64)},
+    default_sizes={"E": (2, 4, 8, 17, 60, 64, 128, 256, 384)},
     chosen=("ids",),
     accepts=_admissible,
 )
@@ -60,7 +60,7 @@ def moe_route(
     "x[T,D], w_gate_up[E,2*F,D], w_down[E,D,F], weights:float32[T,k]=weight, ids:int32[T,k]=index(E) -> y[T,D]",
     stages={"gate_up": None, "activated": None, "hidden": "input", "expert": None, "weighted": None},
     rows="T",
-    work="T*k*D*F+E*D*F",
+    work="T*k*(D+16)*F+E*(D*F+4096)",
     sequential_steps="E+ceil(T*k/16)",
     gathered=("E",),
     sizes=SIZES,
@@ -162,7 +162,7 @@ def _without_last_token(again: Any, x: Any, weights: Any, ids: Any, dy: Any) -> 
     },
     reduced=("T",),
     may_be_zero=("T",),
-    work="3*(T*k*D*F+E*D*F)",
+    work="3*(T*k*(D+16)*F+E*(D*F+4096))",
     sequential_steps="E+ceil(T*k/16)",
     sizes=SIZES,
     gradient_of="moe",
@@ -306,7 +306,7 @@ def _without_mean(xp: Any, logits: Any, dweights: Any, top_k: int, renormalize: 
     options=ROUTING,
     rows="T",
     min_sizes={"E": "top_k"},
-    default_sizes={"E": (2, 4, 8, 17, 60, 64)},
+    default_sizes={"E": (2, 4, 8, 17, 60, 64, 128, 256, 384)},
     gradient_of="moe_route",
     faults=(
         Fault("route_gradient_without_mean", "the weights' common mean is not subtracted",

@@ -235,6 +235,8 @@ _ALPHA: Inputs = {
     "plain": lambda draws: 0.25 + draws.uniform(),
     "half": lambda draws: 0.5 * (draws.uniform() >= 0),
     "negative": lambda draws: -0.125 - draws.uniform(),
+    "zeros": lambda draws: 0.0 * draws.uniform(),
+    "small": lambda draws: 2.0**-10 * draws.normal(),
 }
 
 

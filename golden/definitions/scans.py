@@ -17,13 +17,7 @@ from assay.golden.options import flag, number
 from assay.golden.registry import Fault, Reduction, altered, define, spec
 from assay.golden.signature import Inputs
 
-HEAD_SIZES = {
-    "D": (8, 16, 32, 64),
-    "Dv": (8, 16, 24, 64),
-    "H": (1, 2, 3),
-    "B": (1, 2),
-    "T": (1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 64, 65),
-}
+HEAD_SIZES = {"H": (1, 2, 3, 8, 32), "D": (8, 16, 32, 64, 80, 128, 256), "Dv": (8, 16, 24, 64, 80, 128, 256)}
 
 
 def by_head(xp: Arithmetic[N], x: N) -> N:
@@ -58,19 +52,23 @@ def touched(xp: Arithmetic[N], values: N, *others: N) -> Any:
 
 
 CHUNK = 16
-SCAN_SIZES = {"S": (1, 2, 4, 8, 16), "L": (1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 64, 65, 100)}
+SCAN_SIZES = {"S": (1, 2, 4, 8, 16, 32, 64, 128)}  # a state is held in registers, as a power of two
 INPUTS: dict[str, Inputs] = {
     "delta": {
         "plain": lambda draws: 2.0**-6 + 0.25 * draws.uniform(),
         "small": lambda draws: 2.0**-10 * (0.5 + draws.uniform()),
         "large": lambda draws: 1.0 + 2.0 * draws.uniform(),
         "powers": lambda draws: 2.0**-3 * (draws.uniform() >= 0),
+        "signed": lambda draws: 0.5 * draws.normal(),
+        "deep": lambda draws: -4.0 - 16.0 * draws.uniform(),  # of which softplus leaves little
+        "zeros": lambda draws: np.zeros(draws.shape),
     },
     "a": {
         "plain": lambda draws: -0.5 - 4.0 * draws.uniform(),
         "slow": lambda draws: -(2.0**-8) * draws.uniform(),
         "steep": lambda draws: -16.0 - 16.0 * draws.uniform(),
         "none": lambda draws: np.zeros(draws.shape),
+        "signed": lambda draws: 0.5 * draws.normal(),
     },
 }
 
@@ -80,6 +78,7 @@ _GATES: Inputs = {
     "steep": lambda draws: -1.0 - 4.0 * draws.uniform(),
     "slow": lambda draws: -(2.0**-10) * draws.uniform(),
     "none": lambda draws: np.zeros(draws.shape),
+    "signed": lambda draws: 2.0**-3 * draws.normal(),
 }
 
 
@@ -141,8 +140,7 @@ _SCAN: dict[str, Any] = {
     "u[B,D,L], delta[B,D,L], a:float32[D,S], b[B,S,L], c[B,S,L], skip:float32[D] -> y[B,D,L]",
     rows="B",
     independent=("D",),
-    long_sizes={"L": (2049, 257)},
-    work="8*B*D*S*L",
+    work="(8*B*D*S+512)*L",
     reduction=Reduction("L"),
     **_SCAN,
     faults=(
@@ -182,8 +180,7 @@ def selective_scan(xp: Arithmetic[N], u: N, delta: N, a: N, b: N, c: N, skip: N,
     columns="Dv",
     may_be_zero=(),
     sizes=HEAD_SIZES,
-    long_sizes={"T": (193,)},
-    work="2*B*H*T*(T+D)*Dv",
+    work="2*B*H*T*(T+D)*(Dv+16)",
     inputs={"gate": _GATES},
     reduction=Reduction("T"),
     grid=("B", "H"),
@@ -270,8 +267,7 @@ def _of_last_batch(again: Any, u: Any, delta: Any, b: Any, c: Any, dy: Any) -> A
     "u[B,D,L], delta[B,D,L], a:float32[D,S], b[B,S,L], c[B,S,L], skip:float32[D], dy[B,D,L] "
     "-> du[B,D,L], ddelta[B,D,L], da:float32[D,S], db[B,S,L], dc[B,S,L], dskip:float32[D]",
     reduced=("B", "D"),
-    long_sizes={"L": (257,)},
-    work="40*B*D*S*L",
+    work="(40*B*D*S+512)*L",
     reduction=Reduction("L"),
     **_SCAN,
     gradient_of="selective_scan",
@@ -409,19 +405,24 @@ def _by_system(updates: Callable[..., Any], behind: int = 0) -> Callable[..., An
     columns="Dv",
     may_be_zero=(),
     sizes=HEAD_SIZES,
-    work="2*B*H*T*(T+D)*(Dv+T)",
+    work="2*B*H*T*(T+D)*(Dv+T+16)",
     inputs={
         "k": {
             "plain": lambda draws: _SHORT * draws.normal(),
             "one_of_eight": _one_of_eight,
             "repeated": lambda draws: _SHORT * normal(draws.bits("repeated", ignore=[1])),
             "small": lambda draws: 2.0**-10 * draws.normal(),
+            "long": lambda draws: draws.normal(),
+            "zeros": lambda draws: np.zeros(draws.shape),
         },
         "gate": _GATES,
         "beta": {
             "plain": lambda draws: draws.uniform(),
             "one": lambda draws: np.ones(draws.shape),
             "small": lambda draws: 2.0**-6 * draws.uniform(),
+            "zeros": lambda draws: np.zeros(draws.shape),
+            "double": lambda draws: 2.0 * draws.uniform(),  # eigenvalues of either sign
+            "signed": lambda draws: draws.normal(),
         },
     },
     reduction=Reduction("T"),

@@ -177,9 +177,26 @@ REAL: dict[str, Callable[[Draws], Array]] = {
         * np.floor(d.uniform() * (4 * d.format.smallest_normal / d.format.smallest_subnormal))
         * d.format.smallest_subnormal
     ),
+    # Nearly the same numbers in all tensors, so that differences between them lose most digits.
+    "alike": lambda d: normal(bits(d.seed, "alike", d.shape, start=d.start, ignore=d.tied)) + 2.0**-8 * d.normal(),
+    "sparse": lambda d: d.normal() * (integers(d.bits("sparse"), 16) == 0),
     "zeros": lambda d: np.zeros(d.shape),
     "ones": lambda d: np.ones(d.shape),
 }
+KINDS = {
+    "ordinary": ("normal", "positive", "blocks"),
+    "exact": ("integers", "powers", "one_hot", "ones"),
+    "tied": ("ties", "constant_rows", "midpoints"),
+    "cancelling": ("cancelling", "seesaw"),
+    "of a large mean": ("large_mean", "above", "below", "remote"),
+    "large": ("loud", "extremes", "near_overflow", "lowest"),
+    "small": ("small", "subnormal"),
+    "of a wide range": ("wide", "steep", "peaked", "lognormal", "patterns", "outliers", "loud_rows"),
+    "sorted": ("ascending", "descending"),
+    "alike": ("alike",),
+    "sparse": ("sparse", "zeros"),
+}
+"""Kinds of `REAL`'s distributions, each of which reveals much the same faults."""
 GENERAL = tuple(name for name in REAL if name not in {"zeros", "ones"})
 EXACT = ("integers", "powers", "one_hot", "ties", "seesaw")
 RELATIVE = ("patterns", "near_overflow", "lowest", "subnormal")  # made to the measure of the format
@@ -297,6 +314,15 @@ def names_of(tensor: TensorSpec) -> tuple[str, ...]:
         return LENGTHS
     names = INTEGERS if tensor.is_integer else tuple(ROLES[tensor.role])
     return (*names, MIDPOINTS) if tensor.role == "real" and tensor.bound else names
+
+
+def kinds_of(tensor: TensorSpec) -> dict[str, tuple[str, ...]]:
+    """The distributions that a tensor's elements may have, by kind; of few, each is a kind of its own."""
+    names = names_of(tensor)
+    if tensor.inputs or tensor.is_integer or tensor.role != "real":
+        return {name: (name,) for name in names}
+    known = {kind: tuple(name for name in some if name in names) for kind, some in KINDS.items()}
+    return {kind: some for kind, some in known.items() if some}
 
 
 def midpoints(draws: Draws, largest: int) -> npt.NDArray[np.float64]:

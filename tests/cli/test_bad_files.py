@@ -59,6 +59,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("verify pipe.toml", "expected a file, got a pipe"),
         ("bench --compare pipe.jsonl", "expected a file, got a pipe"),
         ("bench --out notes", "--out notes: expected a new file, or one that assay wrote"),
+        ("bench --plot folder", "--plot folder: it is a folder"),
         ("inspect --out notes", "--out notes: expected a new file, or one that assay wrote"),
         ("power --spec softmax --out notes", "--out notes: expected a new file, or one that assay wrote"),
         ("tune a:b --anew --out notes", "--out notes: expected a new file, or one that assay wrote"),

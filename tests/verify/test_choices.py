@@ -166,3 +166,147 @@ def test_more_answers_than_are_tried_leave_single_elements_undecided() -> None:
     assert result.failure is None
     assert sum(result.left_out.values()) == 1
     assert result.judged == 1
+
+
+def top_p(logits: Tensor) -> Tensor:
+    p = torch.softmax(logits.float(), -1)
+    ordered, index = torch.sort(p, dim=-1, descending=True)
+    ordered = torch.where(torch.cumsum(ordered, -1) - ordered > 0.7, 0.0, ordered)
+    kept = torch.zeros_like(p).scatter(1, index, ordered)
+    return kept / kept.sum(-1, keepdim=True)
+
+
+def sampled(flip: bool = False, few: bool = False, norm: bool = True) -> Callable[[Tensor], Tensor]:
+    """Return a kernel of top-p; ``flip``: of equal tokens it takes the last."""
+
+    def kernel(logits: Tensor) -> Tensor:
+        p = torch.softmax(logits.float(), -1)
+        p = p.flip(-1) if flip else p
+        ordered, index = torch.sort(p, dim=-1, descending=True, stable=True)
+        total = torch.cumsum(ordered, -1)
+        ordered = ordered.masked_fill((total if few else total - ordered) > 0.7, 0.0)
+        kept = torch.zeros_like(p).scatter_(1, index, ordered)
+        kept = kept.flip(-1) if flip else kept
+        return kept / kept.sum(-1, keepdim=True) if norm else kept
+
+    return kernel
+
+
+TIED_LOGITS = torch.tensor([[0.0, 1.0, 1.0, 0.0, 1.0], [0.5, -1.0, 2.0, 0.25, 1.0], [0.0, 0.0, 0.0, 0.0, 0.0]])
+
+
+def test_top_p_by_sort_and_scatter() -> None:
+    tensors = "logits[T,V] -> p:float32[T,V]"
+    for kernel, is_wrong in (
+        (sampled(), False),
+        (sampled(flip=True), False),
+        (sampled(few=True), True),
+        (sampled(norm=False), True),
+    ):
+        assert failed(kernel, top_p, tensors, logits=TIED_LOGITS) == is_wrong
+
+
+def expert_choice(x: Tensor, scores: Tensor) -> Tensor:
+    weights, tokens = torch.topk(scores.t(), 2, dim=-1)
+    y = torch.zeros_like(x)
+    for expert in range(scores.shape[1]):
+        y = y.index_add(0, tokens[expert], weights[expert][:, None] * x[tokens[expert]] * (expert + 1))
+    return y
+
+
+def test_experts_that_choose_tokens() -> None:
+    x = torch.tensor([[1.0, 2.0], [3.0, -1.0], [0.5, 4.0], [2.0, 2.5]])
+    scores = torch.tensor([[0.5, 0.25], [0.5, 0.75], [0.5, 0.25], [0.125, 1.0]])
+
+    def chosen(first: int, second: int, weighted: bool = True) -> Callable[..., Tensor]:
+        def kernel(x: Tensor, scores: Tensor) -> Tensor:
+            y = torch.zeros_like(x)
+            for expert, tokens in enumerate(((first, second), (1, 3))):
+                for token in tokens:
+                    y[token] += (scores[token, expert] if weighted else 1.0) * x[token] * (expert + 1)
+            return y
+
+        return kernel
+
+    tensors = "x[T,D], scores[T,E] -> y[T,D]"
+    for kernel, is_wrong in (
+        (chosen(0, 1), False),
+        (chosen(2, 1), False),
+        (chosen(2, 0), False),
+        (chosen(0, 3), True),
+        (chosen(1, 1), True),
+        (chosen(0, 1, weighted=False), True),
+    ):
+        result = judged(kernel, expert_choice, tensors, x=x, scores=scores)
+        assert (result.failure is not None) == is_wrong
+
+
+def beams(logits: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    rows, width, words = logits.shape
+    total = torch.log_softmax(logits.float(), -1) + scores[..., None]
+    best, flat = torch.topk(total.reshape(rows, width * words), width, dim=-1)
+    return best, flat // words, flat % words
+
+
+def test_a_step_of_beam_search() -> None:
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(2, 3, 7, generator=generator)
+    logits[1] = (logits[1] > 0.5).float()
+    scores = torch.tensor([[-0.5, -1.0, -1.25], [-1.0, -1.0, -1.0]])
+
+    def step(lost: int = 0, last: bool = False, modulus: int = 7) -> Callable[..., Any]:
+        def kernel(logits: Tensor, scores: Tensor) -> Any:
+            total = (torch.log_softmax(logits, -1) + scores[..., None])[:, : 3 - lost].flatten(1)
+            order = torch.argsort(total.flip(-1) if last else total, dim=-1, descending=True, stable=True)[:, :3]
+            flat = total.shape[-1] - 1 - order if last else order
+            return total.gather(1, flat), flat // modulus, flat % modulus
+
+        return kernel
+
+    tensors = "logits[B,3,V], scores[B,3] -> best[B,3], beam:int64[B,3], word:int64[B,3]"
+    for kernel, is_wrong in ((step(), False), (step(last=True), False), (step(lost=2), True), (step(modulus=3), True)):
+        assert failed(kernel, beams, tensors, logits=logits, scores=scores) == is_wrong
+
+
+def suppressed(at_least: bool = False, ascending: bool = False, dead: bool = False) -> Callable[..., Tensor]:
+    """Return non-maximum suppression of intervals: right by default; else with >=, in the other order, or by intervals
+    that are suppressed themselves."""
+
+    def kernel(low: Tensor, high: Tensor, score: Tensor) -> Tensor:
+        order = torch.argsort(score, descending=not ascending, stable=True)
+        low, high = low[order], high[order]
+        inter = (torch.minimum(high[:, None], high) - torch.maximum(low[:, None], low)).clamp(min=0)
+        ratio = inter / ((high - low)[:, None] + (high - low) - inter)
+        keep, later = torch.ones(len(low), dtype=torch.bool), torch.arange(len(low))
+        for at in range(len(low)):
+            over = (ratio[at] >= 0.5 if at_least else ratio[at] > 0.5) & (later > at)
+            keep = keep & ~(over if dead else over & keep[at])
+        return torch.zeros(len(low), dtype=torch.bool).scatter(0, order, keep)
+
+    return kernel
+
+
+def test_non_maximum_suppression() -> None:
+    low = torch.tensor([0.0, 1.0, 2.0, 10.0, 10.0, 20.0, 21.0])
+    high = torch.tensor([4.0, 5.0, 6.0, 14.0, 12.0, 30.0, 30.0])
+    score = torch.tensor([0.9, 0.8, 0.7, 0.6, 0.95, 0.6, 0.5])
+    tensors = "low[N], high[N], score[N] -> keep:bool[N]"
+    for kernel, is_wrong in (
+        (suppressed(), False),
+        (suppressed(at_least=True), True),
+        (suppressed(ascending=True), True),
+        (suppressed(dead=True), True),
+    ):
+        assert failed(kernel, suppressed(), tensors, low=low, high=high, score=score) == is_wrong
+
+
+def test_codes_of_eight_bits() -> None:
+    x, scale = torch.tensor([[1.0625, 1.1875, 0.3, 500.0]]), torch.tensor([[1.0]])
+
+    def codes_of(x: Tensor, scale: Tensor) -> Tensor:
+        return (x / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+
+    tensors = "x[T,D], scale[T,1] -> q:float8_e4m3fn[T,D]"
+    for factor, is_wrong in (1.0, False), (1.0 + 2.0**-10, True), (1.05, True), (0.97, True):
+        kernel = lambda x, s, f=factor: codes_of(x * f, s)  # noqa: E731
+        assert failed(kernel, codes_of, tensors, x=x, scale=scale) == is_wrong

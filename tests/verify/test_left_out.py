@@ -116,11 +116,16 @@ def test_a_verdict_says_where_no_time_limit_could_act(isolate: bool, unlimited: 
 
 
 def test_an_output_that_is_mostly_unjudged_is_mistrusted() -> None:
-    """With the reasons counted; exactly half of it is enough, and one large case of zeros is one among the others."""
-    half = Tally(judged_of=Counter(y=6, lse=9), left_out=Counter({("y", OPEN): 6}))
-    assert half.mostly_left_out == ""
-    more = half + Tally(left_out=Counter({("y", BEYOND): 1}))
-    assert more.mostly_left_out == f"7 of 13 elements of y were not judged: 6 {OPEN}, 1 {BEYOND}"
+    """With the reasons counted; exactly half of it is enough, and one large case is one among the others."""
+
+    def case(judged: int, left: int, reason: str = OPEN) -> Tally:
+        left_out = Counter({("y", reason): left}) if left else Counter[tuple[str, str]]()
+        return Tally.of("fuzz", Result(HUGE, judged_of=Counter(y=judged, lse=9), left_out=left_out), ())
+
+    assert case(6, 6).mostly_left_out == ""
+    more = case(6, 7) + case(0, 1, BEYOND)
+    assert more.mostly_left_out == f"8 of 14 elements of y were not judged: 7 {OPEN}, 1 {BEYOND}"
+    assert (case(0, 8193) + case(4, 0)).mostly_left_out == ""
     zeros, others = Result(HUGE, judged=8193, nonzero=0), Result(HUGE, judged=4, nonzero=3)
     assert (Tally.of("fuzz", zeros, ()) + Tally.of("fuzz", others, ())).nonzero == 0.75
 

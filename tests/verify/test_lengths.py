@@ -123,6 +123,10 @@ OPS: dict[str, Kernel] = {
 }
 
 
+HIDDEN = {"bias", "range"}
+"""Aspects in which a fault of long sums shows too: in series of calls, and where numbers have a large mean."""
+
+
 def looked_at(kernel: Kernel, op: str, dtype: str, contract: Contract | None = None) -> Run:
     """The course of an examination that tries growing lengths alone."""
     settings = Settings(op, dtype=dtype, contract=contract or Contract(), examples=0)
@@ -150,19 +154,19 @@ def off_from(op: str, least: int, size: float) -> Kernel:
 
 @pytest.mark.parametrize(("op", "least"), by_turns(OPS, [512, 2048, 8192]))
 def test_a_fault_of_long_sums_alone_is_found(op: str, least: int) -> None:
-    assert found(off_from(op, least, 1e-4), op, "float32") - {"bias"} == {"shapes"}
+    assert found(off_from(op, least, 1e-4), op, "float32") - HIDDEN == {"shapes"}
 
 
 @pytest.mark.parametrize("size", [pytest.param(1e-3, marks=pytest.mark.evidence), 1e-2])
 def test_a_larger_fault_of_long_sums_is_found(size: float) -> None:
     """An attention off by more from 2,048 keys on."""
-    assert found(off_from("attention", 2048, size), "attention", "float32") - {"bias"} == {"shapes"}
+    assert found(off_from("attention", 2048, size), "attention", "float32") - HIDDEN == {"shapes"}
 
 
 @pytest.mark.parametrize("op", only(lambda op: op in ("softmax", "gemm", "attention"), OPS))
 def test_a_fault_of_long_sums_is_found_behind_a_coarse_store(op: str) -> None:
     """An output off by 1e-2 from 8,192 terms on, in bfloat16 too."""
-    assert found(off_from(op, 8192, 1e-2), op, "bfloat16") - {"bias"} == {"shapes"}
+    assert found(off_from(op, 8192, 1e-2), op, "bfloat16") - HIDDEN == {"shapes"}
 
 
 @pytest.mark.parametrize(("op", "dtype"), by_turns(OPS, ["float32", "bfloat16"]))
@@ -212,7 +216,7 @@ def test_every_length_tells_what_it_notices() -> None:
     [
         ("softmax", {"N": range(1, 200)}, [8, 128, 199]),
         ("softmax", {"N": [256]}, [256]),
-        ("attention_decode", {}, [6, 128, 1024, 4096]),
+        ("attention_decode", {}, [8, 126, 1023, 4095, 16383]),
         ("gemm_int4", {}, [128, 1024, 4096, 16384, 65536]),
         ("attention_varlen", {"B": [5]}, [8, 128, 1024]),
         ("silu", {}, [8, 128, 1024, 4096, 16384, 65536]),

@@ -29,13 +29,22 @@ TILE = (15, 16, 17, 31, 32, 33, 37, 61, 63, 64, 65, 97, 127, 128, 129, 131)
 LARGE = (255, 256, 257, 300, 384, 511, 513, 767, 768, 1000, 1023, 1025)
 HUGE = (1279, 2049, 4095, 4096, 5003, 8193)
 VAST = (*HUGE, 32769)  # of columns and what is summed over: each row may be a program of an interpreted kernel
+_BUCKETS = (12, 24, 40, 48, 80, 96, 100, 112, 160, 192, 200, 224, 320, 448, 512, 640, 896, 1024, 1536, 2048, 3072, 3584)
+BOUNDARIES = tuple(sorted({*SMALL, *TILE, *LARGE, *VAST, *_BUCKETS}))
+"""Sizes that cases cover the classes of sizes with: about tiles, and those for which dispatchers have programs."""
+MEMORIES = ("plain", "plain", "nan", "huge")
+UNUSED = ("plain", "nan")
+PROTOCOLS = ("once",) * 6 + ("repeat", "after_other", "after_refill")
 
 MOST_ELEMENTS = 2**17  # of a tensor of a case: keeps a case quick, with its golden
 MOST_WORK = 2**24  # operations of a case (`Spec.cost`), for the same reason
 _INTERPRETED_ELEMENTS = 2**14  # an interpreted kernel takes a hundred times as long for each
 _INTERPRETED_WORK = 2**20  # likewise
 _INTERPRETED_STEPS = 1024  # programs and scan steps, about a millisecond each whatever their size
-_GROUPS = (1, 2, 3, 4, 8)
+_BATCHES = (1, 2, 3)
+_GATHERED = (1, 2, 3, 4, 8, 17, 64)  # experts, most of which take time and are alike
+_FEWEST = 4  # of an op's own sizes, that small cases have
+_GROUPS = (1, 2, 3, 4, 5, 7, 8, 16)
 
 
 def seeded(seed: int) -> Chooser:
@@ -102,9 +111,9 @@ class Sampler:
             layouts=layouts,
             seed=choose(range(1 << 24)),
             out_dtype=self.out_dtype,
-            memory=choose(("plain", "plain", "nan", "huge")),
-            protocol=choose(("once",) * 6 + ("repeat", "after_other", "after_refill")),
-            unused=choose(("plain", "nan")) if self.definition.inputs.unused else "plain",
+            memory=choose(MEMORIES),
+            protocol=choose(PROTOCOLS),
+            unused=choose(UNUSED) if self.definition.inputs.unused else "plain",
         )
 
     def free_symbols(self, case: Case) -> list[str]:
@@ -118,9 +127,12 @@ class Sampler:
         }
         return [s for s in case.sizes if s not in bound and self.definition.step(case.signature, s, case.sizes) == 1]
 
-    def fits(self, sizes: Mapping[str, int]) -> bool:
-        """Whether a call of these sizes is within the limits."""
-        return not self._too_much(self.definition.signature(self.option_sets()[0]), self.tied_sizes(sizes))
+    def fits(self, sizes: Mapping[str, int], signature: Signature | None = None) -> bool:
+        """Whether a call of these sizes is within the limits, under the first option set unless a signature is
+        given."""
+        signature = signature or self.definition.signature(self.option_sets()[0])
+        tied = {symbol: sizes[other] for symbol, other in self.ties.items() if other in sizes}
+        return not self._too_much(signature, {**sizes, **tied})
 
     def cost(self, sizes: Mapping[str, int]) -> tuple[int, int]:
         """Return the cost of a call: the interpreter's steps, if the kernel is interpreted, and the work."""
@@ -181,8 +193,13 @@ class Sampler:
             pool = self._dividing(symbol, self._restricted(choose, symbol, style))
         elif symbol in self.definition.sizes.allowed:
             pool = self._divisors(symbol)
+            pool = sorted(pool)[:_FEWEST] if style == "small" else pool
         elif symbol in self.definition.axes.groups:
             pool = [sizes[self.definition.axes.groups[symbol]] * group for group in _GROUPS]
+        elif self.is_batch(signature, symbol) and not (long and symbol in self.definition.axes.grid):
+            pool = _BATCHES
+        elif symbol in self.definition.axes.gathered and symbol not in self.definition.axes.grid and not long:
+            pool = _GATHERED
         elif long and not pool:
             pool = LARGE if choose(range(4)) else HUGE if symbol in self.definition.axes.grid else VAST
         elif not pool:
@@ -190,7 +207,7 @@ class Sampler:
             if symbol in self.definition.sizes.may_be_zero and choose(range(16)) == 0:
                 pool = (0,)
         size = int(choose(list(pool)))
-        step = self._step(signature, symbol, sizes)
+        step = self.step(signature, symbol, sizes)
         if symbol in self.shapes and size % step:
             partner = self.definition.sizes.multiples.get(symbol, "")
             others = self.shapes.get(partner) or self.definition.sizes.allowed.get(partner, ())
@@ -202,7 +219,12 @@ class Sampler:
             size = int(choose(fitting))
         return -(-size // step) * step
 
-    def _step(self, signature: Signature, symbol: str, sizes: Mapping[str, int]) -> int:
+    def is_batch(self, signature: Signature, symbol: str) -> bool:
+        """Whether a symbol counts batches or groups of heads, whose programs are much alike and only take time."""
+        axes, dims = self.definition.axes, signature.tensors[0].dims
+        return symbol in axes.groups.values() or (symbol == axes.rows and len(dims) > 2 and symbol == dims[0])
+
+    def step(self, signature: Signature, symbol: str, sizes: Mapping[str, int]) -> int:
         """Return the number that a symbol, and all symbols tied with it, must be a multiple of."""
         alike = [symbol, *(tied for tied, other in self.ties.items() if other == symbol and tied in signature.symbols)]
         return math.lcm(*(self.definition.step(signature, name, sizes) for name in alike))
@@ -243,7 +265,7 @@ class Sampler:
 
     def _smaller(self, signature: Signature, symbol: str, sizes: Mapping[str, int]) -> int:
         """Return about half of a size, if the symbol may have it."""
-        step = self._step(signature, symbol, sizes)
+        step = self.step(signature, symbol, sizes)
         half = max(step, sizes[symbol] // 2 // step * step)
         # A reference refuses sizes that it doesn't allow.
         own = self.definition.sizes.allowed.get(symbol, ()) if self.definition.needs_dtypes else ()

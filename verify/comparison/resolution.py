@@ -9,7 +9,8 @@ A run of the reference takes the likeliest answer to each decision that its radi
 3. Decisions are put in groups by leading indices (an element, a row, all): the finest with which each wrong element
    hangs on one group alone. Two evaluations for each binary digit of the groups' numbers show this: one leaves the
    groups open whose digit is one, the other the rest.
-4. The groups' answers are tried at the same time, each group's best answers first, in at most `MOST_TRIED` evaluations.
+4. The groups' answers are tried at the same time, each group's best answers first, in at most `MOST_TRIED` evaluations,
+   as long as they explain more.
    Elements that none of all admissible answers explains are wrong; where not all were tried, the enclosure of step 2
    judges an element, and without one it is undecided.
 """
@@ -36,7 +37,7 @@ Answers = dict[Element, float]
 
 MOST_TRIED = 64
 """The most evaluations in which admissible answers are tried for the outputs of one call."""
-_MOST_GROUPS = 2**12
+_MOST_IDLE = 24  # evaluations one after another that explain no further element
 _MOST_PENDING = 2**12  # answers of a group that wait to be tried
 
 
@@ -264,7 +265,9 @@ class _Search:
 
     def execute(self, left: int) -> int:
         """Try answers in at most ``left`` evaluations; return how many of them remain."""
-        while left and any(self.pending[group] and self.best[group][0] for group in self.pending):
+        idle = 0
+        while left and idle < _MOST_IDLE and any(self.pending[g] and self.best[g][0] for g in self.pending):
+            idle += 1
             trial = {g: heapq.heappop(p)[-1] for g, p in self.pending.items() if p and self.best[g][0]}
             kept = {g: self.best[g][1] for g in self.pending if g not in trial}
             left -= 1
@@ -278,7 +281,7 @@ class _Search:
             for group, answers in trial.items():
                 broken = self._broken(run, group)
                 if broken < self.best[group][0]:
-                    self.best[group] = broken, answers
+                    self.best[group], idle = (broken, answers), 0
                 if broken:
                     self._extend(run, group, answers, broken)
         self.is_complete &= not any(self.pending[g] for g in self.pending if self.best[g][0])

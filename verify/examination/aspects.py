@@ -90,15 +90,10 @@ def without_aspect(aspect: str, case: Case, sampler: Sampler) -> Case:
 
 
 def _of_plain_sizes(case: Case, sampler: Sampler) -> Case:
-    """Return the case with whole tiles along every symbol of free size, as large as fits, and 2 along grid symbols.
-
-    Symbols that have longer sizes in a few cases (`Sizes.long`) get a whole tile too.
-    """
-    definition, grid = case.definition, case.definition.axes.grid
+    """Return the case with whole tiles along every symbol of free size, as large as fits, and 2 along grid symbols."""
+    grid = case.definition.axes.grid
     for size in _PLAIN_SIZES:
         sizes = {symbol: 2 if symbol in grid else size for symbol in sampler.free_symbols(case)}
-        long = {*definition.sizes.long} - {*sampler.shapes, *sampler.ties}
-        sizes |= {symbol: size for symbol in long if size in definition.sizes.allowed.get(symbol, (size,))}
         if sampler.fits(sizes := {**case.sizes, **sizes}):
             return replace(
                 case, sizes=sizes, edits=tuple(edit for edit in case.edits if _lies_in(edit[0], edit[1], case, sizes))

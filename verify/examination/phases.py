@@ -20,7 +20,8 @@ The cases of the phases from exact to bias are fixed beforehand and come interle
 | emitted        | for an interpreted kernel: contracted sums and approximate functions, as in NVIDIA's backend      |
 | plain_process  | for an isolated kernel: one call in a process without a trace of an examination                   |
 | lengths        | sums of 8 to 65,536 terms of ordinary data, each also judged by the likely size of rounding errors |
-| fuzz           | drawn by Hypothesis, which climbs towards larger ratios of error to radius                        |
+| fuzz           | cases that cover the pairs of factors that the fixed ones leave (`assay.verify.cases.factors`);   |
+|                | then cases drawn by Hypothesis, which climbs towards larger ratios of error to radius             |
 | over_limit     | more than 65,535 rows, or classes, if smaller cases were quick enough                             |
 | at             | sizes of production, if the caller names some (`assay.verify.cases.at_shape`)                     |
 """
@@ -29,7 +30,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,6 +42,7 @@ from assay.formats.format import format_named
 from assay.golden.inputs.distributions import EVERY, EXACT, MIDPOINTS, RANGE, names_of
 from assay.golden.signature import dimension, symbols_in
 from assay.verify.cases.case import Case
+from assay.verify.cases.factors import Covering, Factors
 from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.cases.sampler import MOST_ELEMENTS, MOST_WORK, SMALL, Sampler, real_tensors, seeded, with_values
 from assay.verify.comparison.statistics import INDEPENDENT
@@ -63,11 +65,15 @@ _LONG_SUM = (64, 512)  # a tile, and a sum over several of them
 _PEAK = 100.0  # far above normal numbers: it dominates a softmax or a norm if it is taken in
 # (size, rows): one more than common block sizes; odd numbers of rows, fewer where rows are long
 _BLOCK_BOUNDARIES = ((513, 31), (1025, 127), (2049, 3), (4097, 3))
+_SLOW_BOUNDARIES = ((2049, 3), (257, 3))  # of what is gone through step by step; the first that fits
 # ends beyond 16 bits; each about GROWTH times the one before at most, so that its time can be extrapolated
 _GROWING = (17, 257, 2049, 4097, 2**16 + 65)
 _FEW = 10 * 2**16  # elements of a tensor with more rows than 16 bits count: about ten for each row
 _MANY = 2**21 + 2**17  # the most elements if the op's sizes admit no fewer: about 32 for each row
 _SMALLER = 8  # all but one in 8 fuzzed cases have at most an 8th of the elements and steps: more cases per second
+
+_COVERING_SHARE = 0.75  # of the fuzzed cases; the others climb
+_SHARES = (32, 8) * 7 + (32, 1)  # what part of the elements and steps the covering cases may have, by turns
 
 GROWTH = 16
 """How many times larger at most each case of a series of `over_limit_cases` is than the one before."""
@@ -138,8 +144,9 @@ def exact_cases(sampler: Sampler) -> Iterator[Case]:
         yield _ordinary(base, "integers", sizes={**base.sizes, **equal})
     for base in _base_cases(sampler, "long", ("small",), most=1):
         for symbol in sampler.free_symbols(base):
-            longer = [sizes for size in _LONG if sampler.fits(sizes := {**base.sizes, symbol: size})]
-            if longer and symbol not in base.definition.axes.grid:
+            sizes_of_sum = _LONG[-1:] if _is_slow(base, symbol) else _LONG
+            longer = [sizes for size in sizes_of_sum if sampler.fits(sizes := {**base.sizes, symbol: size})]
+            if longer and symbol not in (*base.definition.axes.grid, *base.definition.axes.gathered):
                 yield _ordinary(base, "integers", sizes=longer[0])
 
 
@@ -191,16 +198,20 @@ def single_operand_cases(sampler: Sampler) -> Iterator[Case]:
 def block_boundary_cases(sampler: Sampler) -> Iterator[Case]:
     """Yield cases of many rows, each one element longer than a block: faults in the state passed on show most there.
 
-    In the last ones the final element is far above the others. Then come sequences of many chunks (`Sizes.long`).
+    In the last ones the final element is far above the others.
     """
     choose = _chooser(sampler, "seams")
     base = sampler.case(_least, style="small", options=choose(sampler.option_sets()))
     free, rows = sampler.free_symbols(base), _rows(base)
     for symbol in free:
-        for size, count in _BLOCK_BOUNDARIES if symbol not in (*base.definition.axes.grid, rows) else ():
-            sizes = {**base.sizes, **({rows: count} if rows in free else {}), symbol: size}
-            if not sampler.fits(sizes):
-                continue
+        if symbol in (*base.definition.axes.grid, *base.definition.axes.gathered, rows):
+            continue
+        boundaries = _SLOW_BOUNDARIES if _is_slow(base, symbol) else _BLOCK_BOUNDARIES
+        sized = [
+            ({**base.sizes, **({rows: count} if rows in free else {}), symbol: n}, count) for n, count in boundaries
+        ]
+        fitting = [(sizes, count) for sizes, count in sized if sampler.fits(sizes)]
+        for sizes, count in fitting[:1] if _is_slow(base, symbol) else fitting:
             for distribution in ("normal", "wide")[: 1 + (count > 3)]:
                 case = _ordinary(base, distribution, sizes=sizes, seed=choose(range(1 << 24)))
                 yield case
@@ -208,10 +219,6 @@ def block_boundary_cases(sampler: Sampler) -> Iterator[Case]:
             if first is not None and all(case.shape(first)):
                 last = tuple(extent - 1 for extent in case.shape(first))
                 yield with_values(case, "normal", edits=((first.name, last, _PEAK),))
-    for symbol, long in base.definition.sizes.long.items():
-        fitting = [sizes for size in long if sampler.fits(sizes := {**base.sizes, symbol: size})]
-        if fitting and symbol not in sampler.shapes:
-            yield _ordinary(base, sizes=fitting[0], seed=choose(range(1 << 24)))
 
 
 def aligned_cases(sampler: Sampler) -> Iterator[Case]:
@@ -225,6 +232,11 @@ def aligned_cases(sampler: Sampler) -> Iterator[Case]:
             sizes = _aligned(sampler, base, {symbol: longest if symbol in over else size for symbol in base.sizes})
             if sizes != base.sizes and (over or size == longest):
                 yield _ordinary(base, data, unused="plain", seed=choose(range(1 << 24)), sizes=sizes)
+
+
+def _is_slow(case: Case, symbol: str) -> bool:
+    """Whether the indices along a symbol are gone through one after another, as those of a recurrence are."""
+    return symbol in symbols_in(case.definition.sizes.sequential_steps or "")
 
 
 def _aligned(sampler: Sampler, case: Case, wanted: Mapping[str, int]) -> dict[str, int]:
@@ -403,7 +415,7 @@ def length_cases(sampler: Sampler, *, quick: bool = False) -> list[tuple[int, tu
                 _with_distributions(
                     _ordinary(base, data, unused="plain", seed=choose(range(1 << 24)), sizes=sizes), full
                 )
-                for data in INDEPENDENT[1 if quick else 0 :]
+                for data in INDEPENDENT[2 if quick else 0 :]
             ]
             results.setdefault(dimension(over, sizes), tuple(cases))
     return sorted(results.items())
@@ -429,9 +441,30 @@ def _sizes_of_sum(sampler: Sampler, base: Case, over: str, longest: int) -> dict
             if not fitting:
                 return None
             sizes = sampler.with_size(sizes, symbol, choices[fitting - 1])
+        for tensor in base.signature.tensors:
+            if tensor.bound in base.definition.axes.gathered:  # else the same terms recur, and their errors add up
+                sizes[tensor.bound] = max(math.prod(tensor.shape(sizes)), sizes[tensor.bound])
         if dimension(over, sizes) <= longest and sampler.fits(sizes):
             return sizes
     return None
+
+
+def covering_cases(factors: Factors, covered: Iterable[Case], examples: int) -> Iterator[Case]:
+    """Yield cases that cover the most pairs of factors that ``covered`` leave, and then those before them.
+
+    They depend on nothing that was measured, so that the same seed gives the same cases.
+    """
+    sampler = factors.sampler
+    choose, covering = _chooser(sampler, "covering"), Covering(factors, covered)
+    for index in range(round(_COVERING_SHARE * examples)):
+        case = covering.next_case(choose, _one_of(sampler, _SHARES[index % len(_SHARES)]))
+        covering.add(case)
+        yield case
+
+
+def _one_of(sampler: Sampler, share: int) -> Sampler:
+    """Return a sampler of cases of one ``share`` of the elements, work and steps."""
+    return sampler.limited(sampler.most_elements // share, sampler.most_work // share, share)
 
 
 def fuzz(sampler: Sampler, examples: int, attempt: Callable[[Case], float | None]) -> None:

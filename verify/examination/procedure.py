@@ -29,7 +29,7 @@ from assay.verify.examination.plan import Plan, make_plan
 from assay.verify.examination.repro import repro_line
 from assay.verify.examination.run import Progress, Run, Tally
 from assay.verify.examination.sensitivity import sensitivity_check
-from assay.verify.findings import Detectable, Variant
+from assay.verify.findings import Detectable, Pairs, Variant
 from assay.verify.harness import lost_device
 from assay.verify.harness.call import signature_mismatch
 from assay.verify.harness.compilation import Compiled
@@ -235,7 +235,8 @@ def _isolation(plan: Plan, target: str) -> Isolation | None:
 def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
     """Run the sensitivity check and the phases, diagnose the failures, and return the verdict."""
     started = time.perf_counter()
-    tally, detectable, made, variants = Tally(), list[Detectable](), Compiled(), tuple[Variant, ...]()
+    tally, detectable, made = Tally(), list[Detectable](), Compiled()
+    pairs, variants = Pairs(), tuple[Variant, ...]()
     if plan.refusal:
         outcome, note = "REFUSED", plan.refusal
     else:
@@ -243,7 +244,7 @@ def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
         run.compile_beforehand()
         made = run.compiled
         tally, detectable = run.execute(), run.detectable
-        variants = run.variants
+        pairs, variants = run.pairs(), run.variants
         if tally.broken:
             progress("shrinking", 0, 0)
         if run.device_lost:  # every further case would fail, whatever it is
@@ -276,6 +277,7 @@ def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
         unresolved=tally.unresolved,
         histogram=tally.histogram,
         detectable=tuple(detectable),
+        pairs=pairs,
         seconds=time.perf_counter() - started,
         seed=plan.settings.seed,
         note=note,

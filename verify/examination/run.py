@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import TypeVar
 
 from assay.configs import table
@@ -22,6 +22,7 @@ from assay.runtime.deadline import CpuLimit, thread_clock
 from assay.verify.cases.at_shape import PROTOCOL as AT
 from assay.verify.cases.at_shape import at_cases
 from assay.verify.cases.case import Case
+from assay.verify.cases.factors import Covering, Factors
 from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.cases.sampler import SMALL, TILE
 from assay.verify.cases.stored import stored_cases
@@ -33,7 +34,7 @@ from assay.verify.examination import phases
 from assay.verify.examination.aspects import aspects_of, attributed_to, without_aspect
 from assay.verify.examination.plan import Plan
 from assay.verify.examination.variants import Search
-from assay.verify.findings import Aspect, Detectable, Failure, Variant
+from assay.verify.findings import Aspect, Detectable, Failure, Pairs, Variant
 from assay.verify.harness import lost_device
 from assay.verify.harness.compilation import Compiled, compiled
 from assay.verify.harness.runner import KernelHarness, failure_or_suspicion
@@ -125,7 +126,8 @@ class Tally(Counts):
 
     ``at`` describes what was judged of each large case. ``not_interpreted`` names what the interpreter lacks.
     ``refused`` counts the documented refusals by message. ``nonzero`` adds up, for each case, the share of judged
-    elements whose golden isn't zero, so that a large case of zeros counts as one case.
+    elements whose golden isn't zero, so that a large case of zeros counts as one case. ``mostly_left`` counts, by
+    output, the cases that leave more than half of it unjudged.
 
     A broken or suspect aspect holds its first failure, and the error map of that output.
     """
@@ -136,6 +138,7 @@ class Tally(Counts):
     at: tuple[str, ...] = ()
     not_interpreted: tuple[str, ...] = ()
     refused: Counter[str] = field(default_factory=Counter)
+    mostly_left: Counter[str] = field(default_factory=Counter)
 
     @staticmethod
     def of(phase: str, result: Result, aspects: Iterable[str]) -> Tally:
@@ -144,7 +147,11 @@ class Tally(Counts):
         aspect = Aspect(status, 1, result.worst, result.failure, map=map_of(result))
         at = (result.sampled,) if result.sampled else ()
         tally = Tally(cases=1, phases={phase: 1}, aspects=dict.fromkeys(aspects, aspect), at=at).counting(result)
-        return replace(tally, nonzero=result.nonzero / max(result.judged, 1))
+        left = Counter[str]()
+        for (output, _), count in result.left_out.items():
+            left[output] += count
+        mostly_left = Counter(output for output, count in left.items() if count > result.judged_of[output])
+        return replace(tally, nonzero=result.nonzero / max(result.judged, 1), mostly_left=mostly_left)
 
     @property
     def broken(self) -> set[str]:
@@ -169,11 +176,12 @@ class Tally(Counts):
 
     @property
     def mostly_left_out(self) -> str:
-        """The first output of which more than half isn't judged, with the reasons; empty if there is none."""
+        """The first output of which more than half isn't judged, in all and in most cases, with the reasons; empty if
+        there is none."""
         for output in dict.fromkeys(output for output, _ in self.left_out):
             reasons = {reason: count for (name, reason), count in self.left_out.items() if name == output}
             left, judged = sum(reasons.values()), self.judged_of[output]
-            if left > judged:
+            if left > judged and self.mostly_left[output] > self.cases / 2:
                 words = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
                 return f"{left} of {left + judged} elements of {output} were not judged: {words}"
         return ""
@@ -186,7 +194,7 @@ class Tally(Counts):
             cases = new.cases + (old.cases if name in aspects else 0)
             aspects[name] = replace(gravest, cases=cases, worst=max(old.worst, new.worst))
         phases.update(other.phases)
-        names = ("cases", "at", "not_interpreted", "refused")
+        names = ("cases", "at", "not_interpreted", "refused", "mostly_left")
         sums = {name: getattr(self, name) + getattr(other, name) for name in names}
         return replace(self.counting(other), aspects=aspects, phases=phases, **sums)
 
@@ -225,6 +233,10 @@ class Run:
     """What was compiled for them."""
     harness: KernelHarness = field(init=False)
     """Calls the kernel; it skips checks of properties that are already broken."""
+    planned: Sequence[Case] = ()
+    """The cases of the fixed phases, whose pairs of factors the fuzzed cases need not cover."""
+    judged: list[Case] = field(default_factory=list)
+    """The cases that gave a result."""
     started: tuple[float, float] = field(default_factory=thread_clock)
     """The thread's processor time when the run began."""
     losses: int = 0
@@ -306,6 +318,8 @@ class Run:
             words = f"{result.failure.message}; {lost_device.LOST}" if self.device_lost else result.failure.message
             result = replace(result, failure=replace(result.failure, message=words))
         failure, shown = result.failure, aspects_of(case)
+        if failure is None or failure.kind not in ("not_interpreted", "refused"):
+            self.judged.append(case)
         if failure is not None and self.compiled.chosen:
             failure = replace(failure, case=self.compiled.named(failure.case, self.beforehand))
         if failure is None:
@@ -358,6 +372,17 @@ class Run:
             self.tally += Tally(aspects={aspect: Aspect("suspect", failure=second.failure)})
         return result, second
 
+    @cached_property
+    def factors(self) -> Factors:
+        """The factors of its cases; read once the first case has shown whether the kernel is interpreted."""
+        return Factors(self.plan.sampler)
+
+    def pairs(self) -> Pairs:
+        """Return the pairs of factors that the judged cases cover."""
+        covering = Covering(self.factors, map(self.plan.sampler.tied, self.judged))
+        covered, feasible = covering.pairs
+        return Pairs(covered, feasible, covering.left_out)
+
     def reporting(self, phase: str, items: Sequence[T]) -> Iterator[T]:
         """Yield the items, and report the progress after each."""
         for done, item in enumerate(items, 1):
@@ -392,11 +417,13 @@ def cases_beforehand(plan: Plan) -> list[Case]:
     drawn: list[Case] = []
     if settings.goldens is not None:
         drawn += [stored.case for stored in stored_cases(settings.goldens, sampler)]
-    drawn += [case for _, case in arranged(fixed_cases(plan), settings.effort)]
+    fixed = [case for _, case in arranged(fixed_cases(plan), settings.effort)]
+    drawn += fixed
     for _, cases in phases.length_cases(sampler, quick=settings.effort == "quick"):
         drawn += cases
-    if settings.fuzzed:
-        phases.fuzz(sampler, settings.fuzzed, drawn.append)
+    drawn += (rows := list(phases.covering_cases(Factors(sampler), fixed, settings.fuzzed)))
+    if len(rows) < settings.fuzzed:
+        phases.fuzz(sampler, settings.fuzzed - len(rows), drawn.append)
     for series in phases.over_limit_cases(sampler):
         drawn += series
     drawn += at_cases(sampler, settings.at)
@@ -405,7 +432,9 @@ def cases_beforehand(plan: Plan) -> list[Case]:
 
 def _fixed(run: Run, name: str) -> None:
     """Try the cases of all fixed phases, the best kinds first."""
-    for phase, case in run.reporting(name, arranged(fixed_cases(run.plan), run.plan.settings.effort)):
+    fixed = arranged(fixed_cases(run.plan), run.plan.settings.effort)
+    run.planned = [case for _, case in fixed]
+    for phase, case in run.reporting(name, fixed):
         run.attempt(phase, case)
 
 
@@ -443,7 +472,7 @@ def _stored(run: Run, name: str) -> None:
 
 
 def _fuzz(run: Run, name: str) -> None:
-    """Try fuzzed cases; the search climbs towards larger ratios of error to radius."""
+    """Try the cases that cover what the fixed ones leave, then a search towards larger ratios of error to radius."""
     examples, done = run.plan.settings.fuzzed, 0
 
     def one(case: Case) -> float | None:
@@ -453,8 +482,10 @@ def _fuzz(run: Run, name: str) -> None:
         result = run.attempt(name, case)
         return None if result is None else result.worst
 
-    if examples:
-        phases.fuzz(run.plan.sampler, examples, one)
+    for case in phases.covering_cases(run.factors, run.planned, examples):
+        one(case)
+    if done < examples:
+        phases.fuzz(run.plan.sampler, examples - done, one)
 
 
 def _over_limit(run: Run, name: str) -> None:

@@ -34,7 +34,8 @@ def schema() -> dict[str, Any]:
     full = len(EDGES) + 1
     verdict["properties"]["histogram"]["oneOf"] = [{"maxItems": 0}, {"minItems": full, "maxItems": full}]
     verdict["properties"] |= {name: records["Aspect"]["properties"][name] for name in ("failure", "repro")}
-    verdict["required"] += ["failure", "repro"]
+    verdict["properties"]["coverage"] = {"type": "number", "minimum": 0, "maximum": 1}
+    verdict["required"] += ["coverage", "failure", "repro"]
     records["Aspect"] |= _where("status", {"enum": ["broken", "suspect"]})
     failed = _where("outcome", {"enum": ["FAIL", "WARN"]})
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A verdict of assay"}

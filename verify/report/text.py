@@ -26,6 +26,9 @@ def text_report(result: Findings) -> str:
     lines += [f"  not judged  {count} elements {reason}" for reason, count in result.left_out.items()]
     if result.unresolved:
         lines.append(f"  unresolved  {result.unresolved} elements {UNRESOLVED}")
+    if result.pairs.feasible:
+        covered = f"{result.coverage:.0%} of the pairs of factors"
+        lines.append("  covered     " + "; ".join(filter(None, (covered, result.coverage.left_out))))
     lines += [f"  refused     {count} cases: {words}" for words, count in result.refused.items()]
     if result.compiled:
         lines.append(

@@ -1,0 +1,161 @@
+"""Coverage: the factors of an examination, the pairs of them that cases cover, and cases that cover more."""
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+from torch import Tensor
+
+from assay.golden import spec, specs
+from assay.kernels.libraries.pytorch import softmax
+from assay.verify import Verdict, examine
+from assay.verify.cases.factors import Covering, Factors, size_class
+from assay.verify.cases.sampler import Sampler, seeded
+from assay.verify.examination.phases import covering_cases
+from assay.verify.report.schema import schema
+
+from .examined import fails, quick
+
+
+def sampler(op: str, **fields: Any) -> Sampler:
+    """A sampler of an op over all its usual options."""
+    settings = spec(op).default_settings
+    dtype = settings["dtype"] or "float8_e4m3fn"
+    return Sampler(spec(op), dtype, **{"options": settings["options"], **fields})
+
+
+def test_sizes_have_classes_by_magnitude_and_tile() -> None:
+    """Each size has one; the largest is open."""
+    classes = [size_class(size) for size in (1, 2, 8, 9, 16, 33, 64, 65, 512, 513, 4096, 4097, 32769)]
+    assert classes[0] == "1"
+    assert classes[1] == classes[2] == "2 to 8"
+    assert (classes[3], classes[4]) == ("9 to 64", "9 to 64 in whole tiles")
+    assert classes[-1] == classes[-2] == "over 4,096"
+
+
+@pytest.mark.parametrize("op", specs())
+def test_planned_cases_cover_more_pairs_than_drawn_ones(op: str) -> None:
+    """All that they cover can be covered, and every case is within the limits of the sampler."""
+    chosen, choose = sampler(op), seeded(0)
+    factors = Factors(chosen)
+    planned = list(covering_cases(Factors(chosen), (), 16))
+    drawn = [chosen.case(choose) for _ in planned]
+    (covered, feasible), (others, _) = (Covering(factors, cases).pairs for cases in (planned, drawn))
+    assert len(planned) == 12
+    assert others < covered <= feasible
+    assert all(chosen.fits(case.sizes, case.signature) for case in planned)
+    for case in planned:
+        numbers = list(factors.levels_of(case))
+        together = all(factors.feasible[one] >> other & 1 for one in numbers for other in numbers if one != other)
+        assert together, f"{case} is thought to be impossible"
+
+
+def test_the_same_seed_gives_the_same_planned_cases() -> None:
+    first, again, other = (list(covering_cases(Factors(sampler("attention", seed=seed)), (), 8)) for seed in (3, 3, 4))
+    assert first == again != other
+
+
+def test_planned_cases_do_not_repeat_what_is_covered() -> None:
+    """The second half covers pairs that the first half left."""
+    chosen = sampler("rmsnorm")
+    factors, first = Factors(chosen), list(covering_cases(Factors(chosen), (), 40))
+    second = list(covering_cases(Factors(chosen), first, 40))
+    assert Covering(factors, [*first, *second]).pairs[0] > 1.3 * Covering(factors, first).pairs[0]
+
+
+def test_what_no_case_can_have_is_not_missed() -> None:
+    """By restrictions, by multiples, and because it is too large; few sizes are covered completely."""
+    narrow = sampler("softmax", shapes={"R": [3], "N": [64, 128]}, layouts=["contiguous"], options={})
+    cases = list(covering_cases(Factors(narrow), (), 120))
+    covered, feasible = Covering(Factors(narrow), cases).pairs
+    assert covered == feasible > 0
+    groups = Factors(sampler("gemm_int4"))  # K is a multiple of g, which is 32 or more
+    assert not groups.feasible[groups.levels["size of K", "1"]]
+    large = Factors(sampler("gemm"))
+    one, other = (large.levels[f"size of {symbol}", "over 4,096"] for symbol in "MN")
+    assert large.feasible[one]
+    assert not large.feasible[one] >> other & 1
+    optional = Factors(sampler("attention"))  # slopes come with alibi=True alone
+    absent, slopes = optional.levels["option alibi", "False"], optional.levels["values of slopes", "plain"]
+    assert not optional.feasible[absent] >> slopes & 1
+
+
+@pytest.fixture(scope="module")
+def verdict() -> Verdict:
+    return examine(softmax, "softmax", dtype="bfloat16", effort="quick")
+
+
+def test_a_verdict_has_its_coverage(verdict: Verdict) -> None:
+    """As a number, in words, on the card and in JSON."""
+    assert 0.3 < verdict.coverage < 1
+    assert f"{verdict.coverage:.2f}" == f"{float(verdict.coverage):.2f}"
+    assert "N > 16,384: not tried" in verdict.coverage.left_out
+    assert f"covered     {verdict.coverage:.0%} of the pairs" in str(verdict)
+    content = json.loads(verdict.to_json())
+    jsonschema.validate(content, json.loads(json.dumps(schema())))
+    assert math.isclose(content["coverage"], verdict.coverage)
+    assert Verdict.from_dict(content).coverage == verdict.coverage
+
+
+def test_more_effort_covers_more(verdict: Verdict) -> None:
+    usual = examine(softmax, "softmax", dtype="bfloat16", shapes={"R": [1, 5, 33], "N": range(1, 600)})
+    assert usual.coverage > 0.8 > verdict.coverage
+    assert "R >" not in usual.coverage.left_out
+
+
+def one_pass(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The variance of long rows as the mean square less the squared mean, as a kernel of one pass has it."""
+    z = x.double() if x.shape[1] < 1024 else x.float()
+    mean = z.mean(1, keepdim=True)
+    variance = (
+        (z * z).mean(1, keepdim=True) - mean * mean if x.shape[1] >= 1024 else z.var(1, correction=0, keepdim=True)
+    )
+    return ((z - mean) / (variance + 1e-5).sqrt() * weight + bias).to(x.dtype)
+
+
+def bucket(a: Tensor, b: Tensor) -> Tensor:
+    """A product that is 6 % off for M from 513 to 1024 only."""
+    out = a.float() @ b.float()
+    return (out * 1.06 if 512 < a.shape[0] <= 1024 else out).to(a.dtype)
+
+
+def far_heads(*tensors: Tensor) -> Tensor:
+    """Heads from the 65th on are those 64 before."""
+    from assay.verify.explanation.fault_models.evaluation import kernel_of
+
+    out: Tensor = kernel_of(None, "mla_decode")(*tensors)
+    return torch.cat([out[:, :64], out[:, : max(out.shape[1] - 64, 0)]], 1)
+
+
+def long_scan(u: Tensor, *others: Tensor) -> Tensor:
+    """A scan that begins anew after 4,096 positions."""
+    from assay.verify.explanation.fault_models.evaluation import kernel_of
+
+    delta, a, b, c, skip = others
+    parts = range(0, u.shape[2], 4096)
+    cut = ([x[:, :, first : first + 4096] for x in (u, delta, b, c)] for first in parts)
+    return torch.cat([kernel_of(None, "selective_scan")(x, d, a, y, z, skip) for x, d, y, z in cut], 2)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "op"),
+    [(one_pass, "layernorm"), (bucket, "gemm"), (far_heads, "mla_decode"), (long_scan, "selective_scan")],
+)
+def test_a_fault_of_large_sizes_or_rare_pairs_is_found(kernel: Callable[..., Any], op: str) -> None:
+    """Each shows only beyond the sizes that the op's lists once had, or for one distribution on long rows."""
+    fails(examine(kernel, op, dtype="float32", shrinking=False, every_aspect=False))
+
+
+def test_a_softplus_that_loses_small_steps_is_found() -> None:
+    def scan(u: Tensor, delta: Tensor, *others: Tensor, softplus: bool) -> Tensor:
+        from assay.verify.explanation.fault_models.evaluation import kernel_of
+
+        step = (1 + delta.exp()).log() if softplus else delta
+        result: Tensor = kernel_of(None, "selective_scan")(u, step, *others, softplus=False)
+        return result
+
+    fails(quick(scan, "selective_scan", "float32", options={"softplus": [True]}, effort="usual", examples=60))

@@ -1,0 +1,389 @@
+"""The factors of an examination, the pairs of their levels that cases cover, and cases that cover more of them.
+
+A factor is what may differ between two cases: the size of a symbol, by class; the value of an option; the distribution
+of a tensor's numbers, by kind; its layout; the protocol, the memory and the unused elements. All follow from the
+sampler: from the signature, the roles of the tensors and the restrictions, for any op alike.
+
+Most faults of software need at most two factors at certain levels (Kuhn, Wallace & Gallo, *Software fault interactions
+and implications for software testing*, 2004). `Covering.next_case` therefore builds each case greedily, level by level,
+from those that stand in the most uncovered pairs with the levels chosen before, as AETG does (Cohen et al., *The AETG
+system*, 1997). Sets of levels are bits of whole numbers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import islice
+from typing import Any, TypeVar
+
+from assay.golden.inputs.distributions import kinds_of
+from assay.golden.inputs.values import dtype_of
+from assay.golden.signature import Signature
+from assay.verify.cases.case import Case
+from assay.verify.cases.layouts import LAYOUTS
+from assay.verify.cases.sampler import BOUNDARIES, MEMORIES, PROTOCOLS, UNUSED, Chooser, Sampler
+
+T = TypeVar("T")
+Level = tuple[str, str]
+"""A factor and one of its levels, in words."""
+
+_TILE = 16  # sizes that are a multiple of it are whole tiles
+_ENDS = (1, 8, 64, 512, 4096)  # the largest sizes of the classes
+_BEYOND = f"over {_ENDS[-1]:,}"
+_MOST_HEADS = 512  # many kernels and definitions go through them one by one
+_MOST_NAMED = 4  # levels that no case had; of more only the number is said
+_FEW = 8  # sizes of a restricted symbol, each of which is then a class of its own
+
+
+def size_class(size: int) -> str:
+    """Return the class of a size: by magnitude, and whether it is a whole number of tiles of 16."""
+    low = 1
+    for high in _ENDS:
+        if size <= high:
+            whole = size >= _TILE and size % _TILE == 0
+            return (f"{low:,} to {high:,}" if low < high else f"{high}") + (" in whole tiles" if whole else "")
+        low = high + 1
+    return _BEYOND
+
+
+class Factors:
+    """The factors of a sampler's cases: their levels, numbered, and which of them can stand in one case."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+        self.signatures = [(options, sampler.definition.signature(options)) for options in sampler.option_sets()]
+        names = dict.fromkeys(symbol for _, signature in self.signatures for symbol in signature.symbols)
+        self.symbols = {name: self._classes(name) for name in names if name not in sampler.ties}
+        """The sizes of each symbol that isn't tied to another one, by class, ascending."""
+        tensors = {tensor.name: tensor for _, signature in self.signatures for tensor in signature.tensors}
+        self.kinds = {name: kinds_of(tensor) for name, tensor in tensors.items()}
+        """The kinds of each tensor's distributions, with the distributions of each kind."""
+        self._kind = {
+            name: {drawn: kind for kind, some in kinds.items() for drawn in some} for name, kinds in self.kinds.items()
+        }
+        self.levels = self._numbered()
+
+    @cached_property
+    def feasible(self) -> list[int]:
+        """The levels that can stand in one case with each level, within the restrictions and limits, by number."""
+        everywhere = {self._together(options, signature) for options, signature in self.signatures}
+        own: dict[str, int] = {}
+        for (factor, _), number in self.levels.items():
+            own[factor] = own.get(factor, 0) | 1 << number
+        result = [0] * len(self.levels)
+        for (factor, _), number in self.levels.items():
+            for together in everywhere:
+                if together >> number & 1:
+                    result[number] |= together & ~own[factor]
+        for one, other in self._sizes_apart():
+            result[one] &= ~(1 << other)
+            result[other] &= ~(1 << one)
+        return result
+
+    def levels_of(self, case: Case) -> Iterator[int]:
+        """Yield the number of each factor's level in a case."""
+        pairs = [(f"size of {name}", self._class(name, size)) for name, size in case.sizes.items()]
+        pairs += [(f"option {name}", repr(value)) for name, value in case.options.items()]
+        for tensor in case.signature.tensors:
+            kinds = self._kind[tensor.name]
+            plainest = next(iter(kinds.values()))
+            pairs.append((f"values of {tensor.name}", kinds.get(case.values.get(tensor.name, ""), plainest)))
+            pairs.append((f"layout of {tensor.name}", case.layouts.get(tensor.name, LAYOUTS[0])))
+        pairs += [("protocol", case.protocol), ("memory", case.memory), ("unused elements", case.unused)]
+        return (self.levels[pair] for pair in pairs if pair in self.levels)
+
+    def listed(self, options: Mapping[str, Any]) -> list[Level]:
+        """Return the levels of the options that are varied."""
+        return [(f"option {name}", repr(options[name])) for name in self.sampler.options]
+
+    def in_order(self, signature: Signature, choose: Chooser | None = None) -> list[str]:
+        """Return the symbols to draw, in random order if wished, each after the one that it is a multiple of."""
+        symbols = [symbol for symbol in signature.symbols if symbol in self.symbols]
+        symbols = symbols if choose is None else shuffled(symbols, choose)
+        return sorted(symbols, key=lambda symbol: symbol in self.sampler.definition.sizes.multiples)
+
+    def fitting(
+        self,
+        sampler: Sampler,
+        options: Mapping[str, Any],
+        signature: Signature,
+        wanted: Mapping[str, Sequence[int]],
+    ) -> dict[str, int] | None:
+        """Return sizes of those in ``wanted``, the others at their least; None if none are possible within the limits
+        of ``sampler``."""
+        order = self.in_order(signature)
+        multiples = sampler.definition.sizes.multiples
+
+        def extended(sizes: dict[str, int]) -> dict[str, int] | None:
+            if len(sizes) == len(order):
+                return sizes if sampler.fits(sizes, signature) else None
+            symbol = order[len(sizes)]
+            step, least = sampler.step(signature, symbol, sizes), self._least(symbol, options)
+            if symbol in wanted:
+                possible = self._multiples(symbol, wanted[symbol], step, least)
+                possible = possible if symbol in multiples.values() else possible[:1]
+            else:
+                dividends = [
+                    wanted[name] for name, partner in multiples.items() if partner == symbol and name in wanted
+                ]
+                possible = self._smallest(symbol, step, max(least, 1), dividends)
+            for size in possible:
+                result = extended({**sizes, symbol: size})
+                if result is not None:
+                    return result
+            return None
+
+        return extended({})
+
+    def _smallest(self, symbol: str, step: int, least: int, dividends: Sequence[Sequence[int]]) -> list[int]:
+        """Return the smallest size that is a multiple of ``step``, not below ``least``, and divides one of each of the
+        ``dividends``; an empty list if there is none."""
+        listed = self.sampler.shapes.get(symbol) or self.sampler.definition.sizes.allowed.get(symbol)
+        sizes: Iterable[int] = sorted(listed) if listed else range(-(-least // step) * step, BOUNDARIES[-1], step)
+        fitting = (size for size in sizes if size >= least and size % step == 0)
+        dividing = (size for size in fitting if all(any(n % size == 0 for n in some) for some in dividends))
+        return list(islice(dividing, 1))
+
+    def of_class(
+        self, options: Mapping[str, Any], signature: Signature, symbol: str, name: str, sizes: Mapping[str, int]
+    ) -> list[int]:
+        """Return sizes of a symbol of this class that go with the ``sizes`` of the symbols before it."""
+        step = self.sampler.step(signature, symbol, sizes)
+        return self._multiples(symbol, self.symbols[symbol][name], step, self._least(symbol, options))
+
+    def _least(self, symbol: str, options: Mapping[str, Any]) -> int:
+        return int(options.get(self.sampler.definition.sizes.minimum.get(symbol, ""), 0))
+
+    def _multiples(self, symbol: str, sizes: Sequence[int], step: int, least: int) -> list[int]:
+        """Return the sizes that are multiples of ``step`` and not below ``least``; of a free symbol without any, the
+        first such size of the same class."""
+        fitting = [size for size in sizes if size >= least and size % step == 0]
+        if fitting or symbol in self.sampler.shapes or symbol in self.sampler.definition.sizes.allowed:
+            return fitting
+        name, first = self._class(symbol, sizes[0]), -(-max(sizes[0], least, 1) // step) * step
+        others = (first + index * step for index in range(_TILE + 1))
+        return list(islice((other for other in others if self._class(symbol, other) == name), 1))
+
+    def _numbered(self) -> dict[Level, int]:
+        """Number the levels of all factors that have several."""
+        factors: dict[str, Sequence[str]] = {f"size of {name}": list(sizes) for name, sizes in self.symbols.items()}
+        factors |= {f"option {name}": list(map(repr, values)) for name, values in self.sampler.options.items()}
+        for name, kinds in self.kinds.items():
+            factors |= {f"values of {name}": list(kinds), f"layout of {name}": self.sampler.layouts}
+        factors |= {"protocol": list(dict.fromkeys(PROTOCOLS)), "memory": list(dict.fromkeys(MEMORIES))}
+        if self.sampler.definition.inputs.unused is not None:
+            factors["unused elements"] = UNUSED
+        pairs = ((name, level) for name, levels in factors.items() if len(levels) > 1 for level in levels)
+        return {pair: number for number, pair in enumerate(pairs)}
+
+    def _classes(self, symbol: str) -> dict[str, tuple[int, ...]]:
+        known = self.sampler.shapes.get(symbol) or self.sampler.definition.sizes.allowed.get(symbol)
+        most = _MOST_HEADS if symbol in self.sampler.definition.axes.groups else BOUNDARIES[-1]
+        sizes = sorted({*known} - {0}) if known else [size for size in BOUNDARIES if size <= most]
+        result: dict[str, list[int]] = {}
+        for size in sizes:
+            result.setdefault(self._class(symbol, size), []).append(size)
+        return {name: tuple(some) for name, some in result.items()}
+
+    def _class(self, symbol: str, size: int) -> str:
+        restricted = self.sampler.shapes.get(symbol, ())
+        return str(size) if 0 < len(restricted) <= _FEW else size_class(size)
+
+    def _together(self, options: Mapping[str, Any], signature: Signature) -> int:
+        """Return the levels that can occur under an option set."""
+        factors = {f"size of {symbol}" for symbol in signature.symbols}
+        factors |= {f"{what} of {tensor.name}" for tensor in signature.tensors for what in ("values", "layout")}
+        factors |= {"protocol", "memory", "unused elements"}
+        chosen = {*self.listed(options)}
+        return sum(1 << number for level, number in self.levels.items() if level[0] in factors or level in chosen)
+
+    def _sizes_apart(self) -> Iterator[tuple[int, int]]:
+        """Yield pairs of levels of sizes that no case can have, by steps or because it would be too large; of a level
+        that no case can have at all, it with every other one.
+
+        Of two symbols whose sizes don't hang on each other all larger ones are too large where one is.
+        """
+        possible: dict[str, list[str]] = {}
+        for one, sizes in self.symbols.items():
+            possible[one] = [name for name in sizes if self._can_be({one: name})]
+            impossible = [name for name in sizes if name not in possible[one]] if len(sizes) > 1 else []
+            for number in (self.levels[f"size of {one}", name] for name in impossible):
+                yield from ((number, other) for other in self.levels.values())
+        symbols = [name for name, sizes in self.symbols.items() if len(sizes) > 1]
+        divisors = self.sampler.definition.sizes.multiples.values()
+        for place, one in enumerate(symbols):
+            for other in symbols[place + 1 :]:
+                second, hang = possible[other], one in divisors or other in divisors
+                most = len(second)  # classes of the other symbol that fit the class before
+                for name in possible[one]:
+                    while not hang and most and not self._can_be({one: name, other: second[most - 1]}):
+                        most -= 1
+                    for index, partner in enumerate(second):
+                        if not self._can_be({one: name, other: partner}) if hang else index >= most:
+                            yield self.levels[f"size of {one}", name], self.levels[f"size of {other}", partner]
+
+    def _can_be(self, wanted: Mapping[str, str]) -> bool:
+        """Whether a case within the limits can have sizes of these classes, all other symbols being at their least."""
+        sizes = {symbol: self.symbols[symbol][name] for symbol, name in wanted.items()}
+        return any(
+            self.fitting(self.sampler, options, signature, sizes) is not None
+            for options, signature in self._distinct
+            if {*wanted} <= {*signature.symbols}
+        )
+
+    @cached_property
+    def _distinct(self) -> list[tuple[dict[str, Any], Signature]]:
+        """One option set for each set of symbols, and of what restricts them."""
+        sets: dict[str, tuple[dict[str, Any], Signature]] = {}
+        for options, signature in self.signatures:
+            bounds = [options[name] for name in self.sampler.definition.sizes.minimum.values()]
+            sets.setdefault(str((signature.symbols, signature.steps, bounds)), (options, signature))
+        return list(sets.values())
+
+
+class Covering:
+    """The pairs of levels that cases have covered so far."""
+
+    def __init__(self, factors: Factors, cases: Iterable[Case] = ()) -> None:
+        self.factors = factors
+        self._covered = [0] * len(factors.levels)  # the levels with which each level has stood in a case
+        self._largest: dict[str, int] = {}
+        self._drawn: Counter[tuple[str, int]] = Counter()  # sizes of each magnitude in bits, by symbol
+        for case in cases:
+            self.add(case)
+
+    def add(self, case: Case) -> None:
+        """Count the pairs of a case; one without elements covers none."""
+        if 0 in case.sizes.values():
+            return
+        numbers = list(self.factors.levels_of(case))
+        row = sum(1 << number for number in numbers)
+        for number in numbers:
+            self._covered[number] |= row
+        for name, size in case.sizes.items():
+            self._largest[name] = max(size, self._largest.get(name, 0))
+
+    @property
+    def pairs(self) -> tuple[int, int]:
+        """How many feasible pairs are covered, and how many there are."""
+        feasible = self.factors.feasible
+        done = sum((mask & could).bit_count() for mask, could in zip(self._covered, feasible, strict=True))
+        return done // 2, sum(could.bit_count() for could in feasible) // 2
+
+    @property
+    def left_out(self) -> str:
+        """What no case has covered, in words: sizes beyond the largest, levels, then the factors of most pairs."""
+        factors, names = self.factors, list(self.factors.levels)
+        free = [name for name in factors.symbols if name not in factors.sampler.shapes]
+        words = [f"{name} > {self._largest[name]:,}" for name in free if name in self._largest]
+        untried = {number for number, mask in enumerate(self._covered) if factors.feasible[number] and not mask}
+        levels = [f"{level} as {factor}" for factor, level in (names[number] for number in sorted(untried))]
+        words += levels if len(levels) <= _MOST_NAMED else [f"{len(levels)} levels of factors"]
+        counts: Counter[tuple[str, str]] = Counter()
+        for number, left in enumerate(self._left):
+            others = (other for other in _bits(left) if other > number and not untried & {number, other})
+            counts.update((names[number][0], names[other][0]) for other in others)
+        left_out = [f"{', '.join(words)}: not tried"] if words else []
+        if counts:
+            (one, other), count = counts.most_common(1)[0]
+            left_out.append(f"{counts.total():,} pairs left, {count} of them of {one} with {other}")
+        return "; ".join(left_out)
+
+    def next_case(self, choose: Chooser, sampler: Sampler) -> Case:
+        """Return a case of the most uncovered pairs, within the limits of ``sampler``; it counts only once added."""
+        factors, left, row = self.factors, self._left, 0
+
+        def gain(level: Level) -> tuple[int, int, int]:
+            number = factors.levels.get(level)
+            if number is None:
+                return 0, 0, 0
+            return (left[number] & row).bit_count(), left[number].bit_count(), choose(range(1 << 16))
+
+        def best(factor: str, levels: Iterable[str], possible: Callable[[str], bool] = bool) -> str:
+            """Take the possible level of most gain; return it, or an empty string if none is possible."""
+            nonlocal row
+            ordered = sorted(((factor, level) for level in levels), key=gain, reverse=True)
+            taken = next((level for level in ordered if possible(level[1])), (factor, ""))
+            row |= 1 << factors.levels[taken] if taken in factors.levels else 0
+            return taken[1]
+
+        for name, values in factors.sampler.options.items():
+            best(f"option {name}", map(repr, values))
+        options, signature = next(
+            (options, signature)
+            for options, signature in factors.signatures
+            if all(row >> factors.levels[level] & 1 for level in factors.listed(options) if level in factors.levels)
+        )
+        sizes: dict[str, int] = {}
+        for symbol in factors.in_order(signature, choose):
+            drawn: dict[str, int] = {}
+
+            def possible(name: str, symbol: str = symbol, drawn: dict[str, int] = drawn) -> bool:
+                drawn[name] = self._size(sampler, options, signature, symbol, name, sizes, choose)
+                return drawn[name] > 0
+
+            name = best(f"size of {symbol}", factors.symbols[symbol], possible)
+            if not name:  # no class of the symbol goes with the sizes before it
+                return sampler.case(choose, options=options)
+            sizes[symbol] = drawn[name]
+            self._drawn[symbol, drawn[name].bit_length()] += 1
+        drawn_from: dict[str, str] = {}
+        layouts: dict[str, str] = {}
+        for tensor in shuffled(signature.tensors, choose):
+            kinds = factors.kinds[tensor.name]
+            drawn_from[tensor.name] = choose(kinds[best(f"values of {tensor.name}", kinds)])
+            layouts[tensor.name] = best(f"layout of {tensor.name}", sampler.layouts)
+        unused = sampler.definition.inputs.unused is not None
+        complete = sampler.tied_sizes({symbol: sizes.get(symbol, 0) for symbol in signature.symbols})
+        return Case(
+            spec=sampler.definition.qualified_name,
+            sizes=complete,
+            dtypes={tensor.name: dtype_of(tensor, sampler.dtype) for tensor in signature.tensors},
+            options=options,
+            values={tensor.name: drawn_from[tensor.name] for tensor in signature.tensors},
+            layouts={tensor.name: layouts[tensor.name] for tensor in signature.tensors},
+            seed=choose(range(1 << 24)),
+            out_dtype=sampler.out_dtype,
+            memory=best("memory", dict.fromkeys(MEMORIES)),
+            protocol=best("protocol", dict.fromkeys(PROTOCOLS)),
+            unused=best("unused elements", UNUSED) if unused else "plain",
+        )
+
+    @property
+    def _left(self) -> list[int]:
+        """The levels with which each level has yet to stand."""
+        return [could & ~mask for mask, could in zip(self._covered, self.factors.feasible, strict=True)]
+
+    def _size(
+        self,
+        sampler: Sampler,
+        options: Mapping[str, Any],
+        signature: Signature,
+        symbol: str,
+        name: str,
+        sizes: Mapping[str, int],
+        choose: Chooser,
+    ) -> int:
+        """Return a size of this class, of the magnitude least often drawn, that goes with those of other symbols; 0 if
+        there is none."""
+        some = self.factors.of_class(options, signature, symbol, name, sizes)
+        some = sorted(shuffled(some, choose), key=lambda size: self._drawn[symbol, size.bit_length()])
+        chosen = {name: (size,) for name, size in sizes.items()}
+        for size in dict.fromkeys((*some[:1], *sorted(some)[:1])):
+            if self.factors.fitting(sampler, options, signature, {**chosen, symbol: (size,)}) is not None:
+                return size
+        return 0
+
+
+def shuffled(values: Sequence[T], choose: Chooser) -> list[T]:
+    """Return the values in random order."""
+    return sorted(values, key=lambda _: choose(range(1 << 16)))
+
+
+def _bits(mask: int) -> Iterator[int]:
+    """Yield the positions of the ones of a whole number."""
+    while mask:
+        yield (mask & -mask).bit_length() - 1
+        mask &= mask - 1
