@@ -491,9 +491,10 @@ def _dies_with_parent() -> bool:
 
 _SERVER = """
 def _empty(folders):
-    import subprocess
-    for folder in folders:
-        for command in (["chmod", "-R", "u+rwx", folder], ["find", folder, "-xdev", "-mindepth", "1", "-delete"]):
+    import os, subprocess
+    full = [folder for folder in folders if not os.access(folder, os.R_OK | os.X_OK) or os.listdir(folder)]
+    for command in (["chmod", "-R", "u+rwx", *full], ["find", *full, "-xdev", "-mindepth", "1", "-delete"]):
+        if full:
             subprocess.run(command, stdout=-3, stderr=-3)
 
 def _free_memory_and_queues():
