@@ -39,7 +39,7 @@ from assay.formats.errors import UnknownOption
 from assay.precision.errors import BadAssignment
 from assay.runtime.deadline import Deadline
 from assay.runtime.errors import AssayError
-from assay.runtime.files import write_text_atomically
+from assay.runtime.files import locked, write_text_atomically
 from assay.runtime.records import LARGEST_SEED
 
 if TYPE_CHECKING:
@@ -278,26 +278,28 @@ def _exported(
         if clear(folder):
             note(f"removed from {folder} what an earlier audit exported")
         return None
-    exported = export(
-        result.model,
-        chosen,
-        folder,
-        formats,
-        sites={str(site): site for site in result.sites},
-        fits=result.fits,
-        source=loaded.path,
-        dtype=loaded.stored,
-        target=result.target,
-        checkpoint=checkpoint,
-        overwrite=True,
-        partial=True,
-    )
-    parts = []
-    for part in exported.parts:
-        again = reloaded(result, part)
-        if again is not None and not again.agrees:
-            note(f"{part.format}: {again.words}")
-        parts.append(replace(part, loaded=again))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(folder.parent):  # another audit may export to the same folder
+        exported = export(
+            result.model,
+            chosen,
+            folder,
+            formats,
+            sites={str(site): site for site in result.sites},
+            fits=result.fits,
+            source=loaded.path,
+            dtype=loaded.stored,
+            target=result.target,
+            checkpoint=checkpoint,
+            overwrite=True,
+            partial=True,
+        )
+        parts = []
+        for part in exported.parts:
+            again = reloaded(result, part)
+            if again is not None and not again.agrees:
+                note(f"{part.format}: {again.words}")
+            parts.append(replace(part, loaded=again))
     return replace(exported, parts=tuple(parts))
 
 

@@ -102,9 +102,7 @@ class Sandbox:
             else:
                 arguments += ["--ro-bind", path, path]
         for hidden in sorted(Path(os.path.realpath(path)) for path in self.hidden):
-            if any(hidden.is_relative_to(path) for path in seen) and not any(
-                path.is_relative_to(hidden) for path in (*seen, *_needed())
-            ):
+            if can_hide(hidden):
                 arguments += ["--tmpfs", str(hidden), "--remount-ro", str(hidden)]
         arguments += ["--dev", "/dev", "--proc", "/proc"]
         if os.path.isdir("/proc/sys/fs/mqueue"):
@@ -119,6 +117,13 @@ class Sandbox:
         for name, value in environment.items():
             arguments += ["--setenv", name, value]
         return [*arguments, "--", *command]
+
+
+def can_hide(folder: Path) -> bool:
+    """Return whether a folder is in one that is there, and holds none that is needed."""
+    real, seen = Path(os.path.realpath(folder)), _seen()
+    is_there = any(real.is_relative_to(path) for path in seen)
+    return is_there and not any(path.is_relative_to(real) for path in (*seen, *_needed()))
 
 
 def _seen() -> list[Path]:

@@ -28,7 +28,7 @@ from assay.judge.problems.kernelbench import rewritten
 from assay.judge.problems.problem import Answer, Instance, Sizes
 from assay.runtime.files import OwnFolder
 from assay.runtime.process import GIB, ForkServer, Lost, Process, clean_environment, descendants
-from assay.runtime.sandbox import QUEUES, SHARED, Sandbox, bare_environment, unavailable, version
+from assay.runtime.sandbox import QUEUES, SHARED, Sandbox, bare_environment, can_hide, unavailable, version
 from assay.runtime.tensors import unpack
 from assay.verify.errors import SettingError
 
@@ -77,7 +77,7 @@ class SolutionHost:
         if why and sandbox == "bwrap":
             raise SettingError(f"sandbox='bwrap': {why}")
         self.sandboxed = f"not sandboxed: {why}" if why else version()
-        own = () if why else (hidden,)
+        own = (hidden,) if not why and can_hide(hidden) else ()  # else one sandbox serves for all folders
         self._keep((bool(why), own, gpus), lambda folder: None if why else Sandbox(folder, own, gpus), bare_environment)
 
     @classmethod
