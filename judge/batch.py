@@ -149,5 +149,9 @@ def one(item: Item, heartbeat: Heartbeat) -> dict[str, Any]:
 
 
 def add(path: Path, line: Mapping[str, Any]) -> None:
-    """Add a line to a file, whole: it is on the disk when this comes back. Raises `OSError`."""
-    append_line(path, json.dumps(line, separators=(",", ":"), allow_nan=False))
+    """Add a line to a file, whole: it is on the disk when this comes back. Raises `OSError`.
+
+    A verdict that another run has added meanwhile isn't added again.
+    """
+    if line["key"] not in stored(path):
+        append_line(path, json.dumps(line, separators=(",", ":"), allow_nan=False))

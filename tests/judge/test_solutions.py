@@ -247,6 +247,14 @@ def test_a_list_that_was_killed_goes_on(tmp_path: Path) -> None:
     assert "expected a solution there" in next(line["error"] for line in lines if line["id"] == 2)
 
 
+def test_two_runs_add_a_verdict_once(tmp_path: Path) -> None:
+    """One whose process was lost is added beside it."""
+    out = tmp_path / "out.jsonl"
+    for line in ({"key": "a", "outcome": "ERROR", "lost": True}, *[{"key": "a", "outcome": "PASS"}] * 2):
+        batch.add(out, line)
+    assert [json.loads(line)["outcome"] for line in out.read_text().splitlines()] == ["ERROR", "PASS"]
+
+
 def test_a_verdict_of_another_version_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (item,) = batch.items(_list(tmp_path, 0), {})
     keys = {item.key}
