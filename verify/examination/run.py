@@ -129,8 +129,8 @@ class Tally(Counts):
     ``at`` describes what was judged of each large case. ``not_interpreted`` names what the interpreter lacks.
     ``refused`` counts the documented refusals by message, ``refused_chosen`` those of cases whose sizes were chosen for
     what the kernel does there (`CHOSEN`). ``nonzero`` adds up, for each case, the share of judged elements whose golden
-    isn't zero, so that a large case of zeros counts as one case. ``mostly_left`` counts, by output, the cases that leave
-    more than half of it unjudged.
+    isn't zero, so that a large case of zeros counts as one case. ``mostly_left`` counts, by output, the cases that
+    leave more than half of it unjudged.
 
     A broken or suspect aspect holds its first failure, and the error map of that output.
     """
