@@ -82,14 +82,24 @@ def arranged(cases: Iterable[Fixed], effort: str) -> list[Fixed]:
     """Return the cases in the measured order; kinds that weren't measured come last, in their own order.
 
     A quick effort keeps the cases of the best kinds, of each phase's best kind, and those of `_always`; option sets
-    take turns (`_in_turn`).
+    take turns (`_in_turn`). Where the caller's sizes admit a best kind in another size class only, it is kept in that.
     """
     ranks, quick = _measured()
     ordered = sorted(cases, key=lambda fixed: ranks.get(kind_of(fixed), len(ranks)))
     if effort != "quick":
         return ordered
     best = {phase: kind_of((phase, case)) for phase, case in reversed(ordered)}
-    return _in_turn([fixed for fixed in ordered if kind_of(fixed) in quick | {best[fixed[0]]} or _always(fixed)])
+    kinds = dict.fromkeys(map(kind_of, ordered))
+    have = {_unsized(kind) for kind in kinds if kind in quick}
+    lacking = {_unsized(kind) for kind in quick} - have
+    others = {_unsized(kind): kind for kind in reversed(kinds) if _unsized(kind) in lacking}
+    kept = quick | {*best.values()} | {*others.values()}
+    return _in_turn([fixed for fixed in ordered if kind_of(fixed) in kept or _always(fixed)])
+
+
+def _unsized(kind: str) -> str:
+    """Return a kind without its size class."""
+    return kind.rpartition(" ")[0]
 
 
 def _always(fixed: Fixed) -> bool:
