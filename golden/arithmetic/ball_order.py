@@ -180,7 +180,7 @@ class OrderBalls(ElementaryBalls):
         ]  # log of the largest product of some of them
         largest_of_any = math.log(self.model.largest) if self.model.largest < math.inf else _LOG_LARGEST
         overflow = (partial > largest_of_any) & x.mid.isfinite().all(-1, keepdim=True)
-        return overflowing(self.model, torch.where(overflow & mid.isinf(), 0.0, mid), rad, overflow)
+        return overflowing(self.model, torch.where(overflow & ~mid.isfinite(), 0.0, mid), rad, overflow)
 
     def _lost_below(self, x: Ball) -> Tensor:
         """Return the underflow errors of products of some factors, times the product of the other factors.

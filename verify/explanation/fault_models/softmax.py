@@ -33,7 +33,7 @@ def _logsumexp(xp: Any, right: Any, x: Any) -> Any:
 class _SumNotRescaled:
     """An online softmax over tiles of 16 columns whose sums are not rescaled when the maximum rises."""
 
-    def _total(self: Any, x: Any) -> tuple[Any, Any]:
+    def _sum_and_largest(self: Any, x: Any) -> tuple[Any, Any]:
         total = largest = None
         for first in range(0, x.shape[-1], 16):
             part = x[..., first : first + 16]
@@ -43,11 +43,11 @@ class _SumNotRescaled:
         return total, largest
 
     def softmax(self: Any, x: Any) -> Any:
-        total, largest = self._total(x)
+        total, largest = self._sum_and_largest(x)
         return self.exp_shifted(x, largest) / total
 
     def logsumexp(self: Any, x: Any) -> Any:
-        total, largest = self._total(x)
+        total, largest = self._sum_and_largest(x)
         return largest + self.log(total)
 
 
