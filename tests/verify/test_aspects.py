@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,11 @@ from torch import Tensor
 
 from assay.cli.repro import repeat
 from assay.verify import Contract, examine
+from assay.verify.examination.aspects import attributed_to
+from assay.verify.examination.phases import ordinary_cases
+from assay.verify.examination.plan import make_plan
 from assay.verify.findings import ASPECTS
+from assay.verify.settings import Settings
 from assay.verify.verdict import Verdict
 
 from .examined import fails, quick
@@ -214,3 +219,20 @@ def test_a_repro_line_repeats_the_aspect_and_the_outcome(
     again = repeat((verdict.repro, ""), lambda *_, **__: None)
     assert (verdict.outcome, again.outcome) == (outcome, outcome)
     assert set(again.broken) == {aspect}
+
+
+def wrong_when_long(x: Tensor) -> Tensor:
+    return torch.full_like(x, torch.nan) if x.shape[1] > 1000 else honest(x)
+
+
+@pytest.mark.parametrize(("kernel", "aspect"), [(unshifted, "range"), (wrong_when_long, "shapes")])
+def test_overflow_in_long_rows_of_growing_numbers_is_no_matter_of_shapes(
+    kernel: Callable[[Tensor], Tensor], aspect: str
+) -> None:
+    """Rows that ascend to 448 overflow where they are long; a fault of long rows shows on ordinary numbers too."""
+    plan = make_plan(kernel, Settings("softmax", dtype="bfloat16"))
+    ordinary = next(ordinary_cases(plan.sampler, "tile"))
+    case = replace(ordinary, sizes={"R": 1, "N": 3584}, values={"x": "ascending"})
+    failure = plan.harness.try_case(case).failure
+    assert failure is not None
+    assert attributed_to(failure, lambda case: plan.harness.try_case(case).failure, plan.sampler) == aspect

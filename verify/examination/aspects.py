@@ -111,7 +111,8 @@ def attributed_to(failure: Failure, attempt: Callable[[Case], Failure | None], s
 
     A wrong number that isn't wrong when tried again is attributed to `determinism`, the loss of the device to
     `memory`. ``attempt`` tries a case. A call that didn't return isn't repeated: its failure goes to the first aspect
-    that its case shows and that isn't a mere warning.
+    that its case shows and that isn't a mere warning. What overflows in long rows of growing numbers, and not in those
+    of ordinary ones, is attributed to `range`.
     """
     case = failure.case
     if failure.aspect or failure.kind in _OF_KINDS:
@@ -136,6 +137,8 @@ def attributed_to(failure: Failure, attempt: Callable[[Case], Failure | None], s
     for aspect in shown:
         simpler = without_aspect(aspect, case, sampler)
         if simpler != case and not fails(simpler):
+            if aspect == "shapes" and failure.kind == "nonfinite" and not fails(with_values(case, "normal")):
+                return "range"
             return _kind_of_numbers(failure) if EVERY in case.values.values() else aspect
         case = simpler
     return _kind_of_numbers(failure) if EVERY in case.values.values() else "numbers"
