@@ -86,7 +86,12 @@ def bench(
     if against not in ("usual", "none", "all"):
         raise BenchError(f"--against {against}; expected usual, none or all")
     check_device(device)
-    mine = (("--save", save, '{\n "bench": '), ("--out", out, "# Speed and "), ("--plot", plot, "<!doctype html>"))
+    record_file = None if save is not None and save.is_dir() else save  # in a folder the record has a name of its own
+    mine = (
+        ("--save", record_file, '{\n "bench": '),
+        ("--out", out, "# Speed and "),
+        ("--plot", plot, "<!doctype html>"),
+    )
     for flag, path, head in (*mine, ("--trace", trace, '{"definition": ')):
         settings.check_ours(flag, path, head)
     past = [one for one in history(compare) if one.machine == machine(device)] if compare is not None else []

@@ -189,6 +189,8 @@ class FaithfulBuilder(Arithmetic):
         self.device: TensorCores | None = None
         self.warps = 4  # of the running kernel
         self.sanitizer: Sanitizer | None = None
+        self.other: Any = None
+        """The value of the present load's masked lanes if it has one element (`Semantic.load`), else None."""
 
     @contextlib.contextmanager
     def settings(
@@ -251,8 +253,10 @@ class FaithfulBuilder(Arithmetic):
         inside = values[(values >= 0) & (values < bins)]
         return TensorHandle(np.bincount(inside.astype(np.int64), minlength=bins).astype(np.int32), tl.int32)
 
-    def create_masked_load(self, ptrs: Any, mask: Any, other: Any, cache_policy: Any, is_volatile: bool) -> Any:
+    def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *policies: Any, **named: Any) -> Any:
         """Without ``other`` the masked lanes are undefined (`tl.load`); the sanitizer says what they hold."""
+        if other is None and self.other is not None:
+            other = TensorHandle(np.broadcast_to(self.other.data, ptrs.data.shape), self.other.dtype)
         if (
             other is None
             and self.sanitizer is not None
@@ -262,7 +266,7 @@ class FaithfulBuilder(Arithmetic):
             self.sanitizer.unloaded_lines[line_of_kernel()] = None
             dtype = ptrs.get_element_ty()
             other = TensorHandle(np.full(ptrs.data.shape, unloaded_value(self.sanitizer.unloaded, dtype)), dtype)
-        return super().create_masked_load(ptrs, mask, other, cache_policy, is_volatile)
+        return super().create_masked_load(ptrs, mask, other, *policies, **named)
 
     def create_descriptor_load(self, desc: Any, indices: Any, *policies: Any) -> Any:
         loaded = super().create_descriptor_load(desc, indices, *policies)

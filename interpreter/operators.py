@@ -286,6 +286,18 @@ class Semantic(plain.TritonSemantic):  # type: ignore[misc]
             return super().broadcast_impl_value(lhs, rhs)  # raises the clearer error
         return _broadcast(lhs, ours, shape), _broadcast(rhs, theirs, shape)
 
+    def load(self, ptr: Any, mask: Any, other: Any, *policies: Any) -> Any:
+        """Triton's, which takes an ``other`` of one element for none where it is zero: the builder is told of it."""
+        kind = ptr.type.scalar
+        if other is None or not kind.is_ptr() or kind.element_ty.is_block() or other.handle.data.size != 1:
+            return super().load(ptr, mask, other, *policies)
+        other = self.cast(other, tl.int8 if kind.element_ty == tl.int1 else kind.element_ty)
+        self.builder.other = other.handle
+        try:
+            return super().load(ptr, mask, other, *policies)
+        finally:
+            self.builder.other = None
+
     def _has_native_tma(self) -> bool:
         return True  # the target has compute capability 9.0
 

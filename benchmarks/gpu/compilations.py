@@ -29,6 +29,7 @@ from assay.verify.examination.run import Run
 from assay.verify.harness.compilation import Compiled, Program, Recorder, Search
 from assay.verify.harness.runner import KernelHarness
 from assay.verify.harness.target import load_target
+from assay.verify.harness.variants import Axis, Variants
 from assay.verify.settings import Settings
 
 DEVICE = "h100"
@@ -107,17 +108,21 @@ class Beforehand:
     def __init__(self, harness: StandIn, recorder: CountingRecorder, counts: Counts) -> None:
         self._harness, self._recorder, self._counts = harness, recorder, counts
 
-    def compile(self, programs: Sequence[Program]) -> list[str]:
+    def compile(self, programs: Sequence[Program]) -> list[tuple[str, dict[str, int]]]:
         """Count the compilation of programs."""
         keys = {id(program): key for key, program in self._recorder.programs.items()}
         self._counts.compiled.update(keys[id(program)] for program in programs)
-        return ["" for _ in programs]
+        return [("", {}) for _ in programs]
 
     def compiled(self, cases: Sequence[Case]) -> Compiled:
         """Search the cases' programs as an examination does."""
         result = Search(self._harness, cases, self._recorder, self.compile).result(0.0)
         self._counts.beforehand = self._counts.compilations
         return result
+
+    def variants(self, axes: Sequence[Axis], seconds: float, *, dense: bool) -> Variants:
+        """Observe nothing: what the cases of variants compile isn't counted."""
+        return Variants()
 
     def pass_over(self, aspects: frozenset[str]) -> None:
         """Nothing fails."""

@@ -215,7 +215,7 @@ ROW = '[[kernel]]\nname = "a"\ntarget = "a:b"\nspec = "softmax"\n'
     ("content", "message"),
     [
         ("", "expected [[kernel]] entries, found none"),
-        ("kernel = 3", "expected [[kernel]] entries, found none"),
+        ("kernel = 3", "kernel: expected a list, got 3"),
         ("[[kernel", "is no TOML"),
         ('[[kernel]]\ntarget = "a:b"\nspec = "softmax"', "it needs a name"),
         ('[[kernel]]\nname = "a"\ntarget = "a:b"\nspec = "sofmax"', "did you mean 'softmax'?"),

@@ -252,7 +252,7 @@ def test_stored_goldens_are_tried_too(run: Any, tmp_path: Any) -> None:
     store.put(make_record(recipe("softmax", {"R": 2, "N": 977}, "float32")))
     tests = """
         def test_softmax(assay):
-            kernel = lambda x: softmax(x) * (2 if x.shape[-1] == 977 else 1)
+            kernel = lambda x: softmax(x) * (2 if 3 * x.shape[-1] == 2931 else 1)
             assay.check(kernel, "softmax", dtype="float32", effort="quick", examples=0, shapes={"N": range(1, 2000)})
     """
     run(tests).assert_outcomes(passed=1)

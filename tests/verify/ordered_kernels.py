@@ -58,6 +58,15 @@ def _gather(x_ptr, index_ptr, y_ptr, N, MASKED: tl.constexpr, BLOCK: tl.constexp
         tl.store(y_ptr + places, tl.load(x_ptr + index), mask=places < N)
 
 
+@triton.jit
+def _load_single(x_ptr, y_ptr, loads, other, WIDTH: tl.constexpr):
+    if WIDTH == 0:
+        tl.store(y_ptr, tl.load(x_ptr, mask=loads != 0, other=other))
+    else:
+        places = tl.arange(0, WIDTH)
+        tl.store(y_ptr + places, tl.load(x_ptr + places, mask=(places + loads) != places, other=other))
+
+
 def _block(columns: int) -> int:
     return max(16, triton.next_power_of_2(columns))
 
@@ -101,4 +110,11 @@ def gathered(x: Tensor, index: Tensor, *, masked: bool) -> Tensor:
     """Elements of x by index; not ``masked``, undefined lanes of the index become addresses."""
     y = torch.empty(len(index), dtype=x.dtype)
     _gather[(1,)](x, index, y, len(index), masked, _block(len(index)))
+    return y
+
+
+def without_value(x: Tensor, other: float, width: int) -> Tensor:
+    """What a load gives whose mask is false, of ``width`` lanes or (0) of a scalar."""
+    y = torch.full((max(width, 1),), 7, dtype=x.dtype)
+    _load_single[(1,)](x, y, 0, other, width)
     return y

@@ -305,4 +305,4 @@ def test_no_size_is_cut_in_vain() -> None:
     assert all(sampler.fits(case.sizes) for case in found)
     assert sum(case.sizes["T"] > 8 for case in found) > 50
     gated = ordinary_cases(Sampler(spec("moe_int4"), "bfloat16", shapes={"E": [64]}), "tile")
-    assert [case.sizes["T"] for case in gated] == [16]
+    assert [case.sizes["T"] for case in gated] == [32]  # drawn as 129, of which 64 are too much work

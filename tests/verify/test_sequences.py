@@ -188,6 +188,19 @@ def test_lanes_without_a_value_are_poisoned(memory: str) -> None:
     assert tried(kernels.sums_masked_later, row_sums, "R", memory=memory) is None
 
 
+@pytest.mark.parametrize("width", [0, 1, 4])
+@pytest.mark.parametrize("other", [0.0, -0.0, 2.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.bool])
+def test_a_lane_whose_value_is_given_holds_it(dtype: torch.dtype, other: float, width: int) -> None:
+    """Also the one lane of a load: Triton's interpreter takes a single zero for no value."""
+    x = torch.full((4,), 5, dtype=dtype)
+    with sanitized([x], unloaded="huge"):
+        given = kernels.without_value(x, other, width)
+    right = torch.full((max(width, 1),), other).to(dtype)
+    assert torch.equal(given, right)
+    assert not dtype.is_floating_point or torch.equal(given.signbit(), right.signbit())
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_a_poisoned_lane_as_an_address_is_a_finding_not_a_crash(dtype: torch.dtype) -> None:
     x, index = torch.arange(40.0), torch.tensor([3, 1, 39], dtype=dtype)

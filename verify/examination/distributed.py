@@ -230,6 +230,8 @@ def examine_ranks(
 class _OfRank:
     """The kernel that `of_rank` returns; ``differing`` says where another rank's bits first differed from rank 0's."""
 
+    is_remote = True
+
     def __init__(
         self,
         function: Callable[..., Any],

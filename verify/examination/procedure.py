@@ -303,9 +303,8 @@ def _outcome(tally: Tally, undetected_corruption: str | None, settings: Settings
         return "REFUSED", tally.not_interpreted[0]
     if undetected_corruption:
         return "VACUOUS", f"under this contract the check lets through {undetected_corruption}"
-    refused = tally.refused.total()
-    if refused > tally.cases:
-        return "MISTRUSTED" if tally.judged else "VACUOUS", f"{refused} of {refused + tally.cases} cases were refused"
+    if tally.mostly_refused:
+        return "MISTRUSTED" if tally.judged else "VACUOUS", tally.mostly_refused
     if tally.undecided:
         return "INCONCLUSIVE", tally.undecided
     if tally.cases == 0 or tally.judged == 0:

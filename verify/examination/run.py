@@ -82,14 +82,24 @@ def arranged(cases: Iterable[Fixed], effort: str) -> list[Fixed]:
     """Return the cases in the measured order; kinds that weren't measured come last, in their own order.
 
     A quick effort keeps the cases of the best kinds, of each phase's best kind, and those of `_always`; option sets
-    take turns (`_in_turn`).
+    take turns (`_in_turn`). Where the caller's sizes admit a best kind in another size class only, it is kept in that.
     """
     ranks, quick = _measured()
     ordered = sorted(cases, key=lambda fixed: ranks.get(kind_of(fixed), len(ranks)))
     if effort != "quick":
         return ordered
     best = {phase: kind_of((phase, case)) for phase, case in reversed(ordered)}
-    return _in_turn([fixed for fixed in ordered if kind_of(fixed) in quick | {best[fixed[0]]} or _always(fixed)])
+    kinds = dict.fromkeys(map(kind_of, ordered))
+    have = {_unsized(kind) for kind in kinds if kind in quick}
+    lacking = {_unsized(kind) for kind in quick} - have
+    others = {_unsized(kind): kind for kind in reversed(kinds) if _unsized(kind) in lacking}
+    kept = quick | {*best.values()} | {*others.values()}
+    return _in_turn([fixed for fixed in ordered if kind_of(fixed) in kept or _always(fixed)])
+
+
+def _unsized(kind: str) -> str:
+    """Return a kind without its size class."""
+    return kind.rpartition(" ")[0]
 
 
 def _always(fixed: Fixed) -> bool:
@@ -127,9 +137,10 @@ class Tally(Counts):
     """Counts over the cases of an examination, and the state of each aspect.
 
     ``at`` describes what was judged of each large case. ``not_interpreted`` names what the interpreter lacks.
-    ``refused`` counts the documented refusals by message. ``nonzero`` adds up, for each case, the share of judged
-    elements whose golden isn't zero, so that a large case of zeros counts as one case. ``mostly_left`` counts, by
-    output, the cases that leave more than half of it unjudged.
+    ``refused`` counts the documented refusals by message, ``refused_chosen`` those of cases whose sizes were chosen for
+    what the kernel does there (`CHOSEN`). ``nonzero`` adds up, for each case, the share of judged elements whose golden
+    isn't zero, so that a large case of zeros counts as one case. ``mostly_left`` counts, by output, the cases that
+    leave more than half of it unjudged.
 
     A broken or suspect aspect holds its first failure, and the error map of that output.
     """
@@ -140,6 +151,7 @@ class Tally(Counts):
     at: tuple[str, ...] = ()
     not_interpreted: tuple[str, ...] = ()
     refused: Counter[str] = field(default_factory=Counter)
+    refused_chosen: int = 0
     mostly_left: Counter[str] = field(default_factory=Counter)
 
     @staticmethod
@@ -154,6 +166,16 @@ class Tally(Counts):
             left[output] += count
         mostly_left = Counter(output for output, count in left.items() if count > result.judged_of[output])
         return replace(tally, nonzero=result.nonzero / max(result.judged, 1), mostly_left=mostly_left)
+
+    @property
+    def mostly_refused(self) -> str:
+        """How many cases were refused, if more than were decided; else empty.
+
+        Cases of variants don't count: a refused variant has none, so that they are mostly what the kernel takes.
+        """
+        refused = self.refused.total() - self.refused_chosen
+        decided = self.cases - self.phases.get(CHOSEN, 0)
+        return f"{refused} of {refused + decided} cases were refused" if refused > decided else ""
 
     @property
     def broken(self) -> set[str]:
@@ -196,11 +218,13 @@ class Tally(Counts):
             cases = new.cases + (old.cases if name in aspects else 0)
             aspects[name] = replace(gravest, cases=cases, worst=max(old.worst, new.worst))
         phases.update(other.phases)
-        names = ("cases", "at", "not_interpreted", "refused", "mostly_left")
+        names = ("cases", "at", "not_interpreted", "refused", "refused_chosen", "mostly_left")
         sums = {name: getattr(self, name) + getattr(other, name) for name in names}
         return replace(self.counting(other), aspects=aspects, phases=phases, **sums)
 
 
+CHOSEN = "variants"
+"""The phase whose cases have sizes that were chosen by observing the kernel."""
 _RISING = ("not tried", "kept", "suspect", "broken")
 _UNDECIDED_SHARE = 0.1  # more undecided and unresolved elements than this are too many for a PASS
 _TIME_LIMIT = 4.0  # the most seconds of a case in a growing series, extrapolated from the case before it
@@ -332,7 +356,7 @@ class Run:
             return None
         elif failure.kind == "refused":
             sampled = (f"{case_label(case)}: refused, {failure.message}",) if case.protocol == AT else ()
-            self.tally += Tally(refused=Counter({failure.message: 1}), at=sampled)
+            self.tally += Tally(refused=Counter({failure.message: 1}), refused_chosen=int(phase == CHOSEN), at=sampled)
             return None
         else:
             self._add_failure(phase, result, failure, shown)
@@ -553,7 +577,7 @@ def _lengths(run: Run, name: str) -> None:
 PHASES: tuple[tuple[str, Callable[[Run, str], None]], ...] = (
     ("stored", _stored),
     ("fixed", _fixed),
-    ("variants", _variants),
+    (CHOSEN, _variants),
     ("emitted", _emitted),
     ("plain_process", _plain_process),
     ("lengths", _lengths),

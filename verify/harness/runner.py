@@ -33,7 +33,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from assay.golden.errors import Undecided
+from assay.golden.errors import DefinitionError, Undecided
 from assay.golden.evaluation.golden import Golden
 from assay.interpreter import Assignment, device_to_pretend
 from assay.runtime.deadline import WALL_FACTOR
@@ -274,6 +274,11 @@ class KernelHarness:
             result = self.oracle.judge(case, values, seen)
         except Undecided as error:
             return undecided(case, error)
+        except DefinitionError as error:
+            # Of a reference by example each size was tried by itself; it may refuse two of them together.
+            if not (case.definition.needs_dtypes and case.definition.sizes.allowed):
+                raise
+            return Result(case, failure_of(case, "refused", str(error)))
         except Exception as error:
             if not lost_device.is_lost(error):
                 raise

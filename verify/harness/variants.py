@@ -109,8 +109,13 @@ class Question:
 
 
 def variants_of(harness: KernelHarness, axes: Sequence[Axis], seconds: float, *, dense: bool = True) -> Variants:
-    """Return the variants along these axes, observed in a fork of this process for about these seconds at most."""
-    if not hasattr(os, "fork") or not axes or harness.call.framework != "torch":
+    """Return the variants along these axes, observed in a fork of this process for about these seconds at most.
+
+    A kernel whose calls other processes make (it has an attribute ``is_remote``) isn't observed: a fork would share its
+    pipes.
+    """
+    kernel = harness.call.kernel
+    if not hasattr(os, "fork") or not axes or harness.call.framework != "torch" or getattr(kernel, "is_remote", False):
         return Variants()
     process = Process.fork(lambda parent: parent.serve(lambda _: _in_fork(harness, axes, seconds, dense)))
     try:
@@ -178,7 +183,10 @@ class Explorer:
             for _ in range(2):  # what a first call does once for all later ones is no variant
                 self._observe(0, self._axes[0].values[0])
                 self._seen[0].clear()
-            constants = compared_constants(self._ran())
+            ran = self._ran()
+            if not ran:  # nothing of it is the kernel's own: one operator of a library, or a definition
+                return Variants()
+            constants = compared_constants(ran)
             for index, axis in enumerate(self._axes):
                 for value in probes(axis.values, constants, dense=self._dense):
                     self._observe(index, value)
@@ -336,7 +344,7 @@ def _lazy_inputs(case: Case) -> Inputs:
     tensors = {
         tensor.name: contents(case, tensor)
         if tensor.is_integer
-        else torch.zeros(case.shape(tensor), dtype=torch_dtype(case.dtypes[tensor.name]))
+        else torch.zeros(case.shape(tensor), dtype=torch_dtype(case.dtypes[tensor.name]), device="cpu")
         for tensor in case.signature.tensors
     }
     guarded = {name: Guarded(tensor, tensor, tensor) for name, tensor in tensors.items()}

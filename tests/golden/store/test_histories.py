@@ -148,7 +148,7 @@ def test_the_crashes_above_are_felt(tmp_path: Path) -> None:
 
 def test_a_store_that_writes_in_place_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
-    def in_place(path: str, data: bytes) -> None:
+    def in_place(path: str, data: bytes, *, tidy: bool = True) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         with open(path, "wb") as file:
             file.write(data[: len(data) // 2])
