@@ -134,7 +134,8 @@ class Ball:
 
     def _plus(self, other: Ball) -> Ball:
         if self.own is not None or other.own is not None:
-            return (self.inner + other.inner).or_none(self.lost | other.lost)
+            total = (self.inner + other.inner).or_none(self.lost | other.lost)
+            return total.without_number(self.is_none | other.is_none)
         tiny = self.model.tiny if self.model.flush else 0.0  # otherwise subnormal sums are exact
         spread = add_radii(self.rad, other.rad)
         return self.rounded(other, self.mid + other.mid, spread, lambda: two_sum(self.mid, other.mid)[1] == 0, tiny)
@@ -151,7 +152,8 @@ class Ball:
 
     def _times(self, other: Ball) -> Ball:
         if self.own is not None or other.own is not None:
-            return (self.inner * other.inner).or_none(self.lost | other.lost)
+            product = (self.inner * other.inner).or_none(self.lost | other.lost)
+            return product.without_number(self.is_none | other.is_none)
         spread = add_radii(
             None if self.rad is None else self.rad * other.magnitude,
             None if other.rad is None else self.mid.abs() * other.rad,
@@ -162,7 +164,7 @@ class Ball:
     def __truediv__(self, other: Ball | float) -> Ball:
         other = self.as_ball(other)
         if self.own is not None:
-            return (self.inner / other).or_none(self.lost)
+            return (self.inner / other).or_none(self.lost).without_number(self.is_none)
         mid = self.mid / other.mid
         least = other.mid.abs() - outward(other.radius)
         spread = (self.radius + mid.abs() * other.radius) / least.clamp(min=0)
@@ -211,10 +213,10 @@ class Ball:
             rad = torch.where(exact, 0.0, self.model.unit_roundoff * mid.abs() + tiny)
         if self.model.is_unlimited or bool((mid.abs() + rad <= self.model.largest).all()):
             return Ball(mid, rad, self.model)
-        unsigned = None
-        if is_product:
-            unsigned = (self.mid.isinf() & _is_unsigned(other)) | (_is_unsigned(self) & other.mid.isinf())
-        return self.limited(mid, rad, (self, other), unsigned)
+        if not is_product:
+            return self.limited(mid, rad, (self, other))
+        unsigned = (self.mid.isinf() & _is_unsigned(other)) | (_is_unsigned(self) & other.mid.isinf())
+        return self.limited(mid, rad, (self, other), unsigned).without_number(unsigned)
 
     def limited(self, mid: Tensor, rad: Tensor, operands: Sequence[Ball], unknown: Tensor | None = None) -> Ball:
         """Return a result that may overflow, unspecified where an operand is, or ``unknown`` for another reason."""
@@ -239,6 +241,21 @@ class Ball:
     def inner(self) -> Ball:
         """Return the ball of the numbers, without what overflow may have left instead."""
         return self if self.own is None else Ball(self.mid, torch.where(self.lost, self.own, self.radius), self.model)
+
+    @property
+    def is_none(self) -> Tensor:
+        """Return where the ball holds NaN and infinities, and no number."""
+        return self.lost & _owned(self).isinf()
+
+    def without_number(self, mask: Tensor) -> Ball:
+        """Return the ball with NaN and infinities alone where ``mask``; NaN stays NaN."""
+        mask = mask & ~self.mid.isnan()
+        if not bool(mask.any()):
+            return self
+        mid, rad, own = (
+            torch.where(mask, a, b) for a, b in ((0.0, self.mid), (math.inf, self.radius), (math.inf, _owned(self)))
+        )
+        return Ball(mid, rad, self.model, own)
 
     def or_none(self, mask: Tensor) -> Ball:
         """Return the ball where ``mask`` also holds NaN and infinities."""

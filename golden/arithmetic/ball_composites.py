@@ -243,7 +243,7 @@ class CompositeBalls(ElementaryBalls):
         rad = y.inner.radius + 2 * self.u * bias.magnitude
         rad = torch.where(x.inner.radius.isinf(), math.inf, rad)  # of NaN plus a bias too
         sum_ = Ball(y.mid, rad, self.model)
-        return sum_ if y.own is None else sum_.or_none(y.lost)
+        return sum_ if y.own is None else sum_.or_none(y.lost).without_number(y.is_none)
 
     def _in_any_order(self, y: Ball, *factors: Ball) -> Ball:
         """Return a product of three, any two of which may overflow, or underflow by an amount that the third enlarges.
@@ -260,6 +260,7 @@ class CompositeBalls(ElementaryBalls):
             return y
         rad = y.radius if y.rad is None else y.rad + self.model.function_underflow("div") * (a + b + c)
         product = overflowing(self.model, y.mid, rad, overflow & y.mid.isfinite())
+        product = product if y.own is None else product.without_number(y.is_none)
         if y.is_finite:
             return product
         least, certain = torch.ones_like(y.mid), torch.zeros_like(y.mid, dtype=torch.bool)  # that it is NaN

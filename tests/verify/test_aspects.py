@@ -163,20 +163,33 @@ def test_of_how_many_failing_cases_a_field_holds_is_counted() -> None:
 
 
 def test_a_subnormal_on_the_way_to_an_ordinary_number_is_a_matter_of_subnormals() -> None:
-    """torch takes the sigmoid of -96 for zero, which makes zeros of ordinary products: a warning, hiding no range."""
+    """A sigmoid of -88 that is flushed makes zeros of ordinary products: a warning, hiding no range."""
 
     def swiglu(gate: Tensor, up: Tensor) -> Tensor:
         return (torch.nn.functional.silu(gate.float()) * up.float()).to(gate.dtype)
+
+    def flushed(gate: Tensor, up: Tensor) -> Tensor:
+        sigmoid = torch.sigmoid(gate.float())
+        return (gate.float() * torch.where(sigmoid < 2.0**-126, 0.0, sigmoid) * up.float()).to(gate.dtype)
 
     def halved(gate: Tensor, up: Tensor) -> Tensor:
         y = swiglu(gate, up)
         return torch.where(gate.float() < -80, y / 2, y)
 
-    found = quick(swiglu, "swiglu", "bfloat16")
+    found = quick(flushed, "swiglu", "bfloat16")
     assert (found.outcome, found.aspects["subnormals"].status) == ("WARN", "broken")
     assert found.aspects["range"].status == "kept"
-    fails(quick(swiglu, "swiglu", "bfloat16", strict=True))
+    fails(quick(flushed, "swiglu", "bfloat16", strict=True))
     fails(quick(halved, "swiglu", "bfloat16"))
+
+
+def test_a_sigmoid_whose_exponential_overflows_may_be_zero() -> None:
+    """1 / (1 + exp(96)) is zero in float32, also where gate times up overflows: either order of factors gives zero."""
+
+    def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+        return (gate.float() / (1 + torch.exp(-gate.float())) * up.float()).to(gate.dtype)
+
+    assert quick(swiglu, "swiglu", "bfloat16").aspects["subnormals"].status == "kept"
 
 
 def test_what_no_flush_explains_is_no_warning() -> None:

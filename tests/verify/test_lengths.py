@@ -227,6 +227,12 @@ def test_lengths_are_those_that_shapes_admit(op: str, shapes: dict[str, Any], le
     assert [length for length, _ in length_cases(sampler)] == lengths
 
 
+def test_a_quick_effort_has_a_second_length_though_the_next_is_too_long() -> None:
+    """A delta rule over 1,024 positions is more work than a case may be; one over 128 isn't."""
+    sampler = Sampler(spec("gated_delta_rule"), "bfloat16")
+    assert [length for length, _ in length_cases(sampler, quick=True)] == [8, 128]
+
+
 def product(a: Tensor, b: Tensor) -> Tensor:
     return (a.float() @ b.float()).to(a.dtype)
 
@@ -255,7 +261,7 @@ def test_a_delta_rule_with_a_decay_too_strong_is_suspect_at_length() -> None:
         return y.to(q.dtype)
 
     asked: dict[str, Any] = {"dtype": "bfloat16", "effort": "quick", "options": {"normalized": [True]}, "examples": 0}
-    asked["shrinking"] = False
+    asked |= {"shrinking": False, "shapes": {"T": [8, 65]}}
     honest = examine(partial(rule, stronger=1.0), "gated_delta_rule", **asked)
     assert honest.outcome == "PASS", str(honest)
     assert [level.length for level in honest.detectable] == [8, 65]

@@ -400,7 +400,8 @@ def length_cases(sampler: Sampler, *, quick: bool = False) -> list[tuple[int, tu
     """Return the lengths that sizes and shapes admit, ascending, each with one case for each distribution; all other
     sizes are small.
 
-    A ``quick`` effort has only numbers of one sign: there a sum keeps an error that all its terms share.
+    A ``quick`` effort has only numbers of one sign: there a sum keeps an error that all its terms share. Of its lengths
+    the second takes the place of those that are too long, if only one is not.
     """
     choose = _chooser(sampler, "lengths")
     base = sampler.case(_least, style="small", options=sampler.option_sets()[0])
@@ -408,7 +409,9 @@ def length_cases(sampler: Sampler, *, quick: bool = False) -> list[tuple[int, tu
     over = reduction.over if reduction is not None else base.signature.tensors[0].dims[-1]
     full = {tensor.name: "full" for tensor in base.signature.tensors if tensor.role == "length"}  # sums of all terms
     results: dict[int, tuple[Case, ...]] = {}
-    for longest in QUICK_LENGTHS if quick else LENGTHS:
+    for longest in (*QUICK_LENGTHS, LENGTHS[1]) if quick else LENGTHS:
+        if quick and longest == LENGTHS[1] and len(results) > 1:
+            break
         sizes = _sizes_of_sum(sampler, base, over, longest)
         if sizes is not None:
             cases = [
