@@ -24,7 +24,17 @@ from assay.formats.rounding import round_to
 from assay.golden.arithmetic.arbitrary_precision import working_precision
 from assay.golden.arithmetic.base import Arithmetic, Formula
 from assay.golden.arithmetic.double_double import add_radii, two_sum
-from assay.golden.arithmetic.model import EVALUATION, RADIUS_ROUNDING, RoundingModel, all_finite, outward
+from assay.golden.arithmetic.model import (
+    EVALUATION,
+    RADIUS_ROUNDING,
+    RoundingModel,
+    all_finite,
+    expm1_upper,
+    outward,
+    spread_of_erf,
+    spread_of_log,
+    spread_of_tanh,
+)
 
 Tensor = torch.Tensor
 
@@ -717,34 +727,6 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         size = x.magnitude
         rad = x.radius + format.unit_roundoff * size + self.model.underflow(format) / factor
         return Ball(x.mid, torch.where(size * factor > format.largest, math.inf, rad), self.model)
-
-
-def expm1_upper(error: Tensor) -> Tensor:
-    """Return an upper bound on exp(error) - 1; cheap for small errors: e^t - 1 <= t + t^2 for t <= 1.79."""
-    small = error + error * error
-    return small if bool((error < 1).all()) else torch.where(error < 1, small, torch.expm1(error))
-
-
-def spread_of_log(x: Tensor, radius: Tensor) -> Tensor:
-    """Return log x - log(x - radius), infinite where x - radius <= 0."""
-    return -torch.log1p(-(outward(radius) / x).clamp(max=1.0))
-
-
-def spread_of_erf(x: Tensor, radius: Tensor) -> Tensor:
-    """Return a bound by erf' = 2/sqrt(pi) exp(-z^2), at the ball's least magnitude."""
-    least = (x.abs() - outward(radius)).clamp(min=0)
-    return _at_most_two(radius * (2 / math.sqrt(math.pi)) * torch.exp(-least * least), radius)
-
-
-def spread_of_tanh(x: Tensor, radius: Tensor) -> Tensor:
-    """Return a bound by tanh' = 1 - tanh^2 <= 4 exp(-2 |z|), at the ball's least magnitude."""
-    slope = 4 * torch.exp(-2 * (x.abs() - outward(radius)).clamp(min=0))
-    return _at_most_two(radius * slope.clamp(max=1.0), radius)
-
-
-def _at_most_two(spread: Tensor, radius: Tensor) -> Tensor:
-    """Limit the spread of a function between -1 and 1; infinite where the argument may have overflowed (to NaN)."""
-    return torch.where(torch.isinf(radius), math.inf, spread.clamp(max=2.0))
 
 
 def _max_radius(a: Tensor | None, b: Tensor | None) -> Tensor | None:

@@ -13,12 +13,12 @@ from dataclasses import replace
 
 import torch
 
-from assay.golden.arithmetic.ball import Ball, expm1_upper, overflowing
+from assay.golden.arithmetic.ball import Ball, overflowing
 from assay.golden.arithmetic.ball_composites import BASE_CHANGE, FOLDED_LOG2E, WELL_CONDITIONED, CompositeBalls
 from assay.golden.arithmetic.ball_order import OrderBalls
 from assay.golden.arithmetic.ball_products import ProductBalls
 from assay.golden.arithmetic.ball_sequences import SequenceBalls
-from assay.golden.arithmetic.model import EVALUATION, outward
+from assay.golden.arithmetic.model import EVALUATION, expm1_upper, outward
 from assay.golden.arithmetic.real import Real, visible_product, weighted_values
 
 Tensor = torch.Tensor

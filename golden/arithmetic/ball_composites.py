@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import torch
 
-from assay.golden.arithmetic.ball import Ball, ElementaryBalls, overflowing, spread_of_log
-from assay.golden.arithmetic.model import outward
+from assay.golden.arithmetic.ball import Ball, ElementaryBalls, overflowing
+from assay.golden.arithmetic.model import outward, spread_of_log
 
 Tensor = torch.Tensor
 

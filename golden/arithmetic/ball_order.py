@@ -8,18 +8,18 @@ from typing import Any
 
 import torch
 
-from assay.golden.arithmetic.ball import (
-    Ball,
-    ElementaryBalls,
+from assay.golden.arithmetic.ball import Ball, ElementaryBalls, overflowing
+from assay.golden.arithmetic.base import Order
+from assay.golden.arithmetic.double_double import DoubleDouble
+from assay.golden.arithmetic.model import (
+    RADIUS_ROUNDING,
+    all_finite,
     expm1_upper,
-    overflowing,
+    outward,
     spread_of_erf,
     spread_of_log,
     spread_of_tanh,
 )
-from assay.golden.arithmetic.base import Order
-from assay.golden.arithmetic.double_double import DoubleDouble
-from assay.golden.arithmetic.model import RADIUS_ROUNDING, all_finite, outward
 from assay.golden.arithmetic.real import torch_function, two_to
 
 Tensor = torch.Tensor

@@ -223,3 +223,31 @@ _FLOAT64 = format_named("float64")
 # Elementary functions of torch in float64: SLEEF's vector versions state 1.0 ulp, libm's are below 1 ulp and CUDA's
 # (configs/cuda_functions.toml) are at most 3.5, erfc and erfinv aside; `tests/golden` checks them against Arb.
 EVALUATION = RoundingModel(_FLOAT64, Accumulator(_FLOAT64), certifies=True)
+
+
+def expm1_upper(error: torch.Tensor) -> torch.Tensor:
+    """Return an upper bound on exp(error) - 1; cheap for small errors: e^t - 1 <= t + t^2 for t <= 1.79."""
+    small = error + error * error
+    return small if bool((error < 1).all()) else torch.where(error < 1, small, torch.expm1(error))
+
+
+def spread_of_log(x: torch.Tensor, radius: torch.Tensor) -> torch.Tensor:
+    """Return log x - log(x - radius), infinite where x - radius <= 0."""
+    return -torch.log1p(-(outward(radius) / x).clamp(max=1.0))
+
+
+def spread_of_erf(x: torch.Tensor, radius: torch.Tensor) -> torch.Tensor:
+    """Return a bound by erf' = 2/sqrt(pi) exp(-z^2), at the ball's least magnitude."""
+    least = (x.abs() - outward(radius)).clamp(min=0)
+    return _at_most_two(radius * (2 / math.sqrt(math.pi)) * torch.exp(-least * least), radius)
+
+
+def spread_of_tanh(x: torch.Tensor, radius: torch.Tensor) -> torch.Tensor:
+    """Return a bound by tanh' = 1 - tanh^2 <= 4 exp(-2 |z|), at the ball's least magnitude."""
+    slope = 4 * torch.exp(-2 * (x.abs() - outward(radius)).clamp(min=0))
+    return _at_most_two(radius * slope.clamp(max=1.0), radius)
+
+
+def _at_most_two(spread: torch.Tensor, radius: torch.Tensor) -> torch.Tensor:
+    """Limit the spread of a function between -1 and 1; infinite where the argument may have overflowed (to NaN)."""
+    return torch.where(torch.isinf(radius), math.inf, spread.clamp(max=2.0))
