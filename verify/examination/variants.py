@@ -28,6 +28,7 @@ _OBSERVED = {"quick": (1, 0.5), "usual": (4, 2.0), "thorough": (8, 8.0)}
 """By effort: the most option sets, and seconds of processor time after which no more sizes are tried."""
 _LATER_RUNS = 6  # of one variant's series of sizes, beyond the longest three: scattered ones
 _FEW_CONSTANTS = 16  # of a quick effort
+_BATCH = 4  # constants of which all sizes are tried before those of others
 _MOST_RUNS = 12  # that a verdict lists for one variant and symbol
 
 
@@ -86,8 +87,10 @@ class Search:
             yield from ((case, number) for case in islice(self._begins(variant), 1))
         quick = effort == "quick"
         constants = self.found.constants[: _FEW_CONSTANTS if quick else None]
-        for offset in (0,) if quick else (0, 1, -1):
-            yield from self._cheapest_first((self._at(constant + offset), None) for constant in constants)
+        for first in range(0, len(constants), _BATCH):  # those of functions that ran come first
+            for offset in (0,) if quick else (1, 0, -1):
+                sizes = [constant + offset for constant in constants[first : first + _BATCH]]
+                yield from self._cheapest_first((self._at(size), None) for size in sizes)
         if not quick:
             yield from self._cheapest_first((self._ends(variant), number) for number, variant in variants)
 

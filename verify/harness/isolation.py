@@ -181,27 +181,25 @@ class Isolation:
 
     def compiled(self, cases: Sequence[Case]) -> Compiled:
         """Compile the programs of these cases in the worker (`assay.verify.harness.compilation`)."""
-        worker = self._worker = self._worker or self._started()
-        worker.longest = COMPILATION
-        worker.submit(pickle.dumps(list(cases)), COMPILATION)
-        result = worker.result()
-        if isinstance(result, Lost):  # the cases will show why
-            self.end()
-            return Compiled()
-        answer = unpack(result)
+        answer = self._answer_beforehand(list(cases))
         return unpacked(answer) if "pinned" in answer else Compiled()
 
     def variants(self, axes: Sequence[Axis], seconds: float, *, dense: bool) -> Variants:
         """Observe the kernel's variants in the worker (`assay.verify.harness.variants`)."""
+        answer = self._answer_beforehand(Question(tuple(axes), seconds, dense))
+        return unpacked_variants(answer) if "constants" in answer else Variants()
+
+    def _answer_beforehand(self, question: list[Case] | Question) -> Mapping[str, Any]:
+        """Return the worker's answer to a question that concerns no single case; empty if the worker is lost."""
         worker = self._worker = self._worker or self._started()
         worker.longest = COMPILATION
-        worker.submit(pickle.dumps(Question(tuple(axes), seconds, dense)), COMPILATION)
+        worker.submit(pickle.dumps(question), COMPILATION)
         result = worker.result()
         if isinstance(result, Lost):  # the cases will show why
             self.end()
-            return Variants()
-        answer = unpack(result)
-        return unpacked_variants(answer) if "constants" in answer else Variants()
+            return {}
+        answer: Mapping[str, Any] = unpack(result)
+        return answer
 
     @property
     def _has_limit(self) -> bool:
