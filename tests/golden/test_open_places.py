@@ -11,7 +11,7 @@ from assay.golden import Golden, evaluate, spec
 from assay.golden.arithmetic import BallArithmetic
 from assay.golden.evaluation.call import run
 from assay.golden.evaluation.golden import golden_of
-from assay.verify.comparison.judge import tolerance
+from assay.verify.comparison.judge import Tolerance, judge, tolerance
 from assay.verify.contract import Contract
 
 Tensor = torch.Tensor
@@ -19,8 +19,8 @@ INF, NAN = math.inf, math.nan
 FLOAT32 = format_named("float32")
 
 
-def judged(op: str, *tensors: Tensor, **options: Any) -> list[Tensor]:
-    """For each result a mask of what the default contract speaks of."""
+def tolerances(op: str, *tensors: Tensor, **options: Any) -> list[Tolerance]:
+    """What the default contract admits, for each result."""
     definition, contract = spec(op), Contract()
     balls = run(definition, BallArithmetic(contract.model(definition, FLOAT32)), tensors, options)
     goldens = evaluate(op, *tensors, **options)
@@ -29,7 +29,12 @@ def judged(op: str, *tensors: Tensor, **options: Any) -> list[Tensor]:
         balls if isinstance(balls, tuple) else (balls,),
         strict=True,
     )
-    return [tolerance(golden, golden_of(ball), FLOAT32, contract).judged for golden, ball in pairs]
+    return [tolerance(golden, golden_of(ball), FLOAT32, contract) for golden, ball in pairs]
+
+
+def judged(op: str, *tensors: Tensor, **options: Any) -> list[Tensor]:
+    """For each result a mask of what the default contract speaks of."""
+    return [allowed.judged for allowed in tolerances(op, *tensors, **options)]
 
 
 def some(*shape: int, seed: int = 0, **places: Any) -> Tensor:
@@ -70,14 +75,18 @@ def test_an_infinity_opens_its_row_of_softmax_backward() -> None:
 
 
 def test_infinities_open_swiglu_backward_where_a_factor_may_vanish() -> None:
-    """At gate = inf dgate is open; an infinite factor opens what silu' or silu may have made zero before."""
+    """At gate = inf dgate is open, and where silu' may be zero before an infinite factor; dup is no number there."""
     gate = torch.tensor([[1.0, INF, -INF, -200.0, NAN]])
     one = torch.ones(1, 5)
     dgate, dup = judged("swiglu_backward", gate, one, one)
     assert dgate.tolist() == [[True, False, True, True, True]]
     assert dup.all()
-    dgate, dup = judged("swiglu_backward", gate, one, one * INF)
-    assert dgate.tolist() == dup.logical_and(gate != INF).tolist() == [[True, False, True, False, True]]
+    dgate, dup = tolerances("swiglu_backward", gate, one, one * INF)
+    assert dgate.judged.tolist() == [[True, False, True, False, True]]
+    assert dup.judged.all()
+    for flushed, right in ((NAN, True), (-INF, True), (INF, True), (0.0, False), (-1e38, False)):
+        got = torch.tensor([[INF, INF, NAN, flushed, NAN]])
+        assert bool(judge(got, dup).broken.any()) != right, flushed
 
 
 def test_an_infinity_opens_the_gradients_of_its_token_and_experts() -> None:
