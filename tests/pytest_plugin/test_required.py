@@ -112,14 +112,14 @@ def test_a_full_disk_fails_no_kernel(run: Any, module: None, pytester: pytest.Py
         """
         import pytest
 
-        @pytest.fixture(autouse=True, scope="session")
-        def full():
+        def pytest_configure(config):
             from importlib import import_module
 
             def fails(*arguments):
                 raise OSError(28, "No space left on device")
 
             patch = pytest.MonkeyPatch()
+            config.add_cleanup(patch.undo)
             patch.setattr(import_module("assay.verify.report.html"), "verdict_page", fails)
             patch.setattr(import_module("assay.verify.report.index"), "_written", fails)
         """
