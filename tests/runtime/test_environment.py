@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
