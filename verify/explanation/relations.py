@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import add, mul, sub, xor
 from typing import Any
 
 import torch
@@ -116,7 +118,7 @@ def _constant(calls: Sequence[Wrong], tensor: TensorSpec) -> str:
     if bool(got.isinf().all()):
         return "are infinite"
     first = float(got[0])
-    if bool((got == first).all()) and int(golden.unique().numel()) > 1:
+    if bool((got == first).all()) and _distinct(golden) > 1:
         return f"are {first:g}"
     size = got.abs()
     alike = bool((size == size[0]).all()) and math.isfinite(first) and bool((got.sign() == golden.sign()).all())
@@ -165,10 +167,10 @@ def _offset(calls: Sequence[Wrong], tensor: TensorSpec) -> str:
             return ""
         low = max(low, float((got - golden - radius).max()))
         high = min(high, float((got - golden + radius).min()))
-    goldens = torch.cat([call.elements[1] for call in calls]).unique()
-    if low <= 0 <= high or len(goldens) < _LEAST_TELLING or not _is_narrow(low, high):
+    goldens = _distinct(torch.cat([call.elements[1] for call in calls]))
+    if low <= 0 <= high or goldens < _LEAST_TELLING or not _is_narrow(low, high):
         return ""
-    return f"are the right ones {'plus' if low > 0 else 'minus'} {_number(*sorted((abs(low), abs(high))), calls)}"
+    return f"are the right ones {'plus' if low > 0 else 'minus'} {_number(min(abs(low), abs(high)), max(abs(low), abs(high)), calls)}"
 
 
 def _number(low: float, high: float, calls: Sequence[Wrong]) -> str:
@@ -276,17 +278,29 @@ def _patterns(call: Wrong, axis: int) -> dict[str, float]:
 
 def _index_functions(size: int) -> Iterator[tuple[str, Callable[[int], int]]]:
     """Yield the words and the function of each dependence of one index on another, of a dimension of this size."""
-    for shift in (*range(1, min(size, 9)), *(power for power in (16, 32, 64, 128) if power < size)):
-        yield f"are the right ones {shift} earlier along {{}}", lambda index, by=shift: index - by
-        yield f"are the right ones {shift} later along {{}}", lambda index, by=shift: index + by
-        yield f"are the right ones rolled by {shift} along {{}}", lambda index, by=shift: (index - by) % size
-    yield "are the right ones in reverse order along {}", lambda index: size - 1 - index
-    yield "are the right ones of the first {}", lambda index: 0
-    yield "are the right ones of the last {}", lambda index: size - 1
-    yield "are the right ones with neighbours along {} exchanged", lambda index: index ^ 1
-    for divisor in range(2, size):
-        yield f"are the right ones of index // {divisor} along {{}}", lambda index, by=divisor: index // by
-        yield f"are the right ones of index % {divisor} along {{}}", lambda index, by=divisor: index % by
+    for by in (*range(1, min(size, 9)), *(power for power in (16, 32, 64, 128) if power < size)):
+        yield f"are the right ones {by} earlier along {{}}", partial(add, -by)
+        yield f"are the right ones {by} later along {{}}", partial(add, by)
+        yield f"are the right ones rolled by {by} along {{}}", partial(_rolled, size, by)
+    yield "are the right ones in reverse order along {}", partial(sub, size - 1)
+    yield "are the right ones of the first {}", partial(mul, 0)
+    yield "are the right ones of the last {}", partial(max, size - 1)
+    yield "are the right ones with neighbours along {} exchanged", partial(xor, 1)
+    for by in range(2, size):
+        yield f"are the right ones of index // {by} along {{}}", partial(_quotient, by)
+        yield f"are the right ones of index % {by} along {{}}", partial(_remainder, by)
+
+
+def _rolled(size: int, by: int, index: int) -> int:
+    return (index - by) % size
+
+
+def _quotient(by: int, index: int) -> int:
+    return index // by
+
+
+def _remainder(by: int, index: int) -> int:
+    return index % by
 
 
 def _transposed(calls: Sequence[Wrong], tensor: TensorSpec) -> str:
@@ -297,6 +311,11 @@ def _transposed(calls: Sequence[Wrong], tensor: TensorSpec) -> str:
             if len(square) == len(calls) and all(_is(call, call.golden.transpose(first, second)) for call in square):
                 return f"are the right ones with {tensor.dims[first]} and {tensor.dims[second]} exchanged"
     return ""
+
+
+def _distinct(numbers: Tensor) -> int:
+    """Return how many different numbers there are; each NaN is one."""
+    return len(set(numbers.tolist()))
 
 
 def _is(call: Wrong, predicted: Tensor) -> bool:
