@@ -26,6 +26,7 @@ from assay.verify.cases.at_shape import at_cases
 from assay.verify.cases.case import Case
 from assay.verify.cases.factors import Covering, Factors
 from assay.verify.cases.layouts import LAYOUTS
+from assay.verify.cases.production import GROWTH, LEVELS, production_cases
 from assay.verify.cases.sampler import SMALL, TILE
 from assay.verify.cases.stored import stored_cases
 from assay.verify.comparison.error_map import map_of
@@ -137,10 +138,9 @@ class Tally(Counts):
     """Counts over the cases of an examination, and the state of each aspect.
 
     ``at`` describes what was judged of each large case. ``not_interpreted`` names what the interpreter lacks.
-    ``refused`` counts the documented refusals by message, ``refused_chosen`` those of cases whose sizes were chosen for
-    what the kernel does there (`CHOSEN`). ``nonzero`` adds up, for each case, the share of judged elements whose golden
-    isn't zero, so that a large case of zeros counts as one case. ``mostly_left`` counts, by output, the cases that
-    leave more than half of it unjudged.
+    ``refused`` counts the documented refusals by message, ``refused_chosen`` those of cases of chosen sizes (`CHOSEN`).
+    ``nonzero`` adds up, for each case, the share of judged elements whose golden isn't zero, so that a large case of
+    zeros counts as one case. ``mostly_left`` counts, by output, the cases that leave more than half of it unjudged.
 
     A broken or suspect aspect holds its first failure, and the error map of that output.
     """
@@ -171,10 +171,10 @@ class Tally(Counts):
     def mostly_refused(self) -> str:
         """How many cases were refused, if more than were decided; else empty.
 
-        Cases of variants don't count: a refused variant has none, so that they are mostly what the kernel takes.
+        Cases of chosen sizes don't count: a refused variant has none, so that they are mostly what the kernel takes.
         """
         refused = self.refused.total() - self.refused_chosen
-        decided = self.cases - self.phases.get(CHOSEN, 0)
+        decided = self.cases - sum(self.phases.get(phase, 0) for phase in CHOSEN)
         return f"{refused} of {refused + decided} cases were refused" if refused > decided else ""
 
     @property
@@ -223,12 +223,14 @@ class Tally(Counts):
         return replace(self.counting(other), aspects=aspects, phases=phases, **sums)
 
 
-CHOSEN = "variants"
-"""The phase whose cases have sizes that were chosen by observing the kernel."""
+CHOSEN = ("variants", "production")
+"""The phases whose cases have sizes that were chosen by observing the kernel, or that models have."""
 _RISING = ("not tried", "kept", "suspect", "broken")
 _UNDECIDED_SHARE = 0.1  # more undecided and unresolved elements than this are too many for a PASS
 _TIME_LIMIT = 4.0  # the most seconds of a case in a growing series, extrapolated from the case before it
 _VARIANTS_SHARE = 0.25  # of the processor time of the cases before them, that cases of variants may take
+_PRODUCTION_SHARE = {"quick": 0.0, "usual": 0.1, "thorough": 1.0}  # of the same, for sizes of production
+_PRODUCTION_ALWAYS = {"quick": 0, "usual": 0, "thorough": 2}  # levels that are tried whatever they take
 _SHORT_RUN = 1.0  # seconds that a run counts as having taken at least
 _LONG_CASE = 1.0  # the most seconds of a case at the next length
 _OVERHEAD = 1000  # sums shorter than this take about as long whatever their length: their time isn't extrapolated
@@ -259,6 +261,8 @@ class Run:
     """What was compiled for them."""
     harness: KernelHarness = field(init=False)
     """Calls the kernel; it skips checks of properties that are already broken."""
+    untried_models: dict[str, None] = field(default_factory=dict)
+    """The models at whose sizes no case was tried, though the op has such sizes."""
     planned: Sequence[Case] = ()
     """The cases of the fixed phases, whose pairs of factors the fuzzed cases need not cover."""
     judged: list[Case] = field(default_factory=list)
@@ -356,7 +360,7 @@ class Run:
             return None
         elif failure.kind == "refused":
             sampled = (f"{case_label(case)}: refused, {failure.message}",) if case.protocol == AT else ()
-            self.tally += Tally(refused=Counter({failure.message: 1}), refused_chosen=int(phase == CHOSEN), at=sampled)
+            self.tally += Tally(refused=Counter({failure.message: 1}), refused_chosen=int(phase in CHOSEN), at=sampled)
             return None
         else:
             self._add_failure(phase, result, failure, shown)
@@ -407,7 +411,8 @@ class Run:
         """Return the pairs of factors that the judged cases cover."""
         covering = Covering(self.factors, map(self.plan.sampler.tied, self.judged))
         covered, feasible = covering.pairs
-        return Pairs(covered, feasible, covering.left_out)
+        untried = f"sizes of {', '.join(self.untried_models)}: not tried" if self.untried_models else ""
+        return Pairs(covered, feasible, "; ".join(filter(None, (covering.left_out, untried))))
 
     def reporting(self, phase: str, items: Sequence[T]) -> Iterator[T]:
         """Yield the items, and report the progress after each."""
@@ -452,6 +457,8 @@ def cases_beforehand(plan: Plan) -> list[Case]:
         phases.fuzz(sampler, settings.fuzzed - len(rows), drawn.append)
     for series in phases.over_limit_cases(sampler):
         drawn += series
+    if settings.effort != "quick":
+        drawn += [case for level in range(len(LEVELS)) for _, case in production_cases(sampler, level)]
     drawn += at_cases(sampler, settings.at)
     return [sampler.tied(case) for case in (next(phases.ordinary_cases(sampler, "small")), *drawn)]
 
@@ -534,6 +541,30 @@ def _over_limit(run: Run, name: str) -> None:
                 break
 
 
+def _production(run: Run, name: str) -> None:
+    """Try cases at sizes of published models, the smallest first, as long as there is time for one more; at least one.
+
+    How long a case takes follows from those that are `GROWTH` times smaller.
+    """
+    effort, sampler = run.plan.settings.effort, run.plan.sampler
+    begun, longest = thread_clock()[0], 0.0
+    seconds = _PRODUCTION_SHARE[effort] * max(_SHORT_RUN, begun - run.started[0])
+    tried: set[str] = set()
+    for level in range(len(LEVELS)) if effort != "quick" else ():
+        cases, expected, longest = list(production_cases(sampler, level)), GROWTH * longest, 0.0
+        for model, case in run.reporting(name, cases):
+            before = thread_clock()[0]
+            fits = before - begun + max(expected, longest) < seconds or not tried
+            if (fits or level < _PRODUCTION_ALWAYS[effort]) and run.attempt(name, case) is not None:
+                tried.add(model)
+                longest = max(longest, thread_clock()[0] - before)
+            run.untried_models.setdefault(model, None)
+        if cases and not longest:
+            break
+    for model in tried:
+        del run.untried_models[model]
+
+
 def _at(run: Run, name: str) -> None:
     """Try the cases at production sizes."""
     for case in run.reporting(name, list(at_cases(run.plan.sampler, run.plan.settings.at))):
@@ -577,12 +608,13 @@ def _lengths(run: Run, name: str) -> None:
 PHASES: tuple[tuple[str, Callable[[Run, str], None]], ...] = (
     ("stored", _stored),
     ("fixed", _fixed),
-    (CHOSEN, _variants),
+    ("variants", _variants),
     ("emitted", _emitted),
     ("plain_process", _plain_process),
     ("lengths", _lengths),
     ("fuzz", _fuzz),
     ("over_limit", _over_limit),
+    ("production", _production),
     ("at", _at),
 )
 """The phases in turn: name, and what it does. Those of `fixed_cases` are one, "fixed", whose cases come in the order of
