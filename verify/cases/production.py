@@ -1,8 +1,8 @@
 """Cases at the sizes of published models, which are examined without being asked for (configs/production_sizes.toml).
 
-A row of the table says what each symbol of an op is in one model. Where that is too large for a case, the counts (tokens,
-sequences, places of a context) are halved first, the largest of them each time. If it still is, each of the model's own
-sizes comes in a case of its own, in which the others are halved too.
+A row of the table says what each symbol of an op is in one model. Where that is too large for a case, the counts
+(tokens, sequences, places of a context) are halved first, the largest of them each time. If it still is, each of the
+model's own sizes comes in a case of its own, in which the others are halved too.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from assay.configs import table
 from assay.golden.errors import DefinitionError
 from assay.golden.evaluation.golden import Golden
 from assay.golden.inputs.distributions import EVERY, EXACT, EXTREME, MIDPOINTS
+from assay.interpreter import DependentPrograms
 from assay.runtime.deadline import CpuLimit, thread_clock
 from assay.verify.cases.at_shape import PROTOCOL as AT
 from assay.verify.cases.at_shape import at_cases
@@ -231,6 +232,7 @@ _TIME_LIMIT = 4.0  # the most seconds of a case in a growing series, extrapolate
 _VARIANTS_SHARE = 0.25  # of the processor time of the cases before them, that cases of variants may take
 _PRODUCTION_SHARE = {"quick": 0.0, "usual": 0.1, "thorough": 1.0}  # of the same, for sizes of production
 _PRODUCTION_ALWAYS = {"quick": 0, "usual": 0, "thorough": 2}  # levels that are tried whatever they take
+_FEW_PROGRAMS = 12  # of each interpreted launch at such sizes
 _SHORT_RUN = 1.0  # seconds that a run counts as having taken at least
 _LONG_CASE = 1.0  # the most seconds of a case at the next length
 _OVERHEAD = 1000  # sums shorter than this take about as long whatever their length: their time isn't extrapolated
@@ -261,8 +263,8 @@ class Run:
     """What was compiled for them."""
     harness: KernelHarness = field(init=False)
     """Calls the kernel; it skips checks of properties that are already broken."""
-    untried_models: dict[str, None] = field(default_factory=dict)
-    """The models at whose sizes no case was tried, though the op has such sizes."""
+    models: dict[str, bool] = field(default_factory=dict)
+    """The models whose sizes the op has: whether a case was tried at some of a model's."""
     planned: Sequence[Case] = ()
     """The cases of the fixed phases, whose pairs of factors the fuzzed cases need not cover."""
     judged: list[Case] = field(default_factory=list)
@@ -411,8 +413,9 @@ class Run:
         """Return the pairs of factors that the judged cases cover."""
         covering = Covering(self.factors, map(self.plan.sampler.tied, self.judged))
         covered, feasible = covering.pairs
-        untried = f"sizes of {', '.join(self.untried_models)}: not tried" if self.untried_models else ""
-        return Pairs(covered, feasible, "; ".join(filter(None, (covering.left_out, untried))))
+        untried = [model for model, tried in self.models.items() if not tried]
+        words = f"sizes of {', '.join(untried)}: not tried" if untried else ""
+        return Pairs(covered, feasible, "; ".join(filter(None, (covering.left_out, words))))
 
     def reporting(self, phase: str, items: Sequence[T]) -> Iterator[T]:
         """Yield the items, and report the progress after each."""
@@ -544,25 +547,31 @@ def _over_limit(run: Run, name: str) -> None:
 def _production(run: Run, name: str) -> None:
     """Try cases at sizes of published models, the smallest first, as long as there is time for one more; at least one.
 
-    How long a case takes follows from those that are `GROWTH` times smaller.
+    How long a case takes follows from those that are `GROWTH` times smaller. Of interpreted launches a few programs
+    run; where they can't be judged by themselves, no further case is tried.
     """
+    run.harness = replace(run.harness, most_programs=_FEW_PROGRAMS)
+    with suppress(DependentPrograms):
+        _at_models(run, name)
+    run.harness = replace(run.harness, most_programs=0)
+
+
+def _at_models(run: Run, name: str) -> None:
     effort, sampler = run.plan.settings.effort, run.plan.sampler
     begun, longest = thread_clock()[0], 0.0
     seconds = _PRODUCTION_SHARE[effort] * max(_SHORT_RUN, begun - run.started[0])
-    tried: set[str] = set()
-    for level in range(len(LEVELS)) if effort != "quick" else ():
-        cases, expected, longest = list(production_cases(sampler, level)), GROWTH * longest, 0.0
+    levels = [list(production_cases(sampler, level)) for level in range(len(LEVELS))] if effort != "quick" else []
+    run.models = {model: False for cases in levels for model, _ in cases}
+    for level, cases in enumerate(levels):
+        expected, longest = GROWTH * longest, 0.0
         for model, case in run.reporting(name, cases):
             before = thread_clock()[0]
-            fits = before - begun + max(expected, longest) < seconds or not tried
+            fits = before - begun + max(expected, longest) < seconds or not any(run.models.values())
             if (fits or level < _PRODUCTION_ALWAYS[effort]) and run.attempt(name, case) is not None:
-                tried.add(model)
+                run.models[model] = True
                 longest = max(longest, thread_clock()[0] - before)
-            run.untried_models.setdefault(model, None)
         if cases and not longest:
             break
-    for model in tried:
-        del run.untried_models[model]
 
 
 def _at(run: Run, name: str) -> None:
