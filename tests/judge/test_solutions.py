@@ -48,6 +48,22 @@ def test_a_wrong_solution_fails_with_a_line_that_repeats_it(judged: Judged) -> N
     assert again.cases == 1
 
 
+FORKS = """import os, time
+for _ in range(40):
+    if os.fork() == 0:
+        time.sleep(600)
+time.sleep(2.0)
+SOFTMAX
+return result"""
+
+
+def test_processes_without_end_are_a_crash(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assay.judge.solution.solution_process.MOST_PROCESSES", 30)
+    verdict = judged(linear(FORKS))
+    assert verdict.outcome == "FAIL"
+    assert (verdict.failure.kind, verdict.failure.message) == ("crash", "it had started more than 30 processes")
+
+
 def test_a_contract_is_what_solutions_are_held_to(judged: Judged) -> None:
     """What bfloat16 products give is wrong by default, and right where the contract says so."""
     body = (

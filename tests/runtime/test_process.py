@@ -116,6 +116,39 @@ def test_what_a_process_has_started_ends_with_it(tmp_path: Path) -> None:
 
 
 @linux
+def test_one_that_starts_too_many_ends_with_all_of_them(tmp_path: Path) -> None:
+    """Those in sessions of their own, and whose parent has ended, too."""
+
+    def starts_many(parent: Parent) -> None:
+        for number in range(12):
+            if os.fork() == 0:
+                os.setsid()
+                if number % 2 and os.fork():
+                    os._exit(0)
+                (tmp_path / str(os.getpid())).touch()
+                time.sleep(600)
+        time.sleep(600)
+
+    process = Process.fork(starts_many)
+    process.processes = 8
+    process.submit(b"", 60.0)
+    assert process.result() == Lost("crash", "it had started more than 8 processes")
+    started = [int(file.name) for file in tmp_path.iterdir()]
+    assert len(started) >= 8
+    assert all(map(is_gone, started))
+
+
+def test_a_copy_that_comes_back_does_not_answer() -> None:
+    def answers_twice(parent: Parent) -> None:
+        parent.serve(lambda message: message if os.fork() == 0 else time.sleep(600) or b"")
+
+    process = Process.fork(answers_twice)
+    process.submit(b"", 60.0)
+    words = "a copy of its process, which it had forked, came back from the call"
+    assert process.result() == Lost("crash", words)
+
+
+@linux
 def test_processes_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     body = f"from tests.runtime.isolated_tasks import start_both_kinds; start_both_kinds({str(tmp_path)!r})"
     parent = subprocess.Popen([sys.executable, "-c", body], cwd=ROOT)

@@ -221,6 +221,34 @@ def test_nothing_of_a_lost_worker_is_left(kernel: Callable[[Tensor], Tensor]) ->
     assert time.monotonic() - started_at < 30
 
 
+def starts_many(x: Tensor) -> Tensor:
+    """Starts 40 processes that wait, and answers later."""
+    for _ in range(40):
+        if os.fork() == 0:
+            time.sleep(3600)
+    time.sleep(2.0)
+    return softmax(x)
+
+
+def waits_while_a_copy_answers(x: Tensor) -> Tensor:
+    if os.fork():
+        time.sleep(3600)
+    return x
+
+
+def test_processes_without_end_are_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assay.verify.harness.isolation.MOST_PROCESSES", 30)
+    answer = answer_of(starts_many)
+    assert isinstance(answer, Failure)
+    assert (answer.kind, answer.message) == ("crash", "it had started more than 30 processes")
+
+
+def test_a_copy_of_the_worker_does_not_answer() -> None:
+    answer = answer_of(waits_while_a_copy_answers)
+    assert isinstance(answer, Failure)
+    assert "a copy of its process" in answer.message
+
+
 def sends_another_shape(x: Tensor) -> Tensor:
     """Takes over how its process answers, and answers with what the case doesn't ask for."""
     isolation = importlib.import_module("assay.verify.harness.isolation")

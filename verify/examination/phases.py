@@ -48,6 +48,7 @@ from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.cases.sampler import MOST_ELEMENTS, MOST_WORK, SMALL, Sampler, real_tensors, seeded, with_values
 from assay.verify.comparison.statistics import INDEPENDENT
 from assay.verify.contract import Contract
+from assay.verify.examination.drawing import without_local_constants
 
 _MOST_OPTION_SETS = 4  # each set multiplies the fixed cases; of more sets this many are drawn
 _LIMITS = {  # by style: most elements and work of a case, and the divisor of an interpreter's steps
@@ -499,4 +500,5 @@ def fuzz(sampler: Sampler, examples: int, attempt: Callable[[Case], float | None
         if ratio is not None and math.isfinite(ratio):
             target(ratio)
 
-    run()
+    with without_local_constants():
+        run()

@@ -36,7 +36,7 @@ from assay.interpreter import emulating
 from assay.runtime.deadline import WALL_FACTOR
 from assay.runtime.environment import with_setting
 from assay.runtime.output import as_data, warn_again
-from assay.runtime.process import GIB, ForkServer, Lost, Parent, Process, limit_memory
+from assay.runtime.process import GIB, MOST_PROCESSES, ForkServer, Lost, Parent, Process, limit_memory
 from assay.runtime.tensors import pack, unpack
 from assay.verify.cases.case import Case, build
 from assay.verify.contract import Contract
@@ -48,7 +48,7 @@ from assay.verify.harness.clean_process import START
 from assay.verify.harness.compilation import Compiled, as_plain, compiled, unpacked
 from assay.verify.harness.runner import KernelHarness
 from assay.verify.harness.target import load_target, target_of
-from assay.verify.harness.time_limit import COMPILATION, MOST
+from assay.verify.harness.time_limit import COMPILATION, MOST, KernelTimeout
 from assay.verify.harness.variants import Axis, Question, Variants, unpacked_variants, variants_of
 
 _REFUSED = ("MemoryError", "can't allocate memory", "bad_alloc", "RESOURCE_EXHAUSTED")
@@ -209,7 +209,9 @@ class Isolation:
     def _started(self) -> Process:
         harness, call = self.harness, self.harness.call
         if self._has_limit and not self.is_of_device and call.framework != "jax" and hasattr(os, "fork"):
-            return Process.fork(lambda parent: _serve_copy(parent, harness, self.memory))
+            worker = Process.fork(lambda parent: _serve_copy(parent, harness, self.memory))
+            worker.processes = MOST_PROCESSES
+            return worker
         target = self.target or target_of(call.kernel)
         if not target:
             raise SettingError(
@@ -223,7 +225,7 @@ class Isolation:
         }
         arguments = (memory, target, how, harness.contract, str(harness.device))
         worker = self._forked(arguments) if self.is_of_device else Process.start(_serve_new, *arguments)
-        worker.memory = self.memory - memory
+        worker.memory, worker.processes = self.memory - memory, MOST_PROCESSES
         return worker
 
     def _forked(self, arguments: tuple[Any, ...]) -> Process:
@@ -300,6 +302,12 @@ def _serve(parent: Parent, make_harness: Callable[[], KernelHarness], memory: in
     The answer to an op's name is None, if the kernel and that op can be imported here; to a list of cases it is what
     was compiled for them, to a `Question` the kernel's variants.
     """
+
+    def unraisable(what: Any) -> None:
+        if what.exc_type is not KernelTimeout:  # which comes again at the next look
+            sys.__unraisablehook__(what)
+
+    sys.unraisablehook = unraisable
 
     @cache
     def ready() -> KernelHarness:
