@@ -43,7 +43,7 @@ class Assignment:
     """The configurations of one case after the other; ``on_device``: autotuners would time them otherwise.
 
     ``order`` is that of the programs of interpreted launches: 0 ascending, 1 descending, else shuffled by this seed.
-    ``most_programs`` are the most of a launch that run (`assay.interpreter.sampling`); 0: all.
+    ``most_programs`` are the most of a launch that run (`assay.interpreter.races.sampled`); 0: all.
     """
 
     def __init__(self, *, on_device: bool = False) -> None:

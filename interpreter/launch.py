@@ -46,9 +46,8 @@ from assay.interpreter.fake_cuda.tensors import true_device
 from assay.interpreter.fake_cuda.world import pretended
 from assay.interpreter.language import language
 from assay.interpreter.operators import handle_of
-from assay.interpreter.races import arranged
+from assay.interpreter.races import arranged, sampled
 from assay.interpreter.replacing import Change, Shared, replaced
-from assay.interpreter.sampling import sampled
 from assay.interpreter.sanitizer import Launch
 from assay.runtime.environment import standard_environment
 

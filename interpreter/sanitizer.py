@@ -22,8 +22,7 @@ from triton.runtime import interpreter as plain
 
 from assay.interpreter.errors import DependentPrograms, NotInterpreted, SanitizerError
 from assay.interpreter.numerics.floats import Array
-from assay.interpreter.races import Ordering, Shadow
-from assay.interpreter.sampling import Samples
+from assay.interpreter.races import Ordering, Samples, Shadow
 from assay.runtime.dispatch import ALLOCATIONS, AllocationMode
 
 _SHIFT = np.uint64(48)  # user space ends at 2^47

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from assay.interpreter import DependentPrograms
-from assay.interpreter.sampling import sampled
+from assay.interpreter.races import sampled
 from assay.verify.cases.at_shape import at_case
 from assay.verify.comparison.result import Result
 from assay.verify.examination.phases import ordinary_cases

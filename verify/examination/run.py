@@ -411,7 +411,8 @@ class Run:
 
     def pairs(self) -> Pairs:
         """Return the pairs of factors that the judged cases cover."""
-        covering = Covering(self.factors, map(self.plan.sampler.tied, self.judged))
+        thorough = self.plan.settings.effort == "thorough"
+        covering = Covering(self.factors, map(self.plan.sampler.tied, self.judged), triples=thorough)
         covered, feasible = covering.pairs
         untried = [model for model, tried in self.models.items() if not tried]
         words = f"sizes of {', '.join(untried)}: not tried" if untried else ""
@@ -455,7 +456,8 @@ def cases_beforehand(plan: Plan) -> list[Case]:
     drawn += fixed
     for _, cases in phases.length_cases(sampler, quick=settings.effort == "quick"):
         drawn += cases
-    drawn += (rows := list(phases.covering_cases(Factors(sampler), fixed, settings.fuzzed)))
+    thorough = settings.effort == "thorough"
+    drawn += (rows := list(phases.covering_cases(Factors(sampler), fixed, settings.fuzzed, triples=thorough)))
     if len(rows) < settings.fuzzed:
         phases.fuzz(sampler, settings.fuzzed - len(rows), drawn.append)
     for series in phases.over_limit_cases(sampler):
@@ -520,7 +522,8 @@ def _fuzz(run: Run, name: str) -> None:
         result = run.attempt(name, case)
         return None if result is None else result.worst
 
-    for case in phases.covering_cases(run.factors, run.planned, examples):
+    thorough = run.plan.settings.effort == "thorough"
+    for case in phases.covering_cases(run.factors, run.planned, examples, triples=thorough):
         one(case)
     if done < examples:
         phases.fuzz(run.plan.sampler, examples - done, one)
