@@ -5,10 +5,10 @@ has done, and what that program knew of others; one that acquires at the same ad
 Flanagan and Freund, FastTrack, PLDI 2009). Programs are interpreted one after another, so time is one number: a new
 *segment* begins with each program and after each release.
 
-At sizes of production some programs of a launch may run instead of all (`sampled`). What the others would have stored is
-then poisoned, as fresh memory is in an examination: it holds NaN in one call and large numbers in another, so that
-whatever comes out with the same bits in both comes from programs that ran. That holds where programs don't depend on each
-other: `Samples` raises `DependentPrograms` for a load, by a later launch, of what an earlier one would have stored.
+At sizes of production some programs of a launch may run instead of all (`sampled`). What the others would have stored
+is then poisoned, as fresh memory is in an examination: it holds NaN in one call and large numbers in another, so that
+whatever comes out with the same bits in both comes from programs that ran. That holds where programs don't depend on
+each other: `Samples` raises `DependentPrograms` for a later launch that loads what an earlier one would have stored.
 """
 
 from __future__ import annotations
