@@ -273,8 +273,9 @@ class Covering:
         row = sum(1 << number for number in numbers)
         for number in numbers:
             self._covered[number] |= row
-        for pair in self._sized_options(row) if self._triples is not None else ():
-            self._triples[pair] = self._triples.get(pair, 0) | row & self.factors.values
+        if self._triples is not None:
+            for pair in self._sized_options(row):
+                self._triples[pair] = self._triples.get(pair, 0) | row & self.factors.values
         for name, size in case.sizes.items():
             self._largest[name] = max(size, self._largest.get(name, 0))
 

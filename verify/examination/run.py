@@ -9,6 +9,7 @@ A kind names how a case differs from an ordinary call, whatever the op.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -564,6 +565,8 @@ def _at_models(run: Run, name: str) -> None:
     begun, longest = thread_clock()[0], 0.0
     seconds = _PRODUCTION_SHARE[effort] * max(_SHORT_RUN, begun - run.started[0])
     levels = [list(production_cases(sampler, level)) for level in range(len(LEVELS))] if effort != "quick" else []
+    if run.harness.call.watch.launches:
+        levels = [sorted(cases, key=lambda each: _work_of_some_programs(each[1])) for cases in levels]
     run.models = {model: False for cases in levels for model, _ in cases}
     for level, cases in enumerate(levels):
         expected, longest = GROWTH * longest, 0.0
@@ -575,6 +578,12 @@ def _at_models(run: Run, name: str) -> None:
                 longest = max(longest, thread_clock()[0] - before)
         if cases and not longest:
             break
+
+
+def _work_of_some_programs(case: Case) -> float:
+    """Return about how many operations a few programs of a case make, if each has an index along the grid symbols."""
+    programs = max(math.prod(case.sizes.get(symbol, 1) for symbol in case.definition.axes.grid), 1)
+    return case.definition.cost(case.sizes) * min(1.0, _FEW_PROGRAMS / programs)
 
 
 def _at(run: Run, name: str) -> None:
