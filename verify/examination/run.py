@@ -588,7 +588,8 @@ def _at_models(run: Run, name: str) -> None:
     effort, sampler = run.plan.settings.effort, run.plan.sampler
     begun, longest = thread_clock()[0], 0.0
     seconds = _PRODUCTION_SHARE[effort] * max(_SHORT_RUN, begun - run.started[0])
-    levels = [list(production_cases(sampler, level)) for level in range(len(LEVELS))] if effort != "quick" else []
+    most = 0 if effort == "quick" else len(LEVELS) - run.plan.settings.isolate  # that kernel's memory has a limit
+    levels = [list(production_cases(sampler, level)) for level in range(most)]
     if run.harness.call.watch.launches:
         levels = [sorted(cases, key=lambda each: _work_of_some_programs(each[1])) for cases in levels]
     run.models = {model: False for cases in levels for model, _ in cases}
