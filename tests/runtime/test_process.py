@@ -1,8 +1,10 @@
 """A process is asked, watched and ended, whatever it does, and so is what it has started."""
 
+import ctypes
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -136,6 +138,31 @@ def test_one_that_starts_too_many_ends_with_all_of_them(tmp_path: Path) -> None:
     started = [int(file.name) for file in tmp_path.iterdir()]
     assert len(started) >= 8
     assert all(map(is_gone, started))
+
+
+@linux
+def test_a_process_without_its_first_thread_is_seen_and_ended(tmp_path: Path) -> None:
+    """The system calls it a zombie, though its other threads run."""
+
+    def goes_on(parent: Parent) -> None:
+        if os.fork() == 0:
+            os.setsid()
+            held = bytearray(GIB // 3)
+            threading.Thread(target=lambda: time.sleep(600 + len(held))).start()
+            (tmp_path / str(os.getpid())).touch()
+            ctypes.CDLL(None).pthread_exit(None)
+        time.sleep(600)
+
+    process = Process.fork(goes_on)
+    process.memory = GIB // 4
+    process.limit_from_now()
+    process.submit(b"", 60.0)
+    assert process.result() == Lost("crash", "it held more than 0.25 GiB of memory")
+    (file,) = tmp_path.iterdir()
+    until = time.monotonic() + 10
+    while Path(f"/proc/{file.name}/task").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{file.name}").exists() or len(os.listdir(f"/proc/{file.name}/task")) == 1
 
 
 def test_a_copy_that_comes_back_does_not_answer() -> None:
