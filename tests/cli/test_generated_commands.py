@@ -130,7 +130,7 @@ def commands(draw: st.DrawFn) -> tuple[list[str], dict[str, str]]:
         made["MADE"] = damaged((REPRO,))
         arguments.append(draw(made[word]) if word in made else word)
     command = " ".join(arguments[: 2 if arguments[0] == "golden" else 1])
-    for _ in range(draw(st.integers(0, 2))):
+    for _ in range(draw(st.integers(0, 2)) if OPTIONS[command] else 0):
         name, is_flag = draw(st.sampled_from(OPTIONS[command]))
         arguments.append(name)
         if not is_flag:
@@ -154,7 +154,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("in_process", "users_kernels", "folder")
 @unhurried(
-    max_examples=int(os.environ.get("ASSAY_COMMANDS", "25")),
+    max_examples=int(os.environ.get("ASSAY_COMMANDS", "15")),
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
