@@ -283,6 +283,7 @@ class Findings:
     ``pairs`` counts the pairs of levels of factors (sizes, options, distributions, layouts, ...) that cases covered.
     ``at`` says of each case at the sizes of production what was judged of it, and what not.
     ``variants`` are what the kernel runs at which sizes (`Variant`), observed before sizes were chosen.
+    ``cut`` says which cases the budget of seconds left out.
     ``left_out`` counts the elements that weren't judged, by reason. ``unlimited``: no time limit could act, since the
     kernel was called in a thread other than its process's main one.
     ``refused`` counts the cases that the kernel refused as it documents (``refuses=``), by its words.
@@ -313,6 +314,7 @@ class Findings:
     seconds: Annotated[float, Meta(ge=0)] = 0.0
     seed: int = 0
     note: str = ""
+    cut: str = ""
     remarks: tuple[str, ...] = ()
     at: tuple[str, ...] = ()
     variants: tuple[Variant, ...] = ()

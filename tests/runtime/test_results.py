@@ -193,6 +193,27 @@ def test_a_script_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert user_sources("no_such_module") == ""
 
 
+def test_what_a_users_module_imports_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Modules of other folders too, through each other; of installed packages the version counts."""
+    monkeypatch.syspath_prepend(str(tmp_path / "other"))
+    monkeypatch.syspath_prepend(str(tmp_path / "own"))
+    for name, text in (
+        ("own/kernel_of_mine.py", "def kernel(x):\n    from helper_of_mine.inner import half\n    return half(x)\n"),
+        ("other/helper_of_mine/__init__.py", ""),
+        ("other/helper_of_mine/inner.py", "import triton\nimport kernel_of_mine\nhalf = 2\n"),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    before = user_sources("kernel_of_mine")
+    assert before == user_sources("kernel_of_mine")
+    inner = tmp_path / "other" / "helper_of_mine" / "inner.py"
+    inner.write_text(inner.read_text(encoding="utf-8").replace("half = 2", "half = 3"), encoding="utf-8")
+    changed = user_sources("kernel_of_mine")
+    assert changed != before
+    monkeypatch.setattr(results, "_version_of", lambda top: f"{top} 0.0")
+    assert user_sources("kernel_of_mine") != changed
+
+
 def damage(path: Path) -> None:
     """Cut a file off."""
     path.write_bytes(path.read_bytes()[:-20])

@@ -20,7 +20,7 @@ from assay.configs import table
 from assay.golden.errors import DefinitionError
 from assay.golden.evaluation.golden import Golden
 from assay.golden.inputs.distributions import EVERY, EXACT, EXTREME, MIDPOINTS
-from assay.runtime.deadline import CpuLimit, thread_clock
+from assay.runtime.deadline import CpuLimit, Deadline, thread_clock
 from assay.verify.cases.at_shape import PROTOCOL as AT
 from assay.verify.cases.at_shape import at_cases
 from assay.verify.cases.case import Case
@@ -271,6 +271,10 @@ class Run:
     """How many more of these are borne, each of which costs a new one."""
     device_lost: bool = False
     """True once this process itself has lost the kernel's device: whatever is tried on it then fails."""
+    deadline: Deadline | None = None
+    """When the budget of the examination is over."""
+    left_out: Counter[str] = field(default_factory=Counter)
+    """How many cases of each phase came after it; where a phase plans no cases then, one."""
     ended: bool = False
     """True once the run must stop: a single failure was requested and found, a call hung, the device is lost, or the
     interpreter lacks a feature. Where the kernel has a device and a process of its own, a few of these are borne."""
@@ -326,6 +330,24 @@ class Run:
                 phase(self, name)
         return self.tally
 
+    def is_over(self, phase: str) -> bool:
+        """Return whether the budget of seconds is over; then count what the phase was about to try as left out."""
+        over = self.deadline is not None and not self.deadline.left
+        self.left_out[phase] += over and not self.ended
+        return over
+
+    @property
+    def untried_for_time(self) -> list[str]:
+        """The aspects that have no case as the budget was over; but for a bias, which takes series of calls."""
+        planned = set[str]().union(*map(aspects_of, self.planned)) if self.cut else set()
+        return sorted(planned - self.tally.aspects.keys() - {"bias"})
+
+    @property
+    def cut(self) -> str:
+        """What the budget left out, in words; empty if nothing."""
+        left = ", ".join(f"{count} of {phase}" for phase, count in self.left_out.items() if count)
+        return f"after {self.plan.settings.budget:.3g} s; cases left out: {left}" if left else ""
+
     def attempt(self, phase: str, case: Case, goldens: tuple[Golden, ...] | None = None) -> Result | None:
         """Try a case with the broken aspects removed; ``goldens`` are its goldens, if already known.
 
@@ -334,7 +356,7 @@ class Run:
         plan = self.plan
         case = original = self.compiled.case(plan.sampler.tied(case), self.beforehand)
         given_up = {name for name, cases in self.masked_by_other_failure.items() if cases >= _MOST_MASKED}
-        if self.ended or aspects_of(case) <= self.removed | given_up:
+        if self.ended or aspects_of(case) <= self.removed | given_up or self.is_over(phase):
             return None
         for aspect in self.removed if case.protocol != AT else ():
             case = plan.sampler.tied(without_aspect(aspect, case, plan.sampler))
@@ -469,6 +491,8 @@ def _variants(run: Run, name: str) -> None:
 
     An isolated kernel takes its time in another process; there the number of cases is the limit.
     """
+    if run.is_over(name):
+        return
     cases = run.observe_variants().cases(run.plan.settings.effort)
     limit = CpuLimit(_VARIANTS_SHARE * (_SHORT_RUN + thread_clock()[0] - run.started[0]), thread_clock)
     for case, number in run.reporting(name, cases):
@@ -537,9 +561,11 @@ def _over_limit(run: Run, name: str) -> None:
 def _at(run: Run, name: str) -> None:
     """Try the cases at production sizes."""
     for case in run.reporting(name, list(at_cases(run.plan.sampler, run.plan.settings.at))):
+        cut = run.left_out[name]
         if run.attempt(name, case) is None:
-            aspects = " and ".join(sorted(aspects_of(case)))
-            run.tally += Tally(at=(f"{case_label(case)}: not tried, as {aspects} are broken or hidden already",))
+            why = f"{' and '.join(sorted(aspects_of(case)))} are broken or hidden already"
+            why = why if run.left_out[name] == cut else "the budget was over"
+            run.tally += Tally(at=(f"{case_label(case)}: not tried, as {why}",))
 
 
 def _lengths(run: Run, name: str) -> None:

@@ -41,6 +41,8 @@ def text_report(result: Findings) -> str:
         lines.append(f"  unrounded   roundings to bfloat16 on the way may vanish: {MEND}")
     if result.detectable:
         lines += detectable(result.detectable)
+    if result.cut:
+        lines.append(f"  cut         {result.cut}")
     if result.note:
         lines.append(f"  why         {result.note}")
     lines += [line for words in result.remarks for line in _folded("remark", words)]
