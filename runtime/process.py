@@ -481,7 +481,7 @@ def descendants(pid: int) -> list[int]:
         if entry.name.isdigit():
             with suppress(OSError, ValueError):  # it has ended
                 fields = Path(entry.path, "stat").read_text(errors="replace").rpartition(")")[2].split()
-                if fields[0] != "Z":
+                if fields[0] != "Z" or int(fields[17]) > 1:  # its first thread may end before the others
                     children.setdefault(int(fields[1]), []).append(int(entry.name))
     results = [pid]
     for each in results:
@@ -511,7 +511,8 @@ def _held(processes: list[int], most: float = 0.0) -> int:
 def _resident(pid: int) -> int:
     """Return the bytes of memory that a process holds; 0 if unknown."""
     with suppress(OSError):
-        return _pages(str(pid), 1)
+        # A first thread that has ended holds nothing.
+        return _pages(str(pid), 1) or max(_pages(f"{pid}/task/{task}", 1) for task in os.listdir(f"/proc/{pid}/task"))
     return 0
 
 
@@ -564,7 +565,7 @@ def _end_children(forks):
                     fields = file.read().rpartition(b")")[2].split()
             except OSError:
                 continue
-            if fields[0] != b"Z":
+            if fields[0] != b"Z" or int(fields[17]) > 1:
                 if fields[3] not in forks:
                     detached.add(int(name))
                 parents.setdefault(int(fields[1]), []).append(int(name))

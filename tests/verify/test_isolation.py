@@ -4,8 +4,10 @@ import ctypes
 import importlib
 import os
 import signal
+import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from assay.verify.findings import Failure
 from assay.verify.harness.call import Call
 from assay.verify.harness.isolation import Isolation
 from assay.verify.harness.runner import KernelHarness
+from assay.verify.harness.variants import Axis, Variants
 
 from .examined import fails, failure_of, first, quick
 
@@ -247,6 +250,24 @@ def test_a_copy_of_the_worker_does_not_answer() -> None:
     answer = answer_of(waits_while_a_copy_answers)
     assert isinstance(answer, Failure)
     assert "a copy of its process" in answer.message
+
+
+def says_that_it_takes_long(x: Tensor) -> Tensor:
+    """Sends a sign of life into the pipe of its process, wherever it runs, and doesn't come back."""
+    for descriptor in range(3, 64):
+        with suppress(OSError):
+            os.write(descriptor, struct.pack("!i", 9) + b"h" + struct.pack("<d", 1e9))
+    time.sleep(3600)
+    return x
+
+
+def test_signs_of_life_of_the_kernel_itself_count_for_nothing() -> None:
+    harness = KernelHarness(Call(says_that_it_takes_long, {}), Contract())
+    axes = (Axis(CASE, {"N": 1}, {}, (1, 2)),)
+    begun = time.monotonic()
+    with Isolation(harness) as isolation:
+        assert isolation.variants(axes, 0.1, dense=False) == Variants()
+    assert time.monotonic() - begun < 10
 
 
 def sends_another_shape(x: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ The cases of the phases from exact to bias are fixed beforehand and come interle
 | fuzz           | cases that cover the pairs of factors that the fixed ones leave (`assay.verify.cases.factors`);   |
 |                | then cases drawn by Hypothesis, which climbs towards larger ratios of error to radius             |
 | over_limit     | more than 65,535 rows, or classes, if smaller cases were quick enough                             |
+| production     | sizes of published models, by default (`assay.verify.cases.production`)                           |
 | at             | sizes of production, if the caller names some (`assay.verify.cases.at_shape`)                     |
 """
 
@@ -453,13 +454,16 @@ def _sizes_of_sum(sampler: Sampler, base: Case, over: str, longest: int) -> dict
     return None
 
 
-def covering_cases(factors: Factors, covered: Iterable[Case], examples: int) -> Iterator[Case]:
-    """Yield cases that cover the most pairs of factors that ``covered`` leave, and then those before them.
+def covering_cases(
+    factors: Factors, covered: Iterable[Case], examples: int, *, triples: bool = False
+) -> Iterator[Case]:
+    """Yield cases that cover the most pairs of factors, and ``triples`` if wanted, that ``covered`` leave, and then
+    those before them.
 
     They depend on nothing that was measured, so that the same seed gives the same cases.
     """
     sampler = factors.sampler
-    choose, covering = _chooser(sampler, "covering"), Covering(factors, covered)
+    choose, covering = _chooser(sampler, "covering"), Covering(factors, covered, triples=triples)
     for index in range(round(_COVERING_SHARE * examples)):
         case = covering.next_case(choose, _one_of(sampler, _SHARES[index % len(_SHARES)]))
         covering.add(case)
