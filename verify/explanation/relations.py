@@ -170,7 +170,8 @@ def _offset(calls: Sequence[Wrong], tensor: TensorSpec) -> str:
     goldens = _distinct(torch.cat([call.elements[1] for call in calls]))
     if low <= 0 <= high or goldens < _LEAST_TELLING or not _is_narrow(low, high):
         return ""
-    return f"are the right ones {'plus' if low > 0 else 'minus'} {_number(min(abs(low), abs(high)), max(abs(low), abs(high)), calls)}"
+    sign, (least, most) = ("plus", (low, high)) if low > 0 else ("minus", (-high, -low))
+    return f"are the right ones {sign} {_number(least, most, calls)}"
 
 
 def _number(low: float, high: float, calls: Sequence[Wrong]) -> str:
