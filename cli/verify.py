@@ -152,11 +152,11 @@ def _list_variants(jobs: Sequence[Job], as_json: bool) -> int:
         if reason := job.entry.absence(job.settings.device):
             missing = report_error(reason)
             continue
-        found = variants_of_job(job)
+        observed = variants_of_job(job)
         words = {"kernel": job.entry.name, "dtype": job.settings.dtype_name}
-        listed.append(words | {"variants": [plain(vars(variant)) for variant in found]})
+        listed.append(words | {"variants": [plain(vars(variant)) for variant in observed]})
         if not as_json:
-            print("\n".join([f"{job.entry.name} in {job.settings.dtype_name}", *variants_in_words(found)]))
+            print("\n".join([f"{job.entry.name} in {job.settings.dtype_name}", *variants_in_words(observed)]))
     if as_json:
         print(json.dumps(listed, indent=2))
     return missing

@@ -130,8 +130,8 @@ class Signature:
         """Return the number that a symbol must be a multiple of, by `steps` and so that quotients of it are
         integers."""
         texts = [text for tensor in (*self.tensors, *self.returns) for text in tensor.dims if "ceil" not in text]
-        found = re.compile(rf"(?<![\w*/]){re.escape(symbol)}/(\d+)")
-        quotients = (int(below) for text in texts for below in found.findall(text))
+        pattern = re.compile(rf"(?<![\w*/]){re.escape(symbol)}/(\d+)")
+        quotients = (int(below) for text in texts for below in pattern.findall(text))
         return math.lcm(self.steps.get(symbol, 1), *quotients)
 
     def with_inputs(self, inputs: Mapping[str, Inputs]) -> Signature:

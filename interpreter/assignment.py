@@ -102,8 +102,8 @@ class Assignment:
             first = candidates.index(pinned[order])
         else:
             first = usual()
-        turns = [(first + step) % len(candidates) for step in range(len(candidates))]
-        index = next((turn for turn in turns if program(turn) not in self.refused), first) if self.refused else first
+        tries = [(first + step) % len(candidates) for step in range(len(candidates))]
+        index = next((index for index in tries if program(index) not in self.refused), first) if self.refused else first
         self.choices[key] = Choice(kernel, candidates[index], tuple(candidates))
         return index
 

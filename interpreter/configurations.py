@@ -55,8 +55,8 @@ def pretended_timing(tuner: Any, config: Any, nargs: Mapping[str, Any], keywords
     """Return the made-up times of a configuration: the one to be picked is fastest, then those after it."""
     configs = _candidates(tuner, keywords) if tuner.nargs else tuner.configs
     index = configs.index(config) if config in configs else 0
-    picked = pick_config(tuner, keywords) if tuner.nargs else configs[_index(tuner, configs, nargs, keywords)]
-    time = 1.0 + (index - configs.index(picked)) % len(configs)
+    chosen = pick_config(tuner, keywords) if tuner.nargs else configs[_index(tuner, configs, nargs, keywords)]
+    time = 1.0 + (index - configs.index(chosen)) % len(configs)
     return [time, time, time]
 
 

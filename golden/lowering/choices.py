@@ -216,11 +216,11 @@ class Answered(Choices):
         wanted = self._wanted.get(number, {})
         index = [at for at in wanted if at < answers.numel()]
         if index:
-            asked = answers.reshape(-1).clone()
-            asked[index] = torch.tensor([wanted[at] for at in index], dtype=torch.float64).to(answers.dtype)
-            asked = asked.reshape(answers.shape)
-            allowed = open_ & (decision.admits(asked) if self.checked else True)
-            answers = torch.where(allowed, asked, answers)
+            given = answers.reshape(-1).clone()
+            given[index] = torch.tensor([wanted[at] for at in index], dtype=torch.float64).to(answers.dtype)
+            given = given.reshape(answers.shape)
+            allowed = open_ & (decision.admits(given) if self.checked else True)
+            answers = torch.where(allowed, given, answers)
         self.sites[number] = Site(decision, answers, line())
         return decision.without(answers)
 

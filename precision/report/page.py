@@ -213,7 +213,7 @@ def _positions(content: Mapping[str, Any]) -> Chart:
     unit, steps = content["settings"]["unit"], content["positions"]["steps"]
     known = [step for step in steps if step["error"] is not None]
     ends = [step["interval"] or {"low": step["error"], "high": step["error"]} for step in known]
-    told = [measured_words({"measured": step["error"], "interval": step["interval"]}) for step in known]
+    measured = [measured_words({"measured": step["error"], "interval": step["interval"]}) for step in known]
     return Chart(
         f"The error over {len(known)} steps of positions with its interval; the numbers are in the table below.",
         Axis(
@@ -227,7 +227,7 @@ def _positions(content: Mapping[str, Any]) -> Chart:
                 "measured, with its 95 % interval",
                 [float(step["end"]) for step in known],
                 [_number(step["error"]) for step in known],
-                [f"up to position {step['end']:,}\n{words} {unit}" for step, words in zip(known, told, strict=True)],
+                [f"up to position {step['end']:,}\n{words} {unit}" for step, words in zip(known, measured, strict=True)],
                 line="solid",
                 low=[_number(end["low"]) for end in ends],
                 high=[_number(end["high"]) for end in ends],

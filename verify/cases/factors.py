@@ -221,8 +221,8 @@ class Factors:
                 yield from ((number, other) for other in self.levels.values())
         symbols = [name for name, sizes in self.symbols.items() if len(sizes) > 1]
         divisors = self.sampler.definition.sizes.multiples.values()
-        for place, one in enumerate(symbols):
-            for other in symbols[place + 1 :]:
+        for position, one in enumerate(symbols):
+            for other in symbols[position + 1 :]:
                 second, hang = possible[other], one in divisors or other in divisors
                 most = len(second)  # classes of the other symbol that fit the class before
                 for name in possible[one]:

@@ -134,12 +134,12 @@ class Resolver:
             groups = _Groups.of(sites, level)
             owners = [torch.zeros_like(mask, dtype=torch.int64) for mask in run.broken]
             if level and len(groups.keys) > 1:
-                found = self._owners(run, groups) if is_enclosed else None
-                if found is None or any(
-                    bool((owner[mask] < 0).any()) for owner, mask in zip(found, run.broken, strict=True)
+                owned = self._owners(run, groups) if is_enclosed else None
+                if owned is None or any(
+                    bool((owner[mask] < 0).any()) for owner, mask in zip(owned, run.broken, strict=True)
                 ):
                     continue
-                owners = found
+                owners = owned
             search = _Search(self, run, groups, owners, is_finest=level == depth > 0)
             left = search.execute(left)
             run = self._tried(search.answers())

@@ -38,7 +38,7 @@ class Search:
 
     sampler: Sampler
     axes: Sequence[Axis]
-    found: Variants
+    observed: Variants
 
     @staticmethod
     def of(harness: KernelHarness, sampler: Sampler, effort: str) -> Search:
@@ -62,7 +62,7 @@ class Search:
 
     def listed(self, tried: Collection[int]) -> tuple[Variant, ...]:
         """Return the variants as a verdict lists them, of which those of the numbers in ``tried`` were tried."""
-        return tuple(self._listed(each, number in tried) for number, each in enumerate(self.found.variants))
+        return tuple(self._listed(each, number in tried) for number, each in enumerate(self.observed.variants))
 
     def _listed(self, variant: ObservedVariant, tried: bool) -> Variant:
         runs: dict[str, set[tuple[int, int]]] = {}
@@ -82,11 +82,11 @@ class Search:
         )
 
     def _drawn(self, effort: str) -> Iterator[tuple[Case, int | None]]:
-        variants = [(number, each) for number, each in enumerate(self.found.variants) if not each.refusal]
+        variants = [(number, each) for number, each in enumerate(self.observed.variants) if not each.refusal]
         for number, variant in variants:
             yield from ((case, number) for case in islice(self._begins(variant), 1))
         quick = effort == "quick"
-        constants = self.found.constants[: _FEW_CONSTANTS if quick else None]
+        constants = self.observed.constants[: _FEW_CONSTANTS if quick else None]
         for first in range(0, len(constants), _BATCH):  # those of functions that ran come first
             for offset in (0,) if quick else (1, 0, -1):
                 sizes = [constant + offset for constant in constants[first : first + _BATCH]]
@@ -125,7 +125,7 @@ class Search:
             tensors = (*case.signature.tensors, *case.signature.returns)
             steps, work = self.sampler.cost(case.sizes)
             if self.sampler.max_steps is not None:  # interpreted programs run one after the other
-                steps = max(steps, self.found.launched(index, value))
+                steps = max(steps, self.observed.launched(index, value))
             most_steps = steps if self.sampler.max_steps is None else self.sampler.max_steps
             elements = sum(math.prod(case.shape(tensor)) for tensor in tensors)
             if elements <= MOST_ELEMENTS and work <= MOST_WORK and steps <= most_steps:

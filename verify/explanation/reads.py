@@ -106,8 +106,8 @@ def _of_tensor(harness: KernelHarness, base: Observation, tensor: TensorSpec, bu
             if strays and not example:
                 number, part = strays[0]
                 output = base.case.signature.returns[number]
-                place = [int(each) for each in part.nonzero()[0]]
-                example = f"e.g. {output.name}{place} of {name} {index}"
+                position = [int(each) for each in part.nonzero()[0]]
+                example = f"e.g. {output.name}{position} of {name} {index}"
         at = f"in a call of {_sizes(base.case)}"
         if any(ignored):
             yield f"{tensor.name} is not read at {indices_in_words(_filled(ignored), name)}, {at}"
@@ -132,9 +132,9 @@ def _effect(harness: KernelHarness, base: Observation, tensor: TensorSpec, mask:
     case, own = base.case, all_contents(base.case)[tensor.name]
     other = all_contents(replace(case, seed=case.seed + 1_009, edits=()))[tensor.name]
     edits = tuple(
-        (tensor.name, tuple(int(each) for each in place), float(other[tuple(place)].double()))
-        for place in mask.nonzero()
-        if float(other[tuple(place)].double()) != float(own[tuple(place)].double())
+        (tensor.name, tuple(int(each) for each in position), float(other[tuple(position)].double()))
+        for position in mask.nonzero()
+        if float(other[tuple(position)].double()) != float(own[tuple(position)].double())
     )
     if not edits:
         return None

@@ -95,7 +95,7 @@ def bars(histogram: Sequence[int]) -> list[Bar]:
     ]
 
 
-def told(histogram: Sequence[int]) -> str:
+def histogram_words(histogram: Sequence[int]) -> str:
     """Return a histogram in one sentence."""
     total, exact, kept, broken = (
         sum(histogram),
@@ -137,7 +137,7 @@ def environment() -> jinja2.Environment:
     environment.filters |= {
         "drawn": drawn,
         "bars": bars,
-        "told": told,
+        "histogram_words": histogram_words,
         "sentence": _sentence,
         "places": _positions,
         "greatest": greatest,
