@@ -17,7 +17,7 @@ from assay.verify import examine
 from assay.verify.comparison.error_map import error_map, histogram, period_of, region_in_words
 from assay.verify.comparison.result import summed
 from assay.verify.findings import EDGES, MAP_SHAPE, STEPS, ErrorMap
-from assay.verify.report.html import LEVELS, bars, drawn, told
+from assay.verify.report.html import LEVELS, bars, drawn, histogram_words
 from assay.verify.verdict import Verdict
 
 from .examined import fails, failure_of, quick
@@ -148,7 +148,7 @@ def test_many_rows_are_put_into_words_in_time() -> None:
 
 @given(st.data())
 def test_all_of_is_said_of_nothing_with_a_hole(data: st.DataObject) -> None:
-    """A rectangle is told by its exact ends; with an inner element missing it is no longer "all of" it."""
+    """A rectangle is histogram_words by its exact ends; with an inner element missing it is no longer "all of" it."""
     rows, columns = data.draw(st.integers(4, 40)), data.draw(st.integers(4, 40))
     top, left = data.draw(st.integers(0, rows - 3)), data.draw(st.integers(1, columns - 3))
     bottom, right = data.draw(st.integers(top + 2, rows - 1)), data.draw(st.integers(left + 2, columns - 1))
@@ -254,6 +254,6 @@ def test_bars_keep_the_order_of_counts() -> None:
     assert max(bar.height for bar in shown) == shown[-1].height == 100
     assert [bar.height for bar, count in zip(shown, counts, strict=True) if count == 0] == [0, 0]
     assert [bar.kind for bar in shown] == ["exact"] + 20 * ["kept"] + 3 * ["broken"]
-    assert [int(number.replace(",", "")) for number in re.findall(r"[\d,]*\d", told(counts))] == [
+    assert [int(number.replace(",", "")) for number in re.findall(r"[\d,]*\d", histogram_words(counts))] == [
         sum(counts), 7, 190, sum(range(10, 20)), 903,
     ]  # fmt: skip
