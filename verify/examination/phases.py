@@ -10,6 +10,7 @@ The cases of the phases from exact to bias are fixed beforehand and come interle
 | exact          | small integers, powers of two, one-hot rows, ties, equal sizes, one long size: nothing is rounded |
 | range          | logits of +-88, the format's ends, subnormals, zeros; scales, weights, slopes of any size and sign |
 | single_operand | one tensor of several is zero or subnormal                                                        |
+| domain         | each kind of numbers that one tensor has of its own: gates, steps, shares, labels, lengths, ends  |
 | block_boundary | many rows of one element more than a block, a peak in the last element, sequences of many chunks  |
 | aligned        | all sizes multiples of the tile at once, as in production: kernels have a separate path for them  |
 | special        | NaN and infinities, one at a time, compared by class and index; NaN in all that isn't read |
@@ -39,7 +40,7 @@ from hypothesis import seed as hypothesis_seed
 from hypothesis import strategies as st
 
 from assay.formats.format import format_named
-from assay.golden.inputs.distributions import EVERY, EXACT, MIDPOINTS, RANGE, names_of
+from assay.golden.inputs.distributions import EVERY, EXACT, MIDPOINTS, RANGE, names_of, own_names_of
 from assay.golden.signature import dimension, symbols_in
 from assay.verify.cases.case import Case
 from assay.verify.cases.factors import Covering, Factors
@@ -195,10 +196,24 @@ def single_operand_cases(sampler: Sampler) -> Iterator[Case]:
                     yield _with_distributions(_ordinary(base, others), {**far, tensor.name: distribution})
 
 
+def domain_cases(sampler: Sampler) -> Iterator[Case]:
+    """Yield cases in which one tensor has each of the distributions of its own in turn, small ones and tiles.
+
+    In the cases of all other phases such a tensor has its plainest numbers, as it lacks those that these are named for.
+    """
+    signatures = [sampler.definition.signature(options) for options in sampler.option_sets()]
+    own = {(tensor.name, name): None for each in signatures for tensor in each.tensors for name in own_names_of(tensor)}
+    for index, (tensor, name) in enumerate(own):
+        for base in _base_cases(sampler, f"{tensor} {name}", (("small", "tile")[index % 2],)):
+            if tensor in base.values:
+                yield _with_distributions(_ordinary(base), {tensor: name})
+
+
 def block_boundary_cases(sampler: Sampler) -> Iterator[Case]:
     """Yield cases of many rows, each one element longer than a block: faults in the state passed on show most there.
 
-    In the last ones the final element is far above the others.
+    Some have only numbers far below zero, under which a state or a padding of zero shows; in the last ones the final
+    element is far above the others.
     """
     choose = _chooser(sampler, "seams")
     base = sampler.case(_least, style="small", options=choose(sampler.option_sets()))
@@ -212,7 +227,7 @@ def block_boundary_cases(sampler: Sampler) -> Iterator[Case]:
         ]
         fitting = [(sizes, count) for sizes, count in sized if sampler.fits(sizes)]
         for sizes, count in fitting[:1] if _is_slow(base, symbol) else fitting:
-            for distribution in ("normal", "wide")[: 1 + (count > 3)]:
+            for distribution in ("normal", "wide", "below")[: 3 if count > 3 else 1]:
                 case = _ordinary(base, distribution, sizes=sizes, seed=choose(range(1 << 24)))
                 yield case
             first = next((tensor for tensor in real_tensors(base.signature) if symbol in tensor.dims), None)
