@@ -66,6 +66,7 @@ _LONG_SUM = (64, 512)  # a tile, and a sum over several of them
 _PEAK = 100.0  # far above normal numbers: it dominates a softmax or a norm if it is taken in
 # (size, rows): one more than common block sizes; odd numbers of rows, fewer where rows are long
 _BLOCK_BOUNDARIES = ((513, 31), (1025, 127), (2049, 3), (4097, 3))
+_FEW_ROWS = 3
 _SLOW_BOUNDARIES = ((2049, 3), (257, 3))  # of what is gone through step by step; the first that fits
 # ends beyond 16 bits; each about GROWTH times the one before at most, so that its time can be extrapolated
 _GROWING = (17, 257, 2049, 4097, 2**16 + 65)
@@ -197,14 +198,15 @@ def single_operand_cases(sampler: Sampler) -> Iterator[Case]:
 
 
 def domain_cases(sampler: Sampler) -> Iterator[Case]:
-    """Yield cases in which one tensor has each of the distributions of its own in turn, small ones and tiles.
+    """Yield cases in which one tensor has each of the distributions of its own in turn, small ones and tiles by turns.
 
-    In the cases of all other phases such a tensor has its plainest numbers, as it lacks those that these are named for.
+    What is gone through step by step has small ones alone. In the cases of all other phases such a tensor has its plainest numbers, as it lacks those that these are named for.
     """
     signatures = [sampler.definition.signature(options) for options in sampler.option_sets()]
     own = {(tensor.name, name): None for each in signatures for tensor in each.tensors for name in own_names_of(tensor)}
+    styles = ("small",) if sampler.definition.sizes.sequential_steps else ("small", "tile")
     for index, (tensor, name) in enumerate(own):
-        for base in _base_cases(sampler, f"{tensor} {name}", (("small", "tile")[index % 2],)):
+        for base in _base_cases(sampler, f"{tensor} {name}", styles[index % len(styles) :][:1]):
             if tensor in base.values:
                 yield _with_distributions(_ordinary(base), {tensor: name})
 
@@ -212,8 +214,8 @@ def domain_cases(sampler: Sampler) -> Iterator[Case]:
 def block_boundary_cases(sampler: Sampler) -> Iterator[Case]:
     """Yield cases of many rows, each one element longer than a block: faults in the state passed on show most there.
 
-    Some have only numbers far below zero, under which a state or a padding of zero shows; in the last ones the final
-    element is far above the others.
+    In some the final element is far above the others; the last ones have only numbers far below zero, under which a
+    state or a padding of zero shows.
     """
     choose = _chooser(sampler, "seams")
     base = sampler.case(_least, style="small", options=choose(sampler.option_sets()))
@@ -227,13 +229,16 @@ def block_boundary_cases(sampler: Sampler) -> Iterator[Case]:
         ]
         fitting = [(sizes, count) for sizes, count in sized if sampler.fits(sizes)]
         for sizes, count in fitting[:1] if _is_slow(base, symbol) else fitting:
-            for distribution in ("normal", "wide", "below")[: 3 if count > 3 else 1]:
+            for distribution in ("normal", "wide")[: 1 + (count > _FEW_ROWS)]:
                 case = _ordinary(base, distribution, sizes=sizes, seed=choose(range(1 << 24)))
                 yield case
             first = next((tensor for tensor in real_tensors(base.signature) if symbol in tensor.dims), None)
             if first is not None and all(case.shape(first)):
                 last = tuple(extent - 1 for extent in case.shape(first))
                 yield with_values(case, "normal", edits=((first.name, last, _PEAK),))
+        for sizes, count in fitting:
+            if count > _FEW_ROWS:
+                yield _ordinary(base, "below", sizes=sizes, seed=choose(range(1 << 24)))
 
 
 def aligned_cases(sampler: Sampler) -> Iterator[Case]:
