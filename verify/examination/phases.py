@@ -200,7 +200,8 @@ def single_operand_cases(sampler: Sampler) -> Iterator[Case]:
 def domain_cases(sampler: Sampler) -> Iterator[Case]:
     """Yield cases in which one tensor has each of the distributions of its own in turn, small ones and tiles by turns.
 
-    What is gone through step by step has small ones alone. In the cases of all other phases such a tensor has its plainest numbers, as it lacks those that these are named for.
+    What is gone through step by step has small ones alone. In the cases of all other phases such a tensor has its
+    plainest numbers, as it lacks those that these are named for.
     """
     signatures = [sampler.definition.signature(options) for options in sampler.option_sets()]
     own = {(tensor.name, name): None for each in signatures for tensor in each.tensors for name in own_names_of(tensor)}
