@@ -11,10 +11,13 @@ import pytest
 
 from assay.interpreter import DependentPrograms
 from assay.interpreter.races import sampled
+from assay.verify import examine
 from assay.verify.cases.at_shape import at_case
 from assay.verify.comparison.result import Result
+from assay.verify.examination import run
 from assay.verify.examination.phases import ordinary_cases
 from assay.verify.examination.plan import make_plan
+from assay.verify.harness import runner
 from assay.verify.settings import Settings
 
 from . import sampled_kernels
@@ -55,6 +58,21 @@ def test_programs_that_depend_on_each_other_are_none(name: str) -> None:
     few = tried(getattr(sampled_kernels, name), sizes={"R": 40, "N": 61})
     assert few.failure is None
     assert few.judged == 40 * 61
+
+
+def test_an_examination_goes_on_without_what_it_could_not_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no programs stand for themselves the models are named as not tried; where they do, none of its cases is."""
+    monkeypatch.setattr(runner, "_MOST_DEPENDENT", 0)
+    monkeypatch.setattr(run, "PHASES", [phase for phase in run.PHASES if phase[0] == "production"])
+    settings: dict[str, Any] = {"dtype": "float32", "shapes": {"R": [128], "N": [32768, 4096]}}
+    alone, together = (
+        examine(kernel, "softmax", **settings) for kernel in (sampled_kernels.by_row, sampled_kernels.in_two_launches)
+    )
+    assert alone.passed
+    assert together.passed
+    assert alone.phases["production"] >= 1
+    assert "production" not in together.phases
+    assert "sizes of deepseek-ai/DeepSeek-V3: not tried" in together.coverage.left_out
 
 
 def test_few_programs_are_first_and_last_and_between() -> None:

@@ -576,15 +576,9 @@ def _production(run: Run, name: str) -> None:
     """Try cases at sizes of published models, the smallest first, as long as there is time for one more; at least one.
 
     How long a case takes follows from those that are `GROWTH` times smaller. Of interpreted launches a few programs
-    run; where they can't be judged by themselves, no further case is tried.
+    run; cases in which these can't be judged by themselves count as not tried.
     """
     run.harness = replace(run.harness, most_programs=_FEW_PROGRAMS)
-    with suppress(DependentPrograms):
-        _at_models(run, name)
-    run.harness = replace(run.harness, most_programs=0)
-
-
-def _at_models(run: Run, name: str) -> None:
     effort, sampler = run.plan.settings.effort, run.plan.sampler
     begun, longest = thread_clock()[0], 0.0
     seconds = _PRODUCTION_SHARE[effort] * max(_SHORT_RUN, begun - run.started[0])
@@ -598,11 +592,13 @@ def _at_models(run: Run, name: str) -> None:
         for model, case in run.reporting(name, cases):
             before = thread_clock()[0]
             fits = before - begun + max(expected, longest) < seconds or not any(run.models.values())
-            if (fits or level < _PRODUCTION_ALWAYS[effort]) and run.attempt(name, case) is not None:
-                run.models[model] = True
+            if fits or level < _PRODUCTION_ALWAYS[effort]:
+                with suppress(DependentPrograms):
+                    run.models[model] |= run.attempt(name, case) is not None
                 longest = max(longest, thread_clock()[0] - before)
-        if cases and not longest:
+        if cases and not any(run.models.values()):
             break
+    run.harness = replace(run.harness, most_programs=0)
 
 
 def _work_of_some_programs(case: Case) -> float:
