@@ -38,6 +38,7 @@ from assay.cli.progress import ProgressBar, note, report_error
 from assay.formats.errors import UnknownOption
 from assay.precision.errors import BadAssignment
 from assay.runtime.deadline import Deadline
+from assay.runtime.environment import standard_environment
 from assay.runtime.errors import AssayError
 from assay.runtime.files import locked, write_text_atomically
 from assay.runtime.records import LARGEST_SEED
@@ -74,6 +75,7 @@ _EXPORT = "A target of docs/exports.md, such as vllm, or all; may be repeated."
 _VERIFY_EXPORT = "Read an export as its readers do."
 
 
+@standard_environment()
 def audit(
     model: Annotated[str, Argument(metavar="MODEL", help=_MODEL)],
     text: Annotated[Path, Option(metavar="FILE", help="Text like that which the model will see, in UTF-8.")],

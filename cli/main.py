@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from assay.cli import golden
+from assay.cli import baseline, golden
 from assay.cli.audit import audit
 from assay.cli.bench import bench
 from assay.cli.doctor import doctor
@@ -68,6 +68,15 @@ goldens = typer.Typer(
 for name in ("build", "check", "show", "discard", "diff"):
     goldens.command()(getattr(golden, name))
 app.add_typer(goldens, name="golden")
+baselines = typer.Typer(
+    cls=_Commands,
+    help="Known findings with a reason and an expiry, for pytest --assay-baseline: add, list, prune.",
+    callback=_help_alone,
+    invoke_without_command=True,
+)
+for name, function in (("add", baseline.add), ("list", baseline.list_), ("prune", baseline.prune)):
+    baselines.command(name)(function)
+app.add_typer(baselines, name="baseline")
 
 
 @app.callback(invoke_without_command=True)

@@ -6,7 +6,7 @@ by `assay.verify.harness`; usable alone.
 """
 
 from assay.interpreter.assignment import Assignment, Choice, Configs
-from assay.interpreter.errors import NotInterpreted, SanitizerError
+from assay.interpreter.errors import DependentPrograms, NotInterpreted, SanitizerError
 from assay.interpreter.fake_cuda.world import pretend_cuda, pretended, put_on_device, suspended
 from assay.interpreter.numerics.emission import NVIDIA, Emission
 from assay.interpreter.replacing import lasting
@@ -31,6 +31,7 @@ __all__ = [
     "Assignment",
     "Choice",
     "Configs",
+    "DependentPrograms",
     "Emission",
     "NotInterpreted",
     "SanitizerError",

@@ -43,11 +43,13 @@ class Assignment:
     """The configurations of one case after the other; ``on_device``: autotuners would time them otherwise.
 
     ``order`` is that of the programs of interpreted launches: 0 ascending, 1 descending, else shuffled by this seed.
+    ``most_programs`` are the most of a launch that run (`assay.interpreter.races.sampled`); 0: all.
     """
 
     def __init__(self, *, on_device: bool = False) -> None:
         self.on_device = on_device
         self.order = 0
+        self.most_programs = 0
         self.refused: dict[str, Refusal] = {}
         """Refusals by a digest of the program."""
         self.choices: dict[Any, Choice] = {}
@@ -155,4 +157,9 @@ def program_order() -> int:
     return _current[-1].order if _current else 0
 
 
-__all__ = ["Assignment", "Choice", "Configs", "Refusal", "current", "program_order"]
+def most_programs() -> int:
+    """Return the most programs of a launch that are interpreted now (`Assignment.most_programs`)."""
+    return _current[-1].most_programs if _current else 0
+
+
+__all__ = ["Assignment", "Choice", "Configs", "Refusal", "current", "most_programs", "program_order"]

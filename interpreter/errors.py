@@ -12,6 +12,10 @@ class NotInterpreted(AssayError, NotImplementedError):
     """
 
 
+class DependentPrograms(NotInterpreted):
+    """A launch of which some programs were to run can't be judged by those: the line names what they have in common."""
+
+
 class SanitizerError(AssayError, RuntimeError):
     """A memory access of a kernel that a GPU may fail on, or that may give different results from run to run.
 

@@ -37,16 +37,16 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from assay.formats.devices import DEFAULT_CUDA_DEVICE, cuda_device_named
 from assay.interpreter import kernels
-from assay.interpreter.assignment import current, program_order
+from assay.interpreter.assignment import current, most_programs, program_order
 from assay.interpreter.compiler import attributed_error
 from assay.interpreter.configurations import REFUSALS, in_one_line, pick_config, pretended_timing, program_of
-from assay.interpreter.errors import SanitizerError
+from assay.interpreter.errors import DependentPrograms, SanitizerError
 from assay.interpreter.fake_cuda.driver import changes as driver_changes
 from assay.interpreter.fake_cuda.tensors import true_device
 from assay.interpreter.fake_cuda.world import pretended
 from assay.interpreter.language import language
 from assay.interpreter.operators import handle_of
-from assay.interpreter.races import arranged
+from assay.interpreter.races import arranged, sampled
 from assay.interpreter.replacing import Change, Shared, replaced
 from assay.interpreter.sanitizer import Launch
 from assay.runtime.environment import standard_environment
@@ -96,7 +96,12 @@ def launch(owner: Any, arguments: Sequence[Any], keywords: dict[str, Any], grid:
         builder.warps = warps
         program: tuple[int, ...] = (0, 0, 0)
         begun: set[tuple[int, ...]] = set()
-        ascending = iter(arranged(sizes, 0))
+        if checked is not None and 0 < most_programs() < num_programs:
+            programs = ascending_programs = sampled(sizes, most_programs())
+            checked.sample()
+        else:
+            programs, ascending_programs = arranged(sizes, program_order()), arranged(sizes, 0)
+        ascending = iter(ascending_programs)
 
         def run_program(next_program: tuple[int, ...]) -> None:
             nonlocal program
@@ -118,10 +123,12 @@ def launch(owner: Any, arguments: Sequence[Any], keywords: dict[str, Any], grid:
         if checked is not None and num_programs > 1:
             checked.let_another_run = run_another
         try:
-            for next_program in arranged(sizes, program_order()):
+            for next_program in programs:
                 if next_program not in begun:
                     run_program(next_program)
-        except (InterpreterError, SanitizerError):
+            if checked is not None:
+                checked.end()
+        except (DependentPrograms, InterpreterError, SanitizerError):
             raise
         except Exception as error:
             location = f"(in program {program} of {function.__name__})"

@@ -4,20 +4,29 @@ Programs run at the same time, in any order; only atomics order them. An atomic 
 has done, and what that program knew of others; one that acquires at the same address learns it (happens-before as in
 Flanagan and Freund, FastTrack, PLDI 2009). Programs are interpreted one after another, so time is one number: a new
 *segment* begins with each program and after each release.
+
+At sizes of production some programs of a launch may run instead of all (`sampled`). What the others would have stored
+is then poisoned, as fresh memory is in an examination: it holds NaN in one call and large numbers in another, so that
+whatever comes out with the same bits in both comes from programs that ran. That holds where programs don't depend on
+each other: `Samples` raises `DependentPrograms` for a later launch that loads what an earlier one would have stored.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
+import torch
 
+from assay.interpreter.errors import DependentPrograms
 from assay.interpreter.numerics.floats import Array
 
 _EMPTY = 0  # the history of a cell without accesses: it holds its value from before the launch
 _REPLACED = -1  # ends a history: before it the cell held another value
+_SEED = 20  # of the programs that are drawn, equal in all calls
 _MAX_PENDING = 2**21  # addresses of one kind of access that are queued before they are entered into the cells
 
 
@@ -29,6 +38,15 @@ def arranged(grid: Sequence[int], order: int) -> list[tuple[int, ...]]:
     elif order:
         random.Random(order).shuffle(programs)
     return programs
+
+
+def sampled(grid: Sequence[int], most: int) -> list[tuple[int, ...]]:
+    """Return at most ``most`` programs of a grid, ascending: the first, the last, their neighbours and random ones."""
+    count = math.prod(grid)
+    chosen = {0, 1, count - 2, count - 1} | {random.Random(_SEED + each).randrange(count) for each in range(most)}
+    inside = sorted(index for index in chosen if 0 <= index < count)
+    inside = inside if len(inside) <= most else [*inside[: most - 2], *inside[-2:]]
+    return [tuple(int(part) for part in np.unravel_index(index, tuple(grid))) for index in inside]
 
 
 class Ordering:
@@ -227,3 +245,55 @@ class Shadow:
             cells[indices] = self._histories.add(cells[indices], segment)
         self._pending[kind].clear()
         self._counts[kind] = 0
+
+
+class Samples:
+    """What the programs of incomplete launches stored: by the address at which memory begins, a flag for each byte."""
+
+    def __init__(self) -> None:
+        self._earlier: dict[int, Array] = {}
+        self._now: dict[int, Array] = {}
+
+    def store(self, low: int, high: int, addresses: Array, width: int) -> None:
+        """Note a store of elements of ``width`` bytes to the memory from ``low`` to ``high``."""
+        stored = self._now.get(low)
+        if stored is None:
+            stored = self._now[low] = np.zeros(high - low, bool)
+        offsets = (addresses - np.uint64(low)).astype(np.int64)
+        for byte in range(width):
+            stored[offsets + byte] = True
+
+    def check_load(self, low: int, addresses: Array, name: str) -> None:
+        """Raise `DependentPrograms` for a load of what a program of an earlier launch that didn't run would have
+        stored."""
+        earlier = self._earlier.get(low)
+        if earlier is None:
+            return
+        offsets = (addresses - np.uint64(low)).astype(np.int64)
+        known = earlier[offsets] | self._now[low][offsets] if low in self._now else earlier[offsets]
+        if not known.all():
+            raise DependentPrograms(f"a launch loads from {name} what programs of an earlier one store")
+
+    def end(self, *, is_complete: bool) -> None:
+        """End a launch, of which all programs ran if it ``is_complete``."""
+        for low, stored in self._now.items():
+            if low in self._earlier and len(self._earlier[low]) == len(stored):
+                self._earlier[low] |= stored
+            elif not is_complete:
+                self._earlier[low] = stored
+        self._now.clear()
+
+    def poison(self, low: int, memory: Array, dtype: torch.dtype, content: str) -> None:
+        """Fill the bytes of ``memory`` that no program stored, where others did, with a number of ``dtype``."""
+        stored = self._earlier.get(low)
+        if stored is not None and len(stored) == len(memory) and not stored.all():
+            pattern = _poison(dtype, content).reshape(1).view(torch.uint8).numpy()
+            missing = np.flatnonzero(~stored)
+            memory[missing] = pattern[missing % len(pattern)]
+
+
+def _poison(dtype: torch.dtype, content: str) -> torch.Tensor:
+    """Return NaN, or with "huge" 2^100 (at most the largest number); of integers 0 or 1, which are harmless indices."""
+    if not dtype.is_floating_point:
+        return torch.tensor(int(content == "huge")).to(dtype)
+    return torch.tensor(min(2.0**100, torch.finfo(dtype).max) if content == "huge" else math.nan).to(dtype)

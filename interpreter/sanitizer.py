@@ -20,9 +20,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 from triton.runtime import interpreter as plain
 
-from assay.interpreter.errors import NotInterpreted, SanitizerError
+from assay.interpreter.errors import DependentPrograms, NotInterpreted, SanitizerError
 from assay.interpreter.numerics.floats import Array
-from assay.interpreter.races import Ordering, Shadow
+from assay.interpreter.races import Ordering, Samples, Shadow
 from assay.runtime.dispatch import ALLOCATIONS, AllocationMode
 
 _SHIFT = np.uint64(48)  # user space ends at 2^47
@@ -44,7 +44,7 @@ _RELEASES = (MEMORY.MEM_SEMANTIC.RELEASE, MEMORY.MEM_SEMANTIC.ACQUIRE_RELEASE)
 
 
 class Sanitizer:
-    """The state that outlives a launch: allocated tensors, the first finding, the number of launches.
+    """The state that outlives a launch: allocated tensors, the first finding, the number of launches and of programs.
 
     A tensor of ``tensors`` may be accessed within its own span; any other within its storage, or within the span of
     those of ``tensors`` that share its storage. ``unloaded`` is the content of lanes that a load leaves without a
@@ -53,13 +53,15 @@ class Sanitizer:
 
     def __init__(self, tensors: Iterable[torch.Tensor] = (), unloaded: str = "plain") -> None:
         self.finding: SanitizerError | None = None
-        self.launches = 0
+        self.launches = self.programs = 0
         self.unloaded = unloaded
         self.contended: dict[str, Contended] = {}
         """By source line, the atomic operations of several programs on one address."""
         self.unloaded_lines: dict[str, None] = {}
         """The source lines of loads that left lanes undefined, in order."""
         self.allocations = Allocations()
+        self.samples: Samples | None = None
+        """What incomplete launches stored; None if all programs of each have run."""
         self._spans: set[tuple[int, int]] = set()
         self._joint_spans: dict[int, tuple[int, int]] = {}
         for tensor in tensors:
@@ -72,6 +74,7 @@ class Sanitizer:
     def launching(self, kernel: str, programs: int) -> Iterator[Launch]:
         """Check loads and stores of the interpreter inside: those of one launch."""
         self.launches += 1
+        self.programs += programs
         launch = Launch(self, kernel, programs)
         before = plain._interpreter
         plain._interpreter = launch
@@ -98,6 +101,10 @@ class Sanitizer:
         low, high, allocation = self.memory(tensor)
         own = span(tensor)
         return own if allocation is None and own in self._spans else (low, high)
+
+    def is_argument(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is one of those that the sanitizer was made for, or shares their memory."""
+        return tensor.untyped_storage().data_ptr() in self._joint_spans
 
 
 @dataclass
@@ -170,7 +177,9 @@ class Launch:
         self._semantic: Any = None  # of the current atomic operation
         self._last_polled: Array | None = None
         self._polls = 0
+        self._is_complete = True
         self._waiting = 0  # programs that wait while another runs
+        self._tensors: list[torch.Tensor] = []  # of a launch of which some programs run
         self.let_another_run: Callable[[], None] | None = None
         """Runs a program that hasn't begun, if there is one, while the present one waits."""
 
@@ -189,7 +198,23 @@ class Launch:
             if shadow is None:
                 shadow = self._shadows[low] = Shadow(low, high - low, tensor.element_size(), self._ordering)
         self._regions.append(_Region(name, tensor.data_ptr(), *self._sanitizer.extent(tensor), allocation, shadow))
+        self._tensors.append(tensor)
         return np.uint64(len(self._regions) - 1) << _SHIFT
+
+    def sample(self) -> None:
+        """Note that not all programs will run."""
+        self._is_complete = False
+        self._sanitizer.samples = self._sanitizer.samples or Samples()
+
+    def end(self) -> None:
+        """End the launch: poison what programs that didn't run would have stored to fresh memory."""
+        samples = self._sanitizer.samples
+        if samples is None:
+            return
+        samples.end(is_complete=self._is_complete)
+        for tensor, region in zip(self._tensors, self._regions[1:], strict=True):
+            if region is not None and not self._is_complete and not self._sanitizer.is_argument(tensor):
+                samples.poison(region.low, bytes_at(region.low, region.high), tensor.dtype, self._sanitizer.unloaded)
 
     def begin(self, program: tuple[int, ...]) -> None:
         self._program, self._last_polled = program, None
@@ -248,6 +273,8 @@ class Launch:
                 loaded.reshape(-1)[lanes] = source[0][source[1]]
             if region is None:
                 continue
+            if self._sanitizer.samples is not None:
+                self._sanitizer.samples.check_load(region.low, addresses, region.name)
             self._check_written(region, addresses, width)
             if region.shadow is not None:
                 self._check_order(region, "store", "loads", addresses, width, region.shadow.unseen(addresses, width))
@@ -270,6 +297,8 @@ class Launch:
                 targets.append((*target, lanes))
             if region is None:
                 continue
+            if self._sanitizer.samples is not None:
+                self._sanitizer.samples.store(region.low, region.high, addresses, width)
             unwritten = region.allocation.write(addresses, width) if region.allocation is not None else False
             if region.shadow is not None:
                 self._check_order(region, "atomic", "stores to", addresses, width)
@@ -294,7 +323,12 @@ class Launch:
         return MEMORY.atomic_cas(addresses, expected, values, semantic)
 
     def enter_atomic(self, pointers: Array, mask: Array, width: int, semantic: Any, *, reads: bool = True) -> Array:
-        """Check an atomic operation, order programs as ``semantic`` says, and return the untagged addresses."""
+        """Check an atomic operation, order programs as ``semantic`` says, and return the untagged addresses.
+
+        Raises `DependentPrograms` if not all programs run.
+        """
+        if self._sanitizer.samples is not None:
+            raise DependentPrograms(f"{self._kernel} has atomic operations")
         self._wait(pointers)
         for region, addresses, _ in self._by_region(pointers, mask, width, "atomically stores to"):
             if region is None:

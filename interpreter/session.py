@@ -82,11 +82,13 @@ class Watch:
     Allocations are watched by a dispatch mode of torch, which disables `torch.compile`. So they are watched only after
     the first call that has launched a Triton kernel; ``launches`` says whether one has. ``contended`` names the source
     lines of the last call whose atomics depend on the order of programs, ``unloaded`` those of the last call with
-    poisoned lanes whose loads leave some undefined.
+    poisoned lanes whose loads leave some undefined. ``programs`` are those of the last call's launches, not all of
+    which ran if ``sampled``.
     """
 
     def __init__(self) -> None:
-        self.launches = False
+        self.launches = self.sampled = False
+        self.programs = 0
         self.contended = self.unloaded = ""
         self._can_allocate = True
 
@@ -102,6 +104,7 @@ class Watch:
                 yield sanitizer
             finally:
                 self.launches |= sanitizer.launches > 0
+                self.sampled, self.programs = sanitizer.samples is not None, sanitizer.programs
                 self.contended = contended_lines(sanitizer.contended.values())
                 self.unloaded = ", ".join(sanitizer.unloaded_lines) or self.unloaded
 

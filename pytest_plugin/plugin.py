@@ -6,29 +6,38 @@ hypothesis until a test asks for the fixture.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import datetime
 import hashlib
 import importlib.util
+import math
 import os
 import re
+import tempfile
+import time
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
+from assay.pytest_plugin.schedule import Schedule
+from assay.pytest_plugin.summary import ROWS, Summary
 from assay.runtime.errors import AssayError
 
 if TYPE_CHECKING:
+    from assay.verify.baseline import Comparison
     from assay.verify.power_report import PowerReport
     from assay.verify.verdict import Verdict
 
 _PRETENCE = pytest.StashKey[Any]()
-_ROWS = pytest.StashKey[list[dict[str, Any]]]()
+_SCHEDULE = pytest.StashKey[Schedule]()
 _PROPERTIES = ("outcome", "kernel", "spec", "dtype", "cases", "worst", "repro")
 _POWER_EXAMPLES = 10
+_LEAST_BUDGET = 0.01  # seconds of an examination after which a test's time is over: its verdict is INCONCLUSIVE
 _SWITCHES = (
     *("golden", "audit", "audit_report", "audit_function", "pretend", "device"),
     *("faithful", "faithful_device", "emission"),
@@ -62,6 +71,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("emission", "CHOICES", emission)
     pretend = 'so, and let "cuda" (an h200), or the device that is named, answer, and be the CPU: in imports as well'
     add("pretend", "DEVICE", pretend)
+    add(
+        "timeout",
+        "S",
+        "seconds that the examinations of one test may take; what is left out then is listed",
+        type=_seconds,
+    )
+    budget = "seconds that the run's examinations may take: divided among the tests, what is left out is listed"
+    add("budget", "S", budget, type=_seconds)
+    known = "findings that are known, with a reason and an expiry: only others fail a test (assay baseline add)"
+    add("baseline", "FILE", known, type=Path)
+    keep = "keep the verdicts of kernels that pass in this folder, and reuse those of unchanged kernels"
+    add("keep", "DIR", keep, type=Path)
     stored = "try the cases of this store of goldens too, and compare with what is stored (assay golden build)"
     add("golden", "STORE", stored)
     add("audit", "", "list what the comparisons of this run would have let through")
@@ -72,6 +93,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("report", "DIR", "write an HTML and a JSON report of each verdict, and an index of them", type=Path)
     table = "append a table of all verdicts in Markdown (default: the file that GITHUB_STEP_SUMMARY names)"
     add("summary", "FILE", table, type=Path, default=os.environ.get("GITHUB_STEP_SUMMARY") or None)
+
+
+def _seconds(text: str) -> float:
+    """Return a number of seconds, as argparse wants it."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected seconds, more than 0, got {text!r}")
+    return seconds
 
 
 @contextlib.contextmanager
@@ -106,7 +138,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the marker, the summary, and what the options switch on."""
     option = {name: config.getoption(f"assay_{name}") for name in _SWITCHES}
     config.addinivalue_line("markers", "assay(**settings): settings of examine for this test, e.g. examples=500")
-    config.pluginmanager.register(_Summary(config.getoption("assay_summary")), "assay-summary")
+    config.pluginmanager.register(Summary(config.getoption("assay_summary")), "assay-summary")
+    schedule = Schedule(config, config.getoption("assay_budget"), config.getoption("assay_timeout"))
+    config.stash[_SCHEDULE] = schedule
+    config.pluginmanager.register(schedule, "assay-schedule")
+    if not hasattr(config, "workerinput"):
+        _check_files(config)
     if option["golden"] and not hasattr(config, "workerinput"):
         from assay.golden.store import Store
 
@@ -130,6 +167,24 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_Faithful(option["faithful_device"], option["emission"]), "assay-faithful")
 
 
+def _check_files(config: pytest.Config) -> None:
+    """Stop before any test if a folder can't be written, or the baseline can't be read."""
+    for name in ("report", "keep"):
+        folder = config.getoption(f"assay_{name}")
+        if folder is not None:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                tempfile.TemporaryFile(dir=folder).close()
+            except OSError as error:
+                expected = "expected a folder that can be written"
+                raise pytest.UsageError(f"--assay-{name} {folder}: {error.strerror}; {expected}") from None
+    if config.getoption("assay_baseline") is not None:
+        from assay.verify.baseline import read_baseline
+
+        with _usage_of("baseline"):
+            read_baseline(config.getoption("assay_baseline"))
+
+
 class Assay:
     """The fixture: `examine` and `check` of `assay.verify`.
 
@@ -138,6 +193,8 @@ class Assay:
 
     def __init__(self, node: pytest.Item, marked: dict[str, Any], given: dict[str, Any]) -> None:
         self._node, self._marked, self._given, self._count = node, marked, given, 0
+        self._schedule = node.config.stash[_SCHEDULE]
+        self._end: float | None = None
 
     def examine(
         self, kernel: Callable[..., Any], op: str | Callable[..., Any] | Sequence[Any], **settings: Any
@@ -156,9 +213,13 @@ class Assay:
         else:
             question = spec_name_of(op, chosen.pop("tensors", None))
         chosen |= self._at(question)
+        if (seconds := self._seconds_left()) is not None:
+            if not seconds:
+                self._skip(kernel, question, chosen)
+            chosen["budget"] = min(seconds, chosen.get("budget") or seconds)
         refused = ""
         try:
-            verdict = examine(kernel, question, **chosen)
+            verdict = examine(kernel, question, progress=self._schedule.report, **chosen)
         except (StoreError, DeviceLost) as error:  # not the test's fault
             refused = str(error)
         if refused:  # outside the handler, so that the report has no traceback
@@ -180,44 +241,92 @@ class Assay:
         results = [sizes for sizes in (read_sizes(text, "--assay-at") for text in texts) if symbols.issuperset(sizes)]
         return {"at": results} if results else {}
 
+    def _seconds_left(self) -> float | None:
+        """Return the seconds that the test's examinations may still take; 0: the run has none left, None: any."""
+        if self._end is None:  # the first examination: what is imported before it doesn't count
+            seconds = self._schedule.seconds_of_test()
+            self._end = math.inf if seconds is None else time.monotonic() + seconds
+            return seconds
+        return None if self._end == math.inf else max(self._end - time.monotonic(), _LEAST_BUDGET)
+
+    def _skip(self, kernel: Callable[..., Any], op: str, chosen: Mapping[str, Any]) -> NoReturn:
+        """Skip the test, as the run's budget is over, and list that."""
+        words = f"the {self._node.config.getoption('assay_budget'):g} s of --assay-budget were over"
+        line = {"kernel": getattr(kernel, "__name__", type(kernel).__name__), "spec": op.partition("(")[0]}
+        line |= {"dtype": str(chosen.get("dtype") or ""), "outcome": "NOT TRIED", "words": words}
+        self._add_row(_row(line, self._node.nodeid))
+        pytest.skip(f"assay: {words}")
+
     def check(
         self, kernel: Callable[..., Any], op: str | Callable[..., Any] | Sequence[Any], **settings: Any
     ) -> Verdict:
         """`examine`, failing the test with the report unless the kernel passes."""
         __tracebackhide__ = True
         verdict = self.examine(kernel, op, **settings)
-        if not verdict.passed:
+        beside = self._beside_baseline(verdict)
+        if not verdict.passed and not (beside is not None and beside.accepts):
             from assay.verify.errors import VerificationError
 
-            raise VerificationError(str(verdict))
+            known = f"\n  baseline    {beside.words}" if beside is not None and beside.words else ""
+            raise VerificationError(f"{verdict}{known}")
         return verdict
+
+    def _beside_baseline(self, verdict: Verdict) -> Comparison | None:
+        """Return the verdict's findings beside the run's baseline, if it has one."""
+        path = self._node.config.getoption("assay_baseline")
+        if path is None:
+            return None
+        from assay.verify.baseline import compared, read_baseline
+
+        return compared(verdict, read_baseline(path), datetime.date.today())
 
     def _record(self, verdict: Verdict, measured: PowerReport | None) -> None:
         """Store the row of the terminal's summary, and write the requested reports."""
         from assay.verify.report.summary import line_of
 
         self._count += 1
-        if verdict.outcome == "WARN":
-            warnings.warn(f"assay: {verdict.kernel} as {verdict.spec} in {verdict.dtype}: {verdict.note}", stacklevel=4)
+        beside = self._beside_baseline(verdict)
+        known = beside is not None and beside.accepts
+        line = line_of(verdict)
+        if verdict.outcome == "WARN" and not known:
+            words = f"assay: {line.kernel} as {line.spec} in {line.dtype}: {verdict.note}: {line.words}"
+            warnings.warn(f"{words}; repeat: {line.repro}", stacklevel=4)
         node, directory = self._node, self._node.config.getoption("assay_report")
         slug = re.sub(r"[^A-Za-z0-9_.-]+", "-", node.nodeid).strip("-")[:120]
         name = f"{slug}-{hashlib.sha256(f'{node.nodeid}:{self._count}'.encode()).hexdigest()[:8]}"
-        row = {
-            **line_of(verdict).as_dict(),
-            "test": node.nodeid,
+        row = _row(line.as_dict(), node.nodeid) | {
+            "outcome": "KNOWN" if known else line.outcome,
             "page": f"{name}.html",
             "stored": verdict.phases.get("stored"),
+            "cut": verdict.cut,
+            "kept": "kept" in verdict.about,
+            "known": beside.words if beside is not None else "",
             "power": f"{measured.caught} of {len(measured.trials)}" if measured else "",
             "survivors": [trial.name for trial in measured.survivors] if measured else [],
         }
-        node.stash.setdefault(_ROWS, []).append(row)
+        self._add_row(row)
         index = "assay" if self._count == 1 else f"assay.{self._count}"
         node.user_properties.extend((f"{index}.{name}", str(row[name])) for name in _PROPERTIES if row[name] != "")
         if directory is not None:
-            verdict.to_html(directory / f"{name}.html", measured)
-            verdict.to_json(directory / f"{name}.json")
-            if measured is not None:
-                measured.to_json(directory / f"{name}.power.json")
+            try:
+                verdict.to_html(directory / f"{name}.html", measured)
+                verdict.to_json(directory / f"{name}.json")
+                if measured is not None:
+                    measured.to_json(directory / f"{name}.power.json")
+            except OSError as error:  # a full disk is not the kernel's fault
+                words = f"assay: the report could not be written to {directory}: {error.strerror}"
+                warnings.warn(words, pytest.PytestWarning, stacklevel=4)
+
+    def _add_row(self, row: dict[str, Any]) -> None:
+        self._node.stash.setdefault(ROWS, []).append(row)
+
+
+def _row(line: Mapping[str, Any], test: str) -> dict[str, Any]:
+    """Return a row of the summary; what isn't in the line of the verdict is empty."""
+    from assay.verify.report.summary import Line
+
+    more = {"test": test, "page": "", "stored": None, "cut": "", "kept": False, "known": "", "power": ""}
+    return Line(**line).as_dict() | more | {"survivors": []}
 
 
 @pytest.fixture
@@ -229,6 +338,7 @@ def assay(request: pytest.FixtureRequest) -> Assay:
         for name in ("effort", "examples", "seed", "device", "isolate", "strict")
     }
     options["goldens"] = config.getoption("assay_golden")
+    options["keep"] = config.getoption("assay_keep")
     given = {name: value for name, value in options.items() if value is not None and value is not False}
     marked: dict[str, Any] = {}
     for marker in request.node.iter_markers("assay"):  # the closest first
@@ -270,61 +380,3 @@ class _Faithful:
 
         with faithful(self._device, emission=self._emission):
             return (yield)
-
-
-def _notes(row: dict[str, Any]) -> str:
-    """Return the broken aspects, the number of stored cases, and which known faults are caught and which are not."""
-    stored = "" if row["stored"] is None else f"  ({row['stored']} of them stored)"
-    missed = f"; not {', '.join(row['survivors'][:3])}" if row["survivors"] else ""
-    more = ", ..." if len(row["survivors"]) > 3 else ""
-    broken = f": {row['broken']}" if row["broken"] else ""
-    return broken + stored + (f"  catches {row['power']} known faults{missed}{more}" if row["power"] else "")
-
-
-class _Summary:
-    """Collects the verdicts of all tests, also from xdist's workers, and lists them at the end."""
-
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
-        self.rows: list[dict[str, Any]] = []
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        report = yield
-        if report.when == "call":
-            report.assay = item.stash.get(_ROWS, [])  # an attribute travels with its report, from workers too
-        return report
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.rows.extend(getattr(report, "assay", []))
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_terminal_summary(self, terminalreporter: Any) -> Generator[None, None, None]:
-        if self.rows:
-            config = terminalreporter.config
-            if config.getoption("dist", "no") != "no":  # workers finish in any order
-                self.rows.sort(key=lambda row: row["test"])
-            terminalreporter.section("assay")
-            width = max(len(row["kernel"]) for row in self.rows)
-            for row in self.rows:
-                colour = {"PASS": "green", "WARN": "yellow"}.get(row["outcome"], "red")
-                terminalreporter.line(
-                    f"{row['kernel']:{width}}  {row['spec']:14} {row['dtype']:20} {row['cases']:6} cases"
-                    f"  worst {row['worst']:>8}  {row['outcome']}{_notes(row)}",
-                    **{colour: True},
-                )
-            if self.path is not None:
-                from assay.verify.report.summary import Line, append
-
-                try:
-                    append(
-                        self.path, [Line(**{part.name: row[part.name] for part in fields(Line)}) for row in self.rows]
-                    )
-                except OSError as error:
-                    words = f"the summary could not be written to {self.path}: {error.strerror}"
-                    terminalreporter.line(words, red=True)
-            if config.getoption("assay_report") is not None:
-                from assay.verify.report.index import write_index
-
-                terminalreporter.line(f"wrote {write_index(config.getoption('assay_report'), self.rows)}")
-        return (yield)

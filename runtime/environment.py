@@ -16,6 +16,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import overrides
+from torch.utils import _python_dispatch as dispatch
+from torch.utils._device import DeviceContext
 
 from assay.runtime.errors import SettingError, unknown
 
@@ -82,6 +85,11 @@ SETTINGS = (
 Environment = tuple[Any, ...]
 """The value of each of `SETTINGS`, in their order."""
 
+_MODES: tuple[tuple[Callable[[], list[Any]], Callable[[], object]], ...] = (
+    (dispatch._get_current_dispatch_mode_stack, dispatch._pop_mode),
+    (overrides._get_current_function_mode_stack, overrides._pop_mode),
+)
+"""Functions that return torch's modes that are on, and that end the last one."""
 _read_device = torch.get_default_device
 _NAMES = [setting.name for setting in SETTINGS if setting.standard is not None]
 STANDARD: Environment = tuple(setting.standard for setting in SETTINGS)
@@ -142,14 +150,19 @@ def put(wanted: Environment, now: Environment | None = None) -> list[str]:
 
 @contextlib.contextmanager
 def in_environment(wanted: Environment) -> Iterator[list[str]]:
-    """Use the environment ``wanted`` inside, then restore the caller's; the list then names settings left changed."""
+    """Use the environment ``wanted`` inside, then restore the caller's; the list then names settings left changed.
+
+    Modes of torch that are left on count as such.
+    """
     before, left = environment(), list[str]()
     device = next(value for setting, value in zip(SETTINGS, wanted, strict=True) if setting.read is _read_device)
     with _default_device(device):
         put(wanted)
+        modes = [mode for stack, _ in _MODES for mode in stack()]
         try:
             yield left
         finally:
+            left += _end_modes(modes)
             left += put(wanted)
             put(_without_device(before))
 
@@ -167,6 +180,16 @@ def standard_environment() -> Iterator[None]:
         finally:
             if changed:
                 put(_without_device(before))
+
+
+def _end_modes(kept: list[Any]) -> list[str]:
+    """End torch's modes that are on besides ``kept``, and the default device; return them, in words."""
+    results = []
+    for stack, end_last in _MODES:
+        while (on := stack()) and not isinstance(on[-1], DeviceContext) and all(on[-1] is not mode for mode in kept):
+            results.append(f"torch's mode {type(on[-1]).__name__} on (it was off)")
+            end_last()
+    return results
 
 
 @contextlib.contextmanager

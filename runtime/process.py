@@ -40,15 +40,18 @@ from assay.runtime.deadline import CpuLimit, process_clock, queue_clock
 from assay.runtime.sandbox import Sandbox
 
 GIB = 2**30
-_ANSWER, _HEARTBEAT = b"a", b"h"
+MOST_PROCESSES = 1024
+"""Most processes of code that nobody trusts: compilers start several for each core."""
+_ANSWER, _HEARTBEAT, _COPY = b"a", b"h", b"c"
 _NOTE_BYTES = 1 << 16  # longer notes are cut
 _NO_MESSAGE = "its process sent what is no answer"
 _TICK = 1.0  # seconds between two checks of a silent process
 _MEMORY_TICK = 0.05  # the same with a memory limit
 _START = 300.0  # seconds that a new interpreter may take for its imports
+_PASSES = 1000  # over a tree of processes that go on to start others
 _GRACE = 10.0  # seconds that a process has to end after it has closed its pipe
 _FAILED = 70  # exit status of a fork whose main function raised
-_PR_SET_PDEATHSIG = 1  # of Linux's <linux/prctl.h>
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # of Linux's <linux/prctl.h>
 _LARGEST = 1 << 34  # bytes of an answer
 _READ = 1 << 20  # bytes that are read at once
 _READS = 256  # that one look at a pipe makes: a process that sends on and on doesn't keep the others waiting
@@ -92,7 +95,8 @@ class Process:
 
     ``on_heartbeat`` is called with the seconds until the process's next sign of life. ``memory``: the bytes that it and
     its children, in a sandbox detached ones too, may hold beyond those at its first message, or at `limit_from_now`;
-    polled every 50 ms, for platforms and devices where `limit_memory` can't be used.
+    polled every 50 ms, for platforms and devices where `limit_memory` can't be used. ``processes``: how many these may
+    be, itself included; 0 for any number.
 
     For a process that nobody trusts: ``heartbeats``, how many may come before an answer; ``longest``, the seconds that
     one may ask for; ``largest``, the bytes of an answer. What is no message loses the process, and no part of one is
@@ -103,7 +107,7 @@ class Process:
         self.pid, self.pipe = pid, pipe
         self._holder = pid
         self.on_heartbeat: Callable[[float], None] | None = None
-        self.memory, self.largest = 0, _LARGEST
+        self.memory, self.processes, self.largest = 0, 0, _LARGEST
         self.heartbeats, self.longest = float("inf"), float("inf")
         self._beats, self._received, self._unsolicited = 0, bytearray(), False
         self._socket = socket.fromfd(pipe.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)
@@ -113,7 +117,7 @@ class Process:
         self._code: int | None = None
         self._timeout = 0.0
         self._limit = self._limited(0.0)
-        self._resident, self._note = 0, ""
+        self._resident, self._note, self._watched = 0, "", -_TICK
 
     @classmethod
     def fork(cls, main: Callable[[Parent], object]) -> Process:
@@ -258,6 +262,8 @@ class Process:
                     self.limit_from_now()
                 if frame[:1] == _ANSWER:
                     return frame[1:]
+                if frame == _COPY:
+                    return self._lost("crash", "a copy of its process, which it had forked, came back from the call")
                 if frame[:1] != _HEARTBEAT or len(frame) < 9 or self._beats >= self.heartbeats:
                     return self._lost("crash", _NO_MESSAGE)
                 (seconds,) = struct.unpack_from("<d", frame, 1)
@@ -274,16 +280,28 @@ class Process:
             return self._lost("crash")
         if not alive:
             return self._lost("crash")
-        if self._resident and _held(self._holder, self._resident + self.memory) > self._resident + self.memory:
-            return self._lost("crash", f"it held more than {self.memory / GIB:.3g} GiB of memory")
+        if breach := self._breach():
+            return self._lost("crash", breach)
         if self._limit.is_over():
             limit = self._limit.seconds
             return self._lost("timeout", f"nothing came back for {limit:g} s, and it could not be interrupted")
         return None
 
+    def _breach(self) -> str:
+        """Return which limit it and its children exceed, in words; looked for at most once in a tick."""
+        if not (self._resident or self.processes) or time.monotonic() < self._watched + self._tick:
+            return ""
+        self._watched, all_of_it = time.monotonic(), descendants(self._holder)
+        if 0 < self.processes < len(all_of_it):
+            return f"it had started more than {self.processes:,} processes"
+        most = self._resident + self.memory
+        if self._resident and _held(all_of_it, most) > most:
+            return f"it held more than {self.memory / GIB:.3g} GiB of memory"
+        return ""
+
     def limit_from_now(self) -> None:
         """Count the memory that it may hold from what it holds now."""
-        self._resident = _held(self._holder)
+        self._resident = _held(descendants(self._holder))
 
     def result(self) -> bytes | Lost:
         """Wait for the answer or loss that `poll` returns."""
@@ -292,8 +310,11 @@ class Process:
         return answer
 
     def kill(self) -> int:
-        """End it and its group, and wait for the end; return its exit code, as `multiprocessing` defines it."""
+        """End it, its group and what it has started in others; wait for its end, and return its exit code, as
+        `multiprocessing` defines it."""
         if not self.pipe.closed:
+            if self.alive:
+                self._end_below()
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
             self.pipe.close()
@@ -304,6 +325,18 @@ class Process:
             self._code = self._exit_code(wait=True)
         assert self._code is not None
         return self._code
+
+    def _end_below(self) -> None:
+        """End the processes below it, in sessions of their own too."""
+        with suppress(OSError):  # it has ended
+            os.kill(self.pid, signal.SIGSTOP)  # it starts no further ones
+            for _ in range(_PASSES):
+                below = descendants(self.pid)[1:]
+                for each in below:
+                    with suppress(ProcessLookupError):
+                        os.kill(each, signal.SIGKILL)
+                if not below:
+                    return
 
     def ends_within(self, seconds: float) -> bool:
         """Wait for its end; return whether it came within ``seconds``, as `CpuLimit` counts them."""
@@ -332,7 +365,11 @@ class Process:
     @property
     def soon(self) -> float:
         """Return the seconds after which it must be checked, even if it is silent."""
-        return min(self._limit.next_check, _MEMORY_TICK if self.memory else _TICK)
+        return min(self._limit.next_check, self._tick)
+
+    @property
+    def _tick(self) -> float:
+        return _MEMORY_TICK if self.memory else _TICK
 
     def _lost(self, kind: str, message: str = "") -> Lost:
         self.ends_within(0.0 if message else _GRACE)
@@ -351,6 +388,8 @@ class Parent:
         self._pipe = pipe
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
         faulthandler.disable()  # the parent reports faults
+        if sys.platform == "linux":  # what a process below it leaves behind is its own child, and ends with it
+            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         with suppress(OSError):  # on Linux, out-of-memory should kill this process rather than its parent
             Path("/proc/self/oom_score_adj").write_text("1000")
 
@@ -359,10 +398,16 @@ class Parent:
         self._pipe.send_bytes(_HEARTBEAT + struct.pack("<d", seconds) + note.encode()[:_NOTE_BYTES])
 
     def serve(self, answer: Callable[[bytes], bytes]) -> None:
-        """Answer one message after the other, until the pipe is closed."""
+        """Answer one message after the other, until the pipe is closed. A copy of this process that comes back from an
+        answer loses it."""
+        own = os.getpid()
         with suppress(EOFError, ConnectionError):
             while True:
-                self._pipe.send_bytes(_ANSWER + answer(self._pipe.recv_bytes()))
+                result = answer(self._pipe.recv_bytes())
+                if os.getpid() != own:
+                    self._pipe.send_bytes(_COPY)
+                    os._exit(_FAILED)
+                self._pipe.send_bytes(_ANSWER + result)
 
 
 def wait_for(processes: Iterable[Process], until: float = float("inf")) -> None:
@@ -430,13 +475,14 @@ def _close_all_but(kept: int) -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the processes below a process, itself included, by Linux's /proc."""
+    """Return the processes below a process that haven't ended, and itself, by Linux's /proc."""
     children: dict[int, list[int]] = {}
     for entry in os.scandir("/proc") if os.path.isdir("/proc") else ():
         if entry.name.isdigit():
             with suppress(OSError, ValueError):  # it has ended
                 fields = Path(entry.path, "stat").read_text(errors="replace").rpartition(")")[2].split()
-                children.setdefault(int(fields[1]), []).append(int(entry.name))
+                if fields[0] != "Z" or int(fields[17]) > 1:  # its first thread may end before the others
+                    children.setdefault(int(fields[1]), []).append(int(entry.name))
     results = [pid]
     for each in results:
         results += children.get(each, [])
@@ -452,13 +498,12 @@ def _spent_below(pid: int) -> float:
     return spent
 
 
-def _held(pid: int, most: float = 0.0) -> int:
-    """Return the bytes of memory that a process and its children hold, at least if they are more than ``most``.
+def _held(processes: list[int], most: float = 0.0) -> int:
+    """Return the bytes of memory that these processes hold, at least if they are more than ``most``.
 
     Pages that several of them share count once, for which the system needs milliseconds: asked where more than ``most``
     is held otherwise.
     """
-    processes = descendants(pid)
     held = sum(map(_resident, processes))
     return sum(map(_proportional, processes)) if held > most and len(processes) > 1 else held
 
@@ -466,7 +511,8 @@ def _held(pid: int, most: float = 0.0) -> int:
 def _resident(pid: int) -> int:
     """Return the bytes of memory that a process holds; 0 if unknown."""
     with suppress(OSError):
-        return _pages(str(pid), 1)
+        # A first thread that has ended holds nothing.
+        return _pages(str(pid), 1) or max(_pages(f"{pid}/task/{task}", 1) for task in os.listdir(f"/proc/{pid}/task"))
     return 0
 
 
@@ -519,7 +565,7 @@ def _end_children(forks):
                     fields = file.read().rpartition(b")")[2].split()
             except OSError:
                 continue
-            if fields[0] != b"Z":
+            if fields[0] != b"Z" or int(fields[17]) > 1:
                 if fields[3] not in forks:
                     detached.add(int(name))
                 parents.setdefault(int(fields[1]), []).append(int(name))
@@ -718,6 +764,9 @@ class _ForkedProcess(Process):
             raise OSError("the forked process has ended at once")
         _pass_credentials(self._socket, False)
         return next((_CREDENTIALS.unpack(data)[0] for _, _, data in about), 0)
+
+    def _end_below(self) -> None:
+        """Leave what has a session of its own to the server, which counts it (`ForkServer.clean`)."""
 
     def _exit_code(self, *, wait: bool = False) -> int | None:
         return self._server.exit_code(self._number, wait=wait)

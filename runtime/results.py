@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, cached_property
 from importlib.machinery import PathFinder
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ _DATA = {".toml", ".cu", ".cuh"}  # templates and schemas affect only the displa
 _DISTRIBUTIONS = {"flint": "python-flint", "yaml": "pyyaml"}  # packages distributed by another name
 _DISPLAY = {"jinja2", "markupsafe", "rich", "typer"}  # packages that only show answers
 _USER_SUFFIXES = {".py", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".pyx", ".so"}
+_INSTALLED = {"site-packages", "dist-packages"}
 _MOST_READ = 1 << 24  # bytes of a user's file or package whose contents are hashed; of a larger package sizes and times
 
 # Regular expressions find imports in 0.1 s where `ast` takes 2 s for this package. tests/runtime/test_results.py
@@ -256,20 +257,53 @@ def contents(path: str) -> list[str]:
 
 
 def user_sources(module: str) -> str:
-    """Return a digest of the top-level package of a user's module, or of the files next to a module without a package.
+    """Return a digest of the sources of a user's module: of its top-level package, or of the files next to it.
 
-    Empty if there is no such module.
+    So of the modules outside of site-packages that these import; of those inside, and not of its own package, the
+    version counts. Empty if there is no such module.
     """
-    top = module.partition(".")[0]
+    waiting, parts = [module.partition(".")[0]], dict[str, str]()
+    while waiting:
+        top = waiting.pop()
+        if top in parts or top in ("assay", *sys.stdlib_module_names):  # the key covers this package by itself
+            continue
+        files = _files_of(top)
+        if parts and any(_INSTALLED & set(file.parts) for file in files):
+            parts[top] = _version_of(top)
+            continue
+        parts[top] = _hashed(files) if files else ""
+        waiting += {name.partition(".")[0] for file in files for name in _names_imported(file)}
+    digests = [digest for digest in parts.values() if digest]
+    return digests[0] if len(digests) == 1 else _sha256("".join(sorted(digests)).encode()) if digests else ""
+
+
+def _files_of(top: str) -> list[Path]:
+    """Return the files of a top-level package, or those next to a module without a package."""
     with suppress(ImportError, ValueError, AttributeError):
         # Workers search the current folder first; the command's own process may not search it at all.
         spec = PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) or importlib.util.find_spec(top)
         if spec is not None and spec.submodule_search_locations is not None:
-            return _hashed(path for folder in spec.submodule_search_locations for path in Path(folder).rglob("*"))
+            return [path for folder in spec.submodule_search_locations for path in Path(folder).rglob("*")]
         if spec is not None and spec.origin is not None:
-            return _hashed(Path(spec.origin).parent.iterdir())
+            return list(Path(spec.origin).parent.iterdir())
     file = getattr(sys.modules.get(top), "__file__", None)  # a script, which no search finds
-    return _hashed([Path(file)]) if file else ""
+    return [Path(file)] if file else []
+
+
+def _names_imported(file: Path) -> set[str]:
+    """Return the modules that a Python file imports; none of a file that can't be read, or that is very large."""
+    with suppress(OSError):
+        if file.suffix == ".py" and file.is_file() and file.stat().st_size <= _MOST_READ:
+            text = file.read_text(encoding="utf-8", errors="replace")
+            return {name for name, _ in _imports(text, "") if name}
+    return set()
+
+
+@cache
+def _version_of(top: str) -> str:
+    """Return the version of the installed distribution that has a top-level package, with its name."""
+    names = packages_distributions().get(top, [])
+    return " ".join(f"{name} {installed_version(name)}" for name in sorted(set(names))) or top
 
 
 def _hashed(paths: Iterable[Path]) -> str:

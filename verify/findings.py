@@ -27,6 +27,8 @@ ASPECTS = (
     "numbers", "range", "subnormals", "special", "shapes", "layouts", "memory", "determinism", "bias", "conduct",
 )  # fmt: skip
 """What a verdict tells apart, in the order that it is shown in."""
+FACTS = ("relation", "reads")
+"""The kinds of facts that are measured about a failure."""
 GRAVITY = (
     "conduct", "memory", "numbers", "layouts", "shapes", "range", "determinism", "bias", "special", "subnormals",
 )  # fmt: skip
@@ -46,6 +48,7 @@ EDGES = (*(step / STEPS for step in range(STEPS + 1)), 2.0, 10.0)
 Outcome = Annotated[str, Meta(extra_json_schema={"enum": OUTCOMES})]
 Kind = Annotated[str, Meta(extra_json_schema={"enum": KINDS})]
 Side = Annotated[str, Meta(extra_json_schema={"enum": SIDES})]
+FactKind = Annotated[str, Meta(extra_json_schema={"enum": FACTS})]
 Status = Annotated[str, Meta(extra_json_schema={"enum": STATUSES})]
 Count = Annotated[int, Meta(ge=0)]
 Shape = tuple[Count, ...]
@@ -103,6 +106,23 @@ class Explanation:
     name: str
     description: str
     ratio: Number
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Something measured on the kernel about a failure, in ``words`` of one line.
+
+    ``kind``: a "relation" between wrong outputs and goldens, or what it "reads". ``aspect`` is the broken one.
+    """
+
+    kind: FactKind
+    words: str
+    aspect: str = ""
+
+    @property
+    def subject(self) -> str:
+        """What it is about: the words that another measurement of the same fault begins with."""
+        return " ".join(self.words.split()[:3])
 
 
 @dataclass(frozen=True)
@@ -186,8 +206,8 @@ class Aspect:
     the shrunk ``failure`` and the line that repeats it. A broken one also has its explanations and, for wrong numbers,
     a ``map`` of the wrong output before shrinking and a ``sample``, the numbers of the shrunk case. ``not_asked`` names
     fault models that themselves failed while it was explained. ``known`` says at which sizes it fails and at which not,
-    and without an explanation on which data; ``note`` why it wasn't tried, or that the fault of a graver aspect broke
-    it too.
+    and without an explanation on which data; ``facts`` were measured on the kernel. ``note`` says why it wasn't tried,
+    or that the fault of a graver aspect broke it too.
     """
 
     status: Status = "not tried"
@@ -201,6 +221,7 @@ class Aspect:
     repro: str = ""
     note: str = ""
     known: str = ""
+    facts: tuple[Fact, ...] = ()
 
 
 _NOTHING = Aspect()
@@ -283,6 +304,7 @@ class Findings:
     ``pairs`` counts the pairs of levels of factors (sizes, options, distributions, layouts, ...) that cases covered.
     ``at`` says of each case at the sizes of production what was judged of it, and what not.
     ``variants`` are what the kernel runs at which sizes (`Variant`), observed before sizes were chosen.
+    ``cut`` says which cases the budget of seconds left out.
     ``left_out`` counts the elements that weren't judged, by reason. ``unlimited``: no time limit could act, since the
     kernel was called in a thread other than its process's main one.
     ``refused`` counts the cases that the kernel refused as it documents (``refuses=``), by its words.
@@ -313,6 +335,7 @@ class Findings:
     seconds: Annotated[float, Meta(ge=0)] = 0.0
     seed: int = 0
     note: str = ""
+    cut: str = ""
     remarks: tuple[str, ...] = ()
     at: tuple[str, ...] = ()
     variants: tuple[Variant, ...] = ()
@@ -362,6 +385,11 @@ class Findings:
     def explanations(self) -> tuple[Explanation, ...]:
         """The explanations of the gravest failure."""
         return self.gravest.explanations
+
+    @property
+    def facts(self) -> list[Fact]:
+        """What was measured about the failures, of the gravest first."""
+        return [fact for aspect in self.violated.values() for fact in aspect.facts]
 
     @property
     def map(self) -> ErrorMap | None:

@@ -31,6 +31,7 @@ _LARGEST_SIZE = 1025  # where a range of sizes has no "max"
 OF_THE_RUN = (
     "device",
     "timeout",
+    "budget",
     "isolate",
     "memory",
     "goldens",
@@ -94,6 +95,7 @@ class Settings:
     device: Text = "cpu"
     framework: Text = "torch"
     timeout: Number = 30.0
+    budget: Annotated[Number | None, msgspec.Meta(description="seconds, more than 0")] = None
     isolate: Switch = False
     memory: Number = 4.0
     goldens: Annotated[str | None, msgspec.Meta(description="the address of a store")] = None

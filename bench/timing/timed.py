@@ -20,7 +20,7 @@ import random
 import re
 import statistics
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -216,10 +216,15 @@ class Measuring(Oracle):
     squares: list[float] = field(default_factory=lambda: [0.0, 0.0])
 
     def judge(
-        self, case: Case, values: Values, outputs: tuple[torch.Tensor, ...], except_outputs: Container[str] = ()
+        self,
+        case: Case,
+        values: Values,
+        outputs: tuple[torch.Tensor, ...],
+        except_outputs: Container[str] = (),
+        only: Mapping[str, torch.Tensor] | None = None,
     ) -> Result:
         """Judge as `Oracle.judge`, and add the squares."""
-        result = super().judge(case, values, outputs, except_outputs)
+        result = super().judge(case, values, outputs, except_outputs, only)
         pairs = zip(case.signature.returns, outputs, strict=True)
         floating = [output for tensor, output in pairs if not tensor.is_integer and tensor.name not in except_outputs]
         for limits, got in zip(result.tolerances, floating, strict=False):

@@ -86,9 +86,13 @@ def _address_range(tensor: torch.Tensor) -> tuple[int, int]:
     return (ADDRESS(tensor), ADDRESS(tensor) + span * tensor.element_size())
 
 
-def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    first, second = _address_range(a), _address_range(b)
-    return a.device == b.device and first[0] < second[1] and second[0] < first[1]
+def overlaps(some: list[torch.Tensor], others: list[torch.Tensor]) -> list[list[int]]:
+    """Return [index, index] of each pair of tensors of two lists that share memory."""
+    both = [[(*_address_range(tensor), hash(tensor.device)) for tensor in tensors] for tensors in (some, others)]
+    a, b = (_array(spans, "int64").reshape(-1, 3) for spans in both)
+    a = a[:, None]
+    shared = (a[..., 0] < b[:, 1]) & (b[:, 0] < a[..., 1]) & (a[..., 2] == b[:, 2])
+    return [list(pair) for pair in zip(*(indices.tolist() for indices in shared.nonzero()), strict=True)]
 
 
 class Answer:
@@ -116,7 +120,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and content_of(a)[1] == content_of(b)[1]
 
 
-_items, _listed, _tupled = dict.items, list.__iter__, tuple.__iter__
+_items, _listed, _tupled, _array = dict.items, list.__iter__, tuple.__iter__, np.array
 _roll, _flat, _as = torch.roll, torch.Tensor.flatten, torch.Tensor.view_as
 _EMPTY = (
     torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default, torch.ops.aten.empty_strided.default,
@@ -391,12 +395,8 @@ class _Host:
         seen["mutated"] = [
             k for k, (a, b) in enumerate(zip(leaves(arguments), held, strict=True)) if not same_bits(a, b)
         ]
-        seen["aliases"] = [
-            [k, j] for k, value in enumerate(plain) for j, leaf in enumerate(leaves(arguments)) if overlap(value, leaf)
-        ]
-        seen["stale"] = [
-            k for k, value in enumerate(plain) for old in self.results for other in old if overlap(value, other)
-        ]
+        seen["aliases"] = overlaps(plain, leaves(arguments))
+        seen["stale"] = [k for old in self.results for k, _ in overlaps(plain, old)]
         content = [answer.tensor(value) for value in copies]
         if request["pause"]:
             used = sum(_cpu_times()[:2])
@@ -433,7 +433,8 @@ class _Host:
                 if near() != self.before.near:
                     changed |= dict.fromkeys(replaced(self.before))
                 plain, odd = self._plain(parts(result, request["into"])[0])
-                own = [k for k, value in enumerate(plain) if not any(overlap(value, x) for x in leaves(arguments))]
+                theirs = {k for k, _ in overlaps(plain, leaves(arguments))}
+                own = [k for k in range(len(plain)) if k not in theirs]
                 self.timed.append(([CLONE(DETACH(value)) for value in plain], plain, odd, own))
         seen = self._observations()
         seen["replaced"] += changed.keys() - {*seen["replaced"]}

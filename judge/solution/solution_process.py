@@ -27,7 +27,7 @@ from assay.judge import TEMPORARY
 from assay.judge.problems.kernelbench import rewritten
 from assay.judge.problems.problem import Answer, Instance, Sizes
 from assay.runtime.files import OwnFolder
-from assay.runtime.process import GIB, ForkServer, Lost, Process, clean_environment, descendants
+from assay.runtime.process import GIB, MOST_PROCESSES, ForkServer, Lost, Process, clean_environment, descendants
 from assay.runtime.sandbox import QUEUES, SHARED, Sandbox, bare_environment, can_hide, unavailable, version
 from assay.runtime.tensors import unpack
 from assay.verify.errors import SettingError
@@ -166,6 +166,7 @@ class SolutionProcess:
         self._process = where.fork()
         self._memory, self.printed = int(memory * GIB), 0
         self._process.memory, self._process.heartbeats = self._memory, 0
+        self._process.processes = MOST_PROCESSES
         self._process.largest = min(self._memory, _LARGEST)
         self._process.limit_from_now()
         self._built, self._results = 0, list[tuple[Any, Any]]()

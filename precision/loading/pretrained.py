@@ -111,6 +111,8 @@ def from_directory(
     experts are computed one after the other ("eager"), so that every matrix product is a separate call. Raises
     `BadModel`, `UntrustedModel`, `NotInstalled`.
     """
+    if from_directory.__doc__ is None:
+        raise BadModel(f"{name}: transformers reads docstrings, which python -OO drops; run python without -OO")
     config = json_of(path / "config.json")
     if config.get("quantization_config"):
         raise BadModel(f"{path} is quantised already; an audit starts from the unquantised model, so give that one")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from assay.cli.audit import Stages
 from assay.cli.audit import audit as command
@@ -18,6 +19,8 @@ from assay.cli.progress import ProgressBar
 from assay.precision.auditing import Audit, audit
 from assay.precision.observation.streaming import streamed_parameters
 from assay.precision.units import format_seconds
+from assay.runtime.environment import changes, environment, put
+from assay.runtime.errors import AssayError
 from tests.cli.audits import FEW, LIMITED, line, read, run
 from tests.precision.tiny_models import MODELS
 
@@ -59,6 +62,27 @@ def test_errors_over_positions_are_reported_with_a_context(
     assert "assay: no error over positions: " in capsys.readouterr().err
     content = read(again)
     assert (content["positions"], content["settings"]["context"]) == (None, 100000)
+
+
+def test_an_audit_runs_in_the_standard_environment(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[dict[str, Any], str]] = []
+
+    def looks(*_: Any, **__: Any) -> None:
+        seen.append((changes(), torch.get_default_device().type))
+        raise AssayError("seen")
+
+    monkeypatch.setattr("assay.cli.audit.loaded_of", looks)
+    before = environment()
+    torch.set_default_dtype(torch.float64)
+    torch.set_autocast_enabled("cpu", True)
+    try:
+        with torch.device("meta"):
+            assert run(models, tmp_path) == 2
+    finally:
+        put(before)
+    assert seen == [({}, "cpu")]
 
 
 def test_a_resumed_audit_gives_the_same_answer(

@@ -9,6 +9,7 @@ import torch
 
 from assay.cli.audit_options import lacking
 from assay.precision.export import FORMATS, Exported, Part
+from assay.precision.loading.pretrained import from_directory
 from tests.cli.audits import line
 from tests.precision.tiny_models import edit_json, edit_weights
 
@@ -40,6 +41,13 @@ def test_a_mistake_is_one_line(
 ) -> None:
     one_line(line(models, tmp_path / "out", *arguments), message)
     assert not (tmp_path / "out").exists()
+
+
+def test_an_interpreter_without_docstrings_is_one_line(
+    models: Path, tmp_path: Path, one_line: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(from_directory, "__doc__", None)
+    one_line(line(models, tmp_path / "out"), "run python without -OO")
 
 
 def text_of(content: bytes | None) -> Callable[[Path], None]:

@@ -182,7 +182,7 @@ def test_a_changed_helper_makes_another(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("name", "other"),
-    [("assay.runtime.results.own_sources", ("another", {})), ("assay.verify.campaign.cache._machine", "another")],
+    [("assay.runtime.results.own_sources", ("another", {})), ("assay.verify.examination.kept._machine", "another")],
 )
 def test_another_assay_or_machine_is_another(monkeypatch: pytest.MonkeyPatch, name: str, other: object) -> None:
     job = job_of("nowhere:kernel")

@@ -15,6 +15,7 @@ import torch
 from assay.cli.main import main
 from assay.judge import batch
 from assay.judge.solution import weights
+from assay.judge.solution.host import overlaps
 from assay.judge.solution.inputs import kind_of, redrawn
 from assay.runtime import results
 from assay.runtime.process import Lost
@@ -46,6 +47,32 @@ def test_a_wrong_solution_fails_with_a_line_that_repeats_it(judged: Judged) -> N
     again = judged(WRONG, trial=line)
     assert again.failure.ratio == verdict.failure.ratio
     assert again.cases == 1
+
+
+FORKS = """import os, time
+for _ in range(40):
+    if os.fork() == 0:
+        time.sleep(600)
+time.sleep(2.0)
+SOFTMAX
+return result"""
+
+
+def test_processes_without_end_are_a_crash(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assay.judge.solution.solution_process.MOST_PROCESSES", 30)
+    verdict = judged(linear(FORKS))
+    assert verdict.outcome == "FAIL"
+    assert (verdict.failure.kind, verdict.failure.message) == ("crash", "it had started more than 30 processes")
+
+
+def test_tensors_that_share_memory_are_found_among_thousands() -> None:
+    rows, vector = torch.ones(2000, 4), torch.ones(3)
+    some = [rows[0], vector, rows[2:], torch.ones(0)]
+    assert overlaps(some, [rows[:3, 1], vector[2:], rows[0]]) == [[0, 0], [0, 2], [1, 1], [2, 0]]
+    assert overlaps([], some) == overlaps(some, []) == []
+    begun = time.process_time()
+    assert overlaps(list(rows), list(rows)) == [[k, k] for k in range(2000)]
+    assert time.process_time() - begun < 2.0
 
 
 def test_a_contract_is_what_solutions_are_held_to(judged: Judged) -> None:

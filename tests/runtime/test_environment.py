@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from assay.golden import evaluate
 from assay.runtime.environment import (
@@ -65,6 +67,30 @@ def test_nothing_changed_is_nothing_told() -> None:
     with in_environment(environment()) as left:
         torch.ones(3).sum()
     assert left == []
+
+
+class Doubles(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {})) * 2
+
+
+class Triples(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {})) * 3
+
+
+@pytest.mark.parametrize("block", [False, True], ids=["alone", "in a device's block"])
+def test_modes_that_are_left_on_end_and_are_named(block: bool) -> None:
+    """All of them, and none of the caller's; the default device that was changed with them comes back."""
+    with Doubles(), torch.device("meta") if block else nullcontext():
+        before = torch.ones(1, device="cpu").item()
+        with in_environment(environment()) as left:
+            for mode in (Triples(), Doubles(), Triples()):
+                mode.__enter__()
+        assert torch.get_default_device().type == ("meta" if block else "cpu")
+        assert torch.ones(1, device="cpu").item() == before
+    assert torch.ones(1).item() == 1.0
+    assert left == [f"torch's mode {name} on (it was off)" for name in ("Doubles", "Triples", "Triples")]
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -1,8 +1,10 @@
 """A process is asked, watched and ended, whatever it does, and so is what it has started."""
 
+import ctypes
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +18,18 @@ ROOT = Path(__file__).resolve().parents[2]
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's own means of Linux")
 
 
+def state_of(pid: int) -> tuple[str, int]:
+    """The state of a process's first thread by Linux, and how many threads it has."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return fields[0], int(fields[17])
+
+
 def is_gone(pid: int) -> bool:
     """Whether a process ends within ten seconds; one that only its parent has to take note of counts as ended."""
     until = time.monotonic() + 10
     while time.monotonic() < until:
         try:
-            if Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] == "Z":
+            if state_of(pid) == ("Z", 1):
                 return True
         except FileNotFoundError:
             return True
@@ -113,6 +121,66 @@ def test_what_a_process_has_started_ends_with_it(tmp_path: Path) -> None:
     both = [int(number) for number in (tmp_path / "pids").read_text(encoding="ascii").split()]
     process.kill()
     assert all(map(is_gone, both))
+
+
+@linux
+def test_one_that_starts_too_many_ends_with_all_of_them(tmp_path: Path) -> None:
+    """Those in sessions of their own, and whose parent has ended, too."""
+
+    def starts_many(parent: Parent) -> None:
+        for number in range(12):
+            if os.fork() == 0:
+                os.setsid()
+                if number % 2 and os.fork():
+                    os._exit(0)
+                (tmp_path / str(os.getpid())).touch()
+                time.sleep(600)
+        time.sleep(600)
+
+    process = Process.fork(starts_many)
+    process.processes = 8
+    process.submit(b"", 60.0)
+    assert process.result() == Lost("crash", "it had started more than 8 processes")
+    started = [int(file.name) for file in tmp_path.iterdir()]
+    assert len(started) >= 8
+    assert all(map(is_gone, started))
+
+
+@linux
+def test_a_process_without_its_first_thread_is_seen_and_ended(tmp_path: Path) -> None:
+    """The system calls it a zombie, though its other threads run."""
+
+    def goes_on(parent: Parent) -> None:
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            held = bytearray(GIB // 3)
+            threading.Thread(target=lambda: time.sleep(600 + len(held))).start()
+            ctypes.CDLL(None).pthread_exit(None)
+        while state_of(child)[0] != "Z":
+            time.sleep(0.01)
+        parent.serve(lambda message: str(child).encode() if message else time.sleep(600) or b"")
+
+    process = Process.fork(goes_on)
+    process.memory = GIB
+    process.limit_from_now()
+    process.submit(b"which", 60.0)
+    child = process.result()
+    assert isinstance(child, bytes)
+    process.memory = GIB // 4
+    process.submit(b"", 60.0)
+    assert process.result() == Lost("crash", "it held more than 0.25 GiB of memory")
+    assert is_gone(int(child))
+
+
+def test_a_copy_that_comes_back_does_not_answer() -> None:
+    def answers_twice(parent: Parent) -> None:
+        parent.serve(lambda message: message if os.fork() == 0 else time.sleep(600) or b"")
+
+    process = Process.fork(answers_twice)
+    process.submit(b"", 60.0)
+    words = "a copy of its process, which it had forked, came back from the call"
+    assert process.result() == Lost("crash", words)
 
 
 @linux

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -193,6 +194,27 @@ def test_a_script_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert user_sources("no_such_module") == ""
 
 
+def test_what_a_users_module_imports_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Modules of other folders too, through each other; of installed packages the version counts."""
+    monkeypatch.syspath_prepend(str(tmp_path / "other"))
+    monkeypatch.syspath_prepend(str(tmp_path / "own"))
+    for name, text in (
+        ("own/kernel_of_mine.py", "def kernel(x):\n    from helper_of_mine.inner import half\n    return half(x)\n"),
+        ("other/helper_of_mine/__init__.py", ""),
+        ("other/helper_of_mine/inner.py", "import triton\nimport kernel_of_mine\nhalf = 2\n"),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    before = user_sources("kernel_of_mine")
+    assert before == user_sources("kernel_of_mine")
+    inner = tmp_path / "other" / "helper_of_mine" / "inner.py"
+    inner.write_text(inner.read_text(encoding="utf-8").replace("half = 2", "half = 3"), encoding="utf-8")
+    changed = user_sources("kernel_of_mine")
+    assert changed != before
+    monkeypatch.setattr(results, "_version_of", lambda top: f"{top} 0.0")
+    assert user_sources("kernel_of_mine") != changed
+
+
 def damage(path: Path) -> None:
     """Cut a file off."""
     path.write_bytes(path.read_bytes()[:-20])
@@ -230,3 +252,11 @@ def test_the_running_package_is_read_once(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Sources, "digest", lambda *modules: pytest.fail("read again"))
     assert own_sources(ANSWERED_BY["verdict"]) == before
     assert results._own().root == Path(results.__file__).resolve().parents[1]
+
+
+def test_a_pipe_beside_a_users_module_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beside_a_pipe.py").write_text("import math\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    alone = user_sources("beside_a_pipe")
+    os.mkfifo(tmp_path / "pipe.py")
+    assert user_sources("beside_a_pipe") == alone != ""

@@ -87,15 +87,34 @@ def serve(pipe):
 """
 
 
+HEADLESS = """
+import ctypes, threading
+def go_on_without_the_first_thread():
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        threading.Thread(target=time.sleep, args=(61,)).start()
+        ctypes.CDLL(None).pthread_exit(None)
+    while open(f"/proc/{child}/stat").read().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.01)
+    return True
+"""
+
+
 @pytest.mark.parametrize("boxed", [pytest.param(True, marks=needs_sandbox), False])
-def test_what_a_forked_process_leaves_ends_with_the_judgement(boxed: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    ["subprocess.Popen(['sleep', '61'], start_new_session=True).pid > 0", "go_on_without_the_first_thread()"],
+    ids=["session", "headless"],
+)
+def test_what_a_forked_process_leaves_ends_with_the_judgement(text: str, boxed: bool, tmp_path: Path) -> None:
     """The process's number is the one that this process knows it by, inside a sandbox too."""
     box = Sandbox(tmp_path) if boxed else None
-    server = ForkServer(SERVE, "serve", bare_environment(tmp_path), sandbox=box)
+    server = ForkServer(SERVE + HEADLESS, "serve", bare_environment(tmp_path), sandbox=box)
     try:
         process = server.fork()
         assert Path(f"/proc/{process.pid}/cmdline").read_bytes()
-        process.submit(b"subprocess.Popen(['sleep', '61'], start_new_session=True).pid > 0", 10)
+        process.submit(text.encode(), 10)
         assert process.result() == b"True"
         assert process.kill() == -9
         assert server.clean() == 1

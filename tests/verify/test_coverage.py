@@ -67,6 +67,22 @@ def test_planned_cases_do_not_repeat_what_is_covered() -> None:
     assert Covering(factors, [*first, *second]).pairs[0] > 1.3 * Covering(factors, first).pairs[0]
 
 
+def test_triples_are_covered_where_they_are_wanted() -> None:
+    """Of a size, a distribution and an option: more of them, at the price of hardly any pairs."""
+    chosen = sampler("cross_entropy")
+    counts = []
+    for triples in (False, True):
+        cases = list(covering_cases(Factors(chosen), (), 200, triples=triples))
+        covering = Covering(Factors(chosen), cases, triples=True)
+        counts.append((covering.pairs[0], *covering.triples))
+    (pairs, without, feasible), (others, covered, _) = counts
+    assert others > 0.97 * pairs
+    assert 1.1 * without < covered <= feasible
+    assert f"of {feasible:,} triples of a size, a distribution and an option {feasible - covered:,} left" in (
+        covering.left_out
+    )
+
+
 def test_what_no_case_can_have_is_not_missed() -> None:
     """By restrictions, by multiples, and because it is too large; few sizes are covered completely."""
     narrow = sampler("softmax", shapes={"R": [3], "N": [64, 128]}, layouts=["contiguous"], options={})
@@ -158,4 +174,6 @@ def test_a_softplus_that_loses_small_steps_is_found() -> None:
         result: Tensor = kernel_of(None, "selective_scan")(u, step, *others, softplus=False)
         return result
 
-    fails(quick(scan, "selective_scan", "float32", options={"softplus": [True]}, effort="usual", examples=60))
+    settings: dict[str, Any] = {"options": {"softplus": [True]}, "effort": "usual", "examples": 60}
+    few = {"B": [1, 2], "D": [1, 3], "L": [1, 9, 40], "S": [1, 4]}
+    fails(quick(scan, "selective_scan", "float32", shapes=few, every_aspect=False, **settings))

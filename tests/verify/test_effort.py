@@ -83,7 +83,7 @@ def test_an_interpreted_kernel_gets_cases_of_its_size() -> None:
         return interpreted(x)
 
     assert examine(measuring, "softmax", dtype="float32", effort="usual", examples=5, contract=None).cases > 50
-    beyond = sorted(largest)[-8:]  # the series of growing rows has limits of its own
+    beyond = sorted(largest)[-16:]  # the series of growing rows and sizes of models have limits of their own
     assert max(size for size in largest if size not in beyond) <= 2**14
 
 

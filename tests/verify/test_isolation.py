@@ -4,8 +4,10 @@ import ctypes
 import importlib
 import os
 import signal
+import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from assay.verify.findings import Failure
 from assay.verify.harness.call import Call
 from assay.verify.harness.isolation import Isolation
 from assay.verify.harness.runner import KernelHarness
+from assay.verify.harness.variants import Axis, Variants
 
 from .examined import fails, failure_of, first, quick
 
@@ -219,6 +222,52 @@ def test_nothing_of_a_lost_worker_is_left(kernel: Callable[[Tensor], Tensor]) ->
     assert isinstance(answer, Failure)
     assert answer.kind in ("crash", "timeout")
     assert time.monotonic() - started_at < 30
+
+
+def starts_many(x: Tensor) -> Tensor:
+    """Starts 40 processes that wait, and answers later."""
+    for _ in range(40):
+        if os.fork() == 0:
+            time.sleep(3600)
+    time.sleep(2.0)
+    return softmax(x)
+
+
+def waits_while_a_copy_answers(x: Tensor) -> Tensor:
+    if os.fork():
+        time.sleep(3600)
+    return x
+
+
+def test_processes_without_end_are_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assay.verify.harness.isolation.MOST_PROCESSES", 30)
+    answer = answer_of(starts_many)
+    assert isinstance(answer, Failure)
+    assert (answer.kind, answer.message) == ("crash", "it had started more than 30 processes")
+
+
+def test_a_copy_of_the_worker_does_not_answer() -> None:
+    answer = answer_of(waits_while_a_copy_answers)
+    assert isinstance(answer, Failure)
+    assert "a copy of its process" in answer.message
+
+
+def says_that_it_takes_long(x: Tensor) -> Tensor:
+    """Sends a sign of life into the pipe of its process, wherever it runs, and doesn't come back."""
+    for descriptor in range(3, 64):
+        with suppress(OSError):
+            os.write(descriptor, struct.pack("!i", 9) + b"h" + struct.pack("<d", 1e9))
+    time.sleep(3600)
+    return x
+
+
+def test_signs_of_life_of_the_kernel_itself_count_for_nothing() -> None:
+    harness = KernelHarness(Call(says_that_it_takes_long, {}), Contract())
+    axes = (Axis(CASE, {"N": 1}, {}, (1, 2)),)
+    begun = time.monotonic()
+    with Isolation(harness) as isolation:
+        assert isolation.variants(axes, 0.1, dense=False) == Variants()
+    assert time.monotonic() - begun < 10
 
 
 def sends_another_shape(x: Tensor) -> Tensor:

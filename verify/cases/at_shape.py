@@ -90,18 +90,23 @@ def at_cases(sampler: Sampler, at: Iterable[Mapping[str, int]]) -> Iterator[Case
     """Yield a case of ordinary numbers for each of these shapes and each set of the listed options."""
     for sizes in at:
         for options in sampler.option_sets():
-            signature = sampler.definition.signature(options)
-            yield Case(
-                spec=sampler.definition.qualified_name,
-                sizes={symbol: sizes[symbol] for symbol in signature.symbols},
-                dtypes={tensor.name: dtype_of(tensor, sampler.dtype) for tensor in signature.tensors},
-                options=options,
-                values={tensor.name: TILED for tensor in signature.tensors},
-                seed=sampler.seed,
-                memory="nan",
-                protocol=PROTOCOL,
-                out_dtype=sampler.out_dtype,
-            )
+            yield at_case(sampler, sizes, options)
+
+
+def at_case(sampler: Sampler, sizes: Mapping[str, int], options: Mapping[str, Any]) -> Case:
+    """Return a case of ordinary numbers at a production size, under complete options."""
+    signature = sampler.definition.signature(options)
+    return Case(
+        spec=sampler.definition.qualified_name,
+        sizes={symbol: sizes[symbol] for symbol in signature.symbols},
+        dtypes={tensor.name: dtype_of(tensor, sampler.dtype) for tensor in signature.tensors},
+        options=options,
+        values={tensor.name: TILED for tensor in signature.tensors},
+        seed=sampler.seed,
+        memory="nan",
+        protocol=PROTOCOL,
+        out_dtype=sampler.out_dtype,
+    )
 
 
 def smaller_cases(case: Case, sampler: Sampler) -> Iterator[Case]:

@@ -7,7 +7,8 @@ sampler: from the signature, the roles of the tensors and the restrictions, for 
 Most faults of software need at most two factors at certain levels (Kuhn, Wallace & Gallo, *Software fault interactions
 and implications for software testing*, 2004). `Covering.next_case` therefore builds each case greedily, level by level,
 from those that stand in the most uncovered pairs with the levels chosen before, as AETG does (Cohen et al., *The AETG
-system*, 1997). Sets of levels are bits of whole numbers.
+system*, 1997). If they are wanted, triples of a size, a distribution and an option count too, each as half a pair. Sets
+of levels are bits of whole numbers.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ _ENDS = (1, 8, 64, 512, 4096)  # the largest sizes of the classes
 _BEYOND = f"over {_ENDS[-1]:,}"
 _MOST_HEADS = 512  # many kernels and definitions go through them one by one
 _MOST_NAMED = 4  # levels that no case had; of more only the number is said
+_PAIR = 2  # triples that a pair is worth, which then are hardly fewer
 _FEW = 8  # sizes of a restricted symbol, each of which is then a class of its own
 
 
@@ -64,6 +66,12 @@ class Factors:
             name: {drawn: kind for kind, some in kinds.items() for drawn in some} for name, kinds in self.kinds.items()
         }
         self.levels = self._numbered()
+        numbers = {
+            start: [number for (factor, _), number in self.levels.items() if factor.startswith(start)]
+            for start in ("size of ", "option ", "values of ")
+        }
+        self.sizes, self.options, self.values = (sum(1 << each for each in some) for some in numbers.values())
+        """The levels of sizes, of options and of distributions."""
 
     @cached_property
     def feasible(self) -> list[int]:
@@ -244,10 +252,13 @@ class Factors:
 
 
 class Covering:
-    """The pairs of levels that cases have covered so far."""
+    """The pairs of levels that cases have covered so far; with ``triples`` also those of a size, a distribution and an
+    option."""
 
-    def __init__(self, factors: Factors, cases: Iterable[Case] = ()) -> None:
+    def __init__(self, factors: Factors, cases: Iterable[Case] = (), *, triples: bool = False) -> None:
         self.factors = factors
+        self._triples: dict[tuple[int, int], int] | None = {} if triples else None
+        """The distributions with which each pair of a size and an option has stood."""
         self._covered = [0] * len(factors.levels)  # the levels with which each level has stood in a case
         self._largest: dict[str, int] = {}
         self._drawn: Counter[tuple[str, int]] = Counter()  # sizes of each magnitude in bits, by symbol
@@ -262,6 +273,9 @@ class Covering:
         row = sum(1 << number for number in numbers)
         for number in numbers:
             self._covered[number] |= row
+        if self._triples is not None:
+            for pair in self._sized_options(row):
+                self._triples[pair] = self._triples.get(pair, 0) | row & self.factors.values
         for name, size in case.sizes.items():
             self._largest[name] = max(size, self._largest.get(name, 0))
 
@@ -271,6 +285,34 @@ class Covering:
         feasible = self.factors.feasible
         done = sum((mask & could).bit_count() for mask, could in zip(self._covered, feasible, strict=True))
         return done // 2, sum(could.bit_count() for could in feasible) // 2
+
+    @property
+    def triples(self) -> tuple[int, int]:
+        """How many feasible triples of a size, a distribution and an option are covered, and how many there are."""
+        feasible, done, total = self.factors.feasible, 0, 0
+        for size in _bits(self.factors.sizes):
+            for option in _bits(feasible[size] & self.factors.options):
+                could = feasible[size] & feasible[option] & self.factors.values
+                done += (could & (self._triples or {}).get((size, option), 0)).bit_count()
+                total += could.bit_count()
+        return done, total
+
+    def _sized_options(self, row: int) -> Iterator[tuple[int, int]]:
+        """Yield the pairs of a size and an option among the levels of ``row``."""
+        options = list(_bits(row & self.factors.options))
+        for size in _bits(row & self.factors.sizes):
+            yield from ((size, option) for option in options)
+
+    def _triples_with(self, number: int, row: int) -> int:
+        """Return in how many uncovered triples a level stands with levels of ``row``; a size: with any distribution."""
+        if self._triples is None or 1 << number & self.factors.options:
+            return 0
+        if 1 << number & self.factors.sizes:
+            values = self.factors.feasible[number] & self.factors.values
+            options = _bits(row & self.factors.options)
+            return sum((values & ~self._triples.get((number, option), 0)).bit_count() for option in options)
+        pairs = self._sized_options(row) if 1 << number & self.factors.values else ()
+        return sum(not self._triples.get(pair, 0) >> number & 1 for pair in pairs)
 
     @property
     def left_out(self) -> str:
@@ -289,6 +331,9 @@ class Covering:
         if counts:
             (one, other), count = counts.most_common(1)[0]
             left_out.append(f"{counts.total():,} pairs left, {count} of them of {one} with {other}")
+        done, total = self.triples if self._triples is not None else (0, 0)
+        if total:
+            left_out.append(f"of {total:,} triples of a size, a distribution and an option {total - done:,} left")
         return "; ".join(left_out)
 
     def next_case(self, choose: Chooser, sampler: Sampler) -> Case:
@@ -299,7 +344,8 @@ class Covering:
             number = factors.levels.get(level)
             if number is None:
                 return 0, 0, 0
-            return (left[number] & row).bit_count(), left[number].bit_count(), choose(range(1 << 16))
+            pairs, triples = (left[number] & row).bit_count(), self._triples_with(number, row)
+            return _PAIR * pairs + triples, left[number].bit_count(), choose(range(1 << 16))
 
         def best(factor: str, levels: Iterable[str], possible: Callable[[str], bool] = bool) -> str:
             """Take the possible level of most gain; return it, or an empty string if none is possible."""

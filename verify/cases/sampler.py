@@ -176,6 +176,22 @@ class Sampler:
                 sizes = smaller
         return sizes
 
+    def halved(self, signature: Signature, sizes: Mapping[str, int], symbols: Sequence[str]) -> dict[str, int]:
+        """Return the sizes with the largest of these symbols halved, again and again, until a call is within the limits
+        or none of them helps."""
+        result = dict(sizes)
+        while self._too_much(signature, result):
+            smaller = {
+                symbol: self.tied_sizes({**result, symbol: self._smaller(signature, symbol, result)})
+                for symbol in symbols
+                if result[symbol] > 1
+            }
+            helping = [symbol for symbol, other in smaller.items() if self._is_less(signature, other, result)]
+            if not helping:
+                break
+            result = smaller[max(helping, key=result.__getitem__)]
+        return result
+
     def _at_least(self, symbol: str, size: int, least: int) -> int:
         """Return a size no smaller than an option requires."""
         if size >= least or symbol not in self.shapes:

@@ -55,6 +55,11 @@ def _hit(broken: torch.Tensor, axis: int) -> list[bool]:
     return results
 
 
+def indices_in_words(hit: list[bool], name: str) -> str:
+    """Return in words which indices along a dimension are marked, at least one of them."""
+    return f"every {name}" if all(hit) else _phrase(hit, (name, name))
+
+
 def _percent(count: int, total: int) -> str:
     share = 100 * count / total
     return "less than 0.1 %" if share < 0.1 else f"{share:.1f} %" if share < 10 or share > 99 else f"{share:.0f} %"

@@ -61,9 +61,17 @@ class Oracle:
 
     @standard_environment()
     def judge(
-        self, case: Case, values: Values, outputs: tuple[torch.Tensor, ...], except_outputs: Container[str] = ()
+        self,
+        case: Case,
+        values: Values,
+        outputs: tuple[torch.Tensor, ...],
+        except_outputs: Container[str] = (),
+        only: Mapping[str, torch.Tensor] | None = None,
     ) -> Result:
-        """Judge the outputs against the goldens, element by element, except those named in ``except_outputs``."""
+        """Judge the outputs against the goldens, element by element, except those named in ``except_outputs``.
+
+        ``only`` are masks, by output, of the elements to judge; the others count as none.
+        """
         definition, signature = case.definition, case.signature
         named = {tensor.name: output for tensor, output in zip(signature.returns, outputs, strict=True)}
         chosen = {name: named[name].detach().cpu() for name in definition.outputs.chosen}
@@ -71,12 +79,14 @@ class Oracle:
         wrong = self._wrong_choice(case, values, chosen)
         if wrong is not None:
             return replace(result, failure=wrong[0], ratio=wrong[1])
-        resolved = self._resolved(case, values, outputs, chosen, except_outputs)
+        resolved = self._resolved(case, values, outputs, chosen, except_outputs, only or {})
         finite = _is_finite(case.definition, values)
         for index, (tensor, got, limits) in enumerate(zip(signature.returns, outputs, resolved.limits, strict=True)):
             if tensor.is_integer or tensor.name in except_outputs:
                 continue
             limits = self._restricted(case, limits, got, finite=finite)
+            counted = torch.ones_like(limits.judged) if only is None else only[tensor.name]
+            limits = replace(limits, judged=limits.judged & counted)
             judgement = judge(got, limits)
             if bool(judgement.unresolved.any()) and definition.cost(case.sizes) <= _ARB_WORK:
                 answers = Followed(resolved.sites)
@@ -84,15 +94,16 @@ class Oracle:
                 limits = replace(proven, judged=limits.judged)
                 judgement = judge(got, limits)
             judged = int(limits.judged.count_nonzero())
-            undecided = resolved.undecided[index] if resolved.undecided else torch.zeros_like(limits.judged)
+            undecided = resolved.undecided[index] & counted if resolved.undecided else torch.zeros_like(limits.judged)
+            others = replace(limits, judged=limits.judged | ~counted)
             counts = Counts(
                 worst=judgement.worst,
                 judged=judged,
                 nonzero=int((limits.judged & (limits.golden != 0)).count_nonzero()),
                 judged_of=Counter({tensor.name: judged}),
-                left_out=self._left_out(tensor.name, limits, undecided, resolved.line, finite=finite),
+                left_out=self._left_out(tensor.name, others, undecided, resolved.line, finite=finite),
                 unresolved=int(judgement.unresolved.count_nonzero()),
-                histogram=histogram(judgement.ratio, limits.judged.numel() - judged),
+                histogram=histogram(judgement.ratio, int(counted.count_nonzero()) - judged),
             )
             result = replace(result.counting(counts), tolerances=(*result.tolerances, limits))
             if bool(judgement.broken.any()):
@@ -108,6 +119,7 @@ class Oracle:
         outputs: tuple[torch.Tensor, ...],
         chosen: Values,
         except_outputs: Container[str],
+        only: Mapping[str, torch.Tensor],
     ) -> Resolved:
         """Return what the contract allows, given the answers that explain the outputs where a reference leaves some
         open."""
@@ -118,7 +130,8 @@ class Oracle:
             for tensor, got, part in zip(case.signature.returns, outputs, limits, strict=True):
                 skipped = tensor.is_integer or tensor.name in except_outputs
                 part = self._restricted(case, part, got, finite=finite)
-                masks.append(torch.zeros_like(part.judged) if skipped else judge(got, part).broken)
+                broken = torch.zeros_like(part.judged) if skipped else judge(got, part).broken
+                masks.append(broken & only.get(tensor.name, broken))
             return masks
 
         def limits_of(choices: Choices) -> list[Tolerance]:

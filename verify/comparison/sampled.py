@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -26,6 +26,8 @@ from assay.verify.findings import Difference, Failure
 
 Tensor = torch.Tensor
 Blocks = dict[Axis, list[int]]
+Masks = Sequence[Tensor] | None
+"""Of each output, the elements that come from programs that ran; None: all."""
 
 _MOST = 256  # the most blocks of an axis that are considered
 _TILES = (16, 64, 128)
@@ -55,16 +57,16 @@ def distinctive_positions(output: Tensor) -> list[tuple[int, ...]]:
 
 
 def cuts_of(
-    case: Case, values: Mapping[str, Tensor], outputs: tuple[Tensor, ...], chance: random.Random
+    case: Case, values: Mapping[str, Tensor], outputs: tuple[Tensor, ...], chance: random.Random, ran: Masks = None
 ) -> Iterator[tuple[Cut, Case]]:
-    """Yield parts of the case, each with the case under its options.
+    """Yield parts of the case, each with the case under its options; of parts where ``ran`` is given.
 
     Their total work is bounded, so there may be none.
     """
     if _load(case, Cut()) <= 1:
         yield Cut(), case
         return
-    strange = _strange(case, outputs)
+    strange = _strange(case, [_few(mask, chance) for mask in ran] if ran else list(map(distinctive_positions, outputs)))
     axes = axes_of(case.definition, case.signature, case.sizes, case.definition.row_axis(case.options))
     blocks = {axis: _blocks(axis, strange.get(axis.symbol, []), case.sizes[axis.symbol], chance) for axis in axes}
     parts, left = _parts(case, values, blocks, strange, chance), 1.0
@@ -77,11 +79,17 @@ def cuts_of(
             yield result, part
 
 
-def _strange(case: Case, outputs: tuple[Tensor, ...]) -> dict[str, list[int]]:
-    """Return the unusual indices of all results, by symbol, and for heads those of their groups too."""
+def _few(mask: Tensor, chance: random.Random) -> list[tuple[int, ...]]:
+    """Return a few of the marked indices, in random order."""
+    marked = mask.nonzero()
+    return [tuple(map(int, marked[chance.randrange(len(marked))])) for _ in range(_PARTS if len(marked) else 0)]
+
+
+def _strange(case: Case, positions: Sequence[Sequence[tuple[int, ...]]]) -> dict[str, list[int]]:
+    """Return the indices of all results' ``positions``, by symbol, and for heads those of their groups too."""
     results: dict[str, list[int]] = {}
-    for tensor, output in zip(case.signature.returns, outputs, strict=True):
-        for index in distinctive_positions(output):
+    for tensor, some in zip(case.signature.returns, positions, strict=True):
+        for index in some:
             for text, position in zip(tensor.dims, index, strict=True):
                 results.setdefault(text, []).append(position)
     for symbol, groups in case.definition.axes.groups.items():
@@ -171,27 +179,36 @@ _COUNTS = {
 }
 
 
-def judge_samples(oracle: Oracle, case: Case, values: Values, outputs: tuple[torch.Tensor, ...]) -> Result:
-    """Judge the outputs of a large case by samples, chosen by the seed of the case."""
+def judge_samples(
+    oracle: Oracle, case: Case, values: Values, outputs: tuple[torch.Tensor, ...], ran: Masks = None
+) -> Result:
+    """Judge the outputs of a large case by samples, chosen by the seed of the case, and only elements that ``ran``
+    marks."""
     result = Result(case, outputs=outputs)
     taken: list[Cut] = []
-    for piece, part in cuts_of(case, values, outputs, random.Random(case.seed)):
-        results = _judged(oracle, part, piece, values, outputs)
+    for piece, part in cuts_of(case, values, outputs, random.Random(case.seed), ran):
+        results = _judged(oracle, part, piece, values, outputs, ran)
         taken.append(piece)
         result = result.counting(results)
         if results.failure is not None:
             failure = _located(results, results.failure, oracle, case, part, piece, values, outputs)
             return replace(result, failure=failure, sampled=f"{case_label(case)}: {failure.message}")
+    if ran:
+        words = f"{result.judged} elements judged that a few programs of each launch store"
+        return replace(result, sampled=f"{case_label(case)}: {words}")
     return replace(result, sampled=_in_words(case, taken))
 
 
-def _judged(oracle: Oracle, case: Case, cut: Cut, values: Values, outputs: tuple[torch.Tensor, ...]) -> Result:
+def _judged(
+    oracle: Oracle, case: Case, cut: Cut, values: Values, outputs: tuple[torch.Tensor, ...], ran: Masks = None
+) -> Result:
     """Return the result of judging a part of the case as a case of its own."""
     returns = case.signature.returns
     parts, sizes = cut.inputs(case.definition, case.signature, values)
     got = tuple(cut.of(tensor, output) for tensor, output in zip(returns, outputs, strict=True))
     besides = [tensor.name for tensor in returns if not cut.is_complete(tensor)]
-    return oracle.judge(replace(case, sizes={**case.sizes, **sizes}), parts, got, besides)
+    only = {tensor.name: cut.of(tensor, mask) for tensor, mask in zip(returns, ran, strict=True)} if ran else None
+    return oracle.judge(replace(case, sizes={**case.sizes, **sizes}), parts, got, besides, only)
 
 
 def _located(

@@ -25,6 +25,7 @@ from assay.verify.examination.repro import repro_line
 from assay.verify.examination.run import Run, fixed_cases
 from assay.verify.examination.shrink import is_alike, shrink
 from assay.verify.explanation.explain import explain
+from assay.verify.explanation.facts import measured_facts
 from assay.verify.explanation.fault_budget import FaultBudget
 from assay.verify.findings import ASPECTS, GRAVITY, Aspect, Explanation, Failure
 from assay.verify.harness.compute_sanitizer import is_installed, sanitize
@@ -176,7 +177,7 @@ def diagnosed(aspects: Mapping[str, Aspect], plan: Plan, target: str) -> dict[st
             failure = shrink(failure, attempt, plan.sampler, seconds=_SECONDS_OF_SUSPECT)
         line = repro_line(plan.settings, target, failure.case, name)
         known[name] = replace(known[name], failure=replace(failure, aspect=name), repro=line)
-    return {name: _noted(aspect, broken) for name, aspect in _explained_once(known).items()}
+    return {name: _noted(aspect, broken) for name, aspect in _said_once(_explained_once(known)).items()}
 
 
 def _noted(aspect: Aspect, broken: list[str]) -> Aspect:
@@ -210,6 +211,8 @@ def _explained(name: str, aspect: Aspect, plan: Plan, broken: int, promises: Pro
         first = small
     failure = _classified(shrink(first, attempt, plan.sampler, seconds=_SECONDS / broken), harness)
     explained = explain(harness, failure, first.case, plan.sampler, keeps=partial(promises.keeps, name))
+    is_explained = bool(explained.explanations)
+    facts = measured_facts(harness, failure, first.case, plan.sampler, name, is_explained=is_explained)
     if large is not None:
         failure = replace(failure, message=f"{failure.message}; first met at {case_label(large.case)}: {large.message}")
     again = harness.try_case(failure.case) if aspect.map is not None else None
@@ -218,7 +221,8 @@ def _explained(name: str, aspect: Aspect, plan: Plan, broken: int, promises: Pro
         failure=failure,
         explanations=explained.explanations,
         not_asked=explained.raised,
-        known=_known(name, failure, first.case, plan, is_explained=bool(explained.explanations)),
+        known=_known(name, failure, first.case, plan, is_explained=is_explained),
+        facts=facts,
         sample=sample_of(failure.case, again),
     )
 
@@ -262,6 +266,18 @@ def _explained_once(known: Mapping[str, Aspect]) -> dict[str, Aspect]:
         if aspect.status == "broken" and aspect.explanations:
             first = first_with.setdefault(aspect.explanations[0].name, name)
             result[name] = aspect if first == name else replace(aspect, note=f"by the same fault as {first}")
+    return result
+
+
+def _said_once(known: Mapping[str, Aspect]) -> dict[str, Aspect]:
+    """Return the aspects without the facts that a graver one has too, from calls of other sizes."""
+    said, result = set[tuple[str, str]](), dict(known)
+    for name in GRAVITY:
+        facts = result[name].facts if name in result else ()
+        if facts:
+            own = [fact for fact in facts if (fact.kind, fact.subject) not in said]
+            said |= {(fact.kind, fact.subject) for fact in facts}
+            result[name] = replace(result[name], facts=tuple(own))
     return result
 
 

@@ -24,6 +24,7 @@ The cases of the phases from exact to bias are fixed beforehand and come interle
 | fuzz           | cases that cover the pairs of factors that the fixed ones leave (`assay.verify.cases.factors`);   |
 |                | then cases drawn by Hypothesis, which climbs towards larger ratios of error to radius             |
 | over_limit     | more than 65,535 rows, or classes, if smaller cases were quick enough                             |
+| production     | sizes of published models, by default (`assay.verify.cases.production`)                           |
 | at             | sizes of production, if the caller names some (`assay.verify.cases.at_shape`)                     |
 """
 
@@ -48,6 +49,7 @@ from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.cases.sampler import MOST_ELEMENTS, MOST_WORK, SMALL, Sampler, real_tensors, seeded, with_values
 from assay.verify.comparison.statistics import INDEPENDENT
 from assay.verify.contract import Contract
+from assay.verify.examination.drawing import without_local_constants
 
 _MOST_OPTION_SETS = 4  # each set multiplies the fixed cases; of more sets this many are drawn
 _LIMITS = {  # by style: most elements and work of a case, and the divisor of an interpreter's steps
@@ -473,13 +475,16 @@ def _sizes_of_sum(sampler: Sampler, base: Case, over: str, longest: int) -> dict
     return None
 
 
-def covering_cases(factors: Factors, covered: Iterable[Case], examples: int) -> Iterator[Case]:
-    """Yield cases that cover the most pairs of factors that ``covered`` leave, and then those before them.
+def covering_cases(
+    factors: Factors, covered: Iterable[Case], examples: int, *, triples: bool = False
+) -> Iterator[Case]:
+    """Yield cases that cover the most pairs of factors, and ``triples`` if wanted, that ``covered`` leave, and then
+    those before them.
 
     They depend on nothing that was measured, so that the same seed gives the same cases.
     """
     sampler = factors.sampler
-    choose, covering = _chooser(sampler, "covering"), Covering(factors, covered)
+    choose, covering = _chooser(sampler, "covering"), Covering(factors, covered, triples=triples)
     for index in range(round(_COVERING_SHARE * examples)):
         case = covering.next_case(choose, _one_of(sampler, _SHARES[index % len(_SHARES)]))
         covering.add(case)
@@ -519,4 +524,5 @@ def fuzz(sampler: Sampler, examples: int, attempt: Callable[[Case], float | None
         if ratio is not None and math.isfinite(ratio):
             target(ratio)
 
-    run()
+    with without_local_constants():
+        run()

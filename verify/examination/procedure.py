@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 from assay.golden.arithmetic import BallArithmetic
@@ -13,6 +14,7 @@ from assay.golden.errors import Undecided
 from assay.golden.evaluation.call import bind
 from assay.golden.evaluation.device import evaluating_on
 from assay.interpreter import emulated_device, emulated_emission, emulating, lasting, pretended, suspended
+from assay.runtime.deadline import Deadline
 from assay.runtime.environment import generators_kept, standard_environment
 from assay.runtime.errors import names_checked
 from assay.runtime.output import warned_once
@@ -25,6 +27,7 @@ from assay.verify.comparison.result import by_reason
 from assay.verify.contract import Contract, contract_from_table
 from assay.verify.errors import SettingError, VerificationError
 from assay.verify.examination.diagnosis import diagnosed
+from assay.verify.examination.kept import kept_or_made
 from assay.verify.examination.plan import Plan, make_plan
 from assay.verify.examination.repro import repro_line
 from assay.verify.examination.run import Progress, Run, Tally
@@ -44,8 +47,10 @@ from assay.verify.settings import Settings
 from assay.verify.verdict import Verdict
 
 _WARNINGS = {
-    "special": "NaN, infinities or signed zeros differ, of which the contract says nothing (nonfinite=)",
-    "subnormals": "subnormals differ, of which the contract says nothing (subnormals=)",
+    "special": "NaN, infinities or signed zeros differ, of which the contract says nothing (strict=True makes this "
+    "FAIL, nonfinite='unspecified' accepts it)",
+    "subnormals": "subnormals differ, of which the contract says nothing (strict=True makes this FAIL, "
+    "subnormals='flush' accepts zeros)",
 }
 _WRONG = ("contract", "exact", "nonfinite")  # kinds of failures: numbers
 _TRUSTED_SHARE = 0.1  # mean share of judged goldens that must be nonzero: a kernel that returns zeros gets those right
@@ -71,6 +76,7 @@ def examine(
     framework: str = Settings.framework,
     layouts: Sequence[str] = LAYOUTS,
     timeout: float = Settings.timeout,
+    budget: float | None = Settings.budget,
     isolate: bool = Settings.isolate,
     memory: float = Settings.memory,
     goldens: str | None = Settings.goldens,
@@ -78,6 +84,7 @@ def examine(
     strict: bool = Settings.strict,
     refuses: Mapping[str, str] | Sequence[str] = (),
     every_aspect: bool = Settings.every_aspect,
+    keep: str | Path | None = None,
     progress: Progress | None = None,
     watch: Callable[[str, float], None] | None = None,
 ) -> Verdict:
@@ -99,7 +106,9 @@ def examine(
     ``effort``: "quick" tries the fixed cases that find the most faults per second and 12 fuzzed ones, "usual" all fixed
     cases and 60 fuzzed ones, "thorough" 200; ``examples`` is another number of fuzzed cases. ``timeout`` is in seconds
     of processor time per call, more if earlier calls show that a case takes longer; compilation doesn't count, and has
-    a limit of its own (`assay.verify.harness.time_limit`). With ``isolate`` the kernel runs in a process of its own
+    a limit of its own (`assay.verify.harness.time_limit`). ``budget`` is in seconds by the clock for the whole
+    examination: no case begins after it, and the verdict says which were left out (``cut``); only what explains a
+    failure comes after it. With ``isolate`` the kernel runs in a process of its own
     (`assay.verify.harness.isolation`), which may allocate ``memory`` GiB beyond what it starts with, and once in a
     plain process, where it can't detect the examination. On CUDA a kernel that another process can import always has
     one, without a limit of memory, since a fault of it may take the device from its process. ``goldens`` is the address
@@ -110,6 +119,9 @@ def examine(
     ``refuses`` are patterns of the messages with which the kernel documents to refuse, with the sizes at which it does
     (``{"too wide": "N * itemsize > 65536"}``; a list: at any sizes). A ValueError, NotImplementedError or RuntimeError
     with such a message is listed and isn't a crash; if more cases are refused than tried, the verdict is MISTRUSTED.
+
+    ``keep`` is a folder of verdicts: one of the same settings that passed is returned from it while no source of the
+    kernel, its reference and this package changes (`assay.verify.examination.kept`), and a new one is kept there.
 
     ``progress(phase, done, of)`` is called during the examination. ``watch(line, seconds)`` is called with the repro
     line of each case before it is tried, and before and after each call of the kernel, which returns within
@@ -138,6 +150,7 @@ def examine(
         device=device,
         framework=framework,
         timeout=timeout,
+        budget=budget,
         isolate=isolate,
         memory=memory,
         goldens=goldens,
@@ -149,7 +162,9 @@ def examine(
         pretend=pretended(),
         emission=emulated_emission(),
     )
-    return examination(kernel, settings, progress, watch)
+    if keep is None or inputs is not None:
+        return examination(kernel, settings, progress, watch)
+    return kept_or_made(Path(keep), target_of(kernel), settings, lambda: examination(kernel, settings, progress, watch))
 
 
 def check(kernel: Callable[..., Any], op: str | Reference | Sequence[Reference], **settings: Any) -> Verdict:
@@ -236,15 +251,16 @@ def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
     """Run the sensitivity check and the phases, diagnose the failures, and return the verdict."""
     started = time.perf_counter()
     tally, detectable, made = Tally(), list[Detectable](), Compiled()
-    pairs, variants = Pairs(), tuple[Variant, ...]()
+    pairs, variants, cut = Pairs(), tuple[Variant, ...](), ""
     if plan.refusal:
         outcome, note = "REFUSED", plan.refusal
     else:
-        undetected, run = sensitivity_check(plan), Run(plan, progress)
+        deadline = Deadline(plan.settings.budget) if plan.settings.budget is not None else None
+        undetected, run = sensitivity_check(plan), Run(plan, progress, deadline=deadline)
         run.compile_beforehand()
         made = run.compiled
         tally, detectable = run.execute(), run.detectable
-        pairs, variants = run.pairs(), run.variants
+        pairs, variants, cut = run.pairs(), run.variants, run.cut
         if tally.broken:
             progress("shrinking", 0, 0)
         if run.device_lost:  # every further case would fail, whatever it is
@@ -254,6 +270,8 @@ def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
         if outcome in ("PASS", "WARN") and detectable and all(level.vacuous for level in detectable):
             least = min(level.suspect for level in detectable)
             outcome, note = "VACUOUS", f"at every length an error of {least:.0%} of the whole output passes unseen"
+        if outcome in ("PASS", "WARN") and (untried := run.untried_for_time):
+            outcome, note = "INCONCLUSIVE", f"the budget was over before a case of {', '.join(untried)}"
         if run.losses and run.loss_budget <= 0:
             note = f"it ended early, as the kernel has lost {run.losses} processes or left them hanging"
     return Verdict(
@@ -281,6 +299,7 @@ def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
         seconds=time.perf_counter() - started,
         seed=plan.settings.seed,
         note=note,
+        cut=cut,
         remarks=() if plan.refusal else (*_remarks(plan), *_of_compiler(tally, made, plan.settings.device)),
         at=tally.at,
         variants=variants,

@@ -9,6 +9,7 @@ A kind names how a case differs from an ordinary call, whatever the op.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -20,12 +21,14 @@ from assay.configs import table
 from assay.golden.errors import DefinitionError
 from assay.golden.evaluation.golden import Golden
 from assay.golden.inputs.distributions import EVERY, EXACT, EXTREME, MIDPOINTS
-from assay.runtime.deadline import CpuLimit, thread_clock
+from assay.interpreter import DependentPrograms
+from assay.runtime.deadline import CpuLimit, Deadline, thread_clock
 from assay.verify.cases.at_shape import PROTOCOL as AT
 from assay.verify.cases.at_shape import at_cases
 from assay.verify.cases.case import Case
 from assay.verify.cases.factors import Covering, Factors
 from assay.verify.cases.layouts import LAYOUTS
+from assay.verify.cases.production import GROWTH, LEVELS, production_cases
 from assay.verify.cases.sampler import SMALL, TILE
 from assay.verify.cases.stored import stored_cases
 from assay.verify.comparison.error_map import map_of
@@ -139,10 +142,9 @@ class Tally(Counts):
     """Counts over the cases of an examination, and the state of each aspect.
 
     ``at`` describes what was judged of each large case. ``not_interpreted`` names what the interpreter lacks.
-    ``refused`` counts the documented refusals by message, ``refused_chosen`` those of cases whose sizes were chosen for
-    what the kernel does there (`CHOSEN`). ``nonzero`` adds up, for each case, the share of judged elements whose golden
-    isn't zero, so that a large case of zeros counts as one case. ``mostly_left`` counts, by output, the cases that
-    leave more than half of it unjudged.
+    ``refused`` counts the documented refusals by message, ``refused_chosen`` those of cases of chosen sizes (`CHOSEN`).
+    ``nonzero`` adds up, for each case, the share of judged elements whose golden isn't zero, so that a large case of
+    zeros counts as one case. ``mostly_left`` counts, by output, the cases that leave more than half of it unjudged.
 
     A broken or suspect aspect holds its first failure, and the error map of that output.
     """
@@ -173,10 +175,10 @@ class Tally(Counts):
     def mostly_refused(self) -> str:
         """How many cases were refused, if more than were decided; else empty.
 
-        Cases of variants don't count: a refused variant has none, so that they are mostly what the kernel takes.
+        Cases of chosen sizes don't count: a refused variant has none, so that they are mostly what the kernel takes.
         """
         refused = self.refused.total() - self.refused_chosen
-        decided = self.cases - self.phases.get(CHOSEN, 0)
+        decided = self.cases - sum(self.phases.get(phase, 0) for phase in CHOSEN)
         return f"{refused} of {refused + decided} cases were refused" if refused > decided else ""
 
     @property
@@ -225,12 +227,15 @@ class Tally(Counts):
         return replace(self.counting(other), aspects=aspects, phases=phases, **sums)
 
 
-CHOSEN = "variants"
-"""The phase whose cases have sizes that were chosen by observing the kernel."""
+CHOSEN = ("variants", "production")
+"""The phases whose cases have sizes that were chosen by observing the kernel, or that models have."""
 _RISING = ("not tried", "kept", "suspect", "broken")
 _UNDECIDED_SHARE = 0.1  # more undecided and unresolved elements than this are too many for a PASS
 _TIME_LIMIT = 4.0  # the most seconds of a case in a growing series, extrapolated from the case before it
 _VARIANTS_SHARE = 0.25  # of the processor time of the cases before them, that cases of variants may take
+_PRODUCTION_SHARE = {"quick": 0.0, "usual": 0.1, "thorough": 1.0}  # of the same, for sizes of production
+_PRODUCTION_ALWAYS = {"quick": 0, "usual": 0, "thorough": 2}  # levels that are tried whatever they take
+_FEW_PROGRAMS = 12  # of each interpreted launch at such sizes
 _SHORT_RUN = 1.0  # seconds that a run counts as having taken at least
 _LONG_CASE = 1.0  # the most seconds of a case at the next length
 _OVERHEAD = 1000  # sums shorter than this take about as long whatever their length: their time isn't extrapolated
@@ -261,6 +266,8 @@ class Run:
     """What was compiled for them."""
     harness: KernelHarness = field(init=False)
     """Calls the kernel; it skips checks of properties that are already broken."""
+    models: dict[str, bool] = field(default_factory=dict)
+    """The models whose sizes the op has: whether a case was tried at some of a model's."""
     planned: Sequence[Case] = ()
     """The cases of the fixed phases, whose pairs of factors the fuzzed cases need not cover."""
     judged: list[Case] = field(default_factory=list)
@@ -273,6 +280,10 @@ class Run:
     """How many more of these are borne, each of which costs a new one."""
     device_lost: bool = False
     """True once this process itself has lost the kernel's device: whatever is tried on it then fails."""
+    deadline: Deadline | None = None
+    """When the budget of the examination is over."""
+    left_out: Counter[str] = field(default_factory=Counter)
+    """How many cases of each phase came after it; where a phase plans no cases then, one."""
     ended: bool = False
     """True once the run must stop: a single failure was requested and found, a call hung, the device is lost, or the
     interpreter lacks a feature. Where the kernel has a device and a process of its own, a few of these are borne."""
@@ -328,6 +339,24 @@ class Run:
                 phase(self, name)
         return self.tally
 
+    def is_over(self, phase: str) -> bool:
+        """Return whether the budget of seconds is over; then count what the phase was about to try as left out."""
+        over = self.deadline is not None and not self.deadline.left
+        self.left_out[phase] += over and not self.ended
+        return over
+
+    @property
+    def untried_for_time(self) -> list[str]:
+        """The aspects that have no case as the budget was over; but for a bias, which takes series of calls."""
+        planned = set[str]().union(*map(aspects_of, self.planned)) if self.cut else set()
+        return sorted(planned - self.tally.aspects.keys() - {"bias"})
+
+    @property
+    def cut(self) -> str:
+        """What the budget left out, in words; empty if nothing."""
+        left = ", ".join(f"{count} of {phase}" for phase, count in self.left_out.items() if count)
+        return f"after {self.plan.settings.budget:.3g} s; cases left out: {left}" if left else ""
+
     def attempt(self, phase: str, case: Case, goldens: tuple[Golden, ...] | None = None) -> Result | None:
         """Try a case with the broken aspects removed; ``goldens`` are its goldens, if already known.
 
@@ -336,7 +365,7 @@ class Run:
         plan = self.plan
         case = original = self.compiled.case(plan.sampler.tied(case), self.beforehand)
         given_up = {name for name, cases in self.masked_by_other_failure.items() if cases >= _MOST_MASKED}
-        if self.ended or aspects_of(case) <= self.removed | given_up:
+        if self.ended or aspects_of(case) <= self.removed | given_up or self.is_over(phase):
             return None
         for aspect in self.removed if case.protocol != AT else ():
             case = plan.sampler.tied(without_aspect(aspect, case, plan.sampler))
@@ -358,7 +387,7 @@ class Run:
             return None
         elif failure.kind == "refused":
             sampled = (f"{case_label(case)}: refused, {failure.message}",) if case.protocol == AT else ()
-            self.tally += Tally(refused=Counter({failure.message: 1}), refused_chosen=int(phase == CHOSEN), at=sampled)
+            self.tally += Tally(refused=Counter({failure.message: 1}), refused_chosen=int(phase in CHOSEN), at=sampled)
             return None
         else:
             self._add_failure(phase, result, failure, shown)
@@ -407,9 +436,12 @@ class Run:
 
     def pairs(self) -> Pairs:
         """Return the pairs of factors that the judged cases cover."""
-        covering = Covering(self.factors, map(self.plan.sampler.tied, self.judged))
+        thorough = self.plan.settings.effort == "thorough"
+        covering = Covering(self.factors, map(self.plan.sampler.tied, self.judged), triples=thorough)
         covered, feasible = covering.pairs
-        return Pairs(covered, feasible, covering.left_out)
+        untried = [model for model, tried in self.models.items() if not tried]
+        words = f"sizes of {', '.join(untried)}: not tried" if untried else ""
+        return Pairs(covered, feasible, "; ".join(filter(None, (covering.left_out, words))))
 
     def reporting(self, phase: str, items: Sequence[T]) -> Iterator[T]:
         """Yield the items, and report the progress after each."""
@@ -450,11 +482,14 @@ def cases_beforehand(plan: Plan) -> list[Case]:
     drawn += fixed
     for _, cases in phases.length_cases(sampler, quick=settings.effort == "quick"):
         drawn += cases
-    drawn += (rows := list(phases.covering_cases(Factors(sampler), fixed, settings.fuzzed)))
+    thorough = settings.effort == "thorough"
+    drawn += (rows := list(phases.covering_cases(Factors(sampler), fixed, settings.fuzzed, triples=thorough)))
     if len(rows) < settings.fuzzed:
         phases.fuzz(sampler, settings.fuzzed - len(rows), drawn.append)
     for series in phases.over_limit_cases(sampler):
         drawn += series
+    if settings.effort != "quick":
+        drawn += [case for level in range(len(LEVELS)) for _, case in production_cases(sampler, level)]
     drawn += at_cases(sampler, settings.at)
     return [sampler.tied(case) for case in (next(phases.ordinary_cases(sampler, "small")), *drawn)]
 
@@ -472,6 +507,8 @@ def _variants(run: Run, name: str) -> None:
 
     An isolated kernel takes its time in another process; there the number of cases is the limit.
     """
+    if run.is_over(name):
+        return
     cases = run.observe_variants().cases(run.plan.settings.effort)
     limit = CpuLimit(_VARIANTS_SHARE * (_SHORT_RUN + thread_clock()[0] - run.started[0]), thread_clock)
     for case, number in run.reporting(name, cases):
@@ -513,7 +550,8 @@ def _fuzz(run: Run, name: str) -> None:
         result = run.attempt(name, case)
         return None if result is None else result.worst
 
-    for case in phases.covering_cases(run.factors, run.planned, examples):
+    thorough = run.plan.settings.effort == "thorough"
+    for case in phases.covering_cases(run.factors, run.planned, examples, triples=thorough):
         one(case)
     if done < examples:
         phases.fuzz(run.plan.sampler, examples - done, one)
@@ -537,12 +575,49 @@ def _over_limit(run: Run, name: str) -> None:
                 break
 
 
+def _production(run: Run, name: str) -> None:
+    """Try cases at sizes of published models, the smallest first, as long as there is time for one more; at least one.
+
+    How long a case takes follows from those that are `GROWTH` times smaller. Of interpreted launches a few programs
+    run; cases in which these can't be judged by themselves count as not tried.
+    """
+    run.harness = replace(run.harness, most_programs=_FEW_PROGRAMS)
+    effort, sampler = run.plan.settings.effort, run.plan.sampler
+    begun, longest = thread_clock()[0], 0.0
+    seconds = _PRODUCTION_SHARE[effort] * max(_SHORT_RUN, begun - run.started[0])
+    most = 0 if effort == "quick" else len(LEVELS) - run.plan.settings.isolate  # that kernel's memory has a limit
+    levels = [list(production_cases(sampler, level)) for level in range(most)]
+    if run.harness.call.watch.launches:
+        levels = [sorted(cases, key=lambda each: _work_of_some_programs(each[1])) for cases in levels]
+    run.models = {model: False for cases in levels for model, _ in cases}
+    for level, cases in enumerate(levels):
+        expected, longest = GROWTH * longest, 0.0
+        for model, case in run.reporting(name, cases):
+            before = thread_clock()[0]
+            fits = before - begun + max(expected, longest) < seconds or not any(run.models.values())
+            if fits or level < _PRODUCTION_ALWAYS[effort]:
+                with suppress(DependentPrograms):
+                    run.models[model] |= run.attempt(name, case) is not None
+                longest = max(longest, thread_clock()[0] - before)
+        if cases and not any(run.models.values()):
+            break
+    run.harness = replace(run.harness, most_programs=0)
+
+
+def _work_of_some_programs(case: Case) -> float:
+    """Return about how many operations a few programs of a case make, if each has an index along the grid symbols."""
+    programs = max(math.prod(case.sizes.get(symbol, 1) for symbol in case.definition.axes.grid), 1)
+    return case.definition.cost(case.sizes) * min(1.0, _FEW_PROGRAMS / programs)
+
+
 def _at(run: Run, name: str) -> None:
     """Try the cases at production sizes."""
     for case in run.reporting(name, list(at_cases(run.plan.sampler, run.plan.settings.at))):
+        cut = run.left_out[name]
         if run.attempt(name, case) is None:
-            aspects = " and ".join(sorted(aspects_of(case)))
-            run.tally += Tally(at=(f"{case_label(case)}: not tried, as {aspects} are broken or hidden already",))
+            why = f"{' and '.join(sorted(aspects_of(case)))} are broken or hidden already"
+            why = why if run.left_out[name] == cut else "the budget was over"
+            run.tally += Tally(at=(f"{case_label(case)}: not tried, as {why}",))
 
 
 def _lengths(run: Run, name: str) -> None:
@@ -580,12 +655,13 @@ def _lengths(run: Run, name: str) -> None:
 PHASES: tuple[tuple[str, Callable[[Run, str], None]], ...] = (
     ("stored", _stored),
     ("fixed", _fixed),
-    (CHOSEN, _variants),
+    ("variants", _variants),
     ("emitted", _emitted),
     ("plain_process", _plain_process),
     ("lengths", _lengths),
     ("fuzz", _fuzz),
     ("over_limit", _over_limit),
+    ("production", _production),
     ("at", _at),
 )
 """The phases in turn: name, and what it does. Those of `fixed_cases` are one, "fixed", whose cases come in the order of

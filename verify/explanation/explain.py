@@ -76,7 +76,7 @@ def is_confirmed(
     time ran out before any call showed it is not confirmed.
     """
     shown, tried = [0, 0], 0
-    for others, case in _fresh_cases(failure.case, first, sampler):
+    for others, case in fresh_cases(failure.case, first, sampler):
         if tried >= _LEAST and budget.is_over():
             return any(shown)
         if shown[others] >= _ENOUGH_CONFIRMED[others]:
@@ -107,7 +107,7 @@ def is_confirmed(
     return True
 
 
-def _fresh_cases(failing: Case, first: Case, sampler: Sampler) -> Iterator[tuple[bool, Case]]:
+def fresh_cases(failing: Case, first: Case, sampler: Sampler) -> Iterator[tuple[bool, Case]]:
     """Yield the failing case with other data (False), and ordinary calls of other sizes (True)."""
     for index in range(_SEEDS):
         for case in (failing, first) if first != failing else (failing,):

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -36,7 +36,7 @@ from assay.interpreter import emulating
 from assay.runtime.deadline import WALL_FACTOR
 from assay.runtime.environment import with_setting
 from assay.runtime.output import as_data, warn_again
-from assay.runtime.process import GIB, ForkServer, Lost, Parent, Process, limit_memory
+from assay.runtime.process import GIB, MOST_PROCESSES, ForkServer, Lost, Parent, Process, limit_memory
 from assay.runtime.tensors import pack, unpack
 from assay.verify.cases.case import Case, build
 from assay.verify.contract import Contract
@@ -48,8 +48,8 @@ from assay.verify.harness.clean_process import START
 from assay.verify.harness.compilation import Compiled, as_plain, compiled, unpacked
 from assay.verify.harness.runner import KernelHarness
 from assay.verify.harness.target import load_target, target_of
-from assay.verify.harness.time_limit import COMPILATION, MOST
-from assay.verify.harness.variants import Axis, Question, Variants, unpacked_variants, variants_of
+from assay.verify.harness.time_limit import COMPILATION, MOST, KernelTimeout
+from assay.verify.harness.variants import Axis, Question, Variants, longest, unpacked_variants, variants_of
 
 _REFUSED = ("MemoryError", "can't allocate memory", "bad_alloc", "RESOURCE_EXHAUSTED")
 _SERVER = "from assay.verify.harness.isolation import serve_fork"
@@ -58,6 +58,7 @@ _IMPORTS = 300.0  # seconds that a new worker may take to import the kernel's mo
 _SENT = ("kind", "message", "output", "index", "device_lost", "aspect")  # of a failure
 
 Answer = tuple[torch.Tensor, ...] | Failure
+T = TypeVar("T")
 
 
 @dataclass
@@ -181,25 +182,26 @@ class Isolation:
 
     def compiled(self, cases: Sequence[Case]) -> Compiled:
         """Compile the programs of these cases in the worker (`assay.verify.harness.compilation`)."""
-        answer = self._answer_beforehand(list(cases))
-        return unpacked(answer) if "pinned" in answer else Compiled()
+        return self._answer_beforehand(list(cases), COMPILATION, unpacked, Compiled())
 
     def variants(self, axes: Sequence[Axis], seconds: float, *, dense: bool) -> Variants:
         """Observe the kernel's variants in the worker (`assay.verify.harness.variants`)."""
-        answer = self._answer_beforehand(Question(tuple(axes), seconds, dense))
-        return unpacked_variants(answer) if "constants" in answer else Variants()
+        question = Question(tuple(axes), seconds, dense)
+        return self._answer_beforehand(question, longest(seconds) + GRACE, unpacked_variants, Variants())
 
-    def _answer_beforehand(self, question: list[Case] | Question) -> Mapping[str, Any]:
-        """Return the worker's answer to a question that concerns no single case; empty if the worker is lost."""
+    def _answer_beforehand(
+        self, question: list[Case] | Question, seconds: float, read: Callable[[Mapping[str, Any]], T], nothing: T
+    ) -> T:
+        """Return the worker's answer to a question that concerns no single case; ``nothing`` if it gives none."""
         worker = self._worker = self._worker or self._started()
-        worker.longest = COMPILATION
-        worker.submit(pickle.dumps(question), COMPILATION)
+        worker.longest = seconds
+        worker.submit(pickle.dumps(question), seconds)
         result = worker.result()
-        if isinstance(result, Lost):  # the cases will show why
-            self.end()
-            return {}
-        answer: Mapping[str, Any] = unpack(result)
-        return answer
+        with contextlib.suppress(Exception):  # the kernel may have written to the worker's pipe
+            if not isinstance(result, Lost):
+                return read(unpack(result))
+        self.end()  # the cases will show why
+        return nothing
 
     @property
     def _has_limit(self) -> bool:
@@ -209,7 +211,9 @@ class Isolation:
     def _started(self) -> Process:
         harness, call = self.harness, self.harness.call
         if self._has_limit and not self.is_of_device and call.framework != "jax" and hasattr(os, "fork"):
-            return Process.fork(lambda parent: _serve_copy(parent, harness, self.memory))
+            worker = Process.fork(lambda parent: _serve_copy(parent, harness, self.memory))
+            worker.processes = MOST_PROCESSES
+            return worker
         target = self.target or target_of(call.kernel)
         if not target:
             raise SettingError(
@@ -223,7 +227,7 @@ class Isolation:
         }
         arguments = (memory, target, how, harness.contract, str(harness.device))
         worker = self._forked(arguments) if self.is_of_device else Process.start(_serve_new, *arguments)
-        worker.memory = self.memory - memory
+        worker.memory, worker.processes = self.memory - memory, MOST_PROCESSES
         return worker
 
     def _forked(self, arguments: tuple[Any, ...]) -> Process:
@@ -300,6 +304,12 @@ def _serve(parent: Parent, make_harness: Callable[[], KernelHarness], memory: in
     The answer to an op's name is None, if the kernel and that op can be imported here; to a list of cases it is what
     was compiled for them, to a `Question` the kernel's variants.
     """
+
+    def unraisable(what: Any) -> None:
+        if what.exc_type is not KernelTimeout:  # which comes again at the next look
+            sys.__unraisablehook__(what)
+
+    sys.unraisablehook = unraisable
 
     @cache
     def ready() -> KernelHarness:

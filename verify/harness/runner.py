@@ -35,7 +35,7 @@ import torch
 
 from assay.golden.errors import DefinitionError, Undecided
 from assay.golden.evaluation.golden import Golden
-from assay.interpreter import Assignment, device_to_pretend
+from assay.interpreter import Assignment, DependentPrograms, device_to_pretend
 from assay.runtime.deadline import WALL_FACTOR
 from assay.runtime.environment import seed_generators, standard_environment, with_changes
 from assay.runtime.tensors import same_numbers
@@ -44,7 +44,7 @@ from assay.verify.cases.case import Case, EarlierCall, Inputs, all_contents, bui
 from assay.verify.cases.sampler import Sampler
 from assay.verify.cases.sequences import call_of, earlier_calls, sequence_in_words, with_sequence
 from assay.verify.comparison.bias import try_series
-from assay.verify.comparison.oracle import Oracle
+from assay.verify.comparison.oracle import Oracle, Values
 from assay.verify.comparison.result import Result, undecided
 from assay.verify.comparison.sampled import case_label, judge_samples
 from assay.verify.comparison.statistics import has_independent_data, judge_statistically
@@ -97,6 +97,7 @@ def _is_of_torch(name: str, value: Any) -> bool:
 Outputs = tuple[torch.Tensor, ...]
 
 
+_MOST_DEPENDENT = 256  # programs of a call that all run if some can't by themselves
 _RECENT = 8  # results that are compared after each call
 
 
@@ -156,6 +157,12 @@ def _key(case: Case) -> str:
     return repr((case.seed, case.edits, sorted(case.sizes.items()), sorted(case.options.items()), case.dtypes))
 
 
+def _equal_bits(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return which elements of two results have the same bits."""
+    first, second = (each.contiguous()[..., None].view(torch.uint8) for each in (one, other))
+    return (first == second).all(-1)
+
+
 def _refilled(inputs: Inputs, case: Case) -> Inputs:
     """Return the case's data in the memory of these inputs."""
     values = all_contents(case)
@@ -191,6 +198,8 @@ class KernelHarness:
     ``goldens`` are those of the case at hand, if already known. ``ignored_aspects`` are broken ones to ignore, so that
     the rest can be judged: that the kernel changes its inputs (`memory`), or library functions (`conduct`).
     ``isolation`` makes the calls in another process. ``sampler`` draws the other sizes of sequences of calls.
+    ``most_programs``: of interpreted launches of large cases no more programs run, and what they store is judged; 0:
+    all run.
     """
 
     call: Call
@@ -200,6 +209,7 @@ class KernelHarness:
     ignored_aspects: frozenset[str] = frozenset()
     isolation: Observer | None = None
     sampler: Sampler | None = None
+    most_programs: int = 0
 
     @staticmethod
     def of(
@@ -244,6 +254,8 @@ class KernelHarness:
         """Build a case, call the kernel and judge the results; nothing is judged if rounding decides what the reference
         computes.
 
+        Raises `DependentPrograms` if only some programs were to run, and can't be judged by themselves.
+
         The result's case pins the configurations in which autotuned launches ran on a device.
         """
         self.call.assignment.begin(case.configs)
@@ -266,6 +278,10 @@ class KernelHarness:
             else:
                 inputs = build(case, self.device)
                 values = {name: guarded.tensor.detach().cpu().clone() for name, guarded in inputs.guarded.items()}
+                if case.protocol == AT and self.most_programs and self.call.watch.launches:
+                    result = self._of_some_programs(case, inputs, values)
+                    if result is not None:
+                        return result
                 seen = self.observe(case, inputs)
             if isinstance(seen, Failure):
                 return Result(case, seen, sampled=f"{case_label(case)}: {seen.message}" if case.protocol == AT else "")
@@ -290,6 +306,43 @@ class KernelHarness:
             return result
         how = "with a b + c rounded once and functions approximate, as NVIDIA's backend has them"
         return replace(result, failure=replace(result.failure, message=f"{how}: {result.failure.message}"))
+
+    def _of_some_programs(self, case: Case, inputs: Inputs, values: Values) -> Result | None:
+        """Judge what a few programs of each launch store; None if all should run.
+
+        These are all there are, or something is wrong, or they may depend on each other and aren't many. Raises
+        `DependentPrograms` if they may and are.
+        """
+        try:
+            result = self._sampled(case, inputs, values)
+        except DependentPrograms:
+            if self.call.watch.programs > _MOST_DEPENDENT:
+                raise
+            return None
+        return result if result is not None and result.failure is None else None
+
+    def _sampled(self, case: Case, inputs: Inputs, values: Values) -> Result | None:
+        """Judge what comes out with the same bits whether the memory of programs that don't run holds NaN or large
+        numbers; None if all run, or a call fails."""
+        assignment, seen = self.call.assignment, list[Outputs]()
+        assignment.most_programs = self.most_programs
+        try:
+            for memory in ("nan", "huge"):
+                outputs = self.call(replace(case, memory=memory), inputs)
+                if isinstance(outputs, Failure) and outputs.kind == "not_interpreted":
+                    raise DependentPrograms(outputs.message)
+                if isinstance(outputs, Failure) or not self.call.watch.sampled:
+                    return None
+                seen.append(outputs)
+        finally:
+            assignment.most_programs = 0
+        ran = [_equal_bits(one, other) for one, other in zip(*seen, strict=True)]
+        if self._damage(case, inputs) is not None:
+            return None
+        result = judge_samples(self.oracle, case, values, seen[0], ran)
+        if not result.judged:
+            raise DependentPrograms("no element comes from the programs that ran alone")
+        return result
 
     @standard_environment()
     def outputs(self, case: Case) -> Outputs | None:

@@ -119,11 +119,17 @@ def variants_of(harness: KernelHarness, axes: Sequence[Axis], seconds: float, *,
         return Variants()
     process = Process.fork(lambda parent: parent.serve(lambda _: _in_fork(harness, axes, seconds, dense)))
     try:
-        process.submit(b"", 20 * seconds + 30)
+        process.heartbeats = 0  # the kernel can write to its pipe
+        process.submit(b"", longest(seconds))
         answer = process.result()
     finally:
         process.kill()
     return Variants() if isinstance(answer, Lost) else unpacked_variants(json.loads(answer))
+
+
+def longest(seconds: float) -> float:
+    """Return the seconds that `variants_of` may take, where the kernel's calls don't end by themselves."""
+    return 20 * seconds + 30
 
 
 def _in_fork(harness: KernelHarness, axes: Sequence[Axis], seconds: float, dense: bool) -> bytes:

@@ -41,6 +41,8 @@ def text_report(result: Findings) -> str:
         lines.append(f"  unrounded   roundings to bfloat16 on the way may vanish: {MEND}")
     if result.detectable:
         lines += detectable(result.detectable)
+    if result.cut:
+        lines.append(f"  cut         {result.cut}")
     if result.note:
         lines.append(f"  why         {result.note}")
     lines += [line for words in result.remarks for line in _folded("remark", words)]
@@ -139,6 +141,7 @@ def _finding(aspect: Aspect) -> list[str]:
     lines += [f"  likely      {explanation.description}" for explanation in aspect.explanations[:_LIKELY]]
     if len(aspect.explanations) > 1:
         lines.append(f"              {len(aspect.explanations)} explanations agree with every call that was made")
+    lines += [line for fact in aspect.facts for line in _folded("measured", fact.words)]
     lines += _folded("known", aspect.known)
     lines += [f"  not asked   {words}" for words in aspect.not_asked]
     return [*lines, f"  repeat      {aspect.repro}"]

@@ -1,0 +1,55 @@
+"""Facts about a failure, measured on the kernel: they hold of the calls that were made, whatever the cause is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import chain
+
+from assay.verify.cases.case import Case
+from assay.verify.cases.sampler import Sampler
+from assay.verify.explanation.explain import NUMBERS, fresh_cases
+from assay.verify.explanation.fault_budget import FaultBudget
+from assay.verify.explanation.fault_models.fault_tolerance import Observation, observation_of
+from assay.verify.explanation.reads import reads
+from assay.verify.explanation.relations import relations
+from assay.verify.findings import Fact, Failure
+from assay.verify.harness.runner import KernelHarness
+
+_SECONDS = 2.0  # for the calls of relations, and as much for what is read
+_CALLS = 8  # that show the fault
+_OF_ONE_SIZE = 2  # of these
+_LEAST, _MOST_CALLS = 4, 24  # in all
+
+
+def measured_facts(
+    harness: KernelHarness, failure: Failure, first: Case, sampler: Sampler, aspect: str, *, is_explained: bool
+) -> tuple[Fact, ...]:
+    """Return what calls of the kernel show about wrong numbers; ``first`` is the failing case before shrinking.
+
+    What an unexplained failure reads is measured too.
+    """
+    if failure.kind not in NUMBERS or failure.case.protocol != "once":
+        return ()
+    observations = list(_breaking(harness, failure, first, sampler))
+    facts = relations(observations, aspect)
+    if observations and not is_explained:
+        facts += reads(harness, observations, aspect, FaultBudget(_SECONDS))
+    return tuple(facts)
+
+
+def _breaking(harness: KernelHarness, failure: Failure, first: Case, sampler: Sampler) -> Iterator[Observation]:
+    """Yield calls of the kernel that show the fault: of many sizes, and few of each."""
+    budget, seen, tried = FaultBudget(_SECONDS), Counter[str](), 0
+    for case in chain([first], (case for _, case in fresh_cases(failure.case, first, sampler))):
+        if (tried >= _LEAST and budget.is_over()) or tried == _MOST_CALLS or seen.total() == _CALLS:
+            return
+        case = sampler.tied(case)
+        sizes = str(sorted(case.sizes.items()))
+        if seen[sizes] == _OF_ONE_SIZE:
+            continue
+        tried += 1
+        observation = observation_of(harness, case)
+        if observation is not None and observation.breaks and not observation.chooses_wrongly:
+            seen[sizes] += 1
+            yield observation

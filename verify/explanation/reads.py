@@ -1,0 +1,172 @@
+"""What a kernel reads: inputs are changed a part at a time, and the outputs that change are compared with the golden's.
+
+A part of an input that changes the golden and no bit of the output isn't read; one that changes outputs whose goldens
+stay the same bit for bit is read where it should not be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from assay.golden.errors import DefinitionError, Undecided
+from assay.golden.signature import TensorSpec
+from assay.runtime.errors import AssayError
+from assay.runtime.tensors import same_numbers
+from assay.verify.cases.case import Case, all_contents
+from assay.verify.comparison.error_map import indices_in_words
+from assay.verify.explanation.fault_budget import FaultBudget
+from assay.verify.explanation.fault_models.fault_tolerance import Observation, observation_of
+from assay.verify.findings import Fact
+from assay.verify.harness.runner import KernelHarness
+
+Tensor = torch.Tensor
+
+_MOST_EDITED = 4096  # elements of an input that one call changes
+_MOST_SIZE = 160  # along a dimension that is gone through index by index
+
+
+@dataclass(frozen=True)
+class _Effect:
+    """Which elements of each output change as a part of an input does: those of the kernel, and those of the golden.
+
+    ``surely`` marks goldens that move by more than both their tolerances, ``still`` those that keep every bit.
+    """
+
+    changed: tuple[Tensor, ...]
+    surely: tuple[Tensor, ...]
+    still: tuple[Tensor, ...]
+
+    @property
+    def is_ignored(self) -> bool:
+        """Whether the golden surely changes, and no output does."""
+        return any(map(_any, self.surely)) and not any(map(_any, self.changed))
+
+    @property
+    def strays(self) -> list[Tensor]:
+        """The elements that change and should not."""
+        return [changed & still for changed, still in zip(self.changed, self.still, strict=True)]
+
+
+def reads(harness: KernelHarness, observations: Sequence[Observation], aspect: str, budget: FaultBudget) -> list[Fact]:
+    """Return what isn't read, and what is read where it should not be, in the smallest of the calls that has several
+    indices along most dimensions."""
+    base = max(observations, key=_telling)
+    facts = []
+    for tensor in base.case.signature.tensors:
+        if budget.is_over():
+            break
+        if tensor.is_integer or not _may_be_edited(base.case, tensor):
+            continue
+        facts += [Fact("reads", words, aspect) for words in _of_tensor(harness, base, tensor, budget)]
+    return facts
+
+
+def _telling(observation: Observation) -> tuple[int, float]:
+    """Rank calls: many dimensions with several indices first, and then few elements."""
+    sizes = observation.case.sizes.values()
+    return sum(size > 2 for size in sizes), -math.prod(max(size, 1) for size in sizes)
+
+
+def _may_be_edited(case: Case, tensor: TensorSpec) -> bool:
+    return 0 < math.prod(case.shape(tensor)) <= _MOST_EDITED and case.layouts.get(tensor.name, "") != "expanded"
+
+
+def _of_tensor(harness: KernelHarness, base: Observation, tensor: TensorSpec, budget: FaultBudget) -> Iterator[str]:
+    """Yield in words what of one input isn't read, and where it is read without need."""
+    shape = base.case.shape(tensor)
+    whole = _effect(harness, base, tensor, torch.ones(shape, dtype=torch.bool))
+    if whole is None:
+        return
+    if whole.is_ignored:
+        yield f"{tensor.name} is not read: nothing changes with it"
+        return
+    for axis, name in enumerate(tensor.dims):
+        size = shape[axis]
+        if not 1 < size <= _MOST_SIZE:
+            continue
+        ignored: list[bool | None] = [None] * size  # None: the golden doesn't surely change
+        strayed = [False] * size
+        example = ""
+        for index in range(size):
+            if budget.is_over():
+                return
+            mask = torch.zeros(shape, dtype=torch.bool)
+            mask.select(axis, index).fill_(True)
+            effect = _effect(harness, base, tensor, mask)
+            if effect is None:
+                continue
+            if effect.is_ignored or any(map(_any, effect.changed)):
+                ignored[index] = effect.is_ignored
+            strays = [(number, part) for number, part in enumerate(effect.strays) if _any(part)]
+            strayed[index] = bool(strays)
+            if strays and not example:
+                number, part = strays[0]
+                output = base.case.signature.returns[number]
+                place = [int(each) for each in part.nonzero()[0]]
+                example = f"e.g. {output.name}{place} of {name} {index}"
+        at = f"in a call of {_sizes(base.case)}"
+        if any(ignored):
+            yield f"{tensor.name} is not read at {indices_in_words(_filled(ignored), name)}, {at}"
+        if any(strayed):
+            yield (
+                f"{tensor.name} at {indices_in_words(strayed, name)} changes outputs that don't depend on it "
+                f"({example}), {at}"
+            )
+        if any(ignored) or any(strayed):
+            return  # along one dimension: along others the same would be told again
+
+
+def _filled(marks: Sequence[bool | None]) -> list[bool]:
+    """Return the marks with each unknown one as its nearest known neighbour below, or else above."""
+    known = [index for index, mark in enumerate(marks) if mark is not None]
+    nearest = [max((other for other in known if other <= index), default=known[0]) for index in range(len(marks))]
+    return [bool(marks[index]) for index in nearest]
+
+
+def _effect(harness: KernelHarness, base: Observation, tensor: TensorSpec, mask: Tensor) -> _Effect | None:
+    """Return what a change of the marked elements does; None if that call can't be made or judged."""
+    case, own = base.case, all_contents(base.case)[tensor.name]
+    other = all_contents(replace(case, seed=case.seed + 1_009, edits=()))[tensor.name]
+    edits = tuple(
+        (tensor.name, tuple(int(each) for each in place), float(other[tuple(place)].double()))
+        for place in mask.nonzero()
+        if float(other[tuple(place)].double()) != float(own[tuple(place)].double())
+    )
+    if not edits:
+        return None
+    try:
+        seen = observation_of(harness, replace(case, edits=(*case.edits, *edits)))
+    except (Undecided, DefinitionError, AssayError):
+        return None
+    if seen is None or seen.chooses_wrongly:
+        return None
+    changed, surely, still = [], [], []
+    for old, new, before, after in zip(base.outputs, seen.outputs, base.limits, seen.limits, strict=True):
+        differ = torch.zeros(old.shape, dtype=torch.bool) if same_numbers(old, new) else _differ(old, new)
+        moved = (before.golden - after.golden).abs()
+        judged = before.judged & after.judged
+        changed.append(differ)
+        surely.append(judged & (moved > 4 * (before.pre_store_radius + after.pre_store_radius) + _gap(before.golden)))
+        still.append((before.golden == after.golden) & (before.pre_store_radius == after.pre_store_radius) & judged)
+    return _Effect(tuple(changed), tuple(surely), tuple(still))
+
+
+def _differ(old: Tensor, new: Tensor) -> Tensor:
+    one, two = old.double(), new.double()
+    return (one != two) & ~(one.isnan() & two.isnan())
+
+
+def _gap(golden: Tensor) -> Tensor:
+    return golden.abs() * 2.0**-6  # a change that a store in eight bits would show
+
+
+def _any(mask: Tensor) -> bool:
+    return bool(mask.any())
+
+
+def _sizes(case: Case) -> str:
+    return ", ".join(f"{symbol}={size}" for symbol, size in case.sizes.items())
