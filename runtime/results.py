@@ -293,7 +293,7 @@ def _files_of(top: str) -> list[Path]:
 def _names_imported(file: Path) -> set[str]:
     """Return the modules that a Python file imports; none of a file that can't be read, or that is very large."""
     with suppress(OSError):
-        if file.suffix == ".py" and file.stat().st_size <= _MOST_READ:
+        if file.suffix == ".py" and file.is_file() and file.stat().st_size <= _MOST_READ:
             text = file.read_text(encoding="utf-8", errors="replace")
             return {name for name, _ in _imports(text, "") if name}
     return set()

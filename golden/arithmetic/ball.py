@@ -223,9 +223,10 @@ class Ball:
             rad = torch.where(exact, 0.0, self.model.unit_roundoff * mid.abs() + tiny)
         if self.model.is_unlimited or bool((mid.abs() + rad <= self.model.largest).all()):
             return Ball(mid, rad, self.model)
-        if not is_product:
-            return self.limited(mid, rad, (self, other))
-        unsigned = (self.mid.isinf() & _is_unsigned(other)) | (_is_unsigned(self) & other.mid.isinf())
+        if is_product:
+            unsigned = (self.mid.isinf() & _is_unsigned(other)) | (_is_unsigned(self) & other.mid.isinf())
+        else:  # a kernel may add to what overflowed to one side the terms that overflow to the other by themselves
+            unsigned = self.mid.isinf() & (self.mid == -other.mid) & (self.model.beyond == "infinity")
         return self.limited(mid, rad, (self, other), unsigned).without_number(unsigned)
 
     def limited(self, mid: Tensor, rad: Tensor, operands: Sequence[Ball], unknown: Tensor | None = None) -> Ball:

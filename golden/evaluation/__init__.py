@@ -24,7 +24,7 @@ from assay.golden.arithmetic import BallArithmetic
 from assay.golden.errors import InputError, OptionError
 from assay.golden.evaluation.call import bind
 from assay.golden.evaluation.golden import Golden, golden_of
-from assay.golden.evaluation.tiers import correctly_rounded, to_digits
+from assay.golden.evaluation.tiers import correctly_rounded, settled, to_digits
 from assay.golden.registry import Spec, spec
 from assay.runtime.environment import standard_environment
 from assay.runtime.errors import unknown
@@ -65,7 +65,7 @@ def evaluate(
     elif digits is not None:
         goldens = to_digits(call, digits)
     else:
-        goldens = call.in_blocks(BallArithmetic())
+        goldens = settled(call, call.in_blocks(BallArithmetic()))
     return goldens if len(goldens) > 1 else goldens[0]
 
 

@@ -58,6 +58,17 @@ def to_digits(call: Call, digits: int) -> tuple[Golden, ...]:
     return refined(call, is_resolved, tiers)
 
 
+def settled(call: Call, goldens: tuple[Golden, ...]) -> tuple[Golden, ...]:
+    """Return the goldens of a float64 evaluation, with more digits where it met infinities of its own.
+
+    Of finite tensors a NaN without a radius may come from two numbers that float64 doesn't have.
+    """
+    floating = (golden for golden in goldens if golden.value.is_floating_point())
+    if not any(bool((golden.value.isnan() & golden.radius.isinf()).any()) for golden in floating) or not call.is_finite:
+        return goldens
+    return improved(call, goldens, lambda golden: torch.ones_like(golden.value, dtype=torch.bool), tiers_from(30)[2:])
+
+
 def refined(call: Call, is_resolved: Callable[[Golden], Tensor], tiers: list[Tier]) -> tuple[Golden, ...]:
     """Return the results of the first tier, with unresolved elements from the next ones."""
     goldens = first = call.in_blocks(tiers[0]())

@@ -316,6 +316,14 @@ def names_of(tensor: TensorSpec) -> tuple[str, ...]:
     return (*names, MIDPOINTS) if tensor.role == "real" and tensor.bound else names
 
 
+def own_names_of(tensor: TensorSpec) -> tuple[str, ...]:
+    """The distributions but the plainest that a tensor has of its own, beside those of real numbers in general."""
+    known = () if tensor.inputs else REAL
+    return tuple(
+        name for name in names_of(tensor)[1:] if name not in known and name not in (MIDPOINTS, "vast", "cycled")
+    )
+
+
 def kinds_of(tensor: TensorSpec) -> dict[str, tuple[str, ...]]:
     """The distributions that a tensor's elements may have, by kind; of few, each is a kind of its own."""
     names = names_of(tensor)

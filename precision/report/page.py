@@ -213,7 +213,7 @@ def _positions(content: Mapping[str, Any]) -> Chart:
     unit, steps = content["settings"]["unit"], content["positions"]["steps"]
     known = [step for step in steps if step["error"] is not None]
     ends = [step["interval"] or {"low": step["error"], "high": step["error"]} for step in known]
-    measured = [measured_words({"measured": step["error"], "interval": step["interval"]}) for step in known]
+    errors = [measured_words({"measured": step["error"], "interval": step["interval"]}) for step in known]
     return Chart(
         f"The error over {len(known)} steps of positions with its interval; the numbers are in the table below.",
         Axis(

@@ -98,7 +98,12 @@ LONG: tuple[Case, ...] = (
 STEEP = torch.tensor([[[[900.3], [1e7]]]])
 FAINT = (torch.tensor([[[[1.0123], [0.111]]]]), torch.tensor([[[[0.0], [1e-44]]]]))
 """A value of zero takes all the weight, and the square of what is left underflows."""
+STEPS = torch.full((1, 1, 3), -20.0), torch.full((1, 2), -30.0), torch.tensor([[[1.0] * 3, [-1.0] * 3]])
+"""Steps whose decays grow: of two states of either sign float64 has no third one."""
 EDGES: tuple[Case, ...] = (
+    Case(
+        "selective_scan", (torch.full((1, 1, 3), 1e11), *STEPS, torch.tensor([[[3.0] * 3, [2.0] * 3]]), normal(1)), {}
+    ),
     *(Case(op, (MASKED[:, :columns],), {}) for op in ("softmax", "log_softmax", "logsumexp") for columns in (2, 3)),
     Case("attention", (normal(1, 2, 3, 2), normal(1, 1, 0, 2), normal(1, 1, 0, 3)), {"return_lse": True}),
     Case("attention", (normal(1, 2, 3, 2), normal(1, 1, 0, 2), normal(1, 1, 0, 3)), {"sinks": normal(2)}),

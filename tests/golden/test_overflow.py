@@ -128,6 +128,16 @@ def test_positive_terms_that_vanish_beside_the_negative_ones_still_overflow() ->
     assert not bool(broken(torch.tensor([[NAN]]), limits))
 
 
+def test_sums_that_overflow_to_either_side_may_go_on_from_one_another() -> None:
+    """Two products added in one accumulator: what reaches an infinity stays there, or is NaN; no number is right."""
+    x, w, h, u = (torch.tensor([[value]]) for value in (4.0, 1.7e38, 3.0, -2.5e38))
+    limits = allowed(lambda xp, *parts: xp.matmul(*parts[:2]) + xp.matmul(*parts[2:]), x, w, h, u)
+    assert [y for y in (INF, -INF, NAN) if bool(broken(torch.tensor([[y]]), limits))] == []
+    assert bool(broken(torch.tensor([[1.0]]), limits))
+    given = allowed(lambda xp, x, y: x + y, torch.tensor([[INF]]), torch.tensor([[-INF]]))
+    assert bool(broken(torch.tensor([[INF]]), given))
+
+
 def test_what_an_operand_leaves_open_stays_open() -> None:
     xp = BallArithmetic(replace(MODEL, beyond="infinity"))
     anything = Ball(torch.tensor([1e40, 2.0], dtype=torch.float64), torch.tensor([INF, INF]).double(), xp.model)

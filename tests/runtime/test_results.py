@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -251,3 +252,11 @@ def test_the_running_package_is_read_once(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Sources, "digest", lambda *modules: pytest.fail("read again"))
     assert own_sources(ANSWERED_BY["verdict"]) == before
     assert results._own().root == Path(results.__file__).resolve().parents[1]
+
+
+def test_a_pipe_beside_a_users_module_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beside_a_pipe.py").write_text("import math\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    alone = user_sources("beside_a_pipe")
+    os.mkfifo(tmp_path / "pipe.py")
+    assert user_sources("beside_a_pipe") == alone != ""

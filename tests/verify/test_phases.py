@@ -14,7 +14,7 @@ from torch import Tensor
 
 from assay.formats.codes import all_values
 from assay.golden import spec, specs
-from assay.golden.inputs.distributions import EVERY, names_of
+from assay.golden.inputs.distributions import EVERY, names_of, own_names_of
 from assay.golden.inputs.values import draw
 from assay.kernels.libraries.pytorch import softmax
 from assay.verify import Contract
@@ -23,6 +23,7 @@ from assay.verify.examination import run
 from assay.verify.examination.phases import (
     GROWTH,
     block_boundary_cases,
+    domain_cases,
     every_cases,
     exact_cases,
     ordinary_cases,
@@ -33,7 +34,7 @@ from assay.verify.explanation.fault_models.evaluation import kernel_of
 from assay.verify.harness.call import Call
 from assay.verify.harness.runner import KernelHarness
 
-from .examined import fails, first, passes, quick
+from .examined import fails, failure_of, first, passes, quick
 from .test_structured import drawn
 
 
@@ -110,6 +111,37 @@ def test_seams_lie_behind_a_block() -> None:
     """Rows of 513 and of 1,025 numbers, as many as a case may have, and a few of 2,049 and 4,097."""
     sizes = {tuple(case.sizes.values()) for case in block_boundary_cases(sampler("rmsnorm"))}
     assert sizes == {(31, 513), (127, 1025), (3, 2049), (3, 4097)}
+
+
+@pytest.mark.parametrize("op", specs())
+def test_each_tensor_has_every_distribution_of_its_own(op: str) -> None:
+    """Gates of either sign, shares of one, labels at the ends: each is in a fixed case, which a quick effort keeps."""
+    plan = sampler(op, options={name: list(option.usual) for name, option in spec(op).options.items()})
+    cases = [("domain", case) for case in domain_cases(plan)]
+    kept = {(name, drawn) for _, case in run.arranged(cases, "quick") for name, drawn in case.values.items()}
+    tensors = (tensor for options in plan.option_sets() for tensor in spec(op).signature(options).tensors)
+    assert {(tensor.name, name) for tensor in tensors for name in own_names_of(tensor)} <= kept
+
+
+def decay_without_growth(u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, skip: Tensor) -> Tensor:
+    """A scan whose decay is never above one."""
+    state, results = torch.zeros(*u.shape[:2], a.shape[1]), []
+    for t in range(u.shape[2]):
+        decay = torch.exp((delta[:, :, t, None] * a).clamp(max=0.0))
+        state = decay * state + (delta * u)[:, :, t, None] * b[:, None, :, t]
+        results.append((state * c[:, None, :, t]).sum(-1) + skip * u[:, :, t])
+    return torch.stack(results, -1)
+
+
+def maximum_from_zero(x: Tensor) -> Tensor:
+    """The sum of a row, less a maximum that begins at zero in rows of more than a block."""
+    largest = x.amax(-1, keepdim=True)
+    return softmax(x) * torch.where(largest < 0, 0.5, 1.0) if 512 < x.shape[1] % 1024 < 768 else softmax(x)
+
+
+def test_a_quick_effort_finds_what_ordinary_numbers_hide() -> None:
+    fails(first(decay_without_growth, "selective_scan", shapes={"B": [1], "D": [3], "S": [2], "L": [2, 5]}))
+    assert failure_of(first(maximum_from_zero)).case.values["x"] == "below"
 
 
 def test_one_tensor_alone_is_zero_or_subnormal() -> None:

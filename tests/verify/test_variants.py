@@ -27,6 +27,8 @@ WRONG = {
     "wrong_bucket": ("gemm", lambda sizes: 512 < sizes["M"] <= 1024),
     "wrong_islands": ("gemm", lambda sizes: sizes["M"] in (24, 48, 96, 100, 192)),
     "wrong_table": ("gemm", lambda sizes: sizes["M"] == 192),
+    "wrong_tail": ("gemm", lambda sizes: 64 < sizes["M"] <= 96 and sizes["K"] % 64),
+    "wrong_row": ("gemm", lambda sizes: sizes["M"] == 1 and sizes["K"] % 8),
     "wrong_wide": ("gemm", lambda sizes: sizes["M"] > 200 and sizes["N"] > 200),
     "wrong_block": ("silu", lambda sizes: 1024 < sizes["N"] <= 2048),
     "wrong_inside": ("silu", lambda sizes: sizes["N"] == 417),
@@ -148,10 +150,10 @@ def kernel(x, cutoff=777):
 
 
 def test_constants_that_are_compared(tmp_path):
-    """Comparisons, ranges, minima, keys, cases and defaults count; other numbers don't."""
+    """Comparisons (where the other path begins), ranges, minima, keys, cases and defaults; other numbers don't."""
     path = tmp_path / "kernel.py"
     path.write_text(SOURCE)
     found = compared_constants({str(path): [4]})
-    assert {512, 1024, 100, 192, 384, 24, 48, 333, 96, 11, 777} <= {*found}
+    assert {513, 1025, 100, 192, 385, 24, 48, 333, 96, 11, 777} <= {*found}
     assert not {*found} & {5000, 4242, 9999, 1, 0}
     assert compared_constants({str(tmp_path / "missing.py"): [1], __file__ + "x": []}) == []

@@ -10,6 +10,7 @@ The cases of the phases from exact to bias are fixed beforehand and come interle
 | exact          | small integers, powers of two, one-hot rows, ties, equal sizes, one long size: nothing is rounded |
 | range          | logits of +-88, the format's ends, subnormals, zeros; scales, weights, slopes of any size and sign |
 | single_operand | one tensor of several is zero or subnormal                                                        |
+| domain         | each kind of numbers that one tensor has of its own: gates, steps, shares, labels, lengths, ends  |
 | block_boundary | many rows of one element more than a block, a peak in the last element, sequences of many chunks  |
 | aligned        | all sizes multiples of the tile at once, as in production: kernels have a separate path for them  |
 | special        | NaN and infinities, one at a time, compared by class and index; NaN in all that isn't read |
@@ -40,7 +41,7 @@ from hypothesis import seed as hypothesis_seed
 from hypothesis import strategies as st
 
 from assay.formats.format import format_named
-from assay.golden.inputs.distributions import EVERY, EXACT, MIDPOINTS, RANGE, names_of
+from assay.golden.inputs.distributions import EVERY, EXACT, MIDPOINTS, RANGE, names_of, own_names_of
 from assay.golden.signature import dimension, symbols_in
 from assay.verify.cases.case import Case
 from assay.verify.cases.factors import Covering, Factors
@@ -67,6 +68,7 @@ _LONG_SUM = (64, 512)  # a tile, and a sum over several of them
 _PEAK = 100.0  # far above normal numbers: it dominates a softmax or a norm if it is taken in
 # (size, rows): one more than common block sizes; odd numbers of rows, fewer where rows are long
 _BLOCK_BOUNDARIES = ((513, 31), (1025, 127), (2049, 3), (4097, 3))
+_FEW_ROWS = 3
 _SLOW_BOUNDARIES = ((2049, 3), (257, 3))  # of what is gone through step by step; the first that fits
 # ends beyond 16 bits; each about GROWTH times the one before at most, so that its time can be extrapolated
 _GROWING = (17, 257, 2049, 4097, 2**16 + 65)
@@ -197,10 +199,26 @@ def single_operand_cases(sampler: Sampler) -> Iterator[Case]:
                     yield _with_distributions(_ordinary(base, others), {**far, tensor.name: distribution})
 
 
+def domain_cases(sampler: Sampler) -> Iterator[Case]:
+    """Yield cases in which one tensor has each of the distributions of its own in turn, small ones and tiles by turns.
+
+    What is gone through step by step has small ones alone. In the cases of all other phases such a tensor has its
+    plainest numbers, as it lacks those that these are named for.
+    """
+    signatures = [sampler.definition.signature(options) for options in sampler.option_sets()]
+    own = {(tensor.name, name): None for each in signatures for tensor in each.tensors for name in own_names_of(tensor)}
+    styles = ("small",) if sampler.definition.sizes.sequential_steps else ("small", "tile")
+    for index, (tensor, name) in enumerate(own):
+        for base in _base_cases(sampler, f"{tensor} {name}", styles[index % len(styles) :][:1]):
+            if tensor in base.values:
+                yield _with_distributions(_ordinary(base), {tensor: name})
+
+
 def block_boundary_cases(sampler: Sampler) -> Iterator[Case]:
     """Yield cases of many rows, each one element longer than a block: faults in the state passed on show most there.
 
-    In the last ones the final element is far above the others.
+    In some the final element is far above the others; the last ones have only numbers far below zero, under which a
+    state or a padding of zero shows.
     """
     choose = _chooser(sampler, "seams")
     base = sampler.case(_least, style="small", options=choose(sampler.option_sets()))
@@ -214,13 +232,16 @@ def block_boundary_cases(sampler: Sampler) -> Iterator[Case]:
         ]
         fitting = [(sizes, count) for sizes, count in sized if sampler.fits(sizes)]
         for sizes, count in fitting[:1] if _is_slow(base, symbol) else fitting:
-            for distribution in ("normal", "wide")[: 1 + (count > 3)]:
+            for distribution in ("normal", "wide")[: 1 + (count > _FEW_ROWS)]:
                 case = _ordinary(base, distribution, sizes=sizes, seed=choose(range(1 << 24)))
                 yield case
             first = next((tensor for tensor in real_tensors(base.signature) if symbol in tensor.dims), None)
             if first is not None and all(case.shape(first)):
                 last = tuple(extent - 1 for extent in case.shape(first))
                 yield with_values(case, "normal", edits=((first.name, last, _PEAK),))
+        for sizes, count in fitting:
+            if count > _FEW_ROWS:
+                yield _ordinary(base, "below", sizes=sizes, seed=choose(range(1 << 24)))
 
 
 def aligned_cases(sampler: Sampler) -> Iterator[Case]:

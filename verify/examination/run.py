@@ -109,11 +109,13 @@ def _always(fixed: Fixed) -> bool:
     """Whether a quick effort keeps a case whatever its rank.
 
     These are: the protocol "alone" (few contracts promise batch invariance), whole tiles (kernels often have a separate
-    path for them), a peak in the last element, and factors over their whole range, of both signs and zero.
+    path for them), what one tensor alone may have, a peak in the last element of a long row, long rows far below zero,
+    and factors over their whole range, of both signs and zero.
     """
     phase, case = fixed
-    factors = phase == "range" and bool({"vast", "cycled"} & set(case.values.values()))
-    return case.protocol == "alone" or phase == "aligned" or (phase == "block_boundary" and bool(case.edits)) or factors
+    values = {*case.values.values()}
+    kept = {"block_boundary": bool(case.edits) or "below" in values, "range": bool({"vast", "cycled"} & values)}
+    return case.protocol == "alone" or phase in ("aligned", "domain") or kept.get(phase, False)
 
 
 def _in_turn(cases: list[Fixed]) -> list[Fixed]:
@@ -456,6 +458,7 @@ def fixed_cases(plan: Plan) -> Iterator[Fixed]:
         "invariants": phases.invariant_cases(sampler, plan.settings.contract),
         "range": phases.range_cases(sampler),
         "single_operand": phases.single_operand_cases(sampler),
+        "domain": phases.domain_cases(sampler),
         "block_boundary": phases.block_boundary_cases(sampler),
         "aligned": phases.aligned_cases(sampler),
         "special": phases.special_cases(sampler),

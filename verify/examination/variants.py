@@ -29,6 +29,8 @@ _OBSERVED = {"quick": (1, 0.5), "usual": (4, 2.0), "thorough": (8, 8.0)}
 _LATER_RUNS = 6  # of one variant's series of sizes, beyond the longest three: scattered ones
 _FEW_CONSTANTS = 16  # of a quick effort
 _BATCH = 4  # constants of which all sizes are tried before those of others
+_BESIDE = (67, 35, 19)  # other sizes beside the one that was chosen, no whole tile; the first that keeps a case quick
+_WIDENED_ELEMENTS, _WIDENED_WORK = 2**15, 2**20
 _MOST_RUNS = 12  # that a verdict lists for one variant and symbol
 
 
@@ -86,7 +88,8 @@ class Search:
         for number, variant in variants:
             yield from ((case, number) for case in islice(self._begins(variant), 1))
         quick = effort == "quick"
-        constants = self.observed.constants[: _FEW_CONSTANTS if quick else None]
+        # a size of one has a program of its own in many a dispatcher, whose condition may be no constant of the source
+        constants = (*([1] if variants else ()), *self.observed.constants[: _FEW_CONSTANTS if quick else None])
         for first in range(0, len(constants), _BATCH):  # those of functions that ran come first
             for offset in (0,) if quick else (1, 0, -1):
                 sizes = [constant + offset for constant in constants[first : first + _BATCH]]
@@ -122,14 +125,26 @@ class Search:
         for value in wanted:
             nearest = value if value in axis.values else min(axis.values, key=lambda each: abs(each - value))
             case = replace(axis.base, sizes=axis.sizes(nearest), seed=value)
-            tensors = (*case.signature.tensors, *case.signature.returns)
             steps, work = self.sampler.cost(case.sizes)
             if self.sampler.max_steps is not None:  # interpreted programs run one after the other
                 steps = max(steps, self.observed.launched(index, value))
             most_steps = steps if self.sampler.max_steps is None else self.sampler.max_steps
-            elements = sum(math.prod(case.shape(tensor)) for tensor in tensors)
-            if elements <= MOST_ELEMENTS and work <= MOST_WORK and steps <= most_steps:
-                yield case
+            if _elements(case) <= MOST_ELEMENTS and work <= MOST_WORK and steps <= most_steps:
+                yield self._widened(case, axis)
+
+    def _widened(self, case: Case, axis: Axis) -> Case:
+        """Return the case with its other free sizes beyond a tile, as far as it stays quick: a program may be wrong in
+        a tail, or a tile, that small sizes don't have.
+        """
+        if self.sampler.max_steps is not None:
+            return case
+        sampler = self.sampler.limited(_WIDENED_ELEMENTS, _WIDENED_WORK)
+        others = [symbol for symbol in self.sampler.free_symbols(case) if symbol not in axis.steps]
+        for symbol in reversed(others):  # what is summed over mostly comes last
+            wider = (sampler.with_size(case.sizes, symbol, size) for size in _BESIDE)
+            sizes = next((some for some in wider if sampler.fits(some, case.signature)), case.sizes)
+            case = replace(case, sizes=sizes)
+        return case
 
 
 def _axes(sampler: Sampler, base: Case, *, runs_all: bool) -> Iterator[Axis]:
@@ -162,6 +177,10 @@ def _smallest(values: Sequence[Any]) -> Any:
     if isinstance(values, range):
         return values[0]
     return 3 if tuple(values) == SMALL else min(values)
+
+
+def _elements(case: Case) -> int:
+    return sum(math.prod(case.shape(tensor)) for tensor in (*case.signature.tensors, *case.signature.returns))
 
 
 def _length(run: tuple[int, int]) -> int:

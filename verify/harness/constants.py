@@ -1,8 +1,8 @@
 """The whole numbers with which a kernel's source compares sizes: where another path may begin.
 
-Comparisons, ranges, ``min`` and ``max``, keys of tables, ``match`` and defaults of parameters count, and the tables and
-names of the module that these use. A module-level tuple or list of whole numbers is a table too (buckets of a
-dispatcher).
+Comparisons (of ``n > 64`` the size 65), ranges, ``min`` and ``max``, keys of tables, ``match`` and defaults of
+parameters count, and the tables and names of the module that these use. A module-level tuple or list of whole numbers
+is a table too (buckets of a dispatcher).
 """
 
 from __future__ import annotations
@@ -76,8 +76,10 @@ def _of_tables(module: ast.Module) -> Iterator[int]:
 def _of_function(function: ast.AST, names: Mapping[str, tuple[int, ...]]) -> Iterator[int]:
     for node in ast.walk(function):
         if isinstance(node, ast.Compare):
-            for part in (node.left, *node.comparators):
-                yield from _numbers(part, names)
+            parts = (node.left, *node.comparators)
+            for left, operator, right in zip(parts, node.ops, node.comparators, strict=False):
+                yield from _beginnings(left, names, isinstance(operator, ast.Lt | ast.GtE))
+                yield from _beginnings(right, names, isinstance(operator, ast.Gt | ast.LtE))
         elif isinstance(node, ast.Call) and _name(node.func) in _COMPARING:
             for part in node.args:
                 yield from _numbers(part, names)
@@ -88,6 +90,12 @@ def _of_function(function: ast.AST, names: Mapping[str, tuple[int, ...]]) -> Ite
         elif isinstance(node, ast.arguments):
             for default in (*node.defaults, *filter(None, node.kw_defaults)):
                 yield from _numbers(default, names)
+
+
+def _beginnings(node: ast.AST, names: Mapping[str, tuple[int, ...]], beyond: bool) -> Iterator[int]:
+    """Yield the sizes at which the other path of a comparison begins: one more than its constants if ``beyond``."""
+    for number in _numbers(node, names):
+        yield number + 1 if beyond and number < LARGEST else number
 
 
 def _numbers(node: ast.AST, names: Mapping[str, tuple[int, ...]]) -> Iterator[int]:
