@@ -227,10 +227,7 @@ def _positions(content: Mapping[str, Any]) -> Chart:
                 "measured, with its 95 % interval",
                 [float(step["end"]) for step in known],
                 [_number(step["error"]) for step in known],
-                [
-                    f"up to position {step['end']:,}\n{words} {unit}"
-                    for step, words in zip(known, measured, strict=True)
-                ],
+                [f"up to position {step['end']:,}\n{words} {unit}" for step, words in zip(known, errors, strict=True)],
                 line="solid",
                 low=[_number(end["low"]) for end in ends],
                 high=[_number(end["high"]) for end in ends],
