@@ -283,6 +283,9 @@ def test_a_fault_of_long_rows_says_from_where_on() -> None:
     verdict = examine(first_thousand, "softmax", dtype="float32", effort="quick", layouts=["contiguous"])
     known = verdict.aspects["shapes"].known
     assert known.partition(";")[0].endswith("512, 513, 1024, wrong at 1025")
+    assert "N: right up to 1,024, wrong from 1,025 on" in [
+        fact.words for fact in verdict.facts if fact.kind == "begins"
+    ]
 
 
 def test_of_what_nothing_explains_the_data_are_told() -> None:
@@ -315,4 +318,4 @@ def test_sizes_are_only_those_that_the_caller_gave() -> None:
     case = replace(plan.sampler.case(lambda values: values[-1], style="small"), protocol="once")
     failure = plan.harness.try_case(replace(case, sizes={"R": 2, "N": 50})).failure
     assert failure is not None
-    assert sizes_in_words(failure, plan).startswith("N: right at 16, 48, wrong at 50") or "N" in plan.sampler.shapes
+    assert sizes_in_words(failure, plan)[0].startswith("N: right at 16, 48, wrong at 50") or "N" in plan.sampler.shapes

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from assay.golden.inputs.distributions import names_of
 from assay.verify.cases.at_shape import PROTOCOL as AT
 from assay.verify.cases.at_shape import smaller_cases
 from assay.verify.cases.case import Case
-from assay.verify.cases.sampler import real_tensors, with_values
+from assay.verify.cases.sampler import Sampler, real_tensors, with_values
 from assay.verify.comparison.error_map import sample_of
 from assay.verify.comparison.sampled import case_label
 from assay.verify.contract import CHOICES, Contract
@@ -24,13 +24,15 @@ from assay.verify.examination.plan import Plan
 from assay.verify.examination.repro import repro_line
 from assay.verify.examination.run import Run, fixed_cases
 from assay.verify.examination.shrink import is_alike, shrink
+from assay.verify.explanation.begins import beginning
 from assay.verify.explanation.explain import explain
 from assay.verify.explanation.facts import measured_facts
 from assay.verify.explanation.fault_budget import FaultBudget
-from assay.verify.findings import ASPECTS, GRAVITY, Aspect, Explanation, Failure
+from assay.verify.findings import ASPECTS, GRAVITY, Aspect, Explanation, Fact, Failure
 from assay.verify.harness.compute_sanitizer import is_installed, sanitize
 from assay.verify.harness.runner import KernelHarness, failure_or_suspicion
 
+_Key = TypeVar("_Key", str, int)
 # powers of two, where blocks end, their neighbours, and small odd sizes
 _SIZES = (1, 2, 3, 7, 8, 16, 17, 31, 32, 33, 64, 65, 100, 128, 129, 256, 257)
 _LONGER = (512, 513, 1024, 2048, 2049, 4096, 8192)
@@ -74,24 +76,40 @@ class Promises:
         return run.execute().broken, over
 
 
-def sizes_in_words(failure: Failure, plan: Plan) -> str:
-    """Return the sizes of each symbol at which the case is right and wrong, in words; empty if it is always one of
-    them."""
-    tells = Trials(plan)
-    sampler, case, words = plan.sampler, failure.case, []
+def sizes_in_words(failure: Failure, plan: Plan) -> tuple[str, tuple[Fact, ...]]:
+    """Return the sizes of each symbol at which the case is right and wrong, in words, and where it begins to be wrong;
+    empty if it is always one of them."""
+    trials = Trials(plan)
+    sampler, case, words, facts = plan.sampler, failure.case, list[str](), list[Fact]()
+
+    def sized(symbol: str, size: int, draw: int = 0) -> Case | None:
+        """Return the case with ordinary data and this size; None if it isn't admitted."""
+        sizes = {**case.sizes, symbol: size}
+        known = sampler.shapes.get(symbol) or sampler.definition.sizes.allowed.get(symbol)
+        if (known and size not in known) or not sampler.fits(sizes) or not _is_whole(sizes, sampler):
+            return None
+        seed = case.seed + 31 * draw
+        return replace(with_values(case, "normal"), sizes=sizes, edits=(), origin={}, seed=seed)
+
+    def is_wrong(symbol: str, size: int, draw: int) -> bool | None:
+        other = sized(symbol, size, draw)
+        return None if other is None else trials.is_wrong(other)
+
     for symbol in sampler.free_symbols(case) or sampler.shapes:
-        cases = {}
-        for size in _candidates(plan, case, symbol):
-            sizes = {**case.sizes, symbol: size}
-            if sampler.fits(sizes) and all(
-                value % max(sizes.get(sampler.definition.sizes.multiples.get(name, ""), 1), 1) == 0
-                for name, value in sizes.items()
-            ):
-                cases[str(size)] = replace(with_values(case, "normal"), sizes=sizes, edits=(), origin={})
-        result = tells.sorted(cases)
-        if all(result):
-            words.append(f"{symbol}: {_right_and_wrong(result, 'at')}")
-    return "; ".join(words)
+        cases = {size: other for size in _candidates(plan, case, symbol) if (other := sized(symbol, size))}
+        right, wrong = trials.sorted(cases)
+        if right and wrong:
+            named = list(map(str, right)), list(map(str, wrong))
+            words.append(f"{symbol}: {_right_and_wrong(named, 'at')}")
+            if rule := beginning(right, wrong, partial(is_wrong, symbol)):
+                facts.append(Fact("begins", f"{symbol}: {rule}", failure.aspect))
+    return "; ".join(words), tuple(facts)
+
+
+def _is_whole(sizes: Mapping[str, int], sampler: Sampler) -> bool:
+    """Whether each size is a multiple of that of which it must be one."""
+    multiples = sampler.definition.sizes.multiples
+    return all(value % max(sizes.get(multiples.get(name, ""), 1), 1) == 0 for name, value in sizes.items())
 
 
 def data_in_words(failure: Failure, first: Case, plan: Plan) -> str:
@@ -125,14 +143,18 @@ class Trials:
     def __init__(self, plan: Plan) -> None:
         self._harness, self._budget = plan.harness, FaultBudget(_KNOWN_SECONDS)
 
-    def sorted(self, cases: dict[str, Case]) -> tuple[list[str], list[str]]:
-        """Return the names of the cases that pass, and of the failing ones."""
-        results: tuple[list[str], list[str]] = ([], [])
+    def is_wrong(self, case: Case) -> bool | None:
+        """Return whether a case fails; None if the time is over."""
+        return None if self._budget.is_over() else self._harness.try_case(case).failure is not None
+
+    def sorted(self, cases: Mapping[_Key, Case]) -> tuple[list[_Key], list[_Key]]:
+        """Return the keys of the cases that pass, and of the failing ones."""
+        results: tuple[list[_Key], list[_Key]] = ([], [])
         for name, case in self._in_time(cases):
             results[self._harness.try_case(case).failure is not None].append(name)
         return results
 
-    def _in_time(self, cases: dict[str, Case]) -> Iterator[tuple[str, Case]]:
+    def _in_time(self, cases: Mapping[_Key, Case]) -> Iterator[tuple[_Key, Case]]:
         for name, case in cases.items():
             if self._budget.is_over():
                 break
@@ -215,14 +237,15 @@ def _explained(name: str, aspect: Aspect, plan: Plan, broken: int, promises: Pro
     facts = measured_facts(harness, failure, first.case, plan.sampler, name, is_explained=is_explained)
     if large is not None:
         failure = replace(failure, message=f"{failure.message}; first met at {case_label(large.case)}: {large.message}")
+    known, begins = _known(name, failure, first.case, plan, is_explained=is_explained)
     again = harness.try_case(failure.case) if aspect.map is not None else None
     return replace(
         aspect,
         failure=failure,
         explanations=explained.explanations,
         not_asked=explained.raised,
-        known=_known(name, failure, first.case, plan, is_explained=is_explained),
-        facts=facts,
+        known=known,
+        facts=(*facts, *(replace(fact, aspect=name) for fact in begins)),
         sample=sample_of(failure.case, again),
     )
 
@@ -247,14 +270,14 @@ def _shrunk_in_new_processes(first: Failure, plan: Plan) -> Failure:
     return replace(failure, message=f"{failure.message}; so again {_ALONE}")
 
 
-def _known(name: str, failure: Failure, first: Case, plan: Plan, *, is_explained: bool) -> str:
+def _known(name: str, failure: Failure, first: Case, plan: Plan, *, is_explained: bool) -> tuple[str, tuple[Fact, ...]]:
     """Describe where the kernel is right: sizes for a fault of shapes; sizes and data for a failure without
-    explanation."""
+    explanation; and where it begins to be wrong."""
     if failure.case.protocol != "once" or failure.kind in ("timeout", "input_mutated") or failure.device_lost:
-        return ""
-    words = [sizes_in_words(failure, plan)] if name == "shapes" or not is_explained else []
-    words += [data_in_words(failure, first, plan)] if not is_explained and failure.golden is not None else []
-    return "; ".join(filter(None, words))
+        return "", ()
+    sizes, begins = sizes_in_words(failure, plan) if name == "shapes" or not is_explained else ("", ())
+    data = data_in_words(failure, first, plan) if not is_explained and failure.golden is not None else ""
+    return "; ".join(filter(None, (sizes, data))), begins
 
 
 def _explained_once(known: Mapping[str, Aspect]) -> dict[str, Aspect]:

@@ -143,7 +143,6 @@ def _finding(aspect: Aspect) -> list[str]:
         lines.append(f"              {len(aspect.explanations)} explanations agree with every call that was made")
     lines += [line for fact in aspect.facts for line in _folded("measured", fact.words)]
     lines += _folded("known", aspect.known)
-    lines += [f"  not asked   {words}" for words in aspect.not_asked]
     return [*lines, f"  repeat      {aspect.repro}"]
 
 

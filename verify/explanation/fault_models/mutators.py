@@ -92,7 +92,14 @@ def one(index: int, alter: OfArray) -> Results:
 
 def zero_where(mask: Callable[[tuple[int, ...]], Tensor]) -> OfArray:
     """Set results to zero where ``mask(shape)`` holds."""
-    return lambda xp, x: xp.where(mask(tuple(x.shape)).expand(x.shape), x * 0.0, x) if len(x.shape) else x
+
+    def alter(xp: Any, x: Any) -> Any:
+        if not len(x.shape):
+            return x
+        where = torch.where if isinstance(x, Tensor) else xp.where  # a reference's constants and copies are tensors
+        return where(mask(tuple(x.shape)).expand(x.shape), x * 0.0, x)
+
+    return alter
 
 
 def last_row(shape: tuple[int, ...]) -> Tensor:
