@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from assay.verify.verdict import Verdict
 
 _PRETENCE = pytest.StashKey[Any]()
-_SCHEDULE = pytest.StashKey[Schedule]()
+SCHEDULE = pytest.StashKey[Schedule]()
 _PROPERTIES = ("outcome", "kernel", "spec", "dtype", "cases", "worst", "repro")
 _POWER_EXAMPLES = 10
 _LEAST_BUDGET = 0.01  # seconds of an examination after which a test's time is over: its verdict is INCONCLUSIVE
@@ -140,7 +140,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "assay(**settings): settings of examine for this test, e.g. examples=500")
     config.pluginmanager.register(Summary(config.getoption("assay_summary")), "assay-summary")
     schedule = Schedule(config, config.getoption("assay_budget"), config.getoption("assay_timeout"))
-    config.stash[_SCHEDULE] = schedule
+    config.stash[SCHEDULE] = schedule
     config.pluginmanager.register(schedule, "assay-schedule")
     if not hasattr(config, "workerinput"):
         _check_files(config)
@@ -193,7 +193,7 @@ class Assay:
 
     def __init__(self, node: pytest.Item, marked: dict[str, Any], given: dict[str, Any]) -> None:
         self._node, self._marked, self._given, self._count = node, marked, given, 0
-        self._schedule = node.config.stash[_SCHEDULE]
+        self._schedule = node.config.stash[SCHEDULE]
         self._end: float | None = None
 
     def examine(

@@ -1,9 +1,11 @@
 """What the processes of these tests do."""
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -39,6 +41,19 @@ def answer_by_echo(parent: Parent, *arguments: str) -> None:
     import json  # what a start takes
 
     parent.serve(lambda message: message + json.dumps(arguments).encode())
+
+
+def lose_the_first_thread(parent: Parent, size: str) -> None:
+    """Fork a process that holds memory, and whose first thread ends while another one runs; answer with its number."""
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        held = bytearray(int(size))
+        threading.Thread(target=lambda: time.sleep(600 + len(held))).start()
+        ctypes.CDLL(None).pthread_exit(None)
+    while Path(f"/proc/{child}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.01)
+    parent.serve(lambda message: str(child).encode() if message else time.sleep(600) or b"")
 
 
 def leave_a_child(parent: Parent, folder: str) -> None:

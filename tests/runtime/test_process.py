@@ -1,10 +1,8 @@
 """A process is asked, watched and ended, whatever it does, and so is what it has started."""
 
-import ctypes
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from assay.runtime.process import GIB, Lost, Parent, Process, limit_memory
-from tests.runtime.isolated_tasks import answer_by_echo, hang, leave_a_child
+from tests.runtime.isolated_tasks import answer_by_echo, hang, leave_a_child, lose_the_first_thread
 
 ROOT = Path(__file__).resolve().parents[2]
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's own means of Linux")
@@ -147,21 +145,9 @@ def test_one_that_starts_too_many_ends_with_all_of_them(tmp_path: Path) -> None:
 
 
 @linux
-def test_a_process_without_its_first_thread_is_seen_and_ended(tmp_path: Path) -> None:
+def test_a_process_without_its_first_thread_is_seen_and_ended() -> None:
     """The system calls it a zombie, though its other threads run."""
-
-    def goes_on(parent: Parent) -> None:
-        child = os.fork()
-        if child == 0:
-            os.setsid()
-            held = bytearray(GIB // 3)
-            threading.Thread(target=lambda: time.sleep(600 + len(held))).start()
-            ctypes.CDLL(None).pthread_exit(None)
-        while state_of(child)[0] != "Z":
-            time.sleep(0.01)
-        parent.serve(lambda message: str(child).encode() if message else time.sleep(600) or b"")
-
-    process = Process.fork(goes_on)
+    process = Process.start(lose_the_first_thread, str(GIB // 3))  # a fork of this process may not end a thread
     process.memory = GIB
     process.limit_from_now()
     process.submit(b"which", 60.0)

@@ -10,7 +10,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from assay.pytest_plugin.plugin import Assay
+from assay.pytest_plugin.plugin import SCHEDULE, Assay
+from assay.pytest_plugin.schedule import Schedule
 from assay.verify import Contract
 from assay.verify.errors import SettingError
 from assay.verify.explanation.fault_models import fault_models_of
@@ -117,7 +118,9 @@ def test_a_crash_catches_only_a_fault_model_that_declares_it(monkeypatch: pytest
 def told_by_plugin(kernel: Any, *, power: bool, **settings: Any) -> str:
     """What the summary's row of one examination says of power."""
     options = {"assay_power": power}
-    node = SimpleNamespace(config=SimpleNamespace(getoption=options.get), stash={}, user_properties=[], nodeid="test")
+    config = SimpleNamespace(getoption=options.get)
+    config.stash = {SCHEDULE: Schedule(cast(Any, config), None, None)}
+    node = SimpleNamespace(config=config, stash={}, user_properties=[], nodeid="test")
     Assay(cast(Any, node), {}, {}).examine(kernel, "exp", **settings)
     ((row,),) = node.stash.values()
     return str(row["power"])

@@ -75,6 +75,11 @@ class Sampler:
         """Return a sampler for an interpreted kernel, whose programs and scan steps run one by one."""
         return replace(self.limited(_INTERPRETED_ELEMENTS, _INTERPRETED_WORK), max_steps=_INTERPRETED_STEPS)
 
+    def with_steps(self, expression: str) -> Sampler:
+        """Return a sampler that knows how many programs run one by one; unchanged if the expression is empty."""
+        sizes = replace(self.definition.sizes, sequential_steps=expression or self.definition.sizes.sequential_steps)
+        return replace(self, definition=replace(self.definition, sizes=sizes))
+
     def limited(self, elements: int, work: int, share: int = 1) -> Sampler:
         """Return a sampler with these limits on elements and work too, and this fraction of an interpreter's steps."""
         steps = None if self.max_steps is None else self.max_steps // share

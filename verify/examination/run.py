@@ -333,7 +333,10 @@ class Run:
         """
         self.attempt("first", next(phases.ordinary_cases(self.plan.sampler, "small")))
         if self.harness.call.watch.launches:
-            self.plan = replace(self.plan, sampler=self.plan.sampler.for_interpreter())
+            sampler = self.plan.sampler.for_interpreter()
+            if ":" in self.plan.settings.spec:  # an op says what is run one by one; of a reference the launches do
+                sampler = sampler.with_steps(self.observe_variants().programs())
+            self.plan = replace(self.plan, sampler=sampler)
         for name, phase in PHASES:
             if not self.ended and (names is None or name in names):
                 phase(self, name)

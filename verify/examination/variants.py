@@ -62,6 +62,29 @@ class Search:
             results.setdefault(f"{case.sizes} {case.options}", (case, number))
         return list(results.values())
 
+    def programs(self) -> str:
+        """Return an expression of the sizes for how many programs a call launches, "3*T*ceil(D/64)"; empty if unknown.
+
+        Along each axis of one symbol the programs are taken to be those of the least observed size once for each block
+        of indices, whose size the largest observed one tells.
+        """
+        factors, blocks, base = list[str](), dict[str, int](), 0
+        for axis, counts in zip(self.axes, self.observed.programs, strict=False):
+            if axis.base is not self.axes[0].base or len(axis.steps) != 1 or not counts:
+                continue
+            (symbol,), least, most = axis.steps, min(counts), max(counts)
+            size = axis.base.sizes[symbol]
+            base = base or counts.get(size, 0)
+            if counts[most] <= counts[least]:
+                continue
+            single = counts[most] * least >= 0.9 * counts[least] * most  # a program for each index
+            blocks[symbol] = 1 if single else max(round(most * counts[least] / counts[most]), 1)
+            factors.append(symbol if single else f"ceil({symbol}/{blocks[symbol]})")
+        if not factors:
+            return ""
+        at_base = math.prod(-(-self.axes[0].base.sizes[symbol] // block) for symbol, block in blocks.items())
+        return "*".join([str(max(round(base / at_base), 1)), *factors])
+
     def listed(self, tried: Collection[int]) -> tuple[Variant, ...]:
         """Return the variants as a verdict lists them, of which those of the numbers in ``tried`` were tried."""
         return tuple(self._listed(each, number in tried) for number, each in enumerate(self.observed.variants))
@@ -159,9 +182,11 @@ def _axes(sampler: Sampler, base: Case, *, runs_all: bool) -> Iterator[Axis]:
             continue
         step = definition.step(base.signature, symbol, base.sizes)
         known = sampler.shapes.get(symbol) or definition.sizes.allowed.get(symbol)
-        values: Sequence[int] = range(step, LARGEST + 1, step)
+        option = definition.sizes.minimum.get(symbol)
+        least = max(int(base.options[option]), 1) if option else 1
+        values: Sequence[int] = range(-(-least // step) * step, LARGEST + 1, step)
         if known:
-            values = sorted({size for size in known if size and size % step == 0})
+            values = sorted({size for size in known if size >= least and size % step == 0})
         if len(values) > 1:
             yield Axis(base, {symbol: 1}, sampler.ties, values)
     together = dict.fromkeys(sampler.free_symbols(base), 1)

@@ -26,6 +26,7 @@ from assay.verify.harness.runner import KernelHarness
 Tensor = torch.Tensor
 
 _MOST_EDITED = 4096  # elements of an input that one call changes
+_WHOLE = ("simplex", "sorted", "spd")  # domains that a change of a part would leave
 _MOST_SIZE = 160  # along a dimension that is gone through index by index
 
 
@@ -84,7 +85,7 @@ def _of_tensor(harness: KernelHarness, base: Observation, tensor: TensorSpec, bu
     if whole.is_ignored:
         yield f"{tensor.name} is not read: nothing changes with it"
         return
-    for axis, name in enumerate(tensor.dims):
+    for axis, name in enumerate(tensor.dims if tensor.role not in _WHOLE else ()):
         size = shape[axis]
         if not 1 < size <= _MOST_SIZE:
             continue

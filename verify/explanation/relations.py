@@ -257,7 +257,7 @@ def _patterns(call: Wrong, axis: int) -> dict[str, float]:
     from random indices fit as well: for each index the share of the other indices whose values would fit.
     """
     got, golden, radius, mask = (
-        part.movedim(axis, 0).flatten(1) for part in (call.got, call.golden, call.radius, call.mask)
+        part.movedim(axis, 0).reshape(part.shape[axis], -1) for part in (call.got, call.golden, call.radius, call.mask)
     )
     size, width = got.shape
     wrong = mask.any(1).nonzero()[:, 0]
