@@ -26,7 +26,7 @@ _IDLE_SHARE = 0.003  # of wall-clock time: with less processor time than this, a
 _IDLE_PART = 0.25  # of the limit: idle time after which a process counts as hung
 _LEAST_IDLE = 1.0  # seconds, at least: a low-priority process may wait this long for a core
 _CHECK = 0.25  # seconds between two checks beyond the limit
-_SHARED_WORKERS = b"torch._inductor"  # torch's compile workers serve all callers and wait for more work
+SHARED_WORKERS = b"torch._inductor"  # torch's compile workers serve all callers and wait for more work
 Clock = Callable[[], tuple[float, float]]
 """Returns seconds of processor time: of the thread that computes, and of its whole process."""
 
@@ -171,7 +171,7 @@ def kill_children_since(moment: float) -> None:
     for pid in sorted(begun, key=begun.__getitem__):
         if begun[pid] >= since - 0.02 and _descends(pid, parent):
             with suppress(OSError):
-                if _SHARED_WORKERS not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                if SHARED_WORKERS not in Path(f"/proc/{pid}/cmdline").read_bytes():
                     os.kill(pid, signal.SIGKILL)
 
 

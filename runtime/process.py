@@ -36,7 +36,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import IO, Any
 
-from assay.runtime.deadline import CpuLimit, process_clock, queue_clock
+from assay.runtime.deadline import SHARED_WORKERS, CpuLimit, process_clock, queue_clock
 from assay.runtime.sandbox import Sandbox
 
 GIB = 2**30
@@ -487,6 +487,29 @@ def descendants(pid: int) -> list[int]:
     for each in results:
         results += children.get(each, [])
     return results
+
+
+def detached_from(pid: int) -> list[int]:
+    """Return the processes below a process that have left its session; those that torch starts to compile don't count.
+
+    A process that its first thread or its parent has ended is still there, below the process.
+    """
+    return [each for each in descendants(pid)[1:] if _session(each) not in (0, _session(pid)) and not _compiles(each)]
+
+
+def _session(pid: int) -> int:
+    """Return the session of a process, 0 if it has ended."""
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return 0
+
+
+def _compiles(pid: int) -> bool:
+    try:
+        return SHARED_WORKERS in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _spent_below(pid: int) -> float:

@@ -368,3 +368,25 @@ def test_the_doctor_names_the_assembler_of_hopper(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(compiler, "get_ptxas", missing)
     assert list(doctor._compilers()) == [("ptxas", "Cannot find ptxas; set TRITON_PTXAS_PATH to one that can be run")]
+
+
+def test_an_interrupt_while_commands_are_imported_is_one_line() -> None:
+    """The console script of the package imports nothing heavy before it can say so."""
+    body = """
+import builtins, sys
+import_ = builtins.__import__
+def interrupted(name, *rest, **named):
+    if name == "typer":
+        raise KeyboardInterrupt
+    return import_(name, *rest, **named)
+builtins.__import__ = interrupted
+from assay.cli.start import run
+assert "torch" not in sys.modules
+run()
+"""
+    run = subprocess.run([sys.executable, "-P", "-c", body], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout, run.stderr) == (130, "", "assay: interrupted\n")
+    scripts = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "scripts"
+    ]
+    assert scripts["assay"] == "assay.cli.start:run"

@@ -5,6 +5,8 @@ import importlib
 import os
 import signal
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -244,6 +246,31 @@ def test_processes_without_end_are_a_finding(monkeypatch: pytest.MonkeyPatch) ->
     answer = answer_of(starts_many)
     assert isinstance(answer, Failure)
     assert (answer.kind, answer.message) == ("crash", "it had started more than 30 processes")
+
+
+def leaves_one_behind(x: Tensor) -> Tensor:
+    """Starts a process of a session of its own, which it has no more to do with, and answers rightly."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(3600)
+        os._exit(0)
+    os.wait()
+    return softmax(x)
+
+
+def starts_one_that_ends(x: Tensor) -> Tensor:
+    subprocess.run([sys.executable, "-c", ""], check=True, start_new_session=True)
+    return softmax(x)
+
+
+def test_a_process_that_is_left_behind_is_a_finding() -> None:
+    """It is ended; one that has ended by itself, in whatever session, is none."""
+    answer = answer_of(leaves_one_behind)
+    assert isinstance(answer, Failure)
+    assert (answer.kind, answer.aspect) == ("conduct", "conduct")
+    assert answer.message == "the kernel leaves 1 process running outside of its session"
+    assert not isinstance(answer_of(starts_one_that_ends), Failure)
 
 
 def test_a_copy_of_the_worker_does_not_answer() -> None:

@@ -36,7 +36,16 @@ from assay.interpreter import emulating
 from assay.runtime.deadline import WALL_FACTOR
 from assay.runtime.environment import with_setting
 from assay.runtime.output import as_data, warn_again
-from assay.runtime.process import GIB, MOST_PROCESSES, ForkServer, Lost, Parent, Process, limit_memory
+from assay.runtime.process import (
+    GIB,
+    MOST_PROCESSES,
+    ForkServer,
+    Lost,
+    Parent,
+    Process,
+    detached_from,
+    limit_memory,
+)
 from assay.runtime.tensors import pack, unpack
 from assay.verify.cases.case import Case, build
 from assay.verify.contract import Contract
@@ -165,6 +174,10 @@ class Isolation:
         call.watch.unloaded = answer.pop("unloaded", "") or call.watch.unloaded
         call.assignment.take(answer.pop("assigned", {}))
         warn_again(answer.pop("warned", ()))
+        if "conduct" not in ignored_aspects and (count := len(detached_from(worker.pid))):
+            self.end()  # with them
+            words = f"the kernel leaves {count} process{'es' if count > 1 else ''} running outside of its session"
+            return Failure("conduct", case, words, aspect="conduct")
         if "outputs" in answer:
             return tuple(answer["outputs"])
         refused = self._has_limit and any(words in answer["message"] for words in _REFUSED)
