@@ -104,9 +104,10 @@ class Schedule:
 
         pytest captures nothing yet as this begins, so that a copy of the descriptor is the run's own standard error.
         """
-        descriptor = os.dup(2)
-        if os.isatty(descriptor):
-            os.close(descriptor)
+        descriptor = -1
+        with suppress(OSError):  # it may be closed
+            descriptor = -1 if os.isatty(2) else os.dup(2)
+        if descriptor < 0:
             yield
             return
         over, started = threading.Event(), time.monotonic()

@@ -58,9 +58,9 @@ class Summary:
                 f"  worst {row['worst']:>8}  {row['outcome']}{_notes(row)}",
                 **{_COLOURS.get(row["outcome"], "red"): True},
             )
-            for name, words in (("cut", row["cut"]), ("known", row["known"]), *_details(row)):
+            for name, words in (("cut", row["cut"]), ("baseline", row["known"]), *_details(row)):
                 if words:
-                    terminal.line(f"  {name:8}{words}")
+                    terminal.line(f"  {name:9} {words}")
 
     def _append(self, terminal: Any, path: Path) -> None:
         from assay.verify.report.summary import Line, append

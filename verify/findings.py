@@ -122,8 +122,11 @@ class Fact:
 
     @property
     def subject(self) -> str:
-        """What it is about: the words that another measurement of the same fault begins with."""
-        return " ".join(self.words.split()[:3])
+        """What it says, whatever the calls were that it was measured in."""
+        if self.kind == "reads":
+            return " ".join(self.words.split()[:3])  # the tensor; which indices depends on the sizes
+        words = self.words.rpartition(" (")[0] if self.kind == "relation" else self.words
+        return words.removeprefix("all elements").removeprefix("the wrong elements")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,9 @@ from assay.golden import spec
 from assay.verify import Contract, Verdict, examine
 from assay.verify.cases.sampler import Sampler, seeded, with_values
 from assay.verify.explanation.facts import measured_facts
-from assay.verify.findings import Failure
+from assay.verify.explanation.reads import _filled
+from assay.verify.explanation.relations import Wrong, _number
+from assay.verify.findings import Fact, Failure
 from assay.verify.harness.call import Call
 from assay.verify.harness.runner import KernelHarness
 from assay.verify.report.text import text_report
@@ -130,6 +132,34 @@ def test_what_is_read_is_told(name: str) -> None:
     kernel, op, words = READS[name]
     facts = facts_of(kernel, op, is_explained=False)
     assert any(re.search(words, fact) for fact in facts), facts
+
+
+def test_what_was_not_measured_is_not_told() -> None:
+    """Unknown indices count between ones that aren't read, and not at the ends or beside one that is."""
+    assert _filled([None, True, None, True, None]) == [False, True, True, True, False]
+    assert _filled([False, None, True, None, False]) == [False, False, True, False, False]
+
+
+def test_another_relation_of_the_same_output_is_another_fact() -> None:
+    """And the same one from other calls is not."""
+    twice, again, nan = (
+        Fact("relation", words)
+        for words in (
+            "all elements of y are 2 times the right ones (8 calls)",
+            "the wrong elements of y are 2 times the right ones (3 calls)",
+            "the wrong elements of y are NaN (3 calls)",
+        )
+    )
+    assert twice.subject == again.subject != nan.subject
+
+
+def test_a_number_with_two_names_has_none() -> None:
+    """1.41 to 1.45 holds sqrt(2) and 1 / ln 2."""
+    case = Sampler(spec("softmax"), "bfloat16").case(seeded(1), style="tile")
+    nothing = torch.zeros(0)
+    calls = [Wrong(case, *[nothing] * 6)]
+    assert "(" not in _number(1.41, 1.45, calls)
+    assert _number(1.44, 1.45, calls).endswith("(1 / ln 2)")
 
 
 @pytest.mark.parametrize(

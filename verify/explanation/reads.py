@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from assay.golden.errors import DefinitionError, Undecided
 from assay.golden.signature import TensorSpec
 from assay.runtime.errors import AssayError
 from assay.runtime.tensors import same_numbers
@@ -122,10 +121,17 @@ def _of_tensor(harness: KernelHarness, base: Observation, tensor: TensorSpec, bu
 
 
 def _filled(marks: Sequence[bool | None]) -> list[bool]:
-    """Return the marks with each unknown one as its nearest known neighbour below, or else above."""
-    known = [index for index, mark in enumerate(marks) if mark is not None]
-    nearest = [max((other for other in known if other <= index), default=known[0]) for index in range(len(marks))]
-    return [bool(marks[index]) for index in nearest]
+    """Return the marks; an unknown one counts as marked between two known neighbours that both are."""
+    below, above = ([bool(mark) for mark in _carried(some)] for some in (marks, marks[::-1]))
+    return [one and two for one, two in zip(below, above[::-1], strict=True)]
+
+
+def _carried(marks: Sequence[bool | None]) -> Iterator[bool | None]:
+    """Yield the marks, each unknown one as the last known before it."""
+    last: bool | None = None
+    for mark in marks:
+        last = last if mark is None else mark
+        yield last
 
 
 def _effect(harness: KernelHarness, base: Observation, tensor: TensorSpec, mask: Tensor) -> _Effect | None:
@@ -141,7 +147,7 @@ def _effect(harness: KernelHarness, base: Observation, tensor: TensorSpec, mask:
         return None
     try:
         seen = observation_of(harness, replace(case, edits=(*case.edits, *edits)))
-    except (Undecided, DefinitionError, AssayError):
+    except AssayError:  # the reference refuses, or leaves open, what the change makes of it
         return None
     if seen is None or seen.chooses_wrongly:
         return None

@@ -175,12 +175,12 @@ def _offset(calls: Sequence[Wrong], tensor: TensorSpec) -> str:
 
 
 def _number(low: float, high: float, calls: Sequence[Wrong]) -> str:
-    """Return a number of an interval: with its name where one of the problem's is in it, and the interval."""
+    """Return a number of an interval in as few digits as tell it, with its name if only one of the problem's fits."""
     middle = (low + high) / 2
     value = next(text for digits in range(1, 17) if low <= float(text := f"{middle:.{digits}g}") <= high)
     names = [name for name, constant in _CONSTANTS.items() if low <= constant <= high]
     names += _options(calls, low, high)
-    return f"{value} ({names[0]})" if names and names[0] != value else value
+    return f"{value} ({names[0]})" if len(names) == 1 and names[0] != value else value
 
 
 def _options(calls: Sequence[Wrong], low: float, high: float) -> list[str]:
