@@ -1,0 +1,225 @@
+"""Which change of the definition gives the kernel's numbers: changes are tried on calls that show the fault.
+
+A change is screened by its float64 results, and then judged in balls as a fault model is: it must account for every
+wrong element of each call, of which there are two at least with different data, and predict most of them much more
+closely than the right definition misses them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from assay.golden.arithmetic import Real
+from assay.golden.registry import Spec
+from assay.verify.cases.case import Case, all_contents
+from assay.verify.comparison.judge import judge
+from assay.verify.explanation.experiments.changes import changes_of, roundings_of
+from assay.verify.explanation.experiments.extent import Extent
+from assay.verify.explanation.experiments.tracing import Step, changed, steps_of
+from assay.verify.explanation.experiments.whole_calls import changes_of_inputs, changes_of_options
+from assay.verify.explanation.explain import Explained
+from assay.verify.explanation.fault_budget import FaultBudget
+from assay.verify.explanation.fault_models.evaluation import evaluate
+from assay.verify.explanation.fault_models.fault_model import FaultModel
+from assay.verify.explanation.fault_models.fault_tolerance import Observation, limits_of
+from assay.verify.explanation.fault_models.single import Single
+from assay.verify.findings import Explanation
+
+Tensor = torch.Tensor
+_LEAST_CALLS = 2
+_LEAST_DISTINCT = 3  # wrong values: one number, or none, tells no change from another
+_LEAST_BITS = 40.0  # of evidence in all calls together, and in each call on the average of its wrong elements
+_MEAN_BITS = 1.5
+_MOST_BITS = 12.0
+_SHARE = 0.02  # of the error that a screened change may leave
+_ALIKE = 1e-9  # relative difference of two changes that are one function
+_MOST = 3  # explanations
+_TELLING_ELEMENTS, _LATER = 8, 64  # wrong elements of a call that is tried first; other calls count as so much larger
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A change of the definition, as a fault model; ``cost``: how far-fetched it is."""
+
+    fault: FaultModel
+    words: str
+    cost: int
+
+
+@dataclass(frozen=True)
+class _Fit:
+    candidate: Candidate
+    order: int
+    results: tuple[tuple[Tensor, ...], ...]  # of the calls, in float64
+    where: str  # the wrong elements, in words, if the change would make others wrong too
+    bits: float
+
+    @property
+    def rank(self) -> tuple[Any, ...]:
+        return self.where != "", self.candidate.cost, -round(self.bits), self.order
+
+
+class Experiments:
+    """The experiments of one examination. What explains one broken aspect is tried first on the next ones.
+
+    ``seconds`` of processor time are shared by the aspects, of which there are ``aspects``.
+    """
+
+    def __init__(self, seconds: float, aspects: int) -> None:
+        self._seconds = seconds / max(aspects, 1)
+        self._known: list[str] = []  # names of changes that explained an aspect
+
+    def explained(self, observations: Sequence[Observation], known: Explained) -> tuple[Explanation, ...]:
+        """Return the changes of the definition that give what came in all of these calls, which show the fault, before
+        what is ``known``; that alone if it is an altered definition already."""
+        if known.explanations and not known.is_looser:
+            return known.explanations
+        budget = FaultBudget(self._seconds)
+        found = self._changes(observations, budget, totals=not known.is_looser)
+        self._known += [fit.candidate.fault.name for fit in found[:1]]
+        return (*map(_explanation, found[:_MOST]), *known.explanations)
+
+    def _changes(self, observations: Sequence[Observation], budget: FaultBudget, *, totals: bool) -> list[_Fit]:
+        calls = sorted(observations, key=_price)
+        if len(calls) < _LEAST_CALLS or not _is_telling(calls):
+            return []
+        fits: list[_Fit] = []
+        candidates = sorted(_candidates(calls[0].case, totals=totals), key=lambda c: c.fault.name not in self._known)
+        for order, candidate in enumerate(candidates):
+            if budget.is_over():
+                break
+            with budget.trying(candidate.fault):
+                fit = _fit(candidate, order, calls)
+                if fit is not None and candidate.fault.name in self._known:
+                    return [fit]
+                if fit is not None and not any(_are_one(fit, other) for other in fits):
+                    fits.append(fit)
+        fits.sort(key=lambda fit: fit.rank)
+        return [fit for fit in fits if (fit.where == "") == (fits[0].where == "")]
+
+
+def _explanation(fit: _Fit) -> Explanation:
+    which = f"{fit.where} the result is" if fit.where else "the result is"
+    return Explanation(fit.candidate.fault.name, f"{which} what the definition gives if {fit.candidate.words}", 0.0)
+
+
+def _price(call: Observation) -> float:
+    """Rank calls by their cost; with few wrong elements, which many changes would give, later."""
+    cost = call.case.definition.cost(call.case.sizes)
+    return float(cost if call.breaks >= _TELLING_ELEMENTS else _LATER * cost)
+
+
+def _is_telling(calls: Sequence[Observation]) -> bool:
+    """Whether enough different numbers are wrong."""
+    values: set[float] = set()
+    for call in calls:
+        for output, mask in zip(call.outputs, call.broken, strict=True):
+            wrong = output[mask].double()
+            values |= set(wrong[wrong.isfinite()].abs()[:64].tolist())
+    return len(values - {0.0}) >= _LEAST_DISTINCT
+
+
+def _candidates(case: Case, *, totals: bool = True) -> Iterator[Candidate]:
+    """Yield the changes to try, the plainest first; ``totals``: roundings of sums and products too."""
+    op = case.definition
+    found: list[Candidate] = []
+    for name, words, options, cost in changes_of_options(case):
+        found.append(Candidate(FaultModel(name, "formula", words, (op.name,), options=options), words, cost))
+    for number, step in enumerate(_steps(op, case), 1):
+        for change in changes_of(step):
+            where = f", in {step}" if step.of_reference or str(step) not in change.words else ""
+            fault = FaultModel(
+                f"{change.name}_{number}", "formula", change.words, (op.name,),
+                definition=changed(op.definition, step.path, change.change),
+            )  # fmt: skip
+            found.append(Candidate(fault, f"{change.words}{where}", change.cost))
+        for change in roundings_of(step, totals=totals):
+            fault = FaultModel(
+                f"{change.name}_{number}", "precision", change.words, (op.name,),
+                definition=changed(op.definition, step.path, change.change), emulated=True,
+            )  # fmt: skip
+            found.append(Candidate(fault, change.words, change.cost))
+    for name, words, inputs, cost in changes_of_inputs(case):
+        found.append(Candidate(FaultModel(name, "formula", words, (op.name,), inputs=inputs), words, cost))
+    yield from sorted(found, key=lambda candidate: candidate.cost)
+
+
+def _steps(op: Spec, case: Case) -> Iterator[Step]:
+    """Yield the operations of the definition in a call, evaluated as the changed ones are."""
+    values, symbols = all_contents(case), tuple(sorted(case.sizes))
+
+    def call(recording: Any) -> Any:
+        return evaluate(FaultModel("steps", "formula", "", (op.name,), definition=recording), case, values, Real)
+
+    for step in steps_of(op.definition, call):
+        yield replace(step, symbols=symbols)
+
+
+def _fit(candidate: Candidate, order: int, calls: Sequence[Observation]) -> _Fit | None:
+    """Return how a change fits all calls; None if it doesn't."""
+    results = []
+    for call in calls:
+        given = _predicted(candidate.fault, call)
+        if given is None:
+            return None
+        results.append(given)
+    bits, extent = 0.0, Extent()
+    for call in calls:
+        limits = limits_of(candidate.fault, call)
+        if limits is None:
+            return None
+        judgements = [judge(output, limit) for output, limit in zip(call.outputs, limits, strict=True)]
+        evidence, count = 0.0, 0
+        returned = call.case.signature.returns
+        for was, now, right, output, spec_of in zip(
+            call.broken, judgements, call.limits, call.outputs, returned, strict=True
+        ):
+            if bool((was & (now.broken | ~now.tolerance.judged)).any()):
+                return None
+            extent.add(was, now.broken & ~was, spec_of.dims)
+            width = ((now.tolerance.ends.high - now.tolerance.ends.low) / 2)[was]
+            missed = (output.double() - right.golden).abs()[was]
+            told = torch.log2(missed / width.clamp(min=5e-324)).nan_to_num(nan=0.0, posinf=_MOST_BITS, neginf=0.0)
+            evidence += float(told.clamp(0.0, _MOST_BITS).sum())
+            count += int(was.sum())
+        if evidence < _MEAN_BITS * count:
+            return None
+        bits += evidence
+    where = extent.in_words()
+    return None if where is None or bits < _LEAST_BITS else _Fit(candidate, order, tuple(results), where, bits)
+
+
+def _predicted(fault: FaultModel, call: Observation) -> tuple[Tensor, ...] | None:
+    """Return the results in float64 (an emulated fault's in float32), if they are near all wrong elements."""
+    arithmetic = Single if fault.emulated else Real
+    results = evaluate(fault, call.case, call.values, arithmetic, chosen=call.chosen)
+    given = []
+    for result, output, mask, limit in zip(results, call.outputs, call.broken, call.limits, strict=True):
+        predicted = torch.as_tensor(result).double()
+        if predicted.shape != output.shape:
+            return None
+        got, wanted = output.double()[mask], predicted[mask]
+        store = torch.where(got.isfinite(), got.abs(), 0.0) * 2.0 ** (1 - limit.out.precision)
+        room = 4 * limit.pre_store_radius[mask].nan_to_num(posinf=math.inf) + store
+        room = room + _SHARE * (got - limit.golden[mask]).abs()
+        near = ((got - wanted).abs() <= room) | (got == wanted) | (got.isnan() & wanted.isnan())
+        if not bool(near.all()):
+            return None
+        given.append(predicted)
+    return tuple(given)
+
+
+def _are_one(fit: _Fit, other: _Fit) -> bool:
+    """Whether two changes give the same results in all calls."""
+    for one, two in zip(fit.results, other.results, strict=True):
+        for a, b in zip(one, two, strict=True):
+            size = torch.maximum(a.abs(), b.abs())
+            alike = ((a - b).abs() <= _ALIKE * size) | (a == b) | (a.isnan() & b.isnan())
+            if not bool(alike.all()):
+                return False
+    return True
