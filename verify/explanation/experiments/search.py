@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from assay.golden.arithmetic import Real
-from assay.golden.registry import Spec
+from assay.golden.registry import Spec, spec
 from assay.verify.cases.case import Case, all_contents
 from assay.verify.comparison.judge import judge
 from assay.verify.explanation.experiments.changes import changes_of, roundings_of
 from assay.verify.explanation.experiments.extent import Extent
-from assay.verify.explanation.experiments.tracing import Step, changed, steps_of
+from assay.verify.explanation.experiments.tracing import Change, Step, changed, steps_of
 from assay.verify.explanation.experiments.whole_calls import changes_of_inputs, changes_of_options
 from assay.verify.explanation.explain import Explained
 from assay.verify.explanation.fault_budget import FaultBudget
@@ -38,6 +38,7 @@ _MEAN_BITS = 1.5
 _MOST_BITS = 12.0
 _SHARE = 0.02  # of the error that a screened change may leave
 _ALIKE = 1e-9  # relative difference of two changes that are one function
+_NEAREST, _NEAR_SHARE = 12, 0.9  # changes that are tried together with each other one, and the error that they leave
 _MOST = 3  # explanations
 _TELLING_ELEMENTS, _LATER = 8, 64  # wrong elements of a call that is tried first; other calls count as so much larger
 
@@ -49,6 +50,8 @@ class Candidate:
     fault: FaultModel
     words: str
     cost: int
+    step: Step | None = None
+    change: Change | None = None
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,68 @@ class Experiments:
                 if fit is not None and not any(_are_one(fit, other) for other in fits):
                     fits.append(fit)
         fits.sort(key=lambda fit: fit.rank)
-        return [fit for fit in fits if (fit.where == "") == (fits[0].where == "")]
+        fits = [fit for fit in fits if (fit.where == "") == (fits[0].where == "")]
+        return fits or self._pair(candidates, calls, budget)
+
+    def _pair(self, candidates: Sequence[Candidate], calls: Sequence[Observation], budget: FaultBudget) -> list[_Fit]:
+        """Return the first two changes that together give what came: one of those that come closest alone, and any."""
+        left = {}
+        for candidate in candidates:
+            if budget.is_over():
+                break
+            if not candidate.fault.emulated:
+                left[candidate.fault.name] = _share_left(candidate.fault, calls[0])
+        ranked = sorted((c for c in candidates if c.fault.name in left), key=lambda c: left[c.fault.name])
+        nearest = [c for c in ranked if c.fault.name in self._known or left[c.fault.name] < _NEAR_SHARE][:_NEAREST]
+        order = len(candidates)
+        for first in sorted(nearest, key=lambda c: c.fault.name not in self._known):
+            for second in candidates:
+                if budget.is_over():
+                    return []
+                if second.fault.name == first.fault.name or second.fault.emulated:
+                    continue
+                both = _both(first, second)
+                with budget.trying(both.fault):
+                    fit = _fit(both, order, calls)
+                    if fit is not None:
+                        return [fit]
+        return []
+
+
+def _both(first: Candidate, second: Candidate) -> Candidate:
+    """Return two changes together."""
+    one, two, definition = first.fault, second.fault, None
+    for candidate in (first, second):
+        if candidate.step is not None and candidate.change is not None:
+            whole = definition or spec(one.specs[0]).definition  # type: ignore[index]
+            definition = changed(whole, candidate.step.path, candidate.change)
+    chained = {field: _chained(getattr(one, field), getattr(two, field)) for field in ("options", "inputs")}
+    words = f"{first.words}, and {second.words}"
+    fault = replace(one, name=f"{one.name}+{two.name}", description=words, definition=definition, **chained)
+    return Candidate(fault, words, first.cost + second.cost)
+
+
+def _chained(one: Any, two: Any) -> Any:
+    if one is None or two is None:
+        return one or two
+    return lambda given, case: two(one(given, case), case)
+
+
+def _share_left(fault: FaultModel, call: Observation) -> float:
+    """Return the mean share of the wrong elements' errors that a change leaves; 1 if it can't be evaluated."""
+    try:
+        results = evaluate(fault, call.case, call.values, Real, chosen=call.chosen)
+    except Exception:  # a change may make no sense in a call
+        return 1.0
+    total, count = 0.0, 0
+    for result, output, mask, limit in zip(results, call.outputs, call.broken, call.limits, strict=True):
+        predicted, got = torch.as_tensor(result).double(), output.double()[mask]
+        if predicted.shape != output.shape:
+            return 1.0
+        share = (got - predicted[mask]).abs() / (got - limit.golden[mask]).abs()
+        total += float(share.nan_to_num(nan=1.0, posinf=1.0).clamp(max=1.0).sum())
+        count += int(mask.sum())
+    return total / max(count, 1)
 
 
 def _explanation(fit: _Fit) -> Explanation:
@@ -137,7 +201,7 @@ def _candidates(case: Case, *, totals: bool = True) -> Iterator[Candidate]:
                 f"{change.name}_{number}", "formula", change.words, (op.name,),
                 definition=changed(op.definition, step.path, change.change),
             )  # fmt: skip
-            found.append(Candidate(fault, f"{change.words}{where}", change.cost))
+            found.append(Candidate(fault, f"{change.words}{where}", change.cost, step, change.change))
         for change in roundings_of(step, totals=totals):
             fault = FaultModel(
                 f"{change.name}_{number}", "precision", change.words, (op.name,),
@@ -176,12 +240,12 @@ def _fit(candidate: Candidate, order: int, calls: Sequence[Observation]) -> _Fit
         judgements = [judge(output, limit) for output, limit in zip(call.outputs, limits, strict=True)]
         evidence, count = 0.0, 0
         returned = call.case.signature.returns
-        for was, now, right, output, spec_of in zip(
+        for was, now, right, output, tensor in zip(
             call.broken, judgements, call.limits, call.outputs, returned, strict=True
         ):
             if bool((was & (now.broken | ~now.tolerance.judged)).any()):
                 return None
-            extent.add(was, now.broken & ~was, spec_of.dims)
+            extent.add(was, now.broken & ~was, tensor.dims)
             width = ((now.tolerance.ends.high - now.tolerance.ends.low) / 2)[was]
             missed = (output.double() - right.golden).abs()[was]
             told = torch.log2(missed / width.clamp(min=5e-324)).nan_to_num(nan=0.0, posinf=_MOST_BITS, neginf=0.0)
