@@ -23,7 +23,7 @@ from assay.verify.findings import Explanation, Failure
 from assay.verify.harness.call import Call
 from assay.verify.harness.runner import KernelHarness
 
-_SECONDS = 10.0
+_SECONDS = 3.0
 
 
 def causes_of(
@@ -37,7 +37,7 @@ def causes_of(
     case = replace(case, sizes=sizes or case.sizes)
     harness = KernelHarness(Call(kernel, {}), Contract())
     failure = harness.try_case(case).failure or Failure("contract", case, "")
-    calls = breaking_calls(harness, failure, case, sampler)
+    calls = breaking_calls(harness, failure, case, sampler, 0.3)
     found = Experiments(_SECONDS, 1).explained(calls, known or Explained())
     return [explanation.description for explanation in found]
 
@@ -167,7 +167,7 @@ def test_one_cause_of_several_aspects() -> None:
         case = with_values(
             sampler.case(seeded(seed), style="tile"), "normal", unused="plain", protocol="once", layouts={}
         )
-        calls = breaking_calls(harness, Failure("contract", case, ""), case, sampler)
+        calls = breaking_calls(harness, Failure("contract", case, ""), case, sampler, 0.3)
         names.append([explanation.name for explanation in experiments.explained(calls, Explained())])
     assert names[0]
     assert names[1] == names[0][:1]

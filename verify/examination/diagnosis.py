@@ -165,7 +165,7 @@ class Trials:
 _OF_SPECIAL_VALUES = ("nonfinite", "subnormals", "overflow", "masked_rows")  # fields of a contract
 _SECONDS = 20.0  # for shrinking, shared by the broken aspects: a user waits for the report
 _SECONDS_OF_CALLS = 4.0  # for the calls that experiments and facts are made of, and for what the kernel reads
-_SECONDS_OF_EXPERIMENTS = 10.0  # on the definition; both are shared by the broken aspects too
+_SECONDS_OF_EXPERIMENTS = 6.0  # on the definition; both are shared by the broken aspects too
 _SECONDS_OF_SUSPECT = 4.0  # less, as a suspect aspect is no proof
 _ACCESS = "device_access"  # the name of an explanation by compute-sanitizer
 _SECONDS_OF_SANITIZER = 120.0  # programs run many times slower under it

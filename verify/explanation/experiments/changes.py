@@ -330,6 +330,8 @@ _FUNCTIONS: dict[str, tuple[tuple[str, Callable[[Any, Any], Any]], ...]] = {
         ("2^x is taken for e^x", lambda t, x: t.right("apply", "exp2", x)),
         ("e^x - 1 is taken for e^x", lambda t, x: t.right("apply", "expm1", x)),
         ("1 + x is taken for e^x", lambda t, x: x + 1.0),
+        ("the argument of e^x is cut at zero from above", lambda t, x: t.right("exp", -_at_least(t, -x, 0.0))),
+        ("the argument of e^x is cut at zero from below", lambda t, x: t.right("exp", _at_least(t, x, 0.0))),
     ),
     "exp2": (("e^x is taken for 2^x", lambda t, x: t.right("apply", "exp", x)),),
     "expm1": (("e^x is taken for e^x - 1", lambda t, x: t.right("apply", "exp", x)),),

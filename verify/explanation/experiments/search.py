@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,8 +34,7 @@ from assay.verify.findings import Explanation
 Tensor = torch.Tensor
 _LEAST_CALLS = 2
 _LEAST_DISTINCT = 3  # wrong values: one number, or none, tells no change from another
-_LEAST_BITS = 40.0  # of evidence in all calls together, and in each call on the average of its wrong elements
-_MEAN_BITS = 1.5
+_LEAST_BITS, _MEAN_BITS = 40.0, 0.7  # of evidence in all calls together, and on the average of their wrong elements
 _MOST_BITS = 12.0
 _SHARE = 0.02  # of the error that a screened change may leave
 _ALIKE = 1e-9  # relative difference of two changes that are one function
@@ -82,8 +82,9 @@ class Experiments:
         what is ``known``; that alone if it is an altered definition already."""
         if known.explanations and not known.is_looser:
             return known.explanations
-        budget = FaultBudget(self._seconds)
-        found = self._changes(observations, budget, totals=not known.is_looser)
+        budget, found = FaultBudget(self._seconds), list[_Fit]()
+        with suppress(Exception):  # whatever a changed definition does, no finding is lost by it
+            found = self._changes(observations, budget, totals=not known.is_looser)
         self._known += [fit.candidate.fault.name for fit in found[:1]]
         return (*map(_explanation, found[:_MOST]), *known.explanations)
 
@@ -151,20 +152,27 @@ def _chained(one: Any, two: Any) -> Any:
 
 
 def _share_left(fault: FaultModel, call: Observation) -> float:
-    """Return the mean share of the wrong elements' errors that a change leaves; 1 if it can't be evaluated."""
+    """Return the mean share of the wrong elements' errors that a change leaves, or what it leaves but for one factor;
+    1 if it can't be evaluated."""
     try:
         results = evaluate(fault, call.case, call.values, Real, chosen=call.chosen)
     except Exception:  # a change may make no sense in a call
         return 1.0
-    total, count = 0.0, 0
+    if len(results) != len(call.outputs):
+        return 1.0
+    total, count, products = 0.0, 0, [0.0, 0.0, 0.0]
     for result, output, mask, limit in zip(results, call.outputs, call.broken, call.limits, strict=True):
-        predicted, got = torch.as_tensor(result).double(), output.double()[mask]
+        predicted, got = torch.as_tensor(result).double(), output.double()[mask].nan_to_num(0.0, 0.0, 0.0)
         if predicted.shape != output.shape:
             return 1.0
-        share = (got - predicted[mask]).abs() / (got - limit.golden[mask]).abs()
+        given = predicted[mask].nan_to_num(0.0, 0.0, 0.0)
+        share = (got - given).abs() / (got - limit.golden[mask]).abs()
         total += float(share.nan_to_num(nan=1.0, posinf=1.0).clamp(max=1.0).sum())
         count += int(mask.sum())
-    return total / max(count, 1)
+        for index, product in enumerate((got * given, got * got, given * given)):
+            products[index] += float(product.sum())
+    alike = abs(products[0]) / math.sqrt(products[1] * products[2]) if products[1] * products[2] > 0 else 0.0
+    return min(total / max(count, 1), 1 - alike)
 
 
 def _explanation(fit: _Fit) -> Explanation:
@@ -232,7 +240,7 @@ def _fit(candidate: Candidate, order: int, calls: Sequence[Observation]) -> _Fit
         if given is None:
             return None
         results.append(given)
-    bits, extent = 0.0, Extent()
+    bits, elements, extent = 0.0, 0, Extent()
     for call in calls:
         limits = limits_of(candidate.fault, call)
         if limits is None:
@@ -251,11 +259,13 @@ def _fit(candidate: Candidate, order: int, calls: Sequence[Observation]) -> _Fit
             told = torch.log2(missed / width.clamp(min=5e-324)).nan_to_num(nan=0.0, posinf=_MOST_BITS, neginf=0.0)
             evidence += float(told.clamp(0.0, _MOST_BITS).sum())
             count += int(was.sum())
-        if evidence < _MEAN_BITS * count:
-            return None
-        bits += evidence
+        bits, elements = bits + evidence, elements + count
     where = extent.in_words()
-    return None if where is None or bits < _LEAST_BITS else _Fit(candidate, order, tuple(results), where, bits)
+    return (
+        None
+        if where is None or bits < max(_LEAST_BITS, _MEAN_BITS * elements)
+        else _Fit(candidate, order, tuple(results), where, bits)
+    )
 
 
 def _predicted(fault: FaultModel, call: Observation) -> tuple[Tensor, ...] | None:

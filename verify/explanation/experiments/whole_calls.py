@@ -71,7 +71,7 @@ def _along(tensor: TensorSpec, axis: int, dim: str) -> Iterator[tuple[str, str, 
            lambda i, n, step=step: i % step)
           for step in (8, 16, 32, 64, 128, 256)),
         *((f"up_to_{end}", f"is read at {{}} {end} beyond {end}", lambda i, n, end=end: i.clamp(max=end))
-          for end in (1, 3, 7, 15, 31, 63, 127, 255)),
+          for end in (1, 3, 7, 15, 31, 63, 127, 255, 511, 1023, 2047, 4095)),
         *((f"quotient_{step}", f"is read at {{}} // {step}", lambda i, n, step=step: i // step) for step in (2, 4, 8)),
     ):  # fmt: skip
         yield (f"{name}_{title}_{axis}", f"{name} {words.format(dim)}",
@@ -86,7 +86,9 @@ def _along(tensor: TensorSpec, axis: int, dim: str) -> Iterator[tuple[str, str, 
         *((f"without_tail_{tile}_of_more", f"leaves out {dim} beyond the last whole block of {tile}, if there is one",
            lambda i, n, tile=tile: i < (n // tile * tile or n)) for tile in _TILES),
         *((f"first_block_{tile}", f"leaves out {dim} from {tile} on", lambda i, n, tile=tile: i < tile)
-          for tile in (*_TILES, 256, 512, 1024)),
+          for tile in (1, 2, 3, 4, *_TILES, 256, 512, 1024)),
+        *((f"last_block_{tile}", f"leaves out {dim} before the last {tile}", lambda i, n, tile=tile: i >= n - tile)
+          for tile in (1, 2, 3, 4, 8)),
     ):  # fmt: skip
         yield (f"{name}_{title}_{axis}", f"{name} {words}",
                _with(name, lambda v, c, kept=kept: _zeroed(v[name], axis, kept)), 2)  # fmt: skip
