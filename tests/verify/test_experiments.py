@@ -37,7 +37,7 @@ def causes_of(
     case = replace(case, sizes=sizes or case.sizes)
     harness = KernelHarness(Call(kernel, {}), Contract())
     failure = harness.try_case(case).failure or Failure("contract", case, "")
-    calls = breaking_calls(harness, failure, case, sampler, 0.3)
+    calls = breaking_calls(harness, failure, case, sampler, 1.0)
     found = Experiments(_SECONDS, 1).explained(calls, known or Explained())
     return [explanation.description for explanation in found]
 
@@ -87,7 +87,7 @@ def test_the_change_of_an_op(name: str) -> None:
     kernel, op, words = OPS[name]
     causes = causes_of(kernel, op)
     assert causes
-    assert words.replace("the square root of eps is taken for it", "the square root of eps is taken") in causes[0]
+    assert words in causes[0]
 
 
 def gated(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ def test_one_cause_of_several_aspects() -> None:
         case = with_values(
             sampler.case(seeded(seed), style="tile"), "normal", unused="plain", protocol="once", layouts={}
         )
-        calls = breaking_calls(harness, Failure("contract", case, ""), case, sampler, 0.3)
+        calls = breaking_calls(harness, Failure("contract", case, ""), case, sampler, 1.0)
         names.append([explanation.name for explanation in experiments.explained(calls, Explained())])
     assert names[0]
     assert names[1] == names[0][:1]
