@@ -240,7 +240,7 @@ def _explained(
     explained = explain(harness, failure, first.case, plan.sampler, keeps=partial(promises.keeps, name))
     share = _SECONDS_OF_CALLS / broken
     calls = breaking_calls(harness, failure, first.case, plan.sampler, share)
-    explanations = experiments.explained(calls, explained)
+    explanations = explained.explanations or experiments.explained(calls)
     is_explained = bool(explanations)
     facts = measured_facts(harness, calls, name, is_explained=is_explained, seconds=share)
     if large is not None:

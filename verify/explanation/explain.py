@@ -408,14 +408,10 @@ _OTHER_OPTIONS = 7  # most other sets of options
 
 @dataclass(frozen=True)
 class Explained:
-    """The known faults that account for a failure, the likeliest first, and the errors of fault models that raised.
-
-    ``is_looser``: the first of them is a looser contract, which allows much, and no altered definition.
-    """
+    """The known faults that account for a failure, the likeliest first, and the errors of fault models that raised."""
 
     explanations: tuple[Explanation, ...] = ()
     raised: tuple[str, ...] = ()
-    is_looser: bool = False
 
 
 def explain(
@@ -445,10 +441,7 @@ def explain(
             results = _explained_by_numbers(harness, failure, first, sampler, budget, keeps)
         if not results and failure.kind != "bias":
             results = explained_by_side_effects(harness, failure, sampler, budget)
-    likeliest = next(
-        (fault for fault in _candidates(failure, harness) if results and fault.name == results[0].name), None
-    )
-    return Explained(results, tuple(budget.failed.values()), likeliest is not None and likeliest.is_looser)
+    return Explained(results, tuple(budget.failed.values()))
 
 
 def _varies(harness: KernelHarness, case: Case, budget: FaultBudget) -> bool:

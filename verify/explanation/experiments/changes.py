@@ -45,12 +45,11 @@ def changes_of(step: Step) -> Iterator[Mutation]:
 _ROUNDED = frozenset(
     ["add", "sub", "mul", "div", "exp", "apply", "function", "sqrt", "rsqrt", "tanh", "sigmoid", "log"]
 )
-_TOTALS = frozenset(["sum", "mean", "matmul", "scores", "softmax"])
 
 
-def roundings_of(step: Step, *, totals: bool) -> Iterator[Mutation]:
-    """Yield the roundings of a step's result to a narrower format: of float32 evaluations; those of ``totals`` too."""
-    if step.operation not in _ROUNDED and not (totals and step.operation in _TOTALS):
+def roundings_of(step: Step) -> Iterator[Mutation]:
+    """Yield the roundings of a step's result to a narrower format: of float32 evaluations."""
+    if step.operation not in _ROUNDED:
         return
     for format in ("bfloat16", "float16"):
 

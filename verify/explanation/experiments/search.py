@@ -23,7 +23,6 @@ from assay.verify.explanation.experiments.changes import changes_of, roundings_o
 from assay.verify.explanation.experiments.extent import Extent
 from assay.verify.explanation.experiments.tracing import Change, Step, changed, steps_of
 from assay.verify.explanation.experiments.whole_calls import changes_of_inputs, changes_of_options
-from assay.verify.explanation.explain import Explained
 from assay.verify.explanation.fault_budget import FaultBudget
 from assay.verify.explanation.fault_models.evaluation import evaluate
 from assay.verify.explanation.fault_models.fault_model import FaultModel
@@ -77,23 +76,20 @@ class Experiments:
         self._seconds = seconds / max(aspects, 1)
         self._known: list[str] = []  # names of changes that explained an aspect
 
-    def explained(self, observations: Sequence[Observation], known: Explained) -> tuple[Explanation, ...]:
-        """Return the changes of the definition that give what came in all of these calls, which show the fault, before
-        what is ``known``; that alone if it is an altered definition already."""
-        if known.explanations and not known.is_looser:
-            return known.explanations
+    def explained(self, observations: Sequence[Observation]) -> tuple[Explanation, ...]:
+        """Return the changes of the definition that give what came in all of these calls, which show the fault."""
         budget, found = FaultBudget(self._seconds), list[_Fit]()
         with suppress(Exception):  # whatever a changed definition does, no finding is lost by it
-            found = self._changes(observations, budget, totals=not known.is_looser)
-        self._known += [fit.candidate.fault.name for fit in found[:1]]
-        return (*map(_explanation, found[:_MOST]), *known.explanations)
+            found = self._changes(observations, budget)
+        self._known += [name for fit in found[:1] for name in fit.candidate.fault.name.split("+")]
+        return tuple(map(_explanation, found[:_MOST]))
 
-    def _changes(self, observations: Sequence[Observation], budget: FaultBudget, *, totals: bool) -> list[_Fit]:
+    def _changes(self, observations: Sequence[Observation], budget: FaultBudget) -> list[_Fit]:
         calls = sorted(observations, key=_price)
         if len(calls) < _LEAST_CALLS or not _is_telling(calls):
             return []
         fits: list[_Fit] = []
-        candidates = sorted(_candidates(calls[0].case, totals=totals), key=lambda c: c.fault.name not in self._known)
+        candidates = sorted(_candidates(calls[0].case), key=lambda c: c.fault.name not in self._known)
         for order, candidate in enumerate(candidates):
             if budget.is_over():
                 break
@@ -141,7 +137,9 @@ def _both(first: Candidate, second: Candidate) -> Candidate:
             definition = changed(whole, candidate.step.path, candidate.change)
     chained = {field: _chained(getattr(one, field), getattr(two, field)) for field in ("options", "inputs")}
     words = f"{first.words}, and {second.words}"
-    fault = replace(one, name=f"{one.name}+{two.name}", description=words, definition=definition, **chained)
+    fault = replace(
+        one, name="+".join(sorted((one.name, two.name))), description=words, definition=definition, **chained
+    )
     return Candidate(fault, words, first.cost + second.cost)
 
 
@@ -196,8 +194,8 @@ def _is_telling(calls: Sequence[Observation]) -> bool:
     return len(values - {0.0}) >= _LEAST_DISTINCT
 
 
-def _candidates(case: Case, *, totals: bool = True) -> Iterator[Candidate]:
-    """Yield the changes to try, the plainest first; ``totals``: roundings of sums and products too."""
+def _candidates(case: Case) -> Iterator[Candidate]:
+    """Yield the changes to try, the plainest first."""
     op = case.definition
     found: list[Candidate] = []
     for name, words, options, cost in changes_of_options(case):
@@ -210,7 +208,7 @@ def _candidates(case: Case, *, totals: bool = True) -> Iterator[Candidate]:
                 definition=changed(op.definition, step.path, change.change),
             )  # fmt: skip
             found.append(Candidate(fault, f"{change.words}{where}", change.cost, step, change.change))
-        for change in roundings_of(step, totals=totals):
+        for change in roundings_of(step):
             fault = FaultModel(
                 f"{change.name}_{number}", "precision", change.words, (op.name,),
                 definition=changed(op.definition, step.path, change.change), emulated=True,
