@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from assay.golden.arithmetic import Real
-from assay.golden.registry import Spec, spec
+from assay.golden.registry import Spec
 from assay.verify.cases.case import Case, all_contents
 from assay.verify.comparison.judge import judge
 from assay.verify.explanation.experiments.changes import changes_of, roundings_of
@@ -120,7 +120,7 @@ class Experiments:
                     return []
                 if second.fault.name == first.fault.name or second.fault.emulated:
                     continue
-                both = _both(first, second)
+                both = _both(calls[0].case.definition, first, second)
                 with budget.trying(both.fault):
                     fit = _fit(both, order, calls)
                     if fit is not None:
@@ -128,12 +128,12 @@ class Experiments:
         return []
 
 
-def _both(first: Candidate, second: Candidate) -> Candidate:
+def _both(op: Spec, first: Candidate, second: Candidate) -> Candidate:
     """Return two changes together."""
     one, two, definition = first.fault, second.fault, None
     for candidate in (first, second):
         if candidate.step is not None and candidate.change is not None:
-            whole = definition or spec(one.specs[0]).definition  # type: ignore[index]
+            whole = definition or op.definition
             definition = changed(whole, candidate.step.path, candidate.change)
     chained = {field: _chained(getattr(one, field), getattr(two, field)) for field in ("options", "inputs")}
     words = f"{first.words}, and {second.words}"
