@@ -57,6 +57,29 @@ def test_what_is_allowed_grows_no_faster_than_powers_of_the_length() -> None:
     assert 0 < worst[1] < min(4**4 * worst[0], 0.5)
 
 
+@pytest.mark.parametrize(("dtype", "chunk"), [("float32", 16), ("bfloat16", 4), ("float16", 1)])
+def test_honest_chunks_keep_a_contract_that_states_them(dtype: str, chunk: int, record_property: Any) -> None:
+    """Kernels whose chunks are no longer than the contract's, over several of them."""
+    found: list[Use] = []
+    for keys, gates, normalized in (("random", "slow", False), ("same", "none", True)):
+        tensors, options = call(36, keys, gates, getattr(torch, dtype)), {"scale": 0.25, "normalized": normalized}
+        widths = [width for width in (1, 4, 16) if width <= chunk]
+        results = delta_rules(Functions(1 if normalized else -1), *tensors, **options, widths=widths)
+        stated: Any = {"dtype": dtype, "contract": Contract(chunk=chunk), "where": f"{chunk}, {keys}, {gates}"}
+        found += uses("gated_delta_rule", tensors, options, results, **stated)
+    report("gated_delta_rule", found, record_property)
+
+
+def test_a_long_sequence_has_a_radius_that_forgets() -> None:
+    """Over four chunks and sixteen the largest radius is about the same, as the state forgets what is far behind."""
+    model = Contract(chunk=16).model(spec("gated_delta_rule"), format_named("float32"))
+    worst = []
+    for length in (64, 256):
+        ball: Any = run(spec("gated_delta_rule"), BallArithmetic(model), call(length, "random", "slow"), {})[0]
+        worst.append(float(ball.radius.max()))
+    assert 0 < worst[1] < min(2 * worst[0], 1e-2)
+
+
 @pytest.mark.parametrize("gates", GATES)
 def test_goldens_of_long_sequences_are_certified_by_float64(gates: str) -> None:
     """Keys that are all the same leave five digits of 128 places, and the radius holds what Arb knows."""
@@ -167,7 +190,7 @@ def test_the_squares_of_changes_are_those_of_a_kernel_with_random_roundings() ->
     exact = outputs(0.0, 0.0)[:1]
     for state, updates in ((unit, 0.0), (0.0, unit)):
         units = {"state": state**2, "updates": updates**2}
-        bound = (_delta_variance(q, k, v, decays, gate.exp(), beta, units) / 3).sqrt()
+        bound = (_delta_variance(q, k, v, decays, gate.exp(), beta, units, length) / 3).sqrt()
         seen = (outputs(state, updates) - exact).square().mean(0).sqrt()
         assert bool((seen[1:] <= 1.15 * bound[1:]).all())
         assert float((seen[1:] / bound[1:]).mean()) > (0.5 if state else 0.15)
