@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import TypeVar
 
 from assay.configs import table
@@ -29,7 +29,7 @@ from assay.verify.cases.case import Case
 from assay.verify.cases.factors import Covering, Factors
 from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.cases.production import GROWTH, LEVELS, large_pairs, production_cases
-from assay.verify.cases.sampler import SMALL, TILE
+from assay.verify.cases.sampler import SMALL, TILE, Sampler
 from assay.verify.cases.stored import stored_cases
 from assay.verify.comparison.error_map import map_of
 from assay.verify.comparison.result import UNDECIDED, UNRESOLVED, Counts, Result, by_reason
@@ -320,7 +320,9 @@ class Run:
     def compile_beforehand(self) -> None:
         """On a device compile the programs that the cases need, all at once, before the first case."""
         assignment, isolation = self.harness.call.assignment, self.harness.isolation
-        if assignment.on_device and self.plan.settings.framework == "torch":
+        if not assignment.on_device or self.plan.settings.framework != "torch":
+            return
+        with self.plan.steps.step("compiling beforehand"):
             variants = self.observe_variants().cases(self.plan.settings.effort)
             self.beforehand = [*cases_beforehand(self.plan), *(case for case, _ in variants)]
             cases = self.beforehand
@@ -339,11 +341,13 @@ class Run:
         if self.harness.call.watch.launches:
             sampler = self.plan.sampler.for_interpreter()
             if ":" in self.plan.settings.spec:  # an op says what is run one by one; of a reference the launches do
-                sampler = sampler.with_steps(self.observe_variants().programs())
+                with self.plan.steps.step("observing the kernel at many sizes"):
+                    sampler = sampler.with_steps(self.observe_variants().programs())
             self.plan = replace(self.plan, sampler=sampler)
         for name, phase in PHASES:
             if not self.ended and (names is None or name in names):
-                phase(self, name)
+                with self.plan.steps.step(f"the phase {name}", looks_for_faults=True):
+                    phase(self, name)
         return self.tally
 
     def is_over(self, phase: str) -> bool:
@@ -369,6 +373,12 @@ class Run:
 
         Return None if all its aspects are broken or given up already, or if it gave no result that counts.
         """
+        with self.plan.steps.step(f"a case of {phase}", looks_for_faults=True):
+            return self._attempted(phase, case, goldens)
+        return None
+
+    def _attempted(self, phase: str, case: Case, goldens: tuple[Golden, ...] | None) -> Result | None:
+        """Try a case as `attempt` does."""
         plan = self.plan
         case = original = self.compiled.case(plan.sampler.tied(case), self.beforehand)
         given_up = {name for name, cases in self.masked_by_other_failure.items() if cases >= _MOST_MASKED}
@@ -402,14 +412,9 @@ class Run:
 
     def _add_failure(self, phase: str, result: Result, failure: Failure, shown: set[str]) -> None:
         """Count a failure under one aspect of its case; it masks the case's other aspects."""
-        sampler = self.plan.sampler
-        aspect = attributed_to(failure, lambda case: self.harness.try_case(sampler.tied(case)).failure, sampler)
-        if aspect in _OF_NUMBERS:
-            flushing = replace(self.harness, contract=replace(self.harness.contract, subnormals="flush"))
-            if failure.golden is not None and flushing.try_case(failure.case).failure is None:
-                aspect, self.harness = "subnormals", flushing
-            elif aspect == "subnormals":  # wrong among subnormal inputs, and not by what a flush does
-                aspect = "range"
+        aspect = failure.aspect or "numbers"
+        with self.plan.steps.step("finding what a failure depends on"):
+            aspect = self._attributed(failure)
         self.tally += Tally.of(phase, result, {aspect})
         same = {"determinism"} & shown - {aspect} if failure.golden is not None else set()  # the bits were compared
         self.tally += Tally(aspects=dict.fromkeys(same, Aspect("kept", 1)))
@@ -420,6 +425,18 @@ class Run:
         self.ended = not self.plan.settings.every_aspect or self.loss_budget <= 0
         self.harness = replace(self.harness, ignored_aspects=frozenset(self.tally.broken & {"memory", "conduct"}))
 
+    def _attributed(self, failure: Failure) -> str:
+        """Return the aspect that a failure breaks; from a flushed subnormal on, such are flushed in goldens too."""
+        sampler = self.plan.sampler
+        aspect = attributed_to(failure, lambda case: self.harness.try_case(sampler.tied(case)).failure, sampler)
+        if aspect in _OF_NUMBERS:
+            flushing = replace(self.harness, contract=replace(self.harness.contract, subnormals="flush"))
+            if failure.golden is not None and flushing.try_case(failure.case).failure is None:
+                aspect, self.harness = "subnormals", flushing
+            elif aspect == "subnormals":  # wrong among subnormal inputs, and not by what a flush does
+                aspect = "range"
+        return aspect
+
     def try_with_statistics(self, phase: str, case: Case) -> tuple[Result, Result] | None:
         """Try a case, then judge its outputs by the statistical bound. Return both results, or None if the case failed
         or was changed."""
@@ -428,13 +445,15 @@ class Run:
         result = self.attempt(phase, case)
         if result is None or result.failure is not None or result.case != case:
             return None
-        second = judge_statistically(self.harness.oracle, result.case, result)
-        if second.failure is not None:
-            aspect = attributed_to(
-                second.failure, lambda case: failure_or_suspicion(self.harness, sampler.tied(case)), sampler
-            )
-            self.tally += Tally(aspects={aspect: Aspect("suspect", failure=second.failure)})
-        return result, second
+        with self.plan.steps.step(f"a case of {phase}", looks_for_faults=True):
+            second = judge_statistically(self.harness.oracle, result.case, result)
+            if second.failure is not None:
+                aspect = attributed_to(
+                    second.failure, lambda case: failure_or_suspicion(self.harness, sampler.tied(case)), sampler
+                )
+                self.tally += Tally(aspects={aspect: Aspect("suspect", failure=second.failure)})
+            return result, second
+        return None
 
     @cached_property
     def factors(self) -> Factors:
@@ -443,6 +462,11 @@ class Run:
 
     def pairs(self) -> Pairs:
         """Return the pairs of factors that the judged cases cover."""
+        with self.plan.steps.step("counting what was covered"):
+            return self._pairs()
+        return Pairs()
+
+    def _pairs(self) -> Pairs:
         thorough = self.plan.settings.effort == "thorough"
         covering = Covering(self.factors, map(self.plan.sampler.tied, self.judged), triples=thorough)
         covered, feasible = covering.pairs
@@ -460,20 +484,21 @@ class Run:
 def fixed_cases(plan: Plan) -> Iterator[Fixed]:
     """Yield the cases of the phases that are fixed beforehand, each with the name of its phase."""
     sampler = plan.sampler
-    by_phase: dict[str, Iterator[Case]] = {
-        "exact": phases.exact_cases(sampler),
-        "invariants": phases.invariant_cases(sampler, plan.settings.contract),
-        "range": phases.range_cases(sampler),
-        "single_operand": phases.single_operand_cases(sampler),
-        "domain": phases.domain_cases(sampler),
-        "block_boundary": phases.block_boundary_cases(sampler),
-        "aligned": phases.aligned_cases(sampler),
-        "special": phases.special_cases(sampler),
-        "every_number": phases.every_cases(sampler),
-        "bias": phases.bias_cases(sampler),
+    by_phase: dict[str, Callable[[Sampler], Iterator[Case]]] = {
+        "exact": phases.exact_cases,
+        "invariants": partial(phases.invariant_cases, contract=plan.settings.contract),
+        "range": phases.range_cases,
+        "single_operand": phases.single_operand_cases,
+        "domain": phases.domain_cases,
+        "block_boundary": phases.block_boundary_cases,
+        "aligned": phases.aligned_cases,
+        "special": phases.special_cases,
+        "every_number": phases.every_cases,
+        "bias": phases.bias_cases,
     }
     for name, cases in by_phase.items():
-        yield from ((name, case) for case in cases)
+        with plan.steps.step(f"drawing the cases of {name}", looks_for_faults=True):
+            yield from ((name, case) for case in cases(sampler))
 
 
 def cases_beforehand(plan: Plan) -> list[Case]:
