@@ -170,12 +170,14 @@ def range_cases(sampler: Sampler) -> Iterator[Case]:
 
 
 def _factor_cases(sampler: Sampler) -> Iterator[Case]:
-    """Yield cases of factors over their whole range: all at once, then each signed scale alone with both signs and
-    zero.
+    """Yield cases of rows about an epsilon, and of factors over their whole range: all at once, then each signed scale
+    alone with both signs and zero.
 
     In the small cases a scale's first element is negative, so that a scale of one element is negative too; in the
     others it is zero. Alone, because the signs of two scales could cancel.
     """
+    for base in _base_cases(sampler, "faint", ("tile",), most=2):
+        yield _ordinary(base, "faint")
     for base in _base_cases(sampler, "vast", ("small", "tile"), most=2):
         if vast := {tensor.name: "vast" for tensor in base.signature.tensors if "vast" in names_of(tensor)}:
             yield _with_distributions(_ordinary(base), vast)
