@@ -136,8 +136,12 @@ def parts(result: Any, names: tuple[str, ...] = ()) -> tuple[list[Any], str]:
     """
     kind = type(result)
     if issubclass(kind, dict):
-        content = dict(_items(result))
-        result = [content[name] for name in names] if set(names) == set(content) else list(content.values())
+        pairs = list(_items(result))
+        result = [value for _, value in pairs]
+        # No other key is hashed or compared: what its class does would be done only now.
+        content = dict(pairs) if all(type(key) is str for key, _ in pairs) else {}
+        if names and set(names) == set(content):
+            result = [content[name] for name in names]
     elif issubclass(kind, list | tuple):
         result = list(_listed(result) if issubclass(kind, list) else _tupled(result))
     else:
@@ -480,9 +484,10 @@ class _Host:
         """Return the outputs as plain tensors, and [index, class] of the ones that are not plain."""
         plain, odd = [], []
         for index, value in enumerate(outputs[:_MOST_RESULTS]):
-            if type(value) in (int, float, bool):
-                value = torch.tensor(value)
-            if type(value) not in (TENSOR, PARAMETER) or value.layout != torch.strided or value.is_meta:
+            kind = type(value)  # whose class may compare itself to others as it likes
+            if kind is int or kind is float or kind is bool:
+                value, kind = torch.tensor(value), TENSOR
+            if not (kind is TENSOR or kind is PARAMETER) or value.layout != torch.strided or value.is_meta:
                 odd.append([index, type(value).__name__])
                 value = SUBCLASS(DETACH(value), TENSOR) if is_wrapped(value) else NEW(0)
             plain.append(value)
