@@ -44,6 +44,7 @@ CONTIGUOUS, STRIDED, VIEW = torch.Tensor.contiguous, torch.Tensor.as_strided, to
 NUMPY, CPU, COPY, TO = torch.Tensor.numpy, torch.Tensor.cpu, torch.Tensor.copy_, torch.Tensor.to
 UINT8, SUBCLASS, ADDRESS = torch.uint8, torch.Tensor.as_subclass, torch.Tensor.data_ptr
 MULTIPLY, PARAMETER = torch.Tensor.mul, torch.nn.Parameter
+PLAIN, POSITIVE = torch.Tensor.resolve_conj, torch.Tensor.resolve_neg  # of views whose signs are changed when read
 # The encoder in C, no part of which can be replaced.
 _encoder: Any = json.encoder
 _encoded = _encoder.c_make_encoder(None, None, _encoder.c_encode_basestring_ascii, None, ": ", ", ", False, False, True)
@@ -73,7 +74,7 @@ def mapped(tree: Any, function: Any) -> Any:
 
 def content_of(tensor: torch.Tensor) -> Any:
     """Return a contiguous CPU copy of a tensor, and its bytes."""
-    plain = CONTIGUOUS(CPU(DETACH(SUBCLASS(tensor, TENSOR))))
+    plain = CONTIGUOUS(POSITIVE(PLAIN(CPU(DETACH(SUBCLASS(tensor, TENSOR))))))
     flat = STRIDED(plain, (plain.numel(),), (1,))
     return plain, NUMPY(VIEW(flat, UINT8)).tobytes()
 

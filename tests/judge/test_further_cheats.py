@@ -146,6 +146,7 @@ TWINS = {
     "Python's own C": linear(
         "ctypes.pythonapi.PyErr_CheckSignals()\nctypes.CDLL(torch._C.__file__).PyInit__C\nSOFTMAX\nreturn result",
         "import ctypes"),
+    "signs changed when read": linear("SOFTMAX\nreturn torch.complex(x, -result).conj().imag"),
     "named result": linear("SOFTMAX\nreturn {'a': result}"),
     "ordered dict": linear("SOFTMAX\nreturn Own(a=result)", ORDERED),
     "mode": linear("with Mode():\n    SOFTMAX\nreturn result", MODE),
