@@ -407,7 +407,11 @@ class _ProcessApart(Process):
         self.pid = self._holder = self._first_byte()
 
     def _end_below(self) -> None:
-        """Leave it to the system."""
+        """End it, and so the namespace; its first process, where that was taken over, ends with its own parent."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        if not self.ends_within(_TICK):
+            os.kill(self._outer, signal.SIGKILL)
 
 
 class Parent:

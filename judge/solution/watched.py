@@ -53,7 +53,7 @@ _VARIABLES = (
     "HIP", "ROCM", "ROCR", "LC_", "PYTHON", "KMP", "NUMBA", "CUTE", "CUTLASS", "TILELANG", "TVM", "MAX_JOBS", "TF32",
 )  # fmt: skip
 _USUAL_VARIABLES = ("HOME", "PATH", "LANG", "TMPDIR", "TEMP", "TMP", "USER", "CC", "CXX", "LD_LIBRARY_PATH", "PWD")
-_symbol, _C_LIBRARY = _ctypes.dlsym, _ctypes.dlopen("libc.so.6" if sys.platform == "linux" else None, 0)
+_symbol, _C_LIBRARY = _ctypes.dlsym, _ctypes.dlopen("libc.so.6" if sys.platform == "linux" else "libSystem.dylib", 0)
 _C_LIBRARIES = ("libc.", "libc-", "libm.", "libm-", "libpthread", "libdl")
 _OWN_PROC_FILES = ("status", "stat", "statm", "cgroup", "mountinfo")
 _LOADERS = ("serialization.py", "_weights_only_unpickler.py")

@@ -1,5 +1,6 @@
 """A process is asked, watched and ended, whatever it does, and so is what it has started."""
 
+import ctypes
 import mmap
 import os
 import signal
@@ -276,3 +277,23 @@ def test_all_below_a_fork_apart_ends_when_its_parent_is_killed() -> None:
     os.kill(process.pid, signal.SIGKILL)
     assert all(map(is_gone, all_of_them))
     process.kill()
+
+
+@namespaces
+def test_a_fork_apart_ends_though_its_namespaces_first_process_is_held() -> None:
+    def holds(message: bytes) -> bytes:
+        ready, done = os.pipe()
+        if os.fork() == 0:
+            os.setsid()
+            held = ctypes.CDLL(None).ptrace(16, 1, None, None) == 0  # it stops
+            os.write(done, b"1" if held else b"0")
+            time.sleep(600)
+        return os.read(ready, 1)
+
+    process = Process.fork(lambda parent: parent.serve(holds), apart=True)
+    process.submit(b"", 60.0)
+    assert process.result() in (b"0", b"1")  # only root may hold its parent everywhere
+    below, begun = descendants(os.getpid()), time.monotonic()
+    process.kill()
+    assert time.monotonic() - begun < 20
+    assert all(map(is_gone, set(below) - {os.getpid()}))
