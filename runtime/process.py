@@ -46,7 +46,8 @@ _ANSWER, _HEARTBEAT, _COPY = b"a", b"h", b"c"
 _NOTE_BYTES = 1 << 16  # longer notes are cut
 _NO_MESSAGE = "its process sent what is no answer"
 _TICK = 1.0  # seconds between two checks of a silent process
-_MEMORY_TICK = 0.05  # the same with a memory limit
+_MEMORY_TICK = 0.05  # the same with a memory limit, and at least as many times as long as a look at all takes:
+_PAUSES = 20
 _START = 300.0  # seconds that a new interpreter may take for its imports
 _PASSES = 1000  # over a tree of processes that go on to start others
 _GRACE = 10.0  # seconds that a process has to end after it has closed its pipe
@@ -112,7 +113,7 @@ class Process:
         self._code: int | None = None
         self._timeout = 0.0
         self._limit = self._limited(0.0)
-        self._resident, self._note, self._watched = 0, "", -_TICK
+        self._resident, self._note, self._watched, self._looked = 0, "", -_TICK, 0.0
 
     @classmethod
     def fork(cls, main: Callable[[Parent], object], *, apart: bool = False) -> Process:
@@ -310,6 +311,7 @@ class Process:
         if not (self._resident or self.processes) or time.monotonic() < self._watched + self._tick:
             return None
         self._watched, all_of_it = time.monotonic(), descendants(self._holder)
+        self._looked = time.monotonic() - self._watched
         if 0 < self.processes < len(all_of_it):
             return f"it had started more than {self.processes:,} processes", "processes"
         most = self._resident + self.memory
@@ -387,7 +389,7 @@ class Process:
 
     @property
     def _tick(self) -> float:
-        return _MEMORY_TICK if self.memory else _TICK
+        return max(_MEMORY_TICK, _PAUSES * self._looked) if self.memory else _TICK
 
     def _lost(self, kind: str, message: str = "", limit: str = "") -> Lost:
         self.ends_within(0.0 if message else _GRACE)
