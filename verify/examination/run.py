@@ -29,7 +29,7 @@ from assay.verify.cases.at_shape import at_cases
 from assay.verify.cases.case import Case
 from assay.verify.cases.factors import Covering, Factors
 from assay.verify.cases.layouts import LAYOUTS
-from assay.verify.cases.production import GROWTH, LEVELS, production_cases
+from assay.verify.cases.production import GROWTH, LEVELS, large_pairs, production_cases
 from assay.verify.cases.sampler import SMALL, TILE, Sampler
 from assay.verify.cases.stored import stored_cases
 from assay.verify.comparison.error_map import map_of
@@ -111,11 +111,14 @@ def _always(fixed: Fixed) -> bool:
 
     These are: the protocol "alone" (few contracts promise batch invariance), whole tiles (kernels often have a separate
     path for them), what one tensor alone may have, a peak in the last element of a long row, long rows far below zero,
-    and factors over their whole range, of both signs and zero.
+    rows about an epsilon, and factors over their whole range, of both signs and zero.
     """
     phase, case = fixed
     values = {*case.values.values()}
-    kept = {"block_boundary": bool(case.edits) or "below" in values, "range": bool({"vast", "cycled"} & values)}
+    kept = {
+        "block_boundary": bool(case.edits) or "below" in values,
+        "range": bool({"vast", "cycled", "faint"} & values),
+    }
     return case.protocol == "alone" or phase in ("aligned", "domain") or kept.get(phase, False)
 
 
@@ -228,12 +231,13 @@ class Tally(Counts):
         return replace(self.counting(other), aspects=aspects, phases=phases, **sums)
 
 
-CHOSEN = ("variants", "production")
-"""The phases whose cases have sizes that were chosen by observing the kernel, or that models have."""
+CHOSEN = ("variants", "large_pairs", "production")
+"""The phases whose cases have sizes that were chosen by observing the kernel, or that are large."""
 _RISING = ("not tried", "kept", "suspect", "broken")
 _UNDECIDED_SHARE = 0.1  # more undecided and unresolved elements than this are too many for a PASS
 _TIME_LIMIT = 4.0  # the most seconds of a case in a growing series, extrapolated from the case before it
 _VARIANTS_SHARE = 0.25  # of the processor time of the cases before them, that cases of variants may take
+_PAIRS_SHARE = {"quick": 0.0, "usual": 0.1, "thorough": 1.0}  # of the same, for two large sizes at once
 _PRODUCTION_SHARE = {"quick": 0.0, "usual": 0.1, "thorough": 1.0}  # of the same, for sizes of production
 _PRODUCTION_ALWAYS = {"quick": 0, "usual": 0, "thorough": 2}  # levels that are tried whatever they take
 _FEW_PROGRAMS = 12  # of each interpreted launch at such sizes
@@ -525,6 +529,7 @@ def cases_beforehand(plan: Plan) -> list[Case]:
     for series in phases.over_limit_cases(sampler):
         drawn += series
     if settings.effort != "quick":
+        drawn += large_pairs(sampler)
         drawn += [case for level in range(len(LEVELS)) for _, case in production_cases(sampler, level)]
     drawn += at_cases(sampler, settings.at)
     return [sampler.tied(case) for case in (next(phases.ordinary_cases(sampler, "small")), *drawn)]
@@ -609,6 +614,23 @@ def _over_limit(run: Run, name: str) -> None:
             run.progress(name, done, len(series))
             if slow or run.ended:
                 break
+
+
+def _large_pairs(run: Run, name: str) -> None:
+    """Try cases of two large sizes at once, those of least work first, until time is up; at least one."""
+    effort, sampler = run.plan.settings.effort, run.plan.sampler
+    if not _PAIRS_SHARE[effort]:
+        return
+    run.harness = replace(run.harness, most_programs=_FEW_PROGRAMS)
+    cost = (
+        _work_of_some_programs if run.harness.call.watch.launches else lambda case: float(sampler.cost(case.sizes)[1])
+    )
+    limit = CpuLimit(_PAIRS_SHARE[effort] * (_SHORT_RUN + thread_clock()[0] - run.started[0]), thread_clock)
+    for case in run.reporting(name, sorted(large_pairs(sampler), key=cost)):
+        with suppress(DependentPrograms, DefinitionError):  # a reference may refuse sizes that nobody asked for
+            if not limit.is_over():
+                run.attempt(name, case)
+    run.harness = replace(run.harness, most_programs=0)
 
 
 def _production(run: Run, name: str) -> None:
@@ -697,6 +719,7 @@ PHASES: tuple[tuple[str, Callable[[Run, str], None]], ...] = (
     ("lengths", _lengths),
     ("fuzz", _fuzz),
     ("over_limit", _over_limit),
+    ("large_pairs", _large_pairs),
     ("production", _production),
     ("at", _at),
 )
