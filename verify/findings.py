@@ -300,6 +300,7 @@ class Findings:
     through, or nothing was decided; REFUSED, where the contract says nothing about what was asked, or the interpreter
     can't run the kernel. ``cases`` were decided; ``worst`` is the largest |kernel - golden| / radius. ``detectable`` is
     what the check notices at each length examined. ``note`` says why an outcome is neither PASS nor FAIL.
+    ``errors`` are those of the examination's own steps (assay's, the reference's, the machine's), in one line each.
     ``remarks`` name the lines at which a reference's own formula is ill-conditioned, and what that costs; and of a
     failure on a device the reported faults of the compiler that it may come from.
 
@@ -352,6 +353,7 @@ class Findings:
     compile_seconds: Annotated[float, Meta(ge=0)] = 0.0
     target: str = ""
     about: dict[str, str] = field(default_factory=dict)
+    errors: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:

@@ -61,6 +61,7 @@ INPUTS: dict[str, Inputs] = {
         "powers": lambda draws: 2.0**-3 * (draws.uniform() >= 0),
         "signed": lambda draws: 0.5 * draws.normal(),
         "deep": lambda draws: -4.0 - 16.0 * draws.uniform(),  # of which softplus leaves little
+        "late": lambda draws: 4.0 + 8.0 * draws.uniform(),  # which it changes little
         "zeros": lambda draws: np.zeros(draws.shape),
     },
     "a": {

@@ -24,6 +24,7 @@ The cases of the phases from exact to bias are fixed beforehand and come interle
 | fuzz           | cases that cover the pairs of factors that the fixed ones leave (`assay.verify.cases.factors`);   |
 |                | then cases drawn by Hypothesis, which climbs towards larger ratios of error to radius             |
 | over_limit     | more than 65,535 rows, or classes, if smaller cases were quick enough                             |
+| large_pairs    | two large sizes at once, of each pair of symbols (`assay.verify.cases.production`)                |
 | production     | sizes of published models, by default (`assay.verify.cases.production`)                           |
 | at             | sizes of production, if the caller names some (`assay.verify.cases.at_shape`)                     |
 """

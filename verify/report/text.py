@@ -51,7 +51,13 @@ def text_report(result: Findings) -> str:
     lines += [f"  left        {words}; put back" for words in result.left_changed]
     lines += [_row(name, result.aspects[name]) for name in ASPECTS if name in result.aspects]
     for name, aspect in result.violated.items():
-        lines += [f"{name} {aspect.status}{aspect.note and f', {aspect.note}'}", *_finding(aspect)]
+        lines.append(f"{name} {aspect.status}{aspect.note and f', {aspect.note}'}")
+        try:
+            lines += _finding(aspect)
+        except Exception as error:  # the other findings, and the line that repeats this one, are still reported
+            lines += [*_folded("error", f"the report of it: {type(error).__name__}: {error}; please report this")]
+            lines.append(f"  repeat      {aspect.repro}")
+    lines += [line for words in result.errors for line in _folded("error", words)]
     if result.violated and not result.target:
         lines.append("              (this kernel has no importable name: add --target package.module:function)")
     return visible("\n".join(lines))
