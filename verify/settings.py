@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 import msgspec
 
 from assay.formats.format import format_named
-from assay.golden.inputs.values import INTEGERS, format_or_integer
 from assay.golden.registry import Spec, spec
+from assay.golden.signature import INTEGERS, format_or_integer
 from assay.interpreter import check_emulated
 from assay.runtime.environment import changes, with_changes
 from assay.runtime.errors import unknown

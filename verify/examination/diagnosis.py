@@ -87,7 +87,7 @@ def sizes_in_words(failure: Failure, plan: Plan) -> tuple[str, tuple[Fact, ...]]
         """Return the case with ordinary data and this size; None if it isn't admitted."""
         sizes = {**case.sizes, symbol: size}
         known = sampler.shapes.get(symbol) or sampler.definition.sizes.allowed.get(symbol)
-        if (known and size not in known) or not sampler.fits(sizes) or not _is_whole(sizes, sampler):
+        if (known and size not in known) or not sampler.fits(sizes) or not _is_admitted(sizes, case, sampler):
             return None
         seed = case.seed + 31 * draw
         return replace(with_values(case, "normal"), sizes=sizes, edits=(), origin={}, seed=seed)
@@ -107,9 +107,12 @@ def sizes_in_words(failure: Failure, plan: Plan) -> tuple[str, tuple[Fact, ...]]
     return "; ".join(words), tuple(facts)
 
 
-def _is_whole(sizes: Mapping[str, int], sampler: Sampler) -> bool:
-    """Whether each size is a multiple of that of which it must be one."""
-    multiples = sampler.definition.sizes.multiples
+def _is_admitted(sizes: Mapping[str, int], case: Case, sampler: Sampler) -> bool:
+    """Whether each size is a multiple of that of which it must be one, and no less than an option requires."""
+    rules = sampler.definition.sizes
+    multiples, least = rules.multiples, rules.minimum
+    if any(sizes.get(symbol, 0) < int(case.options[option]) for symbol, option in least.items()):
+        return False
     return all(value % max(sizes.get(multiples.get(name, ""), 1), 1) == 0 for name, value in sizes.items())
 
 

@@ -32,6 +32,7 @@ from assay.verify.examination.plan import Plan, make_plan
 from assay.verify.examination.repro import repro_line
 from assay.verify.examination.run import Progress, Run, Tally
 from assay.verify.examination.sensitivity import sensitivity_check
+from assay.verify.examination.steps import in_words
 from assay.verify.findings import Detectable, Pairs, Variant
 from assay.verify.harness import lost_device
 from assay.verify.harness.call import signature_mismatch
@@ -216,7 +217,12 @@ def _planned(
         stack.enter_context(suspended())  # no pretended device here: each call of the kernel pretends one anew
         if (settings.faithful, settings.emission) != (emulated_device(), emulated_emission()):
             stack.enter_context(emulating(settings.faithful, emission=settings.emission))
-        plan = make_plan(kernel, settings, heartbeat)
+        try:
+            plan = make_plan(kernel, settings, heartbeat)
+        except AssayError:
+            raise
+        except Exception as error:
+            raise SettingError(f"these settings can't be examined: {in_words(error)}") from error
         first = plan.sampler.case(lambda values: values[0], style="small")
         if words := signature_mismatch(kernel, first, settings.options):
             raise SettingError(f"kernel: {words}")

@@ -10,6 +10,7 @@ A kind names how a case differs from an ordinary call, whatever the op.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -245,6 +246,7 @@ _LONG_CASE = 1.0  # the most seconds of a case at the next length
 _OVERHEAD = 1000  # sums shorter than this take about as long whatever their length: their time isn't extrapolated
 _MOST_MASKED = 3  # an aspect is given up after this many of its cases failed by another aspect
 _LOSS_COSTS = {"crash": 1, "timeout": 3}  # a hang also costs its time limit
+_NUMBERS_AND_TUPLES = re.compile(r"-?\d+(,? -?\d+)*,?")
 _OF_NUMBERS = {"numbers", "range", "subnormals", "shapes", "layouts"}  # aspects that a flushed subnormal may break
 Progress = Callable[[str, int, int], None]
 
@@ -404,7 +406,8 @@ class Run:
             return None
         elif failure.kind == "refused":
             sampled = (f"{case_label(case)}: refused, {failure.message}",) if case.protocol == AT else ()
-            self.tally += Tally(refused=Counter({failure.message: 1}), refused_chosen=int(phase in CHOSEN), at=sampled)
+            words = next((each for each in self.tally.refused if _alike(each, failure.message)), failure.message)
+            self.tally += Tally(refused=Counter({words: 1}), refused_chosen=int(phase in CHOSEN), at=sampled)
             return None
         else:
             self._add_failure(phase, result, failure, shown)
@@ -479,6 +482,11 @@ class Run:
         for done, item in enumerate(items, 1):
             yield item
             self.progress(phase, done, len(items))
+
+
+def _alike(one: str, other: str) -> bool:
+    """Whether two messages are the same but for numbers, such as sizes."""
+    return one == other or _NUMBERS_AND_TUPLES.sub("#", one) == _NUMBERS_AND_TUPLES.sub("#", other)
 
 
 def fixed_cases(plan: Plan) -> Iterator[Fixed]:

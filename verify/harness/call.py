@@ -38,6 +38,7 @@ from assay.runtime.environment import Environment, environment, in_environment, 
 from assay.runtime.errors import first_line, one_line
 from assay.runtime.modules import asks_for_cuda
 from assay.verify.cases.case import Case, Inputs
+from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.findings import Failure, Kind
 from assay.verify.harness import lost_device
 from assay.verify.harness.compiled import every_variant_compiled
@@ -124,6 +125,12 @@ _NO_CUDA = (
 )
 _OF_A_SIGNATURE = re.compile("unexpected keyword argument|positional argument|missing [0-9]+ required|multiple values")
 _OF_A_DISPATCHER = ("__torch_dispatch__", "dispatch mode", "DispatchMode", "FakeTensor", "Dispatcher")
+
+
+_OF_LAYOUTS = (
+    "; for a kernel that takes contiguous tensors alone: layouts=['contiguous'] (--layout contiguous), or, as a "
+    "documented refusal, refuses=['contiguous']"
+)
 
 
 def failure_of(
@@ -289,6 +296,8 @@ class Call:
                 return failure_of(case, "not_interpreted", f"{_NO_CUDA} ({message})")
             if isinstance(error, TypeError) and _OF_A_SIGNATURE.search(str(error)):
                 message += f"; the kernel is called as {call_in_words(case, self.listed)}"
+            if any(layout != LAYOUTS[0] for layout in case.layouts.values()) and "contiguous" in str(error):
+                message += _OF_LAYOUTS
             crash = failure_of(case, "crash", message, device_lost=loses)
             if poison is None or loses:
                 return crash
