@@ -60,6 +60,8 @@ def test_every_op_has_such_rows() -> None:
     assert all(list(over_limit_cases(sampler(op))) for op in specs())
     rows, classes = (series[-1] for series in over_limit_cases(sampler("cross_entropy")))
     assert (rows.sizes["T"], classes.sizes["V"], classes.values["target"]) == (65_601, 65_601, "last")
+    tables = [series[-1] for series in over_limit_cases(sampler("embedding"))]
+    assert [(case.sizes["V"] > 2**16, case.values["ids"]) for case in tables] == [(False, "uniform"), (True, "last")]
     for series in over_limit_cases(sampler("dequantize_int4")):
         assert all(set(case.sizes) == {"K", "N", "g"} and case.sizes["K"] % case.sizes["g"] == 0 for case in series)
 

@@ -23,7 +23,7 @@ The cases of the phases from exact to bias are fixed beforehand and come interle
 | lengths        | sums of 8 to 65,536 terms of ordinary data, each also judged by the likely size of rounding errors |
 | fuzz           | cases that cover the pairs of factors that the fixed ones leave (`assay.verify.cases.factors`);   |
 |                | then cases drawn by Hypothesis, which climbs towards larger ratios of error to radius             |
-| over_limit     | more than 65,535 rows, or classes, if smaller cases were quick enough                             |
+| over_limit     | more than 65,535 rows, classes or table entries, if smaller cases were quick enough               |
 | large_pairs    | two large sizes at once, of each pair of symbols (`assay.verify.cases.production`)                |
 | production     | sizes of published models, by default (`assay.verify.cases.production`)                           |
 | at             | sizes of production, if the caller names some (`assay.verify.cases.at_shape`)                     |
@@ -170,12 +170,14 @@ def range_cases(sampler: Sampler) -> Iterator[Case]:
 
 
 def _factor_cases(sampler: Sampler) -> Iterator[Case]:
-    """Yield cases of factors over their whole range: all at once, then each signed scale alone with both signs and
-    zero.
+    """Yield cases of rows about an epsilon, and of factors over their whole range: all at once, then each signed scale
+    alone with both signs and zero.
 
     In the small cases a scale's first element is negative, so that a scale of one element is negative too; in the
     others it is zero. Alone, because the signs of two scales could cancel.
     """
+    for base in _base_cases(sampler, "faint", ("tile",), most=2):
+        yield _ordinary(base, "faint")
     for base in _base_cases(sampler, "vast", ("small", "tile"), most=2):
         if vast := {tensor.name: "vast" for tensor in base.signature.tensors if "vast" in names_of(tensor)}:
             yield _with_distributions(_ordinary(base), vast)
@@ -282,15 +284,16 @@ def _aligned(sampler: Sampler, case: Case, wanted: Mapping[str, int]) -> dict[st
 
 
 def over_limit_cases(sampler: Sampler) -> Iterator[Sequence[Case]]:
-    """Yield series of cases that end with more rows, or classes, than 16 bits count. All other sizes are small.
+    """Yield series of cases that end with more rows, classes or entries of a table than 16 bits count. All other sizes
+    are small, and labels and indices the largest there are.
 
     The smaller cases of a series tell how long the last one will take.
     """
     choose = _chooser(sampler, "beyond")
     base = sampler.case(_least, style="small", options=choose(sampler.option_sets()))
     base = _ordinary(base, seed=choose(range(1 << 24)))
-    labels = [tensor for tensor in base.signature.tensors if tensor.role == "label"]
-    for symbol in (_rows(base), *(tensor.bound for tensor in labels)):
+    labels = [tensor for tensor in base.signature.tensors if tensor.role in ("label", "index")]
+    for symbol in dict.fromkeys((_rows(base), *(tensor.bound for tensor in labels))):
         if symbol in sampler.shapes or symbol not in (*base.definition.axes.grid, *sampler.free_symbols(base)):
             continue
         last = {tensor.name: "last" for tensor in labels if tensor.bound == symbol}
