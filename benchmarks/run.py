@@ -1,10 +1,12 @@
-"""Measurements: ``./dev bench [golden | examine | zoo | order | lengths | explanations | launches |
+"""Measurements: ``./dev bench [golden | examine | zoo | order | power | lengths | explanations | launches |
 compilations] ...``,
 the first three by default.
 
-docs/evidence.toml lists most of them as claims. `order` rewrites configs/case_order.toml.
+docs/evidence.toml lists most of them as claims. `order` rewrites configs/case_order.toml. `power` takes ``--sample N``
+faulty kernels of ``--seed S``, writes ``--out FILE``, and shows the figures of another such file, ``--against FILE``.
 """
 
+import argparse
 import multiprocessing
 import platform
 import sys
@@ -135,6 +137,14 @@ def order() -> None:
     measure(console)
 
 
+def power() -> None:
+    """Measure what share of a sample of faulty kernels is found, by effort, by phase and by factor."""
+    from benchmarks.verify.power import measure
+
+    if not measure(console, side_by_side, **POWER):
+        sys.exit(1)
+
+
 def explanations() -> None:
     """Check explanations over a sample of fault models and of kernels of other styles, for four minutes."""
     from benchmarks.verify.explanations import measure
@@ -158,13 +168,23 @@ def compilations() -> None:
 
 TASKS = {"golden": golden, "examine": examination, "zoo": zoo}
 BY_NAME_ONLY = {"order": order, "lengths": lengths, "explanations": explanations, "launches": launches}
-BY_NAME_ONLY |= {"compilations": compilations}
+BY_NAME_ONLY |= {"compilations": compilations, "power": power}
+POWER: dict[str, Any] = {}
+"""The options of `power`."""
 
 
 def main() -> int:
     """Run the tasks named on the command line."""
-    names = sys.argv[1:] or list(TASKS)
     tasks = TASKS | BY_NAME_ONLY
+    parser = argparse.ArgumentParser(prog="bench", description=f"tasks: {', '.join(tasks)}")
+    parser.add_argument("tasks", nargs="*", metavar="TASK")
+    parser.add_argument("--sample", type=int, default=48, metavar="N", help="faulty kernels of power; 8 take a minute")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--out", type=Path, default=Path("build/power.json"), metavar="FILE", help="figures of power")
+    parser.add_argument("--against", type=Path, metavar="FILE", help="such a file of another commit")
+    options = vars(parser.parse_args())
+    names = options.pop("tasks") or list(TASKS)
+    POWER.update(options)
     foreign = [name for name in names if name not in tasks]
     if foreign:
         print(f"bench: unknown task {foreign[0]!r}; there are: {', '.join(tasks)}", file=sys.stderr)

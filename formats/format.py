@@ -216,11 +216,11 @@ FORMATS: dict[str, Format] = {row.name: row for row in _ROWS}
 """The known formats by name, as torch and ml_dtypes spell it."""
 
 _OTHER_NAMES = {
-    "float64": "fp64 double",
-    "float32": "fp32 float",
+    "float64": "fp64 f64 double",
+    "float32": "fp32 f32 float",
     "tf32": "tensorfloat32",
     "bfloat16": "bf16",
-    "float16": "fp16 half",
+    "float16": "fp16 f16 half",
     "float8_e4m3fn": "e4m3fn e4m3 fp8_e4m3",
     "float8_e4m3fnuz": "e4m3fnuz",
     "float8_e5m2": "e5m2 fp8_e5m2",
@@ -229,6 +229,8 @@ _OTHER_NAMES = {
     "float6_e3m2fn": "e3m2fn e3m2",
     "float4_e2m1fn": "e2m1fn e2m1 fp4 float4_e2m1fn_x2",  # _x2: torch's dtype for a byte with two of them
     "float8_e8m0fnu": "e8m0fnu e8m0",
+    "int8": "i8",
+    "uint8": "u8",
 }
 ALIASES: dict[str, str] = {alias: name for name, aliases in _OTHER_NAMES.items() for alias in aliases.split()}
 """Short and other names, each with its name in `FORMATS`."""

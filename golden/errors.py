@@ -15,6 +15,10 @@ class DefinitionError(AssayError, ValueError):
     """An invalid definition of an op: its name is taken, or its module can't be imported."""
 
 
+class ReferenceRefuses(DefinitionError):
+    """A reference raised an error of its own, mostly for sizes that it doesn't take."""
+
+
 class OptionError(AssayError, ValueError):
     """An option that the op doesn't have, or a value that the option doesn't accept."""
 

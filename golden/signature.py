@@ -4,8 +4,8 @@ A signature is written as text, ``"a:float8_e4m3fn[M,K], scale[M,ceil(K/128)]=sc
 
 - ``name[dims]``: dimensions are symbols (``M``) or arithmetic of them (``K/2``, ``2*F``, ``2*L+1``, ``ceil(K/128)``,
   ``1``);
-- ``name:dtype[dims]``: a tensor whose dtype the op fixes (``fp8``: any 8-bit float, e4m3 unless another is examined);
-  without it the tensor has the dtype under examination;
+- ``name:dtype[dims]``: a tensor whose dtype the op fixes, by its full or short name (``bf16``, ``f32``, ``i64``;
+  ``fp8``: any 8-bit float, e4m3 unless another is examined); without it the tensor has the dtype under examination;
 - ``name[dims]=role``: the meaning of its numbers, which decides how they are drawn: ``real`` (the default), ``scale``,
   ``weight`` (a share, between 0 and 1), ``angle`` (between -1 and 1), ``slope`` (positive, at most 1), ``code(n)``
   (integers below n), ``index(E)`` (integers below the symbol E), ``length(n*m)`` (integers up to n m, inclusive; m is
@@ -33,8 +33,15 @@ from fractions import Fraction
 from functools import cache
 from typing import Any
 
+from assay.formats.errors import UnknownFormat
+from assay.formats.format import ALIASES, FORMATS, format_named
 from assay.golden.errors import ShapeError
+from assay.runtime.errors import did_you_mean
 
+INTEGERS = ("bool", "int16", "int32", "int64")
+"""Dtypes of indices, counts and masks, which are no formats of numbers."""
+_SHORT_INTEGERS = {"i16": "int16", "i32": "int32", "i64": "int64"}
+_ANY_FP8 = "fp8"
 _SYMBOL = re.compile(r"\b[A-Za-z]\w*\b(?!\()")
 DOMAINS = ("in", "simplex", "sorted", "spd")
 """Roles of real numbers that only numbers of a domain may have."""
@@ -176,7 +183,7 @@ class Signature:
 def parse(text: str) -> Signature:
     """Return the `Signature` of a text; this module's docstring has the grammar.
 
-    Raises `ValueError` of one line, with the character at which the text isn't in the grammar.
+    Raises `SignatureError` of one line, with the character at which the text isn't in the grammar.
     """
     reader = _Reader(text)
     tensors, relations = [], {}
@@ -202,6 +209,18 @@ def parse(text: str) -> Signature:
     return Signature(tuple(_related(t, relations) for t in tensors), tuple(_related(t, relations) for t in results))
 
 
+def check_sizes_of_results(text: str) -> None:
+    """Raise `SignatureError` if a result has a symbol that no input has, so that no call determines it."""
+    signature, begin = parse(text), text.index("->")
+    for symbol in dict.fromkeys(
+        name for tensor in signature.returns for dim in tensor.dims for name in symbols_in(dim)
+    ):
+        if symbol not in signature.symbols:
+            at = re.compile(rf"[\[,(*/+-]\s*({re.escape(symbol)})\b").search(text, begin)
+            sizes = ", ".join(signature.symbols)
+            raise _Reader(text).error(f"a size of an input ({sizes})", at.start(1) if at else begin)
+
+
 def _related(tensor: TensorSpec, relations: Mapping[str, str]) -> TensorSpec:
     """Return the tensor with the expressions of related sizes in place of their symbols."""
 
@@ -217,6 +236,20 @@ def _related(tensor: TensorSpec, relations: Mapping[str, str]) -> TensorSpec:
     return replace(tensor, dims=tuple(map(replaced, tensor.dims)), bound=replaced(tensor.bound))
 
 
+class SignatureError(ValueError):
+    """A text that isn't in the grammar; ``marked`` is the text with a caret where it isn't."""
+
+    def __init__(self, message: str, marked: str) -> None:
+        super().__init__(message)
+        self.marked = marked
+
+
+def format_or_integer(name: str) -> str:
+    """Return the full name of a dtype."""
+    name = _SHORT_INTEGERS.get(name, name)
+    return name if name in INTEGERS else format_named(name).name
+
+
 class _Reader:
     """Reads a signature from left to right."""
 
@@ -226,12 +259,13 @@ class _Reader:
     def _skip_blanks(self) -> None:
         self._at += len(self._text[self._at :]) - len(self._text[self._at :].lstrip())
 
-    def error(self, expected: str, at: int | None = None) -> ValueError:
+    def error(self, expected: str, at: int | None = None, hint: str = "") -> SignatureError:
         """Return the error that something else was expected at a position, by default the present one."""
         at = self._at if at is None else at
         rest = self._text[at:].strip()
         got = repr(rest if len(rest) <= _SHOWN else rest[:_SHOWN] + "...") if rest else "the end"
-        return ValueError(f"signature: expected {expected} at character {at + 1}, got {got}")
+        message = f"signature: expected {expected} at character {at + 1}, got {got}{hint}"
+        return SignatureError(message, f"{self._text[:at]}^{self._text[at:]}")
 
     def is_at(self, pattern: str) -> bool:
         """Whether the pattern comes next, after blanks."""
@@ -262,7 +296,7 @@ class _Reader:
         """Read a tensor."""
         keyword = self.is_at(r"\*") and bool(self.take(r"\*"))
         name = self.take(r"[A-Za-z_]\w*", "the name of a tensor")
-        dtype = self.take(r"\w+", "a dtype") if self.is_at(":") and self.take(":") else None
+        dtype = self._dtype() if self.is_at(":") and self.take(":") else None
         if has_shape := self.is_at(r"\["):
             self.take(r"\[")
         elif not is_result:
@@ -276,6 +310,17 @@ class _Reader:
             self.take(r"\]")
         made = TensorSpec(name, tuple(dims), dtype, keyword=keyword, has_shape=has_shape)
         return self._with_role(made) if self.is_at("=") and self.take("=") else made
+
+    def _dtype(self) -> str:
+        """Read a dtype, by any of its names."""
+        self._skip_blanks()
+        at = self._at
+        name = self.take(r"\w+", "a dtype")
+        try:
+            return name if name == _ANY_FP8 else format_or_integer(name)
+        except UnknownFormat:
+            names = (*FORMATS, *ALIASES, *INTEGERS, *_SHORT_INTEGERS, _ANY_FP8)
+            raise self.error("a dtype", at, did_you_mean(name, names)) from None
 
     def _with_role(self, tensor: TensorSpec) -> TensorSpec:
         self._skip_blanks()

@@ -55,7 +55,7 @@ _STACK = {
 }
 _READ = "object.__getattr__"
 _TRACING = {"sys.settrace", "sys.setprofile", "sys.monitoring.register_callback"}
-_PROCESSES = {"subprocess.Popen", "os.system", "os.fork", "os.posix_spawn"}
+_PROCESSES = {"subprocess.Popen", "os.system", "os.fork", "os.forkpty", "os.posix_spawn"}
 _NETWORK = {"socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo"}
 _SINGLE = {
     "os.kill": "signals-processes",

@@ -160,26 +160,48 @@ def kill_children_since(moment: float) -> None:
 
     ``moment`` is by the monotonic clock. No effect without Linux's /proc.
     """
-    begun, parent = {}, {}
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, ValueError, IndexError):
-            pid, fields = int(file.parent.name), _fields(file)
-            parent[pid], begun[pid] = int(fields[1]), int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    if not begun:
+    below = {pid: _begun(pid) for pid in descendants(os.getpid())[1:]}
+    if not below:
         return
     since = moment - time.monotonic() + time.clock_gettime(time.CLOCK_BOOTTIME)
-    for pid in sorted(begun, key=begun.__getitem__):
-        if begun[pid] >= since - 0.02 and _descends(pid, parent):
+    for pid in sorted(below, key=below.__getitem__):
+        if below[pid] >= since - 0.02:
             with suppress(OSError):
                 if SHARED_WORKERS not in Path(f"/proc/{pid}/cmdline").read_bytes():
                     os.kill(pid, signal.SIGKILL)
 
 
-def _descends(pid: int, parent: dict[int, int]) -> bool:
-    above = parent.get(pid, 0)
-    return above == os.getpid() or (above > 1 and _descends(above, parent))
+def _begun(pid: int) -> float:
+    """Return when a process began, in seconds since the machine's start; 0 if it has ended."""
+    with suppress(OSError, IndexError, ValueError):
+        return int(_fields(Path(f"/proc/{pid}/stat"))[19]) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes below a process that haven't ended, and itself, by Linux's /proc."""
+    children: dict[int, list[int]] = {}
+    for entry in os.scandir("/proc") if os.path.isdir("/proc") else ():
+        if entry.name.isdigit():
+            with suppress(OSError, ValueError):  # it has ended
+                fields = _fields(Path(entry.path, "stat"))
+                if fields[0] != "Z" or int(fields[17]) > 1:  # its first thread may end before the others
+                    children.setdefault(int(fields[1]), []).append(int(entry.name))
+    results = [pid]
+    for each in results:
+        results += children.get(each, [])
+    return results
+
+
+def spent_below(pid: int) -> float:
+    """Return the seconds of processor time of the processes below a process."""
+    spent = 0.0
+    for each in descendants(pid)[1:]:
+        with suppress(OSError, IndexError):  # it has ended
+            spent += process_clock(each)()[1]
+    return spent
 
 
 def _fields(file: Path) -> list[str]:
     """Return the fields of a stat file of /proc after the name: state, parent, ..."""
-    return file.read_text().rpartition(")")[2].split()
+    return file.read_text(errors="replace").rpartition(")")[2].split()

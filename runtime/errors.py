@@ -30,11 +30,16 @@ class EngineError(AssayError):
 _MOST_NAMES = 24  # in a message
 
 
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Return ``; did you mean 'softmax'?`` for a name near a known one; else empty."""
+    close = difflib.get_close_matches(str(name), sorted(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     """Return ``unknown spec 'sofmax'; did you mean 'softmax'? (known: ...)``; of many known names, the nearest."""
     names = sorted(known)
-    close = difflib.get_close_matches(str(name), names, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(name, names)
     shown = names if len(names) <= _MOST_NAMES else difflib.get_close_matches(str(name), names, n=8, cutoff=0.0)
     more = f", and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
     return f"unknown {kind} {name!r}{hint} (known: {', '.join(shown) or 'none'}{more})"

@@ -36,8 +36,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import IO, Any
 
-from assay.runtime.deadline import SHARED_WORKERS, CpuLimit, process_clock, queue_clock
-from assay.runtime.sandbox import Sandbox
+from assay.runtime.deadline import SHARED_WORKERS, CpuLimit, descendants, process_clock, queue_clock, spent_below
+from assay.runtime.sandbox import Sandbox, call_filter, close_all_but, enter_namespace
 
 GIB = 2**30
 MOST_PROCESSES = 1024
@@ -46,7 +46,8 @@ _ANSWER, _HEARTBEAT, _COPY = b"a", b"h", b"c"
 _NOTE_BYTES = 1 << 16  # longer notes are cut
 _NO_MESSAGE = "its process sent what is no answer"
 _TICK = 1.0  # seconds between two checks of a silent process
-_MEMORY_TICK = 0.05  # the same with a memory limit
+_MEMORY_TICK = 0.05  # the same with a memory limit, and at least as many times as long as a look at all takes:
+_PAUSES = 20
 _START = 300.0  # seconds that a new interpreter may take for its imports
 _PASSES = 1000  # over a tree of processes that go on to start others
 _GRACE = 10.0  # seconds that a process has to end after it has closed its pipe
@@ -73,21 +74,16 @@ from assay.runtime.process import Parent
 main(Parent(pipe), *arguments)
 """
 
-_TEST_RUNNERS = ("PYTEST", "ASSAY", "HYPOTHESIS", "COV_")  # prefixes of variables that reveal a test run
-
-
-def clean_environment() -> dict[str, str]:
-    """Return the environment variables, without any that reveals a test runner."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(_TEST_RUNNERS)}
-
 
 @dataclass(frozen=True)
 class Lost:
-    """A process that did not return: "crash" or "timeout", how it ended, and its last note."""
+    """A process that did not return: "crash" or "timeout", how it ended, its last note, and the limit it exceeded:
+    "memory", "processes" or none."""
 
     kind: str
     message: str
     note: str = ""
+    limit: str = ""
 
 
 class Process:
@@ -105,7 +101,7 @@ class Process:
 
     def __init__(self, pid: int, pipe: Connection, *, log: IO[bytes] | None = None, ready: bool = False) -> None:
         self.pid, self.pipe = pid, pipe
-        self._holder = pid
+        self._outer = self._holder = pid
         self.on_heartbeat: Callable[[float], None] | None = None
         self.memory, self.processes, self.largest = 0, 0, _LARGEST
         self.heartbeats, self.longest = float("inf"), float("inf")
@@ -117,12 +113,18 @@ class Process:
         self._code: int | None = None
         self._timeout = 0.0
         self._limit = self._limited(0.0)
-        self._resident, self._note, self._watched = 0, "", -_TICK
+        self._resident, self._note, self._watched, self._looked = 0, "", -_TICK, 0.0
 
     @classmethod
-    def fork(cls, main: Callable[[Parent], object]) -> Process:
-        """Fork this process; the copy calls ``main`` and ends."""
+    def fork(cls, main: Callable[[Parent], object], *, apart: bool = False) -> Process:
+        """Fork this process; the copy calls ``main`` and ends.
+
+        ``apart``: in a namespace of its own (`enter_namespace`, where `has_namespaces`).
+        """
         pipe, other = Pipe()
+        if apart:
+            with socket.fromfd(pipe.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as receiver:
+                _pass_credentials(receiver, True)
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
@@ -132,7 +134,7 @@ class Process:
             pid = os.fork()
         if pid:
             other.close()
-            return cls(pid, pipe, ready=True)
+            return _ProcessApart(pid, pipe) if apart else cls(pid, pipe, ready=True)
         status = _FAILED
         try:
             os.setsid()
@@ -140,7 +142,11 @@ class Process:
                 ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() == parent:
                 pipe.close()
-                _close_all_but(other.fileno())
+                if apart:
+                    enter_namespace()
+                    os.setsid()
+                    os.write(other.fileno(), b"p")
+                close_all_but(other.fileno())
                 main(Parent(other))
             status = 0
         finally:
@@ -194,6 +200,19 @@ class Process:
         child.returncode = 0  # `alive` and `kill` wait for it
         return cls(child.pid, pipe, log=log)
 
+    def _first_byte(self) -> int:
+        """Receive the process's first byte; return its sender's number in this namespace, 0 where that isn't Linux's.
+
+        Raises `OSError` if none comes.
+        """
+        data, about = b"", list[tuple[int, int, bytes]]()
+        if _ready(self._socket, select.POLLIN, _START):
+            data, about, _, _ = self._socket.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
+        if data != b"p":
+            raise OSError("the forked process has ended at once")
+        _pass_credentials(self._socket, False)
+        return next((_CREDENTIALS.unpack(data)[0] for _, _, data in about), 0)
+
     @property
     def alive(self) -> bool:
         """Return whether it is still running."""
@@ -203,12 +222,12 @@ class Process:
 
     def _exit_code(self, *, wait: bool = False) -> int | None:
         """Return its exit code, None while it runs; ``wait`` for its end."""
-        pid, status = os.waitpid(self.pid, 0 if wait else os.WNOHANG)
+        pid, status = os.waitpid(self._outer, 0 if wait else os.WNOHANG)
         return os.waitstatus_to_exitcode(status) if pid else None
 
     def _limited(self, seconds: float) -> CpuLimit:
         return CpuLimit(
-            seconds, process_clock(self.pid), queued=queue_clock(self.pid), others=lambda: _spent_below(self.pid)
+            seconds, process_clock(self.pid), queued=queue_clock(self.pid), others=lambda: spent_below(self.pid)
         )
 
     def submit(self, message: bytes, timeout: float) -> float:
@@ -281,23 +300,24 @@ class Process:
         if not alive:
             return self._lost("crash")
         if breach := self._breach():
-            return self._lost("crash", breach)
+            return self._lost("crash", *breach)
         if self._limit.is_over():
             limit = self._limit.seconds
             return self._lost("timeout", f"nothing came back for {limit:g} s, and it could not be interrupted")
         return None
 
-    def _breach(self) -> str:
-        """Return which limit it and its children exceed, in words; looked for at most once in a tick."""
+    def _breach(self) -> tuple[str, str] | None:
+        """Return how it and its children exceed a limit, and which; looked for at most once in a tick."""
         if not (self._resident or self.processes) or time.monotonic() < self._watched + self._tick:
-            return ""
+            return None
         self._watched, all_of_it = time.monotonic(), descendants(self._holder)
+        self._looked = time.monotonic() - self._watched
         if 0 < self.processes < len(all_of_it):
-            return f"it had started more than {self.processes:,} processes"
+            return f"it had started more than {self.processes:,} processes", "processes"
         most = self._resident + self.memory
         if self._resident and _held(all_of_it, most) > most:
-            return f"it held more than {self.memory / GIB:.3g} GiB of memory"
-        return ""
+            return f"it held more than {self.memory / GIB:.3g} GiB of memory", "memory"
+        return None
 
     def limit_from_now(self) -> None:
         """Count the memory that it may hold from what it holds now."""
@@ -369,16 +389,31 @@ class Process:
 
     @property
     def _tick(self) -> float:
-        return _MEMORY_TICK if self.memory else _TICK
+        return max(_MEMORY_TICK, _PAUSES * self._looked) if self.memory else _TICK
 
-    def _lost(self, kind: str, message: str = "") -> Lost:
+    def _lost(self, kind: str, message: str = "", limit: str = "") -> Lost:
         self.ends_within(0.0 if message else _GRACE)
         code, last = self.kill(), self.last_words()[:200]
         ending = f"the process ended itself with status {code}"
         if code < 0:
             with suppress(ValueError):
                 ending = f"the process was ended by {signal.Signals(-code).name}"
-        return Lost(kind, message or ending + (f" ({last})" if last else ""), self._note)
+        return Lost(kind, message or ending + (f" ({last})" if last else ""), self._note, limit)
+
+
+class _ProcessApart(Process):
+    """A process in a namespace, which ends with it; ``outer`` is its parent there, and ends as it does."""
+
+    def __init__(self, outer: int, pipe: Connection) -> None:
+        super().__init__(outer, pipe, ready=True)
+        self.pid = self._holder = self._first_byte()
+
+    def _end_below(self) -> None:
+        """End it, and so the namespace; its first process, where that was taken over, ends with its own parent."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        if not self.ends_within(_TICK):
+            os.kill(self._outer, signal.SIGKILL)
 
 
 class Parent:
@@ -466,29 +501,6 @@ def _message_of(received: bytearray, largest: int) -> bytes | None:
     return message
 
 
-def _close_all_but(kept: int) -> None:
-    """Close all files but the standard ones and ``kept``: a kernel must not find the pipes of this process's parent."""
-    for descriptor in [int(name) for name in os.listdir("/dev/fd")]:
-        if descriptor > 2 and descriptor != kept:
-            with suppress(OSError):  # the listed folder's own
-                os.close(descriptor)
-
-
-def descendants(pid: int) -> list[int]:
-    """Return the processes below a process that haven't ended, and itself, by Linux's /proc."""
-    children: dict[int, list[int]] = {}
-    for entry in os.scandir("/proc") if os.path.isdir("/proc") else ():
-        if entry.name.isdigit():
-            with suppress(OSError, ValueError):  # it has ended
-                fields = Path(entry.path, "stat").read_text(errors="replace").rpartition(")")[2].split()
-                if fields[0] != "Z" or int(fields[17]) > 1:  # its first thread may end before the others
-                    children.setdefault(int(fields[1]), []).append(int(entry.name))
-    results = [pid]
-    for each in results:
-        results += children.get(each, [])
-    return results
-
-
 def detached_from(pid: int) -> list[int]:
     """Return the processes below a process that have left its session; those that torch starts to compile don't count.
 
@@ -512,15 +524,6 @@ def _compiles(pid: int) -> bool:
         return False
 
 
-def _spent_below(pid: int) -> float:
-    """Return the seconds of processor time of the processes below a process."""
-    spent = 0.0
-    for each in descendants(pid)[1:]:
-        with suppress(OSError, IndexError):  # it has ended
-            spent += process_clock(each)()[1]
-    return spent
-
-
 def _held(processes: list[int], most: float = 0.0) -> int:
     """Return the bytes of memory that these processes hold, at least if they are more than ``most``.
 
@@ -532,20 +535,29 @@ def _held(processes: list[int], most: float = 0.0) -> int:
 
 
 def _resident(pid: int) -> int:
-    """Return the bytes of memory that a process holds; 0 if unknown."""
+    """Return the bytes of memory that a process holds, without its pages of files; 0 if unknown."""
     with suppress(OSError):
         # A first thread that has ended holds nothing.
-        return _pages(str(pid), 1) or max(_pages(f"{pid}/task/{task}", 1) for task in os.listdir(f"/proc/{pid}/task"))
+        return _kib(f"{pid}/status", _HELD) or max(
+            _kib(f"{pid}/task/{task}/status", _HELD) for task in os.listdir(f"/proc/{pid}/task")
+        )
     return 0
 
 
 def _proportional(pid: int) -> int:
     """Return the bytes of memory that a process holds, its share of pages that others hold too."""
     with suppress(OSError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) << 10
+        return _kib(f"{pid}/smaps_rollup", _SHARE)
     return _resident(pid)
+
+
+_HELD, _SHARE = ("RssAnon:", "RssShmem:"), ("Pss_Anon:", "Pss_Shmem:")
+
+
+def _kib(file: str, names: tuple[str, ...]) -> int:
+    """Return the sum of these lines of a file of /proc, in bytes."""
+    lines = Path("/proc", file).read_text(errors="replace").splitlines()
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(names))
 
 
 def _pages(process: str, column: int) -> int:
@@ -619,6 +631,11 @@ def _serve_forks(pipe, serve):
     with __import__("contextlib").suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: what a process leaves behind is this one's child
         ctypes.CDLL(None).prctl(4, 0)  # PR_SET_DUMPABLE: no process may trace this one
+    if _refused and os.getpid() == 1:  # in a sandbox, before any code that nobody trusts
+        class Program(ctypes.Structure):
+            _fields_ = [("steps", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
+        # A filter of calls (1), which doesn't slow the processor down (4).
+        ctypes.CDLL(None).syscall(ctypes.c_long(_seccomp), 1, 4, ctypes.byref(Program(len(_refused) // 8, _refused)))
     while True:
         try:
             what, pid = pipe.recv_bytes().decode().split()
@@ -685,7 +702,8 @@ class ForkServer:
         sandbox: Sandbox | None = None,
     ) -> None:
         rest = f"\n_serve_forks(connection.Connection(pipe), {serve})\n"
-        text = f"{body}\n{_SERVER}\nfrom multiprocessing import connection{rest}"
+        calls = "_seccomp, _refused = {!r}, {!r}".format(*call_filter())
+        text = f"{body}\n{calls}\n{_SERVER}\nfrom multiprocessing import connection{rest}"
         self._process = Process.start_plain(text, environment=environment, quiet=quiet, sandbox=sandbox)
         self.pid, self.boxed = self._process.pid, sandbox is not None
 
@@ -774,19 +792,6 @@ class _ForkedProcess(Process):
         self.pid = self._first_byte() or number
         # What it detaches is the server's child; what others hold outside of a sandbox isn't this one's.
         self._holder = server.pid if server.boxed else self.pid
-
-    def _first_byte(self) -> int:
-        """Receive the process's first byte; return its sender's number in this namespace, 0 where that isn't Linux's.
-
-        Raises `OSError` if none comes.
-        """
-        data, about = b"", list[tuple[int, int, bytes]]()
-        if _ready(self._socket, select.POLLIN, _START):
-            data, about, _, _ = self._socket.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
-        if data != b"p":
-            raise OSError("the forked process has ended at once")
-        _pass_credentials(self._socket, False)
-        return next((_CREDENTIALS.unpack(data)[0] for _, _, data in about), 0)
 
     def _end_below(self) -> None:
         """Leave what has a session of its own to the server, which counts it (`ForkServer.clean`)."""

@@ -211,7 +211,8 @@ class Aspect:
     a ``map`` of the wrong output before shrinking and a ``sample``, the numbers of the shrunk case. ``not_asked`` names
     fault models that themselves failed while it was explained. ``known`` says at which sizes it fails and at which not,
     and without an explanation on which data; ``facts`` were measured on the kernel. ``note`` says why it wasn't tried,
-    or that the fault of a graver aspect broke it too.
+    or that the fault of a graver aspect broke it too. ``repeated`` says what the repeat line gave in a fresh process,
+    if it was run there (`assay verify` and pytest run that of the gravest failure).
     """
 
     status: Status = "not tried"
@@ -226,6 +227,7 @@ class Aspect:
     note: str = ""
     known: str = ""
     facts: tuple[Fact, ...] = ()
+    repeated: str = ""
 
 
 _NOTHING = Aspect()
@@ -300,6 +302,7 @@ class Findings:
     through, or nothing was decided; REFUSED, where the contract says nothing about what was asked, or the interpreter
     can't run the kernel. ``cases`` were decided; ``worst`` is the largest |kernel - golden| / radius. ``detectable`` is
     what the check notices at each length examined. ``note`` says why an outcome is neither PASS nor FAIL.
+    ``errors`` are those of the examination's own steps (assay's, the reference's, the machine's), in one line each.
     ``remarks`` name the lines at which a reference's own formula is ill-conditioned, and what that costs; and of a
     failure on a device the reported faults of the compiler that it may come from.
 
@@ -352,6 +355,7 @@ class Findings:
     compile_seconds: Annotated[float, Meta(ge=0)] = 0.0
     target: str = ""
     about: dict[str, str] = field(default_factory=dict)
+    errors: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 import msgspec
 
 from assay.formats.format import format_named
-from assay.golden.inputs.values import INTEGERS, format_or_integer
 from assay.golden.registry import Spec, spec
+from assay.golden.signature import INTEGERS, format_or_integer
 from assay.interpreter import check_emulated
 from assay.runtime.environment import changes, with_changes
 from assay.runtime.errors import unknown
@@ -295,8 +295,8 @@ def _sizes(symbol: str, sizes: Any) -> Sequence[int] | str:
 
 
 def _layouts(layouts: Any) -> tuple[str, ...]:
-    if isinstance(layouts, str) or not isinstance(layouts, Sequence):
-        raise SettingError(f"layouts={layouts!r}; expected a list of layouts")
+    if isinstance(layouts, str) or not isinstance(layouts, Sequence) or not layouts:
+        raise SettingError(f"layouts={layouts!r}; expected a list of layouts, e.g. {list(LAYOUTS[:1])}")
     for layout in layouts:
         if layout not in LAYOUTS:
             raise SettingError(f"layouts: {unknown('layout', layout, LAYOUTS)}")

@@ -121,12 +121,17 @@ class Call:
             raise DefinitionError(f"{self.spec.name}: IndexError: {error}; {_AXES_ARE_KEPT}") from error
         results, expected = results if isinstance(results, tuple) else (results,), self.signature.returns
         if len(results) != len(expected):
+            names = ", ".join(map(str, expected))
             raise DefinitionError(
-                f"{self.spec.name}: its definition gives {len(results)} results; expected {len(expected)}"
+                f"{self.spec.name}: its definition gives {len(results)} results; expected {len(expected)} ({names})"
             )
         for tensor, result in zip(expected, results, strict=True):
-            if len(result.shape) != len(tensor.dims):
-                shape = list(map(int, result.shape))
+            shape = list(map(int, result.shape))
+            if self.spec.needs_dtypes and tuple(shape) != (stated := tensor.shape(self.sizes)):
+                sizes = ", ".join(f"{symbol}={size}" for symbol, size in self.sizes.items())
+                words = f"is stated as {tensor}, {list(stated)} at {sizes}, and the reference gives {shape}"
+                raise DefinitionError(f"tensors=: {self.spec.name}: {words}; state what it gives")
+            if len(shape) != len(tensor.dims):
                 raise DefinitionError(f"{self.spec.name}: {tensor} came with the shape {shape}; {_AXES_ARE_KEPT}")
         return results
 

@@ -179,6 +179,8 @@ REAL: dict[str, Callable[[Draws], Array]] = {
     ),
     # Nearly the same numbers in all tensors, so that differences between them lose most digits.
     "alike": lambda d: normal(bits(d.seed, "alike", d.shape, start=d.start, ignore=d.tied)) + 2.0**-8 * d.normal(),
+    # Rows about the square root of an epsilon, or an epsilon itself, of 1e-8 to 1e-3.
+    "faint": lambda d: d.normal() * power_of_two(-8 - integers(d.bits("row", ignore=[-1]), 21)),
     "sparse": lambda d: d.normal() * (integers(d.bits("sparse"), 16) == 0),
     "zeros": lambda d: np.zeros(d.shape),
     "ones": lambda d: np.ones(d.shape),
@@ -190,14 +192,14 @@ KINDS = {
     "cancelling": ("cancelling", "seesaw"),
     "of a large mean": ("large_mean", "above", "below", "remote"),
     "large": ("loud", "extremes", "near_overflow", "lowest"),
-    "small": ("small", "subnormal"),
+    "small": ("small", "subnormal", "faint"),
     "of a wide range": ("wide", "steep", "peaked", "lognormal", "patterns", "outliers", "loud_rows"),
     "sorted": ("ascending", "descending"),
     "alike": ("alike",),
     "sparse": ("sparse", "zeros"),
 }
 """Kinds of `REAL`'s distributions, each of which reveals much the same faults."""
-GENERAL = tuple(name for name in REAL if name not in {"zeros", "ones"})
+GENERAL = tuple(name for name in REAL if name not in {"zeros", "ones", "faint"})
 EXACT = ("integers", "powers", "one_hot", "ties", "seesaw")
 RELATIVE = ("patterns", "near_overflow", "lowest", "subnormal")  # made to the measure of the format
 RANGE = (
@@ -215,7 +217,7 @@ RANGE = (
 )
 EXTREME = frozenset(RANGE) | {
     "lognormal", "outliers", "loud_rows", "cancelling", "constant_rows", "large_mean", "peaked", "seesaw",
-    "far", "ends", "large", "deep", "vast",
+    "far", "ends", "large", "deep", "vast", "faint",
 }  # fmt: skip
 """Far from one, or cancelling; what isn't among these is ordinary."""
 ROLES: dict[str, dict[str, Callable[[Draws], Array]]] = {

@@ -37,13 +37,11 @@ from assay.golden.inputs.distributions import (
     pair_values,
 )
 from assay.golden.inputs.domains import drawn_in_domain, into_domain
-from assay.golden.signature import DOMAINS, TensorSpec, dimension
+from assay.golden.signature import DOMAINS, INTEGERS, TensorSpec, dimension, format_or_integer
 from assay.runtime.errors import unknown
 
 VERSION = 1  # of the inputs' numbers: raised whenever a seed gives other numbers than before
 
-INTEGERS = ("bool", "int16", "int32", "int64")
-"""Dtypes of indices, counts and masks, which are no formats of numbers."""
 _TILE = 262_139  # a prime, so that offsets that wrap at a power of two read other numbers
 _FLOAT64 = format_named("float64")
 
@@ -56,11 +54,6 @@ def dtype_of(tensor: TensorSpec, dtype: str | Mapping[str, str]) -> str:
     if tensor.dtype == "fp8":
         return given if given.startswith("float8") else "float8_e4m3fn"
     return tensor.dtype or given
-
-
-def format_or_integer(name: str) -> str:
-    """Return the full name of a dtype."""
-    return name if name in INTEGERS else format_named(name).name
 
 
 def torch_dtype(name: str) -> torch.dtype:

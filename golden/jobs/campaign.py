@@ -25,10 +25,9 @@ from assay.formats.format import format_named
 from assay.golden.errors import CampaignError, ShapeError
 from assay.golden.inputs.distributions import names_of
 from assay.golden.inputs.recipe import Recipe, recipe
-from assay.golden.inputs.values import INTEGERS, format_or_integer
 from assay.golden.options import Option
 from assay.golden.registry import Spec, spec, specs
-from assay.golden.signature import TensorSpec
+from assay.golden.signature import INTEGERS, TensorSpec, format_or_integer
 from assay.runtime.errors import AssayError, unknown
 from assay.runtime.files import read_text
 from assay.runtime.records import MOST_DIGITS, Seed, from_toml, structured

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from assay.formats.format import FORMATS
 from assay.golden.arithmetic import Arithmetic, BallArithmetic
-from assay.golden.errors import DefinitionError, Undecided, UnknownSpec
-from assay.golden.inputs.values import INTEGERS
+from assay.golden.errors import DefinitionError, ReferenceRefuses, Undecided, UnknownSpec
 from assay.golden.lowering.choices import Answered, Choices
 from assay.golden.lowering.conditioning import ConditioningLowering, remarks
 from assay.golden.lowering.dispatch import Lowering, run_branches
@@ -31,11 +31,12 @@ from assay.golden.lowering.frameworks import in_torch
 from assay.golden.lowering.tensor import TracedTensor, read
 from assay.golden.options import Option
 from assay.golden.registry import Sizes, Spec, define, register
-from assay.golden.signature import parse
+from assay.golden.signature import INTEGERS, SignatureError, check_sizes_of_results, parse
 from assay.runtime.errors import AssayError
 from assay.runtime.modules import import_users_module
 from assay.runtime.source import source_of
 
+_ALL_INTEGERS = (*INTEGERS, *(name for name, row in FORMATS.items() if row.kind == "integer"))
 NARROW = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 STAGES: Mapping[str, str | None] = {
     **{name: name for name in NARROW},
@@ -74,13 +75,19 @@ class Definition:
         **options: Any,
     ) -> Any:
         """Return the results; where numbers leave decisions open what ``choices`` takes, by default all answers."""
-        try:
+        with self._own_errors_named(numbers):
             return self._evaluate(xp, numbers, dtypes, options, choices)
+
+    @contextmanager
+    def _own_errors_named(self, numbers: Sequence[Any]) -> Iterator[None]:
+        """Raise `ReferenceRefuses` for an error of the reference's own inside."""
+        try:
+            yield
         except (AssayError, MemoryError):
             raise
         except Exception as error:
             shapes = ", ".join(str(tuple(map(int, number.shape))) for number in numbers)
-            raise DefinitionError(
+            raise ReferenceRefuses(
                 f"{self.name} raised {type(error).__name__} for tensors of shapes {shapes}: "
                 f"{' '.join(str(error).split())[:300]}; restrict sizes by shapes=, or tie them ('8*D')"
             ) from error
@@ -90,7 +97,8 @@ class Definition:
     ) -> list[str]:
         """Describe where the first form is ill-conditioned on these numbers, and what that costs."""
         ctx = ConditioningLowering(xp, _operand_dtype(dtypes), Answered())
-        results = _run(self.forms[0], ctx, numbers, dtypes, options)
+        with self._own_errors_named(numbers):
+            results = _run(self.forms[0], ctx, numbers, dtypes, options)
         return remarks(ctx.losses, results, xp.u)
 
     def _evaluate(
@@ -218,12 +226,13 @@ def reference_spec(
             raise DefinitionError(f"reference: expected a function or a module, got {type(form).__name__}")
     text = " ".join(tensors.split())
     try:
-        parse(text)  # first as it is, so that errors count its characters
         signature = parse(with_roles(text))
-    except ValueError as error:
-        raise DefinitionError(f"tensors={tensors!r}: {error}") from None
+        if signature.returns:
+            check_sizes_of_results(text)
+    except SignatureError as error:
+        raise DefinitionError(f"tensors={error.marked!r}: {error}") from None
     for tensor in signature.tensors:
-        if tensor.dtype in INTEGERS and not tensor.is_integer:
+        if tensor.dtype in _ALL_INTEGERS and not tensor.is_integer:
             raise DefinitionError(
                 f"tensors={tensors!r}: {tensor.name} are integers of which nothing is said; expected a role: "
                 f"{tensor.name}:{tensor.dtype}[...]=index(V) for those below a size V, =code(10) for those below 10"
@@ -271,7 +280,11 @@ def define_torch(name: str, signature: str, **fields: Any) -> Callable[[Callable
 
 
 def with_roles(text: str) -> str:
-    """Give masks among the inputs the role ``code(2)``, and take the roles of integer results away."""
+    """Return a signature with full names of dtypes, the role ``code(2)`` of masks, and no roles of integer results.
+
+    Raises `SignatureError`.
+    """
+    text = str(parse(text))
     inputs, arrow, results = text.partition("->")
     inputs = re.sub(r"(:bool\[[^\]]*\])(?!=)", r"\1=code(2)", inputs)
     return inputs + arrow + re.sub(r"(:(?:bool|int\d+)\[[^\]]*\])=\w+(\([^)]*\))?", r"\1", results)

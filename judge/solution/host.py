@@ -44,6 +44,7 @@ CONTIGUOUS, STRIDED, VIEW = torch.Tensor.contiguous, torch.Tensor.as_strided, to
 NUMPY, CPU, COPY, TO = torch.Tensor.numpy, torch.Tensor.cpu, torch.Tensor.copy_, torch.Tensor.to
 UINT8, SUBCLASS, ADDRESS = torch.uint8, torch.Tensor.as_subclass, torch.Tensor.data_ptr
 MULTIPLY, PARAMETER = torch.Tensor.mul, torch.nn.Parameter
+PLAIN, POSITIVE = torch.Tensor.resolve_conj, torch.Tensor.resolve_neg  # of views whose signs are changed when read
 # The encoder in C, no part of which can be replaced.
 _encoder: Any = json.encoder
 _encoded = _encoder.c_make_encoder(None, None, _encoder.c_encode_basestring_ascii, None, ": ", ", ", False, False, True)
@@ -73,7 +74,7 @@ def mapped(tree: Any, function: Any) -> Any:
 
 def content_of(tensor: torch.Tensor) -> Any:
     """Return a contiguous CPU copy of a tensor, and its bytes."""
-    plain = CONTIGUOUS(CPU(DETACH(SUBCLASS(tensor, TENSOR))))
+    plain = CONTIGUOUS(POSITIVE(PLAIN(CPU(DETACH(SUBCLASS(tensor, TENSOR))))))
     flat = STRIDED(plain, (plain.numel(),), (1,))
     return plain, NUMPY(VIEW(flat, UINT8)).tobytes()
 
@@ -136,8 +137,12 @@ def parts(result: Any, names: tuple[str, ...] = ()) -> tuple[list[Any], str]:
     """
     kind = type(result)
     if issubclass(kind, dict):
-        content = dict(_items(result))
-        result = [content[name] for name in names] if set(names) == set(content) else list(content.values())
+        pairs = list(_items(result))
+        result = [value for _, value in pairs]
+        # No other key is hashed or compared: what its class does would be done only now.
+        content = dict(pairs) if all(type(key) is str for key, _ in pairs) else {}
+        if names and set(names) == set(content):
+            result = [content[name] for name in names]
     elif issubclass(kind, list | tuple):
         result = list(_listed(result) if issubclass(kind, list) else _tupled(result))
     else:
@@ -480,9 +485,10 @@ class _Host:
         """Return the outputs as plain tensors, and [index, class] of the ones that are not plain."""
         plain, odd = [], []
         for index, value in enumerate(outputs[:_MOST_RESULTS]):
-            if type(value) in (int, float, bool):
-                value = torch.tensor(value)
-            if type(value) not in (TENSOR, PARAMETER) or value.layout != torch.strided or value.is_meta:
+            kind = type(value)  # whose class may compare itself to others as it likes
+            if kind is int or kind is float or kind is bool:
+                value, kind = torch.tensor(value), TENSOR
+            if not (kind is TENSOR or kind is PARAMETER) or value.layout != torch.strided or value.is_meta:
                 odd.append([index, type(value).__name__])
                 value = SUBCLASS(DETACH(value), TENSOR) if is_wrapped(value) else NEW(0)
             plain.append(value)

@@ -26,9 +26,19 @@ import torch
 from assay.judge import TEMPORARY
 from assay.judge.problems.kernelbench import rewritten
 from assay.judge.problems.problem import Answer, Instance, Sizes
+from assay.runtime.deadline import descendants
 from assay.runtime.files import OwnFolder
-from assay.runtime.process import GIB, MOST_PROCESSES, ForkServer, Lost, Process, clean_environment, descendants
-from assay.runtime.sandbox import QUEUES, SHARED, Sandbox, bare_environment, can_hide, unavailable, version
+from assay.runtime.process import GIB, MOST_PROCESSES, ForkServer, Lost, Process
+from assay.runtime.sandbox import (
+    QUEUES,
+    SHARED,
+    Sandbox,
+    bare_environment,
+    can_hide,
+    clean_environment,
+    unavailable,
+    version,
+)
 from assay.runtime.tensors import unpack
 from assay.verify.errors import SettingError
 

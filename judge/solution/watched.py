@@ -3,6 +3,8 @@
 A part of the program of `assay.judge.solution.host`, whose text begins with this one; it imports nothing from assay.
 """
 
+import _ctypes
+import _posixsubprocess
 import builtins
 import contextlib
 import gc
@@ -36,7 +38,8 @@ _EVENTS = frozenset((
     *_FILES, "os.mkdir", "import", "sys._getframe", "sys._current_frames", "sys.settrace", "sys.setprofile",
     "gc.get_objects", "gc.get_referrers", "gc.get_referents", "object.__getattr__", "object.__setattr__",
     "sys._current_exceptions", "sys.addaudithook", "sys.monitoring.register_callback",
-    "subprocess.Popen", "os.system", "os.fork", "os.posix_spawn", "os.kill", "os.killpg", "ctypes.dlopen", *_NETWORK,
+    "subprocess.Popen", "os.system", "os.fork", "os.forkpty", "os.posix_spawn", "os.kill", "os.killpg", "ctypes.dlopen",
+    "ctypes.dlsym", "ctypes.dlsym/handle", *_NETWORK,
 ))  # fmt: skip
 _SYSTEM_PATHS = (
     "/usr/lib", "/usr/local/lib", "/usr/share", "/usr/include", "/usr/bin", "/lib", "/lib64", "/opt/cuda", "/opt/rocm",
@@ -50,6 +53,7 @@ _VARIABLES = (
     "HIP", "ROCM", "ROCR", "LC_", "PYTHON", "KMP", "NUMBA", "CUTE", "CUTLASS", "TILELANG", "TVM", "MAX_JOBS", "TF32",
 )  # fmt: skip
 _USUAL_VARIABLES = ("HOME", "PATH", "LANG", "TMPDIR", "TEMP", "TMP", "USER", "CC", "CXX", "LD_LIBRARY_PATH", "PWD")
+_symbol, _C_LIBRARY = _ctypes.dlsym, _ctypes.dlopen("libc.so.6" if sys.platform == "linux" else "libSystem.dylib", 0)
 _C_LIBRARIES = ("libc.", "libc-", "libm.", "libm-", "libpthread", "libdl")
 _OWN_PROC_FILES = ("status", "stat", "statm", "cgroup", "mountinfo")
 _LOADERS = ("serialization.py", "_weights_only_unpickler.py")
@@ -88,7 +92,7 @@ class _Watched:
     def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
         what = str(arguments[0])[:200] if arguments else ""
         if event == "object.__getattr__":
-            if arguments[1] not in _INSIDE or not self._is_own(_frame(2)):
+            if arguments[1] not in _INSIDE or not (self._is_own(_frame(2)) or self._hands_out(_frame(2))):
                 return
             what = arguments[1]
         elif event == "object.__setattr__":
@@ -114,6 +118,10 @@ class _Watched:
             if arguments[0] and not os.path.basename(os.fsdecode(arguments[0])).startswith(_C_LIBRARIES):
                 return
             what = "the C library"
+        elif event.startswith("ctypes.dlsym"):
+            if not _is_of_c_library(*arguments):
+                return
+            event, what = "ctypes.dlopen", f"the C library's {arguments[1]}"
         elif event in _FILES:
             if self._writes_outside(event, arguments):
                 self._add("write", what, self._line(_frame(2), by_libraries=True))
@@ -121,7 +129,8 @@ class _Watched:
             what = self._foreign(event, arguments)
             if not what:
                 return
-        self._add(event, what, self._line(_frame(2), by_libraries=event in _FILES))
+        by = _frame(2).f_back if _frame(2).f_code is _fork_exec.__code__ else _frame(2)
+        self._add(event, what, self._line(by, by_libraries=event in _FILES))
 
     def read_variable(self, name: Any) -> None:
         """Note that the solution reads an environment variable that no library documents."""
@@ -175,6 +184,12 @@ class _Watched:
         """Return whether a frame runs the solution's text, or code that was generated at run time."""
         return _name(frame).startswith(self.folder) or not _is_module(frame)
 
+    def _hands_out(self, frame: Any) -> bool:
+        """Return whether a frame runs a function of the standard library by which the solution gets frames."""
+        if frame.f_globals.get("__name__") == "inspect":
+            return True
+        return frame.f_code.co_name == "walk_tb" and self._is_own(frame.f_back)
+
     def _line(self, frame: Any, *, by_libraries: bool) -> str:
         """Return the solution's line that caused an event, "" if none did.
 
@@ -214,6 +229,15 @@ def _is_module(frame: Any) -> bool:
     return name.startswith("<frozen") or name == str(getattr(module, "__file__", ""))
 
 
+def _is_of_c_library(library: Any, name: Any) -> bool:
+    """Return whether a name that is looked up in a library, or its handle, is the C library's own function there."""
+    handle = getattr(library, "_handle", library)
+    try:
+        return bool(_symbol(handle, name) == _symbol(_C_LIBRARY, name))
+    except (OSError, TypeError, ValueError):  # it isn't in both
+        return False
+
+
 _own_main, _other_main = sys.modules["__main__"], type(sys)("__main__")
 
 
@@ -224,6 +248,15 @@ def hide() -> None:
 
 watched = _Watched()
 sys.addaudithook(watched.hook)
+
+
+def _fork_exec(*arguments: Any) -> Any:
+    """Start a program as before, and say so: `subprocess` does, others don't."""
+    sys.audit("subprocess.Popen", "")
+    return _fork_exec_before(*arguments)
+
+
+_fork_exec_before, _posixsubprocess.fork_exec = _posixsubprocess.fork_exec, _fork_exec
 
 
 class Variables(type(os.environ)):  # type: ignore[misc]
@@ -244,7 +277,10 @@ _SPACES: tuple[Any, ...] = (
 _LIBRARY = os.path.dirname(torch.__file__)
 _MODULES = {name: sys.modules[name] for name in ("torch", "torch.nn", "numpy", "time", "random", "sys", "os")}
 own_classes: list[type] = []
-_OPERATIONS = ("clone", "copy_", "contiguous", "as_strided", "view", "_to_copy", "empty.memory_format", "fill_.Scalar")
+_OPERATIONS = (
+    "clone", "copy_", "contiguous", "as_strided", "view", "view.dtype", "detach", "alias", "resolve_conj",
+    "resolve_neg", "_to_copy", "empty.memory_format", "fill_.Scalar",
+)  # fmt: skip
 _dump, _handler, _pid = torch._C._dispatch_dump, signal.getsignal, os.getpid
 _SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 _SMALL = 2.0**-60

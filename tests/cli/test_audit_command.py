@@ -1,8 +1,11 @@
 """`assay audit`: files and lines that it gives, and exit statuses."""
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from inspect import getsource, signature
 from pathlib import Path
@@ -21,6 +24,7 @@ from assay.precision.observation.streaming import streamed_parameters
 from assay.precision.units import format_seconds
 from assay.runtime.environment import changes, environment, put
 from assay.runtime.errors import AssayError
+from assay.runtime.sandbox import unavailable
 from tests.cli.audits import FEW, LIMITED, line, read, run
 from tests.precision.tiny_models import MODELS
 
@@ -41,6 +45,32 @@ def test_an_audit_writes_its_answer(audited: Path) -> None:
     assert sorted(path.name for path in (audited / "export").iterdir()) == names
     assert [part["format"] for part in content["exports"]] == ["torchao", "compressed-tensors"]
     assert not list(audited.rglob(".*"))
+
+
+@pytest.mark.skipif(bool(unavailable()), reason=f"no sandbox: {unavailable()}")
+def test_another_user_who_can_write_one_folder_alone_measures_the_same_bits(
+    models: Path, audited: Path, tmp_path: Path
+) -> None:
+    """Not root, packages read-only, another default dtype and hash seed."""
+    locked = ["bwrap", "--unshare-user", "--uid", "1000", "--gid", "1000", "--cap-drop", "ALL", "--ro-bind", "/", "/"]
+    locked += ["--dev", "/dev", "--proc", "/proc", "--bind", str(tmp_path), str(tmp_path)]
+    text = "import sys, torch; torch.set_default_dtype(torch.float64)\n"
+    text += "from assay.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    audit = (*line(models, tmp_path / "out", "--quick", "--max-kl", "1"), "--formats", "fp8")
+    own = {name: str(tmp_path) for name in ("HOME", "TMPDIR", "TRITON_CACHE_DIR")}
+    environment = {**os.environ, **own, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1"}
+    command = [*locked, sys.executable, "-P", "-c", text, *audit]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    own_results, others = read(tmp_path / "out"), read(audited)
+    assert own_results["noise_floor"] == others["noise_floor"]
+    assert own_results["untouched"]["bytes"] == others["untouched"]["bytes"]
+    assert fp8_of(own_results) == fp8_of(others)
+
+
+def fp8_of(content: dict[str, Any]) -> list[float]:
+    """The measured errors of float8 at every linear."""
+    return [each["measured"] for each in content["baselines"] if each["name"].startswith("fp8 at every linear")]
 
 
 def test_errors_over_positions_are_reported_with_a_context(

@@ -12,6 +12,23 @@ from assay.judge.speed import Series, Stopwatch, compared
 from .conftest import Judged
 from .judged.kernels import AFFINE, DISTANCE, LINEAR, linear, problem, solution
 
+KEY = """
+class Key(str):
+    make = None
+    def __hash__(self):
+        make, self.make = self.make, None
+        if make:
+            make()
+        return 7
+"""
+SAME = """
+class Meta(type(torch.Tensor)):
+    def __eq__(cls, other):
+        return other is torch.Tensor or cls is other
+    __hash__ = type.__hash__
+class Same(torch.Tensor, metaclass=Meta):
+    pass
+"""
 RIGHT = linear("SOFTMAX\nreturn result")
 LAZY = """
 class Lazy(KIND):
@@ -67,6 +84,27 @@ CHEATS = {
         "import inspect\ninspect.isclass.__code__ = inspect.isfunction.__code__")),
     "fork": ("patched-library", importing("import os, time\nif os.fork():\n    time.sleep(1000)")),
     "rounding": ("global-state", importing("import ctypes\nctypes.CDLL('libm.so.6').fesetround(0x800)")),
+    "key": ("constant-output", linear("""
+        lazy = Key("a")
+        result = {lazy: torch.zeros_like(x)}
+        lazy.make = lambda: result[lazy].copy_(torch.softmax(self.linear(x), 1))
+        return result
+        """, KEY)),
+    "class": ("other-class", linear("return x.clone().as_subclass(Same)", SAME)),
+    "detach": ("patched-library", importing(
+        "library = torch.library.Library('aten', 'IMPL')\nlibrary.impl('detach', torch.ops.aten.alias, 'CPU')")),
+    "another start": ("starts-processes", linear(
+        "spawnv_passfds(b'/bin/true', [b'true'], ())\nSOFTMAX\nreturn result",
+        "from multiprocessing.util import spawnv_passfds")),
+    "terminal": ("starts-processes", linear(
+        "if os.forkpty()[0] == 0:\n    os._exit(0)\nSOFTMAX\nreturn result", "import os")),
+    "another way to C": ("calls-c-library", linear(
+        "ctypes.pythonapi.getppid()\nSOFTMAX\nreturn result", "import ctypes")),
+    "by a library": ("calls-c-library", importing(
+        "import ctypes, _ctypes\n_ctypes.dlsym(_ctypes.dlopen(torch._C.__file__, 0), 'kill')")),
+    "traceback": ("stack-inspection", importing(
+        "import traceback\ntry:\n    1 / 0\nexcept ZeroDivisionError as error:\n"
+        "    frame = next(traceback.walk_tb(error.__traceback__))[0].f_back")),
     "hook": ("stack-inspection", importing("import sys\nsys.addaudithook(lambda event, what: None)")),
     "generator": ("stack-inspection", importing("async def some():\n    yield 1\nsome().ag_frame")),
 }  # fmt: skip
@@ -97,6 +135,19 @@ return result.as_subclass(torch.Tensor)
 """
 TWINS = {
     "named tuple": linear("SOFTMAX\nreturn Pair(result)", PAIR),
+    "traceback": linear("""
+        try:
+            1 / 0
+        except ZeroDivisionError:
+            self.why = traceback.format_exc()
+        SOFTMAX
+        return result
+        """, "import traceback"),
+    "Python's own C": linear(
+        "ctypes.pythonapi.PyErr_CheckSignals()\nctypes.CDLL(torch._C.__file__).PyInit__C\nSOFTMAX\nreturn result",
+        "import ctypes"),
+    "signs changed when read": linear("SOFTMAX\nreturn torch.complex(x, -result).conj().imag"),
+    "named result": linear("SOFTMAX\nreturn {'a': result}"),
     "ordered dict": linear("SOFTMAX\nreturn Own(a=result)", ORDERED),
     "mode": linear("with Mode():\n    SOFTMAX\nreturn result", MODE),
     "operation": linear("return torch.ops.mine.soft(x, self.linear.weight, self.linear.bias)", """

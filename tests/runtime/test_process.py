@@ -1,18 +1,25 @@
 """A process is asked, watched and ended, whatever it does, and so is what it has started."""
 
+import ctypes
+import mmap
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from assay.runtime.deadline import descendants
 from assay.runtime.process import GIB, Lost, Parent, Process, limit_memory
+from assay.runtime.sandbox import has_namespaces
 from tests.runtime.isolated_tasks import answer_by_echo, hang, leave_a_child, lose_the_first_thread
 
 ROOT = Path(__file__).resolve().parents[2]
+namespaces = pytest.mark.skipif(not has_namespaces(), reason="no namespaces of processes")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's own means of Linux")
 
 
@@ -108,7 +115,30 @@ def test_where_no_limit_can_be_set_memory_is_watched() -> None:
     process = Process.fork(takes_more_and_more)
     process.memory = GIB // 4
     process.submit(b"", 60.0)
-    assert process.result() == Lost("crash", "it held more than 0.25 GiB of memory")
+    assert process.result() == Lost("crash", "it held more than 0.25 GiB of memory", limit="memory")
+
+
+@linux
+@pytest.mark.parametrize("children", [0, 4])
+def test_memory_that_is_shared_or_of_several_children_is_watched(children: int) -> None:
+    """No limit of a single process's own data counts either."""
+
+    def takes(parent: Parent) -> None:
+        parent.heartbeat()
+        for _ in range(children):
+            if os.fork() == 0:
+                held = bytearray(GIB // 8)
+                held[::4096] = b"x" * len(held[::4096])
+                time.sleep(600)
+        mapped = mmap.mmap(-1, 1 if children else GIB // 2)
+        for start in range(0, len(mapped), 4096):
+            mapped[start] = 1
+        time.sleep(600)
+
+    process = Process.fork(takes)
+    process.memory = GIB // 4
+    process.submit(b"", 60.0)
+    assert process.result() == Lost("crash", "it held more than 0.25 GiB of memory", limit="memory")
 
 
 @linux
@@ -138,7 +168,7 @@ def test_one_that_starts_too_many_ends_with_all_of_them(tmp_path: Path) -> None:
     process = Process.fork(starts_many)
     process.processes = 8
     process.submit(b"", 60.0)
-    assert process.result() == Lost("crash", "it had started more than 8 processes")
+    assert process.result() == Lost("crash", "it had started more than 8 processes", limit="processes")
     started = [int(file.name) for file in tmp_path.iterdir()]
     assert len(started) >= 8
     assert all(map(is_gone, started))
@@ -155,7 +185,7 @@ def test_a_process_without_its_first_thread_is_seen_and_ended() -> None:
     assert isinstance(child, bytes)
     process.memory = GIB // 4
     process.submit(b"", 60.0)
-    assert process.result() == Lost("crash", "it held more than 0.25 GiB of memory")
+    assert process.result() == Lost("crash", "it held more than 0.25 GiB of memory", limit="memory")
     assert is_gone(int(child))
 
 
@@ -182,3 +212,88 @@ def test_processes_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     parent.wait()
     assert len(both) == 2
     assert all(map(is_gone, both))
+
+
+@namespaces
+@pytest.mark.parametrize(
+    ("ending", "words"),
+    [
+        (lambda: os._exit(7), "the process ended itself with status 7"),
+        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "the process was ended by SIGSEGV"),
+        (os.abort, "the process was ended by SIGABRT"),
+    ],
+    ids=["exit", "signal", "abort"],
+)
+def test_a_fork_apart_ends_as_any_other(ending: Callable[[], None], words: str) -> None:
+    process = Process.fork(lambda parent: ending(), apart=True)
+    process.submit(b"", 60.0)
+    assert process.result() == Lost("crash", words)
+
+
+@namespaces
+def test_a_fork_apart_has_no_number_of_others() -> None:
+    """It can't signal, trace or read them; nor end the first process of its namespace."""
+    outer = os.getpid()
+
+    def tries(message: bytes) -> bytes:
+        ended = []
+        for pid in (outer, os.getppid(), -1):
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+                ended.append(pid)
+        seen = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
+        return f"{ended} {os.getpid()} {seen}".encode()
+
+    process = Process.fork(lambda parent: parent.serve(tries), apart=True)
+    assert process.pid in descendants(outer)
+    process.submit(b"", 60.0)
+    assert process.result() == b"[1] 2 [1, 2]"  # which the system ignores
+    assert process.kill() == -signal.SIGKILL
+
+
+@namespaces
+def test_all_below_a_fork_apart_ends_when_its_parent_is_killed() -> None:
+    def starts(parent: Parent) -> None:
+        for _ in range(3):
+            between = os.fork()
+            if between == 0:
+                os.setsid()
+                if os.fork():
+                    os._exit(0)
+                time.sleep(600)
+            os.waitpid(between, 0)
+        parent.serve(lambda message: message)
+
+    def forks(parent: Parent) -> None:
+        below = Process.fork(starts, apart=True)
+        below.submit(b"", 60.0)
+        parent.serve(lambda message: repr(below.result()).encode())
+
+    process = Process.fork(forks)
+    process.submit(b"", 60.0)
+    assert process.result() == repr(b"").encode()
+    all_of_them = descendants(process.pid)
+    assert len(all_of_them) >= 7  # itself, three of the namespace, three detached ones
+    os.kill(process.pid, signal.SIGKILL)
+    assert all(map(is_gone, all_of_them))
+    process.kill()
+
+
+@namespaces
+def test_a_fork_apart_ends_though_its_namespaces_first_process_is_held() -> None:
+    def holds(message: bytes) -> bytes:
+        ready, done = os.pipe()
+        if os.fork() == 0:
+            os.setsid()
+            held = ctypes.CDLL(None).ptrace(16, 1, None, None) == 0  # it stops
+            os.write(done, b"1" if held else b"0")
+            time.sleep(600)
+        return os.read(ready, 1)
+
+    process = Process.fork(lambda parent: parent.serve(holds), apart=True)
+    process.submit(b"", 60.0)
+    assert process.result() in (b"0", b"1")  # only root may hold its parent everywhere
+    below, begun = descendants(os.getpid()), time.monotonic()
+    process.kill()
+    assert time.monotonic() - begun < 20
+    assert all(map(is_gone, set(below) - {os.getpid()}))

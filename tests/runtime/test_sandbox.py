@@ -1,5 +1,6 @@
 """The sandbox: what a program in it can see and do; and messages of processes that nobody trusts."""
 
+import errno
 import os
 import socket
 import struct
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from assay.runtime.process import ForkServer, Lost, Process
-from assay.runtime.sandbox import QUEUES, Sandbox, bare_environment, unavailable
+from assay.runtime.sandbox import QUEUES, Sandbox, bare_environment, call_filter, unavailable
 
 needs_sandbox = pytest.mark.skipif(bool(unavailable()), reason=f"no sandbox: {unavailable()}")
 
@@ -131,11 +132,9 @@ SYSTEM_V = """
 import ctypes
 libc = ctypes.CDLL(None)
 def make():
-    return (libc.shmget(7, 4096, 0o1666), libc.semget(7, 1, 0o1666), libc.msgget(7, 0o1666),
-            libc.mq_open(b"/left", 0o101, 0o666, None))
+    return (libc.semget(7, 1, 0o1666), libc.msgget(7, 0o1666), libc.mq_open(b"/left", 0o101, 0o666, None))
 def left():
-    return (libc.shmget(7, 4096, 0o666), libc.semget(7, 1, 0o666), libc.msgget(7, 0o666),
-            libc.mq_open(b"/left", 0o1, 0o666, None))
+    return (libc.semget(7, 1, 0o666), libc.msgget(7, 0o666), libc.mq_open(b"/left", 0o1, 0o666, None))
 """
 
 
@@ -148,6 +147,24 @@ def test_nothing_in_memory_is_left_to_the_next_judgement(tmp_path: Path) -> None
             assert (made, again) == (b"True", b"True")
             server.clean([QUEUES])
             assert asked(server, "max(left())") == b"-1"
+    finally:
+        server.end()
+
+
+@needs_sandbox
+@pytest.mark.skipif(not call_filter()[1], reason="no numbers of this machine's calls")
+@pytest.mark.parametrize(
+    "call",
+    ["memfd_create(b'x', 0)", "shmget(0, 4096, 0o1600)", "ptrace(16, 1, None, None)", "unshare(0x10000000)",
+     "setns(0, 0)", "mount(b'x', b'/tmp', b'tmpfs', 0, None)"],
+)  # fmt: skip
+def test_calls_that_hide_memory_or_make_namespaces_are_unknown_there(call: str, tmp_path: Path) -> None:
+    """Memory that no process maps would be counted nowhere."""
+    text = f"import ctypes, errno; libc = ctypes.CDLL(None, use_errno=True); print(libc.{call}, ctypes.get_errno())"
+    server = ForkServer(SERVE, "serve", bare_environment(tmp_path), sandbox=Sandbox(tmp_path))
+    try:
+        program = f"subprocess.run([{sys.executable!r}, '-S', '-c', {text!r}], capture_output=True).stdout.decode()"
+        assert asked(server, program) == f"-1 {errno.ENOSYS}\n".encode()
     finally:
         server.end()
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import importlib
+import mmap
 import os
 import signal
 import struct
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from assay.kernels.libraries.pytorch import softmax
 from assay.runtime.environment import with_changes
+from assay.runtime.sandbox import has_namespaces
 from assay.verify import examine
 from assay.verify.cases.case import Case
 from assay.verify.contract import Contract
@@ -123,6 +125,69 @@ def test_a_call_that_never_comes_back_is_a_time_out(
     assert isinstance(answer, Failure)
     assert answer.kind == "timeout"
     assert time.monotonic() - begun < 0.5 + 1.0 + 10.0
+
+
+def starts_processes(x: Tensor) -> Tensor:
+    with suppress(KeyError), Path(os.environ["CALLS"]).open("a", encoding="utf-8") as calls:
+        calls.write("call\n")
+    for _ in range(12):
+        if os.fork() == 0:
+            time.sleep(600)
+    time.sleep(600)
+    return softmax(x)
+
+
+def test_one_that_starts_too_many_processes_is_not_called_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call would start as many, and take as long."""
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    monkeypatch.setattr("assay.verify.harness.isolation.MOST_PROCESSES", 10)
+    with Isolation(KernelHarness(Call(starts_processes, {}), Contract())) as isolation:
+        answers = [isolation.observe(CASE) for _ in range(3)]
+    messages = [answer.message for answer in answers if isinstance(answer, Failure)]
+    words = "it had started more than 10 processes"
+    assert messages == [words, f"in an earlier call {words}", f"in an earlier call {words}"]
+    assert (tmp_path / "calls").read_text(encoding="utf-8") == "call\n"
+
+
+def kills_its_parents(x: Tensor) -> Tensor:
+    """Ends whatever it has a number of, and is right."""
+    for pid in (os.getppid(), -1):
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    return softmax(x)
+
+
+@pytest.mark.skipif(not has_namespaces(), reason="no namespaces of processes")
+def test_a_kernel_can_not_signal_its_judge() -> None:
+    answer = answer_of(kills_its_parents)
+    assert not isinstance(answer, Failure), answer.message
+
+
+def holds_in_children(x: Tensor) -> Tensor:
+    for _ in range(3):
+        if os.fork() == 0:
+            held = bytearray(2**27)
+            held[::4096] = b"x" * len(held[::4096])
+            time.sleep(600)
+    time.sleep(600)
+    return softmax(x)
+
+
+def holds_shared(x: Tensor) -> Tensor:
+    held = mmap.mmap(-1, 2**29)
+    for start in range(0, len(held), 4096):
+        held[start] = 1
+    time.sleep(600)
+    return softmax(x)
+
+
+@pytest.mark.parametrize("kernel", [holds_in_children, holds_shared])
+def test_memory_counts_whoever_holds_it(kernel: Callable[[Tensor], Tensor]) -> None:
+    answer = answer_of(kernel, memory=2**28)
+    assert isinstance(answer, Failure)
+    assert answer.message == "it held more than 0.25 GiB of memory"
 
 
 def test_an_honest_kernel_passes_and_is_not_called_here() -> None:

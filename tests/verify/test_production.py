@@ -16,7 +16,7 @@ from assay.golden.registry import spec, specs
 from assay.golden.signature import symbols_in
 from assay.verify import examine
 from assay.verify.cases.case import all_contents
-from assay.verify.cases.production import LEVELS, production_cases, production_rows, rows_of
+from assay.verify.cases.production import LEVELS, large_pairs, production_cases, production_rows, rows_of
 from assay.verify.cases.sampler import Sampler
 from assay.verify.comparison.sampled import cuts_of
 from assay.verify.examination import run
@@ -132,3 +132,36 @@ def test_what_time_leaves_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     words = "sizes of meta-llama/Llama-3.1-8B, deepseek-ai/DeepSeek-V3: not tried"
     assert verdict.coverage.left_out.endswith(words)
     assert "sizes of meta-llama/Llama-3.1-8B" in " ".join(str(verdict).split())
+
+
+def test_each_pair_of_symbols_is_large_at_once() -> None:
+    """Batches and heads, which are much alike, apart; within the limits of the smallest sizes of models."""
+    large = [{symbol for symbol, size in case.sizes.items() if size > 256} for case in large_pairs(sampler("gemm"))]
+    assert large == [{"M", "K"}, {"M", "N"}, {"K", "N"}]
+    (case,) = large_pairs(sampler("attention"))
+    assert {symbol for symbol, size in case.sizes.items() if size > 256} == {"Sq", "Sk"}
+    assert not list(large_pairs(sampler("gemm", shapes={"M": [1, 16], "N": [64]})))
+
+
+def both_large(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Wrong in the columns from 256 on, only where there are more than 256 rows and columns."""
+    product = a.float() @ b.float()
+    if min(product.shape) > 256:
+        product[:, 256:] -= a.float()[:, -1:] @ b.float()[-1:, 256:]
+    return product.to(a.dtype)
+
+
+@pytest.mark.parametrize("op", ["gemm", "reference"])
+def test_a_fault_of_two_large_sizes_is_found(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"op": "gemm"} if op == "gemm" else {"op": torch.matmul, "tensors": "a[M,K], b[K,N] -> c[M,N]"}
+    monkeypatch.setattr(run, "PHASES", tuple(each for each in run.PHASES if each[0] == "large_pairs"))
+    monkeypatch.setitem(run._PAIRS_SHARE, "usual", 1000.0)
+    verdict = examine(both_large, **asked, dtype="float16", shrinking=False)
+    assert verdict.failure is not None
+    assert {"M", "N"} == {symbol for symbol, size in verdict.failure.case.sizes.items() if size > 256}
+    assert "large_pairs" not in examine(both_large, **asked, dtype="float16", effort="quick").phases
+
+
+def test_what_was_never_large_at_once_is_named() -> None:
+    verdict = examine(lambda a, b: (a.float() @ b.float()).to(a.dtype), "gemm", dtype="float16", effort="quick")
+    assert "M and N > 128 at once" in verdict.coverage.left_out

@@ -15,8 +15,8 @@ import torch
 
 from assay.formats.format import FORMATS, Format, format_named
 from assay.golden.inputs.recipe import Recipe, tuples
-from assay.golden.inputs.values import INTEGERS, draw
-from assay.golden.signature import Signature, TensorSpec
+from assay.golden.inputs.values import draw
+from assay.golden.signature import INTEGERS, Signature, TensorSpec
 from assay.runtime.errors import AssayError
 from assay.runtime.records import structured
 from assay.verify.cases.layouts import LAYOUTS, Guarded, tied_axes, with_layout

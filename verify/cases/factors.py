@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
+from itertools import combinations, islice
 from typing import Any, TypeVar
 
 from assay.golden.inputs.distributions import kinds_of
@@ -35,6 +35,7 @@ _ENDS = (1, 8, 64, 512, 4096)  # the largest sizes of the classes
 _BEYOND = f"over {_ENDS[-1]:,}"
 _MOST_HEADS = 512  # many kernels and definitions go through them one by one
 _MOST_NAMED = 4  # levels that no case had; of more only the number is said
+_PAIRS_NAMED = 2  # of symbols that no case had large at once
 _PAIR = 2  # triples that a pair is worth, which then are hardly fewer
 _FEW = 8  # sizes of a restricted symbol, each of which is then a class of its own
 
@@ -261,6 +262,7 @@ class Covering:
         """The distributions with which each pair of a size and an option has stood."""
         self._covered = [0] * len(factors.levels)  # the levels with which each level has stood in a case
         self._largest: dict[str, int] = {}
+        self._both: dict[tuple[str, str], int] = {}  # the largest size that both symbols of a pair reached at once
         self._drawn: Counter[tuple[str, int]] = Counter()  # sizes of each magnitude in bits, by symbol
         for case in cases:
             self.add(case)
@@ -278,6 +280,8 @@ class Covering:
                 self._triples[pair] = self._triples.get(pair, 0) | row & self.factors.values
         for name, size in case.sizes.items():
             self._largest[name] = max(size, self._largest.get(name, 0))
+        for pair in combinations(case.sizes, 2):
+            self._both[pair] = max(min(case.sizes[symbol] for symbol in pair), self._both.get(pair, 0))
 
     @property
     def pairs(self) -> tuple[int, int]:
@@ -315,11 +319,21 @@ class Covering:
         return sum(not self._triples.get(pair, 0) >> number & 1 for pair in pairs)
 
     @property
+    def _own_sizes(self) -> set[str]:
+        """The symbols that can't have any size, or count what is much alike."""
+        definition, signature = self.factors.sampler.definition, self.factors.signatures[0][1]
+        listed = {*definition.sizes.allowed, *definition.sizes.multiples, *definition.sizes.multiples.values()}
+        return listed | {name for name in self._largest if self.factors.sampler.is_batch(signature, name)}
+
+    @property
     def left_out(self) -> str:
-        """What no case has covered, in words: sizes beyond the largest, levels, then the factors of most pairs."""
+        """What no case has covered, in words: sizes beyond the largest, one or two at once, levels, then the factors of
+        most pairs."""
         factors, names = self.factors, list(self.factors.levels)
         free = [name for name in factors.symbols if name not in factors.sampler.shapes]
         words = [f"{name} > {self._largest[name]:,}" for name in free if name in self._largest]
+        both = sorted((size, pair) for pair, size in self._both.items() if {*pair} <= {*free} - self._own_sizes)
+        words += [f"{' and '.join(pair)} > {size:,} at once" for size, pair in both[:_PAIRS_NAMED]]
         untried = {number for number, mask in enumerate(self._covered) if factors.feasible[number] and not mask}
         levels = [f"{level} as {factor}" for factor, level in (names[number] for number in sorted(untried))]
         words += levels if len(levels) <= _MOST_NAMED else [f"{len(levels)} levels of factors"]
@@ -345,6 +359,8 @@ class Covering:
             if number is None:
                 return 0, 0, 0
             pairs, triples = (left[number] & row).bit_count(), self._triples_with(number, row)
+            if factors.values >> number & 1:
+                pairs += (left[number] & row & factors.values).bit_count()
             return _PAIR * pairs + triples, left[number].bit_count(), choose(range(1 << 16))
 
         def best(factor: str, levels: Iterable[str], possible: Callable[[str], bool] = bool) -> str:

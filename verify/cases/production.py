@@ -1,4 +1,5 @@
-"""Cases at the sizes of published models, which are examined without being asked for (configs/production_sizes.toml).
+"""Cases of large sizes, which are examined without being asked for: those of published models
+(configs/production_sizes.toml), and two sizes of any op or reference that are large at once.
 
 A row of the table says what each symbol of an op is in one model. Where that is too large for a case, the counts
 (tokens, sequences, places of a context) are halved first, the largest of them each time. If it still is, each of the
@@ -10,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import combinations
 from typing import Any
 
 from assay.configs import table
 from assay.golden.errors import ShapeError
 from assay.golden.inputs.recipe import check_sizes
 from assay.golden.registry import Spec
-from assay.golden.signature import dimension, symbols_in
+from assay.golden.signature import Signature, dimension, symbols_in
 from assay.verify.cases.at_shape import at_case
 from assay.verify.cases.case import Case
 from assay.verify.cases.sampler import Sampler
@@ -27,6 +29,8 @@ one before. Most cases of the first are small enough to be judged whole; it hold
 GROWTH = 8
 
 
+_BOTH = ((1025, 1091), (577, 641), (289, 323))  # two sizes that are large at once, no whole tiles; the first that fit
+_OTHERS = (67, 35, 19)  # the other sizes then, as far as they fit: no whole tiles either
 _LARGE = 64  # the least size of a model that is worth a case of its own
 _FEW = 16  # counts are no smaller where a model's own sizes are halved, unless they must be
 
@@ -79,6 +83,37 @@ def production_cases(sampler: Sampler, level: int) -> Iterator[tuple[str, Case]]
                 yield row.model, at_case(sampler, sizes, options)
 
 
+def large_pairs(sampler: Sampler) -> Iterator[Case]:
+    """Yield a case for each pair of symbols that may have any size, in which both are large; option sets take turns.
+
+    Such a case would exceed the limits of ordinary ones, so that of its output samples are judged.
+    """
+    elements, work = LEVELS[0]
+    sets, number = sampler.option_sets(), 0
+    base = sampler.case(_three, style="small", options=sets[0])
+    free = [symbol for symbol in sampler.free_symbols(base) if not sampler.is_batch(base.signature, symbol)]
+    for pair in combinations(free, 2):
+        case = sampler.case(_three, style="small", options=sets[number % len(sets)])
+        if not {*pair} <= {*case.sizes}:
+            continue
+        large = [tensor for tensor in (*case.signature.tensors, *case.signature.returns) if len(tensor.dims) > 1]
+        limited = replace(sampler, most_elements=elements // max(len(large), 1), most_work=work, max_steps=None)
+        drawn = (sampler.tied_sizes({**case.sizes, **dict(zip(pair, both, strict=True))}) for both in _BOTH)
+        sizes = next((each for each in drawn if _is_valid(limited, case.signature, case.options, each)), None)
+        if sizes is None:
+            continue
+        for symbol in [each for each in free if each in sizes and each not in pair]:
+            wider = (sampler.with_size(sizes, symbol, size) for size in _OTHERS)
+            sizes = next((some for some in wider if _is_valid(limited, case.signature, case.options, some)), sizes)
+        number += 1
+        yield at_case(sampler, sizes, case.options)
+
+
+def _three(values: Sequence[Any]) -> Any:
+    """Return a size that has neighbours on both sides, of an op's own sizes the least."""
+    return 3 if 3 in values else min(values)
+
+
 def _sizes(sampler: Sampler, options: Mapping[str, Any], row: Row) -> Iterator[dict[str, int]]:
     """Yield the sizes of a row's cases: one if all of the model's own sizes fit, else one for each that fits alone."""
     definition = sampler.definition
@@ -87,15 +122,8 @@ def _sizes(sampler: Sampler, options: Mapping[str, Any], row: Row) -> Iterator[d
     own = [symbol for symbol in row.own if full[symbol] == row.sizes[symbol] and symbol not in sampler.ties]
     counts = [symbol for symbol in row.counts if symbol not in sampler.ties]
 
-    def valid(sizes: dict[str, int]) -> bool:
-        try:
-            check_sizes(definition, signature, options, sizes)
-        except ShapeError:
-            return False
-        return sampler.fits(sizes, signature)
-
     whole = sampler.halved(signature, full, counts)
-    if own and valid(whole):
+    if own and _is_valid(sampler, signature, options, whole):
         yield whole
         return
     fixed = {*definition.sizes.allowed, *definition.sizes.multiples.values()}
@@ -103,8 +131,17 @@ def _sizes(sampler: Sampler, options: Mapping[str, Any], row: Row) -> Iterator[d
     for held in own:
         others = [symbol for symbol in own if symbol != held and symbol not in fixed]
         sizes = sampler.halved(signature, sampler.halved(signature, few, others), counts)
-        if full[held] >= _LARGE and valid(sizes):
+        if full[held] >= _LARGE and _is_valid(sampler, signature, options, sizes):
             yield sizes
+
+
+def _is_valid(sampler: Sampler, signature: Signature, options: Mapping[str, Any], sizes: Mapping[str, int]) -> bool:
+    """Whether a call may have these sizes, and has them within the sampler's limits."""
+    try:
+        check_sizes(sampler.definition, signature, options, sizes)
+    except ShapeError:
+        return False
+    return sampler.fits(sizes, signature)
 
 
 def _admitted(sampler: Sampler, symbol: str, size: int) -> int:

@@ -104,7 +104,7 @@ class Sampler:
         follow = choose((True, True, False))
         values, layouts = {}, {}
         for tensor in signature.tensors:
-            names = tuple(name for name in names_of(tensor) if name not in ("zeros", "ones", "least"))
+            names = tuple(name for name in names_of(tensor) if name not in ("zeros", "ones", "least", "faint"))
             values[tensor.name] = theme if follow and tensor.role == "real" and theme in names else choose(names)
             layouts[tensor.name] = choose(self.layouts) if choose((True, False)) else self.layouts[0]
         return Case(

@@ -18,10 +18,9 @@ from assay.golden.arithmetic.model import EVALUATION, Chance
 from assay.golden.errors import StoreError
 from assay.golden.evaluation.call import run
 from assay.golden.evaluation.golden import Golden, golden_of
-from assay.golden.inputs.values import INTEGERS
 from assay.golden.lowering.choices import Answered, Choices, Followed, Loosened
 from assay.golden.registry import Spec
-from assay.golden.signature import symbols_in
+from assay.golden.signature import INTEGERS, symbols_in
 from assay.runtime.environment import standard_environment
 from assay.verify.cases.case import Case, all_contents
 from assay.verify.comparison.error_map import histogram

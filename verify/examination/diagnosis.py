@@ -24,9 +24,10 @@ from assay.verify.examination.plan import Plan
 from assay.verify.examination.repro import repro_line
 from assay.verify.examination.run import Run, fixed_cases
 from assay.verify.examination.shrink import is_alike, shrink
+from assay.verify.examination.steps import Steps
 from assay.verify.explanation.begins import beginning
 from assay.verify.explanation.experiments.search import Experiments
-from assay.verify.explanation.explain import explain
+from assay.verify.explanation.explain import Explained, explain
 from assay.verify.explanation.facts import breaking_calls, measured_facts
 from assay.verify.explanation.fault_budget import FaultBudget
 from assay.verify.findings import ASPECTS, GRAVITY, Aspect, Explanation, Fact, Failure
@@ -65,7 +66,7 @@ class Promises:
         plan = self._question
         changed: dict[str, Any] = {"contract": contract, "effort": "quick", "examples": None, "at": (), "goldens": None}
         settings = replace(plan.settings, **changed)
-        other = replace(plan, settings=settings, harness=replace(plan.harness, contract=contract))
+        other = replace(plan, settings=settings, harness=replace(plan.harness, contract=contract), steps=Steps())
         budget, over = FaultBudget(_SECONDS_OF_CONTRACT), False
 
         def progress(phase: str, done: int, of: int) -> None:
@@ -87,7 +88,7 @@ def sizes_in_words(failure: Failure, plan: Plan) -> tuple[str, tuple[Fact, ...]]
         """Return the case with ordinary data and this size; None if it isn't admitted."""
         sizes = {**case.sizes, symbol: size}
         known = sampler.shapes.get(symbol) or sampler.definition.sizes.allowed.get(symbol)
-        if (known and size not in known) or not sampler.fits(sizes) or not _is_whole(sizes, sampler):
+        if (known and size not in known) or not sampler.fits(sizes) or not _is_admitted(sizes, case, sampler):
             return None
         seed = case.seed + 31 * draw
         return replace(with_values(case, "normal"), sizes=sizes, edits=(), origin={}, seed=seed)
@@ -107,9 +108,12 @@ def sizes_in_words(failure: Failure, plan: Plan) -> tuple[str, tuple[Fact, ...]]
     return "; ".join(words), tuple(facts)
 
 
-def _is_whole(sizes: Mapping[str, int], sampler: Sampler) -> bool:
-    """Whether each size is a multiple of that of which it must be one."""
-    multiples = sampler.definition.sizes.multiples
+def _is_admitted(sizes: Mapping[str, int], case: Case, sampler: Sampler) -> bool:
+    """Whether each size is a multiple of that of which it must be one, and no less than an option requires."""
+    rules = sampler.definition.sizes
+    multiples, least = rules.multiples, rules.minimum
+    if any(sizes.get(symbol, 0) < int(case.options[option]) for symbol, option in least.items()):
+        return False
     return all(value % max(sizes.get(multiples.get(name, ""), 1), 1) == 0 for name, value in sizes.items())
 
 
@@ -180,7 +184,9 @@ def diagnosed(aspects: Mapping[str, Aspect], plan: Plan, target: str) -> dict[st
     known = {name: aspects.get(name, Aspect()) for name in ASPECTS}
     promises, experiments = Promises(plan, broken), Experiments(_SECONDS_OF_EXPERIMENTS, len(broken))
     for name in broken:
-        result = _explained(name, aspects[name], plan, len(broken), promises, experiments)
+        result = aspects[name]
+        with plan.steps.step(f"explaining {name}"):
+            result = _explained(name, aspects[name], plan, len(broken), promises, experiments)
         failure = result.failure
         assert failure is not None
         if failure.kind == "unwritten_output" and name != "memory":
@@ -188,7 +194,10 @@ def diagnosed(aspects: Mapping[str, Aspect], plan: Plan, target: str) -> dict[st
             if "memory" in broken:
                 continue
             name = "memory"
-        failure = replace(failure, aspect=name, message=failure.message + _admitting(name, failure, plan))
+        admitting = ""
+        with plan.steps.step(f"contracts that admit {name}"):
+            admitting = _admitting(name, failure, plan)
+        failure = replace(failure, aspect=name, message=failure.message + admitting)
         line = repro_line(plan.settings, target, failure.case, name)
         if failure.device_lost and failure.kind == "crash" and plan.settings.shrinking and is_installed():
             words = sanitize(line, target, seconds=_SECONDS_OF_SANITIZER)
@@ -199,7 +208,8 @@ def diagnosed(aspects: Mapping[str, Aspect], plan: Plan, target: str) -> dict[st
         assert failure is not None
         if plan.settings.shrinking:
             attempt = partial(failure_or_suspicion, plan.harness)
-            failure = shrink(failure, attempt, plan.sampler, seconds=_SECONDS_OF_SUSPECT)
+            with plan.steps.step(f"shrinking {name}"):
+                failure = shrink(failure, attempt, plan.sampler, seconds=_SECONDS_OF_SUSPECT)
         line = repro_line(plan.settings, target, failure.case, name)
         known[name] = replace(known[name], failure=replace(failure, aspect=name), repro=line)
     return {name: _noted(aspect, broken) for name, aspect in _said_once(_explained_once(known)).items()}
@@ -227,7 +237,9 @@ def _explained(
     def attempt(case: Case) -> Failure | None:
         """Return the failure of a case that shows this aspect; another aspect may fail by another fault."""
         is_of_it = broken == 1 or name == "numbers" or name in aspects_of(case)
-        return harness.try_case(plan.sampler.tied(case)).failure if is_of_it else None
+        with plan.steps.step(f"shrinking {name}"):
+            return harness.try_case(plan.sampler.tied(case)).failure if is_of_it else None
+        return None
 
     large = first if first.case.protocol == AT else None
     if large is not None:
@@ -236,25 +248,35 @@ def _explained(
         if small is None:
             return aspect
         first = small
-    failure = _classified(shrink(first, attempt, plan.sampler, seconds=_SECONDS / broken), harness)
-    explained = explain(harness, failure, first.case, plan.sampler, keeps=partial(promises.keeps, name))
-    share = _SECONDS_OF_CALLS / broken
-    calls = breaking_calls(harness, failure, first.case, plan.sampler, share)
-    explanations = explained.explanations or experiments.explained(calls)
+    failure = first
+    with plan.steps.step(f"shrinking {name}"):
+        failure = shrink(first, attempt, plan.sampler, seconds=_SECONDS / broken)
+    with plan.steps.step(f"classifying {name}"):
+        failure = _classified(failure, harness)
+    explained, facts, known, again = Explained(), tuple[Fact, ...](), "", None
+    with plan.steps.step(f"explaining {name}"):
+        explained = explain(harness, failure, first.case, plan.sampler, keeps=partial(promises.keeps, name))
+    explanations, share = explained.explanations, _SECONDS_OF_CALLS / broken
+    with plan.steps.step(f"measuring facts about {name}"):
+        calls = breaking_calls(harness, failure, first.case, plan.sampler, share)
+        explanations = explanations or experiments.explained(calls)
+        facts = measured_facts(harness, calls, name, is_explained=bool(explanations), seconds=share)
     is_explained = bool(explanations)
-    facts = measured_facts(harness, calls, name, is_explained=is_explained, seconds=share)
     if large is not None:
         failure = replace(failure, message=f"{failure.message}; first met at {case_label(large.case)}: {large.message}")
-    known, begins = _known(name, failure, first.case, plan, is_explained=is_explained)
-    again = harness.try_case(failure.case) if aspect.map is not None else None
+    with plan.steps.step(f"finding where {name} begins"):
+        known, begins = _known(name, failure, first.case, plan, is_explained=is_explained)
+        facts = (*facts, *(replace(fact, aspect=name) for fact in begins))
+    with plan.steps.step(f"the numbers of {name}"):
+        again = sample_of(failure.case, harness.try_case(failure.case) if aspect.map is not None else None)
     return replace(
         aspect,
         failure=failure,
         explanations=explanations,
         not_asked=explained.raised,
         known=known,
-        facts=(*facts, *(replace(fact, aspect=name) for fact in begins)),
-        sample=sample_of(failure.case, again),
+        facts=facts,
+        sample=again,
     )
 
 

@@ -4,7 +4,7 @@ call."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from assay.formats.accumulator import accumulator_named
@@ -13,6 +13,7 @@ from assay.verify.cases.case import Case
 from assay.verify.cases.sampler import Sampler
 from assay.verify.contract import Contract
 from assay.verify.errors import SettingError
+from assay.verify.examination.steps import Steps
 from assay.verify.harness.clean_process import is_there
 from assay.verify.harness.frameworks import check_device, check_dtypes, check_framework, layouts_of
 from assay.verify.harness.runner import KernelHarness
@@ -25,6 +26,7 @@ class Plan:
     """What an examination needs to run: settings, harness and sampler.
 
     ``dtype`` is worded as in reports. ``refusal`` is the reason why the contract doesn't apply, empty if it does.
+    ``steps`` has what went wrong in the examination's own steps.
     """
 
     settings: Settings
@@ -33,6 +35,7 @@ class Plan:
     harness: KernelHarness
     sampler: Sampler
     refusal: str
+    steps: Steps = field(default_factory=Steps)
 
     @property
     def definition(self) -> Spec:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from assay.golden.arithmetic import BallArithmetic
-from assay.golden.errors import Undecided
+from assay.golden.errors import ReferenceRefuses, Undecided
 from assay.golden.evaluation.call import bind
 from assay.golden.evaluation.device import evaluating_on
 from assay.interpreter import emulated_device, emulated_emission, emulating, lasting, pretended, suspended
 from assay.runtime.deadline import Deadline
 from assay.runtime.environment import generators_kept, standard_environment
-from assay.runtime.errors import names_checked
+from assay.runtime.errors import AssayError, names_checked
 from assay.runtime.output import warned_once
 from assay.runtime.process import GIB
 from assay.verify.cases.case import Case, all_contents
@@ -32,6 +32,7 @@ from assay.verify.examination.plan import Plan, make_plan
 from assay.verify.examination.repro import repro_line
 from assay.verify.examination.run import Progress, Run, Tally
 from assay.verify.examination.sensitivity import sensitivity_check
+from assay.verify.examination.steps import in_words
 from assay.verify.findings import Detectable, Pairs, Variant
 from assay.verify.harness import lost_device
 from assay.verify.harness.call import signature_mismatch
@@ -216,7 +217,12 @@ def _planned(
         stack.enter_context(suspended())  # no pretended device here: each call of the kernel pretends one anew
         if (settings.faithful, settings.emission) != (emulated_device(), emulated_emission()):
             stack.enter_context(emulating(settings.faithful, emission=settings.emission))
-        plan = make_plan(kernel, settings, heartbeat)
+        try:
+            plan = make_plan(kernel, settings, heartbeat)
+        except AssayError:
+            raise
+        except Exception as error:
+            raise SettingError(f"these settings can't be examined: {in_words(error)}") from error
         first = plan.sampler.case(lambda values: values[0], style="small")
         if words := signature_mismatch(kernel, first, settings.options):
             raise SettingError(f"kernel: {words}")
@@ -250,22 +256,27 @@ def _isolation(plan: Plan, target: str) -> Isolation | None:
 def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
     """Run the sensitivity check and the phases, diagnose the failures, and return the verdict."""
     started = time.perf_counter()
-    tally, detectable, made = Tally(), list[Detectable](), Compiled()
-    pairs, variants, cut = Pairs(), tuple[Variant, ...](), ""
+    tally, detectable, made, steps = Tally(), list[Detectable](), Compiled(), plan.steps
+    pairs, variants, cut, remarks, circumstances = Pairs(), tuple[Variant, ...](), "", tuple[str, ...](), {}
     if plan.refusal:
         outcome, note = "REFUSED", plan.refusal
     else:
-        deadline = Deadline(plan.settings.budget) if plan.settings.budget is not None else None
-        undetected, run = sensitivity_check(plan), Run(plan, progress, deadline=deadline)
+        deadline, undetected = Deadline(plan.settings.budget) if plan.settings.budget is not None else None, None
+        with steps.step("the sensitivity check", looks_for_faults=True, raises=(AssayError,)):  # nothing is found yet
+            undetected = sensitivity_check(plan)
+        run = Run(plan, progress, deadline=deadline)
         run.compile_beforehand()
         made = run.compiled
-        tally, detectable = run.execute(), run.detectable
+        with steps.step("the examination", looks_for_faults=True):
+            run.execute()
+        tally, detectable = run.tally, run.detectable
         pairs, variants, cut = run.pairs(), run.variants, run.cut
         if tally.broken:
             progress("shrinking", 0, 0)
         if run.device_lost:  # every further case would fail, whatever it is
             plan = replace(plan, settings=replace(plan.settings, shrinking=False))
-        tally = replace(tally, aspects=diagnosed(tally.aspects, plan, target))
+        with steps.step("explaining the failures"):
+            tally = replace(tally, aspects=diagnosed(tally.aspects, plan, target))
         outcome, note = _outcome(tally, undetected, plan.settings)
         if outcome in ("PASS", "WARN") and detectable and all(level.vacuous for level in detectable):
             least = min(level.suspect for level in detectable)
@@ -274,6 +285,12 @@ def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
             outcome, note = "INCONCLUSIVE", f"the budget was over before a case of {', '.join(untried)}"
         if run.losses and run.loss_budget <= 0:
             note = f"it ended early, as the kernel has lost {run.losses} processes or left them hanging"
+        if steps.untried and (outcome in ("PASS", "WARN") or not tally.cases):
+            outcome, note = "INCONCLUSIVE", f"not all could be tried: {steps.lines[0]}"
+        with steps.step("remarks on the reference"):
+            remarks = (*_remarks(plan), *_of_compiler(tally, made, plan.settings.device))
+    with steps.step("naming the machine"):
+        circumstances = about(plan.harness.call.kernel, plan.settings.device, str(plan.harness.call.pretend))
     return Verdict(
         outcome=outcome,
         kernel=plan.kernel,
@@ -300,7 +317,7 @@ def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
         seed=plan.settings.seed,
         note=note,
         cut=cut,
-        remarks=() if plan.refusal else (*_remarks(plan), *_of_compiler(tally, made, plan.settings.device)),
+        remarks=remarks,
         at=tally.at,
         variants=variants,
         left_changed=tuple(plan.harness.call.left_changed),
@@ -310,7 +327,8 @@ def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
         and plan.settings.device == "cpu"
         and not plan.settings.isolate
         and drops_roundings(),
-        about=about(plan.harness.call.kernel, plan.settings.device, str(plan.harness.call.pretend)),
+        about=circumstances,
+        errors=steps.lines,
     )
 
 
@@ -379,7 +397,7 @@ def _remarks(plan: Plan) -> tuple[str, ...]:
         try:
             with one_thread():
                 warnings = definition.remarks(xp, numbers, dtypes, call.options)
-        except Undecided:
+        except (Undecided, ReferenceRefuses):
             continue
         for remark in warnings:
             results.setdefault(remark.partition(": ")[0], words + remark)

@@ -10,11 +10,12 @@ A kind names how a case differs from an ordinary call, whatever the op.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import TypeVar
 
 from assay.configs import table
@@ -28,8 +29,8 @@ from assay.verify.cases.at_shape import at_cases
 from assay.verify.cases.case import Case
 from assay.verify.cases.factors import Covering, Factors
 from assay.verify.cases.layouts import LAYOUTS
-from assay.verify.cases.production import GROWTH, LEVELS, production_cases
-from assay.verify.cases.sampler import SMALL, TILE
+from assay.verify.cases.production import GROWTH, LEVELS, large_pairs, production_cases
+from assay.verify.cases.sampler import SMALL, TILE, Sampler
 from assay.verify.cases.stored import stored_cases
 from assay.verify.comparison.error_map import map_of
 from assay.verify.comparison.result import UNDECIDED, UNRESOLVED, Counts, Result, by_reason
@@ -110,11 +111,14 @@ def _always(fixed: Fixed) -> bool:
 
     These are: the protocol "alone" (few contracts promise batch invariance), whole tiles (kernels often have a separate
     path for them), what one tensor alone may have, a peak in the last element of a long row, long rows far below zero,
-    and factors over their whole range, of both signs and zero.
+    rows about an epsilon, and factors over their whole range, of both signs and zero.
     """
     phase, case = fixed
     values = {*case.values.values()}
-    kept = {"block_boundary": bool(case.edits) or "below" in values, "range": bool({"vast", "cycled"} & values)}
+    kept = {
+        "block_boundary": bool(case.edits) or "below" in values,
+        "range": bool({"vast", "cycled", "faint"} & values),
+    }
     return case.protocol == "alone" or phase in ("aligned", "domain") or kept.get(phase, False)
 
 
@@ -227,12 +231,13 @@ class Tally(Counts):
         return replace(self.counting(other), aspects=aspects, phases=phases, **sums)
 
 
-CHOSEN = ("variants", "production")
-"""The phases whose cases have sizes that were chosen by observing the kernel, or that models have."""
+CHOSEN = ("variants", "large_pairs", "production")
+"""The phases whose cases have sizes that were chosen by observing the kernel, or that are large."""
 _RISING = ("not tried", "kept", "suspect", "broken")
 _UNDECIDED_SHARE = 0.1  # more undecided and unresolved elements than this are too many for a PASS
 _TIME_LIMIT = 4.0  # the most seconds of a case in a growing series, extrapolated from the case before it
 _VARIANTS_SHARE = 0.25  # of the processor time of the cases before them, that cases of variants may take
+_PAIRS_SHARE = {"quick": 0.0, "usual": 0.1, "thorough": 1.0}  # of the same, for two large sizes at once
 _PRODUCTION_SHARE = {"quick": 0.0, "usual": 0.1, "thorough": 1.0}  # of the same, for sizes of production
 _PRODUCTION_ALWAYS = {"quick": 0, "usual": 0, "thorough": 2}  # levels that are tried whatever they take
 _FEW_PROGRAMS = 12  # of each interpreted launch at such sizes
@@ -241,6 +246,7 @@ _LONG_CASE = 1.0  # the most seconds of a case at the next length
 _OVERHEAD = 1000  # sums shorter than this take about as long whatever their length: their time isn't extrapolated
 _MOST_MASKED = 3  # an aspect is given up after this many of its cases failed by another aspect
 _LOSS_COSTS = {"crash": 1, "timeout": 3}  # a hang also costs its time limit
+_NUMBERS_AND_TUPLES = re.compile(r"-?\d+(,? -?\d+)*,?")
 _OF_NUMBERS = {"numbers", "range", "subnormals", "shapes", "layouts"}  # aspects that a flushed subnormal may break
 Progress = Callable[[str, int, int], None]
 
@@ -316,7 +322,9 @@ class Run:
     def compile_beforehand(self) -> None:
         """On a device compile the programs that the cases need, all at once, before the first case."""
         assignment, isolation = self.harness.call.assignment, self.harness.isolation
-        if assignment.on_device and self.plan.settings.framework == "torch":
+        if not assignment.on_device or self.plan.settings.framework != "torch":
+            return
+        with self.plan.steps.step("compiling beforehand"):
             variants = self.observe_variants().cases(self.plan.settings.effort)
             self.beforehand = [*cases_beforehand(self.plan), *(case for case, _ in variants)]
             cases = self.beforehand
@@ -335,11 +343,13 @@ class Run:
         if self.harness.call.watch.launches:
             sampler = self.plan.sampler.for_interpreter()
             if ":" in self.plan.settings.spec:  # an op says what is run one by one; of a reference the launches do
-                sampler = sampler.with_steps(self.observe_variants().programs())
+                with self.plan.steps.step("observing the kernel at many sizes"):
+                    sampler = sampler.with_steps(self.observe_variants().programs())
             self.plan = replace(self.plan, sampler=sampler)
         for name, phase in PHASES:
             if not self.ended and (names is None or name in names):
-                phase(self, name)
+                with self.plan.steps.step(f"the phase {name}", looks_for_faults=True):
+                    phase(self, name)
         return self.tally
 
     def is_over(self, phase: str) -> bool:
@@ -365,6 +375,12 @@ class Run:
 
         Return None if all its aspects are broken or given up already, or if it gave no result that counts.
         """
+        with self.plan.steps.step(f"a case of {phase}", looks_for_faults=True):
+            return self._attempted(phase, case, goldens)
+        return None
+
+    def _attempted(self, phase: str, case: Case, goldens: tuple[Golden, ...] | None) -> Result | None:
+        """Try a case as `attempt` does."""
         plan = self.plan
         case = original = self.compiled.case(plan.sampler.tied(case), self.beforehand)
         given_up = {name for name, cases in self.masked_by_other_failure.items() if cases >= _MOST_MASKED}
@@ -390,7 +406,8 @@ class Run:
             return None
         elif failure.kind == "refused":
             sampled = (f"{case_label(case)}: refused, {failure.message}",) if case.protocol == AT else ()
-            self.tally += Tally(refused=Counter({failure.message: 1}), refused_chosen=int(phase in CHOSEN), at=sampled)
+            words = next((each for each in self.tally.refused if _alike(each, failure.message)), failure.message)
+            self.tally += Tally(refused=Counter({words: 1}), refused_chosen=int(phase in CHOSEN), at=sampled)
             return None
         else:
             self._add_failure(phase, result, failure, shown)
@@ -398,14 +415,9 @@ class Run:
 
     def _add_failure(self, phase: str, result: Result, failure: Failure, shown: set[str]) -> None:
         """Count a failure under one aspect of its case; it masks the case's other aspects."""
-        sampler = self.plan.sampler
-        aspect = attributed_to(failure, lambda case: self.harness.try_case(sampler.tied(case)).failure, sampler)
-        if aspect in _OF_NUMBERS:
-            flushing = replace(self.harness, contract=replace(self.harness.contract, subnormals="flush"))
-            if failure.golden is not None and flushing.try_case(failure.case).failure is None:
-                aspect, self.harness = "subnormals", flushing
-            elif aspect == "subnormals":  # wrong among subnormal inputs, and not by what a flush does
-                aspect = "range"
+        aspect = failure.aspect or "numbers"
+        with self.plan.steps.step("finding what a failure depends on"):
+            aspect = self._attributed(failure)
         self.tally += Tally.of(phase, result, {aspect})
         same = {"determinism"} & shown - {aspect} if failure.golden is not None else set()  # the bits were compared
         self.tally += Tally(aspects=dict.fromkeys(same, Aspect("kept", 1)))
@@ -416,6 +428,18 @@ class Run:
         self.ended = not self.plan.settings.every_aspect or self.loss_budget <= 0
         self.harness = replace(self.harness, ignored_aspects=frozenset(self.tally.broken & {"memory", "conduct"}))
 
+    def _attributed(self, failure: Failure) -> str:
+        """Return the aspect that a failure breaks; from a flushed subnormal on, such are flushed in goldens too."""
+        sampler = self.plan.sampler
+        aspect = attributed_to(failure, lambda case: self.harness.try_case(sampler.tied(case)).failure, sampler)
+        if aspect in _OF_NUMBERS:
+            flushing = replace(self.harness, contract=replace(self.harness.contract, subnormals="flush"))
+            if failure.golden is not None and flushing.try_case(failure.case).failure is None:
+                aspect, self.harness = "subnormals", flushing
+            elif aspect == "subnormals":  # wrong among subnormal inputs, and not by what a flush does
+                aspect = "range"
+        return aspect
+
     def try_with_statistics(self, phase: str, case: Case) -> tuple[Result, Result] | None:
         """Try a case, then judge its outputs by the statistical bound. Return both results, or None if the case failed
         or was changed."""
@@ -424,13 +448,15 @@ class Run:
         result = self.attempt(phase, case)
         if result is None or result.failure is not None or result.case != case:
             return None
-        second = judge_statistically(self.harness.oracle, result.case, result)
-        if second.failure is not None:
-            aspect = attributed_to(
-                second.failure, lambda case: failure_or_suspicion(self.harness, sampler.tied(case)), sampler
-            )
-            self.tally += Tally(aspects={aspect: Aspect("suspect", failure=second.failure)})
-        return result, second
+        with self.plan.steps.step(f"a case of {phase}", looks_for_faults=True):
+            second = judge_statistically(self.harness.oracle, result.case, result)
+            if second.failure is not None:
+                aspect = attributed_to(
+                    second.failure, lambda case: failure_or_suspicion(self.harness, sampler.tied(case)), sampler
+                )
+                self.tally += Tally(aspects={aspect: Aspect("suspect", failure=second.failure)})
+            return result, second
+        return None
 
     @cached_property
     def factors(self) -> Factors:
@@ -439,6 +465,11 @@ class Run:
 
     def pairs(self) -> Pairs:
         """Return the pairs of factors that the judged cases cover."""
+        with self.plan.steps.step("counting what was covered"):
+            return self._pairs()
+        return Pairs()
+
+    def _pairs(self) -> Pairs:
         thorough = self.plan.settings.effort == "thorough"
         covering = Covering(self.factors, map(self.plan.sampler.tied, self.judged), triples=thorough)
         covered, feasible = covering.pairs
@@ -453,23 +484,29 @@ class Run:
             self.progress(phase, done, len(items))
 
 
+def _alike(one: str, other: str) -> bool:
+    """Whether two messages are the same but for numbers, such as sizes."""
+    return one == other or _NUMBERS_AND_TUPLES.sub("#", one) == _NUMBERS_AND_TUPLES.sub("#", other)
+
+
 def fixed_cases(plan: Plan) -> Iterator[Fixed]:
     """Yield the cases of the phases that are fixed beforehand, each with the name of its phase."""
     sampler = plan.sampler
-    by_phase: dict[str, Iterator[Case]] = {
-        "exact": phases.exact_cases(sampler),
-        "invariants": phases.invariant_cases(sampler, plan.settings.contract),
-        "range": phases.range_cases(sampler),
-        "single_operand": phases.single_operand_cases(sampler),
-        "domain": phases.domain_cases(sampler),
-        "block_boundary": phases.block_boundary_cases(sampler),
-        "aligned": phases.aligned_cases(sampler),
-        "special": phases.special_cases(sampler),
-        "every_number": phases.every_cases(sampler),
-        "bias": phases.bias_cases(sampler),
+    by_phase: dict[str, Callable[[Sampler], Iterator[Case]]] = {
+        "exact": phases.exact_cases,
+        "invariants": partial(phases.invariant_cases, contract=plan.settings.contract),
+        "range": phases.range_cases,
+        "single_operand": phases.single_operand_cases,
+        "domain": phases.domain_cases,
+        "block_boundary": phases.block_boundary_cases,
+        "aligned": phases.aligned_cases,
+        "special": phases.special_cases,
+        "every_number": phases.every_cases,
+        "bias": phases.bias_cases,
     }
     for name, cases in by_phase.items():
-        yield from ((name, case) for case in cases)
+        with plan.steps.step(f"drawing the cases of {name}", looks_for_faults=True):
+            yield from ((name, case) for case in cases(sampler))
 
 
 def cases_beforehand(plan: Plan) -> list[Case]:
@@ -492,6 +529,7 @@ def cases_beforehand(plan: Plan) -> list[Case]:
     for series in phases.over_limit_cases(sampler):
         drawn += series
     if settings.effort != "quick":
+        drawn += large_pairs(sampler)
         drawn += [case for level in range(len(LEVELS)) for _, case in production_cases(sampler, level)]
     drawn += at_cases(sampler, settings.at)
     return [sampler.tied(case) for case in (next(phases.ordinary_cases(sampler, "small")), *drawn)]
@@ -576,6 +614,23 @@ def _over_limit(run: Run, name: str) -> None:
             run.progress(name, done, len(series))
             if slow or run.ended:
                 break
+
+
+def _large_pairs(run: Run, name: str) -> None:
+    """Try cases of two large sizes at once, those of least work first, until time is up; at least one."""
+    effort, sampler = run.plan.settings.effort, run.plan.sampler
+    if not _PAIRS_SHARE[effort]:
+        return
+    run.harness = replace(run.harness, most_programs=_FEW_PROGRAMS)
+    cost = (
+        _work_of_some_programs if run.harness.call.watch.launches else lambda case: float(sampler.cost(case.sizes)[1])
+    )
+    limit = CpuLimit(_PAIRS_SHARE[effort] * (_SHORT_RUN + thread_clock()[0] - run.started[0]), thread_clock)
+    for case in run.reporting(name, sorted(large_pairs(sampler), key=cost)):
+        with suppress(DependentPrograms, DefinitionError):  # a reference may refuse sizes that nobody asked for
+            if not limit.is_over():
+                run.attempt(name, case)
+    run.harness = replace(run.harness, most_programs=0)
 
 
 def _production(run: Run, name: str) -> None:
@@ -664,6 +719,7 @@ PHASES: tuple[tuple[str, Callable[[Run, str], None]], ...] = (
     ("lengths", _lengths),
     ("fuzz", _fuzz),
     ("over_limit", _over_limit),
+    ("large_pairs", _large_pairs),
     ("production", _production),
     ("at", _at),
 )

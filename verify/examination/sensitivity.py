@@ -15,7 +15,7 @@ import torch
 
 from assay.formats.format import Format
 from assay.formats.rounding import next_down, next_up, round_to
-from assay.golden.errors import Undecided
+from assay.golden.errors import ReferenceRefuses, Undecided
 from assay.verify.cases.case import build
 from assay.verify.comparison.corruptions import Numbers, of_structure, of_the_largest, with_element
 from assay.verify.comparison.judge import Tolerance, judge
@@ -88,9 +88,11 @@ def sensitivity_check(plan: Plan) -> str | None:
     A corruption that passes on ordinary numbers may be rejected on small ones: in attention's gradient with TF32
     operands, errors of the scores are relative errors of the weights, and sums over many rows cancel. One that passes
     at one small size may be rejected at others: few results with a wide tolerance include a well-determined one.
+
+    Raises `DefinitionError` of a reference that gives other shapes than stated, or runs at none of the sizes.
     """
     seen: dict[str, list[dict[str, bool]]] = {}
-    undetected = None
+    undetected, refused, tried = None, list[ReferenceRefuses](), 0
     for distribution, draws in _ROUNDS:
         for case in ordinary_cases(
             plan.sampler, "tile", distribution, draws
@@ -99,11 +101,18 @@ def sensitivity_check(plan: Plan) -> str | None:
             try:
                 limits = plan.harness.oracle.tolerances(case, values)
             except Undecided:  # of a reference: nothing is judged either
+                tried += 1
                 continue
+            except ReferenceRefuses as error:  # these sizes; the cases that are tried will show which others
+                refused.append(error)
+                continue
+            tried += 1
             for tensor, format, allowed in zip(case.signature.returns, case.result_formats, limits, strict=True):
                 if not tensor.is_integer:
                     seen.setdefault(tensor.name, []).append(outcomes(allowed, format))
         undetected = next(filter(None, map(undetected_corruption, seen.values())), None)
         if undetected is None:
             break
+    if refused and not tried:
+        raise refused[0]
     return undetected

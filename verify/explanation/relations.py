@@ -19,7 +19,7 @@ import torch
 
 from assay.formats.format import format_named
 from assay.formats.rounding import round_to, ulp
-from assay.golden.signature import TensorSpec
+from assay.golden.signature import INTEGERS, TensorSpec
 from assay.verify.cases.case import Case
 from assay.verify.comparison.judge import judge
 from assay.verify.explanation.fault_models.fault_tolerance import Observation
@@ -327,9 +327,11 @@ def _is(call: Wrong, predicted: Tensor) -> bool:
 
 def _digits(calls: Sequence[Wrong], tensor: TensorSpec) -> str:
     """The outputs are numbers of a narrower format than their own, next to the right ones."""
-    out = format_named(
-        calls[0].case.result_dtypes[[t.name for t in calls[0].case.signature.returns].index(tensor.name)]
-    )
+    case = calls[0].case
+    dtype = case.result_dtypes[[each.name for each in case.signature.returns].index(tensor.name)]
+    if dtype in INTEGERS:
+        return ""
+    out = format_named(dtype)
     got = torch.cat([call.elements[0] for call in calls])
     golden = torch.cat([call.elements[1] for call in calls])
     radius = torch.cat([call.elements[2] for call in calls])

@@ -38,6 +38,7 @@ from assay.runtime.environment import Environment, environment, in_environment, 
 from assay.runtime.errors import first_line, one_line
 from assay.runtime.modules import asks_for_cuda
 from assay.verify.cases.case import Case, Inputs
+from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.findings import Failure, Kind
 from assay.verify.harness import lost_device
 from assay.verify.harness.compiled import every_variant_compiled
@@ -124,6 +125,12 @@ _NO_CUDA = (
 )
 _OF_A_SIGNATURE = re.compile("unexpected keyword argument|positional argument|missing [0-9]+ required|multiple values")
 _OF_A_DISPATCHER = ("__torch_dispatch__", "dispatch mode", "DispatchMode", "FakeTensor", "Dispatcher")
+
+
+_OF_LAYOUTS = (
+    "; for a kernel that takes contiguous tensors alone: layouts=['contiguous'] (--layout contiguous), or, as a "
+    "documented refusal, refuses=['contiguous']"
+)
 
 
 def failure_of(
@@ -289,6 +296,8 @@ class Call:
                 return failure_of(case, "not_interpreted", f"{_NO_CUDA} ({message})")
             if isinstance(error, TypeError) and _OF_A_SIGNATURE.search(str(error)):
                 message += f"; the kernel is called as {call_in_words(case, self.listed)}"
+            if any(layout != LAYOUTS[0] for layout in case.layouts.values()) and "contiguous" in str(error):
+                message += _OF_LAYOUTS
             crash = failure_of(case, "crash", message, device_lost=loses)
             if poison is None or loses:
                 return crash
@@ -366,12 +375,15 @@ class Call:
 def plain(value: torch.Tensor) -> torch.Tensor:
     """Return a tensor without graph and without subclass: a subclass could answer the checks as it likes.
 
-    Raises `TypeError` for a subclass that defines its own numbers.
+    Raises `TypeError` for a subclass that defines its own numbers, and for a sparse, nested or quantized tensor.
     """
     kind = type(value)
     if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         raise TypeError(f"expected a torch.Tensor, got a {kind.__name__}, which has operations of its own")
     with torch._C.DisableTorchFunctionSubclass():
+        if value.layout != torch.strided or value.is_nested or value.is_quantized:
+            kind = "nested" if value.is_nested else "quantized" if value.is_quantized else str(value.layout)
+            raise TypeError(f"expected a dense tensor, got a {kind} one")
         return value.detach().as_subclass(torch.Tensor)
 
 

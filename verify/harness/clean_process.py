@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from assay.runtime.process import Process, clean_environment
+from assay.runtime.process import Process
+from assay.runtime.sandbox import clean_environment
 
 START = 120.0
 """Seconds to import torch and the kernel's module."""

@@ -46,6 +46,7 @@ from assay.runtime.process import (
     detached_from,
     limit_memory,
 )
+from assay.runtime.sandbox import has_namespaces
 from assay.runtime.tensors import pack, unpack
 from assay.verify.cases.case import Case, build
 from assay.verify.contract import Contract
@@ -84,6 +85,8 @@ class Isolation:
     target: str = ""
     _worker: Process | None = field(default=None, repr=False)
     _blocks: bool = field(default=False, repr=False)
+    _too_many: str = field(default="", repr=False)
+    """How the kernel has started too many processes: it isn't called again, as each call would start as many."""
 
     def __enter__(self) -> Isolation:
         return self
@@ -142,6 +145,8 @@ class Isolation:
         """Run `KernelHarness.observe` in the worker, with these aspects ignored; a lost worker, or device, is a failure
         of the case."""
         call = self.harness.call
+        if self._too_many:
+            return Failure("crash", case, self._too_many)
         if self._worker is None:
             self._worker = self._started()
             if self.is_of_device and (why := self._cannot_begin(case.spec)):
@@ -158,6 +163,8 @@ class Isolation:
         result = worker.result()
         if isinstance(result, Lost):
             self.end()
+            if result.limit == "processes":
+                self._too_many = f"in an earlier call {result.message}"
             if result.kind == "timeout":
                 silence = f"no result within {call.timeout:g} s, and it could not be interrupted"
                 return Failure("timeout", case, silence)
@@ -224,9 +231,8 @@ class Isolation:
     def _started(self) -> Process:
         harness, call = self.harness, self.harness.call
         if self._has_limit and not self.is_of_device and call.framework != "jax" and hasattr(os, "fork"):
-            worker = Process.fork(lambda parent: _serve_copy(parent, harness, self.memory))
-            worker.processes = MOST_PROCESSES
-            return worker
+            worker = Process.fork(lambda parent: _serve_copy(parent, harness, self.memory), apart=has_namespaces())
+            return self._limited(worker)
         target = self.target or target_of(call.kernel)
         if not target:
             raise SettingError(
@@ -240,7 +246,11 @@ class Isolation:
         }
         arguments = (memory, target, how, harness.contract, str(harness.device))
         worker = self._forked(arguments) if self.is_of_device else Process.start(_serve_new, *arguments)
-        worker.memory, worker.processes = self.memory - memory, MOST_PROCESSES
+        return self._limited(worker)
+
+    def _limited(self, worker: Process) -> Process:
+        """Limit what a worker and its children hold together, beside what each of them may allocate."""
+        worker.memory, worker.processes = self.memory, MOST_PROCESSES
         return worker
 
     def _forked(self, arguments: tuple[Any, ...]) -> Process:

@@ -109,7 +109,8 @@ def refused_by_reference(
     try:
         definition.definition.forms[0](*arguments, **keywords)
     except ERRORS as own:
-        return f"the reference refuses these arguments too ({type(own).__name__}: {one_line(own)[:120]})"
+        words = f"the reference refuses these arguments too ({type(own).__name__}: {one_line(own)[:120]})"
+        return f"{words}; restrict sizes by shapes= (--shape), or tie them in tensors= ('8*D')"
     except Exception:
         return ""
     return ""

@@ -33,7 +33,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from assay.golden.errors import DefinitionError, Undecided
+from assay.golden.errors import DefinitionError, ReferenceRefuses, Undecided
 from assay.golden.evaluation.golden import Golden
 from assay.interpreter import Assignment, DependentPrograms, device_to_pretend
 from assay.runtime.deadline import WALL_FACTOR
@@ -292,7 +292,8 @@ class KernelHarness:
             return undecided(case, error)
         except DefinitionError as error:
             # Of a reference by example each size was tried by itself; it may refuse two of them together.
-            if not (case.definition.needs_dtypes and case.definition.sizes.allowed):
+            by_example = case.definition.needs_dtypes and case.definition.sizes.allowed
+            if not by_example and not isinstance(error, ReferenceRefuses):
                 raise
             return Result(case, failure_of(case, "refused", str(error)))
         except Exception as error:

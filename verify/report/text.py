@@ -51,7 +51,13 @@ def text_report(result: Findings) -> str:
     lines += [f"  left        {words}; put back" for words in result.left_changed]
     lines += [_row(name, result.aspects[name]) for name in ASPECTS if name in result.aspects]
     for name, aspect in result.violated.items():
-        lines += [f"{name} {aspect.status}{aspect.note and f', {aspect.note}'}", *_finding(aspect)]
+        lines.append(f"{name} {aspect.status}{aspect.note and f', {aspect.note}'}")
+        try:
+            lines += _finding(aspect)
+        except Exception as error:  # the other findings, and the line that repeats this one, are still reported
+            lines += [*_folded("error", f"the report of it: {type(error).__name__}: {error}; please report this")]
+            lines.append(f"  repeat      {aspect.repro}")
+    lines += [line for words in result.errors for line in _folded("error", words)]
     if result.violated and not result.target:
         lines.append("              (this kernel has no importable name: add --target package.module:function)")
     return visible("\n".join(lines))
@@ -132,7 +138,7 @@ def _finding(aspect: Aspect) -> list[str]:
     if failure is None:
         return []
     if aspect.note:  # another aspect reports the same fault
-        return [*_folded("known", aspect.known), f"  repeat      {aspect.repro}"]
+        return [*_folded("known", aspect.known), *_repeat(aspect)]
     lines = [f"  failure     {failure.kind}: {failure.message}"]
     if aspect.map is not None:
         lines.append(f"  where       {where(aspect.map)}")
@@ -143,7 +149,12 @@ def _finding(aspect: Aspect) -> list[str]:
         lines.append(f"              {len(aspect.explanations)} explanations agree with every call that was made")
     lines += [line for fact in aspect.facts for line in _folded("measured", fact.words)]
     lines += _folded("known", aspect.known)
-    return [*lines, f"  repeat      {aspect.repro}"]
+    return [*lines, *_repeat(aspect)]
+
+
+def _repeat(aspect: Aspect) -> list[str]:
+    """Return the line that repeats a failure, and what it gave in a fresh process if it was run there."""
+    return [f"  repeat      {aspect.repro}", *_folded("", aspect.repeated)]
 
 
 def _folded(name: str, words: str) -> list[str]:
