@@ -46,11 +46,10 @@ _ANSWER, _HEARTBEAT, _COPY = b"a", b"h", b"c"
 _NOTE_BYTES = 1 << 16  # longer notes are cut
 _NO_MESSAGE = "its process sent what is no answer"
 _TICK = 1.0  # seconds between two checks of a silent process
-_MEMORY_TICK = 0.05  # the same with a memory limit, and at least as many times as long as a look at all takes:
-_PAUSES = 20
+_MEMORY_TICK, _PAUSES = 0.05, 20  # the same with a memory limit, and at least how many times as long as a look takes
 _START = 300.0  # seconds that a new interpreter may take for its imports
 _PASSES = 1000  # over a tree of processes that go on to start others
-_GRACE = 10.0  # seconds that a process has to end after it has closed its pipe
+_GRACE = 3.0  # seconds that a process has to end after it has closed its pipe
 _FAILED = 70  # exit status of a fork whose main function raised
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # of Linux's <linux/prctl.h>
 _LARGEST = 1 << 34  # bytes of an answer
@@ -77,13 +76,13 @@ main(Parent(pipe), *arguments)
 
 @dataclass(frozen=True)
 class Lost:
-    """A process that did not return: "crash" or "timeout", how it ended, its last note, and the limit it exceeded:
-    "memory", "processes" or none."""
+    """A process that did not return: "crash" or "timeout", how it ended, its last note, and what it broke: the limit of
+    its "memory" or "processes", or its "pipe", or none of them."""
 
     kind: str
     message: str
     note: str = ""
-    limit: str = ""
+    broke: str = ""
 
 
 class Process:
@@ -391,14 +390,15 @@ class Process:
     def _tick(self) -> float:
         return max(_MEMORY_TICK, _PAUSES * self._looked) if self.memory else _TICK
 
-    def _lost(self, kind: str, message: str = "", limit: str = "") -> Lost:
-        self.ends_within(0.0 if message else _GRACE)
+    def _lost(self, kind: str, message: str = "", broke: str = "") -> Lost:
+        if not self.ends_within(0.0 if message else _GRACE) and not message:
+            message, broke = "it closed the pipe to the process that judges it, and went on", "pipe"
         code, last = self.kill(), self.last_words()[:200]
         ending = f"the process ended itself with status {code}"
         if code < 0:
             with suppress(ValueError):
                 ending = f"the process was ended by {signal.Signals(-code).name}"
-        return Lost(kind, message or ending + (f" ({last})" if last else ""), self._note, limit)
+        return Lost(kind, message or ending + (f" ({last})" if last else ""), self._note, broke)
 
 
 class _ProcessApart(Process):

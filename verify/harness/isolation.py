@@ -85,8 +85,9 @@ class Isolation:
     target: str = ""
     _worker: Process | None = field(default=None, repr=False)
     _blocks: bool = field(default=False, repr=False)
-    _too_many: str = field(default="", repr=False)
-    """How the kernel has started too many processes: it isn't called again, as each call would start as many."""
+    _given_up: str = field(default="", repr=False)
+    """Why the kernel isn't called again: it has started too many processes, or left its pipe, which takes long each
+    time."""
 
     def __enter__(self) -> Isolation:
         return self
@@ -145,8 +146,8 @@ class Isolation:
         """Run `KernelHarness.observe` in the worker, with these aspects ignored; a lost worker, or device, is a failure
         of the case."""
         call = self.harness.call
-        if self._too_many:
-            return Failure("crash", case, self._too_many)
+        if self._given_up:
+            return Failure("crash", case, self._given_up)
         if self._worker is None:
             self._worker = self._started()
             if self.is_of_device and (why := self._cannot_begin(case.spec)):
@@ -163,8 +164,8 @@ class Isolation:
         result = worker.result()
         if isinstance(result, Lost):
             self.end()
-            if result.limit == "processes":
-                self._too_many = f"in an earlier call {result.message}"
+            if result.broke in ("processes", "pipe"):
+                self._given_up = f"in an earlier call {result.message}"
             if result.kind == "timeout":
                 silence = f"no result within {call.timeout:g} s, and it could not be interrupted"
                 return Failure("timeout", case, silence)
