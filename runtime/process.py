@@ -310,11 +310,12 @@ class Process:
         if not (self._resident or self.processes) or time.monotonic() < self._watched + self._tick:
             return None
         self._watched, all_of_it = time.monotonic(), descendants(self._holder)
-        self._looked = time.monotonic() - self._watched
         if 0 < self.processes < len(all_of_it):
             return f"it had started more than {self.processes:,} processes", "processes"
         most = self._resident + self.memory
-        if self._resident and _held(all_of_it, most) > most:
+        held = _held(all_of_it, most) if self._resident else 0
+        self._looked = time.monotonic() - self._watched
+        if held > most:
             return f"it held more than {self.memory / GIB:.3g} GiB of memory", "memory"
         return None
 
@@ -501,12 +502,11 @@ def _message_of(received: bytearray, largest: int) -> bytes | None:
     return message
 
 
-def detached_from(pid: int) -> list[int]:
-    """Return the processes below a process that have left its session; those that torch starts to compile don't count.
-
-    A process that its first thread or its parent has ended is still there, below the process.
-    """
-    return [each for each in descendants(pid)[1:] if _session(each) not in (0, _session(pid)) and not _compiles(each)]
+def left_by(pid: int) -> tuple[int, int]:
+    """Return how many processes are below a process, also where their parent or first thread has ended; and how many of
+    them have left its session, without those that torch starts to compile."""
+    below, own = descendants(pid)[1:], _session(pid)
+    return len(below), sum(_session(each) not in (0, own) and not _compiles(each) for each in below)
 
 
 def _session(pid: int) -> int:
