@@ -389,7 +389,7 @@ class Process:
 
     @property
     def _tick(self) -> float:
-        return max(_MEMORY_TICK, _PAUSES * self._looked) if self.memory else _TICK
+        return min(_TICK, max(_MEMORY_TICK, _PAUSES * self._looked)) if self.memory else _TICK
 
     def _lost(self, kind: str, message: str = "", broke: str = "") -> Lost:
         if not self.ends_within(0.0 if message else _GRACE) and not message:
