@@ -152,9 +152,8 @@ def op_in_words(name: str) -> str:
 
 def op_as_markdown(name: str) -> str:
     """Return the same as a section of docs/ops.md."""
-    op, lines, before = spec(name), [f"## {name}"], ""
-    for heading, words in facts(op):
-        lines += [] if heading == before else ["", f"**{heading.capitalize()}**", ""]
-        lines.append(f"- {words}")
-        before = heading
-    return "\n".join(lines)
+    rows: dict[str, list[str]] = {}
+    for heading, words in facts(spec(name)):
+        rows.setdefault(heading, []).append(words.replace("|", "\\|"))
+    lines = [f"| {heading} | {'<br>'.join(words)} |" for heading, words in rows.items()]
+    return "\n".join([f"## {name}", "", "| | |", "| --- | --- |", *lines])
