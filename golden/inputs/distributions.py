@@ -212,13 +212,12 @@ RANGE = (
     "lowest",
     "subnormal",
     "small",
-    "faint",
     "patterns",
     "zeros",
 )
 EXTREME = frozenset(RANGE) | {
     "lognormal", "outliers", "loud_rows", "cancelling", "constant_rows", "large_mean", "peaked", "seesaw",
-    "far", "ends", "large", "deep", "vast",
+    "far", "ends", "large", "deep", "vast", "faint",
 }  # fmt: skip
 """Far from one, or cancelling; what isn't among these is ordinary."""
 ROLES: dict[str, dict[str, Callable[[Draws], Array]]] = {

@@ -109,7 +109,7 @@ def test_a_verdict_has_its_coverage(verdict: Verdict) -> None:
     """As a number, in words, on the card and in JSON."""
     assert 0.3 < verdict.coverage < 1
     assert f"{verdict.coverage:.2f}" == f"{float(verdict.coverage):.2f}"
-    assert "N > 16,384: not tried" in verdict.coverage.left_out
+    assert "N > 16,384, R and N > 300 at once: not tried" in verdict.coverage.left_out
     assert f"covered     {verdict.coverage:.0%} of the pairs" in str(verdict)
     content = json.loads(verdict.to_json())
     jsonschema.validate(content, json.loads(json.dumps(schema())))
@@ -164,6 +164,36 @@ def long_scan(u: Tensor, *others: Tensor) -> Tensor:
 def test_a_fault_of_large_sizes_or_rare_pairs_is_found(kernel: Callable[..., Any], op: str) -> None:
     """Each shows only beyond the sizes that the op's lists once had, or for one distribution on long rows."""
     fails(examine(kernel, op, dtype="float32", shrinking=False, every_aspect=False))
+
+
+def clamped(x: Tensor, dy: Tensor, eps: float = 1e-6, clamp: str = "sum") -> Tensor:
+    """The gradient of rows whose norm is below the clamp is that of others."""
+    squares = x.pow(2).sum(-1, keepdim=True)
+    scale = (squares + eps).rsqrt() if clamp == "sum" else 1 / squares.sqrt().clamp(min=eps)
+    return scale * (dy - x * scale * scale * (x * dy).sum(-1, keepdim=True))
+
+
+def test_a_fault_of_rows_about_an_epsilon_is_found() -> None:
+    settings: dict[str, Any] = {"options": {"clamp": ["maximum"]}, "examples": 0, "every_aspect": False}
+    verdict = quick(clamped, "l2norm_backward", "float32", **settings)
+    fails(verdict)
+    assert verdict.failure is not None
+    assert "faint" in verdict.failure.case.values.values()
+
+
+def late(u: Tensor, delta: Tensor, *others: Tensor, softplus: bool) -> Tensor:
+    """Steps from 5 on are taken for their own softplus, which is 0.13 % more."""
+    from assay.verify.explanation.fault_models.evaluation import kernel_of
+
+    step = torch.where(delta > 5, delta, torch.nn.functional.softplus(delta)) if softplus else delta
+    result: Tensor = kernel_of(None, "selective_scan")(u, step, *others, softplus=False)
+    return result
+
+
+def test_a_softplus_that_ends_early_is_found() -> None:
+    few = {"B": [1, 2], "D": [1, 3], "L": [1, 9], "S": [1, 4]}
+    settings: dict[str, Any] = {"options": {"softplus": [True]}, "examples": 0, "every_aspect": False}
+    fails(quick(late, "selective_scan", "float32", shapes=few, **settings))
 
 
 def test_a_softplus_that_loses_small_steps_is_found() -> None:
