@@ -382,8 +382,8 @@ def plain(value: torch.Tensor) -> torch.Tensor:
         raise TypeError(f"expected a torch.Tensor, got a {kind.__name__}, which has operations of its own")
     with torch._C.DisableTorchFunctionSubclass():
         if value.layout != torch.strided or value.is_nested or value.is_quantized:
-            kind = "nested" if value.is_nested else "quantized" if value.is_quantized else str(value.layout)
-            raise TypeError(f"expected a dense tensor, got a {kind} one")
+            layout = "nested" if value.is_nested else "quantized" if value.is_quantized else str(value.layout)
+            raise TypeError(f"expected a dense tensor, got a {layout} one")
         return value.detach().as_subclass(torch.Tensor)
 
 
