@@ -22,7 +22,7 @@ from assay.verify.findings import Failure
 from assay.verify.harness.call import Call
 from assay.verify.harness.runner import KernelHarness
 
-_SECONDS = 3.0
+_SECONDS = 20.0  # enough on a busy machine; most take a tenth of a second
 
 
 def causes_of(kernel: Callable[..., Any], op: str, sizes: dict[str, int] | None = None) -> list[str]:
@@ -134,8 +134,8 @@ def test_no_cause_where_no_change_gives_all(name: str) -> None:
 
 def test_two_changes_at_once() -> None:
     """Where no change alone gives all, two are named together."""
-    (cause,) = causes_of(lambda a, b: b * torch.sigmoid(2 * b) * a, "swiglu")
-    assert "gate and up are exchanged, and sigmoid is taken of twice its argument" in cause
+    (cause,) = causes_of(lambda a, b: b * torch.tanh(b) * a, "swiglu")
+    assert "gate and up are exchanged, and tanh is taken for the logistic function" in cause
 
 
 def test_where_a_change_holds() -> None:

@@ -38,6 +38,7 @@ _MOST_BITS = 12.0
 _SHARE = 0.02  # of the error that a screened change may leave
 _ALIKE = 1e-9  # relative difference of two changes that are one function
 _NEAREST, _NEAR_SHARE = 12, 0.9  # changes that are tried together with each other one, and the error that they leave
+_PLAIN = 1  # the cost of changes that are tried in pairs
 _MOST = 3  # explanations
 _TELLING_ELEMENTS, _LATER = 8, 64  # wrong elements of a call that is tried first; other calls count as so much larger
 
@@ -106,6 +107,10 @@ class Experiments:
     def _pair(self, candidates: Sequence[Candidate], calls: Sequence[Observation], budget: FaultBudget) -> list[_Fit]:
         """Return the first two changes that together give what came: one of those that come closest alone, and any."""
         left = {}
+        if not all(bool(output[mask].isfinite().all()) for call in calls
+                   for output, mask in zip(call.outputs, call.broken, strict=True)):  # fmt: skip
+            return []  # NaN and infinities tell two changes from others too little
+        candidates = [candidate for candidate in candidates if candidate.cost <= _PLAIN]
         for candidate in candidates:
             if budget.is_over():
                 break
