@@ -15,6 +15,7 @@ from assay.cli.doctor import doctor
 from assay.cli.fingerprint import fingerprint
 from assay.cli.inspect import inspect
 from assay.cli.judge import judge
+from assay.cli.op import op
 from assay.cli.power import power
 from assay.cli.progress import report_error, report_unforeseen
 from assay.cli.repro import repro
@@ -57,7 +58,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (survey, verify, judge, power, repro, doctor, fingerprint, inspect, bench, tune, audit):
+for command in (survey, verify, judge, power, repro, doctor, op, fingerprint, inspect, bench, tune, audit):
     app.command()(command)
 goldens = typer.Typer(
     cls=_Commands,

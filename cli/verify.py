@@ -91,6 +91,7 @@ def verify(
         from assay.interpreter import check_emulated
         from assay.verify.campaign.cache import keep, known, name_of
         from assay.verify.campaign.survey import plan, run
+        from assay.verify.examination.repro import with_repeated
         from assay.verify.harness.frameworks import check_device
 
         check_device("cpu" if pretend else device)
@@ -127,6 +128,8 @@ def verify(
 
         def show(position: int, row: Row) -> None:
             index = left[position]
+            if row.verdict is not None and not row.verdict.passed and not any(map(_fails, rows.values())):
+                row = replace(row, verdict=with_repeated(row.verdict))  # of a run's first failure
             rows[index] = row
             if out is not None and row.verdict is not None:
                 note(f"wrote {keep(out, jobs[index], row.verdict, names[index])}")
@@ -140,6 +143,10 @@ def verify(
     if interrupted:
         return report_error(f"interrupted; {len(rows)} of {len(jobs)} examinations are done", status=130)
     return status
+
+
+def _fails(row: Row) -> bool:
+    return row.verdict is not None and not row.verdict.passed
 
 
 def _list_variants(jobs: Sequence[Job], as_json: bool) -> int:

@@ -27,9 +27,10 @@ from assay.verify import Contract, Failure, Verdict, contract, examine, judge
 from assay.verify.campaign.table import entries
 from assay.verify.examination import phases
 from assay.verify.findings import KINDS, OUTCOMES
+from assay.verify.report.op import op_as_markdown
 
 PAGE = Path(__file__).parent / "interface.md"
-PAGES = (PAGE, PAGE.with_name("judge.md"), PAGE.with_name("kernels.md"))
+PAGES = (PAGE, *(PAGE.with_name(name) for name in ("judge.md", "kernels.md", "ops.md")))
 WIDTH = 116
 
 
@@ -129,6 +130,11 @@ def ops() -> str:
     return _table(("op", "tensors", "options", "returns", "stages"), rows)
 
 
+def op_pages() -> str:
+    """Return what each op means, as `assay op` prints it."""
+    return "\n\n".join(map(op_as_markdown, specs()))
+
+
 def cheats() -> str:
     """Return the names of the cheats in verdicts on solutions."""
     return _table(("cheat", "what was seen"), [(f"`{name}`", words) for name, words in CHEATS.items()])
@@ -185,6 +191,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "pytest": pytest_options,
     "commands": commands,
     "ops": ops,
+    "op_pages": op_pages,
     "cheats": cheats,
     "kernels": kernels,
 }

@@ -224,6 +224,10 @@ class Assay:
             refused = str(error)
         if refused:  # outside the handler, so that the report has no traceback
             pytest.fail(refused, pytrace=False)
+        if not verdict.passed:
+            from assay.verify.examination.repro import with_repeated
+
+            verdict = with_repeated(verdict)
         verdict = replace(verdict, about={"test": self._node.nodeid, **verdict.about})
         power = self._node.config.getoption("assay_power") and verdict.passed
         self._record(verdict, _measured(question, chosen) if power else None)

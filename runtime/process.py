@@ -46,11 +46,10 @@ _ANSWER, _HEARTBEAT, _COPY = b"a", b"h", b"c"
 _NOTE_BYTES = 1 << 16  # longer notes are cut
 _NO_MESSAGE = "its process sent what is no answer"
 _TICK = 1.0  # seconds between two checks of a silent process
-_MEMORY_TICK = 0.05  # the same with a memory limit, and at least as many times as long as a look at all takes:
-_PAUSES = 20
+_MEMORY_TICK, _PAUSES = 0.05, 20  # the same with a memory limit, and at least how many times as long as a look takes
 _START = 300.0  # seconds that a new interpreter may take for its imports
 _PASSES = 1000  # over a tree of processes that go on to start others
-_GRACE = 10.0  # seconds that a process has to end after it has closed its pipe
+_GRACE = 3.0  # seconds that a process has to end after it has closed its pipe
 _FAILED = 70  # exit status of a fork whose main function raised
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # of Linux's <linux/prctl.h>
 _LARGEST = 1 << 34  # bytes of an answer
@@ -77,13 +76,13 @@ main(Parent(pipe), *arguments)
 
 @dataclass(frozen=True)
 class Lost:
-    """A process that did not return: "crash" or "timeout", how it ended, its last note, and the limit it exceeded:
-    "memory", "processes" or none."""
+    """A process that did not return: "crash" or "timeout", how it ended, its last note, and what it broke: the limit of
+    its "memory" or "processes", or its "pipe", or none of them."""
 
     kind: str
     message: str
     note: str = ""
-    limit: str = ""
+    broke: str = ""
 
 
 class Process:
@@ -311,11 +310,12 @@ class Process:
         if not (self._resident or self.processes) or time.monotonic() < self._watched + self._tick:
             return None
         self._watched, all_of_it = time.monotonic(), descendants(self._holder)
-        self._looked = time.monotonic() - self._watched
         if 0 < self.processes < len(all_of_it):
             return f"it had started more than {self.processes:,} processes", "processes"
         most = self._resident + self.memory
-        if self._resident and _held(all_of_it, most) > most:
+        held = _held(all_of_it, most) if self._resident else 0
+        self._looked = time.monotonic() - self._watched
+        if held > most:
             return f"it held more than {self.memory / GIB:.3g} GiB of memory", "memory"
         return None
 
@@ -389,16 +389,17 @@ class Process:
 
     @property
     def _tick(self) -> float:
-        return max(_MEMORY_TICK, _PAUSES * self._looked) if self.memory else _TICK
+        return min(_TICK, max(_MEMORY_TICK, _PAUSES * self._looked)) if self.memory else _TICK
 
-    def _lost(self, kind: str, message: str = "", limit: str = "") -> Lost:
-        self.ends_within(0.0 if message else _GRACE)
+    def _lost(self, kind: str, message: str = "", broke: str = "") -> Lost:
+        if not self.ends_within(0.0 if message else _GRACE) and not message:
+            message, broke = "it closed the pipe to the process that judges it, and went on", "pipe"
         code, last = self.kill(), self.last_words()[:200]
         ending = f"the process ended itself with status {code}"
         if code < 0:
             with suppress(ValueError):
                 ending = f"the process was ended by {signal.Signals(-code).name}"
-        return Lost(kind, message or ending + (f" ({last})" if last else ""), self._note, limit)
+        return Lost(kind, message or ending + (f" ({last})" if last else ""), self._note, broke)
 
 
 class _ProcessApart(Process):
@@ -501,12 +502,11 @@ def _message_of(received: bytearray, largest: int) -> bytes | None:
     return message
 
 
-def detached_from(pid: int) -> list[int]:
-    """Return the processes below a process that have left its session; those that torch starts to compile don't count.
-
-    A process that its first thread or its parent has ended is still there, below the process.
-    """
-    return [each for each in descendants(pid)[1:] if _session(each) not in (0, _session(pid)) and not _compiles(each)]
+def left_by(pid: int) -> tuple[int, int]:
+    """Return how many processes are below a process, also where their parent or first thread has ended; and how many of
+    them have left its session, without those that torch starts to compile."""
+    below, own = descendants(pid)[1:], _session(pid)
+    return len(below), sum(_session(each) not in (0, own) and not _compiles(each) for each in below)
 
 
 def _session(pid: int) -> int:

@@ -8,7 +8,7 @@ import pytest
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
-@pytest.mark.parametrize("name", ["interface.md", "judge.md", "kernels.md"])
+@pytest.mark.parametrize("name", ["interface.md", "judge.md", "kernels.md", "ops.md"])
 def test_the_interface_is_described_as_it_is(name: str) -> None:
     page = (DOCS / name).read_text(encoding="utf-8")
     assert runpy.run_path(str(DOCS / "generate.py"))["written"](page) == page

@@ -24,7 +24,7 @@ CHOICES = {
     "subnormals": ("keep", "flush", None),
     "nonfinite": ("ieee", "masked", "unspecified", None),
     "masked_rows": ("zero", "nan", "any"),
-    "order": ("written", "any"),
+    "order": ("written", "any", "chunked"),
     "deterministic": (True, False),
     "batch_invariant": (True, False),
 }
@@ -70,7 +70,10 @@ class Contract:
     softmax, log-sum-exp, attention); 1: at each one, as for increasing rows in a kernel without blocks."""
     order: str = "written"
     """How sums and products are grouped; "any" also lets them be distributed and regrouped, of a reference too: chunks
-    of a recurrence, a parallel scan, c b first as in Mamba-2, a row in parts. What cancels then widens the bound."""
+    of a recurrence, a parallel scan, c b first as in Mamba-2, a row in parts. What cancels then widens the bound.
+    "chunked": as "any", and products of decays may be exponentials of differences of prefix sums within a chunk."""
+    chunk: int = 64
+    """Most positions of a recurrence that a kernel goes through at once, as a chunk; 1: position by position."""
     masked_rows: str = "zero"
     """The value of an attention row without a visible key."""
     deterministic: bool = True
@@ -85,9 +88,10 @@ class Contract:
             if getattr(self, name) not in allowed:
                 expected = ", ".join(map(repr, allowed))
                 raise ContractError(f"contract: {name}={getattr(self, name)!r}; expected one of {expected}")
-        if type(self.rescale_every) is not int or self.rescale_every < 1:
-            expected = "expected a whole number of at least 1"
-            raise ContractError(f"contract: rescale_every={self.rescale_every!r}; {expected}")
+        for name in ("rescale_every", "chunk"):
+            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
+                expected = "expected a whole number of at least 1"
+                raise ContractError(f"contract: {name}={getattr(self, name)!r}; {expected}")
         if self.base:
             fields_of_base(self.base, "")
         _accumulator(self.accumulate)
@@ -135,7 +139,9 @@ class Contract:
             empty_row=_EMPTY_ROWS[self.masked_rows],
             rounding=self.rounding,
             rescale_every=self.rescale_every,
-            regroup=self.order == "any",
+            regroup=self.order != "written",
+            chunk=self.chunk,
+            prefix_sums=self.order == "chunked",
         )
 
     @property

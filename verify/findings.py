@@ -211,7 +211,8 @@ class Aspect:
     a ``map`` of the wrong output before shrinking and a ``sample``, the numbers of the shrunk case. ``not_asked`` names
     fault models that themselves failed while it was explained. ``known`` says at which sizes it fails and at which not,
     and without an explanation on which data; ``facts`` were measured on the kernel. ``note`` says why it wasn't tried,
-    or that the fault of a graver aspect broke it too.
+    or that the fault of a graver aspect broke it too. ``repeated`` says what the repeat line gave in a fresh process,
+    if it was run there (`assay verify` and pytest run that of the gravest failure).
     """
 
     status: Status = "not tried"
@@ -226,6 +227,7 @@ class Aspect:
     note: str = ""
     known: str = ""
     facts: tuple[Fact, ...] = ()
+    repeated: str = ""
 
 
 _NOTHING = Aspect()

@@ -295,8 +295,8 @@ def _sizes(symbol: str, sizes: Any) -> Sequence[int] | str:
 
 
 def _layouts(layouts: Any) -> tuple[str, ...]:
-    if isinstance(layouts, str) or not isinstance(layouts, Sequence):
-        raise SettingError(f"layouts={layouts!r}; expected a list of layouts")
+    if isinstance(layouts, str) or not isinstance(layouts, Sequence) or not layouts:
+        raise SettingError(f"layouts={layouts!r}; expected a list of layouts, e.g. {list(LAYOUTS[:1])}")
     for layout in layouts:
         if layout not in LAYOUTS:
             raise SettingError(f"layouts: {unknown('layout', layout, LAYOUTS)}")

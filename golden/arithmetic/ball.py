@@ -30,6 +30,7 @@ from assay.golden.arithmetic.model import (
     RoundingModel,
     all_finite,
     expm1_upper,
+    lowest_bit,
     outward,
     spread_of_erf,
     spread_of_log,
@@ -324,19 +325,6 @@ def _is_float32(x: Tensor) -> Tensor:
     return x == x.to(torch.float32).to(torch.float64)
 
 
-def is_power_of_two(x: Tensor) -> Tensor:
-    """Return where |x| is a power of two."""
-    return torch.frexp(x.abs())[0] == 0.5
-
-
-def lowest_bit(x: Tensor) -> Tensor:
-    """Return the value of the lowest set bit of each float64 (infinite for zero)."""
-    bits = x.contiguous().view(torch.int64)
-    mantissa = (bits & ((1 << 52) - 1)) != 0
-    cleared = torch.where(mantissa, bits & (bits - 1), 0).view(torch.float64)
-    return torch.where(x == 0, math.inf, (x - cleared).abs())
-
-
 class ElementaryBalls(Arithmetic[Ball, Tensor]):
     """Ball arithmetic under a rounding model; the default model certifies the float64 evaluation itself.
 
@@ -348,6 +336,7 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
     def __init__(self, model: RoundingModel = EVALUATION) -> None:
         self.model = model
         self.u = model.unit_roundoff
+        self._largest_exponent = 0.0  # so far, where products of exponentials may be of prefix sums
 
     def exact(self, values: object) -> Ball:
         mid = torch.as_tensor(values).to(torch.float64)
@@ -398,7 +387,7 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         return overflowing(self.model, mid, rad, None, mid.isinf() & argument.mid.isfinite() & unsure)
 
     def exp(self, x: Ball) -> Ball:
-        return self._exp(x.mid, x.radius)
+        return self._exp(x.mid, x.radius + self.prefix_error(x.mid))
 
     def _exp(self, argument: Tensor, error: Tensor) -> Ball:
         """Return exp; its argument may be rounded once more, by 2 u |argument| (kernels fold log2 e into it)."""
@@ -409,6 +398,18 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
             spread = torch.where(mid == 0, torch.exp(argument + error), spread)
             spread = torch.where(argument == -math.inf, 0.0, spread)
         return self._function(mid, spread, "exp", argument=Ball(argument, error, self.model))
+
+    def prefix_error(self, exponent: Tensor) -> float:
+        """Return the error of exponents as differences of prefix sums (`RoundingModel`), by the largest until now.
+
+        So it holds sums that begin where the evaluation does: at the first position of a loop, or at any of a tensor
+        whose exponentials are taken at once.
+        """
+        if not self.model.prefix_sums:
+            return 0.0
+        known = torch.where(exponent.isfinite(), exponent.abs(), 0.0)
+        self._largest_exponent = max(self._largest_exponent, float(known.max()) if known.numel() else 0.0)
+        return self.model.prefix_error(self._largest_exponent)
 
     def exp_shifted(self, x: Ball, shift: Ball) -> Ball:
         """Return exp(x - shift); x log2 e and shift log2 e may each be rounded before they are subtracted."""

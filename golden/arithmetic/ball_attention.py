@@ -9,6 +9,7 @@ reach.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -298,6 +299,9 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
         for it.
 
         With the stage "query" dk may be a product of dS and the rounded q scale.
+
+        What rounding as "probabilities" and as "score_gradient" changes of a sum is one error for each term, each for
+        itself (`_with_roundings`).
         """
         model, keys, factor = self.model, scores.shape[-1], q.as_ball(scale)
         weights, lse = Real().attention_weights(scores.mid, visible, None)
@@ -313,15 +317,16 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
         output = model.stages.get("output")
         kept, lost = (0.0, 0.0) if output is None else (output.unit_roundoff, model.underflow(output))
         rounding = torch.minimum(stored * (weights + error), (1 - weights + error).clamp(min=0)) + vanishing
-        rounding = rounding + model.accumulate.cut * (weights + error)
-        own, error = error, torch.where(visible, error + rounding, 0.0)
+        own, rounding = error, torch.where(visible, rounding, 0.0)
+        error = torch.where(visible, error + model.accumulate.cut * (weights + error), 0.0)
 
-        gradient = self._score_gradient(visible, v, dout, factor, (weights, own, error), (kept, lost))
+        weighted = (weights, own, error, rounding)
+        gradient, stored_gradient = self._score_gradient(visible, v, dout, factor, weighted, (kept, lost))
         q = self.stored(q, "query", factor.magnitude)
         unscaled = 1.0 / factor.magnitude.clamp(max=1.0)
-        dq = self._visible_product(gradient, visible, k, keys, unscaled)
-        dk = self._visible_product(self.swap(gradient), visible.T, q, terms, unscaled)
-        dv = self._visible_product(self.swap(Ball(weights, error, model)), visible.T, dout, terms)
+        dq = self._visible_product(gradient, visible, k, keys, stored_gradient, unscaled)
+        dk = self._visible_product(self.swap(gradient), visible.T, q, terms, stored_gradient.mT, unscaled)
+        dv = self._visible_product(self.swap(Ball(weights, error, model)), visible.T, dout, terms, rounding.mT)
         dq, dk, dv = self._open_gradients(scores, visible, q, k, dout, gradient, (dq, dk, dv))
         if model.empty_row != 0.0:
             dq = Ball(dq.mid, torch.where(visible.any(-1)[:, None], dq.radius, math.inf), model)
@@ -336,15 +341,15 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
         v: Ball,
         dout: Ball,
         factor: Ball,
-        weighted: tuple[Tensor, Tensor, Tensor],
+        weighted: tuple[Tensor, Tensor, Tensor, Tensor],
         output: tuple[float, float],
-    ) -> Ball:
-        """Return dS times the scale [..., R, Sk]; see `attend_backward`.
+    ) -> tuple[Ball, Tensor]:
+        """Return dS times the scale, and what storing it loses, both [..., R, Sk]; see `attend_backward`.
 
-        ``weighted``: the weights P, their error e, and E with that of rounding them, each [..., R, Sk]; ``output``: the
-        unit roundoff of the format that O is stored in, and its absolute error by underflow.
+        ``weighted``: the weights P, their error e, that of truncated ones, and what rounding them loses, each [..., R,
+        Sk]; ``output``: the unit roundoff of the format that O is stored in, and its absolute error by underflow.
         """
-        model, u, (weights, own, error), (kept, lost) = self.model, self.u, weighted, output
+        model, u, (weights, own, error, rounding), (kept, lost) = self.model, self.u, weighted, output
         keys = weights.shape[-1]
         products = torch.where(visible, dout.mid @ v.mid.transpose(-1, -2), 0.0)
         left, right = _finite_size(dout), _finite_size(v)
@@ -357,12 +362,15 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
         if v.rad is not None:
             product_error = product_error + left @ v.rad.transpose(-1, -2)
         delta = (weights * products).sum(-1, keepdim=True)
-        mean = ((weights + error) * sizes).sum(-1, keepdim=True)
+        most = weights + error + rounding
+        mean = (most * sizes).sum(-1, keepdim=True)
+        known = torch.where(products.isfinite(), products, 0.0).abs()
+        of_weights = self._with_roundings(error, rounding, lambda x, p: (x * known**p).sum(-1, keepdim=True))
         delta_error = (
-            (error * torch.where(products.isfinite(), products, 0.0).abs()).sum(-1, keepdim=True)
+            of_weights
             + (model.gamma(keys + 1) + inner + model.function_error("div") + 2 * u) * mean
             + kept * (left * (weights @ torch.where(v.mid.isfinite(), v.mid, 0.0)).abs()).sum(-1, keepdim=True)
-            + ((weights + error) * product_error).sum(-1, keepdim=True)
+            + (most * product_error).sum(-1, keepdim=True)
             + lost * left.sum(-1, keepdim=True)
             + (keys + width) * model.tiny
         )
@@ -372,11 +380,12 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
         # Also for a weight of zero: 0 times infinity.
         beyond = (visible & (sizes > model.largest)).any(-1, keepdim=True)
         beyond = beyond | (mean > model.largest) | (visible & (gap.abs() + off > model.largest))
-        gradient = self._stored_gradient(weights * gap, slope_error, factor, beyond)
+        gradient, stored = self._stored_gradient(weights * gap, slope_error, factor, beyond)
         gradient = Ball(torch.where(visible, gradient.mid, 0.0), torch.where(visible, gradient.radius, 0.0), model)
         # Visible scores of rows with infinities in v or dout, where dP and delta are infinite or NaN.
         reached = visible.double() @ v.mid.isinf().any(-1, keepdim=True).double() > 0
-        return self.unspecified(visible & (reached | dout.mid.isinf().any(-1, keepdim=True)), gradient)
+        open_ = visible & (reached | dout.mid.isinf().any(-1, keepdim=True))
+        return self.unspecified(open_, gradient), torch.where(visible & stored.isfinite(), stored, 0.0)
 
     def _open_gradients(
         self,
@@ -467,8 +476,8 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
         sees = visible.any(-1)[:, None]
         return torch.where(sees & (largest == -math.inf), math.inf, error)  # 0 / 0, which kernels treat in several ways
 
-    def _stored_gradient(self, slope: Tensor, error: Tensor, factor: Ball, overflow: Tensor) -> Ball:
-        """Return dS times the scale, rounded as the stage "score_gradient" before or after scaling.
+    def _stored_gradient(self, slope: Tensor, error: Tensor, factor: Ball, overflow: Tensor) -> tuple[Ball, Tensor]:
+        """Return dS times the scale, and what rounding it as the stage "score_gradient", before or after, loses.
 
         ``slope`` and its ``error`` [..., R, Sk], ``factor`` the scale, ``overflow`` a mask [..., R, Sk]; 3 u for the
         difference dP - delta, its product with P and that with the scale.
@@ -477,22 +486,39 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
         rad = error * factor.magnitude + slope.abs() * factor.radius + 3 * self.u * mid.abs() + self.model.tiny
         rad = rad + self.model.accumulate.cut * (mid.abs() + rad)
         stage = self.model.stages.get("score_gradient")
+        lost = torch.zeros_like(rad)
         if stage is not None:
-            rad = rad + stage.unit_roundoff * (mid.abs() + rad)
-            rad = rad + self.model.underflow(stage) * factor.magnitude.clamp(min=1.0)
+            lost = stage.unit_roundoff * (mid.abs() + rad)
+            lost = lost + self.model.underflow(stage) * factor.magnitude.clamp(min=1.0)
             overflow = overflow | (size * factor.magnitude.clamp(min=1.0) > stage.largest)
-        return Ball(mid, torch.where(overflow, math.inf, rad), self.model)
+        return Ball(mid, torch.where(overflow, math.inf, rad), self.model), lost
 
-    def _visible_product(self, a: Ball, visible: Tensor, b: Ball, terms: int, unscaled: Tensor | float = 1.0) -> Ball:
+    def _with_roundings(self, own: Tensor, lost: Tensor, total: Callable[[Tensor, int], Tensor]) -> Tensor:
+        """Return a bound on a sum of errors ``own``, and of those that rounding each term by ``lost`` adds.
+
+        ``total``: the sum of |errors|^p, p = 1 or 2, each times the power of what multiplies it. With ``chance`` the
+        latter is lambda sqrt(sum of squares / 3) if less, for errors that are uniform and independent (`Chance`).
+        """
+        chance = self.model.chance
+        if chance is None or not chance.deviations:
+            return total(own + lost, 1)
+        likely = chance.deviations * torch.sqrt(total(lost * lost, 2) / 3)
+        return total(own, 1) + torch.minimum(total(lost, 1), likely)
+
+    def _visible_product(
+        self, a: Ball, visible: Tensor, b: Ball, terms: int, rounding: Tensor, unscaled: Tensor | float = 1.0
+    ) -> Ball:
         """Return a @ b over visible elements, part of a sum of ``terms``: a [..., R, S], visible [R, S], b [..., S, D].
 
-        3 u for a factor of a that may be applied later: its rounding, that of its product, and that of a without it.
-        ``unscaled``: the product without that factor over the one with it, if larger; it may overflow earlier.
+        ``rounding`` [..., R, S]: what rounding a loses besides its radius. 3 u for a factor of a that may be applied
+        later: its rounding, that of its product, and that of a without it. ``unscaled``: the product without that
+        factor over the one with it, if larger; it may overflow earlier.
         """
         mid = visible_product(a.mid, visible, b.mid)
-        size, other = a.radius + torch.where(a.mid.isfinite(), a.mid, 0.0).abs(), _finite_size(b)
+        size, other = a.radius + rounding + torch.where(a.mid.isfinite(), a.mid, 0.0).abs(), _finite_size(b)
         magnitude = size @ other
-        rad = (self.model.gamma(terms) + 3 * self.u) * magnitude + a.radius @ other
+        rad = (self.model.gamma(terms) + 3 * self.u) * magnitude
+        rad = rad + self._with_roundings(a.radius, rounding, lambda x, p: x @ other**p)
         rad = rad + terms * self.model.underflow(self.model.accumulate.format)
         if b.rad is not None:
             rad = rad + size @ b.rad

@@ -261,11 +261,11 @@ class OrderBalls(ElementaryBalls):
 
     def _of_exponential(self, x: Ball, mid: Tensor) -> Tensor:
         """Return exp(x) (exp(e) - 1); the derivative of expm1 is the same."""
-        value, error = torch.exp(x.mid), self._argument_error(x)
+        value, error = torch.exp(x.mid), self._argument_error(x) + self.prefix_error(x.mid)
         return torch.where(value == 0, torch.exp(x.mid + error), value * expm1_upper(error))
 
     def _of_exp2(self, x: Ball, mid: Tensor) -> Tensor:
-        error = self._argument_error(x)
+        error = self._argument_error(x) + self.prefix_error(x.mid)
         return torch.where(mid == 0, torch.exp2(x.mid + error), mid * expm1_upper(error))
 
     def _of_sigmoid(self, x: Ball, mid: Tensor) -> Tensor:

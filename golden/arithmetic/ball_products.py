@@ -7,8 +7,8 @@ import math
 import torch
 
 from assay.formats.format import format_named
-from assay.golden.arithmetic.ball import Ball, ElementaryBalls, is_power_of_two, lowest_bit
-from assay.golden.arithmetic.model import ENDS_OF_ROUNDING
+from assay.golden.arithmetic.ball import Ball, ElementaryBalls
+from assay.golden.arithmetic.model import ENDS_OF_ROUNDING, is_power_of_two, lowest_bit
 from assay.golden.arithmetic.real import codes_of, power_of_two
 
 Tensor = torch.Tensor

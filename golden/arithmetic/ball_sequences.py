@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
 
 from assay.formats.accumulator import Accumulator
-from assay.golden.arithmetic.ball import Ball, ElementaryBalls, lowest_bit, overflowing
-from assay.golden.arithmetic.model import Chance, RoundingModel
+from assay.golden.arithmetic.ball import Ball, ElementaryBalls, overflowing
+from assay.golden.arithmetic.model import Chance, RoundingModel, lowest_bit
 
 Tensor = torch.Tensor
 
@@ -21,7 +21,7 @@ _STEP = 3.0  # u per step: a product, a sum, and one more sum if a scan adds in 
 _FOLDED = 8.0  # u: beta, two decays and the scale as factors on either side of a product, each rounded there
 _FACTORS = 3  # exponentials besides one per step: of a chunk's first position, its last, and the position itself
 _FAINT = 1e-30  # decays below it have the absolute error of underflow, not a relative one
-_PROBABLE = 256  # length up to which independent errors are followed, in its third power
+_PROBABLE = 2**28  # numbers: independent errors are followed from each chunk's end to each output
 _LONG = 256  # length up to which partial products are maximised exactly
 
 
@@ -169,6 +169,12 @@ class SequenceBalls(ElementaryBalls):
         So e <= c + N e with N strictly below the diagonal: one substitution in positive numbers gives the bound. Since
         the errors of a position are multiplied by the true X, which decays, and not by a product of magnitudes, the
         bound grows in float32 as about the cube of the length; one carried from position to position doubles with each.
+
+        Of sequences longer than a chunk of w positions (`RoundingModel`) errors of pairs count only where t - s < w.
+        What is further behind is read from the state S', of which a kernel keeps S'_e = d S'_c + sum d k u' + alpha at
+        the end e of each chunk from c (`_CarriedState`); u' is the update as written there, its rounding part of rho.
+        S' - S follows S's own recurrence, Phi_t = exp(g_t) (I - beta_t k_t k_t^T), with alpha and k rho as terms: alpha
+        changes o by q_t Phi_t ... Phi_(e+1) alpha, and u by beta_t k_t of the same before t, as far as S remembers it.
         """
         if self.model.certifies:
             return super().delta_rule(q, k, v, factor, decays, decay, beta)
@@ -187,9 +193,10 @@ class SequenceBalls(ElementaryBalls):
             cut + (model.stages[stage].unit_roundoff if stage in model.stages else 0.0)
             for stage in ("updates", "state", "inverse", "scores")
         )
-        lost = model.gamma(width + length + 2) + _FOLDED * u + 2 * cut
+        window = min(length, model.chunk)
+        lost = model.gamma(width + window + 2) + _FOLDED * u + 2 * cut
         seen = torch.ones(length, length, dtype=torch.float64).tril()
-        strict = seen.tril(-1)
+        strict, near = seen.tril(-1), seen.triu(1 - window)
         plain = copy(self)
         plain.model = replace(model, stages={})
         scores, keys = plain.scores(q, k, factor), self.matmul(k, self.swap(k))
@@ -203,36 +210,54 @@ class SequenceBalls(ElementaryBalls):
         out = read @ u_
         reached, reaching, held = self._states(size_q, k.mid, size_k, u_, decay)
 
+        carried = None
+        if window < length:
+            carried = _CarriedState.of(self, q, k, factor, decay, beta, u_, window, updates + 2 * cut)
+            off_d = torch.where(carried.is_regular, torch.fmin(off_d, d * torch.expm1(carried.decay_error)), off_d)
+
         d = d + off_d
         pairs, reads = size_k @ size_k.mT, size_q @ size_k.mT
         most, most_read = strict * size_b * d * pairs, seen * d * reads
         written = (lost + updates) * pairs + updates * keys.mid.abs() + (1 + updates) * keys.radius
-        error = strict * size_b * (d * written + off_d * pairs) + strict * beta.radius[..., None] * d * pairs
-        read_size = seen * d * (scores.mid.abs() + scores.radius)
-        read_error = seen * (d * (lost * reads + scores.radius) + off_d * reads) + updates * strict * d * reads
+        error = size_b * (d * written + off_d * pairs) + beta.radius[..., None] * d * pairs
+        error = near * strict * error
+        read_size = near * d * (scores.mid.abs() + scores.radius)
+        read_error = near * (d * (lost * reads + scores.radius) + off_d * reads + updates * strict * d * reads)
         read_error = read_error + (max(scored, updates) + updates) * read_size
-        state = math.expm1(stored + updates + lost)
+        state = torch.as_tensor(math.expm1(stored + updates + lost))
 
         one = torch.eye(length, dtype=torch.float64)
-        sized = torch.linalg.solve_triangular(one - inverse.abs() @ error, inverse.abs(), upper=False)
-        direct, whole = math.expm1(2 * updates + lost) * (1 + stored), one + lower.abs() + error
-        block = (1 + direct) * (inverted * (sized - one) + (model.gamma(length) + 2 * cut) * sized @ whole @ sized)
-        block = block + direct * sized
+        sized = near * torch.linalg.solve_triangular(one - inverse.abs() @ error, inverse.abs(), upper=False)
+        direct, whole = math.expm1(2 * updates + lost) * (1 + stored), one + near * lower.abs() + error
+        block = (1 + direct) * (inverted * (sized - one) + (model.gamma(window) + 2 * cut) * sized @ whole @ sized)
+        block = near * (block + direct * sized)
         given = size_b * size_v
+        right = (self.u + lost) * given + b.abs() * v.radius + beta.radius[..., None] * (size_v + reached)
+        per_rho = error
+        if carried is not None:
+            state = torch.expm1(stored + updates + lost + carried.decay_error)
+            reached, reaching = reached + carried.off_keys, reaching + carried.off_queries
+            right = right + updates * u_.abs() + size_b * carried.moved_keys
+            per_rho = per_rho + updates * one + size_b * state * carried.per_keys
         reached = size_b * reached
-        right = (self.u + lost) * given + b.abs() * v.radius + beta.radius[..., None] * size_v
-        across, across_read = _carried(inverse, lower), _carried(read_inverse, lower)
+        across, across_read = _carried(inverse, lower, window), _carried(read_inverse, lower, window)
         formats = {model.compute, model.accumulate.format, *model.stages.values()}
         least = 8 * max(model.underflow(format) for format in formats)  # error of one operation in any of the formats
+        least = least + (0.0 if carried is None else float(carried.faint_error))
         tiny = least * (length + width) * _largest(size_q + size_k, d) * _largest(given + reached, reaching, u_)
 
-        rho, per_rho = right + error @ u_.abs() + state * reached + tiny, error + state * most
+        rho, per_rho = right + error @ u_.abs() + state * reached + tiny, per_rho + state * most
         delta, per_delta = block @ (given + reached) + tiny, block @ most
         growth = inverse.abs() @ per_rho + across @ per_delta
         start = inverse.abs() @ rho + across @ delta
-        off = torch.linalg.solve_triangular(one - growth.tril(-1), start, upper=False)
+        if carried is not None:
+            growth, start = growth + size_b * carried.per_updates, start + size_b * carried.of_updates
+        off = torch.linalg.solve_triangular(one - growth.tril(), start, upper=False)
         rad = read_inverse.abs() @ (rho + per_rho @ off) + across_read @ (delta + per_delta @ off)
         rad = rad + read_error @ (u_.abs() + off) + state * (reaching + most_read @ off) + 3 * u * out.abs() + tiny
+        if carried is not None:
+            rad = rad + carried.of_outputs + carried.per_outputs @ off + carried.moved_queries
+            held = held + carried.held
         held = held + (size_k.amax(-1, keepdim=True).amax(-2, keepdim=True) * off).sum(-2, keepdim=True)
         unscaled = self.matmul(q, self.swap(k))  # where the scale comes last
         unscaled_read = seen * d * (q.magnitude @ size_k.mT)
@@ -252,7 +277,8 @@ class SequenceBalls(ElementaryBalls):
         for stage, size in sizes:
             limit = min(model.largest, model.stages[stage].largest if stage in model.stages else math.inf)
             beyond = beyond | ~(size <= limit).all(-2, keepdim=True)
-        if model.chance is not None and model.chance.deviations and model.stages and length <= _PROBABLE:
+        brief = length * length * width * window <= _PROBABLE
+        if model.chance is not None and model.chance.deviations and model.stages and brief:
             rad = torch.fmin(rad, self._probable_delta(q, k, v, factor, decays, decay, beta))
         return self.ball(torch.where(beyond, 0.0, out), torch.where(beyond, math.inf, rad))
 
@@ -275,7 +301,8 @@ class SequenceBalls(ElementaryBalls):
         tensors = [part.expand(*shape, *part.shape[len(shape) :]).flatten(0, len(shape) - 1) for part in parts]
         units = {name: format.unit_roundoff**2 for name, format in model.stages.items()}
         by_head = zip(*tensors, strict=True)
-        heads = [_delta_variance(a, b, c, d, e, f, units) for a, b, c, d, e, f in by_head]
+        window = min(v.shape[-2], model.chunk)
+        heads = [_delta_variance(a, b, c, d, e, f, units, window) for a, b, c, d, e, f in by_head]
         return rest.radius + chance.deviations * torch.sqrt(torch.stack(heads).reshape(rest.shape) / 3)
 
     def _decays(self, decays: Ball, decay: Ball) -> tuple[Tensor, Tensor]:
@@ -304,14 +331,168 @@ class SequenceBalls(ElementaryBalls):
         return torch.stack(by_keys, -2), torch.stack(by_queries, -2), held
 
 
+@dataclass(frozen=True)
+class _CarriedState:
+    """What roundings of the state that is carried over from chunk to chunk may change, by position (see `delta_rule`).
+
+    ``of_updates`` [..., T, Dv] and ``per_updates`` [..., T, T] bound the changes of u over beta, the latter for errors
+    of earlier updates; ``of_outputs`` and ``per_outputs`` those of o. The state may be off by A: ``off_keys`` and
+    ``off_queries`` bound |k_t| A and |q_t| A, ``per_keys`` the former for errors of updates, ``held`` A itself.
+    ``moved_keys`` and ``moved_queries``: what the radii of k and q change of their reads of the state.
+    ``decay_error``: relative, of a decay between positions of one chunk [..., T, 1], where it ``is_regular``; elsewhere
+    a step's decay is below `_FAINT`, with an error of at most ``faint_error``.
+    """
+
+    of_updates: Tensor
+    per_updates: Tensor
+    of_outputs: Tensor
+    per_outputs: Tensor
+    off_keys: Tensor
+    off_queries: Tensor
+    per_keys: Tensor
+    held: Tensor
+    moved_keys: Tensor
+    moved_queries: Tensor
+    decay_error: Tensor
+    is_regular: Tensor
+    faint_error: Tensor
+
+    @staticmethod
+    def of(
+        xp: SequenceBalls,
+        q: Ball,
+        k: Ball,
+        factor: Ball | float,
+        decay: Ball,
+        beta: Ball,
+        u: Tensor,
+        window: int,
+        written: float,
+    ) -> _CarriedState:
+        """Return it for chunks of at most ``window`` positions, keys times decays or updates rounded by ``written``.
+
+        A chunk of m positions from c to e leaves |alpha_e| <= (gamma_(m+2) + x + y_m) M_e(c) + written sum d |k| |u'|,
+        where M_e(c) = d |S'_c| + sum d |k| |u'| over its positions, x is what the factors and the decay's exponential
+        are off by, and y_m what the decay's exponent is. gamma_(m+2) <= (m + 2) h with h the larger of gamma_1 and
+        gamma_(w+2) / (w + 2); y_m is a sum over its positions too. So alpha_e is at most a sum over the chunk's
+        positions s of
+
+            i_s = (h + y_s) M + (2 h + x) M_1 + (written |k_s| + r_s) d |u'_s|,
+
+        with r the radii of k, M the largest M_e over the ends s <= e < s + w of windows of w, and M_1 the largest of d
+        |S| + |k_e| |u_e|, since m positions share (2 h + x) M_e(c), and M_e(c) / m <= M_1. All are 2-norms over the
+        width. Each i_s is read from the end e at which that counts most. A is at most the sum of all i before, and i
+        grows with it and with errors of u: with a = sum (3 h + x + y), by 1 / (1 - a) in all.
+        """
+        model, unit = xp.model, xp.u
+        length = k.shape[-2]
+        size_k = k.magnitude.norm(dim=-1, keepdim=True)
+        rad_k, scale = k.radius.norm(dim=-1, keepdim=True), q.as_ball(factor)
+        scaled, size_q = q.mid * scale.mid, (q.magnitude * scale.magnitude).norm(dim=-1, keepdim=True)
+        rad_q = (q.radius * scale.magnitude + q.magnitude * scale.radius).norm(dim=-1, keepdim=True)
+        b, steps = beta.mid[..., None], decay.mid[..., None]
+        states, level = [], torch.zeros(*u.shape[:-2], k.shape[-1], u.shape[-1], dtype=torch.float64)
+        for t in range(length):
+            level = steps[..., t, :, None] * level + k.mid[..., t, :, None] * u[..., t, None, :]
+            states.append(level.norm(dim=-2))
+
+        # The reads of the state behind each position, of outputs and of updates: [..., 2 T, D], the last first.
+        reads = torch.zeros(*u.shape[:-2], 2 * length, k.shape[-1], dtype=torch.float64)
+        norms = []
+        for e in range(length - 1, -1, -1):
+            reads[..., e, :] = scaled[..., e, :]
+            norms.append(reads.norm(dim=-1))
+            key = k.mid[..., e, None, :]
+            along = (reads * key).sum(-1, keepdim=True)
+            reads = steps[..., e, None, :] * (reads - b[..., e, None, :] * along * key)
+            reads[..., length + e, :] = steps[..., e, :] * k.mid[..., e, :]
+        latest = _latest(torch.stack(norms[::-1], -1), window, -1)
+        by_outputs, by_updates = latest[..., :length, :], latest[..., length:, :]
+
+        regular = decay.mid > _FAINT
+        relative = torch.where(regular, decay.radius / decay.mid, 0.0)[..., None]
+        faint = torch.where(regular, 0.0, decay.radius)[..., None]
+        exponents = decay.mid.clamp(min=_FAINT).log().abs()[..., None]
+        once = _FACTORS * (model.function_error("exp") + 2 * unit)
+        each = 2 * model.gamma(window + 1) * exponents + relative + unit
+        decay_error = once + _window_sums(each, window) + 2 * model.gamma(window + 1) * _window_sums(exponents, window)
+        most = steps.abs().clamp(min=1.0).log().sum(-2, keepdim=True).exp()  # the largest decay, one where all shrink
+
+        held = torch.stack(states, -2)
+        peaks, sums = [], []
+        peak, term = torch.zeros_like(held[..., 0, :]), size_k * u.abs()
+        for t in range(length):
+            peaks.append(peak := torch.maximum(steps[..., t, :] * peak, held[..., t, :]))
+        before = torch.stack(peaks, -2)
+        decayed = torch.cat([torch.zeros_like(before[..., :1, :]), before[..., :-1, :]], -2) * steps
+        sums = [decayed + _decayed_window(term, decay.mid, window), decayed + term]
+        whole, single = (_latest(x, window, -2) for x in sums)
+        high = max(model.gamma(1), model.gamma(window + 2) / (window + 2))
+        apart = 2 * high + _FOLDED * unit + once
+        own = most * (written * size_k + rad_k)
+        every = high + each + apart
+        grown = most * every.sum(-2, keepdim=True)
+        by = torch.where(grown < 0.5, 1 / (1 - grown), math.inf)
+        given = (high + each) * whole + apart * single + own * u.abs()
+        given = given + faint * torch.cat([torch.zeros_like(before[..., :1, :]), before[..., :-1, :]], -2)
+        given = given + every * most * given.sum(-2, keepdim=True) * by
+        off = most * given.cumsum(-2)
+        strict = torch.ones(length, length, dtype=torch.float64).tril(-1)
+        shared = (most * by * size_k).mT  # what an error of u changes of all later sums
+        per_state = (most * every.sum(-2, keepdim=True) + 0 * size_k) * shared + most * own.mT
+
+        def of_errors(read: Tensor) -> Tensor:
+            return strict * (read @ every) * shared + read * own.mT
+
+        return _CarriedState(
+            by_updates @ given,
+            of_errors(by_updates),
+            by_outputs @ given,
+            of_errors(by_outputs),
+            size_k * off,
+            size_q * off,
+            strict * size_k * per_state,
+            off.amax(-2, keepdim=True),
+            rad_k * decayed,
+            rad_q * torch.maximum(before, decayed),
+            decay_error,
+            _window_sums((~regular).double()[..., None], window) == 0,
+            faint.amax(),
+        )
+
+
+def _latest(x: Tensor, window: int, axis: int) -> Tensor:
+    """Return the largest of each number and the ``window`` - 1 behind it along an axis, none of which is negative."""
+    x = x.transpose(axis, -1)
+    padded = torch.nn.functional.pad(x, (0, window - 1))
+    return torch.nn.functional.max_pool1d(padded.flatten(0, -2), window, 1).reshape(x.shape).transpose(axis, -1)
+
+
+def _window_sums(x: Tensor, window: int) -> Tensor:
+    """Return the sum of each and the ``window`` - 1 before it, along the last axis but one."""
+    return _decayed_window(x, torch.ones_like(x[..., 0]), window)
+
+
+def _decayed_window(x: Tensor, decay: Tensor, window: int) -> Tensor:
+    """Return sum d_ts x_s over the last ``window`` positions up to t, d the product of decays [..., T]; x [..., T,
+    n]."""
+    total, moved, factor = x, x, torch.ones_like(decay)[..., None]
+    for _ in range(window - 1):
+        factor = decay[..., None] * torch.cat([torch.zeros_like(factor[..., :1, :]), factor[..., :-1, :]], -2)
+        moved = torch.cat([torch.zeros_like(moved[..., :1, :]), moved[..., :-1, :]], -2)
+        total = total + factor * moved
+    return total
+
+
 def _delta_variance(
-    q: Tensor, k: Tensor, v: Tensor, d: Tensor, g: Tensor, beta: Tensor, units: Mapping[str, float]
+    q: Tensor, k: Tensor, v: Tensor, d: Tensor, g: Tensor, beta: Tensor, units: Mapping[str, float], window: int
 ) -> Tensor:
     """Return the sum V of the squares of what roundings of stages change in a head's outputs [T, Dv], to first order.
 
     q, k [T, D]; v [T, Dv]; decays d_es [T, T] from s to e; decays g and beta of each position [T]; the squared unit
-    roundoffs of stages. Each rounding is uniform within its unit roundoff times its number, so that |o' - o| <= lambda
-    sqrt(V / 3) with the probability of `Chance` (Hoeffding's bound for uniform errors).
+    roundoffs of stages; the most positions of a chunk. Each rounding is uniform within its unit roundoff times its
+    number, so that |o' - o| <= lambda sqrt(V / 3) with the probability of `Chance` (Hoeffding's bound for uniform
+    errors).
 
     A change e of the state S_c behind position c changes o_t by R_tc e, where R_tt = q_t and R_t(c-1) = g_c (R_tc -
     beta_c (R_tc k_c) k_c): what the updates between leave of a read, never longer than q if keys have length one; K_tc
@@ -333,6 +514,7 @@ def _delta_variance(
     )
     length, width = k.shape
     strict = torch.ones(length, length, dtype=torch.float64).tril(-1)
+    near = torch.ones_like(strict).triu(1 - window)  # what may be in one chunk
     solved = unit_lower_inverse(strict * beta[:, None] * (k @ k.mT) * d)
     u = solved @ (beta[:, None] * v)
     s, states = torch.zeros(width, v.shape[1], dtype=torch.float64), []
@@ -354,42 +536,53 @@ def _delta_variance(
         left[length + c] = g[c] * k[c]
     reads[0] = left
     of_outputs, of_updates = reads[:, :length], reads[:, length:]
-    held = torch.einsum("ctd,cdj->ctj", of_updates, after)  # K S_c [T + 1, T, Dv]
-    of_keys = (torch.einsum("ctd,cdj->ctj", of_updates**2, after**2)).amax(0) * beta[:, None] ** 2
     b, largest = beta[:, None], torch.zeros_like(u)
-    of_values = ((u + b * held) ** 2).amax(0) + ((b * held) ** 2).amax(0)
-    right = ((b * (v - held)) ** 2).amax(0)
+    of_keys, of_solved, of_held, right = (torch.zeros_like(u) for _ in range(4))
+    for c in range(length):
+        part = slice(c, c + window)  # a chunk that begins at the position c
+        held = of_updates[c, part] @ after[c]  # K S_c
+        for sizes, seen in (
+            (of_keys, b[part] ** 2 * (of_updates[c, part] ** 2 @ after[c] ** 2)),
+            (of_solved, (u[part] + b[part] * held) ** 2),
+            (of_held, (b[part] * held) ** 2),
+            (right, (b[part] * (v[part] - held)) ** 2),
+        ):
+            sizes[part] = torch.maximum(sizes[part], seen)
+    of_values = of_solved + of_held
 
     into = torch.einsum("ctd,cd->tc", of_outputs[1:], k)  # Y [T, T]
-    further = (into.new_zeros(()) + (q @ k.mT) * d).abs()
+    pairs = near * (q @ k.mT) * d
+    further = pairs.abs()
     variance, after_chunks = torch.zeros_like(u), [torch.zeros_like(u) for _ in range(length + 1)]
     for c in range(length, -1, -1):
         # A chunk that begins at the position c (from 0) takes in the output, or ends before a later one.
         rest = (of_outputs[c] ** 2) @ after[c] ** 2
         if c < length:
-            later = of_outputs[c + 1 :] * ahead[c:, c, None, None]
-            pieces = (of_outputs[c] - later) ** 2 @ after[c] ** 2
-            ends = torch.stack(after_chunks[c + 1 :])
-            rest = torch.maximum(rest, (pieces + ends).amax(0))
+            ends = slice(c + 1, c + 1 + window)
+            later = of_outputs[ends, c:] * ahead[c : c + window, c, None, None]
+            pieces = (of_outputs[c, c:] - later) ** 2 @ after[c] ** 2
+            behind = pieces + torch.stack(after_chunks[ends])[:, c:]
+            rest[c:] = torch.maximum(rest[c:], behind.amax(0))
         after_chunks[c] = rest
         largest = torch.maximum(largest, rest)
     variance = state * largest
     for t in range(length):
-        early = ahead[t, : t + 2, None, None] * after[: t + 2]  # S_c decayed to t, c up to t
-        early[t + 1] = after[t + 1]
+        first = max(0, t + 1 - window)
+        early = ahead[t, first : t + 2, None, None] * after[first : t + 2]  # S_c decayed to t, c up to t
+        early[-1] = after[t + 1]
         two = early**2 + (after[t + 1] - early) ** 2
         variance[t] += (q[t] ** 2 @ two).amax(0) * updates + normalized * (q[t] ** 2 @ after[t + 1] ** 2)
-        before = early[: t + 1]
+        before = early[:-1]
         two = before**2 + (g[t] * after[t] - before) ** 2
         by_key = (k[t] ** 2 @ two).amax(0) * updates + 2 * normalized * (k[t] ** 2 @ (g[t] * after[t]) ** 2)
         variance += into[:, t, None] ** 2 * (beta[t] ** 2 * by_key)
-        here, later = of_outputs[t + 1], of_outputs[t + 1 :] * d[t:, t, None, None]
+        here, later = of_outputs[t + 1], of_outputs[t + 1 : t + 1 + window] * d[t : t + window, t, None, None]
         further[:, t] = torch.maximum(further[:, t], (later @ k[t]).abs().amax(0))
         written = (((here - later) ** 2 + later**2) @ k[t] ** 2).amax(0)
         variance += (updates * written + 2 * normalized * (here**2 @ k[t] ** 2))[:, None] * u[t] ** 2
-    moved = updates * (u**2 + of_values + of_keys) + 2 * inverse * (solved * strict) ** 2 @ right
+    moved = updates * (u**2 + of_values + of_keys) + 2 * inverse * (solved * strict * near) ** 2 @ right
     variance = variance + further**2 @ moved + into**2 @ (updates * (b * v) ** 2)
-    return variance + max(scores, updates) * ((q @ k.mT) * d) ** 2 @ u**2
+    return variance + max(scores, updates) * pairs**2 @ u**2
 
 
 def unit_lower_inverse(lower: Tensor) -> Tensor:
@@ -403,10 +596,18 @@ def _largest(*sizes: Tensor) -> Tensor:
     return 1 + torch.stack([size.amax((-1, -2), keepdim=True) for size in sizes]).amax(0)
 
 
-def _carried(x: Tensor, lower: Tensor) -> Tensor:
-    """Return a bound on |x D|, D any diagonal blocks of I + ``lower``: the largest partial sums of the products."""
+def _carried(x: Tensor, lower: Tensor, window: int) -> Tensor:
+    """Return a bound on |x D|, D any diagonal blocks of I + ``lower``, so wide at most: the largest partial sums of the
+    products."""
     length = lower.shape[-1]
     whole = lower + torch.eye(length, dtype=torch.float64)
+    if window < length:
+        total, largest = torch.zeros_like(x), torch.zeros_like(x)
+        for step in range(window):  # a block's last row is so far below the column
+            below = whole.diagonal(-step, -2, -1)[..., None, :]
+            total[..., : length - step] += x[..., step:] * below
+            largest = torch.maximum(largest, total.abs())
+        return largest
     if length > _LONG:
         return x.abs() @ whole.abs()
     return torch.stack([(x[..., t, :, None] * whole).cumsum(-2).abs().amax(-2) for t in range(length)], -2)

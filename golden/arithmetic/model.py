@@ -94,9 +94,10 @@ class RoundingModel:
     probabilistic bound, not the worst case. ``beyond``: the result if an intermediate may overflow: "anything";
     "nothing", as if there were no overflow; or "infinity" if every kernel's overflows, and else the number that it is
     without overflow, or none. ``spills``: results are unspecified where a masked or unread NaN or infinity enters a sum
-    with a weight of zero. ``regroup``: products and sums may be distributed and regrouped. ``certifies`` marks the
-    model of the float64 evaluation itself, whose algorithms are known, so that orders and formulas of kernels are not
-    covered.
+    with a weight of zero. ``regroup``: products and sums may be distributed and regrouped. ``chunk``: how many
+    positions of a recurrence a kernel goes through at once, at most; ``prefix_sums``: exponentials may be of
+    differences of prefix sums of so many exponents (`prefix_error`). ``certifies`` marks the model of the float64
+    evaluation itself, whose algorithms are known, so that orders and formulas of kernels are not covered.
     """
 
     compute: Format
@@ -111,6 +112,8 @@ class RoundingModel:
     beyond: str = "anything"
     spills: bool = False
     regroup: bool = False
+    chunk: int = 64
+    prefix_sums: bool = False
     certifies: bool = False
 
     @property
@@ -175,6 +178,19 @@ class RoundingModel:
         / b)."""
         return math.ceil(max(terms - 1, 0) / self.rescale_every)
 
+    def prefix_error(self, largest: float) -> float:
+        """Return the error of an exponent that is a difference of prefix sums in a chunk, with ``largest`` terms.
+
+        A product of exp(g_r), s < r <= t, is exp(G_t - G_s) too, G_t the sum of g up to t from the first position of a
+        chunk of n. In any order a prefix sum has an error of gamma_n P, P = sum |g| <= n max |g| over the chunk up to
+        t. Each of the two is stored, and their difference rounded, by u P. What g_r itself was rounded by is the same
+        number in both sums up to s, and cancels. Every factor of the product is given this error, though the product
+        has it once: so each product of any number of them has it.
+        """
+        if not self.prefix_sums:
+            return 0.0
+        return (2 * self.gamma(self.chunk) + 3 * self.unit_roundoff) * self.chunk * largest
+
     def underflow(self, format: Format) -> float:
         """Return the absolute error of one operation whose result is subnormal in ``format``.
 
@@ -212,6 +228,19 @@ class RoundingModel:
 def all_finite(x: torch.Tensor) -> bool:
     """Return whether all elements are finite; a finite sum shows it without a mask."""
     return math.isfinite(float(x.sum())) or bool(torch.isfinite(x).all())
+
+
+def is_power_of_two(x: torch.Tensor) -> torch.Tensor:
+    """Return where |x| is a power of two."""
+    return torch.frexp(x.abs())[0] == 0.5
+
+
+def lowest_bit(x: torch.Tensor) -> torch.Tensor:
+    """Return the value of the lowest set bit of each float64 (infinite for zero)."""
+    bits = x.contiguous().view(torch.int64)
+    mantissa = (bits & ((1 << 52) - 1)) != 0
+    cleared = torch.where(mantissa, bits & (bits - 1), 0).view(torch.float64)
+    return torch.where(x == 0, math.inf, (x - cleared).abs())
 
 
 def outward(radius: torch.Tensor) -> torch.Tensor:

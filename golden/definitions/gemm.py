@@ -145,7 +145,12 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # nibble i of a word holds column AWQ_ORDE
     exempt=("computed_in_bfloat16", "computed_in_float16"),
 )
 def gemm_int4(xp: Arithmetic[N, Idx], x: N, qweight: Idx, scales: N, zeros: Idx, *, packing: str) -> N:
-    """x ((q - zero) scale), group by group along K."""
+    """x ((q - zero) scale), group by group along K.
+
+    Codes are packed along K, the first in the low nibble: two in a byte ("plain"), eight in an int32 ("gptq", whose
+    zero-points are stored minus one, eight columns in an int32). "awq": an int32 has eight columns, and its nibble i is
+    column (0, 2, 4, 6, 1, 3, 5, 7)[i] of them; zero-points too.
+    """
     codes, points = unpack_int4(xp, qweight, zeros, packing)
     inner = codes.shape[0]
     group = inner // max(scales.shape[0], 1) or 1

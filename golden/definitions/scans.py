@@ -12,7 +12,7 @@ from assay.golden.arithmetic.base import Arithmetic, Idx, N
 from assay.golden.definitions.attention import score_scale
 from assay.golden.definitions.norms import l2norm
 from assay.golden.inputs.distributions import Draws
-from assay.golden.inputs.random_bits import normal
+from assay.golden.inputs.random_bits import integers, normal
 from assay.golden.options import flag, number
 from assay.golden.registry import Fault, Reduction, altered, define, spec
 from assay.golden.signature import Inputs
@@ -51,6 +51,12 @@ def touched(xp: Arithmetic[N], values: N, *others: N) -> Any:
     return columns
 
 
+def _of_any_magnitude(draws: Draws) -> Any:
+    """Numbers of either sign, of every binade from 2^-24 to 2^9: of the large ones the exponential overflows, alone or
+    after a few positions."""
+    return draws.sign() * np.exp2(integers(draws.bits("exponent"), 34) - 24.0) * (1 + draws.uniform())
+
+
 CHUNK = 16
 SCAN_SIZES = {"S": (1, 2, 4, 8, 16, 32, 64, 128)}  # a state is held in registers, as a power of two
 INPUTS: dict[str, Inputs] = {
@@ -63,6 +69,7 @@ INPUTS: dict[str, Inputs] = {
         "deep": lambda draws: -4.0 - 16.0 * draws.uniform(),  # of which softplus leaves little
         "late": lambda draws: 4.0 + 8.0 * draws.uniform(),  # which it changes little
         "zeros": lambda draws: np.zeros(draws.shape),
+        "far": _of_any_magnitude,
     },
     "a": {
         "plain": lambda draws: -0.5 - 4.0 * draws.uniform(),
@@ -70,6 +77,7 @@ INPUTS: dict[str, Inputs] = {
         "steep": lambda draws: -16.0 - 16.0 * draws.uniform(),
         "none": lambda draws: np.zeros(draws.shape),
         "signed": lambda draws: 0.5 * draws.normal(),
+        "far": _of_any_magnitude,
     },
 }
 

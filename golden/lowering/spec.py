@@ -75,8 +75,14 @@ class Definition:
         **options: Any,
     ) -> Any:
         """Return the results; where numbers leave decisions open what ``choices`` takes, by default all answers."""
-        try:
+        with self._own_errors_named(numbers):
             return self._evaluate(xp, numbers, dtypes, options, choices)
+
+    @contextmanager
+    def _own_errors_named(self, numbers: Sequence[Any]) -> Iterator[None]:
+        """Raise `ReferenceRefuses` for an error of the reference's own inside."""
+        try:
+            yield
         except (AssayError, MemoryError):
             raise
         except Exception as error:
@@ -91,7 +97,8 @@ class Definition:
     ) -> list[str]:
         """Describe where the first form is ill-conditioned on these numbers, and what that costs."""
         ctx = ConditioningLowering(xp, _operand_dtype(dtypes), Answered())
-        results = _run(self.forms[0], ctx, numbers, dtypes, options)
+        with self._own_errors_named(numbers):
+            results = _run(self.forms[0], ctx, numbers, dtypes, options)
         return remarks(ctx.losses, results, xp.u)
 
     def _evaluate(

@@ -1,6 +1,6 @@
 """Honest kernels of the gated delta rule: by recurrence, and by chunks of any width, by substitution or inverses."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -85,14 +85,15 @@ def delta_rules(
     *,
     scale: float,
     normalized: bool,
+    widths: Sequence[int] = (1, 4, 16, 64),
 ) -> Iterator[tuple[str, Any]]:
-    """All of them, in the format of q, k and v; results [B, T, H, Dv] before they are stored."""
+    """All of them, in chunks so wide, in the format of q, k and v; results [B, T, H, Dv] before they are stored."""
     dtype = q.dtype
     q, k, v, gate, beta = (x.float().transpose(1, 2) for x in (q, k, v, gate, beta))
     if normalized:
         q, k = ((x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)).to(dtype).float() for x in (q, k))
     yield "recurrent", recurrent(f, q, k, v, gate, beta, scale).transpose(1, 2)
-    for width in (1, 4, 16, 64):
+    for width in widths:
         for inverted in (False, True):
             for keys_scaled in (False, True):
                 found = chunked(

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from assay.formats.format import format_named
 from assay.golden import Golden, evaluate, spec
 from assay.golden.arithmetic import BallArithmetic
-from assay.golden.arithmetic.ball import Ball, lowest_bit
+from assay.golden.arithmetic.ball import Ball
 from assay.golden.arithmetic.ball_attention import _spread_about
+from assay.golden.arithmetic.model import lowest_bit
 from assay.golden.evaluation.call import run
 from assay.verify.contract import Contract
 

@@ -1,13 +1,22 @@
 """What chance makes of roundings: the bound holds honest float32 sums, and those that err to one side lie outside."""
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 
+from assay.formats.format import format_named
+from assay.golden import spec
+from assay.golden.arithmetic import EVALUATION, BallArithmetic
 from assay.golden.arithmetic.model import Chance
+from assay.golden.evaluation.call import run
+from assay.verify.contract import Contract
 
 Array = npt.NDArray[np.float32]
 U = 2.0**-24
@@ -92,3 +101,56 @@ def test_the_rate_is_that_of_all_sums() -> None:
 def test_where_nothing_is_summed_the_bound_is_that_of_one_sum() -> None:
     """A call without rows has no sums."""
     assert Chance.of(0, 1e-4, 8) == Chance.of(1, 1e-4, 8) != Chance.of(2, 1e-4, 8)
+
+
+def gradients(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, *, leaning: bool = False
+) -> tuple[torch.Tensor, ...]:
+    """Of attention, in float32; weights and the gradients of scores are rounded to q's dtype.
+
+    ``leaning``: they err by as much, but all to the side on which the first column of the gradients grows.
+    """
+    dtype, scale = q.dtype, q.shape[-1] ** -0.5
+    q, k, v, dout = (x.float() for x in (q, k, v, dout))
+
+    def stored(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        if not leaning:
+            return x.to(dtype).float()
+        return x + 0.9 * 2.0**-8 * x.abs() * other[..., 0].sign()[..., None, :]
+
+    weights = torch.softmax(q @ k.mT * scale, -1)
+    products = dout @ v.mT
+    slopes = weights * (products - (weights * products).sum(-1, keepdim=True))
+    return stored(slopes, k) @ k * scale, stored(slopes.mT, q) @ q * scale, stored(weights.mT, dout) @ dout
+
+
+def shares(kernel: Callable[..., Any], seed: int, length: int = 384) -> list[tuple[float, float, float]]:
+    """Of each gradient in bfloat16: the largest error over the probable radius, over the worst-case one, and the median
+    of the former over the latter."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = [torch.randn(1, 1, length, 16, generator=generator).bfloat16() for _ in range(4)]
+    definition, options = spec("attention_backward"), {"causal": "none", "scale": None}
+    worst = Contract().model(definition, format_named("bfloat16"))
+    likely = replace(worst, chance=Chance.of(4096, 1e-4, format_named("bfloat16").precision))
+    balls = [run(definition, BallArithmetic(model), tensors, options) for model in (EVALUATION, worst, likely)]
+    found = []
+    for exact, most, less, y in zip(*balls, kernel(*tensors), strict=True):
+        off = (y.double() - exact.mid).abs()
+        ratios = (float((off / part).max()) for part in (less.radius, most.radius))
+        found.append((*ratios, float((less.radius / most.radius).median())))
+    return found
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_honest_gradients_of_attention_are_likely(seed: int) -> None:
+    """Each weight and each gradient of a score is rounded for itself: a fraction of the worst case, and a half at
+    most."""
+    for likely, _, share in shares(gradients, seed):
+        assert 0.05 < likely < 0.5
+        assert share < 0.5
+
+
+def test_gradients_that_lean_to_one_side_are_not_likely() -> None:
+    """All roundings to one side: within the worst case, and outside of the probable radius."""
+    for likely, worst, _ in shares(partial(gradients, leaning=True), 1):
+        assert worst < 1 < likely

@@ -57,6 +57,42 @@ def test_what_is_allowed_grows_no_faster_than_powers_of_the_length() -> None:
     assert 0 < worst[1] < min(4**4 * worst[0], 0.5)
 
 
+@pytest.mark.parametrize(("dtype", "chunk"), [("float32", 16), ("bfloat16", 4), ("float16", 1)])
+def test_honest_chunks_keep_a_contract_that_states_them(dtype: str, chunk: int, record_property: Any) -> None:
+    """Kernels whose chunks are no longer than the contract's, over several of them."""
+    found: list[Use] = []
+    for keys, gates, normalized in (("random", "slow", False), ("same", "none", True)):
+        tensors, options = call(36, keys, gates, getattr(torch, dtype)), {"scale": 0.25, "normalized": normalized}
+        widths = [width for width in (1, 4, 16) if width <= chunk]
+        results = delta_rules(Functions(1 if normalized else -1), *tensors, **options, widths=widths)
+        stated: Any = {"dtype": dtype, "contract": Contract(chunk=chunk), "where": f"{chunk}, {keys}, {gates}"}
+        found += uses("gated_delta_rule", tensors, options, results, **stated)
+    report("gated_delta_rule", found, record_property)
+
+
+def test_a_long_sequence_has_a_radius_that_forgets() -> None:
+    """Over four chunks and sixteen the largest radius is about the same, as the state forgets what is far behind."""
+    model = Contract(chunk=16).model(spec("gated_delta_rule"), format_named("float32"))
+    worst = []
+    for length in (64, 256):
+        ball: Any = run(spec("gated_delta_rule"), BallArithmetic(model), call(length, "random", "slow"), {})[0]
+        worst.append(float(ball.radius.max()))
+    assert 0 < worst[1] < min(2 * worst[0], 1e-2)
+
+
+def test_a_long_sequence_shows_a_decay_that_is_a_tenth_too_strong() -> None:
+    """In float32 outside of the worst case of 256 positions, which is a few hundredths of the output."""
+    q, k, v, gate, beta = call(256, "random", "slow")
+    definition, options = spec("gated_delta_rule"), {"scale": 0.25, "normalized": True}
+    model = Contract().model(definition, format_named("float32"))
+    exact, allowed, wrong = (
+        run(definition, BallArithmetic(m), (q, k, v, stronger * 4 * gate, beta), options)[0]
+        for m, stronger in ((EVALUATION, 1.0), (model, 1.0), (EVALUATION, 1.1))
+    )
+    outside = (wrong.mid - exact.mid).abs() > allowed.radius
+    assert float(outside[:, 64:].double().mean()) > 0.5
+
+
 @pytest.mark.parametrize("gates", GATES)
 def test_goldens_of_long_sequences_are_certified_by_float64(gates: str) -> None:
     """Keys that are all the same leave five digits of 128 places, and the radius holds what Arb knows."""
@@ -87,17 +123,20 @@ def test_a_solution_lies_in_the_balls_of_its_system() -> None:
         assert bool((balls.radius < 1e-4).all())
 
 
+@pytest.mark.parametrize("chunk", [64, 2])
 @pytest.mark.parametrize(
     ("place", "value", "dtype"), [(0, 6e4, torch.float16), (2, 3e38, torch.float32), (2, 3e38, torch.bfloat16)]
 )
-def test_nothing_is_said_where_an_honest_kernel_may_overflow(place: int, value: float, dtype: torch.dtype) -> None:
+def test_nothing_is_said_where_an_honest_kernel_may_overflow(
+    place: int, value: float, dtype: torch.dtype, chunk: int
+) -> None:
     """Scores that the scale makes small too late, and values less what the state holds of them, before beta."""
     tensors = list(call(4, "same", "none", dtype))
     large = torch.full_like(tensors[place][..., :1], value)
     signs = 1 - 2.0 * (torch.arange(4) % 2).reshape(1, 4, 1, 1) if place else tensors[1].sign()
     tensors[place] = (large * signs).expand(tensors[place].shape).contiguous().to(dtype)
     tensors[4] = tensors[4] * 0.5
-    model = Contract().model(spec("gated_delta_rule"), format_named(str(dtype).removeprefix("torch.")))
+    model = Contract(chunk=chunk).model(spec("gated_delta_rule"), format_named(str(dtype).removeprefix("torch.")))
     options = {"scale": 2.0**-4, "normalized": False}
     ball: Any = run(spec("gated_delta_rule"), BallArithmetic(model), tuple(tensors), options)[0]
     assert bool(ball.mid.isfinite().all())
@@ -167,7 +206,7 @@ def test_the_squares_of_changes_are_those_of_a_kernel_with_random_roundings() ->
     exact = outputs(0.0, 0.0)[:1]
     for state, updates in ((unit, 0.0), (0.0, unit)):
         units = {"state": state**2, "updates": updates**2}
-        bound = (_delta_variance(q, k, v, decays, gate.exp(), beta, units) / 3).sqrt()
+        bound = (_delta_variance(q, k, v, decays, gate.exp(), beta, units, length) / 3).sqrt()
         seen = (outputs(state, updates) - exact).square().mean(0).sqrt()
         assert bool((seen[1:] <= 1.15 * bound[1:]).all())
         assert float((seen[1:] / bound[1:]).mean()) > (0.5 if state else 0.15)

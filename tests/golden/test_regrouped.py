@@ -1,10 +1,13 @@
 """Loops of references, and kernels that group their sums and products otherwise, under the contract's order "any"."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis.strategies import sampled_from
 
 from assay.formats.format import format_named
 from assay.golden.arithmetic import BallArithmetic
@@ -54,6 +57,20 @@ def scan_chunk(x: Tensor, step: Tensor, b: Tensor, c: Tensor) -> Tensor:
     level = -step.cumsum(0)
     decay = torch.exp(level[:, None] - level[None, :]).tril()
     return ((c @ b.T) * decay * step[None, :]) @ x
+
+
+def scan_prefixed(x: Tensor, step: Tensor, b: Tensor, c: Tensor, width: int) -> Tensor:
+    """By chunks, decays as exponentials of differences of prefix sums, c b first: as Mamba-2's kernels."""
+    state, out = torch.zeros(x.shape[-1], b.shape[-1]), []
+    for values, steps, b_, c_ in zip(*(y.split(width) for y in (x, step, b, c)), strict=True):
+        level = -steps.cumsum(0)
+        seen = torch.ones(len(steps), len(steps)).tril().bool()
+        decay = torch.exp(torch.where(seen, level[:, None] - level[None, :], -torch.inf))
+        within = ((c_ @ b_.T) * decay * steps[None, :]) @ values
+        out.append(within + (c_ * torch.exp(level)[:, None]) @ state.T)
+        last = torch.exp(level[-1] - level)
+        state = torch.exp(level[-1]) * state + (values * (steps * last)[:, None]).T @ b_
+    return torch.cat(out)
 
 
 def scan_doubled(x: Tensor, step: Tensor, b: Tensor, c: Tensor) -> Tensor:
@@ -124,3 +141,40 @@ def test_a_wrong_kernel_is_outside_in_any_order() -> None:
     golden, allowed = limits("scan", "any", tensors)
     wrong = scan_chunk(tensors[0], 1.001 * tensors[1], *tensors[2:]).double()
     assert float(((wrong - golden.value).abs() > allowed.radius).double().mean()) > 0.5
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(
+    seed=sampled_from(range(1000)),
+    length=sampled_from((1, 7, 16, 40)),
+    width=sampled_from((1, 4, 16, 64)),
+    size=sampled_from((2.0**-6, 1.0, 8.0, 40.0)),
+)
+def test_decays_of_prefix_sums_are_inside_of_order_chunked(seed: int, length: int, width: int, size: float) -> None:
+    tensors = drawn("scan", "normal", length, seed=seed)
+    tensors[1] = size * tensors[1]
+    golden, allowed = limits("scan", "chunked", tensors)
+    for kernel in (*LOOPS["scan"][2], partial(scan_prefixed, width=width)):
+        off = (kernel(*tensors).double() - golden.value).abs() - golden.radius
+        assert bool((off <= allowed.radius).all()), kernel
+
+
+def test_decays_of_prefix_sums_are_a_freedom_of_their_own() -> None:
+    """After a large step a difference of prefix sums has its error; order "any" does not hold it, "chunked" does."""
+    tensors = drawn("scan", "normal", 64, seed=1)
+    tensors[1] = 0.1 * tensors[1]
+    tensors[1][0] = 80.0
+    off = {}
+    for order in ("any", "chunked"):
+        golden, allowed = limits("scan", order, tensors)
+        off[order] = ((scan_prefixed(*tensors, width=64).double() - golden.value).abs() / allowed.radius).max()
+    assert off["any"] > 1 > 10 * off["chunked"]
+
+
+def test_a_wrong_kernel_is_outside_of_order_chunked() -> None:
+    """Decays a fiftieth too strong, in chunks of 16."""
+    tensors = drawn("scan", "normal", 40, seed=1)
+    golden, allowed = limits("scan", "chunked", tensors)
+    level = 1.02 * tensors[1]
+    wrong = scan_prefixed(tensors[0] / 1.02, level, *tensors[2:], width=16).double()
+    assert float(((wrong - golden.value).abs() > allowed.radius).double().mean()) > 0.3

@@ -4,6 +4,7 @@ import ctypes
 import mmap
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -115,7 +116,7 @@ def test_where_no_limit_can_be_set_memory_is_watched() -> None:
     process = Process.fork(takes_more_and_more)
     process.memory = GIB // 4
     process.submit(b"", 60.0)
-    assert process.result() == Lost("crash", "it held more than 0.25 GiB of memory", limit="memory")
+    assert process.result() == Lost("crash", "it held more than 0.25 GiB of memory", broke="memory")
 
 
 @linux
@@ -138,7 +139,7 @@ def test_memory_that_is_shared_or_of_several_children_is_watched(children: int) 
     process = Process.fork(takes)
     process.memory = GIB // 4
     process.submit(b"", 60.0)
-    assert process.result() == Lost("crash", "it held more than 0.25 GiB of memory", limit="memory")
+    assert process.result() == Lost("crash", "it held more than 0.25 GiB of memory", broke="memory")
 
 
 @linux
@@ -168,7 +169,7 @@ def test_one_that_starts_too_many_ends_with_all_of_them(tmp_path: Path) -> None:
     process = Process.fork(starts_many)
     process.processes = 8
     process.submit(b"", 60.0)
-    assert process.result() == Lost("crash", "it had started more than 8 processes", limit="processes")
+    assert process.result() == Lost("crash", "it had started more than 8 processes", broke="processes")
     started = [int(file.name) for file in tmp_path.iterdir()]
     assert len(started) >= 8
     assert all(map(is_gone, started))
@@ -185,7 +186,7 @@ def test_a_process_without_its_first_thread_is_seen_and_ended() -> None:
     assert isinstance(child, bytes)
     process.memory = GIB // 4
     process.submit(b"", 60.0)
-    assert process.result() == Lost("crash", "it held more than 0.25 GiB of memory", limit="memory")
+    assert process.result() == Lost("crash", "it held more than 0.25 GiB of memory", broke="memory")
     assert is_gone(int(child))
 
 
@@ -297,3 +298,18 @@ def test_a_fork_apart_ends_though_its_namespaces_first_process_is_held() -> None
     process.kill()
     assert time.monotonic() - begun < 20
     assert all(map(is_gone, set(below) - {os.getpid()}))
+
+
+def test_one_that_leaves_its_pipe_is_not_waited_for() -> None:
+    def leaves(parent: Parent) -> None:
+        ours, other = socket.socketpair()
+        os.dup2(ours.fileno(), parent._pipe.fileno())
+        other.recv(1)
+
+    process = Process.fork(leaves)
+    begun = time.monotonic()
+    process.submit(b"", 60.0)
+    assert process.result() == Lost(
+        "crash", "it closed the pipe to the process that judges it, and went on", broke="pipe"
+    )
+    assert time.monotonic() - begun < 20

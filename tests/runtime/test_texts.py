@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from assay.runtime.errors import SettingError
@@ -16,6 +16,8 @@ from assay.runtime.files import LARGEST, read_text
 from assay.runtime.output import visible
 from assay.runtime.records import from_json, from_toml
 from assay.runtime.source import syntax_tree
+
+calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
 
 LINE_ENDS = st.sampled_from(["\n", "\r", "\r\n", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"])
 SIGNS = st.sampled_from('[]{}",:=#.\\ud80')
@@ -71,12 +73,14 @@ def test_what_is_no_small_text_is_refused_at_once(tmp_path: Path) -> None:
     assert len(refused(read_text, "n" * 5000)) < 300
 
 
+@calm
 @given(TEXTS)
 def test_any_text_is_json_or_refused_in_one_line(text: str) -> None:
     content, error = outcome(from_json, text)
     assert content == json.loads(text) if error is None else error.startswith("it: is no JSON (")
 
 
+@calm
 @given(CONTENTS)
 def test_json_comes_back(content: Any) -> None:
     try:
@@ -87,6 +91,7 @@ def test_json_comes_back(content: Any) -> None:
         assert from_json(text, "it", SettingError) == content
 
 
+@calm
 @given(TEXTS)
 def test_any_text_is_toml_or_refused_in_one_line(text: str) -> None:
     content, error = outcome(from_toml, text)
@@ -125,6 +130,7 @@ def test_hostile_toml_is_one_line(text: str, words: str) -> None:
     assert words in refused(from_toml, text, "it")
 
 
+@calm
 @given(TEXTS)
 def test_any_text_is_python_or_a_syntax_error(text: str) -> None:
     with suppress(SyntaxError):
@@ -137,6 +143,7 @@ def test_python_that_is_nested_too_deeply_is_a_syntax_error(text: str) -> None:
         syntax_tree(text)
 
 
+@calm
 @given(st.text())
 def test_a_shown_text_has_nothing_that_a_terminal_obeys(text: str) -> None:
     shown = visible(text)

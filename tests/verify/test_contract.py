@@ -95,6 +95,22 @@ def scaled_difference(a: Any, b: Any, c: Any) -> Any:
     return (a - b) * c
 
 
+def decayed_sums(x: Any, g: Any) -> Any:
+    """y_t = exp(g_t) y_(t-1) + x_t."""
+    total, out = torch.zeros(()), []
+    for t in range(x.shape[0]):
+        total = total * torch.exp(g[t]) + x[t]
+        out.append(total)
+    return torch.stack(out)
+
+
+def decayed_sums_of_prefix_sums(x: Tensor, g: Tensor) -> Tensor:
+    """In one chunk."""
+    level = g.cumsum(0)
+    seen = torch.ones(len(x), len(x)).tril().bool()
+    return torch.exp(torch.where(seen, level[:, None] - level[None, :], -torch.inf)) @ x
+
+
 def attention_with_empty_rows(value: float, q: Tensor, k: Tensor, v: Tensor, *, causal: str) -> Tensor:
     """Rows that see nothing hold ``value``."""
     out = attention_rows(q, k, v, causal=causal)
@@ -125,6 +141,7 @@ CHANCE = {"rounding": "stochastic", "deterministic": False}
 BY_CHANCE = partial(softmax_shifted, store=store_stochastic)
 EMPTY = attention_with_empty_rows
 MOE_ROUNDED = partial(moe_by_expert, hidden=hidden_of_rounded)
+DECAYED = {**F32, "tensors": "x[N], g[N]=in(-40, 0) -> y[N]", "shapes": {"N": range(1, 65)}}
 TWO_STAGES = {"stages": {"gate_up": "input", "hidden": "input"}}
 
 # Per field: the op, a kernel, its settings, a contract that it breaks, and one that it keeps.
@@ -183,12 +200,20 @@ FIELDS: dict[str, tuple[str, Kernel, dict[str, Any], dict[str, Any], dict[str, A
         scaled_difference, lambda a, b, c: a * c - b * c, {**F32, "tensors": "a[N], b[N], c[N] -> y[N]"},
         {"nonfinite": "unspecified"}, {"nonfinite": "unspecified", "order": "any"},
     ),
+    "order-chunked": (
+        decayed_sums, decayed_sums_of_prefix_sums, DECAYED,
+        {"nonfinite": "unspecified", "order": "any"}, {"nonfinite": "unspecified", "order": "chunked"},
+    ),
+    "chunk": (
+        decayed_sums, decayed_sums_of_prefix_sums, DECAYED,
+        {"nonfinite": "unspecified", "order": "chunked", "chunk": 1}, {"nonfinite": "unspecified", "order": "chunked"},
+    ),
     "deterministic": ("gemm", gemm_random_order, F32, {}, {"deterministic": False}),
 }  # fmt: skip
 USUAL = (
     "accumulate-narrower", "accumulate-tf32-dot", "compute", "ulps-exp", "stages-hidden", "stages-activated",
     "stages-probabilities", "rounding-toward_zero", "rounding-stochastic", "overflow-saturate", "subnormals",
-    "nonfinite", "masked_rows-any", "order", "deterministic",
+    "nonfinite", "masked_rows-any", "order", "order-chunked", "deterministic",
 )  # fmt: skip
 """What a usual run takes: each field, and each way that it is honoured."""
 
@@ -325,11 +350,13 @@ def test_rescalings_count_once_a_block(block: int, every: int, outcome: str) -> 
 
 
 def test_a_number_of_keys_is_a_whole_one() -> None:
-    """A contract's table states how many keys come before a rescaling; zero, halves and words are refused."""
-    assert contract_from_table({"rescale_every": 64}) == Contract(rescale_every=64)
-    for value in (0, -1, 0.5, True, "16"):
-        with pytest.raises(ContractError, match="expected a whole number of at least 1"):
-            contract_from_table({"rescale_every": value})
+    """A contract's table states how many keys come before a rescaling, and positions in a chunk; zero, halves and words
+    are refused."""
+    for name in ("rescale_every", "chunk"):
+        assert contract_from_table({name: 64}) == Contract(**{name: 64})
+        for value in (0, -1, 0.5, True, "16"):
+            with pytest.raises(ContractError, match=f"{name}=.*; expected a whole number of at least 1"):
+                contract_from_table({name: value})
 
 
 NAMES = (

@@ -4,6 +4,7 @@ import ctypes
 import importlib
 import mmap
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -77,7 +78,7 @@ def counts(x: Tensor) -> Tensor:
     [
         (segmentation_fault, "SIGSEGV", {"N": 21}),
         (leaves, "ended itself with status 0", {"R": 3, "N": 1}),
-        (leaks, "no more than 0.25 GiB", {}),
+        (leaks, "more than 0.25 GiB of memory", {}),
     ],
 )
 def test_a_lost_process_is_a_finding(kernel: Callable[[Tensor], Tensor], words: str, sizes: dict[str, int]) -> None:
@@ -149,6 +150,24 @@ def test_one_that_starts_too_many_processes_is_not_called_again(
     words = "it had started more than 10 processes"
     assert messages == [words, f"in an earlier call {words}", f"in an earlier call {words}"]
     assert (tmp_path / "calls").read_text(encoding="utf-8") == "call\n"
+
+
+def leaves_some(x: Tensor) -> Tensor:
+    for _ in range(6):
+        if os.fork() == 0:
+            time.sleep(600)
+    return softmax(x)
+
+
+def test_one_that_leaves_ever_more_processes_is_not_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though they stay in its session, as a pool's do; before they are as many as it may start."""
+    monkeypatch.setattr("assay.verify.harness.isolation._MOST_LEFT", 10)
+    with Isolation(KernelHarness(Call(leaves_some, {}), Contract())) as isolation:
+        answers = [isolation.observe(CASE) for _ in range(3)]
+    failures = [answer for answer in answers if isinstance(answer, Failure)]
+    assert [failure.kind for failure in failures] == ["conduct", "crash", "crash"][: len(failures)]
+    assert re.fullmatch("the kernel leaves [0-9]+ processes running", failures[0].message)
+    assert re.fullmatch("an earlier call has left [0-9]+ processes running", failures[1].message)
 
 
 def kills_its_parents(x: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from assay.golden.inputs.distributions import EVERY, names_of, own_names_of
 from assay.golden.inputs.values import draw
 from assay.kernels.libraries.pytorch import softmax
 from assay.verify import Contract
+from assay.verify.cases.case import contents
 from assay.verify.cases.sampler import Sampler
 from assay.verify.examination import run
 from assay.verify.examination.phases import (
@@ -29,6 +30,7 @@ from assay.verify.examination.phases import (
     ordinary_cases,
     over_limit_cases,
     single_operand_cases,
+    special_cases,
 )
 from assay.verify.explanation.fault_models.evaluation import kernel_of
 from assay.verify.harness.call import Call
@@ -340,3 +342,19 @@ def test_no_size_is_cut_in_vain() -> None:
     assert sum(case.sizes["T"] > 8 for case in found) > 50
     gated = ordinary_cases(Sampler(spec("moe_int4"), "bfloat16", shapes={"E": [64]}), "tile")
     assert [case.sizes["T"] for case in gated] == [32]  # drawn as 129, of which 64 are too much work
+
+
+@pytest.mark.parametrize("op", ["attention_varlen", "attention_varlen_backward"])
+def test_infinities_stand_on_both_sides_of_a_boundary_of_packed_sequences(op: str) -> None:
+    """A tile that reaches over the end of a sequence reads an infinity of the next one, in each tensor; and the other
+    way round."""
+    sides = set()
+    for case in special_cases(sampler(op).for_interpreter()):
+        for name, index, value in case.edits:
+            tensor = next(tensor for tensor in case.signature.tensors if tensor.name == name)
+            offsets = next(t for t in case.signature.tensors if t.role == "offsets" and t.bound in tensor.dims)
+            inner = {start for start in contents(case, offsets).tolist() if 0 < start < case.sizes[offsets.bound]}
+            position = index[tensor.dims.index(offsets.bound)]
+            sides |= {(name, side) for side in (-1, 0) if position - side in inner and math.isinf(value)}
+    names = [tensor.name for tensor in spec(op).tensors if tensor.role == "real"]
+    assert sides >= {(name, side) for name in names for side in (-1, 0)}

@@ -8,16 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from assay.cli.main import main
 from assay.interpreter import NVIDIA, Emission, emulated_device, emulated_emission, faithful
 from assay.interpreter.numerics.emission import emission_named, name_of
 from assay.kernels.triton.gemm_fp8 import gemm_fp8
 from assay.runtime.errors import AssayError
-from assay.verify import examine
+from assay.runtime.pool import Raised
+from assay.runtime.process import Lost
+from assay.verify import Verdict, examine
 from assay.verify.cases.case import Case
 from assay.verify.errors import SettingError
-from assay.verify.examination.repro import run_line
+from assay.verify.examination.repro import run_line, with_repeated
+from assay.verify.findings import Aspect, Failure
 from assay.verify.harness.compute_sanitizer import findings, sanitize
 from assay.verify.settings import Settings
 
@@ -230,3 +234,51 @@ def test_why_it_cannot_be_asked_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp
     (tmp_path / "compute-sanitizer").write_text("#!/bin/sh\n")
     (tmp_path / "compute-sanitizer").chmod(0o755)
     assert sanitize(LINE, "") == "compute-sanitizer needs a kernel with an importable name"
+
+
+CALLS: list[int] = []
+
+
+def wrong_later(x: Any) -> Any:
+    """Wrong from its fifth call in a process on."""
+    CALLS.append(1)
+    return torch.softmax(x, -1) + float(len(CALLS) > 4)
+
+
+def wrong(x: Any) -> Any:
+    return torch.softmax(x, -1) + 1
+
+
+@pytest.mark.parametrize(
+    ("kernel", "words"),
+    [
+        (wrong, "(so again in a fresh process)"),
+        (wrong_later, "the failure depends on memory, or on the calls before it"),
+    ],
+)
+def test_the_line_of_a_report_is_run_in_a_fresh_process(kernel: Any, words: str) -> None:
+    CALLS.clear()
+    verdict = examine(kernel, "softmax", dtype="float32", effort="quick", shrinking=False, every_aspect=False)
+    assert verdict.outcome == "FAIL"
+    repeated = with_repeated(verdict)
+    assert repeated.gravest.repeated.endswith(words)
+    assert words.split()[-1] in str(repeated)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ("crash", "the same case fails by another kind: crash"),
+        ("exact", "(so again in a fresh process)"),
+        (Raised("no module", True, ""), "a fresh process can't run it: no module"),
+        (Lost("crash", "it ended with signal 11"), "in a fresh process: it ended with signal 11"),
+    ],
+)
+def test_words_of_what_the_line_gave(answer: Any, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assay.verify.examination.repro.run_alone", lambda *_, **__: answer)
+    failure = Failure("contract", Case.from_dict(CASE), "")
+    found = Aspect("broken", failure=failure, repro=f"assay repro '{line()}'")
+    verdict = Verdict("FAIL", "k", "softmax", "float32", "", aspects={"numbers": found}, target="a:b")
+    assert words in with_repeated(verdict).gravest.repeated
+    hanging = replace(verdict, aspects={"numbers": replace(found, failure=replace(failure, kind="timeout"))})
+    assert with_repeated(hanging).gravest.repeated == "not run again: it hangs, or loses its process"

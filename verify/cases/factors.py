@@ -359,6 +359,8 @@ class Covering:
             if number is None:
                 return 0, 0, 0
             pairs, triples = (left[number] & row).bit_count(), self._triples_with(number, row)
+            if factors.values >> number & 1:
+                pairs += (left[number] & row & factors.values).bit_count()
             return _PAIR * pairs + triples, left[number].bit_count(), choose(range(1 << 16))
 
         def best(factor: str, levels: Iterable[str], possible: Callable[[str], bool] = bool) -> str:

@@ -43,8 +43,8 @@ from hypothesis import strategies as st
 
 from assay.formats.format import format_named
 from assay.golden.inputs.distributions import EVERY, EXACT, MIDPOINTS, RANGE, names_of, own_names_of
-from assay.golden.signature import dimension, symbols_in
-from assay.verify.cases.case import Case
+from assay.golden.signature import TensorSpec, dimension, symbols_in
+from assay.verify.cases.case import Case, contents
 from assay.verify.cases.factors import Covering, Factors
 from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.cases.sampler import MOST_ELEMENTS, MOST_WORK, SMALL, Sampler, real_tensors, seeded, with_values
@@ -73,6 +73,7 @@ _FEW_ROWS = 3
 _SLOW_BOUNDARIES = ((2049, 3), (257, 3))  # of what is gone through step by step; the first that fits
 # ends beyond 16 bits; each about GROWTH times the one before at most, so that its time can be extrapolated
 _GROWING = (17, 257, 2049, 4097, 2**16 + 65)
+_ELEMENTS_OF_A_PART = 3  # at least, beside whose boundaries NaN and infinities are placed
 _FEW = 10 * 2**16  # elements of a tensor with more rows than 16 bits count: about ten for each row
 _MANY = 2**21 + 2**17  # the most elements if the op's sizes admit no fewer: about 32 for each row
 _SMALLER = 8  # all but one in 8 fuzzed cases have at most an 8th of the elements and steps: more cases per second
@@ -326,7 +327,8 @@ def _with_few_elements(sampler: Sampler, base: Case, symbol: str, size: int) -> 
 
 
 def special_cases(sampler: Sampler) -> Iterator[Case]:
-    """Yield cases with one NaN or infinity, at both ends and in the middle of each tensor."""
+    """Yield cases with one NaN or infinity, at both ends and in the middle of each tensor, and beside the boundaries of
+    its parts."""
     for base in _base_cases(sampler, "special", ("small", "tile"), most=2, draws=_DRAWS):
         plain = _ordinary(base, unused="plain")
         if plain.definition.inputs.unused is not None:
@@ -353,6 +355,41 @@ def special_cases(sampler: Sampler) -> Iterator[Case]:
                     yield replace(
                         plain, edits=tuple((tensor.name, (0, column), -math.inf) for column in range(shape[1]))
                     )
+        cut = _in_parts(sampler, plain)
+        for tensor in real_tensors(plain.signature):
+            infinities = format_named(plain.dtypes[tensor.name]).infinities
+            for index in _beside_boundaries(cut, tensor):
+                for value in (math.nan, math.inf)[: 1 + infinities]:
+                    yield replace(cut, edits=((tensor.name, index, value),))
+
+
+def _in_parts(sampler: Sampler, case: Case) -> Case:
+    """Return the case with two parts or more, each of several elements, where offsets cut a dimension into parts and
+    the sizes may be so."""
+    sizes, values, definition = dict(case.sizes), dict(case.values), case.definition
+    for offsets in case.signature.tensors:
+        if offsets.role == "offsets" and offsets.bound in sampler.free_symbols(case):
+            for symbol in symbols_in(offsets.dims[0]):
+                allowed = sampler.shapes.get(symbol) or definition.sizes.allowed.get(symbol, (2,))
+                sizes[symbol] = max(sizes[symbol], min((size for size in allowed if size > 1), default=1))
+            parts = dimension(offsets.dims[0], sizes) - 1
+            sizes[offsets.bound] = max(sizes[offsets.bound], _ELEMENTS_OF_A_PART * parts)
+            values[offsets.name] = "even"
+    return replace(case, sizes=sizes, values=values) if sampler.fits(sizes) else case
+
+
+def _beside_boundaries(case: Case, tensor: TensorSpec) -> Iterator[tuple[int, ...]]:
+    """Yield the indices of the last element of a part and of the first one of the next, where offsets cut a dimension
+    of ``tensor`` into parts; a tile that reaches over the boundary reads both."""
+    shape = case.shape(tensor)
+    for offsets in case.signature.tensors:
+        if offsets.role != "offsets" or offsets.bound not in tensor.dims:
+            continue
+        axis = tensor.dims.index(offsets.bound)
+        inner = sorted({start for start in contents(case, offsets).tolist() if 0 < start < shape[axis]})
+        for start in inner[:1]:
+            yield tuple(start - 1 if other == axis else size - 1 for other, size in enumerate(shape))
+            yield tuple(start if other == axis else 0 for other, size in enumerate(shape))
 
 
 def every_cases(sampler: Sampler) -> Iterator[Case]:

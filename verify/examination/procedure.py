@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from assay.golden.arithmetic import BallArithmetic
-from assay.golden.errors import Undecided
+from assay.golden.errors import ReferenceRefuses, Undecided
 from assay.golden.evaluation.call import bind
 from assay.golden.evaluation.device import evaluating_on
 from assay.interpreter import emulated_device, emulated_emission, emulating, lasting, pretended, suspended
@@ -397,7 +397,7 @@ def _remarks(plan: Plan) -> tuple[str, ...]:
         try:
             with one_thread():
                 warnings = definition.remarks(xp, numbers, dtypes, call.options)
-        except Undecided:
+        except (Undecided, ReferenceRefuses):
             continue
         for remark in warnings:
             results.setdefault(remark.partition(": ")[0], words + remark)

@@ -6,7 +6,7 @@ import json
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from assay.golden.errors import UnknownSpec
 from assay.golden.registry import spec
@@ -14,7 +14,10 @@ from assay.interpreter import device_to_pretend, emulating, suspended
 from assay.runtime.environment import generators_kept
 from assay.runtime.errors import AssayError, unknown
 from assay.runtime.modules import importable
+from assay.runtime.pool import Heartbeat, Raised, run_alone
+from assay.runtime.process import Lost
 from assay.runtime.records import from_json
+from assay.verify.cases.at_shape import PROTOCOL as AT
 from assay.verify.cases.case import Case
 from assay.verify.comparison.result import Result
 from assay.verify.comparison.statistics import has_independent_data, judge_statistically
@@ -25,6 +28,11 @@ from assay.verify.harness.runner import KernelHarness
 from assay.verify.harness.target import load_target
 from assay.verify.settings import Settings
 
+if TYPE_CHECKING:
+    from assay.verify.verdict import Verdict
+
+_OF_NUMBERS = {"contract", "exact", "nonfinite", "layout", "unwritten_output"}  # the last two are found by more calls
+_SECONDS = 30.0  # without a sign of life, after which the fresh process is given up
 _NAMELESS = "the kernel has no importable name; add --target package.module:function"
 
 
@@ -75,6 +83,40 @@ def pretending(line: str, pretend: str) -> str:
     """Return the line with another pretended device. Raises `ReproError`."""
     settings, target, case, aspect = parse_line(line)
     return repro_line(replace(settings, pretend=pretend), target, case, aspect)
+
+
+def with_repeated(verdict: Verdict) -> Verdict:
+    """Return the verdict with what the gravest failure's repeat line gives in a fresh process, which it takes a few
+    seconds to start."""
+    name, aspect = next(iter(verdict.violated.items()), ("", None))
+    if aspect is None or aspect.failure is None or not verdict.target or not aspect.repro:
+        return verdict
+    failure = aspect.failure
+    if failure.kind == "timeout" or failure.device_lost or failure.case.protocol == AT:
+        why = "it is large" if failure.case.protocol == AT else "it hangs, or loses its process"
+        words = f"not run again: {why}"
+    else:
+        (line,) = shlex.split(aspect.repro)[2:]
+        answer = run_alone(_kind_of_failure, line, preload=__name__, timeout=_SECONDS)
+        if isinstance(answer, Raised):
+            words = f"a fresh process can't run it: {answer.message}"
+        elif isinstance(answer, Lost):
+            words = f"in a fresh process: {answer.message}"
+        elif answer == failure.kind or {answer, failure.kind} <= _OF_NUMBERS:
+            words = "(so again in a fresh process)"
+        elif answer:
+            words = f"in a fresh process the same case fails by another kind: {answer}"
+        else:
+            words = (
+                "in a fresh process the same case is right: the failure depends on memory, or on the calls before it"
+            )
+    return replace(verdict, aspects={**verdict.aspects, name: replace(aspect, repeated=words)})
+
+
+def _kind_of_failure(line: str, heartbeat: Heartbeat) -> str:
+    """Return the kind of the failure of a repeat line; empty if it passes."""
+    failure = run_line(line, heartbeat=lambda case, seconds: heartbeat("", seconds)).failure
+    return "" if failure is None else failure.kind
 
 
 def run_line(line: str, target: str = "", heartbeat: Callable[[Case, float], None] | None = None) -> Result:

@@ -74,6 +74,7 @@ def in_words(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"{error.filename}: {error.strerror}" if error.filename else words
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)]
-    at = "".join(f" at {Path(frame.filename).relative_to(_PACKAGE)}:{frame.lineno}" for frame in own[-1:])
+    files = [(Path(frame.filename), frame.lineno) for frame in frames if "site-packages" not in frame.filename]
+    own = [(file.relative_to(_PACKAGE), line) for file, line in files if file.is_relative_to(_PACKAGE)]
+    at = "".join(f" at {file}:{line}" for file, line in own[-1:])
     return f"an error of assay's own ({type(error).__name__}: {words}{at}); please report it"

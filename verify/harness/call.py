@@ -375,12 +375,15 @@ class Call:
 def plain(value: torch.Tensor) -> torch.Tensor:
     """Return a tensor without graph and without subclass: a subclass could answer the checks as it likes.
 
-    Raises `TypeError` for a subclass that defines its own numbers.
+    Raises `TypeError` for a subclass that defines its own numbers, and for a sparse, nested or quantized tensor.
     """
     kind = type(value)
     if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         raise TypeError(f"expected a torch.Tensor, got a {kind.__name__}, which has operations of its own")
     with torch._C.DisableTorchFunctionSubclass():
+        if value.layout != torch.strided or value.is_nested or value.is_quantized:
+            layout = "nested" if value.is_nested else "quantized" if value.is_quantized else str(value.layout)
+            raise TypeError(f"expected a dense tensor, got a {layout} one")
         return value.detach().as_subclass(torch.Tensor)
 
 

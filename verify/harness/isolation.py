@@ -43,7 +43,7 @@ from assay.runtime.process import (
     Lost,
     Parent,
     Process,
-    detached_from,
+    left_by,
     limit_memory,
 )
 from assay.runtime.sandbox import has_namespaces
@@ -65,6 +65,7 @@ _REFUSED = ("MemoryError", "can't allocate memory", "bad_alloc", "RESOURCE_EXHAU
 _SERVER = "from assay.verify.harness.isolation import serve_fork"
 _HEARTBEATS = 1000  # of one case: each call sends three
 _IMPORTS = 300.0  # seconds that a new worker may take to import the kernel's module
+_MOST_LEFT = max(64, 2 * (os.cpu_count() or 1))  # processes that a kernel may keep, such as a pool's
 _SENT = ("kind", "message", "output", "index", "device_lost", "aspect")  # of a failure
 
 Answer = tuple[torch.Tensor, ...] | Failure
@@ -85,8 +86,9 @@ class Isolation:
     target: str = ""
     _worker: Process | None = field(default=None, repr=False)
     _blocks: bool = field(default=False, repr=False)
-    _too_many: str = field(default="", repr=False)
-    """How the kernel has started too many processes: it isn't called again, as each call would start as many."""
+    _given_up: str = field(default="", repr=False)
+    """Why the kernel isn't called again: it has started or left too many processes, or left its pipe, which takes long
+    each time."""
 
     def __enter__(self) -> Isolation:
         return self
@@ -145,8 +147,8 @@ class Isolation:
         """Run `KernelHarness.observe` in the worker, with these aspects ignored; a lost worker, or device, is a failure
         of the case."""
         call = self.harness.call
-        if self._too_many:
-            return Failure("crash", case, self._too_many)
+        if self._given_up:
+            return Failure("crash", case, self._given_up)
         if self._worker is None:
             self._worker = self._started()
             if self.is_of_device and (why := self._cannot_begin(case.spec)):
@@ -163,8 +165,8 @@ class Isolation:
         result = worker.result()
         if isinstance(result, Lost):
             self.end()
-            if result.limit == "processes":
-                self._too_many = f"in an earlier call {result.message}"
+            if result.broke in ("processes", "pipe"):
+                self._given_up = f"in an earlier call {result.message}"
             if result.kind == "timeout":
                 silence = f"no result within {call.timeout:g} s, and it could not be interrupted"
                 return Failure("timeout", case, silence)
@@ -181,9 +183,13 @@ class Isolation:
         call.watch.unloaded = answer.pop("unloaded", "") or call.watch.unloaded
         call.assignment.take(answer.pop("assigned", {}))
         warn_again(answer.pop("warned", ()))
-        if "conduct" not in ignored_aspects and (count := len(detached_from(worker.pid))):
+        left, detached = left_by(worker.pid)
+        if left > _MOST_LEFT:
+            self._given_up = f"an earlier call has left {left} processes running"
+        if left > _MOST_LEFT or (detached and "conduct" not in ignored_aspects):
             self.end()  # with them
-            words = f"the kernel leaves {count} process{'es' if count > 1 else ''} running outside of its session"
+            count, where = (left, "") if left > _MOST_LEFT else (detached, " outside of its session")
+            words = f"the kernel leaves {count} process{'es' if count > 1 else ''} running{where}"
             return Failure("conduct", case, words, aspect="conduct")
         if "outputs" in answer:
             return tuple(answer["outputs"])

@@ -138,7 +138,7 @@ def _finding(aspect: Aspect) -> list[str]:
     if failure is None:
         return []
     if aspect.note:  # another aspect reports the same fault
-        return [*_folded("known", aspect.known), f"  repeat      {aspect.repro}"]
+        return [*_folded("known", aspect.known), *_repeat(aspect)]
     lines = [f"  failure     {failure.kind}: {failure.message}"]
     if aspect.map is not None:
         lines.append(f"  where       {where(aspect.map)}")
@@ -149,7 +149,12 @@ def _finding(aspect: Aspect) -> list[str]:
         lines.append(f"              {len(aspect.explanations)} explanations agree with every call that was made")
     lines += [line for fact in aspect.facts for line in _folded("measured", fact.words)]
     lines += _folded("known", aspect.known)
-    return [*lines, f"  repeat      {aspect.repro}"]
+    return [*lines, *_repeat(aspect)]
+
+
+def _repeat(aspect: Aspect) -> list[str]:
+    """Return the line that repeats a failure, and what it gave in a fresh process if it was run there."""
+    return [f"  repeat      {aspect.repro}", *_folded("", aspect.repeated)]
 
 
 def _folded(name: str, words: str) -> list[str]:

@@ -50,7 +50,8 @@ class ErrorDistribution:
         number = torch.where(certain, right, 1.0)
         unit = tight.pre_store_radius + (next_up(number.abs(), tight.out) - number.abs()) / 2
         error = torch.where(certain, (y - right) * right.sign() / unit, 0.0)
-        rows, counted = (x.reshape(-1, x.shape[-1] if x.dim() else 1) for x in (error, certain))
+        shape = math.prod(error.shape[:-1]), error.shape[-1] if error.dim() else 1
+        rows, counted = error.reshape(shape), certain.reshape(shape)
         mean = rows.sum(1, keepdim=True) / counted.sum(1, keepdim=True).clamp(min=1)
         beyond = certain & ((y < tight.ends.low) | (y > tight.ends.high))
         return ErrorDistribution(
