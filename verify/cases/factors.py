@@ -280,8 +280,8 @@ class Covering:
                 self._triples[pair] = self._triples.get(pair, 0) | row & self.factors.values
         for name, size in case.sizes.items():
             self._largest[name] = max(size, self._largest.get(name, 0))
-        for pair in combinations(case.sizes, 2):
-            self._both[pair] = max(min(case.sizes[symbol] for symbol in pair), self._both.get(pair, 0))
+        for symbols in combinations(case.sizes, 2):
+            self._both[symbols] = max(min(case.sizes[symbol] for symbol in symbols), self._both.get(symbols, 0))
 
     @property
     def pairs(self) -> tuple[int, int]:
