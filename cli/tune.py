@@ -65,7 +65,8 @@ def tune(
     """Find the fastest configuration of a kernel that keeps its contract.
 
     Candidates are pruned by the compiler, examined, and timed in calls that are judged; a wrong one can't win. Without
-    a GPU a Triton kernel's candidates are ordered by a model of their compiled code, and none is timed.
+    a GPU a Triton kernel's candidates are ordered by a model of their compiled code, and none is timed; none wins where
+    the model finds the same work in several.
     Exits with 1 where no candidate keeps the contract, or a replay finds something else than its record says.
     """
     from assay.bench.tuning.record import Question, read
@@ -121,7 +122,9 @@ def tune(
         differences = changed(before, record)
         print("\n".join(differences) if differences else "holds: every candidate and winner is as it was")
         return int(bool(differences))
-    return 0 if record.winners else report_error("no candidate keeps the contract", status=1)
+    if record.winners or any(one.outcome == "PASS" for one in record.candidates):
+        return 0
+    return report_error("no candidate keeps the contract", status=1)
 
 
 def _space(choices: Sequence[str] | None, path: Path | None) -> Space:
@@ -164,6 +167,8 @@ def _report(record: Record) -> None:
         sizes = ", ".join(f"{name}={size}" for name, size in winner.sizes.items())
         how = "measured" if winner.measured else "by the model, not measured"
         out.print(Text(f"up to {sizes}: {winner.choice} ({how})"), soft_wrap=True)
+    if not record.winners and any(one.outcome == "PASS" for one in record.candidates):
+        out.print(Text("no winner: the model can't tell the candidates apart; time them on a GPU"), soft_wrap=True)
 
 
 def _row(one: Candidate) -> tuple[str, ...]:

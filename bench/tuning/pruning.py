@@ -57,6 +57,7 @@ def with_resources(candidate: Candidate, seen: Sequence[Facts], arch: Arch) -> C
             shared=max(facts.shared for facts in launches),
             occupancy=min(facts.occupancy for facts in launches),
             modelled=modelled(launches, arch),
+            work=modelled(launches, arch, waves=False),
         )
     why = next(_reasons(seen, arch), "")
     return replace(candidate, outcome="PRUNED", why=why) if why else candidate
@@ -87,13 +88,13 @@ def without_spills(candidates: Sequence[Candidate]) -> list[Candidate]:
     ]
 
 
-def modelled(launches: Sequence[Facts], arch: Arch) -> float | None:
+def modelled(launches: Sequence[Facts], arch: Arch, *, waves: bool = True) -> float | None:
     """Return the least seconds of the launches on the architecture's device by the roofline.
 
     None if not all work could be counted, or configs/devices.toml has no rates of the device. A launch takes the longer
     of its products (at the peak rate of its instructions) and its bytes (all loads and stores, at the peak bandwidth),
-    times ceil(w)/w for w waves of blocks, because the last wave takes as long as a full one. Caches, latency and
-    conflicts don't count: the result orders candidates and is no prediction of a time.
+    and with ``waves`` times ceil(w)/w for w waves of blocks, because the last wave takes as long as a full one. Caches,
+    latency and conflicts don't count: the result orders candidates and is no prediction of a time.
     """
     device = devices()[arch.device.key]
     if not device.rates or any(facts.amounts is None for facts in launches):
@@ -109,7 +110,7 @@ def modelled(launches: Sequence[Facts], arch: Arch) -> float | None:
             facts.amounts.others / device.rates["fp32"],
             moved / device.bandwidth,
         )
-        total += seconds * _tail(facts, arch)
+        total += seconds * (_tail(facts, arch) if waves else 1.0)
     return total
 
 

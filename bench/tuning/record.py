@@ -44,7 +44,8 @@ class Candidate:
     """A choice at one case, and its result.
 
     ``outcome``: "PASS", or why it was dropped: "PRUNED" (by its compiled code), "FAIL" or another outcome of a verdict,
-    or "SLOWER". ``seconds``: measured. ``modelled``: the least seconds of the compiled code (`pruning.modelled`).
+    or "SLOWER". ``seconds``: measured. ``modelled``: the least seconds of the compiled code (`pruning.modelled`), and
+    ``work`` those without the last wave, which depends on the number of warps alone.
     ``worst``: the largest error over what the contract allows. ``front``: no other is both faster and more accurate.
     """
 
@@ -55,6 +56,7 @@ class Candidate:
     seconds: float | None = None
     spread: float | None = None
     modelled: float | None = None
+    work: float | None = None
     worst: float | None = None
     bits: float | None = None
     registers: int | None = None

@@ -39,6 +39,8 @@ from assay.verify.settings import EFFORTS, Settings
 
 Progress = Callable[[str], None]
 
+_SAME_WORK = 1.01  # a ratio of modelled work below which candidates count as equal
+
 
 @dataclass(frozen=True)
 class Search:
@@ -218,6 +220,10 @@ class Search:
                            key=lambda one: one.time, default=None)  # fmt: skip
                 if best is None:
                     break
+                if alike := not_told_apart(best, own):
+                    words = f"the model can't tell {best.choice} from {len(alike)} others; time them on a GPU"
+                    self.tell(f"{case}: no winner, as {words}")
+                    break
                 if best.choice.key not in confirmed:
                     (again,) = self._examined([best], max(self.question.effort, "usual", key=list(EFFORTS).index))
                     confirmed[best.choice.key] = again.outcome, again.why
@@ -245,6 +251,19 @@ class Search:
         import torch
 
         return str(torch.version.cuda)
+
+
+def not_told_apart(best: Candidate, others: Iterable[Candidate]) -> list[Candidate]:
+    """Return the candidates whose modelled work is no more than that of the ``best``, which wasn't timed.
+
+    Their modelled times differ by the number of warps alone, which says nothing of the time. Where the work isn't known
+    these are all others.
+    """
+    others = [one for one in others if one.choice.key != best.choice.key]
+    if best.seconds is not None or best.work is None:
+        return others if best.seconds is None else []
+    most = best.work * _SAME_WORK
+    return [one for one in others if one.work is not None and one.work <= most]
 
 
 def front(candidates: Iterable[Candidate]) -> list[Candidate]:

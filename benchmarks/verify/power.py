@@ -27,7 +27,7 @@ from rich.table import Table
 
 from assay.golden.evaluation.golden import Golden
 from assay.interpreter import emulated_device, faithful
-from assay.runtime.deadline import Deadline
+from assay.runtime.deadline import thread_clock
 from assay.verify.cases.case import Case
 from assay.verify.cases.factors import Covering
 from assay.verify.comparison.result import Result
@@ -41,7 +41,7 @@ SAMPLE = 48
 """How many faulty kernels are drawn by default; of honest ones a fourth of it."""
 _HONEST = 4
 _THOROUGH = 4  # one in this many faulty kernels is examined at thorough effort too
-_LONGEST = 25.0  # seconds by the clock after which no more cases of a usual effort are tried on one kernel
+_LONGEST = 25.0  # processor seconds after which no more cases of a usual effort are tried on one kernel
 _NAMED = 8  # levels of factors in the table
 _SPANS = (0.25, 0.5, 0.75, 1.0)  # shares of pairs at which finds are counted
 _WITHOUT_RESULT = ("refused", "not_interpreted")  # failures that say nothing about the kernel
@@ -56,13 +56,17 @@ class Watched(Run):
 
     tried: list[tuple[str, Case, bool]] = field(default_factory=list)
     """The phase of each case, the case, and whether it failed."""
+    seconds: float = _LONGEST
+    cut_short: bool = False
+    """Whether a case was left out, as the processor seconds were over."""
     covering: Covering | None = None
     share: float | None = None
     """The share of pairs that the cases up to the first failure covered."""
 
     def attempt(self, phase: str, case: Case, goldens: tuple[Golden, ...] | None = None) -> Result | None:
         """Try a case and note whether it fails."""
-        if self.is_over(phase):
+        if thread_clock()[0] - self.started[0] > self.seconds:
+            self.cut_short = True
             return None
         tied = self.plan.sampler.tied(case)
         result = replace(self.harness, goldens=goldens if tied == case else None).try_case(tied)
@@ -187,13 +191,13 @@ def measured(index: int) -> Measured:
     result = Measured(source, name, is_honest, outcome, seconds, coverage)
     if is_honest:
         return result
-    run = Watched(make_plan(kernel, replace(settings, effort="usual")), lambda *_: None, deadline=Deadline(_LONGEST))
+    run = Watched(make_plan(kernel, replace(settings, effort="usual")), lambda *_: None)
     run.execute()
     failing = [(phase, case) for phase, case, failed in run.tried if failed]
     names = list(run.factors.levels)
     sets = [{("phase", phase), *(names[number] for number in run.factors.levels_of(case))} for phase, case in failing]
     needed = sorted(set.intersection(*sets)) if sets else []
-    return replace(result, needed=needed, share=run.share, cut=bool(run.cut))
+    return replace(result, needed=needed, share=run.share, cut=run.cut_short)
 
 
 def summary(results: Sequence[Measured]) -> dict[str, Any]:

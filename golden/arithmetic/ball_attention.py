@@ -9,6 +9,7 @@ reach.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -300,7 +301,7 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
         With the stage "query" dk may be a product of dS and the rounded q scale.
 
         What rounding as "probabilities" and as "score_gradient" changes of a sum is one error for each term, each for
-        itself (`_of_roundings`).
+        itself (`_with_roundings`).
         """
         model, keys, factor = self.model, scores.shape[-1], q.as_ball(scale)
         weights, lse = Real().attention_weights(scores.mid, visible, None)
@@ -363,9 +364,10 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
         delta = (weights * products).sum(-1, keepdim=True)
         most = weights + error + rounding
         mean = (most * sizes).sum(-1, keepdim=True)
-        known = torch.where(products.isfinite(), products, 0.0).abs()[..., None]
+        known = torch.where(products.isfinite(), products, 0.0).abs()
+        of_weights = self._with_roundings(error, rounding, lambda x, p: (x * known**p).sum(-1, keepdim=True))
         delta_error = (
-            (error[..., None, :] @ known + self._of_roundings(rounding[..., None, :], known))[..., 0]
+            of_weights
             + (model.gamma(keys + 1) + inner + model.function_error("div") + 2 * u) * mean
             + kept * (left * (weights @ torch.where(v.mid.isfinite(), v.mid, 0.0)).abs()).sum(-1, keepdim=True)
             + (most * product_error).sum(-1, keepdim=True)
@@ -491,16 +493,17 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
             overflow = overflow | (size * factor.magnitude.clamp(min=1.0) > stage.largest)
         return Ball(mid, torch.where(overflow, math.inf, rad), self.model), lost
 
-    def _of_roundings(self, lost: Tensor, b: Tensor) -> Tensor:
-        """Return a bound on the change of a product with |b| if each element of its left factor is rounded by ``lost``.
+    def _with_roundings(self, own: Tensor, lost: Tensor, total: Callable[[Tensor, int], Tensor]) -> Tensor:
+        """Return a bound on a sum of errors ``own``, and of those that rounding each term by ``lost`` adds.
 
-        With ``chance`` also lambda sqrt(sum (lost b)^2 / 3), for errors that are uniform and independent of one another
-        (`Chance`); with lambda^2 / 3 above the number of terms, that is more.
+        ``total``: the sum of |errors|^p, p = 1 or 2, each times the power of what multiplies it. With ``chance`` the
+        latter is lambda sqrt(sum of squares / 3) if less, for errors that are uniform and independent (`Chance`).
         """
-        worst, chance = lost @ b, self.model.chance
+        chance = self.model.chance
         if chance is None or not chance.deviations:
-            return worst
-        return torch.minimum(worst, chance.deviations * torch.sqrt((lost * lost) @ (b * b) / 3))
+            return total(own + lost, 1)
+        likely = chance.deviations * torch.sqrt(total(lost * lost, 2) / 3)
+        return total(own, 1) + torch.minimum(total(lost, 1), likely)
 
     def _visible_product(
         self, a: Ball, visible: Tensor, b: Ball, terms: int, rounding: Tensor, unscaled: Tensor | float = 1.0
@@ -514,8 +517,8 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
         mid = visible_product(a.mid, visible, b.mid)
         size, other = a.radius + rounding + torch.where(a.mid.isfinite(), a.mid, 0.0).abs(), _finite_size(b)
         magnitude = size @ other
-        rad = (self.model.gamma(terms) + 3 * self.u) * magnitude + a.radius @ other
-        rad = rad + self._of_roundings(rounding, other)
+        rad = (self.model.gamma(terms) + 3 * self.u) * magnitude
+        rad = rad + self._with_roundings(a.radius, rounding, lambda x, p: x @ other**p)
         rad = rad + terms * self.model.underflow(self.model.accumulate.format)
         if b.rad is not None:
             rad = rad + size @ b.rad

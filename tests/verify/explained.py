@@ -159,7 +159,10 @@ def _fresh(op: str, fault: FaultModel, settings: dict[str, Any]) -> Iterator[Cas
 
 
 class Stopwatch:
-    """The processor seconds that explaining takes while it is open; however busy the machine, it has its time."""
+    """The processor seconds that fault models take to explain while it is open, however busy the machine.
+
+    Experiments explain nothing meanwhile: what fault models say alone is measured.
+    """
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -177,6 +180,7 @@ class Stopwatch:
         self._patches = (
             mock.patch.object(diagnosis, "explain", timed),
             mock.patch.object(deadline, "BUDGET_WALL_FACTOR", 1e9),
+            mock.patch.object(diagnosis.Experiments, "explained", return_value=()),
         )
         for patch in self._patches:
             patch.start()

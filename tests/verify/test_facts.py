@@ -13,7 +13,7 @@ from torch import Tensor
 from assay.golden import spec
 from assay.verify import Contract, Verdict, examine
 from assay.verify.cases.sampler import Sampler, seeded, with_values
-from assay.verify.explanation.facts import measured_facts
+from assay.verify.explanation.facts import breaking_calls, measured_facts
 from assay.verify.explanation.reads import _filled
 from assay.verify.explanation.relations import Wrong, _number
 from assay.verify.findings import Fact, Failure
@@ -41,7 +41,8 @@ def facts_of(
     )
     harness = KernelHarness(Call(lambda *tensors: kernel(*tensors).to(tensors[0].dtype).contiguous(), {}), Contract())
     failure = harness.try_case(case).failure or Failure("contract", case, "")
-    facts = measured_facts(harness, failure, case, sampler, "numbers", is_explained=is_explained)
+    calls = breaking_calls(harness, failure, case, sampler)
+    facts = measured_facts(harness, calls, "numbers", is_explained=is_explained)
     assert {fact.kind for fact in facts} <= {"relation"} if is_explained else {"relation", "reads"}
     return [fact.words for fact in facts]
 

@@ -26,8 +26,9 @@ from assay.verify.examination.run import Run, fixed_cases
 from assay.verify.examination.shrink import is_alike, shrink
 from assay.verify.examination.steps import Steps
 from assay.verify.explanation.begins import beginning
+from assay.verify.explanation.experiments.search import Experiments
 from assay.verify.explanation.explain import Explained, explain
-from assay.verify.explanation.facts import measured_facts
+from assay.verify.explanation.facts import breaking_calls, measured_facts
 from assay.verify.explanation.fault_budget import FaultBudget
 from assay.verify.findings import ASPECTS, GRAVITY, Aspect, Explanation, Fact, Failure
 from assay.verify.harness.compute_sanitizer import is_installed, sanitize
@@ -167,6 +168,8 @@ class Trials:
 
 _OF_SPECIAL_VALUES = ("nonfinite", "subnormals", "overflow", "masked_rows")  # fields of a contract
 _SECONDS = 20.0  # for shrinking, shared by the broken aspects: a user waits for the report
+_SECONDS_OF_CALLS = 4.0  # for the calls that experiments and facts are made of, and for what the kernel reads
+_SECONDS_OF_EXPERIMENTS = 6.0  # on the definition; both are shared by the broken aspects too
 _SECONDS_OF_SUSPECT = 4.0  # less, as a suspect aspect is no proof
 _ACCESS = "device_access"  # the name of an explanation by compute-sanitizer
 _SECONDS_OF_SANITIZER = 120.0  # programs run many times slower under it
@@ -179,11 +182,11 @@ def diagnosed(aspects: Mapping[str, Aspect], plan: Plan, target: str) -> dict[st
     """Return all aspects: broken ones with their failures shrunk and explained, suspect ones with theirs shrunk."""
     broken = [name for name in ASPECTS if name in aspects and aspects[name].status == "broken"]
     known = {name: aspects.get(name, Aspect()) for name in ASPECTS}
-    promises = Promises(plan, broken)
+    promises, experiments = Promises(plan, broken), Experiments(_SECONDS_OF_EXPERIMENTS, len(broken))
     for name in broken:
         result = aspects[name]
         with plan.steps.step(f"explaining {name}"):
-            result = _explained(name, aspects[name], plan, len(broken), promises)
+            result = _explained(name, aspects[name], plan, len(broken), promises, experiments)
         failure = result.failure
         assert failure is not None
         if failure.kind == "unwritten_output" and name != "memory":
@@ -217,7 +220,9 @@ def _noted(aspect: Aspect, broken: list[str]) -> Aspect:
     return replace(aspect, note=f"hidden by {', '.join(broken)}") if hidden else aspect
 
 
-def _explained(name: str, aspect: Aspect, plan: Plan, broken: int, promises: Promises) -> Aspect:
+def _explained(
+    name: str, aspect: Aspect, plan: Plan, broken: int, promises: Promises, experiments: Experiments
+) -> Aspect:
     """Return an aspect with its failure shrunk and explained; unchanged if that takes too long or isn't wanted."""
     first, harness = aspect.failure, plan.harness
     assert first is not None
@@ -251,9 +256,12 @@ def _explained(name: str, aspect: Aspect, plan: Plan, broken: int, promises: Pro
     explained, facts, known, again = Explained(), tuple[Fact, ...](), "", None
     with plan.steps.step(f"explaining {name}"):
         explained = explain(harness, failure, first.case, plan.sampler, keeps=partial(promises.keeps, name))
-    is_explained = bool(explained.explanations)
+    explanations, share = explained.explanations, _SECONDS_OF_CALLS / broken
     with plan.steps.step(f"measuring facts about {name}"):
-        facts = measured_facts(harness, failure, first.case, plan.sampler, name, is_explained=is_explained)
+        calls = breaking_calls(harness, failure, first.case, plan.sampler, share)
+        explanations = explanations or experiments.explained(calls)
+        facts = measured_facts(harness, calls, name, is_explained=bool(explanations), seconds=share)
+    is_explained = bool(explanations)
     if large is not None:
         failure = replace(failure, message=f"{failure.message}; first met at {case_label(large.case)}: {large.message}")
     with plan.steps.step(f"finding where {name} begins"):
@@ -264,7 +272,7 @@ def _explained(name: str, aspect: Aspect, plan: Plan, broken: int, promises: Pro
     return replace(
         aspect,
         failure=failure,
-        explanations=explained.explanations,
+        explanations=explanations,
         not_asked=explained.raised,
         known=known,
         facts=facts,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 
@@ -19,36 +19,50 @@ from assay.verify.findings import Fact, Failure
 from assay.verify.harness.runner import KernelHarness
 
 _SECONDS = 2.0  # for the calls of relations, and as much for what is read
-_CALLS = 8  # that show the fault
-_OF_ONE_SIZE = 2  # of these
-_LEAST, _MOST_CALLS = 4, 24  # in all
+_OF_FACTS, _CALLS = 8, 14  # that show the fault
+_OF_ONE_SIZE = 2  # of those; the further ones, by which experiments are told from each other, are of other sizes
+_LEAST, _MOST_CALLS = 4, 32  # in all
+
+
+def breaking_calls(
+    harness: KernelHarness, failure: Failure, first: Case, sampler: Sampler, seconds: float = _SECONDS
+) -> list[Observation]:
+    """Return calls of the kernel that show a failure of numbers: of many sizes, and few of each; empty for others.
+
+    ``first`` is the failing case before shrinking. After ``seconds`` of processor time only the least calls are made.
+    """
+    if failure.kind not in NUMBERS or failure.case.protocol != "once":
+        return []
+    return list(_breaking(harness, failure, first, sampler, FaultBudget(seconds)))
 
 
 def measured_facts(
-    harness: KernelHarness, failure: Failure, first: Case, sampler: Sampler, aspect: str, *, is_explained: bool
+    harness: KernelHarness,
+    observations: Sequence[Observation],
+    aspect: str,
+    *,
+    is_explained: bool,
+    seconds: float = _SECONDS,
 ) -> tuple[Fact, ...]:
-    """Return what calls of the kernel show about wrong numbers; ``first`` is the failing case before shrinking.
-
-    What an unexplained failure reads is measured too.
-    """
-    if failure.kind not in NUMBERS or failure.case.protocol != "once":
-        return ()
-    observations = list(_breaking(harness, failure, first, sampler))
+    """Return what the `breaking_calls` show about wrong numbers, and what the kernel reads if nothing explains it."""
+    observations = observations[:_OF_FACTS]
     facts = relations(observations, aspect)
     if observations and not is_explained:
-        facts += reads(harness, observations, aspect, FaultBudget(_SECONDS))
+        facts += reads(harness, observations, aspect, FaultBudget(seconds))
     return tuple(facts)
 
 
-def _breaking(harness: KernelHarness, failure: Failure, first: Case, sampler: Sampler) -> Iterator[Observation]:
+def _breaking(
+    harness: KernelHarness, failure: Failure, first: Case, sampler: Sampler, budget: FaultBudget
+) -> Iterator[Observation]:
     """Yield calls of the kernel that show the fault: of many sizes, and few of each."""
-    budget, seen, tried = FaultBudget(_SECONDS), Counter[str](), 0
+    seen, tried = Counter[str](), 0
     for case in chain([first], (case for _, case in fresh_cases(failure.case, first, sampler))):
         if (tried >= _LEAST and budget.is_over()) or tried == _MOST_CALLS or seen.total() == _CALLS:
             return
         case = sampler.tied(case)
         sizes = str(sorted(case.sizes.items()))
-        if seen[sizes] == _OF_ONE_SIZE:
+        if seen[sizes] == (_OF_ONE_SIZE if seen.total() < _OF_FACTS else 1):
             continue
         tried += 1
         observation = None
