@@ -45,6 +45,7 @@ MOST_PROCESSES = 1024
 _ANSWER, _HEARTBEAT, _COPY = b"a", b"h", b"c"
 _NOTE_BYTES = 1 << 16  # longer notes are cut
 _NO_MESSAGE = "its process sent what is no answer"
+_MOST_HOLDING = 64  # processes whose memory is counted: of more it takes too long, while they start others
 _TICK = 1.0  # seconds between two checks of a silent process
 _MEMORY_TICK, _PAUSES = 0.05, 20  # the same with a memory limit, and at least how many times as long as a look takes
 _START = 300.0  # seconds that a new interpreter may take for its imports
@@ -313,9 +314,8 @@ class Process:
         if 0 < self.processes < len(all_of_it):
             return f"it had started more than {self.processes:,} processes", "processes"
         most = self._resident + self.memory
-        held = _held(all_of_it, most) if self._resident else 0
         self._looked = time.monotonic() - self._watched
-        if held > most:
+        if self._resident and len(all_of_it) <= _MOST_HOLDING and _held(all_of_it, most) > most:
             return f"it held more than {self.memory / GIB:.3g} GiB of memory", "memory"
         return None
 

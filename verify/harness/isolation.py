@@ -238,7 +238,8 @@ class Isolation:
         harness, call = self.harness, self.harness.call
         if self._has_limit and not self.is_of_device and call.framework != "jax" and hasattr(os, "fork"):
             worker = Process.fork(lambda parent: _serve_copy(parent, harness, self.memory), apart=has_namespaces())
-            return self._limited(worker)
+            worker.processes = MOST_PROCESSES
+            return worker
         target = self.target or target_of(call.kernel)
         if not target:
             raise SettingError(
@@ -252,11 +253,7 @@ class Isolation:
         }
         arguments = (memory, target, how, harness.contract, str(harness.device))
         worker = self._forked(arguments) if self.is_of_device else Process.start(_serve_new, *arguments)
-        return self._limited(worker)
-
-    def _limited(self, worker: Process) -> Process:
-        """Limit what a worker and its children hold together, beside what each of them may allocate."""
-        worker.memory, worker.processes = self.memory, MOST_PROCESSES
+        worker.memory, worker.processes = self.memory - memory, MOST_PROCESSES
         return worker
 
     def _forked(self, arguments: tuple[Any, ...]) -> Process:
