@@ -1,8 +1,13 @@
 """Repro lines: they carry what the failure needs, emissions too, and say in one line what this machine lacks."""
 
 import json
+import os
+import pickle
+import stat
+import struct
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -263,6 +268,34 @@ def test_the_line_of_a_report_is_run_in_a_fresh_process(kernel: Any, words: str)
     repeated = with_repeated(verdict)
     assert repeated.gravest.repeated.endswith(words)
     assert words.split()[-1] in str(repeated)
+
+
+class Touched:
+    def __reduce__(self) -> Any:
+        return Path.touch, (Path(os.environ["FORGED"]),)
+
+
+def forges(x: Any) -> Any:
+    """Sends whatever unpickles it to a file, through each socket that it has; and is wrong."""
+    message = b"a" + pickle.dumps(Touched())
+    for number in range(3, 64):
+        with suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                os.write(number, struct.pack("!i", len(message)) + message)
+    return wrong(x)
+
+
+def test_what_a_kernel_sends_from_the_fresh_process_is_never_unpickled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORGED", str(tmp_path / "forged"))
+    settings = {"dtype": "float32", "effort": "quick", "shrinking": False, "every_aspect": False}
+    verdict = examine(wrong, "softmax", **settings)
+    name, aspect = next(iter(verdict.violated.items()))
+    line = aspect.repro.replace(":wrong", ":forges")
+    verdict = replace(verdict, aspects={name: replace(aspect, repro=line)})
+    assert "fails by another kind: crash" in with_repeated(verdict).gravest.repeated
+    assert not (tmp_path / "forged").exists()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from assay.verify.comparison.statistics import has_independent_data, judge_stati
 from assay.verify.errors import ReproError
 from assay.verify.findings import ASPECTS
 from assay.verify.harness.frameworks import check_device, check_framework
+from assay.verify.harness.isolation import Isolation
 from assay.verify.harness.runner import KernelHarness
 from assay.verify.harness.target import load_target
 from assay.verify.settings import Settings
@@ -115,14 +117,18 @@ def with_repeated(verdict: Verdict) -> Verdict:
 
 def _kind_of_failure(line: str, heartbeat: Heartbeat) -> str:
     """Return the kind of the failure of a repeat line; empty if it passes."""
-    failure = run_line(line, heartbeat=lambda case, seconds: heartbeat("", seconds)).failure
+    # Isolated: what this process answers is unpickled, and a kernel must not reach it.
+    failure = run_line(line, heartbeat=lambda case, seconds: heartbeat("", seconds), isolated=True).failure
     return "" if failure is None else failure.kind
 
 
-def run_line(line: str, target: str = "", heartbeat: Callable[[Case, float], None] | None = None) -> Result:
+def run_line(
+    line: str, target: str = "", heartbeat: Callable[[Case, float], None] | None = None, *, isolated: bool = False
+) -> Result:
     """Run the case of a repro line, and judge it by the statistical bound too.
 
-    ``target`` names the kernel if the line doesn't; ``heartbeat`` is the callback of `Call`. Raises `ReproError`, and
+    ``target`` names the kernel if the line doesn't; ``heartbeat`` is the callback of `Call`; ``isolated``: the kernel
+    runs in a process of its own, without a limit of memory. Raises `ReproError`, and
     `SettingError` or `TargetError` if this machine lacks what the line needs.
     """
     settings, target, case, aspect = parse_line(line, target)
@@ -134,7 +140,8 @@ def run_line(line: str, target: str = "", heartbeat: Callable[[Case, float], Non
         with emulating("", device_to_pretend(settings.pretend, settings.faithful)):
             kernel = load_target(target)
         harness = KernelHarness.of(kernel, settings, heartbeat)
-        result = harness.try_case(case)
+        with Isolation(harness, 0, target) if isolated else nullcontext() as isolation:
+            result = replace(harness, isolation=isolation).try_case(case)
         if result.failure is None and has_independent_data(case):
             result = replace(result, failure=judge_statistically(harness.oracle, result.case, result).failure)
     if result.failure is None or result.failure.aspect:
