@@ -1,7 +1,8 @@
 """The steps of an examination: an error in one becomes a line of the verdict, and all that was found before it stays.
 
 An error that the kernel raises is a finding of the harness and never comes here. What comes here is an error of the
-reference, of this machine (memory, a store), or of this package.
+reference, of this machine (memory), or of this package. What the caller asked for and this machine lacks, a setting or
+a store, ends the examination.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from assay.golden.errors import StoreError
 from assay.interpreter import DependentPrograms
-from assay.runtime.errors import AssayError, one_line
+from assay.runtime.errors import AssayError, SettingError, one_line
 
 _PACKAGE = Path(__file__).parents[2]
+_ENDING = (SettingError, StoreError, DependentPrograms)
+"""Errors that leave a step as they are; after the last, of a case, another size is tried."""
 _MOST = 6  # lines that a verdict has of errors
 _LONGEST = 240  # characters of the words of an error
 
@@ -55,8 +59,8 @@ class Step:
         """Begin the step."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        """Record an error; return whether to go on after it. Another size is tried after `DependentPrograms`."""
-        if not isinstance(error, Exception) or isinstance(error, (DependentPrograms, *self.raises)):
+        """Record an error; return whether to go on after it."""
+        if not isinstance(error, Exception) or isinstance(error, (*_ENDING, *self.raises)):
             return False
         self.steps.errors[f"{self.name}: {in_words(error)}"] += 1
         self.steps.untried += self.looks_for_faults
