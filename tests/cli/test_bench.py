@@ -115,7 +115,7 @@ def test_solutions_of_a_problem_are_timed_at_each_stated_size(
     assert list(lines) == [(name, case) for case in cases for name in ("mine", "theirs", "reference")]
     for case in cases:
         mine, theirs, reference = (lines[name, case] for name in ("mine", "theirs", "reference"))
-        assert mine["outcome"] == "PASS"
+        assert mine["outcome"] == "PASS", mine
         assert mine["seconds"] > 0
         assert mine["worst"] < 1 < mine["bits"]
         assert mine["judged"] > 1

@@ -13,7 +13,8 @@ The cases of the phases from exact to bias are fixed beforehand and come interle
 | domain         | each kind of numbers that one tensor has of its own: gates, steps, shares, labels, lengths, ends  |
 | block_boundary | many rows of one element more than a block, a peak in the last element, sequences of many chunks  |
 | aligned        | all sizes multiples of the tile at once, as in production: kernels have a separate path for them  |
-| special        | NaN and infinities, one at a time, compared by class and index; NaN in all that isn't read |
+| special        | NaN and infinities, one at a time, compared by class and index, also beside the boundaries of     |
+|                | packed parts; NaN in all that isn't read                                                          |
 | every_number   | for an elementwise op, every number of a format of 16 bits or fewer                               |
 | invariants     | the same call twice; other data first, in other and in the same memory; rows alone; poisoned memory |
 | bias           | series of calls with fresh data, whose errors may not all have the same sign                      |
