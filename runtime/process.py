@@ -113,16 +113,16 @@ class Process:
         self._code: int | None = None
         self._timeout = 0.0
         self._limit = self._limited(0.0)
-        self._resident, self._note, self._watched, self._looked = 0, "", -_TICK, 0.0
+        self._resident, self._note, self._watched, self._seconds_of_look = 0, "", -_TICK, 0.0
 
     @classmethod
-    def fork(cls, main: Callable[[Parent], object], *, apart: bool = False) -> Process:
+    def fork(cls, main: Callable[[Parent], object], *, own_namespace: bool = False) -> Process:
         """Fork this process; the copy calls ``main`` and ends.
 
-        ``apart``: in a namespace of its own (`enter_namespace`, where `has_namespaces`).
+        ``own_namespace``: in a namespace of its own (`enter_namespace`, where `has_namespaces`).
         """
         pipe, other = Pipe()
-        if apart:
+        if own_namespace:
             with socket.fromfd(pipe.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as receiver:
                 _pass_credentials(receiver, True)
         sys.stdout.flush()
@@ -134,7 +134,7 @@ class Process:
             pid = os.fork()
         if pid:
             other.close()
-            return _ProcessApart(pid, pipe) if apart else cls(pid, pipe, ready=True)
+            return _NamespacedProcess(pid, pipe) if own_namespace else cls(pid, pipe, ready=True)
         status = _FAILED
         try:
             os.setsid()
@@ -142,7 +142,7 @@ class Process:
                 ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() == parent:
                 pipe.close()
-                if apart:
+                if own_namespace:
                     enter_namespace()
                     os.setsid()
                     os.write(other.fileno(), b"p")
@@ -314,7 +314,7 @@ class Process:
         if 0 < self.processes < len(all_of_it):
             return f"it had started more than {self.processes:,} processes", "processes"
         most = self._resident + self.memory
-        self._looked = time.monotonic() - self._watched
+        self._seconds_of_look = time.monotonic() - self._watched
         if self._resident and len(all_of_it) <= _MOST_HOLDING and _held(all_of_it, most) > most:
             return f"it held more than {self.memory / GIB:.3g} GiB of memory", "memory"
         return None
@@ -389,7 +389,7 @@ class Process:
 
     @property
     def _tick(self) -> float:
-        return min(_TICK, max(_MEMORY_TICK, _PAUSES * self._looked)) if self.memory else _TICK
+        return min(_TICK, max(_MEMORY_TICK, _PAUSES * self._seconds_of_look)) if self.memory else _TICK
 
     def _lost(self, kind: str, message: str = "", broke: str = "") -> Lost:
         if not self.ends_within(0.0 if message else _GRACE) and not message:
@@ -402,7 +402,7 @@ class Process:
         return Lost(kind, message or ending + (f" ({last})" if last else ""), self._note, broke)
 
 
-class _ProcessApart(Process):
+class _NamespacedProcess(Process):
     """A process in a namespace, which ends with it; ``outer`` is its parent there, and ends as it does."""
 
     def __init__(self, outer: int, pipe: Connection) -> None:

@@ -419,7 +419,7 @@ class _CarriedState:
         most = steps.abs().clamp(min=1.0).log().sum(-2, keepdim=True).exp()  # the largest decay, one where all shrink
 
         held = torch.stack(states, -2)
-        peaks, sums = [], []
+        peaks = []
         peak, term = torch.zeros_like(held[..., 0, :]), size_k * u.abs()
         for t in range(length):
             peaks.append(peak := torch.maximum(steps[..., t, :] * peak, held[..., t, :]))
@@ -428,12 +428,12 @@ class _CarriedState:
         sums = [decayed + _decayed_window(term, decay.mid, window), decayed + term]
         whole, single = (_latest(x, window, -2) for x in sums)
         high = max(model.gamma(1), model.gamma(window + 2) / (window + 2))
-        apart = 2 * high + _FOLDED * unit + once
+        of_term = 2 * high + _FOLDED * unit + once
         own = most * (written * size_k + rad_k)
-        every = high + each + apart
-        grown = most * every.sum(-2, keepdim=True)
-        by = torch.where(grown < 0.5, 1 / (1 - grown), math.inf)
-        given = (high + each) * whole + apart * single + own * u.abs()
+        every = high + each + of_term
+        growth = most * every.sum(-2, keepdim=True)
+        by = torch.where(growth < 0.5, 1 / (1 - growth), math.inf)
+        given = (high + each) * whole + of_term * single + own * u.abs()
         given = given + faint * torch.cat([torch.zeros_like(before[..., :1, :]), before[..., :-1, :]], -2)
         given = given + every * most * given.sum(-2, keepdim=True) * by
         off = most * given.cumsum(-2)

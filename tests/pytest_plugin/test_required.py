@@ -71,7 +71,7 @@ def test_a_baseline_lets_known_findings_pass_and_no_others(run: Any, module: Non
     result.stdout.re_match_lines(
         [
             "swallowing .* KNOWN: special",
-            "  baseline +special is known until 2999-12-31",
+            "  baseline +special is known until 2999-12-31: #12",
             "wrong .* KNOWN: numbers",
         ]
     )

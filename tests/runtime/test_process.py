@@ -225,14 +225,14 @@ def test_processes_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     ],
     ids=["exit", "signal", "abort"],
 )
-def test_a_fork_apart_ends_as_any_other(ending: Callable[[], None], words: str) -> None:
-    process = Process.fork(lambda parent: ending(), apart=True)
+def test_a_fork_in_a_namespace_ends_as_any_other(ending: Callable[[], None], words: str) -> None:
+    process = Process.fork(lambda parent: ending(), own_namespace=True)
     process.submit(b"", 60.0)
     assert process.result() == Lost("crash", words)
 
 
 @namespaces
-def test_a_fork_apart_has_no_number_of_others() -> None:
+def test_a_fork_in_a_namespace_has_no_number_of_others() -> None:
     """It can't signal, trace or read them; nor end the first process of its namespace."""
     outer = os.getpid()
 
@@ -245,7 +245,7 @@ def test_a_fork_apart_has_no_number_of_others() -> None:
         seen = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
         return f"{ended} {os.getpid()} {seen}".encode()
 
-    process = Process.fork(lambda parent: parent.serve(tries), apart=True)
+    process = Process.fork(lambda parent: parent.serve(tries), own_namespace=True)
     assert process.pid in descendants(outer)
     process.submit(b"", 60.0)
     assert process.result() == b"[1] 2 [1, 2]"  # which the system ignores
@@ -253,7 +253,7 @@ def test_a_fork_apart_has_no_number_of_others() -> None:
 
 
 @namespaces
-def test_all_below_a_fork_apart_ends_when_its_parent_is_killed() -> None:
+def test_all_below_a_fork_in_a_namespace_ends_when_its_parent_is_killed() -> None:
     def starts(parent: Parent) -> None:
         for _ in range(3):
             between = os.fork()
@@ -266,7 +266,7 @@ def test_all_below_a_fork_apart_ends_when_its_parent_is_killed() -> None:
         parent.serve(lambda message: message)
 
     def forks(parent: Parent) -> None:
-        below = Process.fork(starts, apart=True)
+        below = Process.fork(starts, own_namespace=True)
         below.submit(b"", 60.0)
         parent.serve(lambda message: repr(below.result()).encode())
 
@@ -281,7 +281,7 @@ def test_all_below_a_fork_apart_ends_when_its_parent_is_killed() -> None:
 
 
 @namespaces
-def test_a_fork_apart_ends_though_its_namespaces_first_process_is_held() -> None:
+def test_a_fork_in_a_namespace_ends_though_its_namespaces_first_process_is_held() -> None:
     def holds(message: bytes) -> bytes:
         ready, done = os.pipe()
         if os.fork() == 0:
@@ -292,7 +292,7 @@ def test_a_fork_apart_ends_though_its_namespaces_first_process_is_held() -> None
         return os.read(ready, 1)
 
     before = set(descendants(os.getpid()))  # other tests leave a server of forks
-    process = Process.fork(lambda parent: parent.serve(holds), apart=True)
+    process = Process.fork(lambda parent: parent.serve(holds), own_namespace=True)
     process.submit(b"", 60.0)
     assert process.result() in (b"0", b"1")  # only root may hold its parent everywhere
     below, begun = set(descendants(os.getpid())) - before, time.monotonic()

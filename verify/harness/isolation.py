@@ -237,7 +237,9 @@ class Isolation:
     def _started(self) -> Process:
         harness, call = self.harness, self.harness.call
         if self._has_limit and not self.is_of_device and call.framework != "jax" and hasattr(os, "fork"):
-            worker = Process.fork(lambda parent: _serve_copy(parent, harness, self.memory), apart=has_namespaces())
+            worker = Process.fork(
+                lambda parent: _serve_copy(parent, harness, self.memory), own_namespace=has_namespaces()
+            )
             worker.processes = MOST_PROCESSES
             return worker
         target = self.target or target_of(call.kernel)

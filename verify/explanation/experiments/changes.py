@@ -492,8 +492,8 @@ def _other_axis(t: Any, f: Any, x: Any, *rest: Any, **k: Any) -> Any:
     other = axis - 1
     if other < 0 or len(x.shape) < 2:
         return f(x, *rest, **k)
-    turned = t.rearranged(lambda arrays: t.native.swapaxes(arrays[0], axis, other), [x])
-    result = f(turned, *rest, **k)
+    swapped = t.rearranged(lambda arrays: t.native.swapaxes(arrays[0], axis, other), [x])
+    result = f(swapped, *rest, **k)
     if x.shape[axis] == x.shape[other]:
         return t.rearranged(lambda arrays: t.native.swapaxes(arrays[0], axis, other), [result]) * 1.0
     return f(x, *rest, **k)
@@ -534,13 +534,13 @@ def _matrices(step: Step) -> _Found:
         )
     for number, (name, index) in enumerate(((a, 0), (b, 1))):
 
-        def turned(t: Any, f: Any, *given: Any, index: int = index, **k: Any) -> Any:
+        def transposed(t: Any, f: Any, *given: Any, index: int = index, **k: Any) -> Any:
             x = given[index]
             if x.shape[-1] != x.shape[-2]:
                 return f(*given, **k)
             return f(*given[:index], t.swap(x), *given[index + 1 :], **k)
 
-        yield f"transposed_{number}", f"{name} is transposed", turned, 1
+        yield f"transposed_{number}", f"{name} is transposed", transposed, 1
         yield f"ones_{number}", f"ones are taken for {name}", (
             lambda t, f, *given, index=index, **k: f(
              *given[:index], _ones(t, given[index]), *given[index + 1 :], **k)), 2  # fmt: skip
@@ -591,11 +591,11 @@ def _bounds(step: Step) -> _Found:
 
 
 def _running(step: Step) -> _Found:
-    def turned(t: Any, x: Any) -> Any:
+    def reverse(t: Any, x: Any) -> Any:
         return t.rearranged(lambda arrays: t.native.flip(arrays[0], (-1,)), [x])
 
     yield "exclusive", "each running sum leaves out its own element", lambda t, f, x: f(x) - x, 0
-    yield "reversed", "the running sum starts at the end", lambda t, f, x: turned(t, f(turned(t, x))), 0
+    yield "reversed", "the running sum starts at the end", lambda t, f, x: reverse(t, f(reverse(t, x))), 0
     yield "total", "the total is taken for the running sum", lambda t, f, x: _filled(t, t.right("sum", x), x), 1
     yield "left_out", "there is no running sum", lambda t, f, x: x, 1
     for tile in _TILES:

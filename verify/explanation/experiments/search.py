@@ -79,11 +79,11 @@ class Experiments:
 
     def explained(self, observations: Sequence[Observation]) -> tuple[Explanation, ...]:
         """Return the changes of the definition that give what came in all of these calls, which show the fault."""
-        budget, found = FaultBudget(self._seconds), list[_Fit]()
+        budget, fits = FaultBudget(self._seconds), list[_Fit]()
         with suppress(Exception):  # whatever a changed definition does, no finding is lost by it
-            found = self._changes(observations, budget)
-        self._known += [name for fit in found[:1] for name in fit.candidate.fault.name.split("+")]
-        return tuple(map(_explanation, found[:_MOST]))
+            fits = self._changes(observations, budget)
+        self._known += [name for fit in fits[:1] for name in fit.candidate.fault.name.split("+")]
+        return tuple(map(_explanation, fits[:_MOST]))
 
     def _changes(self, observations: Sequence[Observation], budget: FaultBudget) -> list[_Fit]:
         calls = sorted(observations, key=_price)
@@ -202,9 +202,9 @@ def _is_telling(calls: Sequence[Observation]) -> bool:
 def _candidates(case: Case) -> Iterator[Candidate]:
     """Yield the changes to try, the plainest first."""
     op = case.definition
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     for name, words, options, cost in changes_of_options(case):
-        found.append(Candidate(FaultModel(name, "formula", words, (op.name,), options=options), words, cost))
+        candidates.append(Candidate(FaultModel(name, "formula", words, (op.name,), options=options), words, cost))
     for number, step in enumerate(_steps(op, case), 1):
         for change in changes_of(step):
             where = f", in {step}" if step.of_reference or str(step) not in change.words else ""
@@ -212,16 +212,16 @@ def _candidates(case: Case) -> Iterator[Candidate]:
                 f"{change.name}_{number}", "formula", change.words, (op.name,),
                 definition=changed(op.definition, step.path, change.change),
             )  # fmt: skip
-            found.append(Candidate(fault, f"{change.words}{where}", change.cost, step, change.change))
+            candidates.append(Candidate(fault, f"{change.words}{where}", change.cost, step, change.change))
         for change in roundings_of(step):
             fault = FaultModel(
                 f"{change.name}_{number}", "precision", change.words, (op.name,),
                 definition=changed(op.definition, step.path, change.change), emulated=True,
             )  # fmt: skip
-            found.append(Candidate(fault, change.words, change.cost))
+            candidates.append(Candidate(fault, change.words, change.cost))
     for name, words, inputs, cost in changes_of_inputs(case):
-        found.append(Candidate(FaultModel(name, "formula", words, (op.name,), inputs=inputs), words, cost))
-    yield from sorted(found, key=lambda candidate: candidate.cost)
+        candidates.append(Candidate(FaultModel(name, "formula", words, (op.name,), inputs=inputs), words, cost))
+    yield from sorted(candidates, key=lambda candidate: candidate.cost)
 
 
 def _steps(op: Spec, case: Case) -> Iterator[Step]:
@@ -259,8 +259,8 @@ def _fit(candidate: Candidate, order: int, calls: Sequence[Observation]) -> _Fit
             extent.add(was, now.broken & ~was, tensor.dims)
             width = ((now.tolerance.ends.high - now.tolerance.ends.low) / 2)[was]
             missed = (output.double() - right.golden).abs()[was]
-            told = torch.log2(missed / width.clamp(min=5e-324)).nan_to_num(nan=0.0, posinf=_MOST_BITS, neginf=0.0)
-            evidence += float(told.clamp(0.0, _MOST_BITS).sum())
+            ratio = torch.log2(missed / width.clamp(min=5e-324)).nan_to_num(nan=0.0, posinf=_MOST_BITS, neginf=0.0)
+            evidence += float(ratio.clamp(0.0, _MOST_BITS).sum())
             count += int(was.sum())
         bits, elements = bits + evidence, elements + count
     where = extent.in_words()
