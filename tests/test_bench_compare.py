@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.compare.honest import honest
 from benchmarks.compare.mismatches import MISMATCHES, planted
-from benchmarks.compare.run import has_any, judged, line, pairs, summary
+from benchmarks.compare.run import has_any, judged, line, named_rightly, pairs, summary
 
 SCALE = next(mismatch for mismatch in MISMATCHES if mismatch.name == "softmax-scale")
 LAYER = SCALE.layer("llama")
@@ -51,7 +51,7 @@ def test_a_mismatch_must_be_named_in_its_layer_in_run_b_and_by_its_cause(
 
 def test_another_kind_of_region_is_not_the_right_one() -> None:
     first = SimpleNamespace(
-        name=f"layers.{LAYER}.mlp", kind="product", status_a="within", status_b="beyond", cause="scale"
+        name=f"layers.{LAYER}.mlp.down_proj", kind="product", status_a="within", status_b="beyond", cause="scale"
     )
     assert not judged(SCALE, "llama", report(first))["by_region"]
 
@@ -61,6 +61,23 @@ def test_an_honest_pair_has_nothing_beyond(status: str) -> None:
     assert judged(None, "llama", report())["right"]
     assert not judged(None, "llama", report(None, region("x", **{status: "beyond"})))["right"]
     assert judged(None, "llama", report(None, region("x", **{status: "open"})))["right"]
+
+
+@pytest.mark.parametrize(
+    ("name", "region", "right"),
+    [
+        ("final-norm", "model.norm", True),
+        ("final-norm", "model.layers.0.input_layernorm", False),
+        ("rope-theta", "model.rotary_emb", True),
+        ("rope-theta", "model.layers.0.self_attn rotary embedding", True),
+        ("rope-theta", "model.layers.1.self_attn rotary embedding", False),
+        ("eps", "model.layers.0.post_attention_layernorm", False),
+        ("eps", "blk.0.attn_norm", True),
+    ],
+)
+def test_a_region_outside_of_layers_is_not_one_inside(name: str, region: str, right: bool) -> None:
+    mismatch = next(mismatch for mismatch in MISMATCHES if mismatch.name == name)
+    assert named_rightly(mismatch, "llama", region) == right
 
 
 def test_words_are_found_in_any_way_of_writing_them() -> None:

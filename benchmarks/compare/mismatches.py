@@ -50,7 +50,8 @@ class Mismatch:
     """One fault: how it is planted in a model, in what kind of run, and what names it rightly.
 
     ``plant(layer)`` changes a layer of its model, where ``at`` gives its index by model; without ``at``, ``plant``
-    changes the model. ``first`` changes the models of both runs beforehand.
+    changes the model, and ``used`` is the first layer that uses what it changes. ``first`` changes the models of both
+    runs beforehand. ``finishes`` make log-probabilities of logits in run A and in run B.
     """
 
     name: str
@@ -63,9 +64,10 @@ class Mismatch:
     way: str = "whole"
     first: tuple[Change, ...] = ()
     finishes: tuple[Callable[[Tensor], Tensor], ...] = (log_softmax, log_softmax)
+    used: int | None = None
 
     def layer(self, model: str) -> int | None:
-        """Return the index of the layer that is altered, None where it is outside of layers."""
+        """Return the index of the layer that is altered, None where what is altered stands outside of layers."""
         return None if self.at is None else self.at[model]
 
     def pair(self, model: str) -> Pair:
@@ -519,6 +521,7 @@ def half_log_softmax(logits: Tensor) -> Tensor:
 FIRST = dict.fromkeys(MIDDLE, 0)  # where the stream is small, and eps counts
 ROTARY, ATTEND = ("rotary", "rope", "attention", "attn"), ("attention", "attn", "cache")
 NORM = ("norm",)
+INPUT_NORM = ("input_layernorm", "input_norm", "attention_norm", "attn_norm")
 GATED = ("mlp", "act", "gate", "up_proj", "swiglu", "experts")
 ROUTER = ("gate", "router", "routing", "moe_route", "top")
 EXPERTS = ("expert", "moe", "mlp")
@@ -528,9 +531,17 @@ MISMATCHES: tuple[Mismatch, ...] = (
     Mismatch("rotary-pairing", (LLAMA, MOE, MLA), other_pairing, ROTARY, ("interleav", "pair", "rotary"), ATTENTION),
     Mismatch("rotary-dimensions", (NEXT,), last_quarter_turned, ROTARY, ("partial", "dimension", "rotary"), ATTENTION),
     Mismatch("rotary-keys", (MLA,), keys_not_turned, ROTARY, ("rotary", "rope", "key"), ATTENTION),
-    Mismatch("rope-theta", (LLAMA, MIXTRAL), default_theta, ROTARY, ("theta", "base", "frequenc")),
-    Mismatch("yarn-factor", (MLA,), default_factor, ROTARY, ("yarn", "factor", "frequenc", "scaling")),
-    Mismatch("positions", (LLAMA, MOE), late_positions, (*ROTARY, "position"), ("position", "off by one"), way="steps"),
+    Mismatch("rope-theta", (LLAMA, MIXTRAL), default_theta, ROTARY, ("theta", "base", "frequenc"), used=0),
+    Mismatch("yarn-factor", (MLA,), default_factor, ROTARY, ("yarn", "factor", "frequenc", "scaling"), used=0),
+    Mismatch(
+        "positions",
+        (LLAMA, MOE),
+        late_positions,
+        (*ROTARY, "position"),
+        ("position", "off by one"),
+        way="steps",
+        used=0,
+    ),
     Mismatch("softmax-scale", (LLAMA, MIXTRAL), attention(padded_scale), ATTEND, ("scale", "temperature"), ATTENTION),
     Mismatch("mscale", (MLA,), attention(plain_scale), ATTEND, ("scale",), ATTENTION),
     Mismatch("head-group", (LLAMA, MIXTRAL, MOE), attention(wrong_groups), ATTEND, ("head", "group", "gqa"), ATTENTION),
@@ -598,15 +609,36 @@ MISMATCHES: tuple[Mismatch, ...] = (
         MIDDLE,
     ),
     Mismatch("half-sums", (LLAMA, MLA), half_sums, ("o_proj",), ("accumul", "float16", "fp16", "sum"), MIDDLE, FULL),
-    Mismatch("eps-place", (MIXTRAL,), rms(1e-5, outside=True), NORM, ("eps",), FIRST, FULL),
-    Mismatch("eps", (LLAMA,), rms(1e-5), NORM, ("eps",), FIRST, FULL),
+    Mismatch("eps-place", (MIXTRAL,), rms(1e-5, outside=True), INPUT_NORM, ("eps",), FIRST, FULL),
+    Mismatch("eps", (LLAMA,), rms(1e-5), INPUT_NORM, ("eps",), FIRST, FULL),
     Mismatch(
         "final-norm", (LLAMA, NEXT), final_norm_in_half, NORM, ("bfloat16", "bf16", "precision", "half", "compute")
     ),
-    Mismatch("norm-offset", ("gemma2", NEXT), plain_weight, NORM, ("offset", "weight", "one"), MIDDLE),
-    Mismatch("q-norm", (MOE, NEXT), same("self_attn.q_norm"), NORM, ("missing", "norm", "identity"), ATTENTION),
-    Mismatch("post-norm", ("gemma2",), same("post_attention_layernorm"), NORM, ("missing", "norm", "identity"), MIDDLE),
-    Mismatch("latent-norm", (MLA,), same("self_attn.kv_a_layernorm"), NORM, ("missing", "norm", "identity"), ATTENTION),
+    Mismatch("norm-offset", ("gemma2", NEXT), plain_weight, INPUT_NORM, ("offset", "weight", "one"), MIDDLE),
+    Mismatch(
+        "q-norm",
+        (MOE, NEXT),
+        same("self_attn.q_norm"),
+        ("q_norm", "query_norm"),
+        ("missing", "norm", "identity"),
+        ATTENTION,
+    ),
+    Mismatch(
+        "post-norm",
+        ("gemma2",),
+        same("post_attention_layernorm"),
+        ("post_attention",),
+        ("missing", "norm", "identity"),
+        MIDDLE,
+    ),
+    Mismatch(
+        "latent-norm",
+        (MLA,),
+        same("self_attn.kv_a_layernorm"),
+        ("kv_a", "latent"),
+        ("missing", "norm", "identity"),
+        ATTENTION,
+    ),
     Mismatch(
         "residual-norm", (LLAMA, MIXTRAL), residual_after_norm, ("residual", "add", "norm"), ("residual",), MIDDLE
     ),
@@ -639,7 +671,14 @@ MISMATCHES: tuple[Mismatch, ...] = (
     Mismatch("key-norm", (NEXT,), rule(keys_normed=False), DELTA, ("norm", "l2"), MIDDLE),
     Mismatch("delta-groups", (NEXT,), rule(interleaved=False), DELTA, ("head", "group"), MIDDLE),
     Mismatch("step-bias", (NEXT,), no_step_bias, DELTA, ("bias", "dt", "decay"), MIDDLE),
-    Mismatch("gate-before-norm", (NEXT,), gate_before_norm, NORM, ("gate", "order", "before"), MIDDLE),
+    Mismatch(
+        "gate-before-norm",
+        (NEXT,),
+        gate_before_norm,
+        ("linear_attn", "gated", "delta"),
+        ("gate", "order", "before"),
+        MIDDLE,
+    ),
     Mismatch("lost-state", (NEXT,), state_not_carried, DELTA, ("state", "chunk", "carried"), MIDDLE, way="chunks"),
     Mismatch(
         "lost-convolution",

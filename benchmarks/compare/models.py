@@ -159,7 +159,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 MIDDLE = dict.fromkeys(MODELS, 2) | {"mixtral": 1, "qwen2": 1}
 """The layer that is altered; of the hybrid it has a delta rule."""
 ATTENTION = MIDDLE | {"llama": 1, "qwen3_next": 1}
-"""The layer whose attention is altered; in layer 2 of the bundled Llama each query looks at hardly more than one key."""
+"""The layer whose attention is altered; in layer 2 of the bundled Llama a query looks at hardly more than one key."""
 
 
 @cache

@@ -89,7 +89,7 @@ def judged(mismatch: Mismatch | None, model: str, report: Any) -> dict[str, Any]
         return result | {"right": first is None and not beyond}
     by_region = (
         first is not None
-        and named_rightly(mismatch, mismatch.layer(model), words(first))
+        and named_rightly(mismatch, model, words(first))
         and first.status_b == "beyond"
         and first.status_a != "beyond"
     )
@@ -101,9 +101,16 @@ def words(region: Any) -> str:
     return "" if region is None else " ".join(str(getattr(region, name, "")) for name in ("name", "kind")).strip()
 
 
-def named_rightly(mismatch: Mismatch, layer: int | None, region: str) -> bool:
-    """Return whether a region's name has the layer's number and one of the words that the mismatch allows."""
-    return has_any(region, mismatch.regions) and (layer is None or str(layer) in re.findall(r"\d+", region))
+def named_rightly(mismatch: Mismatch, model: str, region: str) -> bool:
+    """Return whether a region's name has one of the words that the mismatch allows, and stands in the right layer.
+
+    The layer is the number after "layer", "layers", "h", "blk" or "blocks"; what stands outside of layers has none, or
+    that of the first layer that uses it.
+    """
+    found = re.search(r"(?:\blayers?|\bh|\bblk|\bblocks?)[._ \[]?(\d+)", region)
+    layer = None if found is None else int(found[1])
+    right = {mismatch.layer(model)} if mismatch.at else {None, mismatch.used}
+    return layer in right and has_any(region, mismatch.regions)
 
 
 def has_any(text: str, parts: Sequence[str]) -> bool:
