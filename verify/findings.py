@@ -7,6 +7,7 @@ descriptions in the JSON Schema of a verdict (`assay.verify.report.schema`). Not
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -27,7 +28,7 @@ ASPECTS = (
     "numbers", "range", "subnormals", "special", "shapes", "layouts", "memory", "determinism", "bias", "conduct",
 )  # fmt: skip
 """What a verdict tells apart, in the order that it is shown in."""
-FACTS = ("relation", "reads", "begins")
+FACTS = ("relation", "reads", "begins", "calls")
 """The kinds of facts that are measured about a failure."""
 GRAVITY = (
     "conduct", "memory", "numbers", "layouts", "shapes", "range", "determinism", "bias", "special", "subnormals",
@@ -112,8 +113,8 @@ class Explanation:
 class Fact:
     """Something measured on the kernel about a failure, in ``words`` of one line.
 
-    ``kind``: a "relation" between wrong outputs and goldens, what it "reads", or where the fault "begins". ``aspect``
-    is the broken one.
+    ``kind``: a "relation" between wrong outputs and goldens, what it "reads", where the fault "begins", or in
+    which "calls" it is. ``aspect`` is the broken one.
     """
 
     kind: FactKind
@@ -247,6 +248,15 @@ class Detectable:
     vacuous: bool = False
 
 
+def vacuous_lengths(levels: Sequence[Detectable]) -> str:
+    """Return the vacuous lengths in words, e.g. "1,024 terms or more"; empty if there are none."""
+    lengths = [level.length for level in levels if level.vacuous]
+    if not lengths:
+        return ""
+    further = all(level.vacuous for level in levels if level.length >= min(lengths))
+    return f"{min(lengths):,} terms or more" if further else " and ".join(f"{n:,}" for n in lengths) + " terms"
+
+
 class Coverage(float):
     """A share of pairs, from 0 to 1; ``left_out`` says in words what isn't covered."""
 
@@ -301,7 +311,8 @@ class Findings:
     zeros were compared, or more than half of an output wasn't judged; VACUOUS, where the check would have let anything
     through, or nothing was decided; REFUSED, where the contract says nothing about what was asked, or the interpreter
     can't run the kernel. ``cases`` were decided; ``worst`` is the largest |kernel - golden| / radius. ``detectable`` is
-    what the check notices at each length examined. ``note`` says why an outcome is neither PASS nor FAIL.
+    what the check notices at each length examined. ``note`` says why an outcome is neither PASS nor FAIL, or of which
+    lengths it says nothing.
     ``errors`` are those of the examination's own steps (assay's, the reference's, the machine's), in one line each.
     ``remarks`` name the lines at which a reference's own formula is ill-conditioned, and what that costs; and of a
     failure on a device the reported faults of the compiler that it may come from.
@@ -361,6 +372,11 @@ class Findings:
     def passed(self) -> bool:
         """Whether the outcome is PASS or WARN."""
         return self.outcome in ("PASS", "WARN")
+
+    @property
+    def vacuous(self) -> str:
+        """The lengths of which an outcome that isn't VACUOUS itself says nothing, in words; empty if there are none."""
+        return "" if self.outcome == "VACUOUS" else vacuous_lengths(self.detectable)
 
     @property
     def coverage(self) -> Coverage:

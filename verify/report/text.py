@@ -20,7 +20,8 @@ _LIMIT = {"unlikely": "rounding takes it"}
 
 def text_report(result: Findings) -> str:
     """Return the terminal's report of a verdict."""
-    lines = [f"{result.outcome}{_vacuous(result)}  {result.kernel} as {result.spec} in {result.dtype}"]
+    vacuous = f", vacuous at {result.vacuous}" if result.vacuous else ""
+    lines = [f"{result.outcome}{vacuous}  {result.kernel} as {result.spec} in {result.dtype}"]
     lines.append(f"  contract    {result.contract}")
     lines.append(f"  cases       {result.cases} decided, {result.elements} elements, worst ratio {result.worst:.3g}")
     lines += [f"  not judged  {count} elements {reason}" for reason, count in result.left_out.items()]
@@ -61,16 +62,6 @@ def text_report(result: Findings) -> str:
     if result.violated and not result.target:
         lines.append("              (this kernel has no importable name: add --target package.module:function)")
     return visible("\n".join(lines))
-
-
-def _vacuous(result: Findings) -> str:
-    """Return the lengths of which an outcome that isn't VACUOUS itself says nothing."""
-    lengths = [level.length for level in result.detectable if level.vacuous]
-    if not lengths or result.outcome == "VACUOUS":
-        return ""
-    further = all(level.vacuous for level in result.detectable if level.length >= min(lengths))
-    words = f"{lengths[0]:,} terms or more" if further else " and ".join(f"{n:,}" for n in lengths) + " terms"
-    return f", vacuous at {words}"
 
 
 def variants_in_words(variants: Sequence[Variant]) -> list[str]:
