@@ -542,7 +542,7 @@ MISMATCHES: tuple[Mismatch, ...] = (
         way="steps",
         used=0,
     ),
-    Mismatch("softmax-scale", (LLAMA, MIXTRAL), attention(padded_scale), ATTEND, ("scale", "temperature"), ATTENTION),
+    Mismatch("softmax-scale", (MIXTRAL, LLAMA), attention(padded_scale), ATTEND, ("scale", "temperature"), ATTENTION),
     Mismatch("mscale", (MLA,), attention(plain_scale), ATTEND, ("scale",), ATTENTION),
     Mismatch("head-group", (LLAMA, MIXTRAL, MOE), attention(wrong_groups), ATTEND, ("head", "group", "gqa"), ATTENTION),
     Mismatch("mask", (LLAMA, NEXT), attention(one_key_too_far), ATTEND, ("mask", "causal", "key"), ATTENTION),
@@ -550,7 +550,7 @@ MISMATCHES: tuple[Mismatch, ...] = (
     Mismatch("attention-cap", ("gemma2",), attention(uncapped), ATTEND, ("cap",), ATTENTION),
     Mismatch(
         "last-value",
-        (MIXTRAL, MOE),
+        (MOE, MIXTRAL),
         attention(last_value_missing, decode=True),
         ATTEND,
         ("last", "missing", "value", "off by one", "length"),
@@ -571,7 +571,7 @@ MISMATCHES: tuple[Mismatch, ...] = (
     ),
     Mismatch(
         "fp8-keys",
-        (LLAMA,),
+        (MOE, MIXTRAL, LLAMA),
         attention(eight_bit_keys, decode=True),
         ATTEND,
         ("fp8", "float8", "e4m3", "cache"),

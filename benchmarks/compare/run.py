@@ -11,6 +11,7 @@ log-probabilities of the two runs differ. ``--json FILE`` appends every result a
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import re
 import statistics
@@ -46,25 +47,26 @@ def differences(pair: Pair) -> dict[str, Any]:
     return {"max": float(difference.max()), "mean": float(difference.mean()), "finite": bool(b.isfinite().all())}
 
 
+def judged_package() -> Any:
+    """Return `assay.compare`; by its name, as these pairs are older than the package and can be measured without it."""
+    return importlib.import_module("assay.compare")
+
+
 def recorded(run: Run, folder: Path) -> bool:
     """Record a run; return whether it gave the bits that it gives unrecorded."""
-    from assay.compare import record
-
     plain = run.log_probabilities(run.made())
     model = run.made()
-    with record(str(folder), model):
+    with judged_package().record(str(folder), model):
         observed = run.log_probabilities(model)
     return torch.equal(plain, observed)
 
 
 def compared(mismatch: Mismatch | None, pair: Pair, folder: Path) -> dict[str, Any]:
     """Record and compare both runs of a pair, and judge the report."""
-    from assay.compare import compare
-
     a, b = folder / "run_a", folder / "run_b"
     undisturbed = [recorded(run, into) for run, into in ((pair.a, a), (pair.b, b))]
     start = time.perf_counter()
-    report = compare(str(a), str(b))
+    report = judged_package().compare(str(a), str(b))
     seconds = round(time.perf_counter() - start, 1)
     judgement = judged(mismatch, pair.b.model, report)
     return judgement | {"undisturbed": all(undisturbed), "compare_seconds": seconds}
