@@ -17,6 +17,7 @@ from assay.runtime.errors import AssayError
 from assay.runtime.tensors import same_numbers
 from assay.verify.cases.case import Case, all_contents
 from assay.verify.comparison.error_map import indices_in_words
+from assay.verify.comparison.oracle import Oracle
 from assay.verify.explanation.fault_budget import FaultBudget
 from assay.verify.explanation.fault_models.fault_tolerance import Observation, observation_of
 from assay.verify.findings import Fact
@@ -62,6 +63,9 @@ def reads(harness: KernelHarness, observations: Sequence[Observation], aspect: s
         if tensor.is_integer or not _may_be_edited(base.case, tensor):
             continue
         facts += [Fact("reads", words, aspect) for words in _of_tensor(harness, base, tensor, budget)]
+    again = harness.outputs(base.case) if facts else None
+    if again is None or not all(map(same_numbers, again, base.outputs)):  # what changed were calls, not inputs
+        return []
     return facts
 
 
@@ -101,7 +105,7 @@ def _of_tensor(harness: KernelHarness, base: Observation, tensor: TensorSpec, bu
                 continue
             if effect.is_ignored or any(map(_any, effect.changed)):
                 ignored[index] = effect.is_ignored
-            strays = [(number, part) for number, part in enumerate(effect.strays) if _any(part)]
+            strays = list(_unneeded(base, tensor, mask, effect.strays))
             strayed[index] = bool(strays)
             if strays and not example:
                 number, part = strays[0]
@@ -118,6 +122,27 @@ def _of_tensor(harness: KernelHarness, base: Observation, tensor: TensorSpec, bu
             )
         if any(ignored) or any(strayed):
             return  # along one dimension: along others the same would be told again
+
+
+def _unneeded(
+    base: Observation, tensor: TensorSpec, mask: Tensor, strays: Sequence[Tensor]
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield the outputs with elements among the ``strays`` that don't depend on the marked elements at all.
+
+    A golden may keep every bit because what changes is too small, or masked by a larger number: with NaN it would not.
+    """
+    if not any(map(_any, strays)):
+        return
+    nan = tuple((tensor.name, tuple(position), math.nan) for position in mask.nonzero().tolist())
+    case = replace(base.case, edits=(*base.case.edits, *nan))
+    try:
+        limits = Oracle(base.contract).tolerances(case, all_contents(case), base.chosen)
+    except AssayError:
+        return
+    for number, (part, before, after) in enumerate(zip(strays, base.limits, limits, strict=True)):
+        part = part & after.judged & (before.golden == after.golden)
+        if _any(part):
+            yield number, part
 
 
 def _filled(marks: Sequence[bool | None]) -> list[bool]:
