@@ -28,7 +28,7 @@ ASPECTS = (
     "numbers", "range", "subnormals", "special", "shapes", "layouts", "memory", "determinism", "bias", "conduct",
 )  # fmt: skip
 """What a verdict tells apart, in the order that it is shown in."""
-FACTS = ("relation", "reads", "begins", "calls")
+FACTS = ("relation", "reads", "arithmetic", "begins", "calls")
 """The kinds of facts that are measured about a failure."""
 GRAVITY = (
     "conduct", "memory", "numbers", "layouts", "shapes", "range", "determinism", "bias", "special", "subnormals",
@@ -113,7 +113,8 @@ class Explanation:
 class Fact:
     """Something measured on the kernel about a failure, in ``words`` of one line.
 
-    ``kind``: a "relation" between wrong outputs and goldens, what it "reads", where the fault "begins", or in
+    ``kind``: a "relation" between wrong outputs and goldens, what it "reads", the "arithmetic" of its
+    errors, where the fault "begins", or in
     which "calls" it is. ``aspect`` is the broken one.
     """
 

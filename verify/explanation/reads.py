@@ -16,6 +16,7 @@ from assay.golden.signature import TensorSpec
 from assay.runtime.errors import AssayError
 from assay.runtime.tensors import same_numbers
 from assay.verify.cases.case import Case, all_contents
+from assay.verify.cases.sampler import with_values
 from assay.verify.comparison.error_map import indices_in_words
 from assay.verify.comparison.oracle import Oracle
 from assay.verify.explanation.fault_budget import FaultBudget
@@ -86,7 +87,9 @@ def _of_tensor(harness: KernelHarness, base: Observation, tensor: TensorSpec, bu
     if whole is None:
         return
     if whole.is_ignored:
-        yield f"{tensor.name} is not read: nothing changes with it"
+        ordinary = _effect(harness, base, tensor, torch.ones(shape, dtype=torch.bool), ordinary=True)
+        if ordinary is None or ordinary.is_ignored:  # else these numbers are beyond where anything changes
+            yield f"{tensor.name} is not read: nothing changes with it"
         return
     for axis, name in enumerate(tensor.dims if tensor.role not in _WHOLE else ()):
         size = shape[axis]
@@ -159,10 +162,14 @@ def _carried(marks: Sequence[bool | None]) -> Iterator[bool | None]:
         yield last
 
 
-def _effect(harness: KernelHarness, base: Observation, tensor: TensorSpec, mask: Tensor) -> _Effect | None:
-    """Return what a change of the marked elements does; None if that call can't be made or judged."""
+def _effect(
+    harness: KernelHarness, base: Observation, tensor: TensorSpec, mask: Tensor, *, ordinary: bool = False
+) -> _Effect | None:
+    """Return what a change of the marked elements does, to ``ordinary`` numbers or to others of their distribution;
+    None if that call can't be made or judged."""
     case, own = base.case, all_contents(base.case)[tensor.name]
-    other = all_contents(replace(case, seed=case.seed + 1_009, edits=()))[tensor.name]
+    drawn = replace(case, seed=case.seed + 1_009, edits=())
+    other = all_contents(with_values(drawn, "normal") if ordinary else drawn)[tensor.name]
     edits = tuple(
         (tensor.name, tuple(int(each) for each in position), float(other[tuple(position)].double()))
         for position in mask.nonzero()
