@@ -7,6 +7,7 @@ descriptions in the JSON Schema of a verdict (`assay.verify.report.schema`). Not
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -34,6 +35,7 @@ GRAVITY = (
     "conduct", "memory", "numbers", "layouts", "shapes", "range", "determinism", "bias", "special", "subnormals",
 )  # fmt: skip
 """The aspects, the gravest to be broken first; the last two warn only (`Contract.promises`)."""
+_INDICES = ("int32", "int64")  # dtypes of ids and positions
 STATUSES = ("kept", "broken", "suspect", "not tried")
 SIDES = ("", "downward", "upward", "toward zero", "away from zero")
 
@@ -95,6 +97,12 @@ class Failure:
     aspect: str = ""
 
     @property
+    def is_of_index(self) -> bool:
+        """Whether the output holds indices, such as ids, of which it says nothing how far one is from another."""
+        names = [tensor.name for tensor in self.case.signature.returns]
+        return self.output in names and self.case.result_dtypes[names.index(self.output)] in _INDICES
+
+    @property
     def percent(self) -> float:
         """The share of wrong elements, in percent."""
         return 100 * self.violations / max(self.elements, 1)
@@ -121,6 +129,11 @@ class Fact:
     kind: FactKind
     words: str
     aspect: str = ""
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether another fault hardly has the same: wrong elements that are zero or no number have many causes."""
+        return not re.search(r" are (0|NaN|infinite)( \(|$)", self.words)
 
     @property
     def subject(self) -> str:
