@@ -11,8 +11,8 @@ A signature is written as text, ``"a:float8_e4m3fn[M,K], scale[M,ceil(K/128)]=sc
   (integers below n), ``index(E)`` (integers below the symbol E), ``length(n*m)`` (integers up to n m, inclusive; m is
   the unit of lengths), ``offsets(T)`` (where each part of T begins, and T at the end: never descending), ``pair(n)``
   (neighbours are two indices below n, mostly ascending), ``label(V,i)`` (integers below the symbol V, and i for
-  "none"), ``lse`` (log-sum-exps, -inf among them), ``bits`` (any bit pattern); ``real(n)``: numbers that will be
-  rounded to codes up to n; for a result ``rounded``: codes that the op rounds numbers to;
+  "none"), ``lse`` (log-sum-exps, -inf among them), ``bits`` (any bits, of int64 the low half); ``real(n)``:
+  numbers that will be rounded to codes up to n; for a result ``rounded``: codes that the op rounds numbers to;
 - domains of real numbers are roles too: ``in(a, b)`` (between the ends, which don't belong to it; ``in[a, b]`` and
   ``in[a, b)`` have theirs; ``inf`` is no number of a domain), ``simplex`` (along the last axis not negative, of sum
   one), ``sorted`` (ascending along the last axis), ``spd`` (symmetric positive definite matrices);

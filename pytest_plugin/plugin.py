@@ -303,6 +303,7 @@ class Assay:
             "page": f"{name}.html",
             "stored": verdict.phases.get("stored"),
             "cut": verdict.cut,
+            "vacuous": verdict.vacuous,
             "kept": "kept" in verdict.about,
             "known": beside.words if beside is not None else "",
             "power": f"{measured.caught} of {len(measured.trials)}" if measured else "",
@@ -329,7 +330,7 @@ def _row(line: Mapping[str, Any], test: str) -> dict[str, Any]:
     """Return a row of the summary; what isn't in the line of the verdict is empty."""
     from assay.verify.report.summary import Line
 
-    more = {"test": test, "page": "", "stored": None, "cut": "", "kept": False, "known": "", "power": ""}
+    more = {"test": test, "page": "", "stored": None, "cut": "", "vacuous": "", "kept": False, "known": "", "power": ""}
     return Line(**line).as_dict() | more | {"survivors": []}
 
 

@@ -87,10 +87,18 @@ def _details(row: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _notes(row: dict[str, Any]) -> str:
-    """Return the broken aspects, the number of stored cases, and which known faults are caught and which are not."""
+    """Return the vacuous lengths, the broken aspects, the number of stored cases, and which known faults are caught and
+    which are not."""
+    vacuous = f", vacuous at {row['vacuous']}" if row["vacuous"] else ""
     stored = "" if row["stored"] is None else f"  ({row['stored']} of them stored)"
     missed = f"; not {', '.join(row['survivors'][:3])}" if row["survivors"] else ""
     more = ", ..." if len(row["survivors"]) > 3 else ""
     broken = f": {row['broken']}" if row["broken"] else ""
     kept = "  (kept verdict)" if row["kept"] else ""
-    return broken + stored + kept + (f"  catches {row['power']} known faults{missed}{more}" if row["power"] else "")
+    return (
+        vacuous
+        + broken
+        + stored
+        + kept
+        + (f"  catches {row['power']} known faults{missed}{more}" if row["power"] else "")
+    )

@@ -7,6 +7,8 @@ descriptions in the JSON Schema of a verdict (`assay.verify.report.schema`). Not
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -27,12 +29,13 @@ ASPECTS = (
     "numbers", "range", "subnormals", "special", "shapes", "layouts", "memory", "determinism", "bias", "conduct",
 )  # fmt: skip
 """What a verdict tells apart, in the order that it is shown in."""
-FACTS = ("relation", "reads", "begins")
+FACTS = ("relation", "reads", "arithmetic", "begins", "calls")
 """The kinds of facts that are measured about a failure."""
 GRAVITY = (
     "conduct", "memory", "numbers", "layouts", "shapes", "range", "determinism", "bias", "special", "subnormals",
 )  # fmt: skip
 """The aspects, the gravest to be broken first; the last two warn only (`Contract.promises`)."""
+_INDICES = ("int32", "int64")  # dtypes of ids and positions
 STATUSES = ("kept", "broken", "suspect", "not tried")
 SIDES = ("", "downward", "upward", "toward zero", "away from zero")
 
@@ -94,6 +97,12 @@ class Failure:
     aspect: str = ""
 
     @property
+    def is_of_index(self) -> bool:
+        """Whether the output holds indices, such as ids, of which it says nothing how far one is from another."""
+        names = [tensor.name for tensor in self.case.signature.returns]
+        return self.output in names and self.case.result_dtypes[names.index(self.output)] in _INDICES
+
+    @property
     def percent(self) -> float:
         """The share of wrong elements, in percent."""
         return 100 * self.violations / max(self.elements, 1)
@@ -112,13 +121,19 @@ class Explanation:
 class Fact:
     """Something measured on the kernel about a failure, in ``words`` of one line.
 
-    ``kind``: a "relation" between wrong outputs and goldens, what it "reads", or where the fault "begins". ``aspect``
-    is the broken one.
+    ``kind``: a "relation" between wrong outputs and goldens, what it "reads", the "arithmetic" of its
+    errors, where the fault "begins", or in
+    which "calls" it is. ``aspect`` is the broken one.
     """
 
     kind: FactKind
     words: str
     aspect: str = ""
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether another fault hardly has the same: wrong elements that are zero or no number have many causes."""
+        return not re.search(r" are (0|NaN|infinite)( \(|$)", self.words)
 
     @property
     def subject(self) -> str:
@@ -247,6 +262,15 @@ class Detectable:
     vacuous: bool = False
 
 
+def vacuous_lengths(levels: Sequence[Detectable]) -> str:
+    """Return the vacuous lengths in words, e.g. "1,024 terms or more"; empty if there are none."""
+    lengths = [level.length for level in levels if level.vacuous]
+    if not lengths:
+        return ""
+    further = all(level.vacuous for level in levels if level.length >= min(lengths))
+    return f"{min(lengths):,} terms or more" if further else " and ".join(f"{n:,}" for n in lengths) + " terms"
+
+
 class Coverage(float):
     """A share of pairs, from 0 to 1; ``left_out`` says in words what isn't covered."""
 
@@ -301,7 +325,8 @@ class Findings:
     zeros were compared, or more than half of an output wasn't judged; VACUOUS, where the check would have let anything
     through, or nothing was decided; REFUSED, where the contract says nothing about what was asked, or the interpreter
     can't run the kernel. ``cases`` were decided; ``worst`` is the largest |kernel - golden| / radius. ``detectable`` is
-    what the check notices at each length examined. ``note`` says why an outcome is neither PASS nor FAIL.
+    what the check notices at each length examined. ``note`` says why an outcome is neither PASS nor FAIL, or of which
+    lengths it says nothing.
     ``errors`` are those of the examination's own steps (assay's, the reference's, the machine's), in one line each.
     ``remarks`` name the lines at which a reference's own formula is ill-conditioned, and what that costs; and of a
     failure on a device the reported faults of the compiler that it may come from.
@@ -361,6 +386,11 @@ class Findings:
     def passed(self) -> bool:
         """Whether the outcome is PASS or WARN."""
         return self.outcome in ("PASS", "WARN")
+
+    @property
+    def vacuous(self) -> str:
+        """The lengths of which an outcome that isn't VACUOUS itself says nothing, in words; empty if there are none."""
+        return "" if self.outcome == "VACUOUS" else vacuous_lengths(self.detectable)
 
     @property
     def coverage(self) -> Coverage:

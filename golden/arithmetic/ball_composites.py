@@ -216,7 +216,8 @@ class CompositeBalls(ElementaryBalls):
             off = (other.mid - first.mid).abs() + other.radius
             rad = torch.maximum(rad, torch.where(finite, off, 0.0))
             unsure |= ~(finite | (first.mid == other.mid) | (first.mid.isnan() & other.mid.isnan()))
-        return Ball(torch.where(unsure, 0.0, first.mid), torch.where(unsure, math.inf, rad), self.model)
+        mass = None if first.mass is None else torch.broadcast_to(first.mass, first.mid.shape)
+        return Ball(torch.where(unsure, 0.0, first.mid), torch.where(unsure, math.inf, rad), self.model, mass=mass)
 
     def gate_mul(self, x: Ball, gate: Ball) -> Ball:
         """Return x times a gate, or x divided by the gate's reciprocal."""

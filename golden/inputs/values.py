@@ -103,8 +103,8 @@ def draw(
     if tensor.is_integer:
         drawn = own(draws) if own else _whole_numbers(tensor, sizes, dtype, draws, kind)
         signed = torch.from_numpy(np.array(drawn))
-        if tensor.role == "bits" and dtype == "int32":
-            signed = torch.where(signed >= 2**31, signed - 2**32, signed)
+        if tensor.role == "bits" and dtype.startswith("int"):
+            signed = torch.where(signed >= 2 ** (_bits(dtype) - 1), signed - 2 ** _bits(dtype), signed)
         return signed.to(torch_dtype(dtype))
     if kind == EVERY:
         return stored(into_domain(tensor, torch.from_numpy(every_value(draws)), format), dtype)
@@ -142,8 +142,13 @@ def _whole_numbers(tensor: TensorSpec, sizes: Mapping[str, int], dtype: str, dra
     if tensor.role == "pair":
         return pair_values(draws, kind, tensor.most(sizes) + 1)
     if tensor.role == "bits":
-        return integer_values(draws, kind, 2**32 if dtype == "int32" else 256)
+        return integer_values(draws, kind, 2 ** _bits(dtype))
     return integer_values(draws, kind, max(1, tensor.most(sizes) + 1))
+
+
+def _bits(dtype: str) -> int:
+    """Return how many low bits of an integer dtype are drawn; of int64 half, since float64 doesn't hold all."""
+    return min(8 * torch_dtype(dtype).itemsize, 32)
 
 
 def _spread(format: Format) -> float:

@@ -27,6 +27,7 @@ from assay.golden.lowering.tensor import TracedMemory, TracedTensor, contiguous_
 MAX_BRANCHES = 16
 """Limit on the runs of one reference: one for each combination of admissible answers to comparisons and choices."""
 _WIDTH_RANK = {torch.float64: 3, torch.float32: 2, torch.bfloat16: 1, torch.float16: 1}
+_FINER = (torch.float64, torch.int32, torch.int64)  # have numbers that float32 lacks
 _THIS_PACKAGE = __name__.rpartition(".")[0]
 
 
@@ -194,7 +195,7 @@ class Lowering(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Hook for subclasses: an elementwise operation of these numbers gave this result."""
 
     def cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Copy to another dtype: to a narrower float a rounding that a kernel may make, to a wider one exact."""
+        """Copy to another dtype: to a float that lacks numbers of it a rounding that a kernel may make, else exact."""
         if not isinstance(tensor, TracedTensor) and not tensor.is_floating_point():
             if not dtype.is_floating_point:
                 return tensor.to(dtype)
@@ -326,7 +327,7 @@ def is_of_reference(frame: FrameType) -> bool:
 
 def _stage(source: torch.dtype, target: torch.dtype) -> str:
     """Return the rounding that a cast is, by the name of the narrower format; empty if there is none."""
-    if source == target or _WIDTH_RANK.get(target, 0) >= 2:
+    if source == target or (_WIDTH_RANK.get(target, 0) >= 2 and (target != torch.float32 or source not in _FINER)):
         return ""
     return str(target).removeprefix("torch.")
 

@@ -39,7 +39,7 @@ from assay.runtime.source import source_of
 _ALL_INTEGERS = (*INTEGERS, *(name for name, row in FORMATS.items() if row.kind == "integer"))
 NARROW = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 STAGES: Mapping[str, str | None] = {
-    **{name: name for name in NARROW},
+    **{name: name for name in (*NARROW, "float32")},
     "eager_bfloat16": None,
     "eager_float16": None,
     "exponentials": None,
@@ -235,7 +235,8 @@ def reference_spec(
         if tensor.dtype in _ALL_INTEGERS and not tensor.is_integer:
             raise DefinitionError(
                 f"tensors={tensors!r}: {tensor.name} are integers of which nothing is said; expected a role: "
-                f"{tensor.name}:{tensor.dtype}[...]=index(V) for those below a size V, =code(10) for those below 10"
+                f"{tensor.name}:{tensor.dtype}[...]=index(V) for those below a size V, =code(10) for those below 10, "
+                "=bits for any, of either sign too"
             )
     if not signature.returns:
         raise DefinitionError(f"tensors={tensors!r}: expected what the reference gives too, e.g. 'x[T,D] -> y[T,D]'")

@@ -22,10 +22,11 @@ class TracedMemory:
     ``stage`` names a rounding that a kernel may make. It is applied where the number is used and not where it is
     returned, for a result is rounded to its dtype anyway. ``as_operand`` maps the number to its bounds as an
     operand: one beyond a format's range is right as a result. ``is_softmax``: the elements are softmax probabilities,
-    by whose sum a kernel may divide after the product that they enter.
+    by whose sum a kernel may divide after the product that they enter. ``divided`` is set for the elements of a sum: it
+    gives the sum of the terms that were divided by a number first.
     """
 
-    __slots__ = ("_number", "as_operand", "is_softmax", "materialized", "stage")
+    __slots__ = ("_number", "as_operand", "divided", "is_softmax", "materialized", "stage")
 
     def __init__(
         self, number: Any, stage: str = "", as_operand: Callable[[Any], Any] | None = None, *, is_softmax: bool = False
@@ -34,6 +35,7 @@ class TracedMemory:
         self.stage = stage
         self.as_operand = as_operand
         self.is_softmax = is_softmax
+        self.divided: Callable[[Any], Any] | None = None
         self.materialized: Any = None  # the operand after both, once it was read
 
     @property
@@ -134,7 +136,7 @@ def write(tensor: TracedTensor, number: Any, stage: str = "") -> None:
         number = broadcast(xp, number, shape)
     if _covers(tensor, math.prod(memory_shape)):
         memory.number, memory.stage, memory.materialized = number, stage, None
-        memory.as_operand, memory.is_softmax = None, False
+        memory.as_operand, memory.is_softmax, memory.divided = None, False, None
         return
     stride, offset = tensor.stride(), int(tensor.storage_offset())
 
@@ -152,6 +154,7 @@ def write(tensor: TracedTensor, number: Any, stage: str = "") -> None:
         memory.number, memory.stage, memory.as_operand = materialize(memory, xp), "", None
     memory.number = xp.rearranged(change, [memory.number, number])
     memory.stage, memory.materialized, memory.is_softmax = stage or memory.stage, None, False
+    memory.divided = None
 
 
 def _copy(array: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,11 +15,14 @@ from assay.golden import spec
 from assay.golden.arithmetic import Real
 from assay.golden.evaluation.call import run
 from assay.verify import Verdict, examine
-from assay.verify.cases.sampler import Sampler
+from assay.verify.cases.case import Case
+from assay.verify.cases.sampler import Sampler, with_values
 from assay.verify.contract import Contract
 from assay.verify.examination.phases import length_cases
 from assay.verify.examination.plan import make_plan
 from assay.verify.examination.run import Run
+from assay.verify.findings import Detectable
+from assay.verify.report.summary import line_of
 from assay.verify.settings import Settings
 
 from .examined import failure_of
@@ -250,6 +254,52 @@ def test_a_length_of_which_a_check_says_nothing_is_vacuous() -> None:
     assert verdict.outcome == "VACUOUS", str(verdict)
     assert str(verdict).startswith("VACUOUS  ")
     assert not examine(lambda a, b: product(a, b) * 1.2, "gemm", shapes={"K": [8, 200]}, **loose).passed
+
+
+def test_every_report_of_a_verdict_names_its_vacuous_lengths() -> None:
+    """A reference's too; beside PASS in text and in pytest's line, and as a reason in tables, pages and JSON."""
+    loose: dict[str, Any] = {"dtype": "float32", "effort": "quick", "contract": Contract(accumulate="bfloat16")}
+    loose |= {"shrinking": False, "examples": 0, "tensors": "a[M,K], b[K,N] -> y[M,N]", "shapes": {"K": [8, 200]}}
+    verdict = examine(product, product, **loose)
+    assert (verdict.outcome, verdict.vacuous) == ("PASS", "200 terms or more")
+    assert re.fullmatch(r"at 200 terms or more an error of \d+% of the whole output passes unseen", verdict.note)
+    assert line_of(verdict).words == json.loads(verdict.to_json())["note"] == verdict.note
+    assert Verdict.from_dict(verdict.as_dict()).vacuous == verdict.vacuous
+
+
+def test_a_longer_case_of_another_phase_may_be_vacuous_too() -> None:
+    """The lengths tried end at 8; whole tiles have 64 and more terms, of which the worst case says nothing."""
+    loose: dict[str, Any] = {"dtype": "float32", "contract": Contract(accumulate="bfloat16")}
+    plan = make_plan(product, Settings("gemm", effort="quick", examples=0, shapes={"K": [8, 500]}, **loose))
+    run = Run(plan, lambda *_: None)
+    run.attempt("aligned", ordinary(plan.sampler, K=8))
+    assert run.hollow == []
+    run.attempt("aligned", ordinary(plan.sampler, K=500))
+    (level,) = run.hollow
+    assert (level.length, level.vacuous) == (500, True)
+    run.detectable = [Detectable(8, 0.03, 0.03), Detectable(200, 2.0, 1.0, vacuous=True)]
+    assert [level.length for level in run.levels] == [8, 200, 500]
+    run.detectable = [
+        Detectable(1024, 0.03, 0.03)
+    ]  # a longer one says something: the other was an accident of its data
+    assert [level.length for level in run.levels] == [1024]
+
+
+def ordinary(sampler: Sampler, **sizes: int) -> Case:
+    """A case of positive numbers with these sizes, the others 7."""
+    case = sampler.case(lambda values: values[0], style="small")
+    return with_values(case, "positive", sizes={"M": 7, "N": 7, **sizes}, layouts={}, protocol="once", memory="plain")
+
+
+def test_gaps_between_numbers_of_a_narrow_format_make_no_length_vacuous() -> None:
+    """Numbers of float8_e5m2 are up to a fourth of themselves apart."""
+
+    def total(x: Tensor) -> Tensor:
+        return x.float().sum(-1).to(torch.float8_e5m2)
+
+    verdict = examine(total, total, tensors="x[T,D] -> y:float8_e5m2[T]", dtype="float32", effort="quick", examples=0)
+    assert max(level.broken for level in verdict.detectable) > 0.1
+    assert (verdict.outcome, verdict.vacuous) == ("PASS", "")
 
 
 def test_a_delta_rule_with_a_decay_too_strong_is_suspect_at_length() -> None:

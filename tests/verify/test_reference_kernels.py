@@ -78,6 +78,36 @@ def test_integers_without_a_role_are_asked_for_one() -> None:
         examine(lambda x, ids: x[ids], lambda x, ids: x[ids], tensors="x[T], ids:int64[N] -> y[N]", **ASKED)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8"])
+def test_integers_may_be_any_of_either_sign(dtype: str) -> None:
+    """A kernel that takes signed ones for unsigned is found; nothing else of the call has a format of numbers."""
+    least = []
+
+    def halved(a: Any) -> Any:
+        return a.to(torch.float64).mul(0.5).float()
+
+    def observed(a: Any) -> Any:
+        least.append(min(a.flatten().tolist(), default=0))
+        return halved(a)
+
+    asked: dict[str, Any] = {"tensors": f"a:{dtype}[M,K]=bits -> y:float32[M,K]", **ASKED}
+    passes(examine(observed, halved, **asked))
+    assert min(least) == (0 if dtype == "uint8" else -(2 ** (min(torch.iinfo(getattr(torch, dtype)).bits, 32) - 1)))
+    fails(examine(lambda a: halved(a.abs()) if dtype != "uint8" else halved(a // 2), halved, **asked))
+
+
+def test_integers_beyond_those_of_float32_are_rounded_by_a_cast() -> None:
+    """Both factors of a product are off by up to 2^-24, which a kernel in float64 leaves out."""
+
+    def square(a: Any) -> Any:
+        return a.float() @ a.float().T
+
+    asked: dict[str, Any] = {"tensors": "a:int32[M,K]=bits -> y:float32[M,M]", **ASKED}
+    passes(examine(square, square, **asked))
+    passes(examine(lambda a: (a.double() @ a.double().T).float(), square, **asked))
+    fails(examine(lambda a: (a // 64 * 64).float() @ a.float().T, square, **asked))
+
+
 def test_a_mask_may_be_an_example() -> None:
 
     def filled(x: Any, mask: Any) -> Any:

@@ -146,8 +146,11 @@ class Case(Recipe):
 
     @property
     def input_format(self) -> Format:
-        """The format of the first tensor, which contracts call "input"; words that pack several codes don't count."""
-        return format_named(next(dtype for dtype in self.dtypes.values() if dtype in FORMATS))
+        """The format of the first tensor, which contracts call "input"; words that pack several codes don't count.
+
+        It is float32 where all tensors are indices, counts or masks.
+        """
+        return format_named(next((dtype for dtype in self.dtypes.values() if dtype in FORMATS), "float32"))
 
     def shape(self, tensor: TensorSpec) -> tuple[int, ...]:
         """Return the shape of one of the signature's tensors."""

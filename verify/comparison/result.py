@@ -65,7 +65,8 @@ class Result(Counts):
 
     ``ratio`` has the ratio of each element of the output that a failure names, float64, NaN for unjudged elements.
     ``sampled`` says what was judged of a case that is too large to judge whole. ``own_choices``: where the reference
-    leaves a choice open, the kernel made another than the likeliest.
+    leaves a choice open, the kernel made another than the likeliest. ``parts`` are the results of the parts of a case
+    that was judged by samples.
     """
 
     case: Case
@@ -75,6 +76,7 @@ class Result(Counts):
     outputs: tuple[torch.Tensor, ...] = ()
     ratio: torch.Tensor | None = field(default=None, repr=False)
     tolerances: tuple[Tolerance, ...] = field(default=(), repr=False)
+    parts: tuple[Result, ...] = field(default=(), repr=False)
 
 
 UNDECIDED = "where rounding decides what the reference computes"

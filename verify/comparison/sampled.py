@@ -189,7 +189,7 @@ def judge_samples(
     for piece, part in cuts_of(case, values, outputs, random.Random(case.seed), ran):
         results = _judged(oracle, part, piece, values, outputs, ran)
         taken.append(piece)
-        result = result.counting(results)
+        result = replace(result.counting(results), parts=(*result.parts, results))
         if results.failure is not None:
             failure = _located(results, results.failure, oracle, case, part, piece, values, outputs)
             return replace(result, failure=failure, sampled=f"{case_label(case)}: {failure.message}")

@@ -12,12 +12,14 @@ assumes. An element passes if the output is in [store(exact - B), store(exact + 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
 
 from assay.formats.rounding import next_down, next_up
+from assay.golden.inputs.distributions import names_of
+from assay.verify.cases.at_shape import PROTOCOL as AT
 from assay.verify.cases.case import Case, all_contents
 from assay.verify.comparison.judge import Tolerance
 from assay.verify.comparison.oracle import Oracle
@@ -67,6 +69,42 @@ def least_errors(limits: Tolerance) -> torch.Tensor:
     return torch.where(nothing, torch.inf, gain)
 
 
+def is_ordinary(case: Case) -> bool:
+    """Whether the real numbers of a case are independent ones, and the other tensors have their plainest numbers."""
+    if case.protocol == AT:
+        return True
+    others = [tensor for tensor in case.signature.tensors if tensor.role != "real"]
+    plain = all(case.values[tensor.name] in (names_of(tensor)[0], "full") for tensor in others)
+    return plain and has_independent_data(case)
+
+
+def noticed(result: Result) -> float:
+    """Return the relative error, common to a whole output, that half of the elements of each output detect; infinity
+    if there is none."""
+    known = [errors[errors.isfinite()] for errors in map(least_errors, result.tolerances)]
+    return max((float(part.median()) for part in known if part.numel()), default=math.inf)
+
+
+def is_hollow(result: Result) -> bool:
+    """Whether the worst case lets more than a tenth of some output be wrong unseen."""
+    hollow = _hollow([result])
+    for limits in result.tolerances:
+        numbers = limits.golden.isfinite() & (limits.golden != 0)
+        radius = torch.where(limits.judged, limits.pre_store_radius, torch.inf)
+        judged = limits.judged & numbers
+        shares = (radius / limits.golden.abs())[judged if bool(judged.any()) else numbers]
+        if shares.numel() and float(shares.median()) > hollow:
+            return noticed(result) > hollow
+    return False
+
+
+def _hollow(results: Iterable[Result]) -> float:
+    """Return the relative error beyond which a check says nothing of these results: no less than a gap between two
+    numbers of an output's format, which no check notices."""
+    outs = [limits.out for result in results for limits in result.tolerances]
+    return max([HOLLOW, *(2.0**-out.trailing_bits for out in outs if out.kind == "float")])
+
+
 def _has_numbers(results: tuple[Result, Result]) -> bool:
     """Whether some element should be a number other than zero."""
     return any(bool((part.golden.isfinite() & (part.golden != 0)).any()) for part in results[0].tolerances)
@@ -78,14 +116,9 @@ def detectable(length: int, seen: Sequence[tuple[Result, Result]]) -> Detectable
 
     Of several outputs the largest median of their elements' errors counts, of several results the smallest.
     """
-    levels = []
-    for results in zip(*seen, strict=True):
-        of_results = [math.inf]
-        for result in results:
-            known = [errors[errors.isfinite()] for errors in map(least_errors, result.tolerances)]
-            of_results.append(max((float(part.median()) for part in known if part.numel()), default=math.inf))
-        levels.append(min(of_results))
+    levels = [min(map(noticed, results)) for results in zip(*seen, strict=True)]
     if not levels or (levels[0] == math.inf and not any(map(_has_numbers, seen))):
         return None
     broken, suspect = levels
-    return Detectable(length, broken, suspect, min(levels) > HOLLOW)
+    hollow = _hollow(result for pair in seen for result in pair)
+    return Detectable(length, broken, suspect, min(levels) > hollow)

@@ -28,13 +28,14 @@ _OF_KINDS = {  # the aspect that a failure of this kind shows, whatever its case
 _OF_PROTOCOLS = {
     "bias": "bias",
     "outside": "conduct",
-    "after_refill": "conduct",
-    "after_many": "conduct",
+    "after_refill": "determinism",
+    "after_many": "determinism",
     "after_other": "determinism",
     "repeat": "determinism",
     "alone": "determinism",
     "emitted": "numbers",
 }
+_AS_IN_BENCHMARKS = ("after_refill", "after_many")  # series in which a kernel may think that it is timed
 _WHOLE = {"numbers", "shapes", "memory"}  # aspects that a case at a production size shows
 _SUBNORMAL = {"subnormal", "least"}
 _UNUSUAL = {"special", "range", "subnormals"}
@@ -51,6 +52,8 @@ def aspects_of(case: Case) -> set[str]:
     if case.protocol == AT:
         return set(_WHOLE)
     result = {_OF_PROTOCOLS[case.protocol]} if case.protocol != "once" else set[str]()
+    if case.protocol in _AS_IN_BENCHMARKS:
+        result.add("conduct")
     if case.memory != "plain" or case.unused != "plain":
         result.add("memory")
     if any(layout != LAYOUTS[0] for layout in case.layouts.values()):

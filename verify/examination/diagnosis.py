@@ -28,8 +28,9 @@ from assay.verify.examination.steps import Steps
 from assay.verify.explanation.begins import beginning
 from assay.verify.explanation.experiments.search import Experiments
 from assay.verify.explanation.explain import Explained, explain
-from assay.verify.explanation.facts import breaking_calls, measured_facts
+from assay.verify.explanation.facts import breaking_calls, further_facts, is_steady, measured_facts
 from assay.verify.explanation.fault_budget import FaultBudget
+from assay.verify.explanation.fault_models.fault_tolerance import Observation
 from assay.verify.findings import ASPECTS, GRAVITY, Aspect, Explanation, Fact, Failure
 from assay.verify.harness.compute_sanitizer import is_installed, sanitize
 from assay.verify.harness.runner import KernelHarness, failure_or_suspicion
@@ -169,6 +170,8 @@ class Trials:
 _OF_SPECIAL_VALUES = ("nonfinite", "subnormals", "overflow", "masked_rows")  # fields of a contract
 _SECONDS = 20.0  # for shrinking, shared by the broken aspects: a user waits for the report
 _SECONDS_OF_CALLS = 4.0  # for the calls that experiments and facts are made of, and for what the kernel reads
+_OF_EARLIER_CALLS = ("answer_kept_by_shape", "answer_kept_by_address")  # explanations by results of other calls
+_ALSO_EXPLAINED = ("layouts", "determinism")  # aspects of which it is measured where they begin, though explained
 _SECONDS_OF_EXPERIMENTS = 6.0  # on the definition; both are shared by the broken aspects too
 _SECONDS_OF_SUSPECT = 4.0  # less, as a suspect aspect is no proof
 _ACCESS = "device_access"  # the name of an explanation by compute-sanitizer
@@ -254,19 +257,28 @@ def _explained(
     with plan.steps.step(f"classifying {name}"):
         failure = _classified(failure, harness)
     explained, facts, known, again = Explained(), tuple[Fact, ...](), "", None
+    calls, steady = list[Observation](), True
     with plan.steps.step(f"explaining {name}"):
         explained = explain(harness, failure, first.case, plan.sampler, keeps=partial(promises.keeps, name))
     explanations, share = explained.explanations, _SECONDS_OF_CALLS / broken
     with plan.steps.step(f"measuring facts about {name}"):
+        steady = is_steady(harness, failure)
         calls = breaking_calls(harness, failure, first.case, plan.sampler, share)
         explanations = explanations or experiments.explained(calls)
-        facts = measured_facts(harness, calls, name, is_explained=bool(explanations), seconds=share)
+        if steady:
+            facts = measured_facts(harness, calls, name, is_explained=bool(explanations), seconds=share)
     is_explained = bool(explanations)
     if large is not None:
         failure = replace(failure, message=f"{failure.message}; first met at {case_label(large.case)}: {large.message}")
     with plan.steps.step(f"finding where {name} begins"):
-        known, begins = _known(name, failure, first.case, plan, is_explained=is_explained)
-        facts = (*facts, *(replace(fact, aspect=name) for fact in begins))
+        if steady:
+            known, begins = _known(name, failure, first.case, plan, is_explained=is_explained)
+            facts = (*facts, *(replace(fact, aspect=name) for fact in begins))
+        if not is_explained or name in _ALSO_EXPLAINED:
+            further = further_facts(
+                harness, failure, first.case, plan.sampler, calls, name, is_steady=steady, seconds=share
+            )
+            facts = (*facts, *further)
     with plan.steps.step(f"the numbers of {name}"):
         again = sample_of(failure.case, harness.try_case(failure.case) if aspect.map is not None else None)
     return replace(
@@ -319,7 +331,25 @@ def _explained_once(known: Mapping[str, Aspect]) -> dict[str, Aspect]:
         if aspect.status == "broken" and aspect.explanations:
             first = first_with.setdefault(aspect.explanations[0].name, name)
             result[name] = aspect if first == name else replace(aspect, note=f"by the same fault as {first}")
+    related = dict[str, str]()
+    for name in GRAVITY:
+        aspect = result.get(name, Aspect())
+        if aspect.status == "broken" and not aspect.explanations:
+            for subject in [fact.subject for fact in aspect.facts if fact.kind == "relation" and fact.is_telling]:
+                if (first := related.setdefault(subject, name)) != name:
+                    result[name] = replace(aspect, note=f"by the same fault as {first}")
+    kept = next((name for name in GRAVITY if _keeps_results(result.get(name, Aspect()))), "")
+    for name, aspect in result.items():
+        if kept and name not in (kept, "conduct") and aspect.status == "broken" and not aspect.explanations:
+            note = f"perhaps by the same fault as {kept}, whose results are of other calls"
+            result[name] = replace(aspect, note=note, known="", facts=())
     return result
+
+
+def _keeps_results(aspect: Aspect) -> bool:
+    """Whether a broken aspect is explained, or measured, as results of earlier calls, which any case may meet."""
+    named = any(explanation.name in _OF_EARLIER_CALLS for explanation in aspect.explanations[:1])
+    return aspect.status == "broken" and (named or any(fact.kind == "calls" for fact in aspect.facts))
 
 
 def _said_once(known: Mapping[str, Aspect]) -> dict[str, Aspect]:

@@ -470,8 +470,7 @@ def length_cases(sampler: Sampler, *, quick: bool = False) -> list[tuple[int, tu
     """
     choose = _chooser(sampler, "lengths")
     base = sampler.case(_least, style="small", options=sampler.option_sets()[0])
-    reduction = base.definition.reduction
-    over = reduction.over if reduction is not None else base.signature.tensors[0].dims[-1]
+    over = _summed_over(base)
     full = {tensor.name: "full" for tensor in base.signature.tensors if tensor.role == "length"}  # sums of all terms
     results: dict[int, tuple[Case, ...]] = {}
     for longest in (*QUICK_LENGTHS, LENGTHS[1]) if quick else LENGTHS:
@@ -487,6 +486,19 @@ def length_cases(sampler: Sampler, *, quick: bool = False) -> list[tuple[int, tu
             ]
             results.setdefault(dimension(over, sizes), tuple(cases))
     return sorted(results.items())
+
+
+def _summed_over(case: Case) -> str:
+    """Return the symbol or expression that the op sums over; of an op that says nothing its first tensor's last
+    dimension."""
+    reduction = case.definition.reduction
+    first = next((tensor.dims[-1] for tensor in case.signature.tensors if tensor.dims), "1")
+    return reduction.over if reduction is not None else first
+
+
+def length_of(case: Case) -> int:
+    """Return the number of terms of a case's sums."""
+    return dimension(_summed_over(case), case.sizes)
 
 
 def _sizes_of_sum(sampler: Sampler, base: Case, over: str, longest: int) -> dict[str, int] | None:

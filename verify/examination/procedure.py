@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -33,7 +34,7 @@ from assay.verify.examination.repro import repro_line
 from assay.verify.examination.run import Progress, Run, Tally
 from assay.verify.examination.sensitivity import sensitivity_check
 from assay.verify.examination.steps import in_words
-from assay.verify.findings import Detectable, Pairs, Variant
+from assay.verify.findings import Detectable, Pairs, Variant, vacuous_lengths
 from assay.verify.harness import lost_device
 from assay.verify.harness.call import signature_mismatch
 from assay.verify.harness.compilation import Compiled
@@ -269,7 +270,7 @@ def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
         made = run.compiled
         with steps.step("the examination", looks_for_faults=True):
             run.execute()
-        tally, detectable = run.tally, run.detectable
+        tally, detectable = run.tally, run.levels
         pairs, variants, cut = run.pairs(), run.variants, run.cut
         if tally.broken:
             progress("shrinking", 0, 0)
@@ -278,9 +279,14 @@ def _verdict(plan: Plan, target: str, progress: Progress) -> Verdict:
         with steps.step("explaining the failures"):
             tally = replace(tally, aspects=diagnosed(tally.aspects, plan, target))
         outcome, note = _outcome(tally, undetected, plan.settings)
-        if outcome in ("PASS", "WARN") and detectable and all(level.vacuous for level in detectable):
-            least = min(level.suspect for level in detectable)
-            outcome, note = "VACUOUS", f"at every length an error of {least:.0%} of the whole output passes unseen"
+        unseen = [min(level.broken, level.suspect) for level in detectable if level.vacuous]
+        if outcome in ("PASS", "WARN") and unseen:
+            error = f"an error of {min(unseen):.0%} of" if min(unseen) < math.inf else "any error of"
+            words = f"{error} the whole output passes unseen"
+            if run.detectable and all(level.vacuous for level in run.detectable):
+                outcome, note = "VACUOUS", f"at every length {words}"
+            else:
+                note = "; ".join(filter(None, (note, f"at {vacuous_lengths(detectable)} {words}")))
         if outcome in ("PASS", "WARN") and (untried := run.untried_for_time):
             outcome, note = "INCONCLUSIVE", f"the budget was over before a case of {', '.join(untried)}"
         if run.losses and run.loss_budget <= 0:

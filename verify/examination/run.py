@@ -35,7 +35,7 @@ from assay.verify.cases.stored import stored_cases
 from assay.verify.comparison.error_map import map_of
 from assay.verify.comparison.result import UNDECIDED, UNRESOLVED, Counts, Result, by_reason
 from assay.verify.comparison.sampled import case_label
-from assay.verify.comparison.statistics import INDEPENDENT, detectable, judge_statistically
+from assay.verify.comparison.statistics import INDEPENDENT, detectable, is_hollow, is_ordinary, judge_statistically
 from assay.verify.examination import phases
 from assay.verify.examination.aspects import aspects_of, attributed_to, without_aspect
 from assay.verify.examination.plan import Plan
@@ -262,6 +262,8 @@ class Run:
     """How many cases of each aspect failed by another aspect."""
     detectable: list[Detectable] = field(default_factory=list)
     """What the check notices at each length tried."""
+    hollow: list[Detectable] = field(default_factory=list)
+    """The lengths of other ordinary cases at which it doesn't notice that a tenth of the output is wrong."""
     search: Search | None = None
     """What was observed of the kernel's variants; None until their phase."""
     tried_variants: set[int] = field(default_factory=set)
@@ -400,6 +402,7 @@ class Run:
             failure = replace(failure, case=self.compiled.named(failure.case, self.beforehand))
         if failure is None:
             self.tally += Tally.of(phase, result, shown)
+            self._measure(phase, result)
         elif failure.kind == "not_interpreted":
             self.tally += Tally(not_interpreted=(failure.message,))
             self.ended = True
@@ -440,6 +443,28 @@ class Run:
                 aspect = "range"
         return aspect
 
+    def _measure(self, phase: str, result: Result) -> None:
+        """Note the length of an ordinary case of which the worst case says nothing; there the statistical bound decides
+        too, but of samples."""
+        length = phases.length_of(result.case)
+        if phase == "lengths" or length < phases.LENGTHS[0] or not is_ordinary(result.case):
+            return
+        parts = result.parts or (result,)
+        if not all(map(is_hollow, parts)):
+            return
+        seconds = parts if result.parts else (self._judged_statistically(result),)
+        level = detectable(length, list(zip(parts, seconds, strict=True)))
+        if level is not None and level.vacuous:
+            self.hollow.append(level)
+
+    @property
+    def levels(self) -> list[Detectable]:
+        """What the check notices at each length tried, and the longer ones at which it notices nothing."""
+        longest = max((level.length for level in self.detectable if not level.vacuous), default=0)
+        known = {level.length: level for level in self.detectable}
+        longer = {level.length: level for level in self.hollow if level.length > longest}
+        return sorted((longer | known).values(), key=lambda level: level.length)
+
     def try_with_statistics(self, phase: str, case: Case) -> tuple[Result, Result] | None:
         """Try a case, then judge its outputs by the statistical bound. Return both results, or None if the case failed
         or was changed."""
@@ -449,14 +474,18 @@ class Run:
         if result is None or result.failure is not None or result.case != case:
             return None
         with self.plan.steps.step(f"a case of {phase}", looks_for_faults=True):
-            second = judge_statistically(self.harness.oracle, result.case, result)
-            if second.failure is not None:
-                aspect = attributed_to(
-                    second.failure, lambda case: failure_or_suspicion(self.harness, sampler.tied(case)), sampler
-                )
-                self.tally += Tally(aspects={aspect: Aspect("suspect", failure=second.failure)})
-            return result, second
+            return result, self._judged_statistically(result)
         return None
+
+    def _judged_statistically(self, result: Result) -> Result:
+        """Return the result of the statistical bound; a failure makes its aspect suspect."""
+        second, sampler = judge_statistically(self.harness.oracle, result.case, result), self.plan.sampler
+        if second.failure is not None:
+            aspect = attributed_to(
+                second.failure, lambda case: failure_or_suspicion(self.harness, sampler.tied(case)), sampler
+            )
+            self.tally += Tally(aspects={aspect: Aspect("suspect", failure=second.failure)})
+        return second
 
     @cached_property
     def factors(self) -> Factors:

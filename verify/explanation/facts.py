@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain
 
 from assay.runtime.errors import AssayError
 from assay.verify.cases.case import Case
-from assay.verify.cases.sampler import Sampler
+from assay.verify.cases.sampler import Sampler, with_values
+from assay.verify.explanation.begins import beginnings, calls_in_words
+from assay.verify.explanation.earlier_calls import kept_from_earlier
 from assay.verify.explanation.explain import NUMBERS, fresh_cases
 from assay.verify.explanation.fault_budget import FaultBudget
 from assay.verify.explanation.fault_models.fault_tolerance import Observation, observation_of
 from assay.verify.explanation.reads import reads
 from assay.verify.explanation.relations import relations
+from assay.verify.explanation.residuals import residuals
 from assay.verify.findings import Fact, Failure
 from assay.verify.harness.runner import KernelHarness
 
@@ -48,8 +52,46 @@ def measured_facts(
     observations = observations[:_OF_FACTS]
     facts = relations(observations, aspect)
     if observations and not is_explained:
+        facts += residuals(observations, aspect, is_related=bool(facts))
         facts += reads(harness, observations, aspect, FaultBudget(seconds))
     return tuple(facts)
+
+
+def further_facts(
+    harness: KernelHarness,
+    failure: Failure,
+    first: Case,
+    sampler: Sampler,
+    observations: Sequence[Observation],
+    aspect: str,
+    *,
+    is_steady: bool,
+    seconds: float = _SECONDS,
+) -> tuple[Fact, ...]:
+    """Return whether a shrunk failure is an earlier call's result, and where it begins.
+
+    ``first`` is its case before shrinking, ``observations`` are the `breaking_calls`, and ``is_steady`` says what
+    `is_steady` does: of a kernel that isn't, only its calls say where it is wrong.
+    """
+    if failure.kind not in (*NUMBERS, "nondeterministic"):
+        return ()
+    budget = FaultBudget(seconds)
+    if is_steady and failure.case.protocol == "once":
+        return tuple(beginnings(harness, failure, first, sampler, observations[:_OF_FACTS], aspect, budget))
+    facts = kept_from_earlier(harness, failure, sampler, aspect, budget)
+    if not facts and (words := calls_in_words(harness, failure.case, budget)):
+        facts = [Fact("calls", words, aspect)]
+    return tuple(facts)
+
+
+def is_steady(harness: KernelHarness, failure: Failure) -> bool:
+    """Whether equal calls, one with other data among them, are wrong alike: else it depends on earlier calls."""
+    if failure.kind not in NUMBERS:
+        return failure.kind != "nondeterministic"
+    own = replace(failure.case, protocol="once", before=())
+    calls = (own, with_values(own, "normal", seed=own.seed + 31, edits=()), own, own)
+    wrong = [harness.try_case(case).failure is not None for case in calls]
+    return wrong[0] == wrong[2] == wrong[3]
 
 
 def _breaking(

@@ -16,7 +16,9 @@ from assay.golden.signature import TensorSpec
 from assay.runtime.errors import AssayError
 from assay.runtime.tensors import same_numbers
 from assay.verify.cases.case import Case, all_contents
+from assay.verify.cases.sampler import with_values
 from assay.verify.comparison.error_map import indices_in_words
+from assay.verify.comparison.oracle import Oracle
 from assay.verify.explanation.fault_budget import FaultBudget
 from assay.verify.explanation.fault_models.fault_tolerance import Observation, observation_of
 from assay.verify.findings import Fact
@@ -62,6 +64,9 @@ def reads(harness: KernelHarness, observations: Sequence[Observation], aspect: s
         if tensor.is_integer or not _may_be_edited(base.case, tensor):
             continue
         facts += [Fact("reads", words, aspect) for words in _of_tensor(harness, base, tensor, budget)]
+    again = harness.outputs(base.case) if facts else None
+    if again is None or not all(map(same_numbers, again, base.outputs)):  # what changed were calls, not inputs
+        return []
     return facts
 
 
@@ -82,7 +87,9 @@ def _of_tensor(harness: KernelHarness, base: Observation, tensor: TensorSpec, bu
     if whole is None:
         return
     if whole.is_ignored:
-        yield f"{tensor.name} is not read: nothing changes with it"
+        ordinary = _effect(harness, base, tensor, torch.ones(shape, dtype=torch.bool), ordinary=True)
+        if ordinary is None or ordinary.is_ignored:  # else these numbers are beyond where anything changes
+            yield f"{tensor.name} is not read: nothing changes with it"
         return
     for axis, name in enumerate(tensor.dims if tensor.role not in _WHOLE else ()):
         size = shape[axis]
@@ -101,7 +108,7 @@ def _of_tensor(harness: KernelHarness, base: Observation, tensor: TensorSpec, bu
                 continue
             if effect.is_ignored or any(map(_any, effect.changed)):
                 ignored[index] = effect.is_ignored
-            strays = [(number, part) for number, part in enumerate(effect.strays) if _any(part)]
+            strays = list(_unneeded(base, tensor, mask, effect.strays))
             strayed[index] = bool(strays)
             if strays and not example:
                 number, part = strays[0]
@@ -120,6 +127,27 @@ def _of_tensor(harness: KernelHarness, base: Observation, tensor: TensorSpec, bu
             return  # along one dimension: along others the same would be told again
 
 
+def _unneeded(
+    base: Observation, tensor: TensorSpec, mask: Tensor, strays: Sequence[Tensor]
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield the outputs with elements among the ``strays`` that don't depend on the marked elements at all.
+
+    A golden may keep every bit because what changes is too small, or masked by a larger number: with NaN it would not.
+    """
+    if not any(map(_any, strays)):
+        return
+    nan = tuple((tensor.name, tuple(position), math.nan) for position in mask.nonzero().tolist())
+    case = replace(base.case, edits=(*base.case.edits, *nan))
+    try:
+        limits = Oracle(base.contract).tolerances(case, all_contents(case), base.chosen)
+    except AssayError:
+        return
+    for number, (part, before, after) in enumerate(zip(strays, base.limits, limits, strict=True)):
+        part = part & after.judged & (before.golden == after.golden)
+        if _any(part):
+            yield number, part
+
+
 def _filled(marks: Sequence[bool | None]) -> list[bool]:
     """Return the marks; an unknown one counts as marked between two known neighbours that both are."""
     below, above = ([bool(mark) for mark in _carried(some)] for some in (marks, marks[::-1]))
@@ -134,10 +162,14 @@ def _carried(marks: Sequence[bool | None]) -> Iterator[bool | None]:
         yield last
 
 
-def _effect(harness: KernelHarness, base: Observation, tensor: TensorSpec, mask: Tensor) -> _Effect | None:
-    """Return what a change of the marked elements does; None if that call can't be made or judged."""
+def _effect(
+    harness: KernelHarness, base: Observation, tensor: TensorSpec, mask: Tensor, *, ordinary: bool = False
+) -> _Effect | None:
+    """Return what a change of the marked elements does, to ``ordinary`` numbers or to others of their distribution;
+    None if that call can't be made or judged."""
     case, own = base.case, all_contents(base.case)[tensor.name]
-    other = all_contents(replace(case, seed=case.seed + 1_009, edits=()))[tensor.name]
+    drawn = replace(case, seed=case.seed + 1_009, edits=())
+    other = all_contents(with_values(drawn, "normal") if ordinary else drawn)[tensor.name]
     edits = tuple(
         (tensor.name, tuple(int(each) for each in position), float(other[tuple(position)].double()))
         for position in mask.nonzero()

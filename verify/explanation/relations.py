@@ -35,6 +35,8 @@ _NARROW = 0.05  # relative half-width of an interval of factors that still says 
 _SLACK = 1.5  # times the tolerance before the store: a wrong kernel's own roundings are of other numbers
 _STORE = 0.75  # of the spacing: half of it, and some slack
 _MOST_PAIRS = 2**22  # comparisons of elements for one axis
+_LEAST_DISTINCT = 8  # numbers of a narrow format: fewer may be so by chance
+_MOST_UNITS = 64  # by which repeated roundings to it may be off
 _NARROWER = ("float16", "bfloat16", "float8_e5m2", "float8_e4m3fn")
 _CONSTANTS = {
     "2": 2.0,
@@ -337,16 +339,22 @@ def _digits(calls: Sequence[Wrong], tensor: TensorSpec) -> str:
     radius = torch.cat([call.elements[2] for call in calls])
     if len(got) < 32 or not bool(got.isfinite().all()):
         return ""
+    fits = []
     for name in _NARROWER:
         narrow = format_named(name)
         if narrow.precision >= out.precision or float(got.abs().max()) > narrow.largest:
             continue
         spacing = torch.ldexp(torch.ones_like(got), got.abs().clamp(min=narrow.smallest_normal).log2().floor().int())
         spacing = spacing * 2.0 ** (1 - narrow.precision)
-        near = ((got - golden).abs() <= radius + spacing).all()
-        if bool(near) and bool((round_to(got, narrow) == got).all()):
-            return f"have {narrow.precision} significant bits, as {name} has, beside the right ones"
-    return ""
+        if not bool((round_to(got, narrow) == got).all()) or _distinct(got) < _LEAST_DISTINCT:
+            continue
+        beside = bool(((got - golden).abs() <= radius + spacing).all())
+        most = math.ceil(float(((got - golden).abs() / spacing).max()))
+        where = "beside the right ones" if beside else f"up to {most:,} of their units off"
+        if beside or most <= _MOST_UNITS:
+            words = f"have {narrow.precision} significant bits, as {name} has, {where}"
+            fits.append((not beside, narrow.precision, words))
+    return min(fits)[-1] if fits else ""
 
 
 _RELATIONS: tuple[Callable[[Sequence[Wrong], TensorSpec], str], ...] = (

@@ -9,8 +9,7 @@ Protocols:
   shuffled in others.
 - "emitted": Triton kernels compute with the arithmetic that NVIDIA's backend emits.
 - "outside": the call is made in a plain process, where the kernel can't detect the examination. The phase is
-  "plain_process", the module `assay.verify.harness.clean_process`, and the aspect "conduct", which "after_refill" and
-  "after_many" show too, and tampering breaks.
+  "plain_process", the module `assay.verify.harness.clean_process`, and the aspect "conduct", which tampering breaks.
 - "alone": each row by itself must give the bits that it gives among the others.
 - "bias": calls with fresh data, whose errors may not all lean to one side.
 - "at": a large case, called in poisoned memory, which shows unwritten elements, and then in plain memory, of whose
@@ -117,14 +116,16 @@ class _History:
             return ""
         return f", in call {number} of {len(self._calls)} ({sequence_in_words(self._calls[:-1])})"
 
-    def change(self, case: Case, number: int) -> Failure | None:
-        """Return a failure if the call of this number has changed the result of an earlier one.
+    def change(self, case: Case, number: int, outputs: Outputs) -> Failure | None:
+        """Return a failure if the call of this number, which gave ``outputs``, has changed an earlier call's result.
 
         Of many results the latest are compared after each call, and all after the last.
         """
         for earlier, result, then in self._held if number == len(self._calls) else self._held[-_RECENT:]:
             if not same_numbers(result, then):
                 words = f"a later call changed an earlier call's result: call {number} that of call {earlier}"
+                if any(same_numbers(result, output) for output in outputs):
+                    words += ", which is now its own"
                 calls = sequence_in_words(self._calls[:-1])
                 return failure_of(case, "nondeterministic", f"{words} of {len(self._calls)} ({calls})")
         return None
@@ -345,10 +346,13 @@ class KernelHarness:
             raise DependentPrograms("no element comes from the programs that ran alone")
         return result
 
-    @standard_environment()
     def outputs(self, case: Case) -> Outputs | None:
         """Return the outputs of one call, unjudged; None if there are none."""
-        case = replace(case, protocol="once")
+        return self.last_outputs(replace(case, protocol="once"))
+
+    @standard_environment()
+    def last_outputs(self, case: Case) -> Outputs | None:
+        """Return the outputs of the last call that a case's protocol makes, unjudged; None if there are none."""
         if self.isolation is not None:
             seen = self.isolation.observe(case, self.ignored_aspects)
         else:
@@ -409,7 +413,7 @@ class KernelHarness:
                 return replace(outputs, message=f"{outputs.message}{which}")
             if failure := self._damage(case, given):
                 return replace(failure, message=f"{failure.message}{history.words(number)}")
-            if failure := history.change(made, number) or (
+            if failure := history.change(made, number, outputs) or (
                 history.difference(made, number, outputs) if self.contract.deterministic else None
             ):
                 lines = self.call.watch.contended

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from assay.runtime.output import visible
 from assay.verify.cases.case import edits_in_words
+from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.comparison.result import UNRESOLVED
 from assay.verify.findings import ASPECTS, Aspect, Detectable, ErrorMap, Failure, Findings, Variant
 from assay.verify.harness.frameworks import MEND
@@ -20,7 +21,8 @@ _LIMIT = {"unlikely": "rounding takes it"}
 
 def text_report(result: Findings) -> str:
     """Return the terminal's report of a verdict."""
-    lines = [f"{result.outcome}{_vacuous(result)}  {result.kernel} as {result.spec} in {result.dtype}"]
+    vacuous = f", vacuous at {result.vacuous}" if result.vacuous else ""
+    lines = [f"{result.outcome}{vacuous}  {result.kernel} as {result.spec} in {result.dtype}"]
     lines.append(f"  contract    {result.contract}")
     lines.append(f"  cases       {result.cases} decided, {result.elements} elements, worst ratio {result.worst:.3g}")
     lines += [f"  not judged  {count} elements {reason}" for reason, count in result.left_out.items()]
@@ -61,16 +63,6 @@ def text_report(result: Findings) -> str:
     if result.violated and not result.target:
         lines.append("              (this kernel has no importable name: add --target package.module:function)")
     return visible("\n".join(lines))
-
-
-def _vacuous(result: Findings) -> str:
-    """Return the lengths of which an outcome that isn't VACUOUS itself says nothing."""
-    lengths = [level.length for level in result.detectable if level.vacuous]
-    if not lengths or result.outcome == "VACUOUS":
-        return ""
-    further = all(level.vacuous for level in result.detectable if level.length >= min(lengths))
-    words = f"{lengths[0]:,} terms or more" if further else " and ".join(f"{n:,}" for n in lengths) + " terms"
-    return f", vacuous at {words}"
 
 
 def variants_in_words(variants: Sequence[Variant]) -> list[str]:
@@ -167,6 +159,8 @@ def _numbers(failure: Failure) -> list[str]:
         return []
     index = f"{failure.output}{list(failure.index)}"
     lines = [f"  worst at    {index}: got {failure.got:.9g}, golden {failure.golden:.9g}"]
+    if failure.is_of_index:
+        return lines
     if failure.radius is not None and failure.ratio is not None:
         off = abs(failure.got - failure.golden)
         digits = 4 if failure.ratio >= 1.001 or failure.ratio <= 1 else 9
@@ -199,6 +193,8 @@ def failure_in_words(failure: Failure) -> str:
     setting = [f"{symbol}={size}" for symbol, size in case.sizes.items() if size != 1]
     defaults = case.definition.complete({})
     setting += [f"{name}={value}" for name, value in case.options.items() if value != defaults[name]]
+    if failure.kind == "layout":
+        setting += [f"{name} {layout}" for name, layout in case.layouts.items() if layout != LAYOUTS[0]]
     setting += edits_in_words([edit for edit in case.edits if edit[2] != 0 or math.copysign(1, edit[2]) < 0], most=2)
     return f"{', '.join(setting) or 'all sizes 1'}: {_what_came(failure)}"
 
@@ -207,5 +203,9 @@ def _what_came(failure: Failure) -> str:
     if failure.got is None or failure.golden is None or failure.kind in ("layout", "unwritten_output"):
         return f"{failure.kind}: {failure.message}"
     index = f"{failure.output}{list(failure.index)}"
-    allowed = "" if failure.radius is None else f", {_LIMIT.get(failure.kind, 'allowed')} ±{failure.radius:.2g}"
+    allowed = (
+        ""
+        if failure.radius is None or failure.is_of_index
+        else f", {_LIMIT.get(failure.kind, 'allowed')} ±{failure.radius:.2g}"
+    )
     return f"{index} came {failure.got:.6g}, right {failure.golden:.6g}{allowed}"

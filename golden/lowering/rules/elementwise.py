@@ -11,6 +11,7 @@ import torch
 from assay.golden.arithmetic import Ball
 from assay.golden.lowering.dispatch import Lowering
 from assay.golden.lowering.rule_table import constant, elementwise, promoted, rule
+from assay.golden.lowering.tensor import TracedTensor
 
 
 def scaled(x: Any, factor: float) -> Any:
@@ -82,7 +83,6 @@ _DECIDING: dict[str, Callable[..., Any]] = {
     ),
 }
 _FLOATING: dict[str, Callable[..., Any]] = {
-    "div.Tensor div.Scalar true_divide.Tensor": lambda xp, x, y: quotient(xp, x, y),
     "rad2deg": lambda xp, x: x * xp.constant(lambda sqrt, pi: 180 / pi),
     "deg2rad": lambda xp, x: x * xp.constant(lambda sqrt, pi: pi / 180),
 }
@@ -108,7 +108,25 @@ def quotient(xp: Any, x: Any, y: Any) -> Any:
     exact &= (y.radius == 0) if isinstance(y, Ball) else True
     exact &= result.radius.isfinite() & x.model.represents(result.mid)
     exact &= (result.mid.abs() >= x.model.compute.smallest_normal) | (result.mid == 0)
-    return xp.chosen(exact.expand(result.mid.shape), xp.exact(result.mid), result) if bool(exact.any()) else result
+    exact, known = exact.expand(result.mid.shape), xp.exact(result.mid)
+    return known if bool(exact.all()) else xp.chosen(exact, known, result) if bool(exact.any()) else result
+
+
+_DIVISIONS = "div.Tensor div.Scalar true_divide.Tensor"
+
+
+@rule(_DIVISIONS)
+def _div(ctx: Lowering, x: Any, y: Any) -> torch.Tensor:
+    """Return the quotient; of a sum by one number also with the terms divided first, as means are computed in parts."""
+    numbers = [ctx.number(arg) if isinstance(arg, torch.Tensor) else arg for arg in (x, y)]
+    result = ctx.xp.in_blocks(lambda a, b: quotient(ctx.xp, a, b), *numbers)
+    divided = x.memory.divided if isinstance(x, TracedTensor) else None
+    if divided is not None and tuple(x.shape) == tuple(x.memory.number.shape):
+        divisor = numbers[1] if isinstance(numbers[1], (int, float)) else numbers[1].reshape(-1)
+        if isinstance(divisor, (int, float)) or divisor.shape[0] == 1:
+            result = ctx.xp.any_formula(lambda: result, lambda: divided(divisor))
+    ctx.observe(_DIVISIONS, numbers, result)
+    return ctx.wrap(result, promoted((x, y), True))
 
 
 @elementwise("div.Tensor_mode div.Scalar_mode", deciding=True)

@@ -10,6 +10,7 @@ import torch
 
 from assay.golden.lowering.dispatch import Lowering
 from assay.golden.lowering.rule_table import rule
+from assay.golden.lowering.rules.elementwise import quotient
 from assay.golden.lowering.tensor import TracedTensor, axis_last, permuted
 
 Tensor = torch.Tensor
@@ -61,13 +62,23 @@ def _sum_dtype(x: Tensor, dtype: torch.dtype | None) -> torch.dtype:
 
 @rule("sum sum.dim_IntList")
 def _sum(ctx: Lowering, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    return reduced(ctx, x, dim, keepdim, ctx.xp.sum, _sum_dtype(x, dtype))
+    total = reduced(ctx, x, dim, keepdim, ctx.xp.sum, _sum_dtype(x, dtype))
+    if isinstance(total, TracedTensor) and total.is_floating_point():
+        total.memory.divided = lambda y: ctx.number(
+            reduced(ctx, x, dim, keepdim, lambda n: ctx.xp.sum(quotient(ctx.xp, n, y)))
+        )
+    return total
 
 
 @rule("mean mean.dim")
 def _mean(ctx: Lowering, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    count = float(math.prod(x.shape[axis] for axis in axes_of(x, dim)))
-    return reduced(ctx, x, dim, keepdim, lambda n: ctx.xp.sum(n) / count, dtype)
+    """Return the mean: a sum that is divided, or a sum of divided terms, as of programs that add their share."""
+    count, xp = float(math.prod(x.shape[axis] for axis in axes_of(x, dim))), ctx.xp
+
+    def mean(n: Any) -> Any:
+        return xp.any_formula(lambda: quotient(xp, xp.sum(n), count), lambda: xp.sum(quotient(xp, n, count)))
+
+    return reduced(ctx, x, dim, keepdim, mean, dtype)
 
 
 @rule("prod prod.dim_int")
