@@ -4,8 +4,15 @@ In: a running model of PyTorch, and the folders that `record` wrote. Out: a `Rep
 `assay compare`.
 """
 
-from assay.compare.comparing import compare
-from assay.compare.recording import record
-from assay.compare.report import Region, Report
+from typing import TYPE_CHECKING
+
+from assay.runtime.modules import lazy
+
+if TYPE_CHECKING:
+    from assay.compare.comparing import compare
+    from assay.compare.recording import record
+    from assay.compare.report import Region, Report
 
 __all__ = ["Region", "Report", "compare", "record"]
+
+__getattr__, __dir__ = lazy(__name__)

@@ -85,8 +85,8 @@ class Architecture:
         return float(scale)
 
     def rotary_frequencies(self) -> tuple[Tensor, float] | None:
-        """Return the frequencies [R / 2] and the factor of cosines and sines; None if the configuration has none, or one
-        for each kind of layer."""
+        """Return the frequencies [R / 2] and the factor of cosines and sines; None if the configuration has none, or
+        one for each kind of layer."""
         rope = self.setting("rope_parameters", "rope_scaling", default={}) or {}
         if any(isinstance(each, dict) for each in rope.values()):
             return None

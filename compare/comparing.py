@@ -18,11 +18,20 @@ from assay.compare.run import Run, Slot
 from assay.compare.shares import Shares, log_probabilities
 from assay.compare.structure import Parameter, Plan, Structure
 from assay.compare.weights import difference_of
+from assay.runtime.errors import AssayError, one_line
+from assay.runtime.tensors import same_bits
 from assay.verify.contract import Contract, contract_from_table
 
 _CLIP = 0.2
 """PPO's range of probability ratios."""
-_SETTINGS_LEFT_OUT = {"_name_or_path", "transformers_version", "use_cache", "architectures", "_attn_implementation", "dtype"}
+_SETTINGS_LEFT_OUT = {
+    "_name_or_path",
+    "transformers_version",
+    "use_cache",
+    "architectures",
+    "_attn_implementation",
+    "dtype",
+}
 
 
 @dataclass
@@ -35,19 +44,44 @@ class _Judged:
     b: Evidence | None = None
 
 
+def different_bits(a: str | Path, b: str | Path) -> Region | None:
+    """Return the first region whose bits differ in the runs although its inputs' don't; None where all are equal.
+
+    Its cause says whether both results keep the contract: then another order of sums, or algorithm, explains it.
+    """
+    first, second = Run(a), Run(b)
+    _match_sequences(first, second)
+    promise = contract_from_table({"base": "torch"})
+    for plan in Structure(first, first, second).plans:
+        slots = [*(each for each in plan.inputs if isinstance(each, Slot)), *plan.outputs]
+        one, two = ([run.whole(slot) for slot in slots] for run in (first, second))
+        same = [x is not None and y is not None and same_bits(x, y) for x, y in zip(one, two, strict=True)]
+        if all(same):
+            continue
+        region = _judge(plan, first, second, first, promise).region
+        taken = same[: len(slots) - len(plan.outputs)]
+        if all(taken) and not region.is_beyond:
+            region.cause = "same inputs, other bits, both within the contract: another order of sums, or algorithm"
+        elif not all(taken):
+            region.cause = region.cause or "its inputs differ, and no region before it explains why"
+        return region
+    return None
+
+
 def compare(
     a: str | Path, b: str | Path, *, contract: str | Contract = "torch", weights: str | Path | None = None
 ) -> Report:
     """Compare two runs that `record` wrote, of the same tokens, and return the `Report`.
 
-    ``contract``: what the code of both promises, a `Contract` or its name ("torch" admits what eager mode and any fusion of
-    it round). Where the runs' weights or configurations differ, those of run a count, or those of the run ``weights``.
+    ``contract``: what the code of both promises, a `Contract` or its name ("torch" admits what eager mode and any
+    fusion of it round). Where the runs' weights or configurations differ, those of run a count, or those of the run
+    ``weights``.
 
     Raises `CompareError` for runs of other tokens, `RecordingError` for folders that are none.
     """
     first, second = Run(a), Run(b)
     authority = first if weights is None else Run(weights)
-    _check_tokens(first, second)
+    _match_sequences(*dict.fromkeys((first, second, authority)))
     promise = contract if isinstance(contract, Contract) else contract_from_table({"base": contract})
     structure = Structure(authority, first, second)
     report = Report(str(a), str(b), settings=_settings(first, second))
@@ -61,15 +95,31 @@ def compare(
     return report
 
 
-def _check_tokens(a: Run, b: Run) -> None:
-    if len(a.ids) != len(b.ids) or any(not x.equal(y) for x, y in zip(a.ids, b.ids, strict=True)):
-        counts = [f"{len(run.ids)} sequences of {', '.join(str(len(ids)) for ids in run.ids[:4])} tokens" for run in (a, b)]
+def _match_sequences(*runs: Run) -> None:
+    """Keep in each run the sequences of tokens that all have, in the first one's order. Raises `CompareError`."""
+    for run in runs:
+        if not run.ids:
+            raise CompareError(f"{run.folder}: no call with token ids was recorded; call the model with input_ids")
+    kept: list[list[int]] = [[] for _ in runs]
+    free = [list(range(len(run.ids))) for run in runs]
+    for ids in runs[0].ids:
+        places = [
+            next((index for index in left if run.ids[index].equal(ids)), None)
+            for run, left in zip(runs, free, strict=True)
+        ]
+        if None not in places:
+            for chosen, left, index in zip(kept, free, places, strict=True):
+                assert index is not None
+                chosen.append(index)
+                left.remove(index)
+    if not kept[0]:
+        counts = " and ".join(f"{len(run.ids)} of {len(run.ids[0])} tokens and more" for run in runs)
         raise CompareError(
-            f"expected two runs of the same token ids, got {counts[0]} and {counts[1]}; record both with the same text, "
-            "teacher-forced"
+            f"expected runs with a sequence of the same token ids, got sequences {counts} without one in common; "
+            "record both with the same text, teacher-forced"
         )
-    if not a.ids:
-        raise CompareError(f"{a.folder}: no call with token ids was recorded; call the model with input_ids")
+    for run, chosen in zip(runs, kept, strict=True):
+        run.keep(chosen)
 
 
 def _settings(a: Run, b: Run) -> list[str]:
@@ -96,13 +146,24 @@ def _judge(plan: Plan, a: Run, b: Run, authority: Run, contract: Contract) -> _J
     judged = _Judged(plan, Region(plan.name, plan.kind))
     region, differences, suspicions = judged.region, [], {}
     for run, side in ((a, "a"), (b, "b")):
-        differing = [words for each in plan.inputs if type(each) is Parameter and (words := difference_of(each, authority, run))]
+        differing = [
+            words for each in plan.inputs if type(each) is Parameter and (words := difference_of(each, authority, run))
+        ]
         changed = [words for words in differing if words.is_fault]
         try:
             plan = _with_own_frequencies(plan, run)
             evidence = evidence_of(plan, run, contract, authority if changed else _weights(plan, run, authority))
         except Missing as missing:
             region.where = region.where or f"run {side}: {missing}"
+            continue
+        except (
+            RuntimeError,
+            ValueError,
+            TypeError,
+            IndexError,
+            AssayError,
+        ) as error:  # shapes that the definition has not
+            region.where = region.where or f"run {side}: {plan.definition} can't be evaluated on it ({one_line(error)})"
             continue
         setattr(judged, side, evidence)
         suspicions[side] = "" if evidence.is_beyond else suspicion_of(evidence)
@@ -111,19 +172,20 @@ def _judge(plan: Plan, a: Run, b: Run, authority: Run, contract: Contract) -> _J
         setattr(region, f"error_{side}", evidence.proved)
         setattr(region, f"times_{side}", evidence.times)
         setattr(region, f"dtype_{side}", str(evidence.given[0].dtype).removeprefix("torch."))
+        region.tokens[side] = _by_token(evidence)
         if evidence.is_beyond:
             differences += [words.words for words in changed]
-    for side, evidence in (("b", judged.b), ("a", judged.a)):
-        if evidence is not None and getattr(region, f"status_{side}") == "beyond":
-            region.cause = suspicions[side] or "; ".join(differences) or cause_of(evidence)
-            region.where = _where(evidence)
+    for side, known in (("b", judged.b), ("a", judged.a)):
+        if known is not None and getattr(region, f"status_{side}") == "beyond":
+            region.cause = suspicions[side] or "; ".join(differences) or cause_of(known)
+            region.where = _where(known)
             break
     return judged
 
 
 def _with_own_frequencies(plan: Plan, run: Run) -> Plan:
-    """Return a rotary table's region in the run's dtype, with its own frequencies where these are the configuration's in
-    another dtype: `model.bfloat16()` casts them too."""
+    """Return a rotary table's region in the run's dtype, with its own frequencies where these are the configuration's
+    in another dtype: `model.bfloat16()` casts them too."""
     if plan.definition != "rotary_table":
         return plan
     plan = replace(plan, options={**plan.options, "dtype": str(run.main_dtype).removeprefix("torch.")})
@@ -137,6 +199,15 @@ def _weights(plan: Plan, run: Run, authority: Run) -> Run:
     """Return the run whose parameters count: the run's own, where it has them all."""
     own = all(run.parameter(each.module, each.name) is not None for each in plan.inputs if type(each) is Parameter)
     return run if own else authority
+
+
+_MAPPED = 64  # columns of the page's map, so that a report stays small
+
+
+def _by_token(evidence: Evidence) -> list[float]:
+    """Return the largest excess of each token, of at most 64 groups of tokens."""
+    excess = torch.stack(evidence.excess).amax(0)
+    return [float(f"{float(part.max()):.3g}") for part in excess.chunk(min(_MAPPED, len(excess)))]
 
 
 def _where(evidence: Evidence) -> str:
@@ -199,17 +270,20 @@ def _of_link(taken: Tensor, given: Tensor, source: str, slot: str) -> str:
 
 
 def _unmatched(structure: Structure, judged: list[_Judged]) -> list[str]:
-    words = [f"{each.region.name}: {each.region.where}" for each in judged if "unmatched" in (each.region.status_a, each.region.status_b)]
+    words = [
+        f"{each.region.name}: {each.region.where}"
+        for each in judged
+        if "unmatched" in (each.region.status_a, each.region.status_b)
+    ]
     return words + [f"{name}: {slot} isn't the output of any region" for name, slot in structure.loose]
 
 
 def _measure(report: Report, structure: Structure, judged: list[_Judged], a: Run, b: Run) -> None:
     """Fill in the difference of log-probabilities, and each region's share of it."""
-    ours = [log_probabilities(run, structure.logits) for run in (a, b)]
-    if ours[0] is None or ours[1] is None:
+    one, two = (log_probabilities(run, structure.logits) for run in (a, b))
+    if one is None or two is None:
         report.unmatched.append("log-probabilities: no logits of all tokens were recorded")
         return
-    one, two = ours
     difference = two - one
     ratio = difference.exp()
     report.divergence = Divergence(
@@ -240,5 +314,3 @@ def _agreement(structure: Structure, a: Run, b: Run) -> float | None:
             if ids[0] is not None and ids[1] is not None:
                 same.append((ids[0].sort(-1).values == ids[1].sort(-1).values).all(-1))
     return float(torch.cat(same).double().mean()) if same else None
-
-

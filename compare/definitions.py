@@ -1,8 +1,8 @@
 """What each kind of region computes: PyTorch functions of [tokens, features], one for every region of a model.
 
-They are references (docs/references.md): evaluated in ball arithmetic they give the golden and the tolerance of a region
-on the inputs that a run had; differentiated in float64 they carry a local error to the log-probabilities. Casts to
-float32 are those of transformers' own text: what is computed there in float32 is promised to be.
+They are references (docs/references.md): evaluated in ball arithmetic they give the golden and the tolerance of a
+region on the inputs that a run had; differentiated in float64 they carry a local error to the log-probabilities. Casts
+to float32 are those of transformers' own text: what is computed there in float32 is promised to be.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -42,7 +42,9 @@ def layernorm(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, eps: flo
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x [T, K] weight^T [K, N] + bias [N]."""
+    """Return x [T, K] weight^T [K, N] + bias [N]; a weight in another dtype, of codes times scales, in float32."""
+    if weight.dtype != x.dtype:
+        return F.linear(wide(x), wide(weight), None if bias is None else wide(bias)).to(x.dtype)
     return F.linear(x, weight, bias)
 
 
@@ -52,7 +54,8 @@ def capped(logits: Tensor, *, softcap: float) -> Tensor:
 
 
 def rotary_table(positions: Tensor, frequencies: Tensor, *, scale: float = 1.0, dtype: str = "float32") -> Any:
-    """Return cosines and sines [T, 2 F] of positions [T, 1] times frequencies [F], each frequency twice, times scale."""
+    """Return cosines and sines [T, 2 F] of positions [T, 1] times frequencies [F], each frequency twice, times
+    scale."""
     angles = wide(positions) * wide(frequencies)[None, :]
     angles = torch.cat([angles, angles], -1)
     return (angles.cos() * scale).to(getattr(torch, dtype)), (angles.sin() * scale).to(getattr(torch, dtype))
@@ -111,7 +114,8 @@ def attention(
 def stepwise_attention(
     q: Tensor, k: Tensor, v: Tensor, *, heads: int, groups: int, scale: float, window: int = 0, softcap: float = 0.0
 ) -> Tensor:
-    """Return `attention` operation by operation, each stored in the tensors' dtype, as transformers' eager attention."""
+    """Return `attention` operation by operation, each stored in the tensors' dtype, as transformers' eager
+    attention."""
     length = len(q)
     q, k, v = (x.reshape(length, count, -1).transpose(0, 1) for x, count in ((q, heads), (k, groups), (v, groups)))
     k, v = (x.repeat_interleave(heads // groups, 0) for x in (k, v))
@@ -188,8 +192,8 @@ def latent_attention(
     scale: float,
     interleaved: bool,
 ) -> Tensor:
-    """Return multi-head latent attention, of queries [T, heads * D] and the key [T, R] that all heads share, both before
-    they are rotated, and of keys and values [T, heads * (plain + Dv)] made of the latent."""
+    """Return multi-head latent attention, of queries [T, heads * D] and the key [T, R] that all heads share, both
+    before they are rotated, and of keys and values [T, heads * (plain + Dv)] made of the latent."""
     length = len(q)
     q, k_rotary = latent_rotary(q, k_rotary, cos, sin, heads=heads, plain=plain, interleaved=interleaved)
     each = kv.reshape(length, heads, -1)
@@ -213,18 +217,18 @@ def gated_delta_rule(
 ) -> Tensor:
     """Return Qwen3-Next's linear attention before its gated norm, [T, value_heads * value_width].
 
-    A causal convolution with SiLU, then o_t = q_t S_t / sqrt(D), S_t = e^g S_(t-1) + beta k (v - e^g k S_(t-1)), of keys
-    and queries of length one, with g = -exp(A_log) softplus(a + dt_bias) (Yang, Kautz & Hatamizadeh, 2024).
+    A causal convolution with SiLU, then o_t = q_t S_t / sqrt(D), S_t = e^g S_(t-1) + beta k (v - e^g k S_(t-1)), of
+    keys and queries of length one, with g = -exp(A_log) softplus(a + dt_bias) (Yang, Kautz & Hatamizadeh, 2024).
     """
     length, shared = len(qkvz), value_heads // key_heads
     qkvz = qkvz.reshape(length, key_heads, -1)
     ba = ba.reshape(length, key_heads, 2 * shared)
-    q, k, v, _ = qkvz.split([key_width, key_width, shared * value_width, shared * value_width], -1)
+    q, k, v, _ = torch.split(qkvz, [key_width, key_width, shared * value_width, shared * value_width], -1)
     mixed = torch.cat([x.reshape(length, -1) for x in (q, k, v)], -1)
     taps = convolution.reshape(mixed.shape[1], -1)
     before = torch.cat([mixed.new_zeros(taps.shape[1] - 1, mixed.shape[1]), mixed])
-    mixed = F.silu(sum(before[tap : tap + length] * taps[:, tap] for tap in range(taps.shape[1])))
-    q, k, v = mixed.split([key_heads * key_width, key_heads * key_width, value_heads * value_width], -1)
+    mixed = F.silu(total(*(before[tap : tap + length] * taps[:, tap] for tap in range(taps.shape[1]))))
+    q, k, v = torch.split(mixed, [key_heads * key_width, key_heads * key_width, value_heads * value_width], -1)
     q, k = (x.reshape(length, key_heads, key_width) for x in (q, k))
     q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
     q, k = (wide(x.repeat_interleave(shared, 1)) for x in (q, k))
@@ -287,7 +291,7 @@ def experts(
     x [T, D], ids and weights [T, k], gate_up [E, 2 F, D], down [E, D, F].
     """
     out = torch.zeros_like(x)
-    for expert in ids.unique().tolist():
+    for expert in sorted(set(ids.flatten().tolist())):
         token, choice = torch.where(ids == expert)
         gate, up = F.linear(x[token], gate_up[expert]).chunk(2, -1)
         each = F.linear(_ACTIVATIONS[activation](gate) * up, down[expert])
@@ -308,9 +312,9 @@ def gated_total(stream: Tensor, branch: Tensor, gate: Tensor) -> Tensor:
     return stream + torch.sigmoid(gate) * branch
 
 
-def scaled(logits: Tensor, *, factor: float) -> Tensor:
-    """Return logits times the reciprocal of a temperature."""
-    return logits * factor
+def tempered(logits: Tensor, *, temperature: float) -> Tensor:
+    """Return the logits divided by a temperature."""
+    return logits / temperature
 
 
 def log_softmax(logits: Tensor) -> Tensor:

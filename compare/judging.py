@@ -8,9 +8,9 @@ region's errors are many times those of the same definition run by PyTorch in th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from assay.compare import definitions
-from assay.compare.run import Run, Slot
+from assay.compare.run import INPUTS, OUTPUTS, Run, Slot
 from assay.compare.structure import Parameter, Plan
 from assay.formats.format import format_named
 from assay.golden.arithmetic import BallArithmetic
@@ -33,10 +33,11 @@ from assay.verify.contract import Contract
 TYPICAL = 8.0
 """Times the root mean square of PyTorch's own error from which on a 16-bit region is beyond what its dtype explains.
 
-Other orders of sums and other places of rounding change it by less than 3 in all honest pairs of `./dev bench compare`."""
+Other orders of sums and other places of rounding change it by less than 3 in all honest pairs of `./dev bench
+compare`."""
 _UNPROVED, _TYPICAL_WIDE = ("gated_delta_rule",), 30.0
-"""Definitions without a ball evaluation, a recurrence whose balls grow with each step: these are judged by typical errors
-alone, of float32 too, where orders of sums (chunks or steps) differ by more."""
+"""Definitions without a ball evaluation, a recurrence whose balls grow with each step: these are judged by typical
+errors alone, of float32 too, where orders of sums (chunks or steps) differ by more."""
 _NUMBERS = 1 << 22  # numbers of a block of tokens, which bounds memory
 _IN_FLOAT32 = (definitions.log_softmax, definitions.router_logits)
 """Definitions whose results are float32 where they say so; others' may be stored in the run's own dtype."""
@@ -45,9 +46,9 @@ _SPEC = Spec("region", definitions.total, "x[T] -> y[T]", stages=STAGES)
 
 @dataclass(frozen=True)
 class Evidence:
-    """A region's data in one run, by output: ``given`` what it gave, ``golden`` what the definition gives for the inputs
-    that it had, [tokens, features] in float64; ``ratio`` errors over the contract's tolerance; ``typical`` the errors of
-    PyTorch in the run's dtypes."""
+    """A region's data in one run, by output: ``given`` what it gave, ``golden`` what the definition gives for the
+    inputs that it had, [tokens, features] in float64; ``ratio`` errors over the contract's tolerance; ``typical`` the
+    errors of PyTorch in the run's dtypes. ``others()``: what other modules of the layer gave, for a search."""
 
     plan: Plan
     inputs: list[list[Tensor]]
@@ -55,6 +56,7 @@ class Evidence:
     golden: list[Tensor]
     ratio: list[Tensor]
     typical: list[Tensor]
+    others: Callable[[], Mapping[str, Tensor]] = dict
 
     @cached_property
     def errors(self) -> list[Tensor]:
@@ -68,7 +70,8 @@ class Evidence:
 
     @cached_property
     def excess(self) -> list[Tensor]:
-        """The root mean square of each token's errors over that of PyTorch's own, or of half a unit in the last place."""
+        """The root mean square of each token's errors over that of PyTorch's own, or of half a unit in the last
+        place."""
         results = []
         for given, golden, error, typical in zip(self.given, self.golden, self.errors, self.typical, strict=True):
             half = golden.abs() * torch.finfo(given.dtype).eps / 4
@@ -112,16 +115,19 @@ def _root(values: Tensor) -> Tensor:
     return values.double().pow(2).mean(-1).sqrt() if values.shape[-1] else values.new_zeros(len(values)).double()
 
 
-class Missing(Exception):  # noqa: N818 - not an error: the region can't be judged
+class Missing(Exception):
     """A region's inputs or outputs are not in the run."""
 
 
 def inputs_of(plan: Plan, run: Run, weights: Run | None = None) -> list[list[Tensor]]:
-    """Return the tensors that a region took: one list for all sequences if its tokens are independent, else one a sequence.
+    """Return the tensors that a region took: one list for all sequences if its tokens are independent, else one a
+    sequence.
 
     ``weights``: the run whose parameters count (default: its own). Raises `Missing`.
     """
-    parameters = {each: (weights or run).parameter(each.module, each.name) for each in plan.inputs if type(each) is Parameter}
+    parameters = {
+        each: (weights or run).parameter(each.module, each.name) for each in plan.inputs if type(each) is Parameter
+    }
     calls: list[list[Tensor]] = []
     for index in [None] if plan.whole else range(len(run.sequences)):
         tensors: list[Tensor] = []
@@ -162,7 +168,23 @@ def evidence_of(plan: Plan, run: Run, contract: Contract, weights: Run | None = 
                 for into, new in ((golden, value), (ratio, ratios), (typical, errors)):
                     into[output] = new if not into[output].numel() else torch.cat([into[output], new])
         done += length
-    return Evidence(plan, calls, given, golden, ratio, typical)
+    return Evidence(plan, calls, given, golden, ratio, typical, partial(_others, plan, run))
+
+
+def _others(plan: Plan, run: Run) -> dict[str, Tensor]:
+    """Return what the modules of a region's layer took and gave, by words."""
+    layer = ".".join(plan.name.split(".")[:2])
+    results = {}
+    for name, events in run.calls[0].events.items():
+        if not name.startswith(f"{layer}.") or name.endswith((".rotary", ".cache")) or not events:
+            continue
+        for side in (INPUTS, OUTPUTS):
+            for key in events[0][side]:
+                slot = Slot(name, side, key)
+                values = run.whole(slot)
+                if values is not None and values.is_floating_point() and slot not in plan.outputs:
+                    results[str(slot)] = values
+    return results
 
 
 def _blocks(length: int, tensors: Sequence[Tensor], plan: Plan) -> list[slice]:
@@ -211,12 +233,18 @@ def _bytes(dtype: torch.dtype) -> int:
     return dtype.itemsize
 
 
-def _typical(function: Callable[..., Any], tensors: Sequence[Tensor], options: Any, exact: Sequence[Tensor]) -> list[Tensor]:
-    """Return what PyTorch gives in the tensors' dtypes, of the forms that honest code has the one with larger errors."""
+def _typical(
+    function: Callable[..., Any], tensors: Sequence[Tensor], options: Any, exact: Sequence[Tensor]
+) -> list[Tensor]:
+    """Return what PyTorch gives in the tensors' dtypes, of the forms that honest code has the one with larger
+    errors."""
     forms = [tree_leaves(function(*tensors, **options))]
     if function is definitions.attention:
         forms.append([definitions.stepwise_attention(*tensors, **options)])
-    return max(forms, key=lambda results: float(sum((r.double() - e).pow(2).sum() for r, e in zip(results, exact, strict=True))))
+    return max(
+        forms,
+        key=lambda results: float(sum((r.double() - e).pow(2).sum() for r, e in zip(results, exact, strict=True))),
+    )
 
 
 def _shaped(golden: Any, like: Tensor) -> Any:

@@ -1,7 +1,7 @@
 """`record`: writes what the modules of a running model take and give, for `compare`.
 
-Hooks see each module's call; PyTorch's attention and log-softmax, and the attention that transformers dispatches to, are
-seen as functions, since they lie between modules. Nothing is kept in memory but one shard of tensors.
+Hooks see each module's call; PyTorch's attention and log-softmax, and the attention that transformers dispatches to,
+are seen as functions, since they lie between modules. Nothing is kept in memory but one shard of tensors.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
-from assay import __version__
 from assay.compare.errors import RecordingError
 from assay.compare.tensor_store import TensorWriter
+from assay.runtime.results import installed_version
 
 VERSION = 1
 """Of the folder's layout; raised where older readers would misread it."""
@@ -35,6 +35,7 @@ _FUNCTIONS: tuple[tuple[Any, str, str], ...] = (
     (nn.functional, "scaled_dot_product_attention", "sdpa"),
 )
 """Functions that are recorded besides modules: owner, attribute, kind."""
+_Hook = TypeVar("_Hook", bound=Callable[..., Any])
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -95,7 +96,7 @@ class record:  # noqa: N801 - used as a function: with record("run_a", model):
         self._tensors.close()
         manifest = {
             "version": VERSION,
-            "assay": __version__,
+            "assay": installed_version("kernel-assay"),
             "versions": _versions(),
             "flags": _flags(),
             "device": str(next((p.device for p in self._model.parameters()), torch.device("cpu"))),
@@ -109,7 +110,9 @@ class record:  # noqa: N801 - used as a function: with record("run_a", model):
         (self._folder / MANIFEST).write_text(json.dumps(manifest, indent=1, default=str), encoding="utf-8")
         self._folder.replace(self._out)
         if error is None and not self._calls:
-            raise RecordingError(f"{self._out}: the model was not called in the block; call it inside of `with record(...)`")
+            raise RecordingError(
+                f"{self._out}: the model was not called in the block; call it inside of `with record(...)`"
+            )
 
     def _recorded_modules(self) -> Iterator[tuple[str, nn.Module]]:
         for name, module in self._model.named_modules():
@@ -131,7 +134,7 @@ class record:  # noqa: N801 - used as a function: with record("run_a", model):
         names = _parameter_names(module)
         given: list[dict[str, Any]] = []  # of the calls that run, the inner ones last
 
-        @torch.compiler.disable(recursive=True)
+        @_uncompiled
         def before(_: nn.Module, args: Any, kwargs: Any) -> None:
             self._path.append(name)
             inputs = {names[index] if index < len(names) else str(index): value for index, value in enumerate(args)}
@@ -139,7 +142,7 @@ class record:  # noqa: N801 - used as a function: with record("run_a", model):
             if not name:
                 self._root_called({**inputs, **kwargs})
 
-        @torch.compiler.disable(recursive=True)
+        @_uncompiled
         def after(_: nn.Module, args: Any, output: Any) -> None:
             self._path.pop()
             self._write({"module": name, "inputs": given.pop(), "outputs": self._references(output)})
@@ -223,12 +226,19 @@ class record:  # noqa: N801 - used as a function: with record("run_a", model):
         self._stack.enter_context(patch.object(AttentionInterface, "get_interface", recorded))
 
 
+def _uncompiled(hook: _Hook) -> _Hook:
+    """Keep a hook out of compiled graphs."""
+    disabled: _Hook = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+    return disabled
+
+
 def _parameter_names(module: nn.Module) -> list[str]:
     try:
         return [
             parameter.name
-            for parameter in inspect.signature(module.forward).parameters.values()
-            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+            for parameter in inspect.signature(type(module).forward).parameters.values()
+            if parameter.name != "self"
+            and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         ]
     except (TypeError, ValueError):
         return []

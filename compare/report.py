@@ -19,9 +19,10 @@ VERDICTS = {
 class Region:
     """A region: ``kind`` of operation, and in each run a status, how far it is off, and why.
 
-    ``error_a``, ``error_b``: its errors over the contract's tolerance (above 1: proved beyond). ``times_a``, ``times_b``: its
-    errors over those that its own dtype explains. ``share``: of the difference of log-probabilities, None where it can't
-    be said. ``where``: which tokens are beyond.
+    ``error_a``, ``error_b``: its errors over the contract's tolerance (above 1: proved beyond). ``times_a`` and
+    ``times_b``: its errors over those that its own dtype explains. ``share``: of the difference of log-probabilities,
+    None where it can't be said. ``where``: which tokens are beyond. ``tokens``: of each run the errors over those of
+    its dtype, token by token, of at most 64 groups.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Region:
     dtype_a: str = ""
     dtype_b: str = ""
     where: str = ""
+    tokens: dict[str, list[float]] = field(default_factory=dict)
 
     @property
     def is_beyond(self) -> bool:
@@ -52,9 +54,9 @@ class Region:
 class Divergence:
     """How far the runs' log-probabilities of the same tokens are apart, run b less run a.
 
-    ``mean`` and ``greatest`` of |difference|; ``k1`` and ``k3``: estimates of KL(a || b) from a's tokens (Schulman 2020);
-    ``clipped``: share of tokens whose ratio of probabilities leaves [1 - 0.2, 1 + 0.2]; ``routing``: share of tokens and
-    layers that chose the same experts, None without experts.
+    ``mean`` and ``greatest`` of |difference|; ``k1`` and ``k3``: estimates of KL(a || b) from a's tokens (Schulman
+    2020); ``clipped``: share of tokens whose ratio of probabilities leaves [1 - 0.2, 1 + 0.2]; ``routing``: share of
+    tokens and layers that chose the same experts, None without experts.
     """
 
     tokens: int
@@ -68,10 +70,11 @@ class Divergence:
 
 @dataclass
 class Report:
-    """The comparison of two runs. ``explained``: the sum of the regions' shares, 1 where all of the difference is found.
+    """The comparison of two runs. ``explained``: the sum of the regions' shares, 1 where all of the difference is
+    found.
 
-    ``interval``: 95 % of what the sum is, over groups of tokens. ``settings``: differences of the runs' configurations and
-    switches. ``unmatched``: what could not be compared, first to be read.
+    ``interval``: 95 % of what the sum is, over groups of tokens. ``settings``: differences of the runs' configurations
+    and switches. ``unmatched``: what could not be compared, first to be read.
     """
 
     run_a: str
@@ -100,7 +103,7 @@ class Report:
         alone = [region.runs for region in self.regions if region.is_beyond and region.status_a != region.status_b]
         beyond = {*alone} or {run for region in self.regions for run in region.runs.split(" and ") if run}
         if beyond:
-            return {("a",): "b", ("b",): "a"}.get(tuple(sorted(beyond)), "neither")
+            return "neither" if len(beyond) > 1 else "a" if beyond == {"b"} else "b"
         judged = [region for region in self.regions if region.status_a == region.status_b == "within"]
         return "both" if judged else "open"
 
@@ -140,7 +143,7 @@ class Report:
         beyond = [region for region in self.regions if region.is_beyond]
         beyond.sort(key=lambda region: region is not first)
         for region in beyond[:8]:
-            out.append(f"{'first ' if region is first else ''}beyond its bound: {_in_words(region)}")
+            out.append(f"{'first ' if region is first else ''}beyond its bound: {in_words(region)}")
         if len(beyond) > 8:
             out.append(f"and {len(beyond) - 8} more regions beyond")
         shares = sorted((r for r in self.regions if r.share is not None), key=lambda r: -abs(r.share or 0.0))
@@ -161,7 +164,7 @@ class Report:
         return [f"{share:+.1%}  all of kind {kind}" for kind, share in ordered if abs(share) >= 5e-3]
 
 
-def _in_words(region: Region) -> str:
+def in_words(region: Region) -> str:
     off = []
     for run, status, error, times in (
         ("a", region.status_a, region.error_a, region.times_a),

@@ -1,7 +1,7 @@
 """A recorded run: its modules by canonical names, and what each took and gave, joined over calls to whole sequences.
 
-Prefill, chunks, single steps and batches of one text are the same sequence: of each module's tensors [B, S, ...] the rows
-of a sequence's tokens are put one after the other, so that a region's data are [tokens, features] in every run.
+Prefill, chunks, single steps and batches of one text are the same sequence: of each module's tensors [B, S, ...] the
+rows of a sequence's tokens are put one after the other, so that a region's data are [tokens, features] in every run.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _WRAPPERS = re.compile(r"^(?:_orig_mod\.|module\.|model\.|transformer\.|language
 
 @dataclass(frozen=True)
 class Slot:
-    """A tensor that a module takes or gives: the module's canonical name, the side, the tensor's name on it, and which of
-    its features (``start``, ``stop``; None: all)."""
+    """A tensor that a module takes or gives: the module's canonical name, the side, the tensor's name on it, and which
+    of its features (``start``, ``stop``; None: all)."""
 
     module: str
     side: str
@@ -46,7 +46,8 @@ class Slot:
 
 @dataclass
 class Call:
-    """One forward pass: its token ids [B, S], the length of what is in the cache, and the events of modules in order."""
+    """One forward pass: its token ids [B, S], the length of what is in the cache, and the events of modules in
+    order."""
 
     past: int
     events: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
@@ -79,7 +80,9 @@ class Run:
         except (OSError, ValueError, KeyError) as error:
             raise RecordingError(f"{folder}: damaged ({error}); record it again") from None
         if version != VERSION:
-            raise RecordingError(f"{folder}: written in version {version} of the format, expected {VERSION}; record again")
+            raise RecordingError(
+                f"{folder}: written in version {version} of the format, expected {VERSION}; record again"
+            )
         self.tensors = TensorReader(self.folder)
         self.config: dict[str, Any] = self.manifest["config"].get("text_config") or self.manifest["config"]
         names = canonical_names(self.manifest["modules"])
@@ -106,7 +109,8 @@ class Run:
             ids = integers.get("input_ids") or next(iter(integers.values()), None)
             if ids is None:
                 continue
-            call.ids = torch.atleast_2d(self.tensors.read(ids))
+            values = self.tensors.read(ids)
+            call.ids = values[None] if values.dim() == 1 else values
             mask = inputs.get("attention_mask")
             if mask is not None and len(mask["shape"]) == 2:
                 call.valid = self.tensors.read(mask)[:, -call.ids.shape[1] :].bool()
@@ -155,6 +159,11 @@ class Run:
                 pieces.append(Piece(index, row, call.valid[row].nonzero()[:, 0]))
         return sequences
 
+    def keep(self, indices: list[int]) -> None:
+        """Keep these sequences, in this order."""
+        self.sequences = [self.sequences[index] for index in indices]
+        self.__dict__.pop("ids", None)
+
     @cached_property
     def main_dtype(self) -> torch.dtype:
         """The dtype of most of the parameters' numbers."""
@@ -162,7 +171,9 @@ class Run:
         for module in self.modules.values():
             for each in module["parameters"].values():
                 counts[each["dtype"]] += math.prod(each["shape"])
-        return getattr(torch, max(counts, key=lambda dtype: counts[dtype], default="float32"))  # type: ignore[no-any-return]
+        name = max(counts, key=lambda dtype: counts[dtype], default="float32")
+        dtype: torch.dtype = getattr(torch, name)
+        return dtype
 
     @cached_property
     def ids(self) -> list[Tensor]:
@@ -197,20 +208,25 @@ class Run:
                 return None
             columns = piece.columns[piece.columns < rows.shape[1]]
             parts.append(rows[min(piece.row, len(rows) - 1)][columns])
+        if len({part.shape[1:] for part in parts}) != 1:  # not of one token each, as a mask
+            return None
         values = torch.cat(parts)
         return values if slot.part is None else values[:, slot.part[0] : slot.part[1]]
 
     def _held(self, slot: Slot, index: int) -> Tensor | None:
-        """Return all keys, or values, that the last call's attention saw for a sequence; None if they aren't its tokens."""
+        """Return all keys, or values, that the last call's attention saw for a sequence; None if they aren't its
+        tokens."""
         piece = self.sequences[index][-1]
         reference = self.calls[piece.call].events[slot.module][0][slot.side][slot.name]
         values = self.tensors.read(reference)  # [B, H, tokens, D]
-        if values.dim() != 4 or values.shape[2] != len(self.ids[index]):
+        if values.dim() != 4 or values.shape[2] < len(self.ids[index]) or bool((~self.calls[piece.call].valid).any()):  # type: ignore[operator]
             return None
+        values = values[:, :, : len(self.ids[index])]  # a static cache is longer
         return values[min(piece.row, len(values) - 1)].transpose(0, 1).reshape(values.shape[2], -1)
 
     def _rows(self, reference: Mapping[str, Any], call: Call, *, of_cache: bool = False) -> Tensor | None:
-        """Return a recorded tensor as [B or 1, S, features]; of heads [B, H, tokens, D] the call's own tokens, the last.
+        """Return a recorded tensor as [B or 1, S, features]; of heads [B, H, tokens, D] the call's own tokens, the
+        last.
 
         ``of_cache``: what is made of all tokens of a cache with one head, as of a latent.
         """
@@ -218,7 +234,9 @@ class Run:
         batch, length = call.ids.shape
         values = self.tensors.read(reference)
         if values.dim() == 4 and (reference.get("heads") or of_cache):
-            values = values[:, :, -length:].transpose(1, 2)
+            # In a static cache, longer than what was written, the call's tokens stand behind those before.
+            begin = call.past if values.shape[2] > call.past + length else max(values.shape[2] - length, 0)
+            values = values[:, :, begin : begin + length].transpose(1, 2)
             if values.shape[1] != length:
                 return None
             return values.reshape(len(values), length, -1)
@@ -226,7 +244,9 @@ class Run:
             return values
         if values.dim() >= 2 and values.shape[:2] == (1, length) != (batch, length):
             return values.reshape(1, length, -1)
-        if values.numel() % (batch * length) or (values.shape[0] not in (batch, 1) and values.shape[0] % (batch * length)):
+        if values.numel() % (batch * length) or (
+            values.shape[0] not in (batch, 1) and values.shape[0] % (batch * length)
+        ):
             return None
         return values.reshape(batch, length, -1)
 
@@ -236,9 +256,16 @@ class Run:
         return None if any(part is None for part in parts) else torch.cat([part for part in parts if part is not None])
 
     def parameter(self, module: str, name: str) -> Tensor | None:
-        """Return a module's own parameter or buffer."""
-        reference = self.modules.get(module, {}).get("parameters", {}).get(name)
-        return None if reference is None else self.tensors.read(reference)
+        """Return a module's own parameter or buffer; one in 8-bit floats times the scales that the module has beside
+        it."""
+        own = self.modules.get(module, {}).get("parameters", {})
+        if name not in own:
+            return None
+        values = self.tensors.read(own[name])
+        if values.dtype.itemsize > 1 or not values.is_floating_point():
+            return values
+        scale = next((own[key] for key in (f"{name}{suffix}" for suffix in _SCALES) if key in own), None)
+        return values.float() if scale is None else _scaled(values.float(), self.tensors.read(scale).float())
 
     def attribute(self, module: str, *names: str) -> Any:
         """Return the first of a module's own plain attributes that it has."""
@@ -248,6 +275,25 @@ class Run:
     def setting(self, *names: str, default: Any = None) -> Any:
         """Return the first of these fields that the configuration has a value for."""
         return next((self.config[name] for name in names if self.config.get(name) is not None), default)
+
+
+_SCALES = ("_scale_inv", "_scale")
+"""What DeepSeek's, and compressed-tensors' and vLLM's, FP8 layers call the factor of a weight."""
+
+
+def _scaled(values: Tensor, scale: Tensor) -> Tensor:
+    """Return a matrix times its scale: one number, one for each row, or one for each block of equal size."""
+    if scale.numel() == 1 or scale.dim() != 2 or values.dim() != 2:
+        return values * scale
+    sizes = [_block(length, count) for length, count in zip(values.shape, scale.shape, strict=True)]
+    full = scale.repeat_interleave(sizes[0], 0).repeat_interleave(sizes[1], 1)
+    return values * full[: values.shape[0], : values.shape[1]]
+
+
+def _block(length: int, count: int) -> int:
+    """Return the size of blocks of which ``count`` cover ``length``: a power of two, where one does."""
+    size = 1 << max(math.ceil(length / count) - 1, 0).bit_length()
+    return size if math.ceil(length / size) == count else math.ceil(length / count)
 
 
 _ANY_NAME = ("input", "x", "hidden_states", "0")
@@ -263,7 +309,8 @@ def _entry(event: Mapping[str, Any], slot: Slot) -> dict[str, Any] | None:
 
 
 def _add_function(call: Call, event: dict[str, Any]) -> None:
-    """Add a function's event; attention's also as what modules would give: rotated q, k and v, its result, the cache."""
+    """Add a function's event; attention's also as what modules would give: rotated q, k and v, its result, the
+    cache."""
     call.functions.append(event)
     if event["function"] == "log_softmax":
         call.events["log_softmax"].append({INPUTS: event[INPUTS], OUTPUTS: event[OUTPUTS]})

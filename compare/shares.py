@@ -4,9 +4,10 @@ To first order the difference is the sum over regions of what the region's own e
 
     log p_b(t) - log p_a(t)  =  sum_r < J_r(t), e_b,r - e_a,r >  +  second order
 
-where e is what a run gave less what the definition gives for the inputs that this run had, with the weights of run a, and
-J_r(t) the gradient of token t's log-probability by the region's output, at run a's values. (Both runs obey x' = f(x) + e;
-subtract, and linearise f at run a.) The share of a region is its sum over tokens, each weighted by its measured difference:
+where e is what a run gave less what the definition gives for the inputs that this run had, with the weights of run a,
+and J_r(t) the gradient of token t's log-probability by the region's output, at run a's values. (Both runs obey x' =
+f(x) + e; subtract, and linearise f at run a.) The share of a region is its sum over tokens, each weighted by its
+measured difference:
 
     share_r = sum_t d_t < J_r(t), e_b,r - e_a,r > / sum_t d_t^2
 
@@ -187,7 +188,10 @@ class Shares:
             if not pairs or not chosen:
                 continue
             gradients = torch.autograd.grad(
-                [output for output, _ in pairs], [wide[index] for index in chosen], [c for _, c in pairs], allow_unused=True
+                [output for output, _ in pairs],
+                [wide[index] for index in chosen],
+                [c for _, c in pairs],
+                allow_unused=True,
             )
             for index, gradient in zip(chosen, gradients, strict=True):
                 gathered[index].append(torch.zeros_like(wide[index]) if gradient is None else gradient)
@@ -195,17 +199,36 @@ class Shares:
             if gathered[index]:
                 self._arrive(plan, slot, torch.cat(gathered[index]))
 
+    def _of_tokens(self, source: Slot, slot: Slot, run: Run) -> Tensor | None:
+        """Return a source's values of the tokens that a slot has: a log-softmax may leave out each sequence's last."""
+        parts = []
+        for index in range(len(run.sequences)):
+            given, taken = run.sequence(source, index), run.sequence(slot, index)
+            if given is None or taken is None or len(taken) > len(given):
+                return None
+            parts.append(given[: len(taken)])
+        return torch.cat(parts)
+
+    def _for_all_tokens(self, gradient: Tensor, slot: Slot) -> Tensor:
+        """Return a cotangent with zeros for the tokens that the slot leaves out."""
+        parts, start = [], 0
+        for index, ids in enumerate(self._a.ids):
+            taken = self._a.sequence(slot, index)
+            assert taken is not None
+            some = gradient[start : start + len(taken)]
+            parts.append(torch.cat([some, some.new_zeros(len(ids) - len(taken), some.shape[1])]))
+            start += len(taken)
+        return torch.cat(parts)
+
     def _arrive(self, plan: Plan, slot: Slot, gradient: Tensor) -> None:
         """Add a cotangent to the output that an input comes from, and the share of a run that took another value."""
         source = self._structure.sources.get(slot, slot)
         if source != slot:
-            taken, given = self._b.whole(slot), self._b.whole(source)
-            if taken is not None and given is not None and len(taken) == len(given) == len(gradient):
-                self._shares[plan.name] += float((gradient * (taken.double() - given.double())).sum())
-                mine, theirs = self._a.whole(slot), self._a.whole(source)
-                assert mine is not None
-                assert theirs is not None
-                self._shares[plan.name] -= float((gradient * (mine.double() - theirs.double())).sum())
+            for run, sign in ((self._a, -1.0), (self._b, 1.0)):
+                taken, given = run.whole(slot), self._of_tokens(source, slot, run)
+                if taken is not None and given is not None and len(taken) == len(given) == len(gradient):
+                    self._shares[plan.name] += sign * float((gradient * (taken.double() - given.double())).sum())
+            gradient = self._for_all_tokens(gradient, slot)
         if source.part is not None:
             whole = self._a.whole(replace(source, part=None))
             assert whole is not None

@@ -1,9 +1,9 @@
 """The regions of a model, from the first run's modules and from which of their tensors are equal.
 
-A region is a definition (`assay.compare.definitions`) with the slots that it takes and gives. Most are modules; what lies
-between modules (rotary embedding, attention, the gated product, sums into the residual stream) is placed by what the next
-module takes. Where a module's input is another's output, bit for bit, they are linked: the second run must have the link
-too, and errors are carried along it.
+A region is a definition (`assay.compare.definitions`) with the slots that it takes and gives. Most are modules; what
+lies between modules (rotary embedding, attention, the gated product, sums into the residual stream) is placed by what
+the next module takes. Where a module's input is another's output, bit for bit, they are linked: the second run must
+have the link too, and errors are carried along it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Parameter:
 class Plan:
     """A region: ``definition`` of ``inputs``, in this order, gives ``outputs``.
 
-    ``inputs`` are slots, parameters, or constants. ``whole``: tokens are independent, so all sequences are judged at once;
-    else one by one. ``slices``: parts of a result that an output is, by output.
+    ``inputs`` are slots, parameters, or constants. ``whole``: tokens are independent, so all sequences are judged at
+    once; else one by one. ``slices``: parts of a result that an output is, by output.
     """
 
     name: str
@@ -255,7 +255,13 @@ class Structure:
         options = {"key_heads": key_heads, "value_heads": value_heads, **widths}
         parameters = (Parameter(f"{name}.conv1d", "weight"), Parameter(name, "A_log"), Parameter(name, "dt_bias"))
         yield Plan(
-            f"{name}.delta_rule", "delta rule", "gated_delta_rule", (qkvz, ba, *parameters), (taken,), options, whole=False
+            f"{name}.delta_rule",
+            "delta rule",
+            "gated_delta_rule",
+            (qkvz, ba, *parameters),
+            (taken,),
+            options,
+            whole=False,
         )
         gate = Slot(f"{name}.norm", INPUTS, "gate")
         width = value_heads // key_heads * widths["value_width"]
@@ -322,7 +328,8 @@ class Structure:
         stream, end = self._first_input(name), self._first_output(name)
         if stream is None or end is None:
             return
-        known, pending = {self._digest(stream)}, []
+        known: set[str] = {self._digest(stream)}
+        pending: list[Slot] = []
         children = [
             child
             for child in self._run.calls[0].events
@@ -354,8 +361,9 @@ class Structure:
             yield Plan("logits", "head", "capped", (_out("lm_head"),), (logits,), {"softcap": cap})
         taken, given = Slot("log_softmax", INPUTS, "0"), _out("log_softmax")
         if self._run.has(given):
-            if (factor := self._temperature_factor(taken)) != 1.0:
-                yield Plan("temperature", "log-softmax", "scaled", (self.logits,), (taken,), {"factor": factor})
+            if (temperature := self._temperature(taken)) != 1.0:
+                options = {"temperature": temperature}
+                yield Plan("temperature", "log-softmax", "tempered", (self.logits,), (taken,), options)
             yield Plan("log_softmax", "log-softmax", "log_softmax", (taken,), (given,))
 
     @property
@@ -364,14 +372,15 @@ class Structure:
         whole = Slot("", OUTPUTS, "logits")
         return whole if self._run.has(whole) else _out("lm_head")
 
-    def _temperature_factor(self, taken: Slot) -> float:
-        """Return by what the logits are multiplied before the softmax: 1 / temperature."""
-        logits, scaled = self._run.whole(self.logits), self._run.whole(taken)
-        if logits is None or scaled is None or len(scaled) > len(logits):
+    def _temperature(self, taken: Slot) -> float:
+        """Return the number that the logits are divided by before the softmax: a decimal, if one is meant."""
+        logits, divided = self._run.whole(self.logits), self._run.whole(taken)
+        if logits is None or divided is None or len(divided) > len(logits):
             return 1.0
-        logits, scaled = logits[: len(scaled)].double(), scaled.double()
-        factor = float((logits * scaled).sum() / logits.pow(2).sum())
-        return 1.0 if abs(factor - 1) < 1e-3 else round(factor, 6)
+        logits, divided = logits[: len(divided)].double(), divided.double()
+        temperature = float(logits.pow(2).sum() / (logits * divided).sum())
+        meant = round(temperature, 3)
+        return meant if meant and abs(temperature / meant - 1) < 1e-3 else temperature
 
     def _has_parameter(self, module: str, name: str) -> bool:
         return name in self._run.modules[module]["parameters"]
@@ -412,8 +421,12 @@ class Structure:
                 for slot in (*self._parts(given), given):
                     producers[self._digest(slot)] = slot
 
-        logits = self._digest(self.logits)
-        self.sources.setdefault(self.logits, producers.get(logits, self.logits))
+        self.sources.setdefault(self.logits, producers.get(self._digest(self.logits), self.logits))
+        softmax = next((plan for plan in self.plans if plan.name in ("temperature", "log_softmax")), None)
+        first = None if softmax is None else softmax.inputs[0]
+        if isinstance(first, Slot) and first not in self.sources and first.module == "log_softmax":
+            self.sources[first] = self.sources[self.logits]  # of all tokens but the last, and perhaps cast
+            self.loose = [each for each in self.loose if each[1] != first]
 
     def _parts(self, given: Slot) -> list[Slot]:
         """Return the parts of an output that are taken apart: the latent and the rotary key."""
@@ -429,7 +442,7 @@ class Structure:
 
 def digest(values: Tensor) -> str:
     """Return a digest of a tensor's dtype and bytes."""
-    raw = values.contiguous().reshape(-1).view(torch.uint8).numpy()
+    raw = values.contiguous().reshape(-1).view(torch.uint8).numpy().data
     return f"{values.dtype}{hashlib.blake2b(raw, digest_size=12).hexdigest()}"
 
 

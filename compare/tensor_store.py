@@ -35,7 +35,7 @@ class TensorWriter:
         content = tensor.detach().to("cpu").contiguous()
         raw = content.reshape(-1).view(torch.uint8)
         dtype = str(content.dtype).removeprefix("torch.")
-        digest = hashlib.blake2b(raw.numpy(), digest_size=12, key=dtype.encode()).hexdigest()
+        digest = hashlib.blake2b(raw.numpy().data, digest_size=12, key=dtype.encode()).hexdigest()
         if digest not in self._shard_of:
             self._shard_of[digest] = self._shards
             # A copy: the caller's tensor may be written to before the shard is full.
@@ -69,7 +69,8 @@ class TensorReader:
         self._open: dict[int, Any] = {}
 
     def read(self, reference: Mapping[str, Any]) -> Tensor:
-        """Return the tensor of a reference, on the CPU; of one with ``part`` or ``rows`` these of its last or first axis.
+        """Return the tensor of a reference, on the CPU; of one with ``part`` or ``rows`` these of its last or first
+        axis.
 
         Raises `RecordingError` for a damaged folder.
         """

@@ -10,7 +10,8 @@ from assay.compare.run import Run
 from assay.compare.structure import Parameter
 
 _QUANTISED = 0.2
-"""Relative root mean square error up to which a weight counts as quantised: of 4-bit formats with scales it is about 0.1."""
+"""Relative root mean square error up to which a weight counts as quantised: of 4-bit formats with scales it is about
+0.1."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,19 @@ def difference_of(parameter: Parameter, authority: Run, run: Run) -> Difference 
     factor = float((own.double() * size).sum() / size.pow(2).sum()) if float(size.norm()) else 0.0
     if abs(factor - 1) > 0.01 and float((own.double() - factor * size).norm()) < 1e-2 * float(size.norm()):
         return Difference(f"{name} is {factor:.6g} times that of the other run", is_fault=True)
-    if relative < _QUANTISED and not _has_a_wrong_block(right.double(), own.double()):
+    if relative < _QUANTISED and _is_coarser(right, own) and not _has_a_wrong_block(right.double(), own.double()):
         return Difference(f"{name} is quantised, off by {relative:.2g} in the root mean square", is_fault=False)
     if right.dim() == 2 and right.shape[0] == right.shape[1] and torch.equal(right.double().T, own.double()):
         return Difference(f"{name} is transposed", is_fault=True)
     where = _wrong_rows(right.double(), own.double())
     return Difference(f"{name} differs by {relative:.2g} in the root mean square{where}", is_fault=True)
+
+
+def _is_coarser(right: torch.Tensor, own: torch.Tensor) -> bool:
+    """Return whether a weight has far fewer different numbers in its first block of 128 x 128, as one in a format
+    has."""
+    some = [x.reshape(len(x), -1)[:128, :128].flatten().tolist() for x in (right, own)]
+    return len(set(some[1])) < 0.6 * len(set(some[0]))
 
 
 def _has_a_wrong_block(right: torch.Tensor, own: torch.Tensor, size: int = 16) -> bool:
