@@ -174,6 +174,12 @@ def folded_norms(model: Any) -> None:
         layer.input_layernorm.weight.fill_(1.0)
 
 
+def of_float16(model: Any) -> None:
+    """Round the few weights that float16 would make subnormal, so that every format has the same weights."""
+    for weight in model.parameters():
+        weight.copy_(weight.half())
+
+
 def float32_head(model: Any) -> None:
     """Compute logits in float32 of the same hidden states and weights."""
     wrap(model.lm_head, lambda _, x: F.linear(x.float(), model.lm_head.weight.float()))
@@ -223,11 +229,17 @@ def by_reciprocal(logits: Tensor) -> Tensor:
     return torch.log_softmax(logits.float() * (1.0 / COLD), dim=-1)
 
 
-def _pairs_of(name: str, models: tuple[str, ...], dtypes: tuple[torch.dtype, ...], **b: Any) -> Iterator[Pair]:
-    """Yield pairs of a plain run and one that differs in the fields ``b``, by model and number format."""
+def _pairs_of(
+    name: str,
+    models: tuple[str, ...],
+    dtypes: tuple[torch.dtype, ...],
+    first: tuple[Change, ...] = (),
+    **b: Any,
+) -> Iterator[Pair]:
+    """Yield pairs of a run of models changed by ``first`` and one that also differs in the fields ``b``."""
     for model in models:
         for dtype in dtypes:
-            a = Run(model, dtype, count=b.get("count", TOKENS))
+            a = Run(model, dtype, first)
             yield Pair(f"{name}@{model}-{'float32' if dtype is FULL else 'bfloat16'}", a, replace(a, **b))
 
 
@@ -243,16 +255,18 @@ def honest() -> Iterator[Pair]:
     yield from _pairs_of("fused", (LLAMA, "qwen2", MOE), two, changes=(fuse,))
     yield from _pairs_of("carried-norms", (LLAMA,), two, changes=(carried_norms,))
     yield from _pairs_of("batch", (LLAMA, MIXTRAL, NEXT), same, way="batch")
+    yield from _pairs_of("batch", (MIXTRAL,), (FULL,), way="batch")
     yield from _pairs_of("padded", (LLAMA,), two, way="padded")
     yield from _pairs_of("chunks", (LLAMA, MIXTRAL, NEXT, MLA), same, way="chunks")
+    yield from _pairs_of("chunks", (MIXTRAL, NEXT, MLA), (FULL,), way="chunks")
     yield from _pairs_of("steps", (LLAMA, MOE, NEXT, MLA, "gemma2"), same, way="steps")
-    yield from _pairs_of("steps", (LLAMA, NEXT), (FULL,), way="steps")
+    yield from _pairs_of("steps", (LLAMA, MOE, NEXT, MLA, "gemma2"), (FULL,), way="steps")
     yield from _pairs_of("static-cache", (LLAMA,), same, way="steps", cache=static_cache)
     splits = attention(partial(blockwise, splits=4))
     yield from _pairs_of("split-decode", (LLAMA, MIXTRAL), same, way="steps", changes=(splits,))
     yield from _pairs_of("float32-residual", (LLAMA, MIXTRAL), same, changes=(float32_residual,))
     yield from _pairs_of("bfloat16", (LLAMA, MIXTRAL, NEXT, MLA), (FULL,), dtype=HALF)
-    yield from _pairs_of("float16", (LLAMA,), two, dtype=torch.float16)
+    yield from _pairs_of("float16", (LLAMA,), two, (of_float16,), dtype=torch.float16)
     yield from _pairs_of("norm-order", (LLAMA, MLA), same, changes=(norms_in_float32,))
     yield from _pairs_of("grouped-experts", (MIXTRAL, MOE, MLA), same, changes=(experts("grouped_mm"),))
     yield from _pairs_of("batched-experts", (MIXTRAL,), two, changes=(experts("batched_mm"),))

@@ -220,7 +220,6 @@ class Run:
     finish: Callable[[Tensor], Tensor] = log_softmax
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     cache: Callable[[Any], Any] | None = None
-    count: int = TOKENS
 
     def made(self) -> Any:
         """Return the model of this run, altered."""
@@ -230,8 +229,8 @@ class Run:
         return model
 
     def log_probabilities(self, model: Any) -> Tensor:
-        """Return the log-probability [count - 1] of each token but the first, given those before it."""
-        ids = tokens(self.model, self.count)
+        """Return the log-probability [TOKENS - 1] of each token but the first, given those before it."""
+        ids = tokens(self.model)
         with torch.no_grad(), self.around():
             rows = [self.finish(logits) for logits in self._logits(model, ids)]
             row = torch.cat(rows, dim=1)[-1:, :-1]
@@ -242,7 +241,7 @@ class Run:
         if self.way == "whole":
             return [model(input_ids=ids, use_cache=False).logits]
         if self.way in ("batch", "padded"):
-            others = [tokens(self.model, self.count, seed) for seed in (_SEED + 1, _SEED + 2)]
+            others = [tokens(self.model, TOKENS, seed) for seed in (_SEED + 1, _SEED + 2)]
             rows = torch.cat([*others, ids])
             if self.way == "batch":
                 return [model(input_ids=rows, use_cache=False).logits]
@@ -252,10 +251,10 @@ class Run:
             whole = torch.cat([padding, rows], dim=1)
             logits = model(input_ids=whole, attention_mask=mask, position_ids=places, use_cache=False).logits
             return [logits[:, padding.shape[1] :]]
-        starts = range(0, self.count, CHUNK) if self.way == "chunks" else [0, *range(PREFILL, self.count)]
+        starts = range(0, TOKENS, CHUNK) if self.way == "chunks" else [0, *range(PREFILL, TOKENS)]
         past = None if self.cache is None else self.cache(model)
         parts = []
-        for start, end in zip(starts, [*starts[1:], self.count], strict=True):
+        for start, end in zip(starts, [*starts[1:], TOKENS], strict=True):
             output = model(input_ids=ids[:, start:end], past_key_values=past, use_cache=True)
             past = output.past_key_values
             parts.append(output.logits)
