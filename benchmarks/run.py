@@ -1,9 +1,9 @@
 """Measurements: ``./dev bench [golden | examine | zoo | order | power | lengths | explanations | launches |
-compilations] ...``,
-the first three by default.
+compilations | compare] ...``, the first three by default.
 
-docs/evidence.toml lists most of them as claims. `order` rewrites configs/case_order.toml. `power` takes ``--sample N``
-faulty kernels of ``--seed S``, writes ``--out FILE``, and shows the figures of another such file, ``--against FILE``.
+docs/evidence.toml lists most of them as claims. `order` rewrites configs/case_order.toml. `compare` is
+benchmarks/compare/run.py with ``--one``. `power` takes ``--sample N`` faulty kernels of ``--seed S``, writes
+``--out FILE``, and shows the figures of another such file, ``--against FILE``.
 """
 
 import argparse
@@ -166,9 +166,17 @@ def compilations() -> None:
     console.print(table(side_by_side(pair, len(available()))))
 
 
+def compare() -> None:
+    """Judge comparisons of two runs: planted mismatches and honest pairs, each in one of its models."""
+    from benchmarks.compare.run import main
+
+    if main(["--one"]):
+        sys.exit(1)
+
+
 TASKS = {"golden": golden, "examine": examination, "zoo": zoo}
 BY_NAME_ONLY = {"order": order, "lengths": lengths, "explanations": explanations, "launches": launches}
-BY_NAME_ONLY |= {"compilations": compilations, "power": power}
+BY_NAME_ONLY |= {"compilations": compilations, "power": power, "compare": compare}
 POWER: dict[str, Any] = {}
 """The options of `power`."""
 

@@ -7,6 +7,7 @@ descriptions in the JSON Schema of a verdict (`assay.verify.report.schema`). Not
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -28,17 +29,20 @@ ASPECTS = (
     "numbers", "range", "subnormals", "special", "shapes", "layouts", "memory", "determinism", "bias", "conduct",
 )  # fmt: skip
 """What a verdict tells apart, in the order that it is shown in."""
-FACTS = ("relation", "reads", "begins", "calls")
+FACTS = ("relation", "reads", "arithmetic", "begins", "calls")
 """The kinds of facts that are measured about a failure."""
 GRAVITY = (
     "conduct", "memory", "numbers", "layouts", "shapes", "range", "determinism", "bias", "special", "subnormals",
 )  # fmt: skip
 """The aspects, the gravest to be broken first; the last two warn only (`Contract.promises`)."""
+_INDICES = ("int32", "int64")  # dtypes of ids and positions
 STATUSES = ("kept", "broken", "suspect", "not tried")
 SIDES = ("", "downward", "upward", "toward zero", "away from zero")
 
 MOST = 64
 """Tensors with more elements than this aren't shown."""
+MOST_POINTS = 160
+"""The most points of a picture."""
 MAP_SHAPE = (48, 64)
 """The most rows and columns of cells that a map has."""
 STEPS = 20
@@ -95,6 +99,12 @@ class Failure:
     aspect: str = ""
 
     @property
+    def is_of_index(self) -> bool:
+        """Whether the output holds indices, such as ids, of which it says nothing how far one is from another."""
+        names = [tensor.name for tensor in self.case.signature.returns]
+        return self.output in names and self.case.result_dtypes[names.index(self.output)] in _INDICES
+
+    @property
     def percent(self) -> float:
         """The share of wrong elements, in percent."""
         return 100 * self.violations / max(self.elements, 1)
@@ -110,16 +120,38 @@ class Explanation:
 
 
 @dataclass(frozen=True)
+class Picture:
+    """A few points (x, y) that show a fact, and what the axes are.
+
+    ``diagonal`` names the line on which both are equal; ``levels``: what the whole numbers of y mean, from 0 on.
+    """
+
+    x: str
+    y: str
+    points: Annotated[tuple[tuple[Number, Number], ...], Meta(max_length=MOST_POINTS)]
+    diagonal: str = ""
+    levels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Fact:
     """Something measured on the kernel about a failure, in ``words`` of one line.
 
-    ``kind``: a "relation" between wrong outputs and goldens, what it "reads", where the fault "begins", or in
-    which "calls" it is. ``aspect`` is the broken one.
+    ``kind``: a "relation" between wrong outputs and goldens, what it "reads", the "arithmetic" of its
+    errors, where the fault "begins", or in
+    which "calls" it is. ``aspect`` is the broken one, and ``picture``
+    shows some kinds.
     """
 
     kind: FactKind
     words: str
     aspect: str = ""
+    picture: Picture | None = None
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether another fault hardly has the same: wrong elements that are zero or no number have many causes."""
+        return not re.search(r" are (0|NaN|infinite)( \(|$)", self.words)
 
     @property
     def subject(self) -> str:

@@ -18,6 +18,7 @@ from assay.verify.cases.sampler import Sampler, seeded, with_values
 from assay.verify.explanation.experiments.extent import Extent
 from assay.verify.explanation.experiments.search import Experiments
 from assay.verify.explanation.facts import breaking_calls
+from assay.verify.explanation.fault_models.mutators import narrow_accumulator
 from assay.verify.findings import Failure
 from assay.verify.harness.call import Call
 from assay.verify.harness.runner import KernelHarness
@@ -74,6 +75,10 @@ OPS: dict[str, tuple[Callable[..., Tensor], str, str]] = {
     "rounded": (
         lambda y, dy: y * (dy - (y * dy).bfloat16().float().sum(-1, keepdim=True)), "softmax_backward",
         "`y * dy` is rounded to bfloat16",
+    ),
+    "kept": (
+        lambda y, dy: y * (dy - narrow_accumulator("bfloat16", 16).sum(None, y * dy)), "softmax_backward",
+        "is rounded to bfloat16 after each 16 terms",
     ),
 }  # fmt: skip
 

@@ -41,6 +41,7 @@ OPEN = "where any number is within the contract (errors without a bound, or the 
 """Reasons why an element isn't judged."""
 
 _ARB_WORK = 20_000  # operations: Arb works number by number, and slowly
+_FEW = 8  # choices of a row that are named
 _ARB_DIGITS = 40  # more than twice those of float64, so that what balls leave unresolved is decided
 
 Values = Mapping[str, torch.Tensor]
@@ -254,10 +255,12 @@ class Oracle:
         index = tuple(int(position) for position in (~right).nonzero()[0])
         position = [tensor.name for tensor in case.signature.returns].index(name)
         best = self._evaluate(case, values, None, BallArithmetic(), Answered())[position]
+        row, wanted = ([int(id) for id in ids[index[:-1]][:_FEW].tolist()] for ids in (chosen[name], best.value))
+        words = f"{name}{list(index[:-1])} came {row}, right is e.g. {wanted}"
         failure = Failure(
             "contract",
             case,
-            f"{int((~right).sum())} of {right.numel()} choices are none that the exact values allow",
+            f"{int((~right).sum())} of {right.numel()} choices are none that the exact values allow: {words}",
             name,
             index,
             float(chosen[name][index]),

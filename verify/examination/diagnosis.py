@@ -331,6 +331,13 @@ def _explained_once(known: Mapping[str, Aspect]) -> dict[str, Aspect]:
         if aspect.status == "broken" and aspect.explanations:
             first = first_with.setdefault(aspect.explanations[0].name, name)
             result[name] = aspect if first == name else replace(aspect, note=f"by the same fault as {first}")
+    related = dict[str, str]()
+    for name in GRAVITY:
+        aspect = result.get(name, Aspect())
+        if aspect.status == "broken" and not aspect.explanations:
+            for subject in [fact.subject for fact in aspect.facts if fact.kind == "relation" and fact.is_telling]:
+                if (first := related.setdefault(subject, name)) != name:
+                    result[name] = replace(aspect, note=f"by the same fault as {first}")
     kept = next((name for name in GRAVITY if _keeps_results(result.get(name, Aspect()))), "")
     for name, aspect in result.items():
         if kept and name not in (kept, "conduct") and aspect.status == "broken" and not aspect.explanations:

@@ -194,7 +194,7 @@ def _marks(observation: Observation, number: int, axis: int) -> tuple[set[int], 
     """Return the indices along a dimension that have a wrong element, those of which all judged are right, and how many
     there are."""
     broken, judged = observation.broken[number], observation.limits[number].judged
-    wrong, known = (mask.movedim(axis, 0).flatten(1).any(1) for mask in (broken, judged))
+    wrong, known = (mask.movedim(axis, 0).reshape(mask.shape[axis], -1).any(1) for mask in (broken, judged))
     size = len(wrong)
     return (
         {index for index in range(size) if wrong[index]},

@@ -402,6 +402,7 @@ _ENOUGH = 2  # cases after which a single remaining fault model is accepted
 _NEAR = (("tile", "normal"), ("tile", "steep"), ("tile", "normal"), ("small", "small"))  # size styles and distributions
 _TELLING = (None, "small", "wide", "powers", "steep")  # distributions on which faults differ; None: the failure's own
 _MORE = 24  # most cases that are tried to distinguish two fault models
+_ELEMENTS = 128  # of ordinary calls, by which errors are compared
 _LIKE = 0.125  # penalty in distance for an arithmetic that is not the fault model's own
 _OTHER_OPTIONS = 7  # most other sets of options
 
@@ -470,7 +471,7 @@ def _explained_by_numbers(
         """Return the likeliest confirmed altered definitions, preceded by a looser contract if that fits better."""
         altered = sorted((fit for fit in fits if fit.explained and not fit.fault.is_looser), key=lambda fit: fit.rank)
         established = [results for fit in altered[:MOST] for results in confirmed(fit)]
-        ordinary = _ordinary_calls(harness, seen, first, budget)
+        ordinary = _ordinary_calls(harness, seen, first, sampler, budget)
         looser = _looser(fits, established[0][0] if established else None, ordinary, budget)
         results = [*(results for fit in looser for results in confirmed(fit)), *established]
         return tuple(explanation for _, explanation in results[:MOST])
@@ -589,7 +590,7 @@ def _device_of(harness: KernelHarness) -> tuple[bool, TensorCores | None]:
 
 
 def _ordinary_calls(
-    harness: KernelHarness, seen: list[Observation], first: Case, budget: FaultBudget
+    harness: KernelHarness, seen: list[Observation], first: Case, sampler: Sampler, budget: FaultBudget
 ) -> Callable[[FaultModel], list[Observation]]:
     """Return the function that gives the calls by which a fault model's errors are compared with the kernel's.
 
@@ -597,6 +598,19 @@ def _ordinary_calls(
     those count that break the contract, and calls of the ``first`` failing case with other data.
     """
     ordinary = [observation for observation in seen if observation.case.seed != seen[0].case.seed]
+
+    @cache
+    def enough() -> list[Observation]:
+        """Return the ordinary calls, and further ones where those have few elements."""
+        calls, choose = list(ordinary), seeded(first.seed + 9)
+        for _ in range(_MORE):
+            if budget.is_over() or sum(output.numel() for call in calls for output in call.outputs) >= _ELEMENTS:
+                break
+            drawn = sampler.case(choose, style="tile", options=first.options)
+            if _is_quick(drawn):
+                plain = with_values(drawn, "normal", layouts={}, unused="plain", protocol="once", memory="plain")
+                calls += filter(None, [observation_of(harness, plain)])
+        return calls
 
     @cache
     def broken() -> list[Observation]:
@@ -608,7 +622,7 @@ def _ordinary_calls(
             calls += filter(None, [observation_of(harness, case)])
         return [observation for observation in calls if observation.breaks]
 
-    return lambda fault: broken() if fault.sometimes else ordinary
+    return lambda fault: broken() if fault.sometimes else enough()
 
 
 def _looser(

@@ -18,6 +18,7 @@ from assay.verify.explanation.fault_budget import FaultBudget
 from assay.verify.explanation.fault_models.fault_tolerance import Observation, observation_of
 from assay.verify.explanation.reads import reads
 from assay.verify.explanation.relations import relations
+from assay.verify.explanation.residuals import residuals
 from assay.verify.findings import Fact, Failure
 from assay.verify.harness.runner import KernelHarness
 
@@ -51,6 +52,7 @@ def measured_facts(
     observations = observations[:_OF_FACTS]
     facts = relations(observations, aspect)
     if observations and not is_explained:
+        facts += residuals(observations, aspect, is_related=bool(facts))
         facts += reads(harness, observations, aspect, FaultBudget(seconds))
     return tuple(facts)
 

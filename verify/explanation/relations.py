@@ -23,7 +23,7 @@ from assay.golden.signature import INTEGERS, TensorSpec
 from assay.verify.cases.case import Case
 from assay.verify.comparison.judge import judge
 from assay.verify.explanation.fault_models.fault_tolerance import Observation
-from assay.verify.findings import Fact
+from assay.verify.findings import Fact, Picture
 
 Tensor = torch.Tensor
 
@@ -35,6 +35,9 @@ _NARROW = 0.05  # relative half-width of an interval of factors that still says 
 _SLACK = 1.5  # times the tolerance before the store: a wrong kernel's own roundings are of other numbers
 _STORE = 0.75  # of the spacing: half of it, and some slack
 _MOST_PAIRS = 2**22  # comparisons of elements for one axis
+_LEAST_DISTINCT = 8  # numbers of a narrow format: fewer may be so by chance
+_MOST_UNITS = 64  # by which repeated roundings to it may be off
+_POINTS = 100  # of a picture
 _NARROWER = ("float16", "bfloat16", "float8_e5m2", "float8_e4m3fn")
 _CONSTANTS = {
     "2": 2.0,
@@ -94,8 +97,20 @@ def relations(observations: Sequence[Observation], aspect: str) -> list[Fact]:
         words = next(filter(None, (relation(calls, tensor) for relation in _RELATIONS)), "")
         if words:
             which = "all elements" if all(call.whole for call in calls) else "the wrong elements"
-            facts.append(Fact("relation", f"{which} of {tensor.name} {words} ({len(calls)} calls)", aspect))
+            told = f"{which} of {tensor.name} {words} ({len(calls)} calls)"
+            facts.append(Fact("relation", told, aspect, _picture(calls, tensor)))
     return facts
+
+
+def _picture(calls: Sequence[Wrong], tensor: TensorSpec) -> Picture | None:
+    """Return a few wrong elements over the right ones; None if hardly any are finite."""
+    got, golden = (torch.cat([call.elements[part] for call in calls]) for part in (0, 1))
+    known = got.isfinite() & golden.isfinite()
+    points = sorted(zip(golden[known].tolist(), got[known].tolist(), strict=True))
+    few = tuple(points[:: -(-len(points) // _POINTS) or 1])
+    if len(few) < _LEAST_TELLING:
+        return None
+    return Picture(f"right {tensor.name}", f"{tensor.name} of the kernel", few, diagonal="right")
 
 
 def _wrong_elements(observation: Observation, index: int) -> Wrong | None:
@@ -337,16 +352,22 @@ def _digits(calls: Sequence[Wrong], tensor: TensorSpec) -> str:
     radius = torch.cat([call.elements[2] for call in calls])
     if len(got) < 32 or not bool(got.isfinite().all()):
         return ""
+    fits = []
     for name in _NARROWER:
         narrow = format_named(name)
         if narrow.precision >= out.precision or float(got.abs().max()) > narrow.largest:
             continue
         spacing = torch.ldexp(torch.ones_like(got), got.abs().clamp(min=narrow.smallest_normal).log2().floor().int())
         spacing = spacing * 2.0 ** (1 - narrow.precision)
-        near = ((got - golden).abs() <= radius + spacing).all()
-        if bool(near) and bool((round_to(got, narrow) == got).all()):
-            return f"have {narrow.precision} significant bits, as {name} has, beside the right ones"
-    return ""
+        if not bool((round_to(got, narrow) == got).all()) or _distinct(got) < _LEAST_DISTINCT:
+            continue
+        beside = bool(((got - golden).abs() <= radius + spacing).all())
+        most = math.ceil(float(((got - golden).abs() / spacing).max()))
+        where = "beside the right ones" if beside else f"up to {most:,} of their units off"
+        if beside or most <= _MOST_UNITS:
+            words = f"have {narrow.precision} significant bits, as {name} has, {where}"
+            fits.append((not beside, narrow.precision, words))
+    return min(fits)[-1] if fits else ""
 
 
 _RELATIONS: tuple[Callable[[Sequence[Wrong], TensorSpec], str], ...] = (

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from assay.runtime.output import visible
 from assay.verify.cases.case import edits_in_words
+from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.comparison.result import UNRESOLVED
 from assay.verify.findings import ASPECTS, Aspect, Detectable, ErrorMap, Failure, Findings, Variant
 from assay.verify.harness.frameworks import MEND
@@ -158,6 +159,8 @@ def _numbers(failure: Failure) -> list[str]:
         return []
     index = f"{failure.output}{list(failure.index)}"
     lines = [f"  worst at    {index}: got {failure.got:.9g}, golden {failure.golden:.9g}"]
+    if failure.is_of_index:
+        return lines
     if failure.radius is not None and failure.ratio is not None:
         off = abs(failure.got - failure.golden)
         digits = 4 if failure.ratio >= 1.001 or failure.ratio <= 1 else 9
@@ -190,6 +193,8 @@ def failure_in_words(failure: Failure) -> str:
     setting = [f"{symbol}={size}" for symbol, size in case.sizes.items() if size != 1]
     defaults = case.definition.complete({})
     setting += [f"{name}={value}" for name, value in case.options.items() if value != defaults[name]]
+    if failure.kind == "layout":
+        setting += [f"{name} {layout}" for name, layout in case.layouts.items() if layout != LAYOUTS[0]]
     setting += edits_in_words([edit for edit in case.edits if edit[2] != 0 or math.copysign(1, edit[2]) < 0], most=2)
     return f"{', '.join(setting) or 'all sizes 1'}: {_what_came(failure)}"
 
@@ -198,5 +203,9 @@ def _what_came(failure: Failure) -> str:
     if failure.got is None or failure.golden is None or failure.kind in ("layout", "unwritten_output"):
         return f"{failure.kind}: {failure.message}"
     index = f"{failure.output}{list(failure.index)}"
-    allowed = "" if failure.radius is None else f", {_LIMIT.get(failure.kind, 'allowed')} ±{failure.radius:.2g}"
+    allowed = (
+        ""
+        if failure.radius is None or failure.is_of_index
+        else f", {_LIMIT.get(failure.kind, 'allowed')} ±{failure.radius:.2g}"
+    )
     return f"{index} came {failure.got:.6g}, right {failure.golden:.6g}{allowed}"

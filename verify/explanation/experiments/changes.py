@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from assay.verify.explanation.experiments.tracing import Change, Step, Traced
-from assay.verify.explanation.fault_models.mutators import narrowed
+from assay.verify.explanation.fault_models.mutators import narrow_accumulator, narrowed
 
 Tensor = torch.Tensor
 _TILES = (8, 16, 32, 64, 128)
@@ -47,16 +47,39 @@ _ROUNDED = frozenset(
 )
 
 
+_SUMS = frozenset(["sum", "matmul"])
+
+
 def roundings_of(step: Step) -> Iterator[Mutation]:
-    """Yield the roundings of a step's result to a narrower format: of float32 evaluations."""
-    if step.operation not in _ROUNDED:
+    """Yield the roundings of a step's result to a narrower format, and of a sum on its way: of float32 evaluations."""
+    if step.operation in _SUMS:
+        yield from _narrow_sums(step)
+    if step.operation not in _ROUNDED | _SUMS:
         return
-    for format in ("bfloat16", "float16"):
+    for format in ("bfloat16", "float16", "float8_e4m3fn"):
 
         def rounded(t: Any, f: Any, *o: Any, format: str = format, **k: Any) -> Any:
             return t.rearranged(lambda arrays: narrowed(arrays[0], format), [f(*o, **k)])
 
         yield Mutation(f"rounded_to_{format}", f"{step.subject} is rounded to {format}", rounded, 2)
+
+
+def _narrow_sums(step: Step) -> Iterator[Mutation]:
+    """Yield running sums that are kept in a narrow format, rounded after so many terms or after each size's number."""
+    blocks: list[tuple[str, int | str]] = [("each term", 1), *((f"each {block} terms", block) for block in _TILES)]
+    blocks += [(f"each {symbol} terms", symbol) for symbol in step.symbols]
+    for format in ("bfloat16", "float16"):
+        for words, block in blocks:
+
+            def narrow(t: Any, f: Any, *o: Any, format: str = format, block: int | str = block, **k: Any) -> Any:
+                size = max(block if isinstance(block, int) else t.xp.case.sizes[block], 1)
+                kept = getattr(narrow_accumulator(format, size), step.operation)
+                settings = {name: value for name, value in k.items() if name != "rescaled"}
+                numbers = [part.number if _is_number(part) else part for part in o]
+                return t.rearranged(lambda _: kept(None, *numbers, **settings), [o[0]])
+
+            name = f"kept_in_{format}_by_{block}"
+            yield Mutation(name, f"the sum in {step.subject} is rounded to {format} after {words}", narrow, 3)
 
 
 def _by_operation(step: Step) -> _Found:
