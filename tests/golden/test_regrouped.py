@@ -178,3 +178,13 @@ def test_a_wrong_kernel_is_outside_of_order_chunked() -> None:
     level = 1.02 * tensors[1]
     wrong = scan_prefixed(tensors[0] / 1.02, level, *tensors[2:], width=16).double()
     assert float(((wrong - golden.value).abs() > allowed.radius).double().mean()) > 0.3
+
+
+def test_prefix_sums_that_overflow_leave_a_decay_open() -> None:
+    """A difference of two infinities is NaN, where each decay alone is zero; with smaller steps NaN is wrong."""
+    tensors = drawn("scan", "normal", 3, seed=2)
+    for step, is_open in ((2e38, True), (1e30, False)):
+        tensors[1] = torch.full((3,), step)
+        _, allowed = limits("scan", "chunked", tensors)
+        assert bool(scan_prefixed(*tensors, width=64).isnan().any()) == is_open
+        assert bool(allowed.radius.isinf().any()) == is_open
