@@ -38,7 +38,8 @@ Sizes = Annotated[Texts, Option("--at", help=_SIZES)]
 ContractFields = Annotated[Texts, Option(help="A contract's name, or field=value; may be repeated.")]
 OutDtype = Annotated[str, Option(help="Dtype of the result, where it isn't the inputs'.")]
 Layouts = Annotated[Texts, Option(help="Memory layouts that the kernel takes, where not all.")]
-TensorLayouts = Annotated[Texts, Option("--layout", help="b=transposed: a tensor's layout in memory; may be repeated.")]
+_TENSOR_LAYOUT = "b=transposed: a tensor's layout in memory; may be repeated. --layout is its earlier name."
+TensorLayouts = Annotated[Texts, Option("--tensor-layout", "--layout", help=_TENSOR_LAYOUT)]
 Framework = Annotated[str, Option(help="torch (the default), numpy, jax or cupy: what the kernel is called with.")]
 _EFFORT = "How much each examination tries; usual by default."
 Effort = Annotated[str, Option(metavar="quick|usual|thorough", help=_EFFORT)]
@@ -138,7 +139,7 @@ def request(at: Texts, layout: Texts) -> Request:
     from assay.bench.inspection.calls import Request
     from assay.verify.cases.at_shape import read_sizes
 
-    layouts = dict(_one("--layout", text, "a tensor", "b=transposed") for text in layout or ())
+    layouts = dict(_one("--tensor-layout", text, "a tensor", "b=transposed") for text in layout or ())
     return Request(tuple(read_sizes(text, "--at") for text in at or ()), layouts)
 
 
