@@ -261,3 +261,13 @@ def test_a_scan_keeps_what_its_decays_lose_below_the_least_number() -> None:
     assert float(y.mid[5]) > 1e-36  # exp(-150) is zero in float32
     assert float(y.radius[5]) >= float(y.mid[5])
     assert float(y.radius[2]) < 1e-4 * float(y.mid[2])
+
+
+def test_prefix_sums_that_overflow_leave_a_decay_open() -> None:
+    """A difference of two infinities is NaN, where each decay alone is zero; with smaller steps NaN is wrong."""
+    tensors = drawn("scan", "normal", 3, seed=2)
+    for step, is_open in ((2e38, True), (1e30, False)):
+        tensors[1] = torch.full((3,), step)
+        _, allowed = limits("scan", "chunked", tensors)
+        assert bool(scan_prefixed(*tensors, width=64).isnan().any()) == is_open
+        assert bool(allowed.radius.isinf().any()) == is_open

@@ -293,7 +293,7 @@ class Oracle:
             return None
         xp, got = BallArithmetic(self.model(case)), output.detach().cpu().double()
         least, most = rules.keeps(xp, *(xp.exact(value) for value in values.values()), **case.options)
-        kept = got != rules.fills
+        kept = torch.as_tensor(got != rules.fills)
         numbers = kept.sum(-1)
         wrong = (numbers < least) | (numbers > most)
         if only is not None:
@@ -311,7 +311,7 @@ class Oracle:
             name,
             index,
             float(got[index]),
-            float(rules.fills if kept[index] else values[next(iter(values))][index]),
+            rules.fills if bool(kept[index]) else float(values[next(iter(values))][index]),
             None,
             math.inf,
             int(wrong.sum()),

@@ -27,7 +27,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import zip_longest
+from itertools import islice, zip_longest
 
 import torch
 
@@ -398,6 +398,7 @@ Keeps = Callable[[Contract], bool | None]
 
 _SIDE_EFFECTS = ("nondeterministic", "batch_variant", "input_mutated", "out_of_bounds_write")
 _MOST_WORK = 2**21  # most work of a case: every fault model is evaluated on it
+_FEW = 6  # cases that show whether wrong elements are of two kinds
 _ENOUGH = 2  # cases after which a single remaining fault model is accepted
 _NEAR = (("tile", "normal"), ("tile", "steep"), ("tile", "normal"), ("small", "small"))  # size styles and distributions
 _TELLING = (None, "small", "wide", "powers", "steep")  # distributions on which faults differ; None: the failure's own
@@ -440,9 +441,27 @@ def explain(
             results = explained_by_bias(harness, failure, budget)
         elif failure.kind in NUMBERS and failure.case.protocol == "once" and not _varies(harness, failure.case, budget):
             results = _explained_by_numbers(harness, failure, first, sampler, budget, keeps)
+            results = results or _beside_another(harness, failure, first, sampler, budget, keeps)
         if not results and failure.kind != "bias":
             results = explained_by_side_effects(harness, failure, sampler, budget)
     return Explained(results, tuple(budget.failed.values()))
+
+
+def _beside_another(
+    harness: KernelHarness, failure: Failure, first: Case, sampler: Sampler, budget: FaultBudget, keeps: Keeps
+) -> tuple[Explanation, ...]:
+    """Return what explains the finite wrong elements where others are NaN or infinite, or the other way round, as two
+    faults of one kernel give; nothing if only one kind is wrong."""
+    aside, others = ("finite", "finite") if failure.kind == "nonfinite" else ("nonfinite", "NaN and infinite")
+    apart, seen = replace(harness, aside=aside), False
+    for case in islice(_cases(failure, first, sampler), _FEW):
+        observation = None if budget.is_over() else observation_of(apart, case)
+        seen = seen or (observation is not None and any(bool(mask.any()) for mask in observation.aside))
+    if not seen:
+        return ()
+    found = _explained_by_numbers(apart, failure, first, sampler, budget, keeps)
+    words = f"; the {others} wrong elements beside these are another fault's"
+    return tuple(replace(explanation, description=explanation.description + words) for explanation in found)
 
 
 def _varies(harness: KernelHarness, case: Case, budget: FaultBudget) -> bool:
