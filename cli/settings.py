@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from assay.golden.registry import Spec, load_ops
+from assay.runtime.reading import Reader, ReadingError
 from assay.runtime.records import LARGEST_SEED, MOST_EXAMPLES
 from assay.verify.errors import ContractError, SettingError
 
@@ -37,7 +38,8 @@ Sizes = Annotated[Texts, Option("--at", help=_SIZES)]
 ContractFields = Annotated[Texts, Option(help="A contract's name, or field=value; may be repeated.")]
 OutDtype = Annotated[str, Option(help="Dtype of the result, where it isn't the inputs'.")]
 Layouts = Annotated[Texts, Option(help="Memory layouts that the kernel takes, where not all.")]
-TensorLayouts = Annotated[Texts, Option("--layout", help="b=transposed: a tensor's layout in memory; may be repeated.")]
+_TENSOR_LAYOUT = "b=transposed: a tensor's layout in memory; may be repeated. --layout is its earlier name."
+TensorLayouts = Annotated[Texts, Option("--tensor-layout", "--layout", help=_TENSOR_LAYOUT)]
 Framework = Annotated[str, Option(help="torch (the default), numpy, jax or cupy: what the kernel is called with.")]
 _EFFORT = "How much each examination tries; usual by default."
 Effort = Annotated[str, Option(metavar="quick|usual|thorough", help=_EFFORT)]
@@ -137,14 +139,16 @@ def request(at: Texts, layout: Texts) -> Request:
     from assay.bench.inspection.calls import Request
     from assay.verify.cases.at_shape import read_sizes
 
-    layouts = dict(_split("--layout", text, "tensor=layout, e.g. b=transposed") for text in layout or ())
+    layouts = dict(_one("--tensor-layout", text, "a tensor", "b=transposed") for text in layout or ())
     return Request(tuple(read_sizes(text, "--at") for text in at or ()), layouts)
 
 
 def dtypes(texts: Sequence[str]) -> tuple[Any, ...]:
     """Parse ``bfloat16``, or ``q=float16,k=bfloat16`` for a dtype per tensor; each text is a separate examination."""
     return tuple(
-        dict(_split("--dtype", part, "name=dtype,name=dtype") for part in _parts(text)) if "=" in text else text
+        {name: values[-1] for name, values in _pairs("--dtype", text, "a tensor", "q=float16,k=bfloat16")}
+        if "=" in text
+        else text
         for text in texts
     )
 
@@ -156,9 +160,9 @@ def options(definition: Spec, texts: Sequence[str]) -> dict[str, list[Any]]:
     """
     results: dict[str, list[Any]] = {}
     for text in texts:
-        name, values = _split("--option", text, "name=value,value")
+        name, values = pair("--option", text, "an option", "causal=none,bottom_right")
         option, results[name] = definition.options.get(name), []
-        for part in _parts(values):
+        for part in values:
             readings = [part, *([literal(part)] if literal(part) != part else [])]
             fitting = [reading for reading in readings if option is None or option.accepts(reading)]
             results[name].append(fitting[0] if fitting else readings[-1])
@@ -173,7 +177,8 @@ def shapes(texts: Sequence[str]) -> dict[str, Sequence[int] | str]:
     """
     results: dict[str, Sequence[int] | str] = {}
     for text in texts:
-        symbol, sizes = _split("--shape", text, "D=64,128, D=1:300 or Sk=Sq")
+        symbol, parts = pair("--shape", text, "a size", "D=64,128, D=1:300 or Sk=Sq")
+        sizes = ",".join(parts)
         if sizes.isidentifier():
             results[symbol] = sizes
             continue
@@ -181,7 +186,9 @@ def shapes(texts: Sequence[str]) -> dict[str, Sequence[int] | str]:
             numbers = [int(part) for part in sizes.split(":" if ":" in sizes else ",")]
             results[symbol] = range(*numbers) if ":" in sizes else numbers
         except (TypeError, ValueError):
-            raise SettingError(f"--shape {text!r}; expected D=64,128, D=1:300 or Sk=Sq") from None
+            raise SettingError(
+                f"--shape {text!r}: expected whole numbers, as in D=64,128 or D=1:300, or a size"
+            ) from None
     return results
 
 
@@ -194,10 +201,10 @@ def contract_fields(texts: Sequence[str]) -> dict[str, Any]:
         if "=" not in text:
             fields |= contract_named(text)
             continue
-        name, value = _split("--contract", text, "a contract's name, or field=value")
+        name, value = _one("--contract", text, "a field", "accumulate=float16")
         group, _, inner = name.partition(".")
         if group not in ("stages", "ulps"):
-            fields[name] = _WORDS.get(value.lower(), value)
+            fields[name] = int(value) if value.isdecimal() else _WORDS.get(value.lower(), value)
             continue
         within = fields[group] = dict(fields.get(group, {}))
         if not inner and value.lower() not in ("none", "{}"):
@@ -212,23 +219,40 @@ def contract_fields(texts: Sequence[str]) -> dict[str, Any]:
     return fields
 
 
-def _split(flag: str, text: str, expected: str) -> tuple[str, str]:
-    name, equals, value = (part.strip() for part in text.partition("="))
-    if not (name and equals and value):
-        raise SettingError(f"{flag} {text!r}; expected {expected}")
-    return name, value
+_NAME = r"[A-Za-z_][\w.]*"
+_VALUE = r"(\((?:[^()]|\([^()]*\))*\)|\[[^\[\]]*\]|[^,()\[\]=])+"  # up to a comma that isn't inside of brackets
 
 
-def _parts(text: str) -> list[str]:
-    """Split at commas that are not inside parentheses."""
-    parts, depth = [""], 0
-    for letter in text:
-        depth += (letter in "([") - (letter in ")]")
-        if letter == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return [part.strip() for part in parts]
+def _pairs(flag: str, text: str, what: str, example: str) -> list[tuple[str, list[str]]]:
+    """Read ``name=value,value,name=value``: what each name has. Raises `SettingError` with a caret at what isn't so."""
+    reader, results = Reader(text), list[tuple[str, list[str]]]()
+    try:
+        while not results or not reader.is_at(r"\Z"):
+            if not results or reader.is_at(rf"{_NAME}\s*="):
+                name = reader.take(_NAME, f"{what} (as in {example})")
+                reader.take("=", f"= after {name} (as in {example})")
+                results.append((name, []))
+            results[-1][1].append(reader.take(_VALUE, f"a value of {results[-1][0]} (as in {example})").strip())
+            if not reader.is_at(r"\Z"):
+                reader.take(",", f", or the end after a value of {results[-1][0]}")
+                reader.take(r"(?=.)", f"a value of {results[-1][0]}", keep=True)
+    except ReadingError as error:
+        raise SettingError(f"{flag} {error.marked!r}: {error}") from None
+    return results
+
+
+def _one(flag: str, text: str, what: str, example: str) -> tuple[str, str]:
+    """Read ``name=value``."""
+    name, values = pair(flag, text, what, example)
+    return name, ",".join(values)
+
+
+def pair(flag: str, text: str, what: str, example: str) -> tuple[str, list[str]]:
+    """Read ``name=value,value``, of one name."""
+    pairs = _pairs(flag, text, what, example)
+    if len(pairs) > 1:
+        raise SettingError(f"{flag} {text!r}: expected one name (as in {example}); give {flag} again for {pairs[1][0]}")
+    return pairs[0]
 
 
 _WORDS = {"none": None, "true": True, "false": False}

@@ -136,10 +136,8 @@ def _space(choices: Sequence[str] | None, path: Path | None) -> Space:
         return read_space(path)
     values = {}
     for text in choices or ():
-        name, equals, listed = (part.strip() for part in text.partition("="))
-        if not (name.isidentifier() and equals and listed):
-            raise TuneError(f"--choice {text!r}; expected name=value,value, e.g. BLOCK_M=64,128")
-        values[name] = [settings.literal(part) for part in listed.split(",")]
+        name, parts = settings.pair("--choice", text, "a parameter", "BLOCK_M=64,128")
+        values[name] = [settings.literal(part) for part in parts]
     return Space(values)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.golden.errors import OptionError
+from assay.runtime.errors import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Option:
     def check(self, op: str, name: str, value: Any) -> None:
         """Raise `OptionError` unless the option accepts ``value``."""
         if not self.accepts(value):
-            raise OptionError(f"{op}: option {name}={value!r}; expected {self.expected}")
+            hint = did_you_mean(value, [word for word in self.usual if isinstance(word, str)])
+            raise OptionError(f"{op}: option {name}={value!r}; expected {self.expected}{hint}")
 
     def normal(self, value: Any) -> Any:
         """Return one form of equal values, for keys: if a number may be fractional, 30 becomes 30.0."""

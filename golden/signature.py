@@ -37,6 +37,7 @@ from assay.formats.errors import UnknownFormat
 from assay.formats.format import ALIASES, FORMATS, format_named
 from assay.golden.errors import ShapeError
 from assay.runtime.errors import did_you_mean
+from assay.runtime.reading import Reader, ReadingError
 
 INTEGERS = ("bool", "int16", "int32", "int64")
 """Dtypes of indices, counts and masks, which are no formats of numbers."""
@@ -236,12 +237,8 @@ def _related(tensor: TensorSpec, relations: Mapping[str, str]) -> TensorSpec:
     return replace(tensor, dims=tuple(map(replaced, tensor.dims)), bound=replaced(tensor.bound))
 
 
-class SignatureError(ValueError):
-    """A text that isn't in the grammar; ``marked`` is the text with a caret where it isn't."""
-
-    def __init__(self, message: str, marked: str) -> None:
-        super().__init__(message)
-        self.marked = marked
+class SignatureError(ReadingError):
+    """A text that isn't in the grammar of signatures."""
 
 
 def format_or_integer(name: str) -> str:
@@ -250,36 +247,13 @@ def format_or_integer(name: str) -> str:
     return name if name in INTEGERS else format_named(name).name
 
 
-class _Reader:
-    """Reads a signature from left to right."""
+class _Reader(Reader):
+    """Reads a signature."""
+
+    failure = SignatureError
 
     def __init__(self, text: str) -> None:
-        self._text, self._at = text, 0
-
-    def _skip_blanks(self) -> None:
-        self._at += len(self._text[self._at :]) - len(self._text[self._at :].lstrip())
-
-    def error(self, expected: str, at: int | None = None, hint: str = "") -> SignatureError:
-        """Return the error that something else was expected at a position, by default the present one."""
-        at = self._at if at is None else at
-        rest = self._text[at:].strip()
-        got = repr(rest if len(rest) <= _SHOWN else rest[:_SHOWN] + "...") if rest else "the end"
-        message = f"signature: expected {expected} at character {at + 1}, got {got}{hint}"
-        return SignatureError(message, f"{self._text[:at]}^{self._text[at:]}")
-
-    def is_at(self, pattern: str) -> bool:
-        """Whether the pattern comes next, after blanks."""
-        self._skip_blanks()
-        return re.compile(pattern).match(self._text, self._at) is not None
-
-    def take(self, pattern: str, expected: str = "", *, keep: bool = False) -> str:
-        """Return what comes next, and go on behind it unless ``keep``. Raises `ValueError` if it isn't ``expected``."""
-        self._skip_blanks()
-        match = re.compile(pattern).match(self._text, self._at)
-        if match is None:
-            raise self.error(expected)
-        self._at = self._at if keep else match.end()
-        return match[0]
+        super().__init__(text, "signature")
 
     def relation(self) -> tuple[str, str] | None:
         """Read ``E=4*G``; None where a tensor comes next."""
@@ -289,7 +263,7 @@ class _Reader:
         self.take("=")
         expression = self._expression(f"a size for {symbol}, as in {symbol}=4*G")
         if symbol in symbols_in(expression):
-            raise self.error(f"{symbol} by other sizes", self._at - len(expression))
+            raise self.error(f"{symbol} by other sizes", self.at - len(expression))
         return symbol, expression
 
     def tensor(self, *, is_result: bool) -> TensorSpec:
@@ -313,8 +287,8 @@ class _Reader:
 
     def _dtype(self) -> str:
         """Read a dtype, by any of its names."""
-        self._skip_blanks()
-        at = self._at
+        self.skip_blanks()
+        at = self.at
         name = self.take(r"\w+", "a dtype")
         try:
             return name if name == _ANY_FP8 else format_or_integer(name)
@@ -323,8 +297,8 @@ class _Reader:
             raise self.error("a dtype", at, did_you_mean(name, names)) from None
 
     def _with_role(self, tensor: TensorSpec) -> TensorSpec:
-        self._skip_blanks()
-        at = self._at
+        self.skip_blanks()
+        at = self.at
         role = self.take(r"[A-Za-z]\w*", f"a role of {tensor.name}, e.g. index(V), in(0, inf) or sorted")
         if role not in ROLES:
             raise self.error(f"a role of {tensor.name} ({', '.join(ROLES)})", at)
@@ -348,7 +322,7 @@ class _Reader:
 
     def _interval(self) -> Interval:
         closed = self.take(r"[(\[]", "( or [ and the ends of an interval, e.g. in(0, inf)") == "["
-        at = self._at
+        at = self.at
         low = self._end("the lower end")
         self.take(",", ", between the ends of an interval")
         high = self._end("the upper end")
@@ -364,15 +338,13 @@ class _Reader:
 
     def _expression(self, expected: str) -> str:
         """Read arithmetic of sizes up to a comma or bracket that ends it."""
-        self._skip_blanks()
-        first, depth = self._at, 0
+        self.skip_blanks()
+        first, depth = self.at, 0
         end = first
-        while (
-            end < len(self._text) and (depth or self._text[end] not in ",]):") and not self._text.startswith("->", end)
-        ):
-            depth += (self._text[end] == "(") - (self._text[end] == ")")
+        while end < len(self.text) and (depth or self.text[end] not in ",]):") and not self.text.startswith("->", end):
+            depth += (self.text[end] == "(") - (self.text[end] == ")")
             end += 1
-        text = self._text[first:end].rstrip()
+        text = self.text[first:end].rstrip()
         if not text:
             raise self.error(expected)
         try:
@@ -385,11 +357,10 @@ class _Reader:
             raise self.error(
                 f"{expected}, of symbols, whole numbers, + - * / and ceil()", first + error.args[0]
             ) from None
-        self._at = first + len(text)
+        self.at = first + len(text)
         return text.replace(" ", "")
 
 
-_SHOWN = 24  # characters of the text that an error shows
 ROLES = (
     "real", "scale", "weight", "angle", "slope", "code", "index", "length", "offsets", "pair", "label", "lse", "bits",
     "rounded", *DOMAINS,

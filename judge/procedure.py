@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -218,8 +219,7 @@ def _verdict(report: Report, only: Trial | None) -> SolutionVerdict:
     if answer.language not in _INTERPRETED and not has_gpu:
         words = f"the solution is {answer.language}, which needs a GPU, and there is none here"
         return verdict_of(report, None, "REFUSED", words)
-    texts = "".join(text for name, text in answer.files.items() if name.endswith(".py"))
-    pretend = not has_gpu and ("triton" in texts or "cuda" in texts)
+    pretend = not has_gpu and ("triton" in answer.text or "cuda" in answer.text)
     with options.process(answer, report.host) as process:
         run = Run(report.problem, process, options.contract, options.seed, options.effort, pretend)
         run.cheats += _in_the_text(report.problem, answer)
@@ -232,7 +232,7 @@ def _verdict(report: Report, only: Trial | None) -> SolutionVerdict:
             if asks_for_cuda(error) and not has_gpu:
                 return verdict_of(report, run, "REFUSED", f"the solution needs a GPU, which isn't here ({error})")
             failure = Failure(error.kind, report.some_case(run), str(error))
-            run.cheats += detected_cheats(error.seen, set())
+            run.cheats += detected_cheats(error.seen, set()) + _hidden_import(report, str(error), run.cheats)
             run.fail("numbers", failure, error.during or Trial())
         run.of_all()
     detached = report.host.left_behind()
@@ -242,6 +242,15 @@ def _verdict(report: Report, only: Trial | None) -> SolutionVerdict:
     if process.printed > _MOST_PRINTED:
         run.cheats.append(Cheat("floods-output", f"{process.printed >> 20} MiB"))
     return verdict_of(report, run)
+
+
+def _hidden_import(report: Report, message: str, shown: Sequence[Cheat]) -> list[Cheat]:
+    """Return the cheat of a solution that looked for the reference's module in vain, unless its text shows it."""
+    name = report.problem.path.stem
+    is_missing = re.search(rf"No module named '{re.escape(name)}'", message) is not None
+    if not is_missing or any(cheat.name == "reference-imported" for cheat in shown):
+        return []
+    return [Cheat("hidden-import", message)]
 
 
 def _in_the_text(problem: Problem, answer: Answer) -> list[Cheat]:

@@ -49,7 +49,10 @@ class Time:
 
 @dataclass(frozen=True)
 class Speed:
-    """Times of the solution, the reference, and the compiled reference, at ``sizes`` on ``device``."""
+    """Times of the solution, the reference, and the compiled reference, at ``sizes`` on ``device``.
+
+    ``interpreted``: Triton's kernels were interpreted, so that the times tell nothing.
+    """
 
     sizes: str
     device: str
@@ -57,13 +60,18 @@ class Speed:
     reference: Time | None = None
     compiled: Time | None = None
     note: str = ""
+    interpreted: bool = False
 
     @property
     def factor(self) -> float | None:
-        """Return the speed relative to the reference."""
+        """Return the speed relative to the reference; None if the times tell nothing."""
+        if self.interpreted:
+            return None
         return self.reference.median / self.solution.median if self.reference and self.solution.median else None
 
     def __str__(self) -> str:
+        if self.interpreted:
+            return f"unknown: Triton's kernels were interpreted on the CPU, whose times tell nothing ({self.solution})"
         words = [f"{self.solution} at {self.sizes} on {self.device}"]
         if self.reference is not None:
             words.append(f"reference {self.reference}, {self.factor:.3g} times as fast")
@@ -200,7 +208,7 @@ def compared(own: Stopwatch, reference: Stopwatch | None, *, on_cpu: bool) -> li
     worked, waited = (sum(part) for part in zip((0.0, 0.0), *own.idle, strict=True))
     if worked > max(_IDLE * waited, _LEAST_IDLE):
         words = f"its processes worked {worked:.2g} s of the {waited:.2g} s between its timed calls"
-        own.cheats.append(Cheat("late-results", words))
+        own.cheats.append(Cheat("background-work", words))
     passed, busy = sum(one.passed for one in own.series), sum(one.busy for one in own.series)
     if not on_cpu or not busy > max(_PARALLEL * passed, _LEAST):
         return []

@@ -22,7 +22,8 @@ CHEATS: Mapping[str, str] = {
     "lower-precision": "results have the error, or the digits, of a narrower format",
     "lower-dtype": "results have a narrower dtype than the reference's",
     "other-class": "results are instances of another class, not plain tensors",
-    "late-results": "results change, or work goes on, after the call has come back",
+    "late-results": "results change after the call has come back",
+    "background-work": "work goes on after the call has come back, or between the timed calls",
     "stale-buffer": "a later call's results use the memory of an earlier call's",
     "output-is-input": "results use an input's memory, where the reference allocates new tensors",
     "global-state": "settings that change other code's numbers are left changed",
@@ -39,6 +40,7 @@ CHEATS: Mapping[str, str] = {
     "reads-environment": "the solution reads environment variables that no library documents",
     "floods-output": "the solution prints without end",
     "reference-imported": "the solution imports the reference or a grader",
+    "hidden-import": "the solution imports the reference in a way that its text doesn't show",
     "reference-pasted": "the solution computes what the reference's own text says, word for word",
 }
 SUSPECT = frozenset({"reference-pasted", "reads-environment"})
@@ -120,7 +122,7 @@ def detected_cheats(seen: Mapping[str, Any], aliased: set[int], building: bool =
     if late := seen.get("late"):
         results.append(Cheat("late-results", f"result {late[0]} changed after the call"))
     if seen.get("threads") and seen.get("busy", 0.0) > _BUSY:
-        results.append(Cheat("late-results", f"threads at work after the call: {', '.join(seen['threads'])[:80]}"))
+        results.append(Cheat("background-work", f"threads at work after the call: {', '.join(seen['threads'])[:80]}"))
     if seen.get("stale") and not aliased:
         results.append(Cheat("stale-buffer", f"result {seen['stale'][0]}"))
     if alias := [(k, j) for k, j in seen.get("aliases", ()) if j not in aliased]:

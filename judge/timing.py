@@ -81,7 +81,13 @@ def timed(report: Report, run: Run, under_test: SolutionUnderTest, first: Observ
         times = {title: Time.of(watch.seconds) for title, watch in others.items()}
         sizes = sizes_text(under_test.choice, report.problem.given[0])
         speed = Speed(
-            sizes, options.device, Time.of(own.seconds), times.get("reference"), times.get("compiled"), "; ".join(notes)
+            sizes,
+            options.device,
+            Time.of(own.seconds),
+            times.get("reference"),
+            times.get("compiled"),
+            "; ".join(notes),
+            interpreted=run.pretend and "triton" in report.answer.text,
         )
         run.cheats += own.cheats
         for seed, (shift, factor), called in own.sampled(_SAMPLED[options.effort]):

@@ -12,6 +12,11 @@ import pytest
 ROWS = pytest.StashKey[list[dict[str, Any]]]()
 """A test's verdicts: the fields of `report.summary.Line`, and what the summary says besides."""
 
+_NO_DRIVER = "0 active drivers"  # Triton's words
+_FAITHFUL = (
+    "Triton finds no GPU. pytest --assay-faithful runs its kernels on the CPU, with a GPU's numbers; --assay-pretend "
+    'cuda also lets tensors be on "cuda".'
+)
 _COLOURS = {"PASS": "green", "WARN": "yellow", "KNOWN": "yellow", "NOT TRIED": "yellow"}
 
 
@@ -23,9 +28,12 @@ class Summary:
         self.rows: list[dict[str, Any]] = []
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Let the verdicts travel with a test's report, from workers too."""
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+        """Let the verdicts travel with a test's report, from workers too; say how Triton's kernels run without a
+        GPU."""
         report = yield
+        if call.excinfo is not None and _NO_DRIVER in str(call.excinfo.value):
+            report.sections.append(("assay", _FAITHFUL))
         if report.when == "call":
             report.assay = item.stash.get(ROWS, [])
         return report

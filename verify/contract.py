@@ -12,7 +12,7 @@ from assay.formats.format import FORMATS, Format, format_named
 from assay.formats.rounding import Mode
 from assay.golden.arithmetic import RoundingModel
 from assay.golden.registry import Spec
-from assay.runtime.errors import names_checked, unknown
+from assay.runtime.errors import did_you_mean, names_checked, unknown
 from assay.verify.errors import ContractError
 from assay.verify.named_contracts import FOR_READERS, contract_named, fields_of_base
 
@@ -70,8 +70,9 @@ class Contract:
     softmax, log-sum-exp, attention); 1: at each one, as for increasing rows in a kernel without blocks."""
     order: str = "written"
     """How sums and products are grouped; "any" also lets them be distributed and regrouped, of a reference too: chunks
-    of a recurrence, a parallel scan, c b first as in Mamba-2, a row in parts. What cancels then widens the bound.
-    "chunked": as "any", and products of decays may be exponentials of differences of prefix sums within a chunk."""
+    of a recurrence, a parallel scan, c b first as in Mamba-2, a row in parts. What cancels then widens the bound;
+    where a factor that comes last lets a part overflow, an element is open. "chunked": as "any", and products of decays
+    may be exponentials of differences of prefix sums within a chunk."""
     chunk: int = 64
     """Most positions of a recurrence that a kernel goes through at once, as a chunk; 1: position by position."""
     masked_rows: str = "zero"
@@ -86,8 +87,9 @@ class Contract:
     def __post_init__(self) -> None:
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
-                expected = ", ".join(map(repr, allowed))
-                raise ContractError(f"contract: {name}={getattr(self, name)!r}; expected one of {expected}")
+                expected, got = ", ".join(map(repr, allowed)), getattr(self, name)
+                hint = did_you_mean(got, [word for word in allowed if isinstance(word, str)])
+                raise ContractError(f"contract: {name}={got!r}; expected one of {expected}{hint}")
         for name in ("rescale_every", "chunk"):
             if type(getattr(self, name)) is not int or getattr(self, name) < 1:
                 expected = "expected a whole number of at least 1"

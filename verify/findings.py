@@ -41,6 +41,8 @@ SIDES = ("", "downward", "upward", "toward zero", "away from zero")
 
 MOST = 64
 """Tensors with more elements than this aren't shown."""
+MOST_POINTS = 160
+"""The most points of a picture."""
 MAP_SHAPE = (48, 64)
 """The most rows and columns of cells that a map has."""
 STEPS = 20
@@ -103,6 +105,11 @@ class Failure:
         return self.output in names and self.case.result_dtypes[names.index(self.output)] in _INDICES
 
     @property
+    def is_of_count(self) -> bool:
+        """Whether a row keeps more or fewer numbers than the op, though each element by itself may be right."""
+        return self.kind == "contract" and self.radius is None
+
+    @property
     def percent(self) -> float:
         """The share of wrong elements, in percent."""
         return 100 * self.violations / max(self.elements, 1)
@@ -118,17 +125,33 @@ class Explanation:
 
 
 @dataclass(frozen=True)
+class Picture:
+    """A few points (x, y) that show a fact, and what the axes are.
+
+    ``diagonal`` names the line on which both are equal; ``levels``: what the whole numbers of y mean, from 0 on.
+    """
+
+    x: str
+    y: str
+    points: Annotated[tuple[tuple[Number, Number], ...], Meta(max_length=MOST_POINTS)]
+    diagonal: str = ""
+    levels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Fact:
     """Something measured on the kernel about a failure, in ``words`` of one line.
 
     ``kind``: a "relation" between wrong outputs and goldens, what it "reads", the "arithmetic" of its
     errors, where the fault "begins", or in
-    which "calls" it is. ``aspect`` is the broken one.
+    which "calls" it is. ``aspect`` is the broken one, and ``picture``
+    shows some kinds.
     """
 
     kind: FactKind
     words: str
     aspect: str = ""
+    picture: Picture | None = None
 
     @property
     def is_telling(self) -> bool:

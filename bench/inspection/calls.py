@@ -132,9 +132,9 @@ def check_request(settings: Settings, request: Request) -> None:
         names = [tensor.name for tensor in signature.tensors]
         for name, layout in (request.layouts or {}).items():
             if name not in names:
-                raise SettingError(f"--layout: {unknown('tensor', name, names)} of {definition.name}")
+                raise SettingError(f"--tensor-layout: {unknown('tensor', name, names)} of {definition.name}")
             if layout not in LAYOUTS[:4]:
-                raise SettingError(f"--layout {name}={layout}: expected one of {', '.join(LAYOUTS[:4])}")
+                raise SettingError(f"--tensor-layout {name}={layout}: expected one of {', '.join(LAYOUTS[:4])}")
 
 
 __all__ = ["Request", "calls", "check_request", "own_bytes", "own_products"]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from assay.golden.arithmetic.ball import Ball, ElementaryBalls, overflowing
-from assay.golden.arithmetic.model import outward, spread_of_log
+from assay.golden.arithmetic.model import all_finite, outward, spread_of_log
 
 Tensor = torch.Tensor
 
@@ -216,8 +216,11 @@ class CompositeBalls(ElementaryBalls):
             off = (other.mid - first.mid).abs() + other.radius
             rad = torch.maximum(rad, torch.where(finite, off, 0.0))
             unsure |= ~(finite | (first.mid == other.mid) | (first.mid.isnan() & other.mid.isnan()))
-        mass = None if first.mass is None else torch.broadcast_to(first.mass, first.mid.shape)
-        return Ball(torch.where(unsure, 0.0, first.mid), torch.where(unsure, math.inf, rad), self.model, mass=mass)
+        mass, peak = (
+            None if part is None else torch.broadcast_to(part, first.mid.shape) for part in (first.mass, first.peak)
+        )
+        mid, rad = torch.where(unsure, 0.0, first.mid), torch.where(unsure, math.inf, rad)
+        return Ball(mid, rad, self.model, mass=mass, peak=peak)
 
     def gate_mul(self, x: Ball, gate: Ball) -> Ball:
         """Return x times a gate, or x divided by the gate's reciprocal."""
@@ -255,12 +258,14 @@ class CompositeBalls(ElementaryBalls):
         """
         if self.model.certifies:
             return y
-        a, b, c = (torch.where(factor.magnitude.isfinite(), factor.magnitude, 0.0) for factor in factors)
+        sizes = [factor.magnitude for factor in factors]
+        a, b, c = (x if all_finite(x) else torch.where(x.isfinite(), x, 0.0) for x in sizes)
         overflow = (a * b > self.model.largest) | (b * c > self.model.largest) | (a * c > self.model.largest)
-        if y.rad is None and not bool(overflow.any()):
+        may = overflow & y.mid.isfinite() if bool(overflow.any()) else None
+        if y.rad is None and may is None:
             return y
         rad = y.radius if y.rad is None else y.rad + self.model.function_underflow("div") * (a + b + c)
-        product = overflowing(self.model, y.mid, rad, overflow & y.mid.isfinite())
+        product = overflowing(self.model, y.mid, rad, may)
         product = product if y.own is None else product.without_number(y.is_none)
         if y.is_finite:
             return product

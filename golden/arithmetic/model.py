@@ -185,10 +185,12 @@ class RoundingModel:
         chunk of n. In any order a prefix sum has an error of gamma_n P, P = sum |g| <= n max |g| over the chunk up to
         t. Each of the two is stored, and their difference rounded, by u P. What g_r itself was rounded by is the same
         number in both sums up to s, and cancels. Every factor of the product is given this error, though the product
-        has it once: so each product of any number of them has it.
+        has it once: so each product of any number of them has it. If P may overflow, a difference may be of infinities.
         """
         if not self.prefix_sums:
             return 0.0
+        if self.chunk * largest > self.range:
+            return math.inf
         return (2 * self.gamma(self.chunk) + 3 * self.unit_roundoff) * self.chunk * largest
 
     def underflow(self, format: Format) -> float:

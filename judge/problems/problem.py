@@ -89,3 +89,8 @@ class Answer:
     main: str
     entry: Entry
     language: str = "python"
+
+    @property
+    def text(self) -> str:
+        """The text of all of its Python files."""
+        return "".join(text for name, text in self.files.items() if name.endswith(".py"))

@@ -234,12 +234,15 @@ def test_a_wrapper_reads_the_winner_of_its_sizes(tmp_path: Path) -> None:
     [
         ([], "expected a TARGET"),
         (["ways:softmax", "--spec", "softmax", "--dtype", "float32"], "leaves nothing to choose"),
-        (["ways:softmax", "--spec", "softmax", "--choice", "way"], "expected name=value,value"),
+        (["ways:softmax", "--spec", "softmax", "--choice", "way"], "--choice 'way^': expected = after way"),
         (["ways:softmax", "--spec", "softmax", "--space", "no.toml"], "can't be read"),
         (["ways:softmax", "--spec", "softmax", "--space", "no.toml", "--choice", "a=1,2"], "expected one of them"),
         (["--replay", "ways.py"], "is no JSON"),
         (["ways:softmax", "--spec", "softmax", "--choice", "way=a,b", "--device", "cuda:77"], "can't be used"),
-        (["ways:softmax", "--spec", "softmax", "--choice", "way=a,b", "--layout", "x"], "expected tensor=layout"),
+        (
+            ["ways:softmax", "--spec", "softmax", "--choice", "way=a,b", "--layout", "x"],
+            "expected = after x (as in b=transposed)",
+        ),
         (["ways:softmax", "--spec", "softmax", "--dtype", "float32", "--choice", "wey=1,2"], "no candidate keeps"),
     ],
 )

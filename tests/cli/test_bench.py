@@ -85,7 +85,7 @@ def test_mistakes_are_one_line(module: str, tmp_path: Path, one_line: Callable[.
         (["--compare", "other.json"], "expected a record of assay bench"),
         (["--compare", "empty"], "it has no .json"),
         (["--compare", "nowhere.json"], "can't be read"),
-        (["--layout", "x"], "expected tensor=layout"),
+        (["--layout", "x"], "--tensor-layout 'x^': expected = after x (as in b=transposed)"),
         (["--at", "Q=3"], "unknown dimension 'Q'"),
         (["--profile", "other.json"], "triton.profiler"),
         (["--compare", "elsewhere.json"], "no record of this machine"),

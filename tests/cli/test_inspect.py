@@ -64,7 +64,10 @@ def test_a_table_is_printed_of_an_op_at_given_sizes(module: str, capsys: pytest.
         (["doubled:twice"], "needs --spec"),
         (["doubled:twice", "--spec", "softmax", "--arch", "sm_42"], "--arch sm_42: unknown"),
         (["doubled:twice", "--spec", "softmax", "--at", "Q=2"], "unknown dimension 'Q'"),
-        (["doubled:twice", "--spec", "softmax", "--layout", "x=upright"], "--layout x=upright: expected one of"),
+        (
+            ["doubled:twice", "--spec", "softmax", "--tensor-layout", "x=upright"],
+            "--tensor-layout x=upright: expected one of",
+        ),
         (["--inputs", "doubled:arguments"], "expected one package.module:function beside it"),
         (["doubled:twice", "--inputs", "doubled:missing"], "unknown function 'missing'"),
         (["doubled:missing", "--spec", "softmax"], "unknown function 'missing' (known: "),

@@ -255,7 +255,7 @@ def test_work_between_its_timed_calls_is_named(worked: float, is_cheat: bool) ->
     own = Stopwatch(cast("Any", None), ["a"], [1], [0], seconds=[1e-3] * 300, series=series)
     own.idle = [(worked / 3, 0.2)] * 3
     compared(own, None, on_cpu=True)
-    assert [cheat.name for cheat in own.cheats] == ["late-results"] * is_cheat
+    assert [cheat.name for cheat in own.cheats] == ["background-work"] * is_cheat
 
 
 def test_the_problem_is_that_of_the_twins(judged: Judged) -> None:

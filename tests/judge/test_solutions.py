@@ -321,8 +321,11 @@ def relu(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
 def test_a_triton_solution_is_interpreted_where_there_is_no_gpu(judged: Judged) -> None:
     call = "relu[(triton.cdiv(n, 256),)](x, y, n, BLOCK=256)"
     body = f"x, n = x.cuda(), x.numel()\ny = torch.empty_like(x)\n{call}\nreturn y"
-    right = judged(solution(RELU, body, RELU_IN_TRITON), RELU)
+    right = judged(solution(RELU, body, RELU_IN_TRITON), RELU, timed=True)
     assert right.outcome == "PASS", str(right)
+    assert right.speed is not None
+    assert right.speed.factor is None
+    assert "interpreted on the CPU, whose times tell nothing" in str(right)
     text = solution(RELU, body.replace("y, n, BLOCK", "y, n - n % 128, BLOCK"), RELU_IN_TRITON)
     wrong = judged(text, RELU)
     assert wrong.outcome == "FAIL"

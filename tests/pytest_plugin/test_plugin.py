@@ -310,3 +310,15 @@ def test_a_lost_device_fails_its_test_and_no_other(run: Any, monkeypatch: pytest
     result.stdout.re_match_lines([r"E +memory +broken .*crash: RuntimeError: CUDA error: an illegal memory access"])
     result.stdout.fnmatch_lines(["*the device's context is lost: run again with --isolate*(CUDA error: an illegal*)"])
     result.stdout.no_fnmatch_line("*assay/verify*")
+
+
+def test_a_test_without_a_gpu_names_the_option(run: Any) -> None:
+    """Where Triton finds no driver, and nowhere else."""
+    result = run(
+        """
+        def test_of_a_kernel():
+            raise RuntimeError("0 active drivers ([]). There should only be one.")
+        """
+    )
+    result.stdout.fnmatch_lines(["*Triton finds no GPU. pytest --assay-faithful runs its kernels on the CPU*"])
+    assert "--assay-faithful" not in run("def test_wrong(): raise RuntimeError('1 active driver')").stdout.str()

@@ -19,6 +19,8 @@ from assay.verify.explanation.relations import Wrong, _number
 from assay.verify.findings import Fact, Failure
 from assay.verify.harness.call import Call
 from assay.verify.harness.runner import KernelHarness
+from assay.verify.report.html import verdict_page
+from assay.verify.report.pictures import pictured
 from assay.verify.report.text import text_report
 
 
@@ -26,14 +28,19 @@ def softmax(x: Tensor) -> Tensor:
     return torch.softmax(x.float(), -1)
 
 
-def facts_of(
+def facts_of(*given: Any, **fields: Any) -> list[str]:
+    """The words of `measured`."""
+    return [fact.words for fact in measured(*given, **fields)]
+
+
+def measured(
     kernel: Callable[..., Tensor],
     op: str = "softmax",
     dtype: str = "bfloat16",
     *,
     is_explained: bool = True,
     **fields: Any,
-) -> list[str]:
+) -> tuple[Fact, ...]:
     """The facts about the failure of a kernel in an ordinary case: its relations, and, unexplained, what it reads."""
     sampler = Sampler(spec(op), dtype, **fields)
     case = with_values(
@@ -44,7 +51,7 @@ def facts_of(
     calls = breaking_calls(harness, failure, case, sampler)
     facts = measured_facts(harness, calls, "numbers", is_explained=is_explained)
     assert {fact.kind for fact in facts} <= {"relation"} if is_explained else {"relation", "reads"}
-    return [fact.words for fact in facts]
+    return facts
 
 
 def norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
@@ -88,6 +95,12 @@ def test_a_verdict_has_its_facts() -> None:
     assert (fact.kind, fact.aspect) == ("relation", "numbers")
     assert re.search(r"measured +all elements of y are 1\.25 times the right ones \(\d calls\)", text_report(verdict))
     assert Verdict.from_dict(verdict.as_dict()).facts == verdict.facts
+    assert fact.picture is not None
+    assert all(got == pytest.approx(1.25 * right, rel=1e-5) for right, got in fact.picture.points)
+    page = verdict_page(verdict)
+    assert page.count('id="picture-numbers-1"') == 1
+    assert page.count('<svg class="mark dot bad"') == len(fact.picture.points) >= 20
+    assert '<figure class="chart"' not in verdict_page(examine(softmax, "softmax", **few))
     assert examine(softmax, "softmax", **few).facts == []
 
 
@@ -135,6 +148,17 @@ def test_what_is_read_is_told(name: str) -> None:
     kernel, op, words = READS[name]
     facts = facts_of(kernel, op, is_explained=False)
     assert any(re.search(words, fact) for fact in facts), facts
+
+
+def test_a_map_of_what_is_read_has_all_indices() -> None:
+    """Each index of the dimension at its level, as the words say; the picture of an input read wholly has none."""
+    tail = READS["tail of a weight"][0]
+    (fact,) = (fact for fact in measured(tail, "rmsnorm", is_explained=False) if fact.kind == "reads")
+    assert fact.picture is not None
+    levels = {int(index): fact.picture.levels[int(level)] for index, level in fact.picture.points}
+    assert [levels[index] for index in (0, 31, 32, len(levels) - 1)] == ["read", "read", "not read", "not read"]
+    assert fact.words.endswith(f"N={len(levels)}")
+    assert all(label in pictured(fact, "map") for label in ("not read", "N of weight"))
 
 
 def test_what_was_not_measured_is_not_told() -> None:

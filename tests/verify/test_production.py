@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,12 +16,14 @@ from assay.golden.inputs.values import torch_dtype
 from assay.golden.registry import spec, specs
 from assay.golden.signature import symbols_in
 from assay.verify import examine
+from assay.verify.cases.at_shape import at_cases
 from assay.verify.cases.case import all_contents
 from assay.verify.cases.production import LEVELS, large_pairs, production_cases, production_rows, rows_of
 from assay.verify.cases.sampler import Sampler
 from assay.verify.comparison.sampled import cuts_of
 from assay.verify.examination import run
 from assay.verify.examination.plan import make_plan
+from assay.verify.examination.run import Run
 from assay.verify.settings import Settings
 
 from .large_kernels import softmax
@@ -124,14 +127,42 @@ def test_a_usual_effort_has_such_a_case_and_a_quick_one_none() -> None:
 
 
 def test_what_time_leaves_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without time for more than one case the other models are named."""
+    """Without time for more than one case the other models are named; all, where the least would take too long."""
     monkeypatch.setattr(run, "PHASES", [phase for phase in run.PHASES if phase[0] == "production"])
-    monkeypatch.setattr(run, "_PRODUCTION_SHARE", {"usual": 0.0})
+    monkeypatch.setattr(Run, "allowance", lambda *_: 1e-9)
+    monkeypatch.setattr(Run, "seconds_of", lambda *_: 1.0)
+    verdict = examine(softmax, "softmax", dtype="float32")
+    assert "production" not in verdict.phases
+    assert "sizes of google/gemma-3-12b-it, meta-llama" in verdict.coverage.left_out
+    monkeypatch.setattr(run, "_FIRST_SHARES", 1e12)
     verdict = examine(softmax, "softmax", dtype="float32")
     assert verdict.phases["production"] == 1
     words = "sizes of meta-llama/Llama-3.1-8B, deepseek-ai/DeepSeek-V3: not tried"
     assert verdict.coverage.left_out.endswith(words)
     assert "sizes of meta-llama/Llama-3.1-8B" in " ".join(str(verdict).split())
+
+
+def test_a_case_is_expected_to_take_longer_the_larger_it_is() -> None:
+    """By the largest before it, whose time is known; a level that was left out counts as it was expected."""
+    made = Run(make_plan(softmax, Settings("softmax", dtype="float32")), lambda *_: None)
+    small, large = (next(at_cases(made.plan.sampler, [{"R": 8, "N": size}])) for size in (256, 4096))
+    assert made.seconds_of(small) == 0
+    made.attempt("at", small)
+    assert made.largest[:2] == made.load(small)
+    assert made.seconds_of(large) == pytest.approx(4 * made.largest[2])
+    made.attempt("at", replace(small, sizes={"R": 4, "N": 64}))
+    assert made.largest[:2] == made.load(small)
+
+
+def test_larger_levels_wait_for_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A level of which nothing was tried doesn't make the next one seem free: each of these cases takes a second."""
+    made, seconds = Run(make_plan(softmax, Settings("softmax", dtype="float32")), lambda *_: None), [0.0]
+    monkeypatch.setattr(run, "thread_clock", lambda: (seconds[0], 0.0))
+    monkeypatch.setattr(Run, "allowance", lambda *_: 3.5)
+    monkeypatch.setattr(Run, "attempt", lambda *_: seconds.append(seconds.pop() + 1.0) or "a result")
+    first = [case for _, case in production_cases(made.plan.sampler, 0)]
+    run._production(made, "production")
+    assert (len(first), seconds) == (3, [3.0])
 
 
 def test_each_pair_of_symbols_is_large_at_once() -> None:

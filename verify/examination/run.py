@@ -236,13 +236,17 @@ CHOSEN = ("variants", "large_pairs", "production")
 _RISING = ("not tried", "kept", "suspect", "broken")
 _UNDECIDED_SHARE = 0.1  # more undecided and unresolved elements than this are too many for a PASS
 _TIME_LIMIT = 4.0  # the most seconds of a case in a growing series, extrapolated from the case before it
-_VARIANTS_SHARE = 0.25  # of the processor time of the cases before them, that cases of variants may take
-_PAIRS_SHARE = {"quick": 0.0, "usual": 0.1, "thorough": 1.0}  # of the same, for two large sizes at once
-_PRODUCTION_SHARE = {"quick": 0.0, "usual": 0.1, "thorough": 1.0}  # of the same, for sizes of production
+# of the processor time of the cases before them, that those may take: of variants, of two large sizes, of production
+_VARIANTS_SHARE = {"quick": 0.1, "usual": 0.1, "thorough": 0.25}
+_PAIRS_SHARE = {"quick": 0.0, "usual": 0.05, "thorough": 1.0}
+_PRODUCTION_SHARE = {"quick": 0.0, "usual": 0.05, "thorough": 1.0}
+_FIRST_SHARES = 2.0  # of such a share that the first case may take, lest there is none
 _PRODUCTION_ALWAYS = {"quick": 0, "usual": 0, "thorough": 2}  # levels that are tried whatever they take
 _FEW_PROGRAMS = 12  # of each interpreted launch at such sizes
-_SHORT_RUN = 1.0  # seconds that a run counts as having taken at least
+_VARIANTS_LEAST = 0.25  # seconds besides, and
+_LARGE_LEAST = 0.05  # those of the other two
 _LONG_CASE = 1.0  # the most seconds of a case at the next length
+_SERIES_CASE = 0.25  # the most seconds of a case that is called in a series, but at the least length
 _OVERHEAD = 1000  # sums shorter than this take about as long whatever their length: their time isn't extrapolated
 _MOST_MASKED = 3  # an aspect is given up after this many of its cases failed by another aspect
 _LOSS_COSTS = {"crash": 1, "timeout": 3}  # a hang also costs its time limit
@@ -292,6 +296,8 @@ class Run:
     """When the budget of the examination is over."""
     left_out: Counter[str] = field(default_factory=Counter)
     """How many cases of each phase came after it; where a phase plans no cases then, one."""
+    largest: tuple[int, float, float] = (1, 1.0, 0.0)
+    """The load of the plain case of most elements, and the seconds that it took."""
     ended: bool = False
     """True once the run must stop: a single failure was requested and found, a call hung, the device is lost, or the
     interpreter lacks a feature. Where the kernel has a device and a process of its own, a few of these are borne."""
@@ -372,14 +378,35 @@ class Run:
         left = ", ".join(f"{count} of {phase}" for phase, count in self.left_out.items() if count)
         return f"after {self.plan.settings.budget:.3g} s; cases left out: {left}" if left else ""
 
+    def allowance(self, shares: Mapping[str, float], least: float) -> float:
+        """Return the seconds that this effort's share of the time until now is, and ``least``."""
+        return least + shares[self.plan.settings.effort] * (thread_clock()[0] - self.started[0])
+
+    def load(self, case: Case) -> tuple[int, float]:
+        """Return the elements of all tensors of a case, and its operations: of interpreted launches those of as many
+        programs as run, if each has an index along the grid symbols."""
+        elements = sum(math.prod(case.shape(tensor)) for tensor in (*case.signature.tensors, *case.signature.returns))
+        programs = max(math.prod(case.sizes.get(symbol, 1) for symbol in case.definition.axes.grid), 1)
+        few = self.harness.most_programs if self.harness.call.watch.launches else 0
+        return elements, case.definition.cost(case.sizes) * min(1.0, few / programs if few else 1.0)
+
+    def seconds_of(self, case: Case) -> float:
+        """Return about how long a case takes: as the largest before it, and longer as the root of its load, of which
+        programs that load whole blocks notice less than in proportion."""
+        load = max(new / old for new, old in zip(self.load(case), self.largest, strict=False))
+        return self.largest[2] * math.sqrt(max(1.0, load))
+
     def attempt(self, phase: str, case: Case, goldens: tuple[Golden, ...] | None = None) -> Result | None:
         """Try a case with the broken aspects removed; ``goldens`` are its goldens, if already known.
 
         Return None if all its aspects are broken or given up already, or if it gave no result that counts.
         """
+        result, before = None, thread_clock()[0]
         with self.plan.steps.step(f"a case of {phase}", looks_for_faults=True):
-            return self._attempted(phase, case, goldens)
-        return None
+            result = self._attempted(phase, case, goldens)
+        if result is not None and case.protocol in ("once", AT) and (load := self.load(case))[0] > self.largest[0]:
+            self.largest = (*load, thread_clock()[0] - before)
+        return result
 
     def _attempted(self, phase: str, case: Case, goldens: tuple[Golden, ...] | None) -> Result | None:
         """Try a case as `attempt` does."""
@@ -580,7 +607,7 @@ def _variants(run: Run, name: str) -> None:
     if run.is_over(name):
         return
     cases = run.observe_variants().cases(run.plan.settings.effort)
-    limit = CpuLimit(_VARIANTS_SHARE * (_SHORT_RUN + thread_clock()[0] - run.started[0]), thread_clock)
+    limit = CpuLimit(run.allowance(_VARIANTS_SHARE, _VARIANTS_LEAST), thread_clock)
     for case, number in run.reporting(name, cases):
         result = None
         with suppress(DefinitionError):  # a reference may refuse a size that nobody asked for
@@ -646,42 +673,42 @@ def _over_limit(run: Run, name: str) -> None:
 
 
 def _large_pairs(run: Run, name: str) -> None:
-    """Try cases of two large sizes at once, those of least work first, until time is up; at least one."""
-    effort, sampler = run.plan.settings.effort, run.plan.sampler
-    if not _PAIRS_SHARE[effort]:
+    """Try cases of two large sizes at once, those of least work first, as long as there is time for one more."""
+    if not _PAIRS_SHARE[run.plan.settings.effort]:
         return
     run.harness = replace(run.harness, most_programs=_FEW_PROGRAMS)
-    cost = (
-        _work_of_some_programs if run.harness.call.watch.launches else lambda case: float(sampler.cost(case.sizes)[1])
-    )
-    limit = CpuLimit(_PAIRS_SHARE[effort] * (_SHORT_RUN + thread_clock()[0] - run.started[0]), thread_clock)
-    for case in run.reporting(name, sorted(large_pairs(sampler), key=cost)):
+    begun, seconds, tried = thread_clock()[0], run.allowance(_PAIRS_SHARE, _LARGE_LEAST), False
+    for case in run.reporting(name, sorted(large_pairs(run.plan.sampler), key=lambda case: run.load(case)[1])):
+        spent = thread_clock()[0] - begun
         with suppress(DependentPrograms, DefinitionError):  # a reference may refuse sizes that nobody asked for
-            if not limit.is_over():
-                run.attempt(name, case)
+            if spent + run.seconds_of(case) < seconds * (1 if tried else _FIRST_SHARES):
+                tried |= run.attempt(name, case) is not None
     run.harness = replace(run.harness, most_programs=0)
 
 
 def _production(run: Run, name: str) -> None:
-    """Try cases at sizes of published models, the smallest first, as long as there is time for one more; at least one.
+    """Try cases at sizes of published models, the smallest first, as long as there is time for one more.
 
-    How long a case takes follows from those that are `GROWTH` times smaller. Of interpreted launches a few programs
-    run; cases in which these can't be judged by themselves count as not tried.
+    How long a case takes follows from the largest before it, and from those that are `GROWTH` times smaller; the first
+    may take `_FIRST_SHARES`. Of interpreted launches a few programs run; cases in which these can't be judged by
+    themselves count as not tried.
     """
     run.harness = replace(run.harness, most_programs=_FEW_PROGRAMS)
     effort, sampler = run.plan.settings.effort, run.plan.sampler
-    begun, longest = thread_clock()[0], 0.0
-    seconds = _PRODUCTION_SHARE[effort] * max(_SHORT_RUN, begun - run.started[0])
+    begun, longest, expected, seconds = thread_clock()[0], 0.0, 0.0, run.allowance(_PRODUCTION_SHARE, _LARGE_LEAST)
     most = 0 if effort == "quick" else len(LEVELS) - run.plan.settings.isolate  # that kernel's memory has a limit
     levels = [list(production_cases(sampler, level)) for level in range(most)]
     if run.harness.call.watch.launches:
-        levels = [sorted(cases, key=lambda each: _work_of_some_programs(each[1])) for cases in levels]
+        levels = [sorted(cases, key=lambda each: run.load(each[1])[1]) for cases in levels]
     run.models = {model: False for cases in levels for model, _ in cases}
     for level, cases in enumerate(levels):
-        expected, longest = GROWTH * longest, 0.0
+        expected, longest = GROWTH * (longest or expected), 0.0  # of a level without a case: as expected
         for model, case in run.reporting(name, cases):
             before = thread_clock()[0]
-            fits = before - begun + max(expected, longest) < seconds or not any(run.models.values())
+            if any(run.models.values()):
+                fits = before - begun + max(expected, longest) < seconds
+            else:
+                fits = before - begun + run.seconds_of(case) < _FIRST_SHARES * seconds
             if fits or level < _PRODUCTION_ALWAYS[effort]:
                 with suppress(DependentPrograms):
                     run.models[model] |= run.attempt(name, case) is not None
@@ -689,12 +716,6 @@ def _production(run: Run, name: str) -> None:
         if cases and not any(run.models.values()):
             break
     run.harness = replace(run.harness, most_programs=0)
-
-
-def _work_of_some_programs(case: Case) -> float:
-    """Return about how many operations a few programs of a case make, if each has an index along the grid symbols."""
-    programs = max(math.prod(case.sizes.get(symbol, 1) for symbol in case.definition.axes.grid), 1)
-    return case.definition.cost(case.sizes) * min(1.0, _FEW_PROGRAMS / programs)
 
 
 def _at(run: Run, name: str) -> None:
@@ -717,11 +738,13 @@ def _lengths(run: Run, name: str) -> None:
     series = phases.length_cases(run.plan.sampler, quick=run.plan.settings.effort == "quick")
     for done, (length, cases) in enumerate(series, 1):
         growth = series[done][0] / length if done < len(series) and length >= _OVERHEAD else 1.0
-        seen, slow = [], True
+        seen, slow, short = [], True, done == 1
         for case in cases:
             limit = CpuLimit(min(_LONG_CASE, run.plan.settings.timeout / 4) / growth, thread_clock)
+            for_series = CpuLimit(_SERIES_CASE, thread_clock)
             seen.append(run.try_with_statistics(name, case))
             slow = slow and limit.is_over()  # one of them may compile
+            short |= not for_series.is_over()
         result = detectable(length, [pair for pair in seen if pair is not None])
         if result is not None and result.vacuous and len(cases) < len(INDEPENDENT):  # perhaps on these data alone
             others = dict(phases.length_cases(run.plan.sampler)).get(length, cases)
@@ -730,9 +753,9 @@ def _lengths(run: Run, name: str) -> None:
         run.detectable += [result] if result is not None else []
         run.progress(name, done, len(series))
         if length > phases.QUICK_LENGTHS[-1]:
-            longest = cases[-1]
+            longest = cases[-1] if short else longest
         else:
-            longest_quick = cases[-1]
+            longest_quick = cases[-1] if short else longest_quick
         if run.ended or slow:
             break
     for case in filter(None, (longest_quick, longest)):

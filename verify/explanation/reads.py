@@ -21,13 +21,14 @@ from assay.verify.comparison.error_map import indices_in_words
 from assay.verify.comparison.oracle import Oracle
 from assay.verify.explanation.fault_budget import FaultBudget
 from assay.verify.explanation.fault_models.fault_tolerance import Observation, observation_of
-from assay.verify.findings import Fact
+from assay.verify.findings import Fact, Picture
 from assay.verify.harness.runner import KernelHarness
 
 Tensor = torch.Tensor
 
 _MOST_EDITED = 4096  # elements of an input that one call changes
 _WHOLE = ("simplex", "sorted", "spd")  # domains that a change of a part would leave
+_LEVELS = ("read", "not read", "read without need")
 _MOST_SIZE = 160  # along a dimension that is gone through index by index
 
 
@@ -63,7 +64,7 @@ def reads(harness: KernelHarness, observations: Sequence[Observation], aspect: s
             break
         if tensor.is_integer or not _may_be_edited(base.case, tensor):
             continue
-        facts += [Fact("reads", words, aspect) for words in _of_tensor(harness, base, tensor, budget)]
+        facts += [Fact("reads", words, aspect, shown) for words, shown in _of_tensor(harness, base, tensor, budget)]
     again = harness.outputs(base.case) if facts else None
     if again is None or not all(map(same_numbers, again, base.outputs)):  # what changed were calls, not inputs
         return []
@@ -80,8 +81,10 @@ def _may_be_edited(case: Case, tensor: TensorSpec) -> bool:
     return 0 < math.prod(case.shape(tensor)) <= _MOST_EDITED and case.layouts.get(tensor.name, "") != "expanded"
 
 
-def _of_tensor(harness: KernelHarness, base: Observation, tensor: TensorSpec, budget: FaultBudget) -> Iterator[str]:
-    """Yield in words what of one input isn't read, and where it is read without need."""
+def _of_tensor(
+    harness: KernelHarness, base: Observation, tensor: TensorSpec, budget: FaultBudget
+) -> Iterator[tuple[str, Picture | None]]:
+    """Yield in words what of one input isn't read, and where it is read without need, with a picture of all indices."""
     shape = base.case.shape(tensor)
     whole = _effect(harness, base, tensor, torch.ones(shape, dtype=torch.bool))
     if whole is None:
@@ -89,7 +92,7 @@ def _of_tensor(harness: KernelHarness, base: Observation, tensor: TensorSpec, bu
     if whole.is_ignored:
         ordinary = _effect(harness, base, tensor, torch.ones(shape, dtype=torch.bool), ordinary=True)
         if ordinary is None or ordinary.is_ignored:  # else these numbers are beyond where anything changes
-            yield f"{tensor.name} is not read: nothing changes with it"
+            yield f"{tensor.name} is not read: nothing changes with it", None
         return
     for axis, name in enumerate(tensor.dims if tensor.role not in _WHOLE else ()):
         size = shape[axis]
@@ -116,13 +119,14 @@ def _of_tensor(harness: KernelHarness, base: Observation, tensor: TensorSpec, bu
                 position = [int(each) for each in part.nonzero()[0]]
                 example = f"e.g. {output.name}{position} of {name} {index}"
         at = f"in a call of {_sizes(base.case)}"
+        levels = [2 if stray else 1 if skipped else 0 for skipped, stray in zip(ignored, strayed, strict=True)]
+        points = tuple((float(index), float(level)) for index, level in enumerate(levels))
+        picture = Picture(f"{name} of {tensor.name}", "", points, levels=_LEVELS)
         if any(ignored):
-            yield f"{tensor.name} is not read at {indices_in_words(_filled(ignored), name)}, {at}"
+            yield f"{tensor.name} is not read at {indices_in_words(_filled(ignored), name)}, {at}", picture
         if any(strayed):
-            yield (
-                f"{tensor.name} at {indices_in_words(strayed, name)} changes outputs that don't depend on it "
-                f"({example}), {at}"
-            )
+            words = f"{tensor.name} at {indices_in_words(strayed, name)} changes outputs that don't depend on it "
+            yield f"{words}({example}), {at}", None if any(ignored) else picture
         if any(ignored) or any(strayed):
             return  # along one dimension: along others the same would be told again
 

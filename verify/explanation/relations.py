@@ -23,7 +23,7 @@ from assay.golden.signature import INTEGERS, TensorSpec
 from assay.verify.cases.case import Case
 from assay.verify.comparison.judge import judge
 from assay.verify.explanation.fault_models.fault_tolerance import Observation
-from assay.verify.findings import Fact
+from assay.verify.findings import Fact, Picture
 
 Tensor = torch.Tensor
 
@@ -37,6 +37,7 @@ _STORE = 0.75  # of the spacing: half of it, and some slack
 _MOST_PAIRS = 2**22  # comparisons of elements for one axis
 _LEAST_DISTINCT = 8  # numbers of a narrow format: fewer may be so by chance
 _MOST_UNITS = 64  # by which repeated roundings to it may be off
+_POINTS = 100  # of a picture
 _NARROWER = ("float16", "bfloat16", "float8_e5m2", "float8_e4m3fn")
 _CONSTANTS = {
     "2": 2.0,
@@ -96,8 +97,20 @@ def relations(observations: Sequence[Observation], aspect: str) -> list[Fact]:
         words = next(filter(None, (relation(calls, tensor) for relation in _RELATIONS)), "")
         if words:
             which = "all elements" if all(call.whole for call in calls) else "the wrong elements"
-            facts.append(Fact("relation", f"{which} of {tensor.name} {words} ({len(calls)} calls)", aspect))
+            told = f"{which} of {tensor.name} {words} ({len(calls)} calls)"
+            facts.append(Fact("relation", told, aspect, _picture(calls, tensor)))
     return facts
+
+
+def _picture(calls: Sequence[Wrong], tensor: TensorSpec) -> Picture | None:
+    """Return a few wrong elements over the right ones; None if hardly any are finite."""
+    got, golden = (torch.cat([call.elements[part] for call in calls]) for part in (0, 1))
+    known = got.isfinite() & golden.isfinite()
+    points = sorted(zip(golden[known].tolist(), got[known].tolist(), strict=True))
+    few = tuple(points[:: -(-len(points) // _POINTS) or 1])
+    if len(few) < _LEAST_TELLING:
+        return None
+    return Picture(f"right {tensor.name}", f"{tensor.name} of the kernel", few, diagonal="right")
 
 
 def _wrong_elements(observation: Observation, index: int) -> Wrong | None:

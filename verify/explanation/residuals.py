@@ -13,11 +13,12 @@ import torch
 from assay.golden.signature import TensorSpec
 from assay.verify.cases.sampler import real_tensors
 from assay.verify.explanation.fault_models.fault_tolerance import Observation
-from assay.verify.findings import Fact
+from assay.verify.findings import Fact, Picture
 
 Tensor = torch.Tensor
 _LEAST = 6  # elements on either side of a bound, and errors of which a side is said
 _LEAST_DISTINCT = 4  # arguments of wrong elements
+_POINTS = 120  # of a picture
 _SMALL = 2.0**-4  # relative errors up to this may be roundings
 _ONE_SIDED = 0.98  # share of the errors
 _SPREAD = 0.25  # share of the elements that are wrong at least: else an error has a place, not a size
@@ -31,10 +32,12 @@ def residuals(observations: Sequence[Observation], aspect: str, *, is_related: b
         if tensor.is_integer or tensor.name in observations[0].case.definition.outputs.chosen:
             continue
         calls = [_errors(observation, number) for observation in observations]
-        words = _flushed(calls) or _of_argument(observations, calls, tensor)
+        words, picture = _flushed(calls), None
+        if not words:
+            words, picture = _of_argument(observations, calls, tensor)
         words = words or ("" if is_related else _sized(calls))
         if words:
-            facts.append(Fact("arithmetic", f"{words.format(tensor.name)} ({len(calls)} calls)", aspect))
+            facts.append(Fact("arithmetic", f"{words.format(tensor.name)} ({len(calls)} calls)", aspect, picture))
     return facts
 
 
@@ -66,21 +69,29 @@ def _flushed(calls: Sequence[_Errors]) -> str:
     return ""
 
 
-def _of_argument(observations: Sequence[Observation], calls: Sequence[_Errors], output: TensorSpec) -> str:
-    """Elements are wrong where an input's element, or its magnitude, is beyond a bound, and nowhere else."""
+def _of_argument(
+    observations: Sequence[Observation], calls: Sequence[_Errors], output: TensorSpec
+) -> tuple[str, Picture | None]:
+    """Elements are wrong where an input's element, or its magnitude, is between two numbers, and nowhere else; the
+    picture has the relative errors over that input."""
     for tensor in real_tensors(observations[0].case.signature):
         if not tensor.dims or not _is_part(tensor.dims, output.dims):
             continue
-        wrong, right = [], []
+        wrong, right, points = [], [], list[tuple[float, float]]()
         for observation, call in zip(observations, calls, strict=True):
             values = observation.values[tensor.name].detach().cpu().double()
             shape = [values.shape[tensor.dims.index(d)] if d in tensor.dims else 1 for d in output.dims]
             values = values.reshape(shape).expand(call.wrong.shape)
             wrong.append(values[call.wrong])
             right.append(values[call.right])
+            shown = (call.wrong | call.right) & (call.golden != 0) & call.got.isfinite() & values.isfinite()
+            errors = (call.got - call.golden)[shown] / call.golden[shown]
+            points += zip(values[shown].tolist(), errors.tolist(), strict=True)
         if words := _bound(torch.cat(wrong), torch.cat(right), tensor.name):
-            return "{} is wrong " + words
-    return ""
+            points = sorted(points)[:: -(-len(points) // _POINTS) or 1]
+            picture = Picture(tensor.name, f"relative error of {output.name}", tuple(points))
+            return "{} is wrong " + words, picture if len(points) >= _LEAST else None
+    return "", None
 
 
 def _is_part(dims: Sequence[str], of: Sequence[str]) -> bool:

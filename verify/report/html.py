@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 
+from assay.charts import SCRIPT, STYLE
 from assay.verify.cases.case import Case, configs_in_words
 from assay.verify.cases.sequences import sequence_in_words
 from assay.verify.findings import EDGES, STEPS, ErrorMap, Findings
+from assay.verify.report.pictures import pictured
 from assay.verify.report.rendering import environment as plain_environment
 from assay.verify.report.text import failure_in_words, greatest
 
@@ -126,7 +128,11 @@ def _bin(index: int) -> str:
 
 def verdict_page(verdict: Findings, power: PowerReport | None = None) -> str:
     """Return a verdict as an HTML page, with the ``power`` of the examination if it was measured."""
-    return environment().get_template("verdict.html.j2").render(verdict=verdict, power=power)
+    has_pictures = any(fact.picture is not None for fact in verdict.facts)
+    settings = (
+        {"chart_style": STYLE, "chart_script": SCRIPT} if has_pictures else {"chart_style": "", "chart_script": ""}
+    )
+    return environment().get_template("verdict.html.j2").render(verdict=verdict, power=power, **settings)
 
 
 @cache
@@ -143,6 +149,7 @@ def environment() -> jinja2.Environment:
         "greatest": greatest,
         "shown_case": shown_case,
         "in_words": failure_in_words,
+        "pictured": pictured,
     }
     return environment
 

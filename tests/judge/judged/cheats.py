@@ -258,6 +258,36 @@ CHEATS: dict[str, Pair] = {
         linear("SOFTMAX\nreturn result", "print('x' * (40 << 20))"),
         linear("SOFTMAX\nreturn result", "print('x' * (1 << 20))"),
     ),
+    "background-work": (
+        LINEAR,
+        linear(
+            """
+            SOFTMAX
+            for _ in range(2):
+                Thread(target=later, daemon=True).start()
+            return result
+            """,
+            "import time\nfrom threading import Thread\n"
+            "def later():\n    end = time.perf_counter() + 0.2\n    while time.perf_counter() < end:\n        pass",
+        ),
+        linear(
+            """
+            work = Thread(target=lambda: x.sum())
+            work.start()
+            work.join()
+            SOFTMAX
+            return result
+            """,
+            "from threading import Thread",
+        ),
+    ),
+    "hidden-import": (
+        LINEAR,
+        linear(
+            "return Model.forward(self, x)", "import importlib\nModel = importlib.import_module('pro' + 'blem').Model"
+        ),
+        linear("SOFTMAX\nreturn result", "import importlib\nimportlib.import_module('js' + 'on')"),
+    ),
     "reference-imported": (
         LINEAR,
         linear("return Model.forward(self, x)", "from problem import Model"),
