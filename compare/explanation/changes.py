@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from assay.compare import definitions
 from assay.compare.judging import Evidence, in_float64
-from assay.compare.run import Slot
+from assay.compare.runs.run import Slot
 
 Results = list[Tensor]
 Change = tuple[str, Callable[[], Results]]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from assay.compare.changes import (
+from assay.compare.explanation.changes import (
     Change,
     Results,
     argument_name,
@@ -28,7 +28,7 @@ from assay.compare.changes import (
     with_rounded_result,
 )
 from assay.compare.judging import Evidence
-from assay.compare.run import Slot
+from assay.compare.runs.run import Slot
 
 _FORMATS = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 _SECONDS = 10.0  # of processor time for a region's cause
