@@ -133,6 +133,18 @@ def _vast(draws: Draws) -> Array:
     return power_of_two(ends[integers(draws.bits("exponent"), len(ends))]) * (1 + 0.75 * draws.uniform())
 
 
+def _one_peak(draws: Draws) -> Array:
+    """Rows whose peak is in the same column of every tensor, above a tail of another depth in each: as logits they are
+    nearly equal distributions whose logarithms differ."""
+    if not draws.shape:
+        return draws.normal()
+    along = sorted({len(draws.shape) - 1, *draws.tied})
+    drawn = bits(draws.seed, "peak", draws.shape, start=draws.start, ignore=along)
+    owner = integers(drawn, max(draws.shape[-1], 1))
+    tail = draws.normal() - draws.row_choice(9.0, 12.0, 16.0, 24.0)
+    return np.where(draws.position() - draws.start[-1] == owner, 0.0, tail)
+
+
 # Of real numbers, by the names that recipes store. A row is the last axis.
 REAL: dict[str, Callable[[Draws], Array]] = {
     "normal": lambda d: d.normal(),
@@ -179,6 +191,7 @@ REAL: dict[str, Callable[[Draws], Array]] = {
     ),
     # Nearly the same numbers in all tensors, so that differences between them lose most digits.
     "alike": lambda d: normal(bits(d.seed, "alike", d.shape, start=d.start, ignore=d.tied)) + 2.0**-8 * d.normal(),
+    "one_peak": _one_peak,
     # Rows about the square root of an epsilon, or an epsilon itself, of 1e-8 to 1e-3.
     "faint": lambda d: d.normal() * power_of_two(-8 - integers(d.bits("row", ignore=[-1]), 21)),
     "sparse": lambda d: d.normal() * (integers(d.bits("sparse"), 16) == 0),
@@ -196,6 +209,7 @@ KINDS = {
     "of a wide range": ("wide", "steep", "peaked", "lognormal", "patterns", "outliers", "loud_rows"),
     "sorted": ("ascending", "descending"),
     "alike": ("alike",),
+    "of one peak": ("one_peak",),
     "sparse": ("sparse", "zeros"),
 }
 """Kinds of `REAL`'s distributions, each of which reveals much the same faults."""

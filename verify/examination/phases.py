@@ -167,12 +167,16 @@ def exact_cases(sampler: Sampler) -> Iterator[Case]:
 
 def range_cases(sampler: Sampler) -> Iterator[Case]:
     """Yield cases at the ends of the format's range; in some the first tensor is drawn from "above", the others from
-    "below"."""
+    "below", or all have their peaks in the same places."""
     for base in _base_cases(sampler, "opposed", ("small", "tile")):
         opposed = _ordinary(base, "below")
         first = next(iter(opposed.values))
         if opposed.values[first] == "below":
             yield _with_distributions(opposed, {first: "above"})
+    for base in _base_cases(sampler, "one_peak", ("tile",)):
+        shapes = [base.shape(tensor) for tensor in real_tensors(base.signature)]
+        if len(set(shapes)) < len(shapes):  # two tensors that may be two distributions
+            yield _ordinary(base, "one_peak")
     yield from _factor_cases(sampler)
     for distribution in RANGE:
         for base in _base_cases(sampler, distribution, ("small", "tile")):
