@@ -133,16 +133,18 @@ def _vast(draws: Draws) -> Array:
     return power_of_two(ends[integers(draws.bits("exponent"), len(ends))]) * (1 + 0.75 * draws.uniform())
 
 
+def _is_own_column(draws: Draws) -> npt.NDArray[np.bool_]:
+    """Where the column is the row's number modulo 61."""
+    mask: npt.NDArray[np.bool_] = (
+        draws.position() == (draws.position(-2) if len(draws.shape) > 1 else np.zeros(draws.shape)) % 61
+    )
+    return mask
+
+
 def _one_peak(draws: Draws) -> Array:
     """Rows whose peak is in the same column of every tensor, above a tail of another depth in each: as logits they are
     nearly equal distributions whose logarithms differ."""
-    if not draws.shape:
-        return draws.normal()
-    along = sorted({len(draws.shape) - 1, *draws.tied})
-    drawn = bits(draws.seed, "peak", draws.shape, start=draws.start, ignore=along)
-    owner = integers(drawn, max(draws.shape[-1], 1))
-    tail = draws.normal() - draws.row_choice(9.0, 12.0, 16.0, 24.0)
-    return np.where(draws.position() - draws.start[-1] == owner, 0.0, tail)
+    return np.where(_is_own_column(draws), 0.0, draws.normal() - draws.row_choice(9.0, 12.0, 16.0, 24.0))
 
 
 # Of real numbers, by the names that recipes store. A row is the last axis.
@@ -170,9 +172,7 @@ REAL: dict[str, Callable[[Draws], Array]] = {
     "integers": lambda d: integers(d.bits(), 9) - 4.0,
     "powers": lambda d: d.sign() * power_of_two(integers(d.bits(), 5) - 2),
     # One element of each row is one, in the column of the row's number modulo 61.
-    "one_hot": lambda d: (d.position() == (d.position(-2) if len(d.shape) > 1 else np.zeros(d.shape)) % 61).astype(
-        np.float64
-    ),
+    "one_hot": lambda d: _is_own_column(d).astype(np.float64),
     # Blocks of 64 of either sign in turn: partial sums grow and vanish again.
     "seesaw": lambda d: (1.0 - 2.0 * (d.position() // 64 % 2)) * (64.0 + integers(d.bits(), 4)),
     # The range of the format, and what lies beyond.

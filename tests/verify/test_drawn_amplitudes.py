@@ -68,7 +68,7 @@ def log_of_product(m: Tensor) -> Tensor:
 @pytest.mark.parametrize("kernel", [log_determinant, log_of_product])
 def test_amplitudes_of_matrices_tell_a_product_from_a_sum_of_logarithms(kernel: Any) -> None:
     verdict = examine(
-        kernel, log_determinant, tensors="m[D,D]=spd -> y[]", dtype="float32", shapes={"D": [5]},
+        kernel, log_determinant, tensors="m[D,D]=spd -> y[]", dtype="float32", shapes={"D": [20]},
         effort="quick", examples=0, shrinking=False, every_aspect=False,
     )  # fmt: skip
     assert verdict.outcome == ("PASS" if kernel is log_determinant else "FAIL")
