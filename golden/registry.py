@@ -127,11 +127,17 @@ class OutputRules:
     accepts: ``accepts(xp, *tensors, chosen, **options)`` returns a mask of the right choices of the first of
         ``chosen``, for choices that no interval of numbers describes.
     gradient_of: the op whose gradients these are; each result is named after one of its tensors, after a ``d``.
+    fills: the infinity that the op itself writes where it leaves a number out, such as a filtered logit. Of finite
+        tensors it is judged like a number, whatever a contract says of NaN and infinities.
+    keeps: ``keeps(xp, *tensors, **options)`` returns the least and the most numbers of each row of the first result
+        that aren't ``fills``, where equal ones leave each of them open and yet so many stay.
     """
 
     chosen: tuple[str, ...] = ()
     accepts: Callable[..., Any] | None = None
     gradient_of: str | None = None
+    fills: float | None = None
+    keeps: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True)

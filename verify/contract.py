@@ -70,8 +70,9 @@ class Contract:
     softmax, log-sum-exp, attention); 1: at each one, as for increasing rows in a kernel without blocks."""
     order: str = "written"
     """How sums and products are grouped; "any" also lets them be distributed and regrouped, of a reference too: chunks
-    of a recurrence, a parallel scan, c b first as in Mamba-2, a row in parts. What cancels then widens the bound.
-    "chunked": as "any", and products of decays may be exponentials of differences of prefix sums within a chunk."""
+    of a recurrence, a parallel scan, c b first as in Mamba-2, a row in parts. What cancels then widens the bound;
+    where a factor that comes last lets a part overflow, an element is open. "chunked": as "any", and products of decays
+    may be exponentials of differences of prefix sums within a chunk."""
     chunk: int = 64
     """Most positions of a recurrence that a kernel goes through at once, as a chunk; 1: position by position."""
     masked_rows: str = "zero"

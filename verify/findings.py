@@ -105,6 +105,11 @@ class Failure:
         return self.output in names and self.case.result_dtypes[names.index(self.output)] in _INDICES
 
     @property
+    def is_of_count(self) -> bool:
+        """Whether a row keeps more or fewer numbers than the op, though each element by itself may be right."""
+        return self.kind == "contract" and self.radius is None
+
+    @property
     def percent(self) -> float:
         """The share of wrong elements, in percent."""
         return 100 * self.violations / max(self.elements, 1)

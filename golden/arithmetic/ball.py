@@ -9,14 +9,12 @@ Notation: u is the model's unit roundoff, r a radius, k u-multiples the error al
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 
 from assay.formats.format import format_named
@@ -55,7 +53,8 @@ class Ball:
 
     If overflow is followed (`RoundingModel.beyond`), a number that certainly overflows is the infinity.
 
-    ``mass``: where sums and products may be regrouped (`regrouped`), the sum of magnitudes of all products in a number.
+    ``mass``: where sums and products may be regrouped (`regrouped`), the sum of magnitudes of all products in a number;
+    ``peak``: that of the largest part of each product, other factors left out.
     """
 
     mid: Tensor
@@ -63,6 +62,7 @@ class Ball:
     model: RoundingModel
     own: Tensor | None = None
     mass: Tensor | None = None
+    peak: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.model.beyond == "infinity":
@@ -87,6 +87,11 @@ class Ball:
             return self.mass
         return self.mid.abs() if self.rad is None else self.mid.abs() + self.rad
 
+    @property
+    def reach(self) -> Tensor:
+        """Return the largest magnitude of a partial result, however the number is grouped."""
+        return self.magnitude if self.peak is None else self.peak
+
     @cached_property
     def is_finite(self) -> bool:
         """Return whether all midpoints are finite."""
@@ -109,10 +114,11 @@ class Ball:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Ball:
         """Apply the same rearrangement to midpoints and radii."""
-        rad = None if self.rad is None else change(torch.broadcast_to(self.rad, self.mid.shape))
-        own = None if self.own is None else change(torch.broadcast_to(self.own, self.mid.shape))
-        mass = None if self.mass is None else change(torch.broadcast_to(self.mass, self.mid.shape))
-        return Ball(change(self.mid), rad, self.model, own, mass)
+        rad, own, mass, peak = (
+            None if part is None else change(torch.broadcast_to(part, self.mid.shape))
+            for part in (self.rad, self.own, self.mass, self.peak)
+        )
+        return Ball(change(self.mid), rad, self.model, own, mass, peak)
 
     def __getitem__(self, key: Any) -> Ball:
         return self.map(lambda part: part[key])
@@ -121,26 +127,36 @@ class Ball:
         return self.map(lambda part: part.reshape(*shape))  # type: ignore[arg-type]  # torch takes both forms
 
     def __neg__(self) -> Ball:
-        return Ball(-self.mid, self.rad, self.model, self.own, self.mass)
+        return Ball(-self.mid, self.rad, self.model, self.own, self.mass, self.peak)
 
-    def regrouped(self, spread: Tensor, mass: Tensor) -> Ball:
+    def regrouped(self, spread: Tensor, mass: Tensor, peak: Tensor) -> Ball:
         """Return a sum or a product that a kernel may distribute and regroup: chunks, trees, another factor first.
 
         It is a sum of products of other numbers; ``mass`` is that of the products' magnitudes. However it is grouped,
-        no partial result exceeds the mass, of which a rounding loses u: here 2 u for each operation, as a grouping may
-        form twice as many products. ``spread``: the operands' radii, each times the mass of the other factor.
+        a rounding loses u of the mass: here 2 u for each operation, as a grouping may form twice as many products.
+        ``spread``: the operands' radii, each times the mass of the other factor.
+
+        A factor may be multiplied last: of w l + w m the sum l + m comes first, of the product of three decays and u
+        that of the decays. Such a part of a product is at most the product of some of its factors, which is P(x y) =
+        max(P(x), P(y), P(x) P(y)); sums of parts are at most P(x + y) = P(x) + P(y): the ``peak``. Of a product over
+        which a matrix product sums, no factor comes last: P(A) P(B). Where the mass or the peak may overflow, so may a
+        kernel. A part that is subnormal loses ``tiny``, times other parts of at most the peak.
         """
         if not self.model.regroup:
             return self
-        rad = torch.maximum(self.radius, spread + 2 * self.model.unit_roundoff * mass + self.model.tiny)
-        may = ~(mass + rad <= self.model.largest) & self.mid.isfinite() & self.radius.isfinite()
+        peak = torch.maximum(peak, mass)
+        lost = 2 * self.model.unit_roundoff * mass + 2 * self.model.tiny * (1 + peak)
+        rad = torch.maximum(self.radius, spread + lost)
+        may = ~(peak + rad <= self.model.largest) & self.mid.isfinite() & self.radius.isfinite()
         wide = overflowing(self.model, self.mid, torch.where(self.mid.isfinite(), rad, 0.0), may)
-        return Ball(wide.mid, wide.rad, self.model, wide.own, mass.nan_to_num(nan=math.inf, posinf=math.inf))
+        mass, peak = (part.nan_to_num(nan=math.inf, posinf=math.inf) for part in (mass, peak))
+        return Ball(wide.mid, wide.rad, self.model, wide.own, mass, peak)
 
     def __add__(self, other: Ball | float) -> Ball:
         other = self.as_ball(other)
         if self.model.regroup:
-            return self._plus(other).regrouped(self.radius + other.radius, self.magnitude + other.magnitude)
+            mass, peak = self.magnitude + other.magnitude, self.reach + other.reach
+            return self._plus(other).regrouped(self.radius + other.radius, mass, peak)
         return self._plus(other)
 
     def _plus(self, other: Ball) -> Ball:
@@ -158,7 +174,8 @@ class Ball:
         other = self.as_ball(other)
         if self.model.regroup:
             spread = self.radius * other.magnitude + self.magnitude * other.radius
-            return self._times(other).regrouped(spread, self.magnitude * other.magnitude)
+            alone, peak = torch.maximum(self.reach, other.reach), self.reach * other.reach
+            return self._times(other).regrouped(spread, self.magnitude * other.magnitude, torch.maximum(alone, peak))
         return self._times(other)
 
     def _times(self, other: Ball) -> Ball:
@@ -359,11 +376,6 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
             return Ball(mid, None, self.model)
         return Ball(mid, torch.tensor(off * (1 + 1e-15) + self.u * abs(value)), self.model)
 
-    def in_blocks(self, function: Callable[..., Any], *numbers: Any, whole: int = 0) -> Any:
-        if self.model.regroup:  # a block's numbers have no mass
-            return function(*numbers)
-        return in_blocks(function, numbers, whole, self.block_scale)
-
     def ball(self, mid: Tensor, rad: Tensor) -> Ball:
         """Return a ball whose radius is infinite where a kernel may overflow."""
         return overflowing(self.model, mid, rad)
@@ -471,8 +483,10 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         own = None
         if x.own is not None or other.own is not None:
             own = torch.where(mask, _owned(x), _owned(other))
-        mass = torch.where(mask, x.magnitude, other.magnitude) if self.model.regroup else None
-        return Ball(torch.where(mask, x.mid, other.mid), rad, self.model, own, mass)
+        mass = peak = None
+        if self.model.regroup:
+            mass, peak = torch.where(mask, x.magnitude, other.magnitude), torch.where(mask, x.reach, other.reach)
+        return Ball(torch.where(mask, x.mid, other.mid), rad, self.model, own, mass, peak)
 
     def above(self, x: Ball, bound: float) -> Tensor:
         return x.mid > bound
@@ -482,7 +496,8 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         if not self.model.regroup:
             return total
         mass = x.magnitude.sum(axis, keepdim=True)
-        return total.regrouped(x.radius.sum(axis, keepdim=True) + self.model.gamma(x.shape[axis]) * mass, mass)
+        spread = x.radius.sum(axis, keepdim=True) + self.model.gamma(x.shape[axis]) * mass
+        return total.regrouped(spread, mass, x.reach.sum(axis, keepdim=True))
 
     def _total(self, x: Ball, axis: int, rescaled: bool) -> Ball:
         """Return the sum, with gamma_(n-1) of the sum of magnitudes, in any order; exact if every partial sum is.
@@ -587,7 +602,9 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         mass, spread = a.magnitude @ b.magnitude, a.radius @ b.magnitude + a.magnitude @ b.radius
         if plus is not None:
             mass, spread = mass + plus.magnitude, spread + plus.radius
-        return product.regrouped(spread + self.model.gamma(a.shape[-1] + 1) * mass, mass)
+        peak = a.reach @ b.reach
+        peak = peak if plus is None else peak + plus.reach
+        return product.regrouped(spread + self.model.gamma(a.shape[-1] + 1) * mass, mass, peak)
 
     def _product(self, a: Ball, b: Ball, plus: Ball | None, terms: int | None) -> Ball:
         """Return a @ b + plus, with gamma_n |a| |b| for products rounded or fused, in any order; ``plus`` is one more
@@ -697,8 +714,10 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         own = None
         if any(part.own is not None for part in parts):
             own = change([_owned(part) for part in parts])
-        mass = change([part.magnitude for part in parts]) if self.model.regroup else None
-        return Ball(change([part.mid for part in parts]), rad, self.model, own, mass)
+        mass = peak = None
+        if self.model.regroup:
+            mass, peak = change([part.magnitude for part in parts]), change([part.reach for part in parts])
+        return Ball(change([part.mid for part in parts]), rad, self.model, own, mass, peak)
 
     def stores(self, stage: str) -> bool:
         """Return whether a kernel may round at this stage."""
@@ -735,66 +754,3 @@ def _max_radius(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     if a is None or b is None:
         return b if a is None else a
     return torch.maximum(a, b)
-
-
-_BLOCK = 2**15
-"""Numbers in a block: some ten float64 arrays of this length fit in a second-level cache."""
-_MIN_NUMBERS = 4 * _BLOCK  # fewer are evaluated at once
-
-
-def in_blocks(function: Callable[..., Any], numbers: Sequence[Any], whole: int = 0, scale: int = 1) -> Any:
-    """Return ``function(*numbers)``, independent along all axes but the last ``whole``, evaluated a block at a time.
-
-    Intermediates stay in a processor's cache, and need no new memory; blocks are ``scale`` times as large as that.
-    ``numbers`` are balls, broadcast against one another, and other arguments, which are passed unchanged. The result is
-    a ball or a tuple of balls, of their common shape except for the last ``whole`` axes.
-    """
-    balls = [number for number in numbers if isinstance(number, Ball)]
-    shape = np.broadcast_shapes(*(ball.shape for ball in balls))  # torch's takes ten times as long
-    if math.prod(shape) < _MIN_NUMBERS * scale:
-        return function(*numbers)
-    mids: list[Tensor] = []
-    radii: list[Tensor | None] = []
-    for block in _blocks(shape[: len(shape) - whole], math.prod(shape[len(shape) - whole :]), _BLOCK * scale):
-        parts = [_part(number, block, len(shape)) if isinstance(number, Ball) else number for number in numbers]
-        result_of_block = function(*parts)
-        results = result_of_block if isinstance(result_of_block, tuple) else (result_of_block,)
-        if not mids:
-            mids = [
-                torch.empty((*shape[: len(block)], *ball.shape[len(block) :]), dtype=torch.float64) for ball in results
-            ]
-            radii = [None] * len(results)
-        for number, ball in enumerate(results):
-            mids[number][block] = ball.mid
-            if ball.rad is not None:
-                whole_radius = radii[number]
-                if whole_radius is None:
-                    whole_radius = radii[number] = torch.zeros_like(mids[number])
-                whole_radius[block] = ball.rad
-    joined = tuple(Ball(mid, rad, ball.model) for mid, rad, ball in zip(mids, radii, results, strict=True))
-    return joined if isinstance(result_of_block, tuple) else joined[0]
-
-
-def _blocks(shape: Sequence[int], width: int, size: int) -> list[tuple[slice, ...]]:
-    """Return slices of the leading axes, each of about ``size`` numbers; ``width`` numbers stay together."""
-    axes: list[list[slice]] = []
-    inner = math.prod(shape) * width
-    for count in shape:
-        inner //= count
-        step = max(size // inner, 1)
-        axes.append([slice(first, min(first + step, count)) for first in range(0, count, step)])
-        if step > 1:
-            break
-    return list(itertools.product(*axes))
-
-
-def _part(number: Ball, block: tuple[slice, ...], axes: int) -> Ball:
-    """Return the part of a ball in a block; an axis of size one is shared by all."""
-    missing = axes - len(number.shape)
-
-    def cut(part: torch.Tensor) -> torch.Tensor:
-        key = [slice(None) if size == 1 else along for size, along in zip(number.shape, block[missing:], strict=False)]
-        return part[tuple(key)]
-
-    rad = None if number.rad is None else cut(torch.broadcast_to(number.rad, number.shape))
-    return Ball(cut(number.mid), rad, number.model)

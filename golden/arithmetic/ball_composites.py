@@ -216,8 +216,11 @@ class CompositeBalls(ElementaryBalls):
             off = (other.mid - first.mid).abs() + other.radius
             rad = torch.maximum(rad, torch.where(finite, off, 0.0))
             unsure |= ~(finite | (first.mid == other.mid) | (first.mid.isnan() & other.mid.isnan()))
-        mass = None if first.mass is None else torch.broadcast_to(first.mass, first.mid.shape)
-        return Ball(torch.where(unsure, 0.0, first.mid), torch.where(unsure, math.inf, rad), self.model, mass=mass)
+        mass, peak = (
+            None if part is None else torch.broadcast_to(part, first.mid.shape) for part in (first.mass, first.peak)
+        )
+        mid, rad = torch.where(unsure, 0.0, first.mid), torch.where(unsure, math.inf, rad)
+        return Ball(mid, rad, self.model, mass=mass, peak=peak)
 
     def gate_mul(self, x: Ball, gate: Ball) -> Ball:
         """Return x times a gate, or x divided by the gate's reciprocal."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
 from assay.formats.format import format_named
@@ -27,6 +31,11 @@ class ProductBalls(ElementaryBalls):
     least to the largest, (least + most) / 2 +- (most - least) / 2. A certain code has radius zero; near a midpoint the
     ball contains two neighbours.
     """
+
+    def in_blocks(self, function: Callable[..., Any], *numbers: Any, whole: int = 0) -> Any:
+        if self.model.regroup:  # a block's numbers have no mass
+            return function(*numbers)
+        return in_blocks(function, numbers, whole, self.block_scale)
 
     def quantization_scale(self, span: Ball, largest: float) -> Ball:
         """Return span / largest, or its product with the reciprocal: d + u for a division's error d.
@@ -206,3 +215,66 @@ class ProductBalls(ElementaryBalls):
         mid, rad = product.mid.clone(), product.radius.clone()
         mid[:, columns], rad[:, columns] = exactly.mid, exactly.radius
         return self.unspecified((1 - named) @ special.double() > 0, Ball(mid, rad, self.model))
+
+
+_BLOCK = 2**15
+"""Numbers in a block: some ten float64 arrays of this length fit in a second-level cache."""
+_MIN_NUMBERS = 4 * _BLOCK  # fewer are evaluated at once
+
+
+def in_blocks(function: Callable[..., Any], numbers: Sequence[Any], whole: int = 0, scale: int = 1) -> Any:
+    """Return ``function(*numbers)``, independent along all axes but the last ``whole``, evaluated a block at a time.
+
+    Intermediates stay in a processor's cache, and need no new memory; blocks are ``scale`` times as large as that.
+    ``numbers`` are balls, broadcast against one another, and other arguments, which are passed unchanged. The result is
+    a ball or a tuple of balls, of their common shape except for the last ``whole`` axes.
+    """
+    balls = [number for number in numbers if isinstance(number, Ball)]
+    shape = np.broadcast_shapes(*(ball.shape for ball in balls))  # torch's takes ten times as long
+    if math.prod(shape) < _MIN_NUMBERS * scale:
+        return function(*numbers)
+    mids: list[Tensor] = []
+    radii: list[Tensor | None] = []
+    for block in _blocks(shape[: len(shape) - whole], math.prod(shape[len(shape) - whole :]), _BLOCK * scale):
+        parts = [_part(number, block, len(shape)) if isinstance(number, Ball) else number for number in numbers]
+        result_of_block = function(*parts)
+        results = result_of_block if isinstance(result_of_block, tuple) else (result_of_block,)
+        if not mids:
+            mids = [
+                torch.empty((*shape[: len(block)], *ball.shape[len(block) :]), dtype=torch.float64) for ball in results
+            ]
+            radii = [None] * len(results)
+        for number, ball in enumerate(results):
+            mids[number][block] = ball.mid
+            if ball.rad is not None:
+                whole_radius = radii[number]
+                if whole_radius is None:
+                    whole_radius = radii[number] = torch.zeros_like(mids[number])
+                whole_radius[block] = ball.rad
+    joined = tuple(Ball(mid, rad, ball.model) for mid, rad, ball in zip(mids, radii, results, strict=True))
+    return joined if isinstance(result_of_block, tuple) else joined[0]
+
+
+def _blocks(shape: Sequence[int], width: int, size: int) -> list[tuple[slice, ...]]:
+    """Return slices of the leading axes, each of about ``size`` numbers; ``width`` numbers stay together."""
+    axes: list[list[slice]] = []
+    inner = math.prod(shape) * width
+    for count in shape:
+        inner //= count
+        step = max(size // inner, 1)
+        axes.append([slice(first, min(first + step, count)) for first in range(0, count, step)])
+        if step > 1:
+            break
+    return list(itertools.product(*axes))
+
+
+def _part(number: Ball, block: tuple[slice, ...], axes: int) -> Ball:
+    """Return the part of a ball in a block; an axis of size one is shared by all."""
+    missing = axes - len(number.shape)
+
+    def cut(part: torch.Tensor) -> torch.Tensor:
+        key = [slice(None) if size == 1 else along for size, along in zip(number.shape, block[missing:], strict=False)]
+        return part[tuple(key)]
+
+    rad = None if number.rad is None else cut(torch.broadcast_to(number.rad, number.shape))
+    return Ball(cut(number.mid), rad, number.model)

@@ -64,14 +64,18 @@ class SequenceBalls(ElementaryBalls):
         sums as steps follow it, and log2 n more (a scan by doubling adds the last term that often). So with r
         the radii of decays and terms R_t = (|a| + r_a) R_(t-1) + r_a M_(t-1) + r_b + 3 u M_t, and the radius of h_t is
         R_t + (log2 n + 2) u M_t.
+
+        A product of decays that is subnormal loses ``tiny``, and the term and the other decays multiply that: h_t loses
+        at most (t - s + 1) tiny |b_s| prod max(1, |a| + r_a) for each s, which is E_t = max(1, |a| + r_a) E_(t-1) +
+        tiny P_t with P_t = max(1, |a| + r_a) P_(t-1) + |b_t|.
         """
         shape = (decay.mid[..., :0] + term.mid[..., :0]).shape[:-1] + term.mid.shape[-1:]
         a, a_rad, b, b_rad = (part.broadcast_to(shape) for part in (decay.mid, decay.radius, term.mid, term.radius))
-        sizes = term.magnitude.broadcast_to(shape)
-        h, most, rad = (torch.zeros(shape[:-1], dtype=torch.float64) for _ in range(3))
+        sizes, reaches = (part.broadcast_to(shape) for part in (term.magnitude, term.reach))
+        h, most, rad, peak, below = (torch.zeros(shape[:-1], dtype=torch.float64) for _ in range(5))
         lost, beyond = (torch.zeros(shape[:-1], dtype=torch.bool) for _ in range(2))
         reach = torch.zeros(shape[:-1], dtype=torch.float64)
-        steps: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        steps: list[tuple[Tensor, ...]] = []
         more = (math.ceil(math.log2(max(shape[-1], 1))) + 2) * self.u
         tiny = 2 * (self.model.tiny + self.model.underflow(self.model.accumulate.format))
         unit = max(self.u, self.model.accumulate.format.unit_roundoff)
@@ -94,12 +98,16 @@ class SequenceBalls(ElementaryBalls):
             beyond |= (
                 ~(torch.maximum(most + rad, reach) <= self.model.largest) & h.isfinite()
             )  # what overflowed stays so
-            own = torch.where(lost, math.inf, rad + more * (most + rad))
-            steps.append((h, torch.where(h.isfinite(), own, 0.0), beyond.clone(), most + rad))
+            grown = (size + a_rad[..., t]).clamp(min=1)
+            peak = grown * peak + reaches[..., t]
+            if t and not self.model.certifies:  # float64's evaluation is the sequence
+                below = grown * below + tiny * peak
+            own = torch.where(lost, math.inf, rad + below + more * (most + rad))
+            steps.append((h, torch.where(h.isfinite(), own, 0.0), beyond.clone(), most + rad, peak))
         if not steps:
             return Ball(b, None, self.model)
-        mid, rad, may, mass = (torch.stack(parts, -1) for parts in zip(*steps, strict=True))
-        return overflowing(self.model, mid, rad, may).regrouped(rad, mass)
+        mid, rad, may, mass, peak = (torch.stack(parts, -1) for parts in zip(*steps, strict=True))
+        return overflowing(self.model, mid, rad, may).regrouped(rad, mass, peak)
 
     def solve_unit_lower(self, lower: Ball, right: Ball) -> Ball:
         """Solve in sequence, by blocks, or by inverses of diagonal blocks of any width, themselves computed so.

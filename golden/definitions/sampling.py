@@ -89,6 +89,17 @@ def _in_any_order(xp: Arithmetic[N, Idx], x: N, top_k: int | None, top_p: float 
     )
 
 
+def _kept(xp: Any, x: Any, *, top_k: int | None, top_p: float | None) -> tuple[Any, Any]:
+    """Return how many logits of each row stay, at least and at most; of rows that aren't finite nothing is said."""
+    columns, finite = x.shape[1], xp.is_finite(x).all(-1)
+    least, most = finite * columns, xp.native.where(finite, 0, columns)
+    for from_least in (False, True) if columns else ():
+        low, high = xp.enclosure(_filtered(xp, x, top_k, top_p, from_least=from_least))
+        least = xp.native.minimum(least, (low > _NOTHING).sum(-1))
+        most = xp.native.maximum(most, (high > _NOTHING).sum(-1))
+    return least, most
+
+
 def _crossing_dropped(xp: Any, x: Any, y: Any, top_p: float | None) -> Any:
     """Filter also the token with which the sum of shares reaches p."""
     if top_p is None or x.shape[1] < 2:
@@ -109,6 +120,8 @@ def _crossing_dropped(xp: Any, x: Any, y: Any, top_p: float | None) -> Any:
     },
     rows="R",
     reduction=Reduction("V"),
+    fills=_NOTHING,
+    keeps=_kept,
     faults=(
         Fault("top_k_one_more", "one token more than k is kept",
               altered("top_filter", top_k=lambda top_k: None if top_k is None else top_k + 1), "mask",
@@ -129,8 +142,8 @@ def top_filter(xp: Arithmetic[N, Idx], x: N, *, top_k: int | None, top_p: float 
     """The logits of the ``top_k`` largest, and of these the fewest whose shares reach ``top_p``; -inf elsewhere.
 
     A token is kept while the shares (softmax of the top k) of those before it add up to less than p (Holtzman et al.,
-    *The curious case of neural text degeneration*, 2020). Of equal logits any may stay; where p is within the
-    rounding of a sum, both choices are right.
+    *The curious case of neural text degeneration*, 2020). Of equal logits any may stay, but no more than that; where p
+    is within the rounding of a sum, both choices are right.
     """
     if x.shape[1] == 0:
         return x

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -74,6 +74,17 @@ class Cut:
             parts = {tensor.name: gathered.of(tensor, parts[tensor.name]) for tensor in signature.tensors}
             sizes[symbol] = len(used)
         return parts, sizes
+
+    def at(self, definition: Spec, sizes: Mapping[str, int], symbol: str, index: int) -> Cut:
+        """Return the cut with one index along a symbol: of heads with its group alone, of groups with all its heads."""
+        only = {symbol: torch.tensor([index])}
+        for heads, groups in definition.axes.groups.items():
+            shared = sizes[heads] // max(sizes[groups], 1) if {heads, groups} <= sizes.keys() else 0
+            if symbol == heads and shared:
+                only[groups] = torch.tensor([index // shared])
+            elif symbol == groups and shared:
+                only[heads] = torch.arange(index * shared, (index + 1) * shared)
+        return replace(self, index={**self.index, **only})
 
     def is_complete(self, result: TensorSpec) -> bool:
         """Return whether the part of a result is a result of the parts alone."""

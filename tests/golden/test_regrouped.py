@@ -180,6 +180,89 @@ def test_a_wrong_kernel_is_outside_of_order_chunked() -> None:
     assert float(((wrong - golden.value).abs() > allowed.radius).double().mean()) > 0.3
 
 
+def average_loop(x: Any, a: Any) -> Any:
+    """y_t = a y_(t-1) + (1 - a) x_t of x [T, D], a [D]."""
+    y, out = torch.zeros_like(x[0]), []
+    for t in range(x.shape[0]):
+        y = a * y + (1 - a) * x[t]
+        out.append(y)
+    return torch.stack(out)
+
+
+def average_factored(x: Tensor, a: Tensor) -> Tensor:
+    """x_t + a (y - x_t): a comes last, and the difference first."""
+    y, out = torch.zeros_like(x[0]), []
+    for t in range(x.shape[0]):
+        y = x[t] + a * (y - x[t])
+        out.append(y)
+    return torch.stack(out)
+
+
+def weighted_rows(x: Any, w: Any) -> Any:
+    return (x * w[:, None]).sum(-1)
+
+
+def weighted_sums(x: Tensor, w: Tensor) -> Tensor:
+    """The weight of a row comes last."""
+    return x.sum(-1) * w
+
+
+FACTORED: dict[str, tuple[Callable[..., Any], str, Callable[..., Tensor]]] = {
+    "average": (average_loop, "x[T,D], a[D] -> y[T,D]", average_factored),
+    "rows": (weighted_rows, "x[T,D], w[T] -> y[T]", weighted_sums),
+}
+
+
+@pytest.mark.parametrize("name", FACTORED)
+@pytest.mark.parametrize("size", [1.0, 2.0**125])
+def test_a_factor_that_comes_last_may_overflow(name: str, size: float) -> None:
+    """What overflows because a factor comes last is open; ordinary numbers are judged, and wrong ones outside."""
+    reference, signature, kernel = FACTORED[name]
+    source = torch.Generator().manual_seed(5)
+    x, factor = size * torch.randn(12, 12, generator=source), torch.rand(12, generator=source)
+    x[0], x[1] = 7 * size, -7 * size  # 7 * 2^125 is less than the largest number, their difference more
+    factor[0] = 0.25
+    model = Contract(order="any").model(reference_spec(reference, signature), format_named("float32"))
+    golden, allowed = (
+        golden_of(run(reference_spec(reference, signature), BallArithmetic(*given), [x, factor], {})[0])
+        for given in ((), (model,))
+    )
+    y, known = kernel(x, factor), allowed.radius.isfinite()
+    assert bool(y.isfinite().all()) == (size == 1)
+    assert bool(known.all()) == (size == 1)
+    off = (y.double() - golden.value).abs() - golden.radius
+    assert bool((off <= allowed.radius)[known].all())
+    wrong = kernel(1.001 * x, factor).double()
+    assert size > 1 or float(((wrong - golden.value).abs() > allowed.radius).double().mean()) > 0.9
+
+
+@pytest.mark.parametrize("step", [1.0, 30.0])
+def test_a_product_of_decays_may_underflow_before_the_term(step: float) -> None:
+    """Of 1e30 exp(-120) a scan by doubling gives zero; with decays that stay normal a wrong kernel is outside."""
+    tensors = drawn("scan", "normal", 8, seed=1)
+    tensors[0][0], tensors[0][1:], tensors[1][:] = 1e30, 0.0, step
+    golden, allowed = limits("scan", "any", tensors)
+    for kernel in LOOPS["scan"][2]:
+        assert bool(((kernel(*tensors).double() - golden.value).abs() <= allowed.radius + golden.radius).all()), kernel
+    small = golden.value[4].abs() < 1e-10
+    assert bool(small.all()) == (step > 1)
+    tensors[0][0] *= 1.001
+    wrong = (scan_doubled(*tensors).double() - golden.value).abs() > allowed.radius
+    assert float(wrong.double().mean()) > (0.9 if step == 1 else 0.2)
+
+
+def test_a_scan_keeps_what_its_decays_lose_below_the_least_number() -> None:
+    """The recurrence of an op holds a scan of pairs as written too."""
+    model = Contract().model(reference_spec(*LOOPS["scan"][:2]), format_named("float32"))
+    xp = BallArithmetic(model)
+    decay, term = torch.full((9,), -30.0, dtype=torch.float64), torch.zeros(9, dtype=torch.float64)
+    term[0] = 1e30
+    y = xp.recurrence(xp.exp(xp.exact(decay)), xp.exact(term))
+    assert float(y.mid[5]) > 1e-36  # exp(-150) is zero in float32
+    assert float(y.radius[5]) >= float(y.mid[5])
+    assert float(y.radius[2]) < 1e-4 * float(y.mid[2])
+
+
 def test_prefix_sums_that_overflow_leave_a_decay_open() -> None:
     """A difference of two infinities is NaN, where each decay alone is zero; with smaller steps NaN is wrong."""
     tensors = drawn("scan", "normal", 3, seed=2)

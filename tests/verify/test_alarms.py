@@ -133,13 +133,13 @@ SETTINGS: dict[str, Any] = {
 
 
 def from_least(x: Tensor, *, top_k: int | None, top_p: float) -> Tensor:
-    """Sorted upwards; every token equal to the k-th stays."""
-    if top_k is not None:
-        x = x.masked_fill(x < x.topk(min(top_k, x.shape[1])).values[:, -1:], -math.inf)
+    """Sorted upwards; of equal tokens those that the sort puts last stay."""
     ranked, order = x.sort(descending=False)
+    if top_k is not None:
+        ranked[:, : max(x.shape[1] - top_k, 0)] = -math.inf
     dropped = ranked.softmax(1).cumsum(1) <= 1 - top_p
     dropped[:, -1:] = False
-    return x.masked_fill(torch.zeros_like(dropped).scatter(1, order, dropped), -math.inf)
+    return torch.empty_like(x).scatter(1, order, ranked.masked_fill(dropped, -math.inf))
 
 
 def from_most(x: Tensor, *, top_k: int | None, top_p: float, itself: bool = False) -> Tensor:
@@ -157,6 +157,32 @@ def from_most(x: Tensor, *, top_k: int | None, top_p: float, itself: bool = Fals
 @pytest.mark.parametrize("kernel", [from_least, from_most])
 def test_honest_filters_pass(kernel: Callable[..., Tensor]) -> None:
     assert examine(kernel, "top_filter", **SETTINGS).passed
+
+
+def test_a_filter_without_infinities_of_its_inputs_is_judged_at_those_it_writes() -> None:
+    """``nonfinite="unspecified"`` leaves alone what follows from those of the inputs, not what the op writes."""
+    settings = {**SETTINGS, "contract": Contract(nonfinite="unspecified")}
+    verdict = examine(from_most, "top_filter", **settings)
+    assert verdict.passed, verdict
+    assert "beyond what float64 holds" not in str(verdict)
+
+    def kernel(x: Tensor, *, top_k: int | None, top_p: float) -> Tensor:
+        return from_most(x, top_k=top_k, top_p=top_p).nan_to_num(neginf=-1e30)
+
+    assert examine(kernel, "top_filter", **settings).outcome == "FAIL"
+
+
+def test_a_filter_that_keeps_all_that_equal_the_last_fails() -> None:
+    """Each of equal logits may stay, but not more of them than k."""
+
+    def kernel(x: Tensor, *, top_k: int | None, top_p: float) -> Tensor:
+        if top_k is not None:
+            x = x.masked_fill(x < x.topk(min(top_k, x.shape[1])).values[:, -1:], -math.inf)
+        return from_most(x, top_k=None, top_p=top_p)
+
+    verdict = examine(kernel, "top_filter", **SETTINGS)
+    assert verdict.outcome == "FAIL"
+    assert "rows keep another number of elements than the op" in str(verdict)
 
 
 def test_a_filter_that_drops_the_crossing_token_fails() -> None:

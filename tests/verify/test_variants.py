@@ -6,17 +6,20 @@ import itertools
 import json
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from assay.cli.main import app
+from assay.golden.evaluation.cutting import Cut
+from assay.golden.registry import spec
 from assay.interpreter import lasting
 from assay.runtime.environment import standard_environment
 from assay.verify import examine
 from assay.verify.examination.plan import make_plan
 from assay.verify.examination.procedure import observed_variants
-from assay.verify.harness.constants import compared_constants
+from assay.verify.harness.constants import compared_constants, joint_constants
 from assay.verify.harness.variants import Axis, Explorer, probes
 from assay.verify.settings import Settings
 from tests.verify import variant_kernels as kernels
@@ -32,6 +35,9 @@ WRONG = {
     "wrong_wide": ("gemm", lambda sizes: sizes["M"] > 200 and sizes["N"] > 200),
     "wrong_block": ("silu", lambda sizes: 1024 < sizes["N"] <= 2048),
     "wrong_inside": ("silu", lambda sizes: sizes["N"] == 417),
+    "wrong_joint": ("rmsnorm", lambda sizes: sizes["R"] == 1 and sizes["N"] > 4096),
+    "wrong_shared": ("attention", lambda sizes: sizes["D"] == 80 and sizes["H"] > sizes["Hkv"] > 1),
+    "wrong_heads": ("attention", lambda sizes: sizes["H"] > 64 and sizes["Hkv"] > 1),
 }
 
 
@@ -157,3 +163,34 @@ def test_constants_that_are_compared(tmp_path):
     assert {513, 1025, 100, 192, 385, 24, 48, 333, 96, 11, 777} <= {*found}
     assert not {*found} & {5000, 4242, 9999, 1, 0}
     assert compared_constants({str(tmp_path / "missing.py"): [1], __file__ + "x": []}) == []
+
+
+def test_moduli_shifts_and_masks_are_constants(tmp_path):
+    """An index wraps around at the size beyond; small moduli are sizes of ordinary cases."""
+    source = tmp_path / "wrapping.py"
+    source.write_text("def wraps(p):\n    return p % 4096 + (p >> 11) + (p & 511) + p % 8 + (p & 1)\n")
+    assert sorted(compared_constants({str(source): [1]})) == [513, 2049, 4097]
+
+
+def test_constants_of_one_condition_are_joint(tmp_path):
+    """With the names that they are compared with; those of two conditions aren't."""
+    source = tmp_path / "joint.py"
+    source.write_text(
+        "LONG = 4096\n"
+        "def path(rows, n, x):\n"
+        "    if rows == 1 and n > LONG:\n        return 1\n"
+        "    if rows == 5:\n        return 2\n"
+        "    return x.shape[0] <= 32 or n == 7\n"
+    )
+    assert joint_constants({str(source): [2]}) == [(("rows", 1), ("n", 4097)), (("", 33), ("n", 7))]
+    assert joint_constants({str(source): []}) == []
+
+
+def test_a_sample_of_grouped_heads_is_cut_with_its_group():
+    """A search along heads evaluates one with its group alone, and along groups one with all its heads."""
+    definition, sizes = spec("attention"), {"B": 1, "H": 12, "Hkv": 4, "Sq": 2, "Sk": 2, "D": 8, "Dv": 8}
+    head = Cut({"B": torch.tensor([0])}).at(definition, sizes, "H", 7)
+    assert {symbol: index.tolist() for symbol, index in head.index.items()} == {"B": [0], "H": [7], "Hkv": [2]}
+    group = Cut().at(definition, sizes, "Hkv", 3)
+    assert group.index["H"].tolist() == [9, 10, 11]
+    assert Cut().at(definition, sizes, "Sq", 1).index["Sq"].tolist() == [1]

@@ -131,3 +131,35 @@ def _fifth(a, b):
 
 
 PATHS = (_first, _second, _third, _fourth, _fifth)
+
+
+def wrong_joint(x, weight):
+    """Leave out the last of more than 4,096 squares where there is one row."""
+    R, N = x.shape
+    terms = N - 1 if R == 1 and N > 4096 else N
+    mean = (x[:, :terms] ** 2).sum(-1, keepdim=True) / N
+    return x * torch.rsqrt(mean + 1e-6) * weight
+
+
+def attended(q, k, v, of=None):
+    """Attend with heads in groups; ``of``: the group of each head."""
+    shared = q.shape[1] // k.shape[1]
+    of = torch.arange(q.shape[1]) // shared if of is None else of
+    scores = q @ k[:, of].transpose(-1, -2) / q.shape[-1] ** 0.5
+    return torch.softmax(scores, -1) @ v[:, of]
+
+
+def wrong_shared(q, k, v):
+    """Take the first group's last eight columns of k where D is 80 and heads share a group."""
+    D, shared = q.shape[3], q.shape[1] // k.shape[1]
+    if D == 80 and shared > 1:
+        k = torch.cat([k[..., :72], k[:, :1, :, 72:].expand(-1, k.shape[1], -1, -1)], -1)
+    return attended(q, k, v)
+
+
+def wrong_heads(q, k, v):
+    """Count heads in six bits."""
+    H = q.shape[1]
+    heads = torch.arange(H)
+    heads = heads % 64 if H > 64 else heads
+    return attended(q, k, v, heads // (H // k.shape[1]))

@@ -38,6 +38,7 @@ PROTOCOLS = ("once",) * 6 + ("repeat", "after_other", "after_refill")
 
 MOST_ELEMENTS = 2**17  # of a tensor of a case: keeps a case quick, with its golden
 MOST_WORK = 2**24  # operations of a case (`Spec.cost`), for the same reason
+_PEAK = 100.0  # far above normal numbers: it dominates a softmax or a norm if it is taken in
 _INTERPRETED_ELEMENTS = 2**14  # an interpreted kernel takes a hundred times as long for each
 _INTERPRETED_WORK = 2**20  # likewise
 _INTERPRETED_STEPS = 1024  # programs and scan steps, about a millisecond each whatever their size
@@ -329,3 +330,9 @@ def with_values(case: Case, distribution: str, **changes: Any) -> Case:
         names = names_of(tensor)
         values[tensor.name] = distribution if distribution in names else names[0]
     return replace(case, values=values, **changes)
+
+
+def with_peak(case: Case, tensor: TensorSpec) -> Case:
+    """Return the case of ordinary numbers in which the last element of a tensor is far above the others."""
+    last = tuple(extent - 1 for extent in case.shape(tensor))
+    return with_values(case, "normal", edits=((tensor.name, last, _PEAK),))

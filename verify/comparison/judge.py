@@ -141,13 +141,15 @@ def tolerance(
     rounded: bool = False,
     overflow_evaluations: tuple[Golden, Golden] | None = None,
     nan_propagated: Golden | None = None,
+    fills: float | None = None,
 ) -> Tolerance:
     """Return what ``contract`` allows of an output in format ``out``; ``allowed`` is the definition under its model.
 
     ``rounded``: the definition itself rounds, and its balls hold whole codes. The contract then allows the codes within
     ``allowed`` and within the golden's own ball; none can be unresolved. ``overflow_evaluations``: the evaluations of a
     kernel that could overflow on the way, without and with that overflow. ``nan_propagated``: the evaluation in which
-    NaN and infinities of masked or unread elements spread; its radius is infinite there.
+    NaN and infinities of masked or unread elements spread; its radius is infinite there. ``fills``: the infinity that
+    the definition itself writes, which is judged like a number.
     """
     value, own, radius = golden.value.double(), golden.radius, allowed.radius
     if not rounded:  # of a choice that rounding leaves open the exact result is one end, and the middle another number
@@ -169,7 +171,7 @@ def tolerance(
         radius, no_number = torch.where(overflows, unbounded.radius, radius), no_number | overflows
         overflow_interval = Golden(torch.where(overflows, infinite.value, math.nan), infinite.radius)
     said = torch.isfinite(radius) | ~torch.isfinite(allowed.value)
-    judged = said & ~(special & (contract.nonfinite == "unspecified"))
+    judged = said & ~(special & (value != fills) & (contract.nonfinite == "unspecified"))
     own = torch.where(special | ~judged, 0.0, own)
     radius = torch.where(special | ~said, 0.0, radius)
     if not rounded:

@@ -101,7 +101,7 @@ class Oracle:
                 judged=judged,
                 nonzero=int((limits.judged & (limits.golden != 0)).count_nonzero()),
                 judged_of=Counter({tensor.name: judged}),
-                left_out=self._left_out(tensor.name, others, undecided, resolved.line, finite=finite),
+                left_out=self._left_out(case, tensor.name, others, undecided, resolved.line, finite=finite),
                 unresolved=int(judgement.unresolved.count_nonzero()),
                 histogram=histogram(judgement.ratio, int(counted.count_nonzero()) - judged),
             )
@@ -110,6 +110,9 @@ class Oracle:
                 ratio = torch.where(limits.judged, judgement.ratio, torch.nan)
                 failure = failure_of(case, tensor.name, got, judgement)
                 return replace(result, failure=failure, ratio=ratio, worst=max(result.worst, failure.ratio or 0.0))
+        wrong = self._wrong_count(case, values, outputs[0], except_outputs, only)
+        if wrong is not None:
+            return replace(result, failure=wrong[0], ratio=wrong[1], worst=math.inf)
         return replace(result, own_choices=resolved.own)
 
     def _resolved(
@@ -142,13 +145,14 @@ class Oracle:
     def _restricted(self, case: Case, limits: Tolerance, got: torch.Tensor, *, finite: bool) -> Tolerance:
         """Return the limits without the elements that this output may leave unjudged."""
         if not finite and self.contract.nonfinite == "unspecified":  # then they may come out anywhere
-            limits = replace(limits, judged=limits.judged & got.cpu().double().isfinite())
+            numbers = got.cpu().double().isfinite() & limits.golden.isfinite()
+            limits = replace(limits, judged=limits.judged & numbers)
         if finite and "float64" in case.dtypes.values():  # the evaluation itself may have overflowed
             limits = replace(limits, judged=limits.judged & limits.golden.isfinite())
         return limits
 
     def _left_out(
-        self, output: str, limits: Tolerance, undecided: torch.Tensor, line: str, *, finite: bool
+        self, case: Case, output: str, limits: Tolerance, undecided: torch.Tensor, line: str, *, finite: bool
     ) -> Counter[tuple[str, str]]:
         """Return the number of unjudged elements, by output and reason."""
         left = int(undecided.count_nonzero())
@@ -156,13 +160,16 @@ class Oracle:
             reason = f"{UNDECIDED} ({line})"
             others = replace(limits, judged=limits.judged | undecided)
             nothing = torch.zeros_like(undecided)
-            return Counter({(output, reason): left}) + self._left_out(output, others, nothing, line, finite=finite)
+            return Counter({(output, reason): left}) + self._left_out(
+                case, output, others, nothing, line, finite=finite
+            )
         without = ~limits.judged
         total = int(without.count_nonzero())
         if not total:
             return Counter()
         special = total if not finite and self.contract.nonfinite == "unspecified" else 0
-        beyond = 0 if special else int((without & ~limits.golden.isfinite()).count_nonzero())
+        infinite = ~limits.golden.isfinite() & (limits.golden != case.definition.outputs.fills)
+        beyond = 0 if special else int((without & infinite).count_nonzero())
         return Counter({(output, SPECIAL): special, (output, BEYOND): beyond, (output, OPEN): total - special - beyond})
 
     @standard_environment()
@@ -272,6 +279,46 @@ class Oracle:
         )
         return failure, torch.where(right, 0.0, torch.inf).double()
 
+    def _wrong_count(
+        self,
+        case: Case,
+        values: Values,
+        output: torch.Tensor,
+        except_outputs: Container[str],
+        only: Mapping[str, torch.Tensor] | None,
+    ) -> tuple[Failure, torch.Tensor] | None:
+        """Return the failure of a row that keeps more or fewer numbers than the op, and the ratio of each element."""
+        rules, name = case.definition.outputs, case.signature.returns[0].name
+        if rules.keeps is None or name in except_outputs:
+            return None
+        xp, got = BallArithmetic(self.model(case)), output.detach().cpu().double()
+        least, most = rules.keeps(xp, *(xp.exact(value) for value in values.values()), **case.options)
+        kept = torch.as_tensor(got != rules.fills)
+        numbers = kept.sum(-1)
+        wrong = (numbers < least) | (numbers > most)
+        if only is not None:
+            wrong &= only[name].all(-1)
+        if not bool(wrong.any()):
+            return None
+        row = int(wrong.nonzero()[0])
+        index = (row, int((kept[row] if bool(kept[row].any()) else ~kept[row]).nonzero()[-1]))
+        right = f"{int(least[row])}" + (f" to {int(most[row])}" if least[row] < most[row] else "")
+        failure = Failure(
+            "contract",
+            case,
+            f"{int(wrong.sum())} of {wrong.numel()} rows keep another number of elements than the op: {name}[{row}] "
+            f"keeps {int(numbers[row])}, right is {right}",
+            name,
+            index,
+            float(got[index]),
+            rules.fills if bool(kept[index]) else float(values[next(iter(values))][index]),
+            None,
+            math.inf,
+            int(wrong.sum()),
+            wrong.numel(),
+        )
+        return failure, torch.where(wrong[:, None] & kept, torch.inf, 0.0).double()
+
 
 def tolerances_of(
     case: Case,
@@ -307,6 +354,7 @@ def tolerances_of(
             rounded=tensor.role == "rounded",
             overflow_evaluations=overflow,
             nan_propagated=spread,
+            fills=case.definition.outputs.fills,
         )
         for tensor, format, exact, permitted, overflow, spread in results
     ]

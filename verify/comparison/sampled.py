@@ -236,7 +236,7 @@ def _located(
             low, high = int(good.max()), int(bad.min())
             while high - low > 1 and symbol in case.sizes and not case.definition.axes.tiling.get(symbol):
                 middle = (low + high) // 2
-                one = replace(cut, index={**cut.index, symbol: torch.tensor([middle])})
+                one = cut.at(case.definition, case.sizes, symbol, middle)
                 low, high = (low, middle) if _judged(oracle, part, one, values, outputs).failure else (middle, high)
             words.append(
                 f"right up to {symbol}={low}, wrong from {symbol}={high} on{_counted(case, returned, axis, high)}"

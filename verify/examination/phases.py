@@ -49,7 +49,16 @@ from assay.golden.signature import TensorSpec, dimension, symbols_in
 from assay.verify.cases.case import Case, contents
 from assay.verify.cases.factors import Covering, Factors
 from assay.verify.cases.layouts import LAYOUTS
-from assay.verify.cases.sampler import MOST_ELEMENTS, MOST_WORK, SMALL, Sampler, real_tensors, seeded, with_values
+from assay.verify.cases.sampler import (
+    MOST_ELEMENTS,
+    MOST_WORK,
+    SMALL,
+    Sampler,
+    real_tensors,
+    seeded,
+    with_peak,
+    with_values,
+)
 from assay.verify.comparison.statistics import INDEPENDENT
 from assay.verify.contract import Contract
 from assay.verify.examination.drawing import without_local_constants
@@ -68,7 +77,6 @@ _MOST_STARTS = 64  # the most calls to go through all numbers, if shapes are res
 _UNUSED_SEEDS = 4  # cases for each base whose unread elements are NaN, each with another seed
 _TILES = (64, 128)  # common tile sizes, for all dimensions at once
 _LONG_SUM = (64, 512)  # a tile, and a sum over several of them
-_PEAK = 100.0  # far above normal numbers: it dominates a softmax or a norm if it is taken in
 # (size, rows): one more than common block sizes; odd numbers of rows, fewer where rows are long
 _BLOCK_BOUNDARIES = ((513, 31), (1025, 127), (2049, 3), (4097, 3))
 _FEW_ROWS = 3
@@ -243,8 +251,7 @@ def block_boundary_cases(sampler: Sampler) -> Iterator[Case]:
                 yield case
             first = next((tensor for tensor in real_tensors(base.signature) if symbol in tensor.dims), None)
             if first is not None and all(case.shape(first)):
-                last = tuple(extent - 1 for extent in case.shape(first))
-                yield with_values(case, "normal", edits=((first.name, last, _PEAK),))
+                yield with_peak(case, first)
         for sizes, count in fitting:
             if count > _FEW_ROWS:
                 yield _ordinary(base, "below", sizes=sizes, seed=choose(range(1 << 24)))

@@ -4,7 +4,8 @@ Every bucket of a dispatcher is another program, and a size that no case has may
 kernel is observed along each size by itself, and along all together, for a few of the listed options
 (`assay.verify.harness.variants`). Then come cases: first one for each variant; then, unless the effort is quick, the
 others of both ends and the middle of each series of sizes that are one variant. The constants with which the kernel's
-source compares something are sizes too, of the sizes in turn, with the sizes above and below.
+source compares something are sizes too, of the sizes in turn, with the sizes above and below. Those of one condition
+are sizes of two symbols at once, of the symbols that are named so, else of each.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, product
 from typing import Any
 
+from assay.golden.errors import ShapeError
+from assay.golden.inputs.recipe import check_sizes
 from assay.verify.cases.case import Case
-from assay.verify.cases.sampler import MOST_ELEMENTS, MOST_WORK, SMALL, Sampler, with_values
+from assay.verify.cases.sampler import MOST_ELEMENTS, MOST_WORK, SMALL, Sampler, real_tensors, with_peak, with_values
 from assay.verify.findings import Variant
+from assay.verify.harness.constants import Joint
 from assay.verify.harness.runner import KernelHarness
 from assay.verify.harness.variants import Axis, ObservedVariant, Variants, variants_of
 
@@ -28,6 +32,7 @@ _OBSERVED = {"quick": (1, 0.5), "usual": (4, 2.0), "thorough": (8, 8.0)}
 """By effort: the most option sets, and seconds of processor time after which no more sizes are tried."""
 _LATER_RUNS = 6  # of one variant's series of sizes, beyond the longest three: scattered ones
 _FEW_CONSTANTS = 16  # of a quick effort
+_FEW_JOINT, _MOST_JOINT = 10, 40  # cases of joint constants, of a quick effort and of others
 _BATCH = 4  # constants of which all sizes are tried before those of others
 _BESIDE = (67, 35, 19)  # other sizes beside the one that was chosen, no whole tile; the first that keeps a case quick
 _WIDENED_ELEMENTS, _WIDENED_WORK = 2**15, 2**20
@@ -59,7 +64,7 @@ class Search:
         """Return the cases, each with the number of its variant; None for a case of a constant."""
         results: dict[str, tuple[Case, int | None]] = {}
         for case, number in self._drawn(effort):
-            results.setdefault(f"{case.sizes} {case.options}", (case, number))
+            results.setdefault(f"{case.sizes} {case.options} {case.edits}", (case, number))
         return list(results.values())
 
     def programs(self) -> str:
@@ -111,6 +116,8 @@ class Search:
         for number, variant in variants:
             yield from ((case, number) for case in islice(self._begins(variant), 1))
         quick = effort == "quick"
+        joint = (case for pair in self.observed.joint for case in self._together(pair))
+        yield from ((case, None) for case in islice(joint, _FEW_JOINT if quick else _MOST_JOINT))
         # a size of one has a program of its own in many a dispatcher, whose condition may be no constant of the source
         constants = (*([1] if variants else ()), *self.observed.constants[: _FEW_CONSTANTS if quick else None])
         for first in range(0, len(constants), _BATCH):  # those of functions that ran come first
@@ -137,32 +144,88 @@ class Search:
             yield from self._cases(index, [*ends, *(first for first, _ in longest[3 : 3 + _LATER_RUNS])])
 
     def _at(self, size: int) -> Iterator[Case]:
-        """Yield cases in which this is the size of each symbol in turn."""
+        """Yield cases in which this is the size of each symbol in turn, of heads with more than one group too."""
         for index, axis in enumerate(self.axes):
             if len(axis.steps) == 1 and size in axis.values:
-                yield from self._cases(index, [size])
+                for case in self._cases(index, [size]):
+                    yield case
+                    yield from self._grouped(case, *axis.steps)
+
+    def _grouped(self, case: Case, symbol: str) -> Iterator[Case]:
+        """Yield the case with as many groups of this symbol as may share: with one, no index of a head is wrong."""
+        groups = self.sampler.definition.axes.groups.get(symbol, "")
+        if groups in case.sizes and groups not in self.sampler.shapes:
+            size = case.sizes[symbol]
+            shared = next((each for each in range(2, size) if size % each == 0), 1)
+            more = replace(case, sizes={**case.sizes, groups: max(size // shared, 1)})
+            if size > 1 and self._has_time_for(more):
+                yield more
+
+    def _together(self, joint: Joint) -> Iterator[Case]:
+        """Yield cases in which two constants are the sizes of two symbols, each also with a peak in the last element.
+
+        A constant that is compared with no size by name may be one of heads in a group: of two groups, then.
+        """
+        axes = [axis for axis in self.axes if len(axis.steps) == 1 and axis.base is self.axes[0].base]
+        named = [[axis for axis in axes if name.lower() in map(str.lower, axis.steps)] or axes for name, _ in joint]
+        for both in product(*named):
+            symbols = [symbol for axis in both for symbol in axis.steps]
+            wanted = [(axis, size) for axis, (_, size) in zip(both, joint, strict=True) if size in axis.values]
+            if len(wanted) < 2 or symbols[0] == symbols[1]:
+                continue
+            sizes = both[0].base.sizes
+            for axis, size in wanted:
+                sizes = replace(axis, base=replace(axis.base, sizes=sizes)).sizes(size)
+            for heads, groups in self.sampler.definition.axes.groups.items():
+                if heads in symbols and heads not in dict(joint) and groups in sizes:
+                    sizes = {**sizes, heads: 2 * sizes[heads], groups: 2 * sizes[groups]}
+            case = self._shrunk(replace(both[0].base, sizes=sizes, seed=sum(size for _, size in wanted)), symbols)
+            if self._is_valid(case) and self._has_time_for(case):
+                case = self._widened(case, symbols)
+                yield case
+                yield from (with_peak(case, tensor) for tensor in real_tensors(case.signature)[:1])
+
+    def _shrunk(self, case: Case, symbols: Collection[str]) -> Case:
+        """Return the case with its other free sizes smaller, as far as an examination has no time for it."""
+        if self._has_time_for(case):
+            return case
+        tensors = len(case.signature.tensors) + len(case.signature.returns)
+        sampler = self.sampler.limited(MOST_ELEMENTS // tensors, MOST_WORK)
+        others = [symbol for symbol in self.sampler.free_symbols(case) if symbol not in symbols]
+        return replace(case, sizes=sampler.halved(case.signature, case.sizes, others))
+
+    def _is_valid(self, case: Case) -> bool:
+        try:
+            check_sizes(self.sampler.definition, case.signature, case.options, case.sizes)
+        except ShapeError:
+            return False
+        return True
+
+    def _has_time_for(self, case: Case, launched: int = 0) -> bool:
+        """Whether an examination has time for a case, whose call launches so many programs."""
+        steps, work = self.sampler.cost(case.sizes)
+        few = self.sampler.max_steps is None or max(steps, launched) <= self.sampler.max_steps
+        return _elements(case) <= MOST_ELEMENTS and work <= MOST_WORK and few
 
     def _cases(self, index: int, wanted: Iterable[int]) -> Iterator[Case]:
         """Yield the cases along an axis at these values, or those nearest, that an examination has time for."""
         axis = self.axes[index]
         for value in wanted:
             nearest = value if value in axis.values else min(axis.values, key=lambda each: abs(each - value))
-            case = replace(axis.base, sizes=axis.sizes(nearest), seed=value)
-            steps, work = self.sampler.cost(case.sizes)
-            if self.sampler.max_steps is not None:  # interpreted programs run one after the other
-                steps = max(steps, self.observed.launched(index, value))
-            most_steps = steps if self.sampler.max_steps is None else self.sampler.max_steps
-            if _elements(case) <= MOST_ELEMENTS and work <= MOST_WORK and steps <= most_steps:
-                yield self._widened(case, axis)
+            case = self._shrunk(replace(axis.base, sizes=axis.sizes(nearest), seed=value), [*axis.steps])
+            # interpreted programs run one after the other
+            launched = 0 if self.sampler.max_steps is None else self.observed.launched(index, value)
+            if self._has_time_for(case, launched):
+                yield self._widened(case, [*axis.steps])
 
-    def _widened(self, case: Case, axis: Axis) -> Case:
+    def _widened(self, case: Case, symbols: Collection[str]) -> Case:
         """Return the case with its other free sizes beyond a tile, as far as it stays quick: a program may be wrong in
         a tail, or a tile, that small sizes don't have.
         """
         if self.sampler.max_steps is not None:
             return case
         sampler = self.sampler.limited(_WIDENED_ELEMENTS, _WIDENED_WORK)
-        others = [symbol for symbol in self.sampler.free_symbols(case) if symbol not in axis.steps]
+        others = [symbol for symbol in self.sampler.free_symbols(case) if symbol not in symbols]
         for symbol in reversed(others):  # what is summed over mostly comes last
             wider = (sampler.with_size(case.sizes, symbol, size) for size in _BESIDE)
             sizes = next((some for some in wider if sampler.fits(some, case.signature)), case.sizes)

@@ -1,8 +1,9 @@
 """The whole numbers with which a kernel's source compares sizes: where another path may begin.
 
-Comparisons (of ``n > 64`` the size 65), ranges, ``min`` and ``max``, keys of tables, ``match`` and defaults of
-parameters count, and the tables and names of the module that these use. A module-level tuple or list of whole numbers
-is a table too (buckets of a dispatcher).
+Comparisons (of ``n > 64`` the size 65), moduli, shifts and masks (``n % 4096``, ``n >> 12``, ``n & 63``), ranges,
+``min`` and ``max``, keys of tables, ``match`` and defaults of parameters count, and the tables and names of the module
+that these use. A module-level tuple or list of whole numbers is a table too (buckets of a dispatcher). Comparisons that
+one condition joins may hold together only where each of their sizes is that of its own symbol: they are joint.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
+from itertools import combinations, product
 from pathlib import Path
 
 LARGEST = 2**14
 """Larger numbers are limits of a device or of a format rather than sizes of a case."""
 _MOST_BYTES = 2**20  # of a source
 _LONGEST_SHIFT = 20
+_LEAST_WRAPPED = 32
 _COMPARING = frozenset({"range", "min", "max", "bisect", "bisect_left", "bisect_right"})
 
 
@@ -34,9 +37,50 @@ def compared_constants(ran: Mapping[str, Iterable[int]]) -> list[int]:
     return [number for number in dict.fromkeys([*first, *others]) if 2 <= number <= LARGEST]
 
 
+Compared = tuple[str, int]
+"""A constant that is compared, with the name that it is compared with, empty if that isn't a name."""
+Joint = tuple[Compared, Compared]
+"""Two of one condition."""
+
+
+def joint_constants(ran: Mapping[str, Iterable[int]]) -> list[Joint]:
+    """Return the pairs of constants from 1 to `LARGEST` that one condition compares, of the functions that ``ran``.
+
+    Of ``rows == 1 and n > 4096`` that is ("rows", 1) with ("n", 4097). ``ran`` is as in `compared_constants`.
+    """
+    results: dict[Joint, None] = {}
+    for file, lines in ran.items():
+        starts = set(lines)
+        for start, node, names in _functions(file):
+            for condition in ast.walk(node) if start in starts else ():
+                if not isinstance(condition, ast.BoolOp):
+                    continue
+                parts = [list(_compared(part, names)) for part in condition.values]
+                for one, other in combinations([each for each in parts if each], 2):
+                    results.update(dict.fromkeys(product(one, other)))
+    return list(results)
+
+
+def _compared(part: ast.AST, names: Mapping[str, tuple[int, ...]]) -> Iterator[Compared]:
+    """Yield the constants that a part of a condition compares, each with the name that it is compared with."""
+    if isinstance(part, ast.Compare):
+        others = [node for node in (part.left, *part.comparators) if not list(_numbers(node, names))]
+        name = next((other.id for other in others if isinstance(other, ast.Name)), "")
+        yield from ((name, number) for number in _of_comparison(part, names) if 1 <= number <= LARGEST)
+
+
 @cache
 def _by_function(file: str) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Return for each function of a source, and for the module (line 0), its first line and its constants."""
+    return tuple(
+        (start, tuple(_of_tables(node) if isinstance(node, ast.Module) else _of_function(node, names)))
+        for start, node, names in _functions(file)
+    )
+
+
+@cache
+def _functions(file: str) -> tuple[tuple[int, ast.AST, Mapping[str, tuple[int, ...]]], ...]:
+    """Return the module (line 0) and each function of a source, with its first line and what names stand for."""
     path = Path(file)
     try:
         if not path.is_file() or path.stat().st_size > _MOST_BYTES:
@@ -45,11 +89,11 @@ def _by_function(file: str) -> tuple[tuple[int, tuple[int, ...]], ...]:
     except (OSError, SyntaxError, ValueError, RecursionError):
         return ()
     names = _named(module)
-    results = [(0, tuple(_of_tables(module)))]
+    results: list[tuple[int, ast.AST, Mapping[str, tuple[int, ...]]]] = [(0, module, names)]
     for node in ast.walk(module):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             start = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
-            results.append((start, tuple(_of_function(node, names))))
+            results.append((start, node, names))
     return tuple(results)
 
 
@@ -76,10 +120,9 @@ def _of_tables(module: ast.Module) -> Iterator[int]:
 def _of_function(function: ast.AST, names: Mapping[str, tuple[int, ...]]) -> Iterator[int]:
     for node in ast.walk(function):
         if isinstance(node, ast.Compare):
-            parts = (node.left, *node.comparators)
-            for left, operator, right in zip(parts, node.ops, node.comparators, strict=False):
-                yield from _beginnings(left, names, isinstance(operator, ast.Lt | ast.GtE))
-                yield from _beginnings(right, names, isinstance(operator, ast.Gt | ast.LtE))
+            yield from _of_comparison(node, names)
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod | ast.RShift | ast.BitAnd):
+            yield from _of_wrapping(node, names)
         elif isinstance(node, ast.Call) and _name(node.func) in _COMPARING:
             for part in node.args:
                 yield from _numbers(part, names)
@@ -90,6 +133,27 @@ def _of_function(function: ast.AST, names: Mapping[str, tuple[int, ...]]) -> Ite
         elif isinstance(node, ast.arguments):
             for default in (*node.defaults, *filter(None, node.kw_defaults)):
                 yield from _numbers(default, names)
+
+
+def _of_comparison(node: ast.Compare, names: Mapping[str, tuple[int, ...]]) -> Iterator[int]:
+    parts = (node.left, *node.comparators)
+    for left, operator, right in zip(parts, node.ops, node.comparators, strict=False):
+        yield from _beginnings(left, names, isinstance(operator, ast.Lt | ast.GtE))
+        yield from _beginnings(right, names, isinstance(operator, ast.Gt | ast.LtE))
+
+
+def _of_wrapping(node: ast.BinOp, names: Mapping[str, tuple[int, ...]]) -> Iterator[int]:
+    """Yield the sizes at which an index wraps around: one more than n of ``% n``, ``>> log2 n`` and ``& (n - 1)``.
+
+    Small ones are sizes of ordinary cases.
+    """
+    for number in _numbers(node.right, names):
+        if isinstance(node.op, ast.RShift):
+            number = 1 << number if 0 <= number <= _LONGEST_SHIFT else 0
+        elif isinstance(node.op, ast.BitAnd):
+            number += 1
+        if _LEAST_WRAPPED <= number < LARGEST:
+            yield number + 1
 
 
 def _beginnings(node: ast.AST, names: Mapping[str, tuple[int, ...]], beyond: bool) -> Iterator[int]:

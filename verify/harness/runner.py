@@ -199,6 +199,7 @@ class KernelHarness:
     ``goldens`` are those of the case at hand, if already known. ``ignored_aspects`` are broken ones to ignore, so that
     the rest can be judged: that the kernel changes its inputs (`memory`), or library functions (`conduct`).
     ``isolation`` makes the calls in another process. ``sampler`` draws the other sizes of sequences of calls.
+    ``aside``: which wrong elements an explanation takes to be another fault's, the "finite" ones or the "nonfinite".
     ``most_programs``: of interpreted launches of large cases no more programs run, and what they store is judged; 0:
     all run.
     """
@@ -211,6 +212,7 @@ class KernelHarness:
     isolation: Observer | None = None
     sampler: Sampler | None = None
     most_programs: int = 0
+    aside: str = ""
 
     @staticmethod
     def of(

@@ -38,7 +38,7 @@ from assay.runtime.process import Lost, Process
 from assay.verify.cases.case import Case, Inputs, contents
 from assay.verify.cases.layouts import Guarded
 from assay.verify.harness.call import options_for
-from assay.verify.harness.constants import compared_constants
+from assay.verify.harness.constants import Joint, compared_constants, joint_constants
 from assay.verify.harness.runner import KernelHarness
 
 _MANY = 3  # launches of one kind count as one, two, or this many and more
@@ -86,12 +86,14 @@ class ObservedVariant:
 class Variants:
     """The variants of a kernel, and the ``constants`` with which its source compares sizes (`compared_constants`).
 
-    ``programs`` are how many programs a call launches, by axis and size.
+    ``joint`` are those of one condition (`joint_constants`), ``programs`` are how many programs a call launches, by
+    axis and size.
     """
 
     variants: tuple[ObservedVariant, ...] = ()
     constants: tuple[int, ...] = ()
     programs: tuple[Mapping[int, int], ...] = ()
+    joint: tuple[Joint, ...] = ()
 
     def launched(self, axis: int, value: int) -> int:
         """Return how many programs a call launches at a size, or at the next larger one that was observed."""
@@ -150,7 +152,8 @@ def unpacked_variants(data: Mapping[str, Any]) -> Variants:
         for each in data["variants"]
     ]
     programs = tuple({int(value): count for value, count in each.items()} for each in data["programs"])
-    return Variants(tuple(variants), tuple(data["constants"]), programs)
+    joint = tuple(((str(a), int(m)), (str(b), int(n))) for (a, m), (b, n) in data["joint"])
+    return Variants(tuple(variants), tuple(data["constants"]), programs, joint)
 
 
 Launch = tuple[str, tuple[tuple[str, str], ...]]
@@ -197,7 +200,7 @@ class Explorer:
                 for value in probes(axis.values, constants, dense=self._dense):
                     self._observe(index, value)
                 self._refine(index)
-        return Variants(self._variants(), tuple(constants), tuple(self._counts))
+        return Variants(self._variants(), tuple(constants), tuple(self._counts), tuple(joint_constants(ran)))
 
     @contextmanager
     def _observing(self) -> Iterator[None]:

@@ -79,7 +79,7 @@ def _narrow_sums(step: Step) -> Iterator[Mutation]:
                 return t.rearranged(lambda _: kept(None, *numbers, **settings), [o[0]])
 
             name = f"kept_in_{format}_by_{block}"
-            yield Mutation(name, f"the sum in {step.subject} is rounded to {format} after {words}", narrow, 3)
+            yield Mutation(name, f"the sum in {step} is rounded to {format} after {words}", narrow, 3)
 
 
 def _by_operation(step: Step) -> _Found:

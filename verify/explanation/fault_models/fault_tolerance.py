@@ -1,6 +1,6 @@
 """The tolerances of a kernel with a known fault in a call, compared with those of a right kernel."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -24,13 +24,17 @@ _FEW = 16 * 2.0**-24  # a few float32 roundings of the result
 
 @dataclass(frozen=True)
 class Observation:
-    """One call of the kernel: its tensors, its outputs, and their tolerances under the contract."""
+    """One call of the kernel: its tensors, its outputs, and their tolerances under the contract.
+
+    ``aside`` marks elements that aren't judged because they are taken to be another fault's.
+    """
 
     case: Case
     contract: Contract
     values: Mapping[str, Tensor]
     outputs: tuple[Tensor, ...]
     limits: tuple[Tolerance, ...]
+    aside: tuple[Tensor, ...] = ()
 
     @cached_property
     def broken(self) -> tuple[Tensor, ...]:
@@ -63,11 +67,33 @@ def observation_of(harness: KernelHarness, case: Case) -> Observation | None:
     values = {name: guarded.tensor for name, guarded in build(case).guarded.items()}
     observation = Observation(case, harness.contract, values, tuple(output.detach().cpu() for output in outputs), ())
     chosen = None if observation.chooses_wrongly else observation.chosen
-    return replace(observation, limits=tuple(Oracle(harness.contract).tolerances(case, values, chosen)))
+    limits = tuple(Oracle(harness.contract).tolerances(case, values, chosen))
+    if not harness.aside:
+        return replace(observation, limits=limits)
+    aside = tuple(
+        _of_another_fault(output, part, harness.aside) for output, part in zip(observation.outputs, limits, strict=True)
+    )
+    return replace(observation, limits=_without(limits, aside), aside=aside)
+
+
+def _of_another_fault(output: Tensor, limits: Tolerance, aside: str) -> Tensor:
+    """Return the wrong elements that are finite, or those that aren't and should be."""
+    is_finite = output.double().isfinite()
+    wrong = judge(output, limits).broken
+    return wrong & (is_finite if aside == "finite" else ~is_finite & limits.golden.isfinite())
+
+
+def _without(limits: Iterable[Tolerance], aside: Sequence[Tensor]) -> tuple[Tolerance, ...]:
+    return tuple(replace(part, judged=part.judged & ~mask) for part, mask in zip(limits, aside, strict=True))
 
 
 def limits_of(fault: FaultModel, observation: Observation) -> tuple[Tolerance, ...] | None:
     """Return the tolerances of a kernel with this fault; None if its choices differ from the kernel's."""
+    limits = _limits_of(fault, observation)
+    return _without(limits, observation.aside) if limits is not None and observation.aside else limits
+
+
+def _limits_of(fault: FaultModel, observation: Observation) -> tuple[Tolerance, ...] | None:
     case = observation.case
     if fault.is_looser:
         if observation.chooses_wrongly:
