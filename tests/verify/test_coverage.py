@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable
 from itertools import islice, product
 from typing import Any
@@ -178,6 +179,13 @@ def test_more_effort_covers_more(verdict: Verdict) -> None:
     usual = examine(softmax, "softmax", dtype="bfloat16", shapes={"R": [1, 5, 33], "N": range(1, 600)})
     assert usual.coverage > 0.8 > verdict.coverage
     assert "R >" not in usual.coverage.left_out
+    assert "elements" not in usual.coverage.left_out
+
+
+def test_the_largest_tensor_is_told(verdict: Verdict) -> None:
+    """What offsets of 32 bits would need is far beyond it."""
+    (most,) = re.findall(r"^tensors > ([\d,]+) elements, ", verdict.coverage.left_out)
+    assert 2**16 < int(most.replace(",", "")) < 2**31
 
 
 def one_pass(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ of levels are bits of whole numbers.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -298,6 +299,7 @@ class Covering:
         self._given_up: dict[tuple[int, int], int] = {}  # those with which no case of it was found
         self._covered = [0] * len(factors.levels)  # the levels with which each level has stood in a case
         self._largest: dict[str, int] = {}
+        self._most_elements = 0  # of a tensor
         self._both: dict[tuple[str, str], int] = {}  # the largest size that both symbols of a pair reached at once
         self._drawn: Counter[tuple[str, int]] = Counter()  # sizes of each magnitude in bits, by symbol
         for case in cases:
@@ -316,6 +318,8 @@ class Covering:
                 self._triples[pair] = self._triples.get(pair, 0) | row & self.factors.values
         for name, size in case.sizes.items():
             self._largest[name] = max(size, self._largest.get(name, 0))
+        counts = (math.prod(case.shape(tensor)) for tensor in (*case.signature.tensors, *case.signature.returns))
+        self._most_elements = max(self._most_elements, *counts)
         for symbols in combinations(case.sizes, 2):
             self._both[symbols] = max(min(case.sizes[symbol] for symbol in symbols), self._both.get(symbols, 0))
 
@@ -376,7 +380,8 @@ class Covering:
         most pairs."""
         factors, names = self.factors, list(self.factors.levels)
         free = [name for name in factors.symbols if name not in factors.sampler.shapes]
-        words = [f"{name} > {self._largest[name]:,}" for name in free if name in self._largest]
+        words = [f"tensors > {self._most_elements:,} elements"] if free else []
+        words += [f"{name} > {self._largest[name]:,}" for name in free if name in self._largest]
         both = sorted((size, pair) for pair, size in self._both.items() if {*pair} <= {*free} - self._own_sizes)
         words += [f"{' and '.join(pair)} > {size:,} at once" for size, pair in both[:_PAIRS_NAMED]]
         untried = {number for number, mask in enumerate(self._covered) if factors.feasible[number] and not mask}

@@ -30,7 +30,7 @@ from assay.verify.cases.at_shape import at_cases
 from assay.verify.cases.case import Case
 from assay.verify.cases.factors import Covering, Factors
 from assay.verify.cases.layouts import LAYOUTS
-from assay.verify.cases.production import GROWTH, LEVELS, large_pairs, production_cases
+from assay.verify.cases.production import GROWTH, LEVELS, large_pairs, load_of, production_cases
 from assay.verify.cases.sampler import SMALL, TILE, Sampler
 from assay.verify.cases.stored import stored_cases
 from assay.verify.comparison.error_map import map_of
@@ -283,6 +283,8 @@ class Run:
     """Calls the kernel; it skips checks of properties that are already broken."""
     models: dict[str, bool] = field(default_factory=dict)
     """The models whose sizes the op has: whether a case was tried at some of a model's."""
+    dependent: str = ""
+    """Why programs can't be judged by themselves, if that left a model's sizes out."""
     planned: Sequence[Case] = ()
     """The cases of the fixed phases, whose pairs of factors the fuzzed cases need not cover."""
     judged: list[Case] = field(default_factory=list)
@@ -386,12 +388,8 @@ class Run:
         return least + shares[self.plan.settings.effort] * (thread_clock()[0] - self.started[0])
 
     def load(self, case: Case) -> tuple[int, float]:
-        """Return the elements of all tensors of a case, and its operations: of interpreted launches those of as many
-        programs as run, if each has an index along the grid symbols."""
-        elements = sum(math.prod(case.shape(tensor)) for tensor in (*case.signature.tensors, *case.signature.returns))
-        programs = max(math.prod(case.sizes.get(symbol, 1) for symbol in case.definition.axes.grid), 1)
-        few = self.harness.most_programs if self.harness.call.watch.launches else 0
-        return elements, case.definition.cost(case.sizes) * min(1.0, few / programs if few else 1.0)
+        """Return the elements of all tensors of a case, and the operations of as many programs as run."""
+        return load_of(case, self.harness.most_programs if self.harness.call.watch.launches else 0)
 
     def seconds_of(self, case: Case) -> float:
         """Return about how long a case takes: as the largest before it, and longer as the root of its load, of which
@@ -533,7 +531,7 @@ class Run:
         covering = Covering(self.factors, map(self.plan.sampler.tied, self.judged), triples=thorough)
         covered, feasible = covering.pairs
         untried = [model for model, tried in self.models.items() if not tried]
-        words = f"sizes of {', '.join(untried)}: not tried" if untried else ""
+        words = f"sizes of {', '.join(untried)}: not tried{self.dependent}" if untried else ""
         return Pairs(covered, feasible, "; ".join(filter(None, (covering.left_out, words))))
 
     def reporting(self, phase: str, items: Sequence[T]) -> Iterator[T]:
@@ -727,8 +725,10 @@ def _production(run: Run, name: str) -> None:
             else:
                 fits = before - begun + run.seconds_of(case) < _FIRST_SHARES * seconds
             if fits or level < _PRODUCTION_ALWAYS[effort]:
-                with suppress(DependentPrograms):
+                try:
                     run.models[model] |= run.attempt(name, case) is not None
+                except DependentPrograms as error:
+                    run.dependent = f", as {error}"
                 longest = max(longest, thread_clock()[0] - before)
         if cases and not any(run.models.values()):
             break
