@@ -16,6 +16,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
+from itertools import islice
 from typing import TypeVar
 
 from assay.configs import table
@@ -236,8 +237,10 @@ CHOSEN = ("variants", "large_pairs", "production")
 _RISING = ("not tried", "kept", "suspect", "broken")
 _UNDECIDED_SHARE = 0.1  # more undecided and unresolved elements than this are too many for a PASS
 _TIME_LIMIT = 4.0  # the most seconds of a case in a growing series, extrapolated from the case before it
-# of the processor time of the cases before them, that those may take: of variants, of two large sizes, of production
+# of the processor time of the cases before, that variants, triples, two large sizes and sizes of models may take
 _VARIANTS_SHARE = {"quick": 0.1, "usual": 0.1, "thorough": 0.25}
+_TRIPLES_SHARE = {"quick": 0.0, "usual": 0.0, "thorough": 1.0}
+_MOST_TRIPLES = 4000  # cases of triples; an isolated kernel takes its time in another process
 _PAIRS_SHARE = {"quick": 0.0, "usual": 0.05, "thorough": 1.0}
 _PRODUCTION_SHARE = {"quick": 0.0, "usual": 0.05, "thorough": 1.0}
 _FIRST_SHARES = 2.0  # of such a share that the first case may take, lest there is none
@@ -654,6 +657,20 @@ def _fuzz(run: Run, name: str) -> None:
         phases.fuzz(run.plan.sampler, examples - done, one)
 
 
+def _triples(run: Run, name: str) -> None:
+    """Try cases of every triple of a size, a distribution and an option that is left, until time is up."""
+    settings = run.plan.settings
+    if not _TRIPLES_SHARE[settings.effort] or not settings.fuzzed:
+        return
+    limit = CpuLimit(run.allowance(_TRIPLES_SHARE, _LARGE_LEAST), thread_clock)
+    cases = phases.triple_cases(run.factors, map(run.plan.sampler.tied, run.judged))
+    for done, case in enumerate(islice(cases, _MOST_TRIPLES), 1):
+        if limit.is_over() or run.ended:
+            break
+        run.attempt(name, case)
+        run.progress(name, done, done)
+
+
 def _over_limit(run: Run, name: str) -> None:
     """Try each series of growing cases until the next case would take too long."""
     most = _TIME_LIMIT / (4 if run.plan.settings.effort == "quick" else 1)
@@ -770,6 +787,7 @@ PHASES: tuple[tuple[str, Callable[[Run, str], None]], ...] = (
     ("plain_process", _plain_process),
     ("lengths", _lengths),
     ("fuzz", _fuzz),
+    ("triples", _triples),
     ("over_limit", _over_limit),
     ("large_pairs", _large_pairs),
     ("production", _production),
