@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from assay.cli import baseline, golden
 from assay.cli.audit import audit
 from assay.cli.bench import bench
+from assay.cli.compare import compare
 from assay.cli.doctor import doctor
 from assay.cli.fingerprint import fingerprint
 from assay.cli.inspect import inspect
@@ -58,7 +59,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (survey, verify, judge, power, repro, doctor, op, fingerprint, inspect, bench, tune, audit):
+for command in (survey, verify, judge, power, repro, doctor, op, fingerprint, inspect, bench, tune, audit, compare):
     app.command()(command)
 goldens = typer.Typer(
     cls=_Commands,

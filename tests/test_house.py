@@ -33,7 +33,9 @@ MAY_IMPORT = {
     "mutation": {"verify", "golden", "formats", "runtime"},
     "pytest_plugin": {"mutation", "verify", "golden", "interpreter", "formats", "runtime"},
     "precision": {"formats", "runtime", "configs", "charts"},
+    "compare": {"verify", "golden", "formats", "runtime", "configs", "charts"},
     "cli": {
+        "compare",
         "precision",
         "judge",
         "bench",

@@ -398,6 +398,8 @@ Keeps = Callable[[Contract], bool | None]
 
 _SIDE_EFFECTS = ("nondeterministic", "batch_variant", "input_mutated", "out_of_bounds_write")
 _MOST_WORK = 2**21  # most work of a case: every fault model is evaluated on it
+_SHARE = 0.4  # of the time, for one explanation of all where there may be two faults
+_KINDS_ASIDE = ("finite", "nonfinite")
 _FEW = 6  # cases that show whether wrong elements are of two kinds
 _ENOUGH = 2  # cases after which a single remaining fault model is accepted
 _NEAR = (("tile", "normal"), ("tile", "steep"), ("tile", "normal"), ("small", "small"))  # size styles and distributions
@@ -440,11 +442,28 @@ def explain(
         if failure.kind == "bias":
             results = explained_by_bias(harness, failure, budget)
         elif failure.kind in NUMBERS and failure.case.protocol == "once" and not _varies(harness, failure.case, budget):
-            results = _explained_by_numbers(harness, failure, first, sampler, budget, keeps)
+            own = FaultBudget(seconds * _SHARE) if _is_mixed(harness, first, budget) else budget
+            results = _explained_by_numbers(harness, failure, first, sampler, own, keeps)
+            budget.failed |= own.failed
             results = results or _beside_another(harness, failure, first, sampler, budget, keeps)
         if not results and failure.kind != "bias":
             results = explained_by_side_effects(harness, failure, sampler, budget)
     return Explained(results, tuple(budget.failed.values()))
+
+
+def _is_mixed(harness: KernelHarness, first: Case, budget: FaultBudget) -> bool:
+    """Whether some wrong elements of the failing case before shrinking are finite, and others NaN or infinite."""
+    if budget.is_over() or not _is_quick(first):
+        return False
+    aside = (observation_of(replace(harness, aside=kind), replace(first, protocol="once")) for kind in _KINDS_ASIDE)
+    return all(seen is not None and any(bool(mask.any()) for mask in seen.aside) for seen in aside)
+
+
+def _apart(harness: KernelHarness, failure: Failure) -> tuple[KernelHarness, str]:
+    """Return the harness that takes wrong elements of another kind than the failure's for another fault's, and the
+    words for that."""
+    aside, others = ("finite", "finite") if failure.kind == "nonfinite" else ("nonfinite", "NaN and infinite")
+    return replace(harness, aside=aside), f"; the {others} wrong elements beside these are another fault's"
 
 
 def _beside_another(
@@ -452,15 +471,13 @@ def _beside_another(
 ) -> tuple[Explanation, ...]:
     """Return what explains the finite wrong elements where others are NaN or infinite, or the other way round, as two
     faults of one kernel give; nothing if only one kind is wrong."""
-    aside, others = ("finite", "finite") if failure.kind == "nonfinite" else ("nonfinite", "NaN and infinite")
-    apart, seen = replace(harness, aside=aside), False
+    (apart, words), seen = _apart(harness, failure), False
     for case in islice(_cases(failure, first, sampler), _FEW):
         observation = None if budget.is_over() else observation_of(apart, case)
         seen = seen or (observation is not None and any(bool(mask.any()) for mask in observation.aside))
     if not seen:
         return ()
     found = _explained_by_numbers(apart, failure, first, sampler, budget, keeps)
-    words = f"; the {others} wrong elements beside these are another fault's"
     return tuple(replace(explanation, description=explanation.description + words) for explanation in found)
 
 
@@ -480,11 +497,14 @@ def _explained_by_numbers(
     def confirmed(fit: Fit) -> Iterator[tuple[Fit, Explanation]]:
         """Yield the fit if fresh data confirm its fault and an examination does not refute its looser contract."""
         with budget.trying(fit.fault):
-            if is_confirmed(fit.fault, harness, failure, first, sampler, budget):
-                kept = keeps(fit.fault.loosened(harness.contract)) if fit.fault.contract else None
-                if kept is not False or not fit.fault.contract:
-                    words = description_of(fit.fault, harness.contract, kept=kept is True)
-                    yield fit, Explanation(fit.fault.name, words, fit.ratio)
+            words, is_sure = "", is_confirmed(fit.fault, harness, failure, first, sampler, budget)
+            if not is_sure and not harness.aside and not budget.is_over():
+                apart, words = _apart(harness, failure)
+                is_sure = is_confirmed(fit.fault, apart, failure, first, sampler, budget)
+            kept = keeps(fit.fault.loosened(harness.contract)) if is_sure and fit.fault.contract else None
+            if is_sure and (kept is not False or not fit.fault.contract):
+                words = description_of(fit.fault, harness.contract, kept=kept is True) + words
+                yield fit, Explanation(fit.fault.name, words, fit.ratio)
 
     def ranked(fits: list[Fit], seen: list[Observation]) -> tuple[Explanation, ...]:
         """Return the likeliest confirmed altered definitions, preceded by a looser contract if that fits better."""
