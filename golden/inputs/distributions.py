@@ -133,6 +133,20 @@ def _vast(draws: Draws) -> Array:
     return power_of_two(ends[integers(draws.bits("exponent"), len(ends))]) * (1 + 0.75 * draws.uniform())
 
 
+def _is_own_column(draws: Draws) -> npt.NDArray[np.bool_]:
+    """Where the column is the row's number modulo 61."""
+    mask: npt.NDArray[np.bool_] = (
+        draws.position() == (draws.position(-2) if len(draws.shape) > 1 else np.zeros(draws.shape)) % 61
+    )
+    return mask
+
+
+def _one_peak(draws: Draws) -> Array:
+    """Rows whose peak is in the same column of every tensor, above a tail of another depth in each: as logits they are
+    nearly equal distributions whose logarithms differ."""
+    return np.where(_is_own_column(draws), 0.0, draws.normal() - draws.row_choice(9.0, 12.0, 16.0, 24.0))
+
+
 # Of real numbers, by the names that recipes store. A row is the last axis.
 REAL: dict[str, Callable[[Draws], Array]] = {
     "normal": lambda d: d.normal(),
@@ -158,9 +172,7 @@ REAL: dict[str, Callable[[Draws], Array]] = {
     "integers": lambda d: integers(d.bits(), 9) - 4.0,
     "powers": lambda d: d.sign() * power_of_two(integers(d.bits(), 5) - 2),
     # One element of each row is one, in the column of the row's number modulo 61.
-    "one_hot": lambda d: (d.position() == (d.position(-2) if len(d.shape) > 1 else np.zeros(d.shape)) % 61).astype(
-        np.float64
-    ),
+    "one_hot": lambda d: _is_own_column(d).astype(np.float64),
     # Blocks of 64 of either sign in turn: partial sums grow and vanish again.
     "seesaw": lambda d: (1.0 - 2.0 * (d.position() // 64 % 2)) * (64.0 + integers(d.bits(), 4)),
     # The range of the format, and what lies beyond.
@@ -179,6 +191,7 @@ REAL: dict[str, Callable[[Draws], Array]] = {
     ),
     # Nearly the same numbers in all tensors, so that differences between them lose most digits.
     "alike": lambda d: normal(bits(d.seed, "alike", d.shape, start=d.start, ignore=d.tied)) + 2.0**-8 * d.normal(),
+    "one_peak": _one_peak,
     # Rows about the square root of an epsilon, or an epsilon itself, of 1e-8 to 1e-3.
     "faint": lambda d: d.normal() * power_of_two(-8 - integers(d.bits("row", ignore=[-1]), 21)),
     "sparse": lambda d: d.normal() * (integers(d.bits("sparse"), 16) == 0),
@@ -196,6 +209,7 @@ KINDS = {
     "of a wide range": ("wide", "steep", "peaked", "lognormal", "patterns", "outliers", "loud_rows"),
     "sorted": ("ascending", "descending"),
     "alike": ("alike",),
+    "of one peak": ("one_peak",),
     "sparse": ("sparse", "zeros"),
 }
 """Kinds of `REAL`'s distributions, each of which reveals much the same faults."""

@@ -2,7 +2,8 @@
 
 What is drawn belongs to its domain after the rounding to its dtype, in every format and size. Sums of shares are
 exactly one, since shares are differences of whole numbers of one power of two. Matrices are diagonally dominant, or
-exact multiples of ones that are known to be definite, so that no rounding makes them indefinite.
+exact multiples of ones that are known to be definite, so that no rounding makes them indefinite. Times a power of two
+they stay definite: that is how they have amplitudes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from assay.golden.signature import Interval, TensorSpec
 
 Array = npt.NDArray[Any]
 _FINEST = 44  # bits after the point of shares: cumulative sums in float64 have a few more
+_MOST_AMPLIFIED = 60  # the most bits of a matrix's amplitude: float64 evaluates products of some too
 _PLAIN = (1.0, -1.0, 0.5, -0.5, 2.0, -2.0)  # what an interval's plainest number may be
 
 
@@ -195,6 +197,17 @@ def _scaled(draws: Any) -> Array:
     return _power(exponents) * np.where(_is_diagonal(draws), 1.0, 0.5)
 
 
+def _amplified(draws: Any, sign: int) -> Array:
+    """A diagonally dominant matrix times a power of two, as definite: the dominance holds after any rounding.
+
+    The exponents are a quarter, a half and all of half the format's, so that a product of two such matrices may just
+    overflow or underflow.
+    """
+    half = min(int(np.frexp(draws.format.largest)[1]) // 2, _MOST_AMPLIFIED)
+    exponent = np.asarray([half // 4, half // 2, half])[_per_matrix(draws, "amplitude", 3)]
+    return _dominant(draws) * _power(sign * exponent)
+
+
 _MATRICES: dict[str, Callable[[Any], Array]] = {
     "plain": _dominant,
     "identity": lambda d: np.where(_is_diagonal(d), 1.0, 0.0),
@@ -202,4 +215,6 @@ _MATRICES: dict[str, Callable[[Any], Array]] = {
     "correlated": _correlated,
     "difference": _difference,
     "scaled": _scaled,
+    "loud": lambda d: _amplified(d, 1),
+    "small": lambda d: _amplified(d, -1),
 }

@@ -2,7 +2,9 @@
 
 import json
 import math
+import re
 from collections.abc import Callable
+from itertools import islice, product
 from typing import Any
 
 import jsonschema
@@ -15,10 +17,12 @@ from assay.kernels.libraries.pytorch import softmax
 from assay.verify import Verdict, examine
 from assay.verify.cases.factors import Covering, Factors, size_class
 from assay.verify.cases.sampler import Sampler, seeded
-from assay.verify.examination.phases import covering_cases
+from assay.verify.examination import run
+from assay.verify.examination.phases import covering_cases, triple_cases
 from assay.verify.report.schema import schema
 
 from .examined import fails, quick
+from .usual import each_third
 
 
 def sampler(op: str, **fields: Any) -> Sampler:
@@ -83,6 +87,60 @@ def test_triples_are_covered_where_they_are_wanted() -> None:
     )
 
 
+@pytest.mark.parametrize("op", each_third(op for op in specs() if spec(op).default_settings["options"]))
+def test_every_triple_has_a_case(op: str) -> None:
+    """Also counted by hand, from the cases alone: each size class with each kind of numbers and each option's value."""
+    chosen = sampler(op)
+    factors = Factors(chosen)
+    cases = list(islice(triple_cases(factors, ()), 300))
+    covering = Covering(factors, cases, triples=True)
+    covered, feasible = covering.triples
+    assert all(chosen.fits(case.sizes, case.signature) for case in cases)
+    assert covered > 0.9 * feasible or len(cases) == 300  # a size may be possible only as no planned case has it
+    by_hand = set()
+    for case in cases:
+        numbers = [*factors.levels_of(case)]
+        kinds = [
+            [each for each in numbers if mask >> each & 1] for mask in (factors.sizes, factors.options, factors.values)
+        ]
+        by_hand |= {*product(*kinds)}
+    possible = {(s, o, v) for s, o, some in factors.triples() for v in range(some.bit_length()) if some >> v & 1}
+    assert len(by_hand & possible) == covered > 0
+    assert len(possible) == feasible
+
+
+def test_what_no_case_can_have_is_no_triple() -> None:
+    """One of a single expert can't choose two, whatever the logits."""
+    factors = Factors(sampler("moe_route", options={"top_k": [1, 2], "scoring": ["softmax", "sigmoid"]}))
+    assert len(list(triple_cases(factors, ()))) > 50
+    names = list(factors.levels)
+    assert {(names[size], names[option]) for size, option in factors.impossible} == {
+        (("size of E", "1"), ("option top_k", "2"))
+    }
+
+
+def test_a_thorough_effort_leaves_no_triple(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault of one size class, kind of numbers and option is found; usual has no such phase."""
+    monkeypatch.setattr(run, "PHASES", tuple(each for each in run.PHASES if each[0] == "triples"))
+    monkeypatch.setattr(run.Run, "allowance", lambda *_: 60.0)
+
+    def right(x: Tensor, approximate: str = "none") -> Tensor:
+        return torch.nn.functional.gelu(x, approximate=approximate)
+
+    def wrong(x: Tensor, approximate: str = "none") -> Tensor:
+        is_wrong = approximate == "tanh" and x.shape[-1] > 512 and x.abs().max() < 0.1
+        return right(x, approximate) * (1 + is_wrong)
+
+    asked: dict[str, Any] = {"dtype": "float32", "contract": "torch", "shrinking": False}
+    asked |= {"options": {"approximate": ["none", "tanh"]}}
+    assert examine(wrong, "gelu", effort="thorough", **asked).outcome == "FAIL"
+    verdict = examine(right, "gelu", effort="thorough", **asked)
+    assert verdict.passed, str(verdict)
+    assert verdict.phases["triples"] > 100
+    assert "triples" not in verdict.coverage.left_out
+    assert "triples" not in examine(wrong, "gelu", effort="usual", **asked).phases
+
+
 def test_what_no_case_can_have_is_not_missed() -> None:
     """By restrictions, by multiples, and because it is too large; few sizes are covered completely."""
     narrow = sampler("softmax", shapes={"R": [3], "N": [64, 128]}, layouts=["contiguous"], options={})
@@ -121,6 +179,13 @@ def test_more_effort_covers_more(verdict: Verdict) -> None:
     usual = examine(softmax, "softmax", dtype="bfloat16", shapes={"R": [1, 5, 33], "N": range(1, 600)})
     assert usual.coverage > 0.8 > verdict.coverage
     assert "R >" not in usual.coverage.left_out
+    assert "elements" not in usual.coverage.left_out
+
+
+def test_the_largest_tensor_is_told(verdict: Verdict) -> None:
+    """What offsets of 32 bits would need is far beyond it."""
+    (most,) = re.findall(r"^tensors > ([\d,]+) elements, ", verdict.coverage.left_out)
+    assert 2**16 < int(most.replace(",", "")) < 2**31
 
 
 def one_pass(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

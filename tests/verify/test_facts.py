@@ -190,7 +190,12 @@ def test_a_number_with_two_names_has_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kernel", "op"), [(lambda x: softmax(x) * 1.5, "softmax"), (lambda x, w: norm(x, w) * 3, "rmsnorm")]
+    ("kernel", "op"),
+    [
+        (lambda x: softmax(x) * 1.5, "softmax"),
+        (lambda x, w: norm(x, w) * 3, "rmsnorm"),
+        (lambda x, w: norm(x, w) * torch.nan, "rmsnorm"),
+    ],
 )
 def test_what_is_read_rightly_is_not_told(kernel: Callable[..., Tensor], op: str) -> None:
     """Of a wrong kernel that reads what it should."""

@@ -13,6 +13,7 @@ of levels are bits of whole numbers.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -27,6 +28,7 @@ from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.cases.sampler import BOUNDARIES, MEMORIES, PROTOCOLS, UNUSED, Chooser, Sampler
 
 T = TypeVar("T")
+OptionSet = tuple[dict[str, Any], Signature]
 Level = tuple[str, str]
 """A factor and one of its levels, in words."""
 
@@ -73,11 +75,13 @@ class Factors:
         }
         self.sizes, self.options, self.values = (sum(1 << each for each in some) for some in numbers.values())
         """The levels of sizes, of options and of distributions."""
+        self.impossible: dict[tuple[int, int], int] = {}
+        """The distributions that no case can have with a pair of a size and an option, though with either."""
 
     @cached_property
     def feasible(self) -> list[int]:
         """The levels that can stand in one case with each level, within the restrictions and limits, by number."""
-        everywhere = {self._together(options, signature) for options, signature in self.signatures}
+        everywhere = {together for together, _ in self._kinds_of_sets}
         own: dict[str, int] = {}
         for (factor, _), number in self.levels.items():
             own[factor] = own.get(factor, 0) | 1 << number
@@ -102,6 +106,41 @@ class Factors:
             pairs.append((f"layout of {tensor.name}", case.layouts.get(tensor.name, LAYOUTS[0])))
         pairs += [("protocol", case.protocol), ("memory", case.memory), ("unused elements", case.unused)]
         return (self.levels[pair] for pair in pairs if pair in self.levels)
+
+    def triples(self) -> Iterator[tuple[int, int, int]]:
+        """Yield each size with each option, and the distributions that may stand with both."""
+        for size in _bits(self.sizes):
+            for option in _bits(self.feasible[size] & self.options):
+                could = self.feasible[size] & self.feasible[option] & self.values
+                yield size, option, could & ~self.impossible.get((size, option), 0)
+
+    def admitting(self, sampler: Sampler, wanted: int) -> list[OptionSet]:
+        """Return the option sets under which a case may have the levels ``wanted``."""
+        fits: dict[str, bool] = {}
+        sizes = {
+            name: sizes
+            for name, classes in self.symbols.items()
+            for level, sizes in classes.items()
+            if wanted >> self.levels.get((f"size of {name}", level), len(self.levels)) & 1
+        }
+        results = []
+        for each, (together, kind) in zip(self.signatures, self._kinds_of_sets, strict=True):
+            if wanted & ~together:
+                continue
+            if kind not in fits:
+                fits[kind] = self.fitting(sampler, *each, sizes) is not None
+            results += [each] if fits[kind] else []
+        return results
+
+    @cached_property
+    def _kinds_of_sets(self) -> list[tuple[int, str]]:
+        """Of each option set the levels that can occur, and what its sizes hang on."""
+        return [(self._together(*each), self._restriction(*each)) for each in self.signatures]
+
+    def _restriction(self, options: Mapping[str, Any], signature: Signature) -> str:
+        """Return the symbols of an option set, and what restricts their sizes."""
+        bounds = [options[name] for name in self.sampler.definition.sizes.minimum.values()]
+        return str((signature.symbols, signature.steps, bounds))
 
     def listed(self, options: Mapping[str, Any]) -> list[Level]:
         """Return the levels of the options that are varied."""
@@ -245,11 +284,8 @@ class Factors:
     @cached_property
     def _distinct(self) -> list[tuple[dict[str, Any], Signature]]:
         """One option set for each set of symbols, and of what restricts them."""
-        sets: dict[str, tuple[dict[str, Any], Signature]] = {}
-        for options, signature in self.signatures:
-            bounds = [options[name] for name in self.sampler.definition.sizes.minimum.values()]
-            sets.setdefault(str((signature.symbols, signature.steps, bounds)), (options, signature))
-        return list(sets.values())
+        kinds = (kind for _, kind in self._kinds_of_sets)
+        return list(dict(reversed([*zip(kinds, self.signatures, strict=True)])).values())
 
 
 class Covering:
@@ -260,8 +296,10 @@ class Covering:
         self.factors = factors
         self._triples: dict[tuple[int, int], int] | None = {} if triples else None
         """The distributions with which each pair of a size and an option has stood."""
+        self._given_up: dict[tuple[int, int], int] = {}  # those with which no case of it was found
         self._covered = [0] * len(factors.levels)  # the levels with which each level has stood in a case
         self._largest: dict[str, int] = {}
+        self._most_elements = 0  # of a tensor
         self._both: dict[tuple[str, str], int] = {}  # the largest size that both symbols of a pair reached at once
         self._drawn: Counter[tuple[str, int]] = Counter()  # sizes of each magnitude in bits, by symbol
         for case in cases:
@@ -280,6 +318,8 @@ class Covering:
                 self._triples[pair] = self._triples.get(pair, 0) | row & self.factors.values
         for name, size in case.sizes.items():
             self._largest[name] = max(size, self._largest.get(name, 0))
+        counts = (math.prod(case.shape(tensor)) for tensor in (*case.signature.tensors, *case.signature.returns))
+        self._most_elements = max(self._most_elements, *counts)
         for symbols in combinations(case.sizes, 2):
             self._both[symbols] = max(min(case.sizes[symbol] for symbol in symbols), self._both.get(symbols, 0))
 
@@ -293,13 +333,22 @@ class Covering:
     @property
     def triples(self) -> tuple[int, int]:
         """How many feasible triples of a size, a distribution and an option are covered, and how many there are."""
-        feasible, done, total = self.factors.feasible, 0, 0
-        for size in _bits(self.factors.sizes):
-            for option in _bits(feasible[size] & self.factors.options):
-                could = feasible[size] & feasible[option] & self.factors.values
-                done += (could & (self._triples or {}).get((size, option), 0)).bit_count()
-                total += could.bit_count()
+        done, total = 0, 0
+        for size, option, could in self.factors.triples():
+            done += (could & (self._triples or {}).get((size, option), 0)).bit_count()
+            total += could.bit_count()
         return done, total
+
+    def triple_left(self, choose: Chooser) -> tuple[int, int, int] | None:
+        """Return a size, an option and a distribution that no case has had together, of the two of which the most are
+        left; None if none is."""
+        had, given_up = self._triples or {}, self._given_up
+        left = (
+            (could & ~had.get((size, option), 0) & ~given_up.get((size, option), 0), size, option)
+            for size, option, could in self.factors.triples()
+        )
+        values, size, option = max(left, key=lambda each: each[0].bit_count(), default=(0, 0, 0))
+        return (size, option, choose(list(_bits(values)))) if values else None
 
     def _sized_options(self, row: int) -> Iterator[tuple[int, int]]:
         """Yield the pairs of a size and an option among the levels of ``row``."""
@@ -331,7 +380,8 @@ class Covering:
         most pairs."""
         factors, names = self.factors, list(self.factors.levels)
         free = [name for name in factors.symbols if name not in factors.sampler.shapes]
-        words = [f"{name} > {self._largest[name]:,}" for name in free if name in self._largest]
+        words = [f"tensors > {self._most_elements:,} elements"] if free else []
+        words += [f"{name} > {self._largest[name]:,}" for name in free if name in self._largest]
         both = sorted((size, pair) for pair, size in self._both.items() if {*pair} <= {*free} - self._own_sizes)
         words += [f"{' and '.join(pair)} > {size:,} at once" for size, pair in both[:_PAIRS_NAMED]]
         untried = {number for number, mask in enumerate(self._covered) if factors.feasible[number] and not mask}
@@ -346,12 +396,37 @@ class Covering:
             (one, other), count = counts.most_common(1)[0]
             left_out.append(f"{counts.total():,} pairs left, {count} of them of {one} with {other}")
         done, total = self.triples if self._triples is not None else (0, 0)
-        if total:
+        if done < total:
             left_out.append(f"of {total:,} triples of a size, a distribution and an option {total - done:,} left")
         return "; ".join(left_out)
 
-    def next_case(self, choose: Chooser, sampler: Sampler) -> Case:
-        """Return a case of the most uncovered pairs, within the limits of ``sampler``; it counts only once added."""
+    def case_of(self, triple: tuple[int, int, int], choose: Chooser, samplers: Sequence[Sampler]) -> Case | None:
+        """Return a case of a triple, within the limits of the first of ``samplers`` for which one is found; else None,
+        and it is given up.
+
+        What no option set admits is impossible, and counts no more. Where not even the size came, as another one
+        prevents it, the triples of the same size and option are given up too.
+        """
+        size, option, values = triple
+        wanted, came = sum(1 << number for number in triple), 0
+        if not self.factors.admitting(samplers[-1], wanted):
+            self.factors.impossible[size, option] = self.factors.impossible.get((size, option), 0) | 1 << values
+            return None
+        for sampler in samplers:
+            case = self.next_case(choose, sampler, wanted)
+            has = sum(1 << number for number in self.factors.levels_of(case))
+            if not wanted & ~has:
+                return case
+            came |= has & 1 << size
+        given_up = 1 << values if came else self.factors.values
+        self._given_up[size, option] = self._given_up.get((size, option), 0) | given_up
+        return None
+
+    def next_case(self, choose: Chooser, sampler: Sampler, wanted: int = 0) -> Case:
+        """Return a case of the most uncovered pairs, within the limits of ``sampler``; it counts only once added.
+
+        ``wanted`` are levels that it has if some case can.
+        """
         factors, left, row = self.factors, self._left, 0
 
         def gain(level: Level) -> tuple[int, int, int]:
@@ -363,23 +438,35 @@ class Covering:
                 pairs += (left[number] & row & factors.values).bit_count()
             return _PAIR * pairs + triples, left[number].bit_count(), choose(range(1 << 16))
 
+        def is_wanted(level: Level) -> bool:
+            return level in factors.levels and bool(wanted >> factors.levels[level] & 1)
+
         def best(factor: str, levels: Iterable[str], possible: Callable[[str], bool] = bool) -> str:
             """Take the possible level of most gain; return it, or an empty string if none is possible."""
             nonlocal row
-            ordered = sorted(((factor, level) for level in levels), key=gain, reverse=True)
+            named = [(factor, level) for level in levels]
+            ordered = sorted(list(filter(is_wanted, named)) or named, key=gain, reverse=True)
             taken = next((level for level in ordered if possible(level[1])), (factor, ""))
             row |= 1 << factors.levels[taken] if taken in factors.levels else 0
             return taken[1]
 
-        for name, values in factors.sampler.options.items():
-            best(f"option {name}", map(repr, values))
+        sets = factors.signatures
+        if wanted:  # under other options a tensor may be missing, or a size be too small
+            sets = factors.admitting(sampler, wanted) or sets
+        for name in factors.sampler.options:
+            taken = best(f"option {name}", dict.fromkeys(repr(options[name]) for options, _ in sets))
+            sets = [each for each in sets if repr(each[0][name]) == taken]
         options, signature = next(
             (options, signature)
             for options, signature in factors.signatures
             if all(row >> factors.levels[level] & 1 for level in factors.listed(options) if level in factors.levels)
         )
         sizes: dict[str, int] = {}
-        for symbol in factors.in_order(signature, choose):
+        symbols, multiples = factors.in_order(signature, choose), sampler.definition.sizes.multiples
+        first = {
+            name for name in symbols if any(is_wanted((f"size of {name}", each)) for each in factors.symbols[name])
+        }
+        for symbol in sorted(symbols, key=lambda name: (name in multiples, name not in first)):
             drawn: dict[str, int] = {}
 
             def possible(name: str, symbol: str = symbol, drawn: dict[str, int] = drawn) -> bool:

@@ -8,6 +8,7 @@ model's own sizes comes in a case of its own, in which the others are halved too
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -107,6 +108,14 @@ def large_pairs(sampler: Sampler) -> Iterator[Case]:
             sizes = next((some for some in wider if _is_valid(limited, case.signature, case.options, some)), sizes)
         number += 1
         yield at_case(sampler, sizes, case.options)
+
+
+def load_of(case: Case, programs: int = 0) -> tuple[int, float]:
+    """Return the elements of all tensors of a case, and its operations; those of this many programs, if not 0, each of
+    which has an index along the grid symbols."""
+    elements = sum(math.prod(case.shape(tensor)) for tensor in (*case.signature.tensors, *case.signature.returns))
+    grid = max(math.prod(case.sizes.get(symbol, 1) for symbol in case.definition.axes.grid), 1)
+    return elements, case.definition.cost(case.sizes) * min(1.0, programs / grid if programs else 1.0)
 
 
 def _three(values: Sequence[Any]) -> Any:

@@ -24,6 +24,7 @@ The cases of the phases from exact to bias are fixed beforehand and come interle
 | lengths        | sums of 8 to 65,536 terms of ordinary data, each also judged by the likely size of rounding errors |
 | fuzz           | cases that cover the pairs of factors that the fixed ones leave (`assay.verify.cases.factors`);   |
 |                | then cases drawn by Hypothesis, which climbs towards larger ratios of error to radius             |
+| triples        | at a thorough effort every triple of a size, a distribution and an option that is left            |
 | over_limit     | more than 65,535 rows, classes or table entries, if smaller cases were quick enough               |
 | large_pairs    | two large sizes at once, of each pair of symbols (`assay.verify.cases.production`)                |
 | production     | sizes of published models, by default (`assay.verify.cases.production`)                           |
@@ -167,12 +168,16 @@ def exact_cases(sampler: Sampler) -> Iterator[Case]:
 
 def range_cases(sampler: Sampler) -> Iterator[Case]:
     """Yield cases at the ends of the format's range; in some the first tensor is drawn from "above", the others from
-    "below"."""
+    "below", or all have their peaks in the same places."""
     for base in _base_cases(sampler, "opposed", ("small", "tile")):
         opposed = _ordinary(base, "below")
         first = next(iter(opposed.values))
         if opposed.values[first] == "below":
             yield _with_distributions(opposed, {first: "above"})
+    for base in _base_cases(sampler, "one_peak", ("tile",)):
+        shapes = [base.shape(tensor) for tensor in real_tensors(base.signature)]
+        if len(set(shapes)) < len(shapes):  # two tensors that may be two distributions
+            yield _ordinary(base, "one_peak")
     yield from _factor_cases(sampler)
     for distribution in RANGE:
         for base in _base_cases(sampler, distribution, ("small", "tile")):
@@ -550,6 +555,19 @@ def covering_cases(
         case = covering.next_case(choose, _one_of(sampler, _SHARES[index % len(_SHARES)]))
         covering.add(case)
         yield case
+
+
+def triple_cases(factors: Factors, covered: Iterable[Case]) -> Iterator[Case]:
+    """Yield cases that cover every triple of a size, a distribution and an option that ``covered`` leave, small ones
+    where those have it."""
+    sampler = factors.sampler
+    choose, covering = _chooser(sampler, "triples"), Covering(factors, covered, triples=True)
+    samplers = (_one_of(sampler, _SMALLER), sampler, sampler)  # twice, as other sizes are drawn at random
+    while (triple := covering.triple_left(choose)) is not None:
+        case = covering.case_of(triple, choose, samplers)
+        if case is not None:
+            covering.add(case)
+            yield case
 
 
 def _one_of(sampler: Sampler, share: int) -> Sampler:

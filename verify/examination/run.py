@@ -16,6 +16,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
+from itertools import islice
 from typing import TypeVar
 
 from assay.configs import table
@@ -29,7 +30,7 @@ from assay.verify.cases.at_shape import at_cases
 from assay.verify.cases.case import Case
 from assay.verify.cases.factors import Covering, Factors
 from assay.verify.cases.layouts import LAYOUTS
-from assay.verify.cases.production import GROWTH, LEVELS, large_pairs, production_cases
+from assay.verify.cases.production import GROWTH, LEVELS, large_pairs, load_of, production_cases
 from assay.verify.cases.sampler import SMALL, TILE, Sampler
 from assay.verify.cases.stored import stored_cases
 from assay.verify.comparison.error_map import map_of
@@ -111,13 +112,14 @@ def _always(fixed: Fixed) -> bool:
 
     These are: the protocol "alone" (few contracts promise batch invariance), whole tiles (kernels often have a separate
     path for them), what one tensor alone may have, a peak in the last element of a long row, long rows far below zero,
-    rows about an epsilon, and factors over their whole range, of both signs and zero.
+    rows about an epsilon, rows with one peak in all tensors, and factors over their whole range, of both signs and
+    zero.
     """
     phase, case = fixed
     values = {*case.values.values()}
     kept = {
         "block_boundary": bool(case.edits) or "below" in values,
-        "range": bool({"vast", "cycled", "faint"} & values),
+        "range": bool({"vast", "cycled", "faint", "one_peak"} & values),
     }
     return case.protocol == "alone" or phase in ("aligned", "domain") or kept.get(phase, False)
 
@@ -236,8 +238,10 @@ CHOSEN = ("variants", "large_pairs", "production")
 _RISING = ("not tried", "kept", "suspect", "broken")
 _UNDECIDED_SHARE = 0.1  # more undecided and unresolved elements than this are too many for a PASS
 _TIME_LIMIT = 4.0  # the most seconds of a case in a growing series, extrapolated from the case before it
-# of the processor time of the cases before them, that those may take: of variants, of two large sizes, of production
+# of the processor time of the cases before, that variants, triples, two large sizes and sizes of models may take
 _VARIANTS_SHARE = {"quick": 0.1, "usual": 0.1, "thorough": 0.25}
+_TRIPLES_SHARE = {"quick": 0.0, "usual": 0.0, "thorough": 1.0}
+_MOST_TRIPLES = 4000  # cases of triples; an isolated kernel takes its time in another process
 _PAIRS_SHARE = {"quick": 0.0, "usual": 0.05, "thorough": 1.0}
 _PRODUCTION_SHARE = {"quick": 0.0, "usual": 0.05, "thorough": 1.0}
 _FIRST_SHARES = 2.0  # of such a share that the first case may take, lest there is none
@@ -280,6 +284,8 @@ class Run:
     """Calls the kernel; it skips checks of properties that are already broken."""
     models: dict[str, bool] = field(default_factory=dict)
     """The models whose sizes the op has: whether a case was tried at some of a model's."""
+    dependent: str = ""
+    """Why programs can't be judged by themselves, if that left a model's sizes out."""
     planned: Sequence[Case] = ()
     """The cases of the fixed phases, whose pairs of factors the fuzzed cases need not cover."""
     judged: list[Case] = field(default_factory=list)
@@ -383,12 +389,8 @@ class Run:
         return least + shares[self.plan.settings.effort] * (thread_clock()[0] - self.started[0])
 
     def load(self, case: Case) -> tuple[int, float]:
-        """Return the elements of all tensors of a case, and its operations: of interpreted launches those of as many
-        programs as run, if each has an index along the grid symbols."""
-        elements = sum(math.prod(case.shape(tensor)) for tensor in (*case.signature.tensors, *case.signature.returns))
-        programs = max(math.prod(case.sizes.get(symbol, 1) for symbol in case.definition.axes.grid), 1)
-        few = self.harness.most_programs if self.harness.call.watch.launches else 0
-        return elements, case.definition.cost(case.sizes) * min(1.0, few / programs if few else 1.0)
+        """Return the elements of all tensors of a case, and the operations of as many programs as run."""
+        return load_of(case, self.harness.most_programs if self.harness.call.watch.launches else 0)
 
     def seconds_of(self, case: Case) -> float:
         """Return about how long a case takes: as the largest before it, and longer as the root of its load, of which
@@ -530,7 +532,7 @@ class Run:
         covering = Covering(self.factors, map(self.plan.sampler.tied, self.judged), triples=thorough)
         covered, feasible = covering.pairs
         untried = [model for model, tried in self.models.items() if not tried]
-        words = f"sizes of {', '.join(untried)}: not tried" if untried else ""
+        words = f"sizes of {', '.join(untried)}: not tried{self.dependent}" if untried else ""
         return Pairs(covered, feasible, "; ".join(filter(None, (covering.left_out, words))))
 
     def reporting(self, phase: str, items: Sequence[T]) -> Iterator[T]:
@@ -654,6 +656,20 @@ def _fuzz(run: Run, name: str) -> None:
         phases.fuzz(run.plan.sampler, examples - done, one)
 
 
+def _triples(run: Run, name: str) -> None:
+    """Try cases of every triple of a size, a distribution and an option that is left, until time is up."""
+    settings = run.plan.settings
+    if not _TRIPLES_SHARE[settings.effort] or not settings.fuzzed:
+        return
+    limit = CpuLimit(run.allowance(_TRIPLES_SHARE, _LARGE_LEAST), thread_clock)
+    cases = phases.triple_cases(run.factors, map(run.plan.sampler.tied, run.judged))
+    for done, case in enumerate(islice(cases, _MOST_TRIPLES), 1):
+        if limit.is_over() or run.ended:
+            break
+        run.attempt(name, case)
+        run.progress(name, done, done)
+
+
 def _over_limit(run: Run, name: str) -> None:
     """Try each series of growing cases until the next case would take too long."""
     most = _TIME_LIMIT / (4 if run.plan.settings.effort == "quick" else 1)
@@ -710,8 +726,10 @@ def _production(run: Run, name: str) -> None:
             else:
                 fits = before - begun + run.seconds_of(case) < _FIRST_SHARES * seconds
             if fits or level < _PRODUCTION_ALWAYS[effort]:
-                with suppress(DependentPrograms):
+                try:
                     run.models[model] |= run.attempt(name, case) is not None
+                except DependentPrograms as error:
+                    run.dependent = f", as {error}"
                 longest = max(longest, thread_clock()[0] - before)
         if cases and not any(run.models.values()):
             break
@@ -770,6 +788,7 @@ PHASES: tuple[tuple[str, Callable[[Run, str], None]], ...] = (
     ("plain_process", _plain_process),
     ("lengths", _lengths),
     ("fuzz", _fuzz),
+    ("triples", _triples),
     ("over_limit", _over_limit),
     ("large_pairs", _large_pairs),
     ("production", _production),

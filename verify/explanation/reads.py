@@ -193,7 +193,8 @@ def _effect(
         moved = (before.golden - after.golden).abs()
         judged = before.judged & after.judged
         changed.append(differ)
-        surely.append(judged & (moved > 4 * (before.pre_store_radius + after.pre_store_radius) + _gap(before.golden)))
+        shows = judged & old.double().isfinite()  # NaN stays NaN, whatever is read
+        surely.append(shows & (moved > 4 * (before.pre_store_radius + after.pre_store_radius) + _gap(before.golden)))
         still.append((before.golden == after.golden) & (before.pre_store_radius == after.pre_store_radius) & judged)
     return _Effect(tuple(changed), tuple(surely), tuple(still))
 
