@@ -72,4 +72,6 @@ def _record(command: list[str], out: Path | None) -> int:
     if out.exists():
         raise SettingError(f"{out} exists; record into a new folder, or remove this one")
     interpreter = sys.executable if Path(command[0]).name == command[0] else command[0]
-    return subprocess.run([interpreter, "-m", "assay.compare.command", str(out), *command[1:]], check=False).returncode
+    return subprocess.run(
+        [interpreter, "-m", "assay.compare.runs.command", str(out), *command[1:]], check=False
+    ).returncode

@@ -10,8 +10,8 @@ from assay.runtime.modules import lazy
 
 if TYPE_CHECKING:
     from assay.compare.comparing import compare
-    from assay.compare.recording import record
     from assay.compare.report import Region, Report
+    from assay.compare.runs.recording import record
 
 __all__ = ["Region", "Report", "compare", "record"]
 

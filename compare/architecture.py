@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.compare.run import Run
+from assay.compare.runs.run import Run
 from assay.configs import table
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from assay.compare.causes import cause_of, suspicion_of
 from assay.compare.errors import CompareError
+from assay.compare.explanation.causes import cause_of, suspicion_of
+from assay.compare.explanation.shares import Shares, log_probabilities
+from assay.compare.explanation.weights import difference_of
 from assay.compare.judging import Evidence, Missing, evidence_of
 from assay.compare.report import Divergence, Region, Report
-from assay.compare.run import Run, Slot
-from assay.compare.shares import Shares, log_probabilities
+from assay.compare.runs.run import Run, Slot
 from assay.compare.structure import Parameter, Plan, Structure
-from assay.compare.weights import difference_of
 from assay.runtime.errors import AssayError, one_line
 from assay.runtime.tensors import same_bits
 from assay.verify.contract import Contract, contract_from_table

@@ -112,20 +112,31 @@ def attention(
 
 
 def stepwise_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, heads: int, groups: int, scale: float, window: int = 0, softcap: float = 0.0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    heads: int,
+    groups: int,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    ahead: int = 0,
 ) -> Tensor:
-    """Return `attention` operation by operation, each stored in the tensors' dtype, as transformers' eager
-    attention."""
+    """Return `attention` operation by operation, each stored in the tensors' dtype, as transformers' eager attention.
+
+    A query sees ``ahead`` keys behind its own.
+    """
     length = len(q)
     q, k, v = (x.reshape(length, count, -1).transpose(0, 1) for x, count in ((q, heads), (k, groups), (v, groups)))
     k, v = (x.repeat_interleave(heads // groups, 0) for x in (k, v))
-    mask = torch.ones(length, length, dtype=torch.bool).tril()
+    mask = torch.ones(length, length, dtype=torch.bool).tril(min(ahead, length))
     if window:
         mask = mask & torch.ones(length, length, dtype=torch.bool).triu(1 - window)
     scores = q @ k.mT * scale
     if softcap:
         scores = torch.tanh(scores / softcap) * softcap
-    weights = wide(scores.masked_fill(~mask, -math.inf)).softmax(-1).to(q.dtype)
+    weights = wide(scores.masked_fill(~mask, torch.finfo(scores.dtype).min)).softmax(-1).to(q.dtype)
     return (weights @ v).transpose(0, 1).reshape(length, -1)
 
 
@@ -220,29 +231,65 @@ def gated_delta_rule(
     A causal convolution with SiLU, then o_t = q_t S_t / sqrt(D), S_t = e^g S_(t-1) + beta k (v - e^g k S_(t-1)), of
     keys and queries of length one, with g = -exp(A_log) softplus(a + dt_bias) (Yang, Kautz & Hatamizadeh, 2024).
     """
+    parts = delta_parts(
+        *(qkvz, ba, convolution, a_log, dt_bias),
+        key_heads=key_heads,
+        value_heads=value_heads,
+        key_width=key_width,
+        value_width=value_width,
+    )
+    return delta_steps(*parts).to(qkvz.dtype)
+
+
+def delta_parts(
+    qkvz: Tensor,
+    ba: Tensor,
+    convolution: Tensor,
+    a_log: Tensor,
+    dt_bias: Tensor,
+    *,
+    key_heads: int,
+    value_heads: int,
+    key_width: int,
+    value_width: int,
+    activated: bool = True,
+    normalised: str = "qk",
+) -> tuple[Tensor, ...]:
+    """Return queries, keys, values [T, value_heads, D], beta and e^g [T, value_heads] of `gated_delta_rule`."""
     length, shared = len(qkvz), value_heads // key_heads
-    qkvz = qkvz.reshape(length, key_heads, -1)
-    ba = ba.reshape(length, key_heads, 2 * shared)
-    q, k, v, _ = torch.split(qkvz, [key_width, key_width, shared * value_width, shared * value_width], -1)
-    mixed = torch.cat([x.reshape(length, -1) for x in (q, k, v)], -1)
+    groups, ba = qkvz.reshape(length, key_heads, -1), ba.reshape(length, key_heads, 2 * shared)
+    parts = torch.split(groups, [key_width, key_width, shared * value_width, shared * value_width], -1)
+    mixed = torch.cat([x.reshape(length, -1) for x in parts[:3]], -1)
     taps = convolution.reshape(mixed.shape[1], -1)
     before = torch.cat([mixed.new_zeros(taps.shape[1] - 1, mixed.shape[1]), mixed])
-    mixed = F.silu(total(*(before[tap : tap + length] * taps[:, tap] for tap in range(taps.shape[1]))))
+    mixed = total(*(before[tap : tap + length] * taps[:, tap] for tap in range(taps.shape[1])))
+    mixed = F.silu(mixed) if activated else mixed
     q, k, v = torch.split(mixed, [key_heads * key_width, key_heads * key_width, value_heads * value_width], -1)
     q, k = (x.reshape(length, key_heads, key_width) for x in (q, k))
-    q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
+    q, k = (
+        x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) if name in normalised else x
+        for name, x in (("q", q), ("k", k))
+    )
     q, k = (wide(x.repeat_interleave(shared, 1)) for x in (q, k))
-    v = wide(v.reshape(length, value_heads, value_width))
     beta = wide(ba[..., :shared].reshape(length, value_heads).sigmoid())
-    decay = (-wide(a_log).exp() * F.softplus(wide(ba[..., shared:].reshape(length, value_heads)) + dt_bias)).exp()
-    state = q.new_zeros(value_heads, key_width, value_width)
-    outputs = []
+    step = F.softplus(wide(ba[..., shared:].reshape(length, value_heads)) + dt_bias)
+    return q, k, wide(v.reshape(length, value_heads, value_width)), beta, (-wide(a_log).exp() * step).exp()
+
+
+def delta_steps(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor, *, subtracts: bool = True, restart: int = 0
+) -> Tensor:
+    """Return the recurrence's outputs [T, heads * Dv]; ``restart``: the state is zero again every so many steps."""
+    length, heads, width = q.shape
+    state, outputs = q.new_zeros(heads, width, v.shape[-1]), []
     for step in range(length):
+        if restart and step % restart == 0:
+            state = torch.zeros_like(state)
         state = state * decay[step][:, None, None]
-        missing = (v[step] - (k[step][:, None] @ state)[:, 0]) * beta[step][:, None]
-        state = state + k[step][:, :, None] * missing[:, None, :]
-        outputs.append((q[step][:, None] @ state)[:, 0] * key_width**-0.5)
-    return torch.stack(outputs).reshape(length, -1).to(qkvz.dtype)
+        missing = v[step] - (k[step][:, None] @ state)[:, 0] if subtracts else v[step]
+        state = state + k[step][:, :, None] * (missing * beta[step][:, None])[:, None, :]
+        outputs.append((q[step][:, None] @ state)[:, 0] * width**-0.5)
+    return torch.stack(outputs).reshape(length, -1)
 
 
 def first_halves(q_and_gate: Tensor, *, heads: int) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from assay.compare import definitions
-from assay.compare.run import INPUTS, OUTPUTS, Run, Slot
+from assay.compare.runs.run import INPUTS, OUTPUTS, Run, Slot
 from assay.compare.structure import Parameter, Plan
 from assay.formats.format import format_named
 from assay.golden.arithmetic import BallArithmetic

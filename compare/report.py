@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,7 +74,7 @@ class Report:
     """The comparison of two runs. ``explained``: the sum of the regions' shares, 1 where all of the difference is
     found.
 
-    ``interval``: 95 % of what the sum is, over groups of tokens. ``settings``: differences of the runs' configurations
+    ``settings``: differences of the runs' configurations
     and switches. ``unmatched``: what could not be compared, first to be read.
     """
 
@@ -82,7 +83,6 @@ class Report:
     regions: list[Region] = field(default_factory=list)
     divergence: Divergence | None = None
     explained: float | None = None
-    interval: tuple[float, float] | None = None
     settings: list[str] = field(default_factory=list)
     unmatched: list[str] = field(default_factory=list)
 
@@ -110,19 +110,21 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain data; the schema is assay/compare/report.schema.json."""
         first = self.first_beyond
-        return {
-            "version": 1,
-            "run_a": self.run_a,
-            "run_b": self.run_b,
-            "verdict": self.verdict,
-            "first_beyond": None if first is None else first.name,
-            "divergence": None if self.divergence is None else vars(self.divergence),
-            "explained": self.explained,
-            "interval": None if self.interval is None else list(self.interval),
-            "settings": self.settings,
-            "unmatched": self.unmatched,
-            "regions": [vars(region) for region in self.regions],
-        }
+        content: dict[str, Any] = _finite(
+            {
+                "version": 1,
+                "run_a": self.run_a,
+                "run_b": self.run_b,
+                "verdict": self.verdict,
+                "first_beyond": None if first is None else first.name,
+                "divergence": None if self.divergence is None else vars(self.divergence),
+                "explained": self.explained,
+                "settings": self.settings,
+                "unmatched": self.unmatched,
+                "regions": [vars(region) for region in self.regions],
+            }
+        )
+        return content
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -148,8 +150,7 @@ class Report:
             out.append(f"and {len(beyond) - 8} more regions beyond")
         shares = sorted((r for r in self.regions if r.share is not None), key=lambda r: -abs(r.share or 0.0))
         if shares and self.explained is not None:
-            interval = "" if self.interval is None else f" ({self.interval[0]:.0%} to {self.interval[1]:.0%})"
-            out.append(f"the regions' own errors explain {self.explained:.0%} of the difference{interval}; most of it:")
+            out.append(f"the regions' own errors explain {self.explained:.0%} of the difference; most of it:")
             out += [f"  {region.share:+.1%}  {region.name} ({region.kind})" for region in shares[:6]]
             out += [f"  {words}" for words in self.by_kind()]
         return out
@@ -162,6 +163,15 @@ class Report:
                 shares[region.kind] = shares.get(region.kind, 0.0) + region.share
         ordered = sorted(shares.items(), key=lambda pair: -abs(pair[1]))
         return [f"{share:+.1%}  all of kind {kind}" for kind, share in ordered if abs(share) >= 5e-3]
+
+
+def _finite(value: Any) -> Any:
+    """Return plain data with null for infinities and NaN, which JSON doesn't have."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def in_words(region: Region) -> str:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from assay.compare.architecture import Architecture
-from assay.compare.run import INPUTS, OUTPUTS, Run, Slot
+from assay.compare.runs.run import INPUTS, OUTPUTS, Run, Slot
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
 """`assay compare`: a script recorded in a process of its own, two runs compared, the gate, the page, equal bits."""
 
 import json
+from importlib.resources import files
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from assay.cli.main import main
@@ -42,6 +44,9 @@ def test_a_faulty_run_is_named_and_the_page_written(
     assert "run a is right: run b leaves its bounds" in text
     assert "layers.0.self_attn.attention" in text
     content = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    jsonschema.validate(
+        content, json.loads((files("assay.compare") / "report.schema.json").read_text(encoding="utf-8"))
+    )
     assert content["first_beyond"] == "layers.0.self_attn.attention"
     page = (out / "index.html").read_text(encoding="utf-8")
     assert "layers.0.self_attn.attention" in page

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from assay.compare.run import Run
+from assay.compare.runs.run import Run
 from assay.compare.structure import Parameter
 
 _QUANTISED = 0.2

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.compare.errors import RecordingError
-from assay.compare.tensor_store import TensorWriter
+from assay.compare.runs.tensor_store import TensorWriter
 from assay.runtime.results import installed_version
 
 VERSION = 1

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from assay.compare.errors import RecordingError
-from assay.compare.recording import EVENTS, MANIFEST, VERSION
-from assay.compare.tensor_store import TensorReader
+from assay.compare.runs.recording import EVENTS, MANIFEST, VERSION
+from assay.compare.runs.tensor_store import TensorReader
 from assay.configs import table
 
 INPUTS, OUTPUTS = "inputs", "outputs"

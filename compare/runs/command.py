@@ -1,6 +1,6 @@
 """The process of `assay compare record`: runs a script of the user's and records the first model that takes token ids.
 
-Called as ``python -m assay.compare.command OUT SCRIPT ARGUMENTS``, or with ``-m MODULE`` for the script.
+Called as ``python -m assay.compare.runs.command OUT SCRIPT ARGUMENTS``, or with ``-m MODULE`` for the script.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.compare.errors import RecordingError
-from assay.compare.recording import record
+from assay.compare.runs.recording import record
 from assay.runtime.errors import AssayError
 
 

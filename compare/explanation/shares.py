@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from assay.compare.judging import Missing, in_float64, inputs_of, outputs_of
-from assay.compare.run import Run, Slot
+from assay.compare.runs.run import Run, Slot
 from assay.compare.structure import Plan, Structure
 
 

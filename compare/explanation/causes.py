@@ -6,29 +6,30 @@ error, or what the run's own dtypes explain, on the tokens that are wrong.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from assay.compare.changes import (
+from assay.compare.explanation.changed import (
     Change,
     Results,
     argument_name,
-    changes_of,
     elsewhere,
     rounded,
     rounded_throughout,
     scaled_to,
     with_inputs,
     with_rounded_inputs,
-    with_rounded_result,
 )
+from assay.compare.explanation.changes import changes_of
 from assay.compare.judging import Evidence
-from assay.compare.run import Slot
+from assay.compare.runs.run import Slot
 
 _FORMATS = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 _SECONDS = 10.0  # of processor time for a region's cause
@@ -41,13 +42,9 @@ def cause_of(evidence: Evidence) -> str:
     begun = time.process_time()
     with torch.no_grad():
         best: tuple[float, str] = (1.0, "")
-        for words, make in _candidates(evidence):
+        for words, results in _evaluated(_candidates(evidence)):
             if time.process_time() - begun > _SECONDS:
                 break
-            try:
-                results = make()
-            except _REFUSED:
-                continue
             left = _left(evidence, results)
             if left < 0.5 * best[0]:  # a later candidate must be clearly better
                 best = left, words
@@ -64,11 +61,7 @@ def suspicion_of(evidence: Evidence) -> str:
     explain nearly all.
     """
     with torch.no_grad():
-        for words, make in changes_of(evidence):
-            try:
-                results = make()
-            except _REFUSED:
-                continue
+        for words, results in _evaluated(changes_of(evidence)):
             share, sigmas = _lean(evidence, results)
             if (
                 abs(share - 1) < _NEAR
@@ -79,7 +72,12 @@ def suspicion_of(evidence: Evidence) -> str:
     return ""
 
 
-_REFUSED = (RuntimeError, ValueError, IndexError, TypeError)  # what a change raises that these shapes don't admit
+def _evaluated(changes: Iterator[Change]) -> Iterator[Change]:
+    """Yield changes up to one that these shapes don't admit."""
+    with contextlib.suppress(RuntimeError, ValueError, IndexError, TypeError):
+        yield from changes
+
+
 _ROUNDS = re.compile("FP8|rounded")
 
 
@@ -128,47 +126,42 @@ def _left(evidence: Evidence, results: Results) -> float:
 
 
 def _candidates(evidence: Evidence) -> Iterator[Change]:
-    plan = evidence.plan
+    plan, given = evidence.plan, evidence.given[0].dtype
     yield from changes_of(evidence)
     slots = [
         index
         for index, what in enumerate(plan.inputs)
         if isinstance(what, Slot) and len(plan.inputs) > 1 and evidence.inputs[0][index].is_floating_point()
     ]
+    names = {index: argument_name(evidence, index) for index in slots}
     for format in _FORMATS:
         name = str(format).removeprefix("torch.")
-        given = evidence.given[0].dtype
         if given.itemsize <= format.itemsize and format.itemsize == 2:
-            if given == format and plan.definition in ("rmsnorm", "gated_rmsnorm", "log_softmax", "router_logits"):
+            if given == format and plan.definition in _WITH_FLOAT32:
                 yield f"computed in {name} throughout, not in float32", rounded_throughout(evidence, format)
             continue
         yield f"operands and result rounded to {name}", with_rounded_inputs(evidence, format, result=True)
         yield f"operands rounded to {name}", with_rounded_inputs(evidence, format, result=False)
-        yield f"result rounded to {name}", with_rounded_result(evidence, format)
-        for index in slots:
-            label = argument_name(evidence, index)
-            yield f"{label} rounded to {name}", with_rounded_inputs(evidence, format, result=False, only=index)
-            if format.itemsize == 1:
-                for words, axes in (("tensor", ()), ("token", (-1,))):
-                    change = scaled_to(format, axes)
-                    yield f"{label} in {name} with a scale for each {words}", with_inputs(evidence, {index: change})
-    if {"k", "v"} <= {argument_name(evidence, index) for index in slots}:
-        both = [index for index in slots if argument_name(evidence, index) in ("k", "v")]
-        for format in (torch.float8_e4m3fn, torch.float8_e5m2):
-            name = str(format).removeprefix("torch.")
-            for words, change in (
-                ("", lambda x, f=format: rounded(x, f)),
-                (" with a scale for each tensor", scaled_to(format, ())),
-                (" with a scale for each token", scaled_to(format, (-1,))),
-            ):
-                yield (
-                    f"keys and values of the cache in {name}{words}",
-                    with_inputs(evidence, dict.fromkeys(both, change)),
-                )
+        yield f"result rounded to {name}", [rounded(golden, format) for golden in evidence.golden]
+        roundings = {"": partial(rounded, format=format)}
+        if format.itemsize == 1:
+            roundings[" with a scale for each tensor"] = partial(scaled_to, format=format)
+            roundings[" with a scale for each token"] = partial(scaled_to, format=format, axes=(-1,))
+        for words, change in roundings.items():
+            for index in slots:
+                yield f"{names[index]} rounded to {name}{words}", with_inputs(evidence, {index: change})
+            cached = [index for index in slots if names[index] in ("k", "v")]
+            if len(cached) == 2:
+                changed = with_inputs(evidence, dict.fromkeys(cached, change))
+                yield f"keys and values of the cache in {name}{words}", changed
     for index in slots:
-        yield f"{argument_name(evidence, index)} taken as zero", with_inputs(evidence, {index: torch.zeros_like})
-        yield f"{argument_name(evidence, index)} counted twice", with_inputs(evidence, {index: lambda x: 2 * x})
+        yield f"{names[index]} taken as zero", with_inputs(evidence, {index: torch.zeros_like})
+        yield f"{names[index]} counted twice", with_inputs(evidence, {index: partial(torch.mul, other=2)})
     yield from elsewhere(evidence)
+
+
+_WITH_FLOAT32 = ("rmsnorm", "gated_rmsnorm", "log_softmax", "router_logits")
+"""Definitions that compute in float32 whatever the tensors are in."""
 
 
 def _format_by_size(evidence: Evidence) -> str:
@@ -181,29 +174,15 @@ def _format_by_size(evidence: Evidence) -> str:
     for format in (torch.bfloat16, torch.float16):
         if evidence.given[0].dtype.itemsize <= format.itemsize or not size:
             continue
-        for part, make in (
-            ("", rounded_throughout(evidence, format)),
-            (" but for its float32", _eager(evidence, format)),
-        ):
-            try:
-                results = make()
-            except _REFUSED:
-                continue
+        for keeps, part in ((False, ""), (True, " but for its float32")):
+            results = rounded_throughout(evidence, format, keeps_float32=keeps)
             errors = [result - golden for result, golden in zip(results, evidence.golden, strict=True)]
             usual = float(torch.cat([error.reshape(-1) for error in errors]).pow(2).mean().sqrt())
             apart = abs(math.log(usual / size)) if usual else math.inf
             if apart < found[0]:
                 name = str(format).removeprefix("torch.")
-                found = (
-                    apart,
-                    f"errors as large as of the same operations in {name}{part}: operands or parts are rounded to it",
-                )
+                found = apart, f"errors as large as of {name}{part}: operands or parts are rounded to it"
     return found[1]
-
-
-def _eager(evidence: Evidence, format: torch.dtype) -> Callable[[], Results]:
-    """The definition by PyTorch on tensors of a format, with the float32 that it asks for."""
-    return rounded_throughout(evidence, format, keeps_float32=True)
 
 
 def _relation(evidence: Evidence) -> str:

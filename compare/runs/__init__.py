@@ -1,0 +1,1 @@
+"""A run on disk: `record` writes it, `Run` reads it as whole sequences."""
