@@ -1,9 +1,10 @@
 """The whole numbers with which a kernel's source compares sizes: where another path may begin.
 
-Comparisons (of ``n > 64`` the size 65), moduli, shifts and masks (``n % 4096``, ``n >> 12``, ``n & 63``), ranges,
-``min`` and ``max``, keys of tables, ``match`` and defaults of parameters count, and the tables and names of the module
-that these use. A module-level tuple or list of whole numbers is a table too (buckets of a dispatcher). Comparisons that
-one condition joins may hold together only where each of their sizes is that of its own symbol: they are joint.
+Comparisons (of ``n > 64`` the size 65), moduli, quotients, shifts and masks (``n % 4096``, ``n // 128``, ``n >> 12``,
+``n & 63``), ends of slices, ranges, ``min`` and ``max``, keys of tables, ``match`` and defaults of parameters count,
+and the tables and names of the module that these use. A module-level tuple or list of whole numbers is a table too
+(buckets of a dispatcher). Comparisons that one condition joins may hold together only where each of their sizes is that
+of its own symbol: they are joint.
 """
 
 from __future__ import annotations
@@ -46,19 +47,30 @@ Joint = tuple[Compared, Compared]
 def joint_constants(ran: Mapping[str, Iterable[int]]) -> list[Joint]:
     """Return the pairs of constants from 1 to `LARGEST` that one condition compares, of the functions that ``ran``.
 
-    Of ``rows == 1 and n > 4096`` that is ("rows", 1) with ("n", 4097). ``ran`` is as in `compared_constants`.
+    Of ``rows == 1 and n > 4096`` that is ("rows", 1) with ("n", 4097). Two indices that a sum makes one are a pair too:
+    of ``i // 128 * width + j // 128`` 129 with 129. ``ran`` is as in `compared_constants`.
     """
     results: dict[Joint, None] = {}
     for file, lines in ran.items():
         starts = set(lines)
         for start, node, names in _functions(file):
             for condition in ast.walk(node) if start in starts else ():
-                if not isinstance(condition, ast.BoolOp):
+                if isinstance(condition, ast.BoolOp):
+                    parts = [list(_compared(part, names)) for part in condition.values]
+                elif isinstance(condition, ast.BinOp) and isinstance(condition.op, ast.Add):
+                    parts = [list(_wrapped(part, names)) for part in (condition.left, condition.right)]
+                else:
                     continue
-                parts = [list(_compared(part, names)) for part in condition.values]
                 for one, other in combinations([each for each in parts if each], 2):
                     results.update(dict.fromkeys(product(one, other)))
     return list(results)
+
+
+def _wrapped(part: ast.AST, names: Mapping[str, tuple[int, ...]]) -> Iterator[Compared]:
+    """Yield the sizes at which the indices of a term wrap around."""
+    for node in ast.walk(part):
+        if isinstance(node, ast.BinOp):
+            yield from (("", number) for number in _of_wrapping(node, names))
 
 
 def _compared(part: ast.AST, names: Mapping[str, tuple[int, ...]]) -> Iterator[Compared]:
@@ -121,8 +133,10 @@ def _of_function(function: ast.AST, names: Mapping[str, tuple[int, ...]]) -> Ite
     for node in ast.walk(function):
         if isinstance(node, ast.Compare):
             yield from _of_comparison(node, names)
-        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod | ast.RShift | ast.BitAnd):
+        elif isinstance(node, ast.BinOp):
             yield from _of_wrapping(node, names)
+        elif isinstance(node, ast.Slice) and node.upper is not None and node.step is None:
+            yield from _beginnings(node.upper, names, beyond=True)
         elif isinstance(node, ast.Call) and _name(node.func) in _COMPARING:
             for part in node.args:
                 yield from _numbers(part, names)
@@ -143,10 +157,13 @@ def _of_comparison(node: ast.Compare, names: Mapping[str, tuple[int, ...]]) -> I
 
 
 def _of_wrapping(node: ast.BinOp, names: Mapping[str, tuple[int, ...]]) -> Iterator[int]:
-    """Yield the sizes at which an index wraps around: one more than n of ``% n``, ``>> log2 n`` and ``& (n - 1)``.
+    """Yield the sizes at which an index wraps around: one more than n of ``% n``, ``// n``, ``>> log2 n`` and ``& (n -
+    1)``; none of another operation.
 
     Small ones are sizes of ordinary cases.
     """
+    if not isinstance(node.op, ast.Mod | ast.FloorDiv | ast.RShift | ast.BitAnd):
+        return
     for number in _numbers(node.right, names):
         if isinstance(node.op, ast.RShift):
             number = 1 << number if 0 <= number <= _LONGEST_SHIFT else 0
