@@ -102,11 +102,13 @@ def _compared(first: Run, second: Run, authority: Run, contract: str | Contract)
         reorder_heads(authority, run)
     structure = Structure(authority, first, second)
     folded = {run: folded_weights(structure, authority, run) for run in {first, second} - {authority}}
+    sums = {plan.outputs[0]: plan for plan in structure.plans if plan.kind == "residual"}
+    sums |= {slot: sums[source] for slot, source in structure.sources.items() if source in sums}
     report = Report(str(first.folder), str(second.folder), settings=_settings(first, second))
     judged = []
     for plan in structure.plans:
         judged += _links(plan, structure, first, second, authority)
-        judged.append(_judge(plan, first, second, authority, promise, folded))
+        judged.append(_judge(plan, first, second, authority, promise, folded, sums))
     report.regions = [each.region for each in judged]
     report.unmatched = _unmatched(structure, judged)
     _measure(report, structure, judged, first, second)
@@ -167,6 +169,7 @@ def _judge(
     authority: Run,
     contract: Contract,
     folded: Mapping[Run, Container[Parameter]] = MappingProxyType({}),
+    sums: Mapping[Slot, Plan] | None = None,
 ) -> _Judged:
     judged = _Judged(plan, Region(plan.name, plan.kind))
     region, differences, suspicions = judged.region, [], {}
@@ -180,8 +183,8 @@ def _judge(
         ]
         changed = [words for words in differing if words.is_fault]
         try:
-            plan = _with_own_frequencies(plan, run)
-            evidence = evidence_of(plan, run, contract, authority if changed else _weights(plan, run, authority))
+            own = _with_own_sum(_with_own_frequencies(plan, run), run, sums or {})
+            evidence = evidence_of(own, run, contract, authority if changed else _weights(own, run, authority))
         except Missing as missing:
             region.where = region.where or f"run {side}: {missing}"
             continue
@@ -216,6 +219,14 @@ def _with_own_frequencies(plan: Plan, run: Run) -> Plan:
     if own is None or not isinstance(stated, Tensor) or not torch.equal(stated.to(own.dtype), own):
         return plan
     return replace(plan, inputs=(plan.inputs[0], own))
+
+
+def _with_own_sum(plan: Plan, run: Run, sums: Mapping[Slot, Plan]) -> Plan:
+    """Return a norm's region with the sum before it, in a run whose norm adds: the sum needn't be stored."""
+    x = plan.inputs[0]
+    if plan.definition != "rmsnorm" or not isinstance(x, Slot) or x.module not in run.adding or x not in sums:
+        return plan
+    return replace(plan, definition="added_rmsnorm", inputs=(plan.inputs[1], *sums[x].inputs))
 
 
 def _weights(plan: Plan, run: Run, authority: Run) -> Run:

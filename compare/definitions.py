@@ -36,6 +36,11 @@ def rmsnorm(x: Tensor, weight: Tensor, *, eps: float, offset: float = 0.0) -> Te
     return (weight * normed.to(x.dtype)).reshape(x.shape)
 
 
+def added_rmsnorm(weight: Tensor, *terms: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """Return `rmsnorm` of a sum, which may be stored first or not."""
+    return rmsnorm(total(*terms), weight, eps=eps, offset=offset)
+
+
 def layernorm(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, eps: float) -> Tensor:
     """Return (x - mean) / sqrt(var + eps) * weight + bias along the last axis of x [T, N]."""
     return F.layer_norm(x, weight.shape, weight, bias, eps)

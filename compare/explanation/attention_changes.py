@@ -39,6 +39,8 @@ def of_rotary(evidence: Evidence) -> Iterator[Change]:
         if other:
             turned = [_neighbours(x, count, *tables) for x, count in zip((q, k), counts, strict=True)]
             yield f"rotary pairing: {words}, in their own places", turned
+        ends = [_last_rotated(x, count, *tables) for x, count in zip((q, k), counts, strict=True)]
+        yield "partial rotary embedding: the last features of each head are rotated, not the first", ends
         yield "only keys are rotated", [q, evidence.golden[1]]
         yield "only queries are rotated", [evidence.golden[0], k]
     changed = with_inputs(evidence, {cos: torch.ones_like, sin: torch.zeros_like})
@@ -48,7 +50,7 @@ def of_rotary(evidence: Evidence) -> Iterator[Change]:
         change = partial(_shifted, earlier=earlier)
         yield f"positions are {words}", with_inputs(evidence, {cos: change, sin: change})
     yield "all positions are the first", with_inputs(evidence, {cos: _first, sin: _first})
-    angles, scale = _angles(*(evidence.inputs[0][index].double() for index in (cos, sin)))
+    angles, scale = rotation_of(*(evidence.inputs[0][index].double() for index in (cos, sin)))
     for factor in (2.0, 0.5, 4.0, 0.25, 8.0, 16.0, 32.0):
         one, other_one = _tables(angles / factor, scale)
         yield f"frequencies divided by {factor:g}", with_inputs(evidence, {cos: one, sin: other_one})
@@ -67,6 +69,13 @@ def _neighbours(x: Tensor, heads: int, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([turned, rows[..., width:]], -1).reshape(x.shape)
 
 
+def _last_rotated(x: Tensor, heads: int, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the last features of each head by the tables' width."""
+    rows, width = x.reshape(len(x), heads, -1), cos.shape[-1]
+    turned = definitions.rotated(rows[..., -width:].reshape(len(x), -1), cos, sin, heads=heads)
+    return torch.cat([rows[..., :-width], turned.reshape(len(x), heads, width)], -1).reshape(x.shape)
+
+
 def _first(x: Tensor) -> Tensor:
     return x[:1].expand_as(x)
 
@@ -76,7 +85,7 @@ def _shifted(x: Tensor, *, earlier: bool) -> Tensor:
     return torch.cat([x[:1], x[:-1]]) if earlier else torch.cat([x[1:], x[-1:]])
 
 
-def _angles(cos: Tensor, sin: Tensor) -> tuple[Tensor, float]:
+def rotation_of(cos: Tensor, sin: Tensor) -> tuple[Tensor, float]:
     """Return the angles of one position [R] and the factor of cosines, from tables of consecutive positions."""
     turns = torch.complex(cos, sin)
     return torch.angle(turns[min(1, len(turns) - 1)] / turns[0]), float(turns.abs().mean())

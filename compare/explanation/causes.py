@@ -207,7 +207,8 @@ def _relation(evidence: Evidence) -> str:
             return f"the result times {factor:.6g}"
         for shift in (1, -1):
             if len(golden) > 1 and fits(golden.roll(shift, 0)[wrong]):
-                return f"each token has the result of the {'one before' if shift > 0 else 'next one'}"
+                words = f"each token has the result of the {'one before' if shift > 0 else 'next one'}"
+                return f"positions: {words}" if evidence.plan.kind == "rotary" else words
         width = golden.shape[1]
         for parts in (2, 4, 8, 16, 32):
             if width % parts == 0 and (order := _order(given.double(), golden, parts)) is not None:

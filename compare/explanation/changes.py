@@ -8,13 +8,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from assay.compare import definitions
-from assay.compare.explanation.attention_changes import of_attention, of_cache, of_delta_rule, of_rotary
+from assay.compare.explanation.attention_changes import (
+    of_attention,
+    of_cache,
+    of_delta_rule,
+    of_rotary,
+    rotation_of,
+)
 from assay.compare.explanation.changed import Change, doubles, exchanged, rounded, with_inputs, with_options
 from assay.compare.judging import Evidence
 
@@ -228,6 +235,14 @@ def _of_table(evidence: Evidence) -> Iterator[Change]:
             changed = list(definitions.rotary_table(positions, plain, **{**evidence.plan.options, **options, **_WIDE}))
             yield f"rope theta {base:g}, {words}", changed
     yield "the factor of cosines and sines is missing", with_options(evidence, scale=1.0)
+    given = [each.double() for each in evidence.given]
+    angles, scale = rotation_of(*given)
+    own = angles[: len(frequencies)] / max(float(positions[min(1, len(positions) - 1)] - positions[0]), 1.0)
+    ratio = own / frequencies
+    words = f"from {float(ratio.min()):.3g} to {float(ratio.max()):.3g} times those of the configuration"
+    options = {**evidence.plan.options, **_WIDE, "scale": scale}
+    changed = list(definitions.rotary_table(positions, own, **options))
+    yield f"other frequencies, {words}: another theta, YaRN factor or scaling", changed
     for shift, words in ((1, "one too large"), (-1, "one too small")):
         moved = (positions + shift).clamp(min=0)
         yield (
@@ -236,7 +251,7 @@ def _of_table(evidence: Evidence) -> Iterator[Change]:
         )
 
 
-_WIDE = {"dtype": "float64"}
+_WIDE: dict[str, Any] = {"dtype": "float64"}
 
 _CHANGES: dict[str, Callable[[Evidence], Iterator[Change]]] = {
     "embedding": _of_embedding,

@@ -91,6 +91,7 @@ class Run:
         self._orders: dict[tuple[str, str], Tensor] = {}
         self.calls = self._read_calls(events, names)
         self._split_fused()
+        self.adding = self._separate_sums()
         self.sequences = self._read_sequences()
 
     def _read_calls(self, events: list[dict[str, Any]], names: Mapping[str, str]) -> list[Call]:
@@ -145,6 +146,29 @@ class Run:
             for event in call.events.get(fused, ()):
                 outputs = {key: {**each, "part": (start, stop)} for key, each in event[OUTPUTS].items()}
                 call.events[name].append({**event, "module": name, OUTPUTS: outputs})
+
+    def _separate_sums(self) -> set[str]:
+        """Show norms that add the residual first, as engines fuse them, and their layers as if the sum came before.
+
+        Such a norm takes a block's output and the residual and gives what it normed and the sum. Return these norms.
+        """
+        found: set[str] = set()
+        for call in self.calls:
+            sums: dict[str, Any] = {}
+            for module, events in call.events.items():
+                for event in events if "norm" in module.rpartition(".")[2] else ():
+                    given = [each for each in event[OUTPUTS].values() if each["dtype"].startswith(("float", "bfloat"))]
+                    if len(given) == 2 and given[0]["shape"] == given[1]["shape"]:
+                        sums[module] = given[1]
+                        events[:] = [{INPUTS: {"hidden_states": given[1]}, OUTPUTS: {"0": given[0]}}]
+                        break
+            found |= sums.keys()
+            for layer in [name for name in call.events if re.fullmatch(r"layers\.\d+", name)]:
+                begin = sums.get(f"{layer}.input_layernorm")
+                end = sums.get(f"layers.{int(layer[7:]) + 1}.input_layernorm", sums.get("norm"))
+                if begin is not None and end is not None:
+                    call.events[layer] = [{INPUTS: {"hidden_states": begin}, OUTPUTS: {"0": end}}]
+        return found
 
     def _read_sequences(self) -> list[list[Piece]]:
         """Return the pieces of each sequence: a call without anything in its cache begins new ones."""
