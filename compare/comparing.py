@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Container, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
+from assay.compare.alignment import folded_weights, reorder_heads
 from assay.compare.errors import CompareError
 from assay.compare.explanation.causes import cause_of, suspicion_of
 from assay.compare.explanation.shares import Shares, log_probabilities
@@ -20,6 +24,7 @@ from assay.compare.runs.run import Run, Slot
 from assay.compare.structure import Parameter, Plan, Structure
 from assay.runtime.errors import AssayError, one_line
 from assay.runtime.tensors import same_bits
+from assay.verify.comparison.oracle import one_thread
 from assay.verify.contract import Contract, contract_from_table
 
 _CLIP = 0.2
@@ -32,6 +37,11 @@ _SETTINGS_LEFT_OUT = {
     "_attn_implementation",
     "dtype",
 }
+
+
+_REFUSED = (RuntimeError, ValueError, TypeError, IndexError, AssayError)
+"""What a definition raises on shapes that it hasn't."""
+_SMALL = 1 << 26  # parameters of a model whose tensors are too small for several threads
 
 
 @dataclass
@@ -82,13 +92,21 @@ def compare(
     first, second = Run(a), Run(b)
     authority = first if weights is None else Run(weights)
     _match_sequences(*dict.fromkeys((first, second, authority)))
+    with one_thread() if first.parameters < _SMALL else nullcontext():
+        return _compared(first, second, authority, contract)
+
+
+def _compared(first: Run, second: Run, authority: Run, contract: str | Contract) -> Report:
     promise = contract if isinstance(contract, Contract) else contract_from_table({"base": contract})
+    for run in {first, second} - {authority}:
+        reorder_heads(authority, run)
     structure = Structure(authority, first, second)
-    report = Report(str(a), str(b), settings=_settings(first, second))
+    folded = {run: folded_weights(structure, authority, run) for run in {first, second} - {authority}}
+    report = Report(str(first.folder), str(second.folder), settings=_settings(first, second))
     judged = []
     for plan in structure.plans:
         judged += _links(plan, structure, first, second, authority)
-        judged.append(_judge(plan, first, second, authority, promise))
+        judged.append(_judge(plan, first, second, authority, promise, folded))
     report.regions = [each.region for each in judged]
     report.unmatched = _unmatched(structure, judged)
     _measure(report, structure, judged, first, second)
@@ -142,12 +160,23 @@ def _settings(a: Run, b: Run) -> list[str]:
     return found
 
 
-def _judge(plan: Plan, a: Run, b: Run, authority: Run, contract: Contract) -> _Judged:
+def _judge(
+    plan: Plan,
+    a: Run,
+    b: Run,
+    authority: Run,
+    contract: Contract,
+    folded: Mapping[Run, Container[Parameter]] = MappingProxyType({}),
+) -> _Judged:
     judged = _Judged(plan, Region(plan.name, plan.kind))
     region, differences, suspicions = judged.region, [], {}
     for run, side in ((a, "a"), (b, "b")):
         differing = [
-            words for each in plan.inputs if type(each) is Parameter and (words := difference_of(each, authority, run))
+            words
+            for each in plan.inputs
+            if type(each) is Parameter
+            and each not in folded.get(run, ())
+            and (words := difference_of(each, authority, run))
         ]
         changed = [words for words in differing if words.is_fault]
         try:
@@ -156,13 +185,7 @@ def _judge(plan: Plan, a: Run, b: Run, authority: Run, contract: Contract) -> _J
         except Missing as missing:
             region.where = region.where or f"run {side}: {missing}"
             continue
-        except (
-            RuntimeError,
-            ValueError,
-            TypeError,
-            IndexError,
-            AssayError,
-        ) as error:  # shapes that the definition has not
+        except _REFUSED as error:
             region.where = region.where or f"run {side}: {plan.definition} can't be evaluated on it ({one_line(error)})"
             continue
         setattr(judged, side, evidence)

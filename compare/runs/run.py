@@ -88,6 +88,7 @@ class Run:
         names = canonical_names(self.manifest["modules"])
         self.modules: dict[str, dict[str, Any]] = {names[name]: each for name, each in self.manifest["modules"].items()}
         self.own_names = {canonical: name for name, canonical in names.items()}
+        self._orders: dict[tuple[str, str], Tensor] = {}
         self.calls = self._read_calls(events, names)
         self._split_fused()
         self.sequences = self._read_sequences()
@@ -159,10 +160,20 @@ class Run:
                 pieces.append(Piece(index, row, call.valid[row].nonzero()[:, 0]))
         return sequences
 
+    def reorder(self, module: str, output: str, order: Tensor) -> None:
+        """Read an output's features, and the rows of the module's weight and bias, in another order from now on."""
+        self._orders[module, output] = order
+
     def keep(self, indices: list[int]) -> None:
         """Keep these sequences, in this order."""
         self.sequences = [self.sequences[index] for index in indices]
         self.__dict__.pop("ids", None)
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the parameters have."""
+        tensors = [each for module in self.modules.values() for each in module["parameters"].values()]
+        return sum(math.prod(each["shape"]) for each in tensors)
 
     @cached_property
     def main_dtype(self) -> torch.dtype:
@@ -194,8 +205,14 @@ class Run:
 
     def sequence(self, slot: Slot, index: int) -> Tensor | None:
         """Return what a slot held for one sequence, [tokens, features]; None where it is missing or of other tokens."""
-        if slot.module.endswith(".cache"):
-            return self._held(slot, index)
+        values = self._held(slot, index) if slot.module.endswith(".cache") else self._joined(slot, index)
+        order = self._orders.get((slot.module, slot.name)) if slot.side == OUTPUTS else None
+        if values is not None and order is not None:
+            values = values[:, order]
+        return values if values is None or slot.part is None else values[:, slot.part[0] : slot.part[1]]
+
+    def _joined(self, slot: Slot, index: int) -> Tensor | None:
+        """Return what a slot held in the calls of a sequence, one after the other."""
         parts = []
         for piece in self.sequences[index]:
             call = self.calls[piece.call]
@@ -210,8 +227,7 @@ class Run:
             parts.append(rows[min(piece.row, len(rows) - 1)][columns])
         if len({part.shape[1:] for part in parts}) != 1:  # not of one token each, as a mask
             return None
-        values = torch.cat(parts)
-        return values if slot.part is None else values[:, slot.part[0] : slot.part[1]]
+        return torch.cat(parts)
 
     def _held(self, slot: Slot, index: int) -> Tensor | None:
         """Return all keys, or values, that the last call's attention saw for a sequence; None if they aren't its
@@ -262,6 +278,8 @@ class Run:
         if name not in own:
             return None
         values = self.tensors.read(own[name])
+        if (module, "0") in self._orders and name in ("weight", "bias"):
+            values = values[self._orders[module, "0"]]
         if values.dtype.itemsize > 1 or not values.is_floating_point():
             return values
         scale = next((own[key] for key in (f"{name}{suffix}" for suffix in _SCALES) if key in own), None)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -72,6 +73,44 @@ def test_a_fault_of_one_run_is_named_by_region_and_cause(name: str, pair: Pair, 
     assert (first.name, first.status_a, first.status_b) == (region, "within", "beyond")
     assert cause in first.cause
     assert report.verdict == "a"
+
+
+def _folded(model: Any) -> None:
+    layer = model.model.layers[0]
+    for linear in (layer.mlp.gate_proj, layer.mlp.up_proj):
+        linear.weight.data *= layer.post_attention_layernorm.weight.data
+    layer.post_attention_layernorm.weight.data.fill_(1.0)
+
+
+def _neighbours(model: Any) -> None:
+    """Llama's own order of features: rows of queries and keys permuted, neighbours rotated together."""
+    from transformers.models.llama import modeling_llama
+
+    attention = model.model.layers[1].self_attn
+    width = attention.head_dim
+    order = torch.arange(width).reshape(2, -1).T.reshape(-1)
+    for linear in (attention.q_proj, attention.k_proj):
+        rows = linear.weight.data.reshape(-1, width, linear.in_features)
+        linear.weight.data = rows[:, order].reshape(-1, linear.in_features)
+    rotate = modeling_llama.apply_rotary_pos_emb
+    forward = attention.forward
+
+    def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, **options: Any) -> Any:
+        back = order.argsort()
+        turned = rotate(q[..., back], k[..., back], cos, sin, **options)
+        return tuple(x[..., order] for x in turned)
+
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        with patch.object(modeling_llama, "apply_rotary_pos_emb", rotated):
+            return forward(*args, **kwargs)
+
+    attention.forward = patched
+
+
+@pytest.mark.parametrize("change", [_folded, _neighbours])
+def test_weights_that_mean_the_same_are_no_fault(change: Any, pair: Pair, llama: nn.Module) -> None:
+    report = pair(llama, b=change)
+    assert report.first_beyond is None, str(report)
 
 
 def test_the_run_with_the_fault_is_the_wrong_one(pair: Pair, llama: nn.Module) -> None:
