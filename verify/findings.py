@@ -107,7 +107,7 @@ class Failure:
     @property
     def is_of_count(self) -> bool:
         """Whether a row keeps more or fewer numbers than the op, though each element by itself may be right."""
-        return self.kind == "contract" and self.radius is None
+        return self.kind == "contract" and self.radius is None and self.ratio == float("inf")
 
     @property
     def percent(self) -> float:
