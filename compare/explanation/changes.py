@@ -56,6 +56,7 @@ def _of_norm(evidence: Evidence) -> Iterator[Change]:
         ("the weight is not applied", rows / (mean + eps).sqrt()),
         ("the sum of squares in place of their mean", rows / (mean * rows.shape[1] + eps).sqrt() * weight),
         ("not normalised", rows * weight),
+        ("the norm is missing", rows),
     ):
         yield words, [changed.reshape(x.shape)]
 
@@ -163,6 +164,12 @@ def _of_experts(evidence: Evidence) -> Iterator[Change]:
         yield f"the token's choice {choice} is dropped", changed
     yield "the weights of the choices are in the reverse order", with_inputs(evidence, {weights: _reversed})
     yield "gate and up exchanged", with_inputs(evidence, {gate_up: _halves_exchanged})
+    yield "layout of gate and up: rows in turns in place of halves", with_inputs(evidence, {gate_up: _in_turns})
+    yield "layout of gate and up: halves in place of rows in turns", with_inputs(evidence, {gate_up: _in_halves})
+    ranks = _ranks(evidence.inputs[0][ids], count)
+    for capacity in range(1, min(int(ranks.max()) + 1, 65)):
+        changed = with_inputs(evidence, {weights: partial(_up_to, ranks=ranks, capacity=capacity)})
+        yield f"tokens beyond an expert's capacity of {capacity} are dropped", changed
     yield from _other_activations(evidence)
 
 
@@ -182,6 +189,25 @@ def _without(weights: Tensor, choice: int) -> Tensor:
 
 def _reversed(x: Tensor) -> Tensor:
     return x.flip(-1)
+
+
+def _in_turns(x: Tensor) -> Tensor:
+    return torch.cat([x[:, 0::2], x[:, 1::2]], 1)
+
+
+def _in_halves(x: Tensor) -> Tensor:
+    return torch.stack(x.chunk(2, 1), 2).flatten(1, 2)
+
+
+def _ranks(ids: Tensor, count: int) -> Tensor:
+    """Return for each choice [T, k] how many choices of the same expert come before, token by token."""
+    flat = ids.flatten().long()
+    chosen = F.one_hot(flat, count).cumsum(0)
+    return (chosen.gather(1, flat[:, None])[:, 0] - 1).reshape(ids.shape)
+
+
+def _up_to(weights: Tensor, ranks: Tensor, capacity: int) -> Tensor:
+    return torch.where(ranks < capacity, weights, 0.0)
 
 
 def _halves_exchanged(x: Tensor) -> Tensor:
@@ -240,8 +266,8 @@ def _of_table(evidence: Evidence) -> Iterator[Change]:
     own = angles[: len(frequencies)] / max(float(positions[min(1, len(positions) - 1)] - positions[0]), 1.0)
     ratio = own / frequencies
     words = f"from {float(ratio.min()):.3g} to {float(ratio.max()):.3g} times those of the configuration"
-    options = {**evidence.plan.options, **_WIDE, "scale": scale}
-    changed = list(definitions.rotary_table(positions, own, **options))
+    full: dict[str, Any] = {**evidence.plan.options, **_WIDE, "scale": scale}
+    changed = list(definitions.rotary_table(positions, own, **full))
     yield f"other frequencies, {words}: another theta, YaRN factor or scaling", changed
     for shift, words in ((1, "one too large"), (-1, "one too small")):
         moved = (positions + shift).clamp(min=0)
