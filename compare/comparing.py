@@ -13,6 +13,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from assay.compare import definitions
 from assay.compare.alignment import folded_weights, reorder_heads
 from assay.compare.errors import CompareError
 from assay.compare.explanation.causes import cause_of, suspicion_of
@@ -109,10 +110,17 @@ def _compared(first: Run, second: Run, authority: Run, contract: str | Contract)
     for plan in structure.plans:
         judged += _links(plan, structure, first, second, authority)
         judged.append(_judge(plan, first, second, authority, promise, folded, sums))
+        for block in structure.blocks:
+            if plan.name == f"{block.name}.down_proj" and "unmatched" in _statuses(judged[-1].region):
+                judged.append(_judge(block, first, second, authority, promise, folded))
     report.regions = [each.region for each in judged]
     report.unmatched = _unmatched(structure, judged)
     _measure(report, structure, judged, first, second)
     return report
+
+
+def _statuses(region: Region) -> tuple[str, str]:
+    return region.status_a, region.status_b
 
 
 def _match_sequences(*runs: Run) -> None:
@@ -187,6 +195,9 @@ def _judge(
             evidence = evidence_of(own, run, contract, authority if changed else _weights(own, run, authority))
         except Missing as missing:
             region.where = region.where or f"run {side}: {missing}"
+            if left_out := _left_out(plan, run):
+                region.cause = left_out
+                setattr(region, f"status_{side}", "beyond")
             continue
         except _REFUSED as error:
             region.where = region.where or f"run {side}: {plan.definition} can't be evaluated on it ({one_line(error)})"
@@ -227,6 +238,20 @@ def _with_own_sum(plan: Plan, run: Run, sums: Mapping[Slot, Plan]) -> Plan:
     if plan.definition != "rmsnorm" or not isinstance(x, Slot) or x.module not in run.adding or x not in sums:
         return plan
     return replace(plan, definition="added_rmsnorm", inputs=(plan.inputs[1], *sums[x].inputs))
+
+
+def _left_out(plan: Plan, run: Run) -> str:
+    """Return which term a run's sum has not, in words: of a module that never ran, while the rest is the result."""
+    slots = [each for each in plan.inputs if isinstance(each, Slot)]
+    missing = [slot for slot in slots if not run.has(slot)]
+    given = run.whole(plan.outputs[0])
+    terms = [values for slot in slots if (values := run.whole(slot)) is not None]
+    if plan.kind != "residual" or not missing or given is None or not terms:
+        return ""
+    rest = terms[0].double() if plan.definition == "gated_total" else definitions.total(*(x.double() for x in terms))
+    if not torch.equal(rest.to(given.dtype), given):
+        return ""
+    return f"{missing[0]} is missing: {missing[0].module} never ran"
 
 
 def _weights(plan: Plan, run: Run, authority: Run) -> Run:
@@ -304,11 +329,7 @@ def _of_link(taken: Tensor, given: Tensor, source: str, slot: str) -> str:
 
 
 def _unmatched(structure: Structure, judged: list[_Judged]) -> list[str]:
-    words = [
-        f"{each.region.name}: {each.region.where}"
-        for each in judged
-        if "unmatched" in (each.region.status_a, each.region.status_b)
-    ]
+    words = [f"{each.region.name}: {each.region.where}" for each in judged if "unmatched" in _statuses(each.region)]
     return words + [f"{name}: {slot} isn't the output of any region" for name, slot in structure.loose]
 
 

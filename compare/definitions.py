@@ -207,11 +207,20 @@ def latent_attention(
     plain: int,
     scale: float,
     interleaved: bool,
+    rotates: str = "qk",
 ) -> Tensor:
     """Return multi-head latent attention, of queries [T, heads * D] and the key [T, R] that all heads share, both
-    before they are rotated, and of keys and values [T, heads * (plain + Dv)] made of the latent."""
-    length = len(q)
-    q, k_rotary = latent_rotary(q, k_rotary, cos, sin, heads=heads, plain=plain, interleaved=interleaved)
+    before they are rotated, and of keys and values [T, heads * (plain + Dv)] made of the latent.
+
+    ``rotates``: which of queries and key are rotated; the other is put in the same order of features.
+    """
+    length, still = len(q), (torch.ones_like(cos), torch.zeros_like(sin))
+    turned = [
+        latent_rotary(q, k_rotary, *((cos, sin) if name in rotates else still), heads=heads, plain=plain,
+                      interleaved=interleaved)[order]
+        for order, name in enumerate("qk")
+    ]  # fmt: skip
+    q, k_rotary = turned
     each = kv.reshape(length, heads, -1)
     shared = k_rotary[:, None, :].expand(length, heads, k_rotary.shape[-1])
     k = torch.cat([each[..., :plain], shared], -1).reshape(length, -1)
@@ -282,18 +291,37 @@ def delta_parts(
 
 
 def delta_steps(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor, *, subtracts: bool = True, restart: int = 0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    decay: Tensor,
+    *,
+    subtracts: bool = True,
+    restart: int = 0,
+    undecayed: int = 0,
 ) -> Tensor:
-    """Return the recurrence's outputs [T, heads * Dv]; ``restart``: the state is zero again every so many steps."""
+    """Return the recurrence's outputs [T, heads * Dv]; ``restart``: the state is zero again every so many steps.
+
+    ``undecayed``: in what a query reads of the state at the beginning of its chunk of so many steps, the decay since
+    then is missing.
+    """
     length, heads, width = q.shape
     state, outputs = q.new_zeros(heads, width, v.shape[-1]), []
+    begin, since = state, torch.ones_like(decay[0])
     for step in range(length):
+        if undecayed and step % undecayed == 0:
+            begin, since = state, torch.ones_like(decay[0])
         if restart and step % restart == 0:
             state = torch.zeros_like(state)
         state = state * decay[step][:, None, None]
         missing = v[step] - (k[step][:, None] @ state)[:, 0] if subtracts else v[step]
         state = state + k[step][:, :, None] * (missing * beta[step][:, None])[:, None, :]
-        outputs.append((q[step][:, None] @ state)[:, 0] * width**-0.5)
+        read = state
+        if undecayed:
+            since = since * decay[step]
+            read = state + (1 - since)[:, None, None] * begin
+        outputs.append((q[step][:, None] @ read)[:, 0] * width**-0.5)
     return torch.stack(outputs).reshape(length, -1)
 
 
@@ -316,6 +344,11 @@ def gated_rmsnorm(x: Tensor, weight: Tensor, gate: Tensor, *, eps: float) -> Ten
 def gated_product(gate: Tensor, up: Tensor, *, activation: str) -> Tensor:
     """Return activation(gate) * up."""
     return _ACTIVATIONS[activation](gate) * up
+
+
+def gated_block(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, *, activation: str) -> Tensor:
+    """Return down (activation(gate x) * up x) of x [T, D], with weights gate and up [F, D] and down [D, F]."""
+    return linear(_ACTIVATIONS[activation](linear(x, gate)) * linear(x, up), down)
 
 
 def router_logits(x: Tensor, weight: Tensor, *, in_float32: bool = False) -> Tensor:

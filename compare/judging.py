@@ -48,7 +48,8 @@ _SPEC = Spec("region", definitions.total, "x[T] -> y[T]", stages=STAGES)
 class Evidence:
     """A region's data in one run, by output: ``given`` what it gave, ``golden`` what the definition gives for the
     inputs that it had, [tokens, features] in float64; ``ratio`` errors over the contract's tolerance; ``typical`` the
-    errors of PyTorch in the run's dtypes. ``others()``: what other modules of the layer gave, for a search."""
+    errors of PyTorch in the run's dtypes. ``others()``: what other modules of the layer gave, and
+    ``parameter(name)`` the run's own parameters of the region's module, for a search."""
 
     plan: Plan
     inputs: list[list[Tensor]]
@@ -57,6 +58,7 @@ class Evidence:
     ratio: list[Tensor]
     typical: list[Tensor]
     others: Callable[[], Mapping[str, Tensor]] = dict
+    parameter: Callable[[str], Tensor | None] = lambda name: None
 
     @cached_property
     def errors(self) -> list[Tensor]:
@@ -168,7 +170,15 @@ def evidence_of(plan: Plan, run: Run, contract: Contract, weights: Run | None = 
                 for into, new in ((golden, value), (ratio, ratios), (typical, errors)):
                     into[output] = new if not into[output].numel() else torch.cat([into[output], new])
         done += length
-    return Evidence(plan, calls, given, golden, ratio, typical, partial(_others, plan, run))
+    return Evidence(
+        plan, calls, given, golden, ratio, typical, partial(_others, plan, run), partial(_parameter, plan, run)
+    )
+
+
+def _parameter(plan: Plan, run: Run, name: str) -> Tensor | None:
+    """Return another parameter of the module whose weight a region takes, or that gives its outputs."""
+    weight = next((each.module for each in plan.inputs if isinstance(each, Parameter)), plan.outputs[0].module)
+    return run.parameter(weight, name)
 
 
 def _others(plan: Plan, run: Run) -> dict[str, Tensor]:

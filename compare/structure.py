@@ -55,6 +55,7 @@ class Structure:
         self._run, self._runs = authority, (authority, *runs)
         self._facts = Architecture(authority)
         self.plans = self._ordered(list(self._all()))
+        self.blocks = self._blocks()
         self.sources: dict[Slot, Slot] = {}
         self.loose: list[tuple[str, Slot]] = []
         self._link()
@@ -67,6 +68,19 @@ class Structure:
             yield from self._layer(layer)
         yield from self._module("norm")
         yield from self._head()
+
+    def _blocks(self) -> list[Plan]:
+        """Return the gated blocks as a whole, for runs whose kernel computes one without its projections."""
+        plans = []
+        for plan in self.plans:
+            name = plan.name.removesuffix(".gated_product")
+            x, given = self._first_input(name), self._first_output(name)
+            if plan.definition == "gated_product" and x is not None and given is not None:
+                weights = (Parameter(f"{name}.{part}_proj", "weight") for part in ("gate", "up", "down"))
+                biased = any(self._has_parameter(f"{name}.{part}_proj", "bias") for part in ("gate", "up", "down"))
+                if not biased:
+                    plans.append(Plan(name, "gated block", "gated_block", (x, *weights), (given,), plan.options))
+        return plans
 
     def _ordered(self, plans: list[Plan]) -> list[Plan]:
         """Return the regions that both runs recorded, each once."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -43,6 +43,9 @@ def of_rotary(evidence: Evidence) -> Iterator[Change]:
         yield "partial rotary embedding: the last features of each head are rotated, not the first", ends
         yield "only keys are rotated", [q, evidence.golden[1]]
         yield "only queries are rotated", [evidence.golden[0], k]
+    if evidence.plan.definition == "latent_attention":
+        yield "the rotary key is not rotated", with_options(evidence, rotates="q")
+        yield "queries are not rotated", with_options(evidence, rotates="k")
     changed = with_inputs(evidence, {cos: torch.ones_like, sin: torch.zeros_like})
     yield "the rotary embedding is not applied", changed
     yield "rotated the other way", with_inputs(evidence, {sin: torch.neg})
@@ -109,6 +112,7 @@ def of_attention(evidence: Evidence) -> Iterator[Change]:
     if "k" in names and "v" in names:
         yield from _heads_of_keys(evidence, names.index("k"), names.index("v"))
     if evidence.plan.definition == "attention":
+        yield from _own_values(evidence)
         yield from _masks(evidence)
         yield from _pages(evidence)
     if options.get("softcap"):
@@ -145,6 +149,15 @@ def _heads_of_keys(evidence: Evidence, k: int, v: int) -> Iterator[Change]:
             change = partial(_ordered, groups=groups, order=order)
             yield f"head group: {words}", with_inputs(evidence, {k: change, v: change}, groups=heads)
     yield "keys and values exchanged", exchanged(evidence, k, v)
+    for format in (torch.float8_e4m3fn, torch.float8_e5m2):
+        name = str(format).removeprefix("torch.")
+        for words, change in (
+            ("", partial(rounded, format=format)),
+            (" with a scale for each tensor", partial(scaled_to, format=format)),
+            (" with a scale for each token", partial(scaled_to, format=format, axes=(-1,))),
+        ):
+            yield f"keys of the cache in {name}{words}", with_inputs(evidence, {k: change})
+            yield f"keys and values of the cache in {name}{words}", with_inputs(evidence, {k: change, v: change})
     for size, index in itertools.product((1, 2, 4, 8, 16, 32, 64), (k, v)):
         name = "keys" if index == k else "values"
         yield f"{name} of the last {size} tokens are zero", with_inputs(evidence, {index: partial(_cut, size=size)})
@@ -156,6 +169,29 @@ def _ordered(x: Tensor, groups: int, order: Sequence[int]) -> Tensor:
 
 def _cut(x: Tensor, size: int) -> Tensor:
     return torch.cat([x[:-size], torch.zeros_like(x[-size:])])
+
+
+def _own_values(evidence: Evidence) -> Iterator[Change]:
+    """Steps that read the value of the newest token before it is written: zero."""
+    wrong = evidence.wrong[0]
+    begin = int(wrong.nonzero()[0, 0]) if bool(wrong.any()) else 0
+    options, results, start = evidence.plan.options, [], 0
+    for q, k, v, *_ in evidence.inputs:
+        length, shared = len(q), options["heads"] // options["groups"]
+        queries, keys = (
+            x.double().reshape(length, count, -1).transpose(0, 1)
+            for x, count in ((q, options["heads"]), (k, options["groups"]))
+        )
+        scores = queries @ keys.repeat_interleave(shared, 0).mT * options["scale"]
+        mask = torch.ones(length, length, dtype=torch.bool).triu(1)
+        own = scores.masked_fill(mask, -math.inf).softmax(-1).diagonal(0, -2, -1)  # [heads, tokens]
+        values = v.double().reshape(length, options["groups"], -1).repeat_interleave(shared, 1)
+        results.append(evidence.golden[0][start : start + length] - (own.T[:, :, None] * values).reshape(length, -1))
+        start += length
+    changed = torch.cat(results)
+    if not options.get("window") and not options.get("softcap"):
+        words = "the value of the last token is missing (read before it is written)"
+        yield words, [torch.cat([evidence.golden[0][:begin], changed[begin:]])]
 
 
 def _masks(evidence: Evidence) -> Iterator[Change]:
@@ -262,6 +298,39 @@ def of_delta_rule(evidence: Evidence) -> Iterator[Change]:
             changed(part=4, change=partial(_not_at_first, size=size)),
         )
         yield f"the state is zero again every {size} tokens", changed(restart=size)
+        yield f"the decay since the beginning of a chunk of {size} is missing", changed(undecayed=size)
+    shared = options["value_heads"] // options["key_heads"]
+    if shared > 1 and options["key_heads"] > 1:
+        order = [head % options["key_heads"] * shared for head in range(options["value_heads"])]
+        words = "head group: value head h reads key head h mod groups, not h // n"
+        yield words, [_of_other_heads(calls, options, order)]
+    yield from _lost_convolution(evidence)
+
+
+def _of_other_heads(calls: list[list[Tensor]], options: Mapping[str, Any], order: Sequence[int]) -> Tensor:
+    results = []
+    for call in calls:
+        q, k, *rest = definitions.delta_parts(*call, **options)
+        results.append(definitions.delta_steps(q[:, list(order)], k[:, list(order)], *rest))
+    return torch.cat(results)
+
+
+def _lost_convolution(evidence: Evidence) -> Iterator[Change]:
+    """Convolutions whose last inputs aren't carried to the next chunk or step, from the first wrong token on."""
+    wrong = evidence.wrong[0]
+    if len(evidence.inputs) != 1 or not bool(wrong.any()):
+        return
+    qkvz, ba, convolution, a_log, dt_bias = doubles(evidence)
+    begin, options = int(wrong.nonzero()[0, 0]), evidence.plan.options
+    whole = definitions.delta_parts(qkvz, ba, convolution, a_log, dt_bias, **options)
+    for words, size in (("chunk", 0), ("chunk of 32", 32), ("chunk of 16", 16), ("step", 1)):
+        ends = [begin, *(range(begin + size, len(qkvz), size) if size else ()), len(qkvz)]
+        pieces = [
+            definitions.delta_parts(qkvz[one:two], ba[one:two], convolution, a_log, dt_bias, **options)
+            for one, two in itertools.pairwise(ends)
+        ]
+        parts = [torch.cat([each[:begin], *(piece[index] for piece in pieces)]) for index, each in enumerate(whole)]
+        yield f"the convolution's state is not carried to the next {words}", [definitions.delta_steps(*parts)]
 
 
 def _unscaled(q: Tensor) -> Tensor:

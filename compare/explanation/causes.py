@@ -39,6 +39,8 @@ _NOISE = 3.0  # times PyTorch's own error, where that is more
 
 def cause_of(evidence: Evidence) -> str:
     """Return in words what explains a region that is beyond; empty if no candidate does."""
+    if all(bool((given[wrong] == 0).all()) for given, wrong in zip(evidence.given, evidence.wrong, strict=True)):
+        return "the result is missing: zero"
     begun = time.process_time()
     with torch.no_grad():
         best: tuple[float, str] = (1.0, "")
@@ -62,12 +64,9 @@ def suspicion_of(evidence: Evidence) -> str:
     """
     with torch.no_grad():
         for words, results in _evaluated(changes_of(evidence)):
-            share, sigmas = _lean(evidence, results)
-            if (
-                abs(share - 1) < _NEAR
-                and sigmas > _SIGMAS
-                and (not _ROUNDS.search(words) or _explains(evidence, results))
-            ):
+            leans = [_lean(evidence, results, begin) for begin in _BEGINS]
+            leant = any(abs(share - 1) < _NEAR and sigmas > _SIGMAS for share, sigmas in leans)
+            if leant and (not _ROUNDS.search(words) or _explains(evidence, results)):
                 return words
     return ""
 
@@ -78,7 +77,7 @@ def _evaluated(changes: Iterator[Change]) -> Iterator[Change]:
         yield from changes
 
 
-_ROUNDS = re.compile("FP8|rounded")
+_ROUNDS = re.compile("rounded")
 
 
 def _explains(evidence: Evidence, results: Results) -> bool:
@@ -91,10 +90,15 @@ _NEAR, _SIGMAS, _LEAST_TOKENS = 0.25, 7.0, 8
 """How near 1 the errors' projection must be, of how many standard errors, and from how many tokens."""
 
 
-def _lean(evidence: Evidence, results: Results) -> tuple[float, float]:
+_BEGINS = (0.0, 1 / 3, 1 / 2, 2 / 3)
+"""Shares of the tokens that are left out: later steps may be other code than a prefill."""
+
+
+def _lean(evidence: Evidence, results: Results, begin: float) -> tuple[float, float]:
     products, squares = torch.zeros(0), torch.zeros(0)
     for result, golden, error in zip(results, evidence.golden, evidence.errors, strict=True):
-        d = result - golden
+        kept = slice(int(begin * len(golden)), None)
+        d, error = (result - golden)[kept], error[kept]
         products = torch.cat([products, (error * d).sum(-1)])
         squares = torch.cat([squares, d.pow(2).sum(-1)])
     total = float(squares.sum())
@@ -200,8 +204,6 @@ def _relation(evidence: Evidence) -> str:
             rest = (y - candidate).pow(2).mean().sqrt()
             return bool(rest <= torch.maximum(noise, _LEFT * (y - g).pow(2).mean().sqrt()))
 
-        if bool((y == 0).all()):
-            return "the result is zero"
         factor = float((y * g).sum() / g.pow(2).sum()) if float(g.pow(2).sum()) else 0.0
         if factor and fits(g * factor):
             return f"the result times {factor:.6g}"

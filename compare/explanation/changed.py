@@ -127,4 +127,5 @@ def elsewhere(evidence: Evidence) -> Iterator[Change]:
         for label, values in evidence.others().items():
             if values.shape == evidence.inputs[0][index].shape:
                 calls = [[values.double() if order == index else x for order, x in enumerate(evidence.inputs[0])]]
-                yield f"{label} in place of {what}", _joined(evidence, calls, {})
+                prefix = "residual: " if evidence.plan.kind == "residual" else ""
+                yield f"{prefix}{label} in place of {what}", _joined(evidence, calls, {})

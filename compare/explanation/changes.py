@@ -24,6 +24,7 @@ from assay.compare.explanation.attention_changes import (
 )
 from assay.compare.explanation.changed import Change, doubles, exchanged, rounded, with_inputs, with_options
 from assay.compare.judging import Evidence
+from assay.compare.runs.run import scaled
 
 
 def changes_of(evidence: Evidence) -> Iterator[Change]:
@@ -81,6 +82,8 @@ def _of_linear(evidence: Evidence) -> Iterator[Change]:
         yield "the bias is added twice", [x @ weight.T + 2 * bias]
     if weight.shape[0] == weight.shape[1]:
         yield "the weight is transposed", [x @ weight + bias]
+    for words, used in _other_scales(evidence, weight):
+        yield words, [x @ used.T + bias]
     for size in (128, 64, 32, 16):
         if size > max(weight.shape):
             continue
@@ -100,6 +103,20 @@ def _of_linear(evidence: Evidence) -> Iterator[Change]:
             name = str(format).removeprefix("torch.")
             results = [_in_parts(x, weight, parts, format) + bias]
             yield f"the sum of {parts} parts, each rounded to {name} (as of ranks)", results
+
+
+def _other_scales(evidence: Evidence, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield a weight of codes and scales with the scales of the neighbouring blocks."""
+    scale = next(
+        (s for name in ("weight_scale_inv", "weight_scale") if (s := evidence.parameter(name)) is not None), None
+    )
+    if scale is None or scale.dim() != 2 or scale.numel() < 2:
+        return
+    own = scaled(torch.ones_like(weight), scale.double())
+    for axis, side in ((1, "K"), (0, "N")):
+        for shift in (1, -1) if scale.shape[axis] > 1 else ():
+            used = scaled(weight / own, scale.double().roll(shift, axis))
+            yield f"each block of the weight has the scale of its neighbour along {side}", used
 
 
 def _in_parts(x: Tensor, weight: Tensor, parts: int, format: torch.dtype) -> Tensor:
@@ -147,6 +164,13 @@ def _of_routing(evidence: Evidence) -> Iterator[Change]:
     other = "sigmoid" if options["scoring"] == "softmax" else "softmax"
     yield f"{other} in place of {options['scoring']}", with_options(evidence, scoring=other)
     yield "the weights are applied twice", [golden.pow(2)]
+    bias = evidence.parameter("e_score_correction_bias")
+    if bias is not None:
+        logits, ids = doubles(evidence)
+        scores = logits.sigmoid() if options["scoring"] == "sigmoid" else logits.softmax(-1)
+        weights = (scores + bias.double()).gather(1, ids.long())
+        weights = weights / weights.sum(-1, keepdim=True) if options["renormalize"] else weights
+        yield "the bias that only chooses is in the weights too", [weights * options["factor"]]
     yield "the weights are all one", [torch.ones_like(golden)]
 
 

@@ -307,7 +307,7 @@ class Run:
         if values.dtype.itemsize > 1 or not values.is_floating_point():
             return values
         scale = next((own[key] for key in (f"{name}{suffix}" for suffix in _SCALES) if key in own), None)
-        return values.float() if scale is None else _scaled(values.float(), self.tensors.read(scale).float())
+        return values.float() if scale is None else scaled(values.float(), self.tensors.read(scale).float())
 
     def attribute(self, module: str, *names: str) -> Any:
         """Return the first of a module's own plain attributes that it has."""
@@ -323,7 +323,7 @@ _SCALES = ("_scale_inv", "_scale")
 """What DeepSeek's, and compressed-tensors' and vLLM's, FP8 layers call the factor of a weight."""
 
 
-def _scaled(values: Tensor, scale: Tensor) -> Tensor:
+def scaled(values: Tensor, scale: Tensor) -> Tensor:
     """Return a matrix times its scale: one number, one for each row, or one for each block of equal size."""
     if scale.numel() == 1 or scale.dim() != 2 or values.dim() != 2:
         return values * scale
