@@ -19,7 +19,7 @@ def region(name: str = "", a: str = "within", b: str = "within", cause: str | No
 
 def report(first: Any = None, *others: Any) -> Any:
     regions = [region("model.norm"), *([] if first is None else [first]), *others]
-    return SimpleNamespace(first_beyond=first, regions=regions, verdict="a", difference=2.0, explained=1.8)
+    return SimpleNamespace(first_beyond=first, regions=regions, verdict="a", difference=2.0, explained=0.9)
 
 
 def test_there_are_enough_pairs_and_each_has_its_name() -> None:

@@ -143,7 +143,7 @@ def summary(results: Sequence[dict[str, Any]]) -> list[str]:
     faults = [result for result in results if result["planted"]]
     honests = [result for result in results if not result["planted"]]
     sums = [
-        abs(result["explained"] / result["difference"] - 1.0)
+        abs(result["explained"] - 1.0)
         for result in ended
         if not result["beyond"] and result["difference"]
     ]

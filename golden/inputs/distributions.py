@@ -133,11 +133,10 @@ def _vast(draws: Draws) -> Array:
     return power_of_two(ends[integers(draws.bits("exponent"), len(ends))]) * (1 + 0.75 * draws.uniform())
 
 
-def _is_own_column(draws: Draws) -> npt.NDArray[np.bool_]:
+def _is_own_column(draws: Draws) -> Array:
     """Where the column is the row's number modulo 61."""
-    mask: npt.NDArray[np.bool_] = (
-        draws.position() == (draws.position(-2) if len(draws.shape) > 1 else np.zeros(draws.shape)) % 61
-    )
+    row: Array = draws.position(-2) if len(draws.shape) > 1 else np.zeros(draws.shape)
+    mask: Array = draws.position() == row % 61
     return mask
 
 

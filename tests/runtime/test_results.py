@@ -50,6 +50,7 @@ DEPENDS = {
     "precision/report/summary.py": set(),
     "golden/jobs/build.py": set(),
     "cli/main.py": set(),
+    "compare/comparing.py": set(),
     "pytest_plugin/plugin.py": set(),
     "mutation/replay.py": set(),
 }
