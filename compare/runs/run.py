@@ -225,7 +225,8 @@ class Run:
 
     def has(self, slot: Slot) -> bool:
         """Return whether the slot was recorded in every call."""
-        return all(any(_entry(event, slot) for event in call.events.get(slot.module, ())) for call in self.calls)
+        held = [any(_entry(event, slot) for event in call.events.get(slot.module, ())) for call in self.calls]
+        return all(held) or (slot.module == "log_softmax" and any(held))
 
     def sequence(self, slot: Slot, index: int) -> Tensor | None:
         """Return what a slot held for one sequence, [tokens, features]; None where it is missing or of other tokens."""
@@ -237,6 +238,8 @@ class Run:
 
     def _joined(self, slot: Slot, index: int) -> Tensor | None:
         """Return what a slot held in the calls of a sequence, one after the other."""
+        if slot.module == "log_softmax" and len(self.sequences) == 1 and (whole := self._at_once(slot)) is not None:
+            return whole
         parts = []
         for piece in self.sequences[index]:
             call = self.calls[piece.call]
@@ -252,6 +255,16 @@ class Run:
         if len({part.shape[1:] for part in parts}) != 1:  # not of one token each, as a mask
             return None
         return torch.cat(parts)
+
+    def _at_once(self, slot: Slot) -> Tensor | None:
+        """Return what a function held that ran behind the calls, on the tokens of all; else None."""
+        events = [event for call in self.calls for event in call.events.get(slot.module, ())]
+        entries = [entry for event in events if (entry := _entry(event, slot)) is not None]
+        if len(self.calls) == 1 or not entries:
+            return None
+        rows = [self.tensors.read(entry) for entry in entries]
+        values = torch.cat([each.reshape(-1, each.shape[-1]) for each in rows])
+        return values if len(values) in (len(self.ids[0]), len(self.ids[0]) - 1) else None
 
     def _held(self, slot: Slot, index: int) -> Tensor | None:
         """Return all keys, or values, that the last call's attention saw for a sequence; None if they aren't its
