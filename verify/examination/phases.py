@@ -509,7 +509,7 @@ def _summed_over(case: Case) -> str:
 
 
 def length_of(case: Case) -> int:
-    """Return the number of terms of a case's sums; where they differ (sequences of one tensor) their mean, rounded up."""
+    """Return the number of terms of a case's sums; where they differ (sequences end to end) their mean, rounded up."""
     return dimension(f"ceil({_summed_over(case)})", case.sizes)
 
 
