@@ -51,7 +51,7 @@ def cause_of(evidence: Evidence) -> str:
             if left < 0.5 * best[0]:  # a later candidate must be clearly better
                 best = left, words
         # What no change of the definition gives may be a constant factor, or what stands elsewhere.
-        return best[1] or _relation(evidence) or _format_by_size(evidence)
+        return best[1] or _relation(evidence) or suspicion_of(evidence) or _format_by_size(evidence)
 
 
 def suspicion_of(evidence: Evidence) -> str:
