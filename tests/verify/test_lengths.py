@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from assay.verify import Verdict, examine
 from assay.verify.cases.case import Case
 from assay.verify.cases.sampler import Sampler, with_values
 from assay.verify.contract import Contract
-from assay.verify.examination.phases import length_cases
+from assay.verify.examination.phases import length_cases, length_of
 from assay.verify.examination.plan import make_plan
 from assay.verify.examination.run import Run
 from assay.verify.findings import Detectable
@@ -229,6 +230,13 @@ def test_every_length_tells_what_it_notices() -> None:
 def test_lengths_are_those_that_shapes_admit(op: str, shapes: dict[str, Any], lengths: list[int]) -> None:
     sampler = Sampler(spec(op), "bfloat16", shapes=shapes)
     assert [length for length, _ in length_cases(sampler)] == lengths
+
+
+def test_the_length_of_sequences_is_their_mean() -> None:
+    """Rounded up, where their number doesn't divide the terms."""
+    case = Sampler(spec("attention_varlen"), "float32").case(lambda values: values[0], style="small")
+    sizes = {"B": 2, "Tq": 3, "H": 1, "Hkv": 1, "D": 8}
+    assert [length_of(replace(case, sizes={**sizes, "Tk": keys})) for keys in (0, 6, 7)] == [0, 3, 4]
 
 
 def test_a_quick_effort_has_a_second_length_though_the_next_is_too_long() -> None:

@@ -113,6 +113,18 @@ def test_a_fault_of_one_place_is_cut_out_from_both_sides() -> None:
     assert case.origin["N"] == 40
 
 
+def test_an_edit_inside_stays_while_both_sides_are_cut() -> None:
+    """Listed sizes allow no cut at one side alone that keeps column 16 of 33."""
+    case, _ = shrunk(
+        "softmax",
+        lambda case: bool(all_contents(case)["x"].isinf().any()),
+        settings={"shapes": {"N": [1, 8, 33]}},
+        sizes={"R": 2, "N": 33},
+        edits=(("x", (1, 16), math.inf),),
+    )
+    assert (case.sizes, case.edits) == ({"R": 1, "N": 1}, (("x", (0, 0), math.inf),))
+
+
 def test_everything_is_simplified_that_does_not_matter() -> None:
     case, _ = shrunk(
         "swiglu",

@@ -524,8 +524,8 @@ def _summed_over(case: Case) -> str:
 
 
 def length_of(case: Case) -> int:
-    """Return the number of terms of a case's sums."""
-    return dimension(_summed_over(case), case.sizes)
+    """Return the number of terms of a case's sums; where they differ (sequences end to end) their mean, rounded up."""
+    return dimension(f"ceil({_summed_over(case)})", case.sizes)
 
 
 def _sizes_of_sum(sampler: Sampler, base: Case, over: str, longest: int) -> dict[str, int] | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from assay.golden.inputs.distributions import names_of
@@ -262,7 +262,8 @@ class _Search:
         return range(-(-least // step) * step, size, step)
 
     def _cut(self, symbol: str, smaller: int) -> bool:
-        """Whether the case fails with the symbol cut to a smaller size, at the end or at the front."""
+        """Whether the case fails with the symbol cut to a smaller size: at the end, at the front, or at both, where
+        the first edit stays."""
         case, definition = self.failure.case, self.sampler.definition
         size, multiples = case.sizes[symbol], definition.sizes.multiples
         sizes = {**case.sizes, symbol: smaller}
@@ -275,9 +276,15 @@ class _Search:
             return True
         if symbol in multiples.values():
             return False
-        first = case.origin.get(symbol, 0) + size - smaller
-        edits = _edits_within(case, symbol, size - smaller, smaller)
-        return self.fails(replace(case, sizes=sizes, origin={**case.origin, symbol: first}, edits=edits))
+        front = size - smaller
+        firsts = dict.fromkeys([front, *(min(first, front) for first in _edited(case, symbol)[:1])])
+        return any(self.fails(self._cut_from(first, symbol, sizes)) for first in firsts if first)
+
+    def _cut_from(self, first: int, symbol: str, sizes: Mapping[str, int]) -> Case:
+        """Return the case with these sizes, of a symbol the indices from ``first`` on."""
+        case = self.failure.case
+        origin = {**case.origin, symbol: case.origin.get(symbol, 0) + first}
+        return replace(case, sizes=sizes, origin=origin, edits=_edits_within(case, symbol, first, sizes[symbol]))
 
     def simpler(self) -> bool:
         """Apply the first simplification (other than of sizes) that still fails. Return whether there is one."""
@@ -306,6 +313,13 @@ class _Search:
         """Whether a symbol is short, and no other symbol's size depends on it."""
         multiples = self.sampler.definition.sizes.multiples
         return self.failure.case.sizes[symbol] <= _FEW_POSITIONS and symbol not in (*multiples, *multiples.values())
+
+
+def _edited(case: Case, symbol: str) -> list[int]:
+    """Return the indices along a symbol that have edits, ascending."""
+    dims = {tensor.name: tensor.dims for tensor in case.signature.tensors}
+    pairs = [pair for name, index, _ in case.edits for pair in zip(dims[name], index, strict=True)]
+    return sorted({position for dim, position in pairs if dim == symbol})
 
 
 def _edits_within(case: Case, symbol: str, first: int, size: int) -> tuple[Edit, ...]:
