@@ -10,7 +10,8 @@ The cases of the phases from exact to bias are fixed beforehand and come interle
 | exact          | small integers, powers of two, one-hot rows, ties, equal sizes, one long size: nothing is rounded |
 | range          | logits of +-88, the format's ends, subnormals, zeros; scales, weights, slopes of any size and sign |
 | single_operand | one tensor of several is zero or subnormal                                                        |
-| domain         | each kind of numbers that one tensor has of its own: gates, steps, shares, labels, lengths, ends  |
+| domain         | each kind of numbers that one tensor has of its own: gates, steps, shares, labels, lengths, ends; |
+|                | sorted rows that overlap in chains                                                                |
 | block_boundary | many rows of one element more than a block, a peak in the last element, sequences of many chunks  |
 | aligned        | all sizes multiples of the tile at once, as in production: kernels have a separate path for them  |
 | special        | NaN and infinities, one at a time, compared by class and index, also beside the boundaries of     |
@@ -70,6 +71,7 @@ _LIMITS = {  # by style: most elements and work of a case, and the divisor of an
     "any": (MOST_ELEMENTS, MOST_WORK, 8),
 }
 _DRAWS = 4  # base cases drawn where each is called many times; the one of least work is taken
+_SORTED_DRAWS, _SORTED_SEEDS = 8, 4  # base cases of which the largest is taken for sorted rows, and cases of it
 _SQUARE, _SHORT = 16, 8  # the size when all are equal; the longest row that is set to -inf throughout
 _LONG = (20481, 4097, 1025)  # one more than multiples of blocks, and beyond what one block holds; the first that fits
 _SIDE = 256  # 256 x 256 elements hold all numbers of 16 bits
@@ -230,6 +232,19 @@ def domain_cases(sampler: Sampler) -> Iterator[Case]:
         for base in _base_cases(sampler, f"{tensor} {name}", styles[index % len(styles) :][:1]):
             if tensor in base.values:
                 yield _with_distributions(_ordinary(base), {tensor: name})
+    yield from _overlapping_cases(sampler)
+
+
+def _overlapping_cases(sampler: Sampler) -> Iterator[Case]:
+    """Yield cases in which the sorted rows of a tensor, as ends of intervals or corners of boxes, overlap in chains.
+
+    Of few rows hardly any do: the base is the largest of several.
+    """
+    bases = _base_cases(sampler, "overlapping", ("tile",) * _SORTED_DRAWS, most=1)
+    base = max(bases, key=lambda case: sampler.cost(case.sizes))
+    if any(tensor.role == "sorted" for tensor in base.signature.tensors):
+        for seed in range(_SORTED_SEEDS):
+            yield _ordinary(base, "descending", seed=base.seed + seed)
 
 
 def block_boundary_cases(sampler: Sampler) -> Iterator[Case]:

@@ -112,14 +112,14 @@ def _always(fixed: Fixed) -> bool:
 
     These are: the protocol "alone" (few contracts promise batch invariance), whole tiles (kernels often have a separate
     path for them), what one tensor alone may have, a peak in the last element of a long row, long rows far below zero,
-    rows about an epsilon, rows with one peak in all tensors, and factors over their whole range, of both signs and
-    zero.
+    rows about an epsilon, rows with one peak in all tensors, logits of +-88, of which an exponential is subnormal, and
+    factors over their whole range, of both signs and zero.
     """
     phase, case = fixed
     values = {*case.values.values()}
     kept = {
         "block_boundary": bool(case.edits) or "below" in values,
-        "range": bool({"vast", "cycled", "faint", "one_peak"} & values),
+        "range": bool({"vast", "cycled", "faint", "one_peak", "steep"} & values),
     }
     return case.protocol == "alone" or phase in ("aligned", "domain") or kept.get(phase, False)
 

@@ -39,6 +39,7 @@ _SHARE = 0.02  # of the error that a screened change may leave
 _ALIKE = 1e-9  # relative difference of two changes that are one function
 _NEAREST, _NEAR_SHARE = 12, 0.9  # changes that are tried together with each other one, and the error that they leave
 _PLAIN = 1  # the cost of changes that are tried in pairs
+_RANKING_ELEMENTS = 256  # wrong elements of a call that tells which changes come near; of few, many do by chance
 _MOST = 3  # explanations
 _TELLING_ELEMENTS, _LATER = 8, 64  # wrong elements of a call that is tried first; other calls count as so much larger
 
@@ -111,11 +112,13 @@ class Experiments:
                    for output, mask in zip(call.outputs, call.broken, strict=True)):  # fmt: skip
             return []  # NaN and infinities tell two changes from others too little
         candidates = [candidate for candidate in candidates if candidate.cost <= _PLAIN]
+        most = max(calls, key=lambda call: call.breaks)
+        shown = next((call for call in calls if call.breaks >= _RANKING_ELEMENTS), most)
         for candidate in candidates:
             if budget.is_over():
                 break
             if not candidate.fault.emulated:
-                left[candidate.fault.name] = _share_left(candidate.fault, calls[0])
+                left[candidate.fault.name] = _share_left(candidate.fault, shown)
         ranked = sorted((c for c in candidates if c.fault.name in left), key=lambda c: left[c.fault.name])
         nearest = [c for c in ranked if c.fault.name in self._known or left[c.fault.name] < _NEAR_SHARE][:_NEAREST]
         order = len(candidates)
