@@ -142,11 +142,7 @@ def summary(results: Sequence[dict[str, Any]]) -> list[str]:
     ended = [result for result in results if "right" in result]
     faults = [result for result in results if result["planted"]]
     honests = [result for result in results if not result["planted"]]
-    sums = [
-        abs(result["explained"] - 1.0)
-        for result in ended
-        if not result["beyond"] and result["difference"]
-    ]
+    sums = [abs(result["explained"] - 1.0) for result in ended if not result["beyond"] and result["difference"]]
     lines = [
         f"planted: {sum(result.get('by_region', False) for result in faults)} of {len(faults)} named first by region, "
         f"{sum(result.get('right', False) for result in faults)} by region and cause",
