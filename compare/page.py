@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from assay.charts import SCRIPT, STYLE, HeatMap, environment, heated
-from assay.compare.report import VERDICTS, Report, in_words
+from assay.compare.report import VERDICTS, Region, Report, Side, in_words
 
 
 def page(report: Report) -> str:
@@ -27,7 +27,7 @@ def page(report: Report) -> str:
         maps=[
             (run, heated(_map(report, run), f"map_{run}"))
             for run in ("a", "b")
-            if any(run in r.tokens for r in report.regions)
+            if any(_side(r, run).tokens for r in report.regions)
         ],
         chart_style=STYLE,
         chart_script=SCRIPT,
@@ -36,9 +36,14 @@ def page(report: Report) -> str:
 
 def _map(report: Report, run: str) -> HeatMap:
     """Return the errors of a run's regions by tokens, over those that its dtype explains."""
-    regions = [region for region in report.regions if region.tokens.get(run)]
-    width = max(len(region.tokens[run]) for region in regions)
-    rows = [[*region.tokens[run], *[None] * (width - len(region.tokens[run]))] for region in regions]
+    regions = [region for region in report.regions if _side(region, run).tokens]
+    tokens = [_side(region, run).tokens for region in regions]
+    width = max(map(len, tokens))
+    rows = [[*each, *[None] * (width - len(each))] for each in tokens]
     about = f"Errors of run {run} by region and token, over those of PyTorch in its dtypes"
     names, columns = [region.name for region in regions], [str(column) for column in range(width)]
     return HeatMap(about, names, columns, rows, [None] * len(rows), "times", "region")
+
+
+def _side(region: Region, run: str) -> Side:
+    return region.a if run == "a" else region.b

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 STATUSES = ("within", "beyond", "open", "unmatched")
@@ -17,38 +17,60 @@ VERDICTS = {
 
 
 @dataclass
-class Region:
-    """A region: ``kind`` of operation, and in each run a status, how far it is off, and why.
+class Side:
+    """A region in one run.
 
-    ``error_a``, ``error_b``: its errors over the contract's tolerance (above 1: proved beyond). ``times_a`` and
-    ``times_b``: its errors over those that its own dtype explains. ``share``: of the difference of log-probabilities,
-    None where it can't be said. ``where``: which tokens are beyond. ``tokens``: of each run the errors over those of
-    its dtype, token by token, of at most 64 groups.
+    ``error``: its errors over the contract's tolerance (above 1: proved beyond); ``times``: over those that its own
+    dtype explains; ``tokens``: the latter, token by token, of at most 64 groups.
+    """
+
+    status: str = "unmatched"
+    error: float = 0.0
+    times: float = 0.0
+    dtype: str = ""
+    tokens: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Region:
+    """A region: ``kind`` of operation, what it is in each run, and why it is beyond.
+
+    ``share``: of the difference of log-probabilities, None where it can't be said. ``where``: which tokens are beyond,
+    or why it isn't judged.
     """
 
     name: str
     kind: str
-    status_a: str = "unmatched"
-    status_b: str = "unmatched"
+    a: Side = field(default_factory=Side)
+    b: Side = field(default_factory=Side)
     cause: str = ""
     share: float | None = None
-    error_a: float = 0.0
-    error_b: float = 0.0
-    times_a: float = 0.0
-    times_b: float = 0.0
-    dtype_a: str = ""
-    dtype_b: str = ""
     where: str = ""
-    tokens: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def status_a(self) -> str:
+        """The status in run a, one of `STATUSES`."""
+        return self.a.status
+
+    @property
+    def status_b(self) -> str:
+        """The status in run b, one of `STATUSES`."""
+        return self.b.status
+
+    @property
+    def statuses(self) -> tuple[str, str]:
+        """The status in both runs."""
+        return self.a.status, self.b.status
 
     @property
     def is_beyond(self) -> bool:
-        return "beyond" in (self.status_a, self.status_b)
+        """Whether it is beyond in either run."""
+        return "beyond" in self.statuses
 
     @property
     def runs(self) -> str:
         """Which runs are beyond: "a", "b", "a and b", or empty."""
-        return " and ".join(run for run, status in (("a", self.status_a), ("b", self.status_b)) if status == "beyond")
+        return " and ".join(run for run, status in zip("ab", self.statuses, strict=True) if status == "beyond")
 
 
 @dataclass(frozen=True)
@@ -121,7 +143,7 @@ class Report:
                 "explained": self.explained,
                 "settings": self.settings,
                 "unmatched": self.unmatched,
-                "regions": [vars(region) for region in self.regions],
+                "regions": [asdict(region) for region in self.regions],
             }
         )
         return content
@@ -175,16 +197,14 @@ def _finite(value: Any) -> Any:
 
 
 def in_words(region: Region) -> str:
+    """Return what is beyond in a region, by how much, why and where."""
     off = []
-    for run, status, error, times in (
-        ("a", region.status_a, region.error_a, region.times_a),
-        ("b", region.status_b, region.error_b, region.times_b),
-    ):
-        if status == "beyond" and error > 1:
-            off.append(f"in {run} by {error:.3g} times what its contract allows (proved)")
-        elif status == "beyond" and times <= 1:
+    for run, side in (("a", region.a), ("b", region.b)):
+        if side.status == "beyond" and side.error > 1:
+            off.append(f"in {run} by {side.error:.3g} times what its contract allows (proved)")
+        elif side.status == "beyond" and side.times <= 1:
             off.append(f"in {run}, whose errors are those of another definition")
-        elif status == "beyond":
-            off.append(f"in {run} by {times:.3g} times the error that its dtype explains")
+        elif side.status == "beyond":
+            off.append(f"in {run} by {side.times:.3g} times the error that its dtype explains")
     cause = f": {region.cause}" if region.cause else ""
     return f"{region.name} ({region.kind}), {', '.join(off)}{cause}" + (f"; {region.where}" if region.where else "")
