@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from assay.compare.alignment import folded_weights, reorder_heads
+from assay.compare.choices import choice_of
 from assay.compare.errors import CompareError
 from assay.compare.explanation.shares import Shares, log_probabilities
 from assay.compare.regions import Judge
@@ -91,6 +92,8 @@ def _compared(first: Run, second: Run, authority: Run, contract: str | Contract)
     judged: dict[str, Region] = {}
     for plan in structure.plans:
         report.regions += judge.links(plan)
+        if (choice := choice_of(plan, structure, first, second)) is not None:
+            report.regions.append(choice)
         judged[plan.name] = judge.region(plan)
         report.regions.append(judged[plan.name])
         for block in structure.blocks:  # whole, where a kernel computes it without its projections

@@ -60,6 +60,11 @@ class Structure:
         self.loose: list[tuple[str, Slot]] = []
         self._link()
 
+    @property
+    def groups_of_experts(self) -> tuple[int, int]:
+        """How many groups experts are in, and of how many a token chooses (DeepSeek)."""
+        return int(self._facts.setting("n_group", default=1)), int(self._facts.setting("topk_group", default=1))
+
     def _all(self) -> Iterator[Plan]:
         layers = sorted({int(name.split(".")[1]) for name in self._run.modules if name.startswith("layers.")})
         yield from self._embedding()

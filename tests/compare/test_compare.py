@@ -54,12 +54,27 @@ def _weights_twice(model: Any) -> None:
     experts.forward = lambda x, ids, weights: forward(x, ids, weights * weights)
 
 
+def _other_expert(model: Any) -> None:
+    gate = model.model.layers[0].mlp.gate
+
+    def chosen(module: Any, args: Any, out: Any) -> Any:
+        logits, _, ids = out
+        ids = (ids + 1) % logits.shape[-1]
+        weights = logits.float().softmax(-1).gather(1, ids)
+        return logits, weights / weights.sum(-1, keepdim=True), ids
+
+    # A module of its own around the router: what it gives is what is recorded.
+    forward = gate.forward
+    gate.forward = lambda x: chosen(gate, (x,), forward(x))
+
+
 FAULTS: dict[str, tuple[str, Callable[[Any], None], str, str]] = {
     "eps": ("llama", _eps, "layers.1.input_layernorm", "eps=0.001 in place of 1e-06"),
     "scale": ("llama", _scale, "layers.0.self_attn.attention", "softmax scale 1.25 times 0.25"),
     "gelu": ("llama", _gelu, "layers.1.mlp.gated_product", "gelu in place of silu"),
     "weight": ("llama", _weight, "layers.0.self_attn.v_proj", "v_proj.weight is 1.1 times that of the other run"),
     "half norm": ("llama", _half_norm, "norm", "bfloat16"),
+    "other expert": ("mixtral", _other_expert, "layers.0.mlp.gate.choice", "no score among the highest"),
     "weights twice": ("mixtral", _weights_twice, "layers.1.mlp.experts", "the routing weights are applied twice"),
 }
 
@@ -165,6 +180,19 @@ def test_keys_that_a_later_step_overwrites_are_the_cache_s(tmp_path: Path, token
     assert first is not None
     assert first.name == "layers.1.self_attn.cache.k"
     assert "tokens 4 to 7 those of tokens 0 to 3" in first.cause
+
+
+def test_experts_that_rounding_chooses_otherwise_are_open(pair: Pair, mixtral: Any) -> None:
+    """Two experts with nearly the same logits: in bfloat16 others are chosen, and neither run is wrong."""
+
+    def tied(model: Any) -> None:
+        weight = model.model.layers[0].mlp.gate.weight.data
+        weight[1] = weight[0] * (1 + 1e-4)
+
+    report = pair(mixtral, tied, lambda model: (tied(model), _bfloat16(model)))
+    choice = next(region for region in report.regions if region.name == "layers.0.mlp.gate.choice")
+    assert choice.statuses == ("open", "open")
+    assert report.first_beyond is None
 
 
 def test_runs_of_other_tokens_are_refused(tmp_path: Path, tokens: Tensor, llama: nn.Module) -> None:
