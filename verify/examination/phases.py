@@ -240,9 +240,10 @@ def _overlapping_cases(sampler: Sampler) -> Iterator[Case]:
 
     Of few rows hardly any do: the base is the largest of several.
     """
+    if not any(tensor.role == "sorted" for tensor in sampler.definition.tensors):
+        return
     bases = _base_cases(sampler, "overlapping", ("tile",) * _SORTED_DRAWS, most=1)
-    base = max(bases, key=lambda case: sampler.cost(case.sizes))
-    if any(tensor.role == "sorted" for tensor in base.signature.tensors):
+    for base in sorted(bases, key=lambda case: sampler.cost(case.sizes))[-1:]:
         for seed in range(_SORTED_SEEDS):
             yield _ordinary(base, "descending", seed=base.seed + seed)
 
