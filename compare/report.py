@@ -93,11 +93,10 @@ class Divergence:
 
 @dataclass
 class Report:
-    """The comparison of two runs. ``explained``: the sum of the regions' shares, 1 where all of the difference is
-    found.
+    """The comparison of two runs.
 
-    ``settings``: differences of the runs' configurations
-    and switches. ``unmatched``: what could not be compared, first to be read.
+    ``explained``: the sum of the regions' shares, 1 where all of the difference is found. ``settings``: differences of
+    the runs' configurations and switches. ``unmatched``: what could not be compared, first to be read.
     """
 
     run_a: str

@@ -93,6 +93,11 @@ class record:  # noqa: N801 - used as a function: with record("run_a", model):
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self._stack.close()
+        if error is None and not self._calls:
+            shutil.rmtree(self._folder)
+            raise RecordingError(
+                f"{self._out}: the model was not called in the block; call it inside of `with record(...)`"
+            )
         self._tensors.close()
         manifest = {
             "version": VERSION,
@@ -109,10 +114,6 @@ class record:  # noqa: N801 - used as a function: with record("run_a", model):
         }
         (self._folder / MANIFEST).write_text(json.dumps(manifest, indent=1, default=str), encoding="utf-8")
         self._folder.replace(self._out)
-        if error is None and not self._calls:
-            raise RecordingError(
-                f"{self._out}: the model was not called in the block; call it inside of `with record(...)`"
-            )
 
     def _recorded_modules(self) -> Iterator[tuple[str, nn.Module]]:
         for name, module in self._model.named_modules():

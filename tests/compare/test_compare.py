@@ -207,6 +207,7 @@ def test_runs_of_other_tokens_are_refused(tmp_path: Path, tokens: Tensor, llama:
 def test_a_recording_names_what_is_wrong_with_it(tmp_path: Path, tokens: Tensor, llama: nn.Module) -> None:
     with pytest.raises(RecordingError, match="not called"), record(tmp_path / "none", llama):
         pass
+    assert not any(tmp_path.iterdir())  # a second try isn't refused
     with torch.no_grad(), record(tmp_path / "a", llama):
         llama(tokens)
     with pytest.raises(RecordingError, match="exists"), record(tmp_path / "a", llama):
